@@ -1,0 +1,67 @@
+// Functions of one row at a time: activations, and what scoring needs of a row of logits.
+//
+// An element's or a row's bits depend on that row alone, never on the rows beside it or on the number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.hpp"
+#include "tree_attention.hpp"
+
+namespace iclperm {
+
+enum class Activation : std::uint8_t { silu, gelu_tanh, gelu_erf };
+
+// y = activation(x) on [num_rows, num_columns], columns contiguous; strides count elements.
+struct Elementwise {
+  Activation activation;
+  Element element;
+  std::int64_t num_rows, num_columns;
+  const void* x;
+  std::int64_t x_stride;
+  void* y;
+  std::int64_t y_stride;
+};
+
+// Of each row of logits [R, V], soft-capped: log-sum-exp, first index of the maximum, and whether all are finite. Of
+// each pair (row, id): the log-probability in nats. A row that is not finite has NaN, -1 and NaN.
+struct HeadRowsCall {
+  Element element;
+  std::int64_t num_rows, num_columns;
+  const void* logits;
+  std::int64_t row_stride;
+  float softcap;            // 0: none
+  float* logsumexp;         // [R]
+  std::int32_t* argmax;     // [R]
+  bool* finite;             // [R]
+  std::int64_t num_pairs;   // N
+  const std::int64_t* pair_row;  // [N]
+  const std::int64_t* pair_id;   // [N]
+  float* gathered;          // [N]
+};
+
+// Error in float32: at most 2e-7 * |x| for all three. x may be y.
+void elementwise(const Elementwise& call, Isa isa, int num_threads);
+
+// Throws std::invalid_argument naming the first pair outside [R, V]. One pass over the logits.
+void head_rows(const HeadRowsCall& call, Isa isa, int num_threads);
+
+// ---- between the dispatcher and the kernels -------------------------------------------------------------------------
+
+// All handle rows [begin, end), the last one pairs [begin, end).
+#define ICLPERM_ROWWISE_KERNELS                                                            \
+  void elementwise_rows(const Elementwise& call, std::int64_t begin, std::int64_t end);    \
+  void reduce_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end);      \
+  void gather_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end);
+namespace baseline {
+ICLPERM_ROWWISE_KERNELS
+}
+namespace avx2 {
+ICLPERM_ROWWISE_KERNELS
+}
+namespace avx512 {
+ICLPERM_ROWWISE_KERNELS
+}
+#undef ICLPERM_ROWWISE_KERNELS
+
+}  // namespace iclperm

@@ -1,0 +1,144 @@
+#include "rowwise.hpp"
+
+#include <math.h>
+
+#include "simd.hpp"
+
+namespace iclperm::ICLPERM_ISA {
+namespace {
+
+constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
+
+inline std::int64_t min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+// ---- activations ----------------------------------------------------------------------------------------------------
+
+struct Silu {
+  static vfloat of(vfloat x) { return x / (1.0f + exp(-x)); }
+};
+
+struct GeluTanh {
+  static vfloat of(vfloat x) {
+    const vfloat inner = 0.79788456080286536f * fma(0.044715f * x * x, x, x);
+    return 0.5f * x * (1.0f + tanh(inner));
+  }
+};
+
+struct GeluErf {
+  static vfloat of(vfloat x) { return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f)); }
+};
+
+template <typename Function, typename T>
+void apply(const Elementwise& call, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(call.x) + row * call.x_stride;
+    T* y = static_cast<T*>(call.y) + row * call.y_stride;
+    for (std::int64_t i = 0; i < call.num_columns; i += LANES) {
+      store_some(y + i, call.num_columns - i, Function::of(load_some(x + i, call.num_columns - i)));
+    }
+  }
+}
+
+template <typename T>
+void apply_as(const Elementwise& call, std::int64_t begin, std::int64_t end) {
+  switch (call.activation) {
+    case Activation::silu:
+      return apply<Silu, T>(call, begin, end);
+    case Activation::gelu_tanh:
+      return apply<GeluTanh, T>(call, begin, end);
+    case Activation::gelu_erf:
+      return apply<GeluErf, T>(call, begin, end);
+  }
+}
+
+// ---- logits ---------------------------------------------------------------------------------------------------------
+
+constexpr std::int64_t CHUNK = 2048;  // columns that are capped, compared and summed while they lie in the first cache
+static_assert(CHUNK % LANES == 0);
+
+template <typename T>
+inline const T* logits_of(const HeadRowsCall& call, std::int64_t row) {
+  return static_cast<const T*>(call.logits) + row * call.row_stride;
+}
+
+// The running state of one row. Lane l sums the columns that are l modulo LANES.
+struct RowSum {
+  float maximum = -INF;
+  std::int64_t argmax = -1;
+  vfloat sum = {};
+  vint finite = vint{} - 1;
+};
+
+inline std::int64_t first_equal(const float* x, std::int64_t count, float value) {
+  std::int64_t i = 0;
+  while (i < count && x[i] != value) ++i;
+  return i;
+}
+
+// Takes in columns [begin, begin + count), count <= CHUNK. Missing lanes of the last vector weigh exp(-inf) = 0.
+template <typename T>
+inline void add_chunk(const T* logits, std::int64_t begin, std::int64_t count, float softcap, RowSum& row) {
+  alignas(VECTOR_ALIGNMENT) float capped_logits[CHUNK];
+  vfloat highest = splat(-INF);
+  for (std::int64_t i = 0; i < count; i += LANES) {
+    const vfloat logit = load_some(logits + begin + i, count - i);
+    row.finite &= abs(logit) < INF;
+    const vint column = lane_index() + static_cast<std::int32_t>(i);
+    const vfloat x = select(column < static_cast<std::int32_t>(count), capped(logit, softcap), splat(-INF));
+    store(capped_logits + i, x);
+    highest = max(x, highest);
+  }
+  const float top = max_lanes(highest);
+  if (top > row.maximum) {
+    row.sum *= exp(splat(row.maximum - top));
+    row.maximum = top;
+    row.argmax = begin + first_equal(capped_logits, count, top);
+  }
+  for (std::int64_t i = 0; i < count; i += LANES) row.sum += exp(load(capped_logits + i) - row.maximum);
+}
+
+inline bool all_lanes(vint condition) {
+  bool all = true;
+  for (int lane = 0; lane < LANES; ++lane) all = all && condition[lane] != 0;
+  return all;
+}
+
+template <typename T>
+void reduce_as(const HeadRowsCall& call, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t r = begin; r < end; ++r) {
+    RowSum row;
+    for (std::int64_t c = 0; c < call.num_columns; c += CHUNK) {
+      add_chunk(logits_of<T>(call, r), c, min(CHUNK, call.num_columns - c), call.softcap, row);
+    }
+    const bool finite = all_lanes(row.finite);
+    const double logsumexp = static_cast<double>(row.maximum) + log(static_cast<double>(sum_lanes(row.sum)));
+    call.finite[r] = finite;
+    call.logsumexp[r] = finite ? static_cast<float>(logsumexp) : NOT_A_NUMBER;
+    call.argmax[r] = finite ? static_cast<std::int32_t>(row.argmax) : -1;
+  }
+}
+
+template <typename T>
+void gather_as(const HeadRowsCall& call, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t n = begin; n < end; ++n) {
+    const std::int64_t row = call.pair_row[n];
+    const vfloat logit = load_some(logits_of<T>(call, row) + call.pair_id[n], 1);
+    call.gathered[n] = capped(logit, call.softcap)[0] - call.logsumexp[row];
+  }
+}
+
+}  // namespace
+
+void elementwise_rows(const Elementwise& call, std::int64_t begin, std::int64_t end) {
+  call.element == Element::float32 ? apply_as<float>(call, begin, end) : apply_as<bfloat16>(call, begin, end);
+}
+
+void reduce_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end) {
+  call.element == Element::float32 ? reduce_as<float>(call, begin, end) : reduce_as<bfloat16>(call, begin, end);
+}
+
+void gather_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end) {
+  call.element == Element::float32 ? gather_as<float>(call, begin, end) : gather_as<bfloat16>(call, begin, end);
+}
+
+}  // namespace iclperm::ICLPERM_ISA

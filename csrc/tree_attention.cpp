@@ -1,0 +1,204 @@
+#include "tree_attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "parallel.hpp"
+
+namespace iclperm {
+namespace {
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+void require(bool holds, const std::string& message) {
+  if (!holds) refuse(message);
+}
+
+// ---- checks ---------------------------------------------------------------------------------------------------------
+
+void check_shapes(const TreeAttention& call) {
+  const std::int64_t hkv = call.k_new.num_heads;
+  require(call.head_dim >= 1, "head_dim is " + std::to_string(call.head_dim) + "; at least 1 is needed");
+  require(hkv >= 1 && call.q.num_heads % hkv == 0,
+          "q has " + std::to_string(call.q.num_heads) + " heads, not a multiple of the " + std::to_string(hkv) +
+              " key-value heads of k_new");
+  const auto same = [](const ConstHeadRows& x, const ConstHeadRows& like, const char* name, const char* like_name) {
+    require(x.num_rows == like.num_rows && x.num_heads == like.num_heads,
+            std::string(name) + " is [" + std::to_string(x.num_rows) + ", " + std::to_string(x.num_heads) + ", d]; " +
+                like_name + " asks for [" + std::to_string(like.num_rows) + ", " + std::to_string(like.num_heads) +
+                ", d]");
+  };
+  same(call.v_new, call.k_new, "v_new", "k_new");
+  same(call.v_pool, call.k_pool, "v_pool", "k_pool");
+  same({nullptr, call.out.num_rows, call.out.num_heads, 0, 0}, call.q, "out", "q");
+  require(call.k_new.num_rows == call.q.num_rows, "k_new has " + std::to_string(call.k_new.num_rows) +
+                                                      " rows and q " + std::to_string(call.q.num_rows) +
+                                                      "; they must be equal");
+  require(call.k_pool.num_heads == hkv, "k_pool has " + std::to_string(call.k_pool.num_heads) +
+                                            " heads and k_new " + std::to_string(hkv) + "; they must be equal");
+  require(std::isfinite(call.scaling), "scaling is " + std::to_string(call.scaling) + "; it must be finite");
+  require(std::isfinite(call.softcap) && call.softcap >= 0.0f,
+          "softcap is " + std::to_string(call.softcap) + "; it must be positive, or 0 for none");
+  require(call.window >= 0, "window is " + std::to_string(call.window) + "; it must be positive, or 0 for none");
+}
+
+void check_offsets(const std::int64_t* offsets, std::int64_t num_visits, std::int64_t limit, const char* name) {
+  for (std::int64_t v = 0; v < num_visits; ++v) {
+    require(offsets[v] <= offsets[v + 1], std::string(name) + " falls from " + std::to_string(offsets[v]) + " to " +
+                                              std::to_string(offsets[v + 1]) + " at visit " + std::to_string(v));
+  }
+  require(offsets[0] >= 0 && offsets[num_visits] <= limit,
+          std::string(name) + " covers [" + std::to_string(offsets[0]) + ", " + std::to_string(offsets[num_visits]) +
+              "), outside [0, " + std::to_string(limit) + ")");
+}
+
+void check_visit(const TreeAttention& call, std::int64_t visit) {
+  const Visits& visits = call.visits;
+  const std::string name = "visit " + std::to_string(visit);
+  std::int64_t length = 0;
+  for (std::int64_t s = visits.span_offsets[visit]; s < visits.span_offsets[visit + 1]; ++s) {
+    const std::int64_t source = visits.span_source[s];
+    const std::int64_t begin = visits.span_begin[s];
+    const std::int64_t end = visits.span_end[s];
+    require(source == 0 || source == 1, name + ": span source is " + std::to_string(source) +
+                                            "; 0 (pool) or 1 (pack) is needed");
+    const std::int64_t limit = source == 0 ? call.k_pool.num_rows : call.k_new.num_rows;
+    require(0 <= begin && begin <= end && end <= limit,
+            name + ": span [" + std::to_string(begin) + ", " + std::to_string(end) + ") is not within the " +
+                std::to_string(limit) + (source == 0 ? " pool slots" : " pack rows"));
+    length += end - begin;
+  }
+  require(length == visits.pos[visit], name + ": spans hold " + std::to_string(length) +
+                                               " keys but its first row is at position " +
+                                               std::to_string(visits.pos[visit]));
+}
+
+void check(const TreeAttention& call, int num_threads) {
+  const Visits& visits = call.visits;
+  require(num_threads >= 1, "num_threads is " + std::to_string(num_threads) + "; at least 1 is needed");
+  check_shapes(call);
+  check_offsets(visits.row_offsets, visits.num_visits, call.q.num_rows, "visit_row_offsets");
+  check_offsets(visits.span_offsets, visits.num_visits, visits.num_spans, "span_offsets");
+  for (std::int64_t v = 0; v < visits.num_visits; ++v) check_visit(call, v);
+}
+
+// ---- work -----------------------------------------------------------------------------------------------------------
+
+struct BlockGroup {
+  std::int64_t begin, end;  // blocks
+};
+
+struct Work {
+  std::vector<Block> blocks;
+  std::vector<BlockGroup> groups;  // one work item for each of these and each key-value head
+  std::int64_t max_lines = 0;
+};
+
+// Cuts visits into blocks of at most MAX_LINES lines and puts consecutive ones together up to the same number.
+Work divide(const TreeAttention& call) {
+  const std::int64_t group_size = call.q.num_heads / call.k_new.num_heads;
+  const std::int64_t max_rows = std::max<std::int64_t>(1, MAX_LINES / group_size);
+  Work work;
+  std::int64_t lines = 0;
+  for (std::int64_t v = 0; v < call.visits.num_visits; ++v) {
+    const std::int64_t visit_end = call.visits.row_offsets[v + 1];
+    for (std::int64_t row = call.visits.row_offsets[v]; row < visit_end;) {
+      const std::int64_t end = std::min(row + max_rows, visit_end);
+      const std::int64_t num_lines = (end - row) * group_size;
+      if (work.groups.empty() || lines + num_lines > MAX_LINES) {
+        work.groups.push_back({static_cast<std::int64_t>(work.blocks.size()), 0});
+        lines = 0;
+      }
+      work.blocks.push_back({v, row, end, lines, num_lines});
+      work.groups.back().end = static_cast<std::int64_t>(work.blocks.size());
+      lines += num_lines;
+      work.max_lines = std::max(work.max_lines, lines);
+      row = end;
+    }
+  }
+  return work;
+}
+
+class ScratchMemory {
+ public:
+  ScratchMemory(std::int64_t head_dim, std::int64_t lines) {
+    const std::int64_t padded = round_up(head_dim);
+    const std::int64_t sizes[] = {head_dim * TILE, TILE * padded,     round_up(lines * head_dim),
+                                  lines * padded,  lines * MAX_LANES, round_up(lines)};
+    std::int64_t total = 0;
+    for (const std::int64_t size : sizes) total += size;
+    floats_ = static_cast<float*>(
+        ::operator new(at(total) * sizeof(float), std::align_val_t{VECTOR_ALIGNMENT}));
+    line_pos_.resize(at(lines));
+    cursors_.resize(at(lines));
+    float** const parts[] = {&scratch_.keys,        &scratch_.values, &scratch_.queries,
+                             &scratch_.accumulator, &scratch_.sums,   &scratch_.maxima};
+    float* next = floats_;
+    for (std::size_t part = 0; part < std::size(parts); ++part) {
+      *parts[part] = next;
+      next += sizes[part];
+    }
+    scratch_.line_pos = line_pos_.data();
+    scratch_.cursors = cursors_.data();
+    scratch_.tile_kv_head = -1;
+  }
+  ScratchMemory(const ScratchMemory&) = delete;
+  ScratchMemory& operator=(const ScratchMemory&) = delete;
+  ~ScratchMemory() { ::operator delete(floats_, std::align_val_t{VECTOR_ALIGNMENT}); }
+
+  Scratch& scratch() { return scratch_; }
+
+ private:
+  static std::int64_t round_up(std::int64_t floats) { return (floats + MAX_LANES - 1) / MAX_LANES * MAX_LANES; }
+
+  float* floats_;
+  std::vector<std::int64_t> line_pos_;
+  std::vector<Cursor> cursors_;
+  Scratch scratch_;
+};
+
+void clear_rows(const MutableHeadRows& out, std::int64_t head_dim, Element element, std::int64_t begin,
+                std::int64_t end) {
+  const std::int64_t size = element == Element::float32 ? 4 : 2;
+  for (std::int64_t row = begin; row < end; ++row) {
+    for (std::int64_t head = 0; head < out.num_heads; ++head) {
+      auto* first = static_cast<unsigned char*>(out.data) + (row * out.row_stride + head * out.head_stride) * size;
+      std::memset(first, 0, at(head_dim * size));
+    }
+  }
+}
+
+}  // namespace
+
+void tree_attention(const TreeAttention& call, Isa isa, int num_threads) {
+  check(call, num_threads);
+  const auto attend = ICLPERM_SELECT(isa, attend);
+  const Work work = divide(call);
+  const std::int64_t num_heads = call.k_new.num_heads;
+  const std::int64_t num_items = static_cast<std::int64_t>(work.groups.size()) * num_heads;
+
+  // Allocated here, so that nothing can fail inside the parallel part.
+  std::vector<std::unique_ptr<ScratchMemory>> memory;
+  for (std::int64_t worker = 0; worker < std::min<std::int64_t>(num_threads, num_items); ++worker) {
+    memory.push_back(std::make_unique<ScratchMemory>(call.head_dim, work.max_lines));
+  }
+  parallel_for(num_items, num_threads, [&](std::int64_t item, int worker) {
+    const BlockGroup& group = work.groups[at(item / num_heads)];
+    attend(call, {work.blocks.data() + group.begin, group.end - group.begin, item % num_heads},
+           memory[at(worker)]->scratch());
+  });
+  clear_rows(call.out, call.head_dim, call.element, 0, call.visits.row_offsets[0]);
+  clear_rows(call.out, call.head_dim, call.element, call.visits.row_offsets[call.visits.num_visits], call.q.num_rows);
+}
+
+}  // namespace iclperm

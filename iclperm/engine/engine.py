@@ -1,0 +1,272 @@
+"""The engine's surface: log-likelihoods of arbitrary requests and of products, at one forward pass a distinct token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from iclperm.engine import selfcheck
+from iclperm.engine.encoding import Encoder
+from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
+from iclperm.engine.model import PlainModel, TreeModel, load
+from iclperm.engine.plan import DEFAULT_PACK_TOKENS, DEFAULT_UNIT_TOKENS, ContextPaths, Plan, plan_product, plan_requests
+from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
+from iclperm.errors import RequestError
+
+OK, INVALID = 0, 1
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One entry a request, in the order given: ``logprob`` in nats (float32), NaN where ``state`` is invalid."""
+
+    logprob: npt.NDArray[np.float32]
+    num_tokens: npt.NDArray[np.int32]
+    is_greedy: npt.NDArray[np.bool_]
+    state: npt.NDArray[np.uint8]  # 0 ok, 1 invalid: a row of logits was not finite
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """A finished unit of a product: c distinct contexts x q queries x L continuations."""
+
+    unit: int
+    contexts: IntArray  # [c] distinct-context numbers
+    queries: IntArray  # [q]
+    logprob: npt.NDArray[np.float32]  # [c, q, L] nats
+    is_greedy: npt.NDArray[np.bool_]  # [c, q, L]
+    state: npt.NDArray[np.uint8]  # [c, q]
+
+
+class Engine:
+    """Scores prompts through a shared-prefix tree, exactly.
+
+    Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
+    bit for bit as it was. ``pack_tokens`` is the size of a forward pass, ``kv_tokens`` bounds the keys and values alive
+    at once. ``plain=True`` serves any architecture prompt by prompt instead, at the full cost.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any = None,
+        *,
+        attention: str = "auto",
+        plain: bool = False,
+        pack_tokens: int = DEFAULT_PACK_TOKENS,
+        kv_tokens: int | None = None,
+        unit_tokens: int = DEFAULT_UNIT_TOKENS,
+        self_check: bool = True,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.report = Report()
+        self.totals = Report()
+        self.row_invariant: bool | None = None  # found out on first use
+        self._limits: dict[str, Any] = {"pack_tokens": pack_tokens, "kv_tokens": kv_tokens, "unit_tokens": unit_tokens}
+        self._unchecked = self_check and not plain
+        self._model = PlainModel(model) if plain else TreeModel(model, attention)
+        self._encoder = Encoder(tokenizer, self._model.config)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str | torch.dtype = "auto",
+        revision: str | None = None,
+        **options: Any,
+    ) -> Engine:
+        """Load a folder or hub id: safetensors only, no remote code; raises ModelError in one line otherwise."""
+        model, tokenizer = load(name, device=device, dtype=dtype, revision=revision)
+        return cls(model, tokenizer, **options)
+
+    @property
+    def attention(self) -> str:
+        """The attention path taken: ``native`` (the C++ kernel), ``torch``, or ``plain``."""
+        return self._model.attention
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest prompt that can be scored, in tokens."""
+        return self._model.max_positions
+
+    def loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]]) -> Scores:
+        """Log-likelihood of each continuation after its context: the general path.
+
+        Requests are pairs of strings, encoded as lm-evaluation-harness does, or of token ids; an empty context becomes
+        the prefix token (BOS, else EOS). Raises RequestError naming the request for ids out of range, an empty
+        continuation or a prompt over the context window. Cost: distinct non-empty proper prefixes, in tokens.
+        """
+        with self._call():
+            return self._loglikelihood(requests)
+
+    def score(
+        self,
+        contexts: Sequence[str | Ids] | ContextPaths,
+        queries: Sequence[str | Ids],
+        continuations: Sequence[Any],
+    ) -> npt.NDArray[np.float32]:
+        """Log-likelihoods [C, Q, L] in nats of every continuation after every context + query: the product path.
+
+        Continuations are L rows for all queries, or L rows a query. Of token ids, a context may be empty, a query not.
+        Strings are tokenised jointly; where a query's ids depend on its context, the general path serves the call. NaN
+        marks invalid (non-finite logits). Cost: context tree + distinct contexts x query tree, in tokens.
+        """
+        with self._call():
+            factors = self._factors(contexts, queries, continuations)
+            if factors is None:
+                return self._score_generally(contexts, queries, continuations)
+            plan = plan_product(*factors, **self._limits)
+            scores = np.empty((plan.num_contexts, plan.num_queries, plan.num_labels), np.float32)
+            for result in self._execute(plan, range(plan.num_units)):
+                scores[result.contexts[0] : result.contexts[-1] + 1, result.queries[0] : result.queries[-1] + 1] = (
+                    result.logprob
+                )
+            return scores[plan.context_index]
+
+    def execute(self, plan: Plan, units: Iterable[int] | None = None) -> Iterator[UnitResult]:
+        """Run units of a product plan (all by default), one result each, in the order given.
+
+        A unit's result is the same, bit for bit, whichever units run before it (see ``row_invariant``).
+        """
+        with self._call():
+            yield from self._execute(plan, range(plan.num_units) if units is None else units)
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Open a report for one call; what it cost is added to the totals even if it is abandoned."""
+        self.report = Report()
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.report.seconds["total"] += time.perf_counter() - started
+            cost = self.report
+            cost.flops = self._model.flops(cost.tokens_forwarded, cost.scored_rows, cost.attention_pairs)
+            self.totals.add(self.report)
+
+    def _execute(self, plan: Plan, units: Iterable[int]) -> Iterator[UnitResult]:
+        for values in self._run(plan, units):
+            block = plan.blocks[plan.core.unit_block[values.unit]]
+            shape = (len(plan.unit_contexts(values.unit)), -1)
+            rows = _sum_rows(block, *(a.reshape(shape) for a in (values.logprob, values.is_greedy, values.is_finite)))
+            logprob, greedy, finite = (a.reshape(shape[0], -1, plan.num_labels) for a in rows)
+            yield UnitResult(
+                unit=values.unit,
+                contexts=plan.unit_contexts(values.unit),
+                queries=plan.unit_queries(values.unit),
+                logprob=logprob,
+                is_greedy=greedy,
+                state=np.where(finite.all(axis=-1), OK, INVALID).astype(np.uint8),
+            )
+
+    def _run(self, plan: Plan, units: Iterable[int]) -> Iterator[UnitValues]:
+        self._admit(plan)
+        self._first_use()
+        self.report.tokens_naive += plan.tokens_naive
+        self.report.tokens_unique += plan.tokens_unique
+        if isinstance(self._model, TreeModel):
+            yield from execute(self._model, plan, units, self.report)
+        else:
+            yield from execute_plain(self._model, plan, units, self.report)
+
+    def _loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]]) -> Scores:
+        started = time.perf_counter()
+        rows, begins = self._encoder.requests(requests)
+        if not len(rows):
+            return Scores(*(np.empty(0, t) for t in (np.float32, np.int32, np.bool_, np.uint8)))
+        self._admit_rows(rows)
+        plan = plan_requests(rows, begins, **self._limits)
+        self.report.seconds["plan"] += time.perf_counter() - started
+        results = list(self._run(plan, range(plan.num_units)))
+        logprob, greedy, finite = (
+            np.concatenate([getattr(values, name) for values in results])[None]
+            for name in ("logprob", "is_greedy", "is_finite")
+        )
+        sums = _sum_rows(plan.contexts, logprob, greedy, finite)
+        return Scores(
+            logprob=sums[0][0],
+            num_tokens=(rows.lengths - begins).astype(np.int32),
+            is_greedy=sums[1][0],
+            state=np.where(sums[2][0], OK, INVALID).astype(np.uint8),
+        )
+
+    def _factors(self, contexts: Any, queries: Any, continuations: Any) -> tuple[Any, Any, Any] | None:
+        """Token ids of the factors; None if they do not factorise."""
+        parts = [*([] if isinstance(contexts, ContextPaths) else contexts), *queries]
+        as_text = [isinstance(part, str) for part in parts]
+        if any(as_text) and not all(as_text):
+            raise RequestError("contexts and queries mix text and token ids; give all as text or all as ids")
+        if not any(as_text):
+            return None if any(len(query) == 0 for query in queries) else (contexts, queries, continuations)
+        return self._encoder.product(contexts, queries, _by_query(continuations, len(queries)))
+
+    def _score_generally(self, contexts: Any, queries: Any, continuations: Any) -> npt.NDArray[np.float32]:
+        if isinstance(contexts, ContextPaths):
+            raise RequestError("an empty query cannot follow ContextPaths; give at least one token a query")
+        labels = _by_query(continuations, len(queries))
+        join = (lambda a, b: a + b) if isinstance(queries[0], str) else (lambda a, b: [*a, *b])
+        requests = [(join(context, query), label) for context in contexts
+                    for query, row in zip(queries, labels, strict=True) for label in row]
+        return self._loglikelihood(requests).logprob.reshape(len(contexts), len(queries), -1)
+
+    def _admit(self, plan: Plan) -> None:
+        """Refuse what the model cannot take, before any forward pass."""
+        if plan.max_id >= self._model.vocab_size:
+            raise RequestError(f"token id {plan.max_id} is out of range: the model has {self._model.vocab_size} token ids; "
+                               "is this the model's own tokenizer?")
+        if plan.max_tokens > self.max_tokens:
+            raise RequestError(f"the longest prompt feeds {plan.max_tokens} tokens, over the model's context window of "
+                               f"{self.max_tokens}; shorten it or use fewer demonstrations")
+
+    def _admit_rows(self, rows: Rows) -> None:
+        """As ``_admit``, naming the request."""
+        beyond = np.flatnonzero(rows.tokens >= self._model.vocab_size)
+        if beyond.size:
+            number = int(np.searchsorted(rows.offsets, beyond[0], side="right")) - 1
+            raise RequestError(f"request {number} holds token id {rows.tokens[beyond[0]]}, out of range: the model has "
+                               f"{self._model.vocab_size} token ids; is this the model's own tokenizer?")
+        long = np.flatnonzero(rows.lengths - 1 > self.max_tokens)
+        if long.size:
+            raise RequestError(f"request {long[0]} feeds {rows.lengths[long[0]] - 1} tokens, over the model's context "
+                               f"window of {self.max_tokens}; shorten it or use fewer demonstrations")
+
+    def _first_use(self) -> None:
+        if self._unchecked and isinstance(self._model, TreeModel):
+            started = time.perf_counter()
+            self._unchecked = False
+            selfcheck.check_agreement(self._model)
+            self.row_invariant = selfcheck.rows_are_invariant(self._model, self._limits["pack_tokens"])
+            self.report.seconds["self_check"] += time.perf_counter() - started
+
+
+def _by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:
+    """One list of continuations a query, whether they were given so or shared by all."""
+    first = continuations[0] if len(continuations) else ()
+    shared = isinstance(first, str) or np.ndim(first) == 1 and not any(isinstance(part, str) for part in first)
+    return [continuations] * num_queries if shared else list(continuations)
+
+
+def _sum_rows(
+    tree: PrefixTree,
+    logprob: npt.NDArray[np.float32],
+    is_greedy: npt.NDArray[np.bool_],
+    is_finite: npt.NDArray[np.bool_],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Per row of the tree [c, R], from its targets' values [c, X]: float64 sum, all greedy, all finite."""
+    items, starts = tree.row_items, tree.row_offsets[:-1]
+    return (
+        np.add.reduceat(logprob[:, items].astype(np.float64), starts, axis=1).astype(np.float32),
+        np.logical_and.reduceat(is_greedy[:, items], starts, axis=1),
+        np.logical_and.reduceat(is_finite[:, items], starts, axis=1),
+    )

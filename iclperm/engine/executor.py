@@ -1,0 +1,140 @@
+"""The only loop over a plan: packs in, log-probabilities out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm.engine.model import KvPool, PlainModel, TreeModel
+from iclperm.engine.plan import Pack, Plan
+from iclperm.engine.tree import PrefixTree, path_to_token, path_tokens
+from iclperm.errors import PlanError
+from iclperm.reference.scoring import next_token_logprobs
+
+
+@dataclass
+class Report:
+    """What a call cost. Tokens are counted where they pass the model's first layer; seconds by phase."""
+
+    tokens_naive: int = 0
+    tokens_unique: int = 0
+    tokens_forwarded: int = 0
+    padding_rows: int = 0
+    kv_peak_tokens: int = 0
+    num_packs: int = 0
+    scored_rows: int = 0
+    attention_pairs: int = 0  # query-key pairs, for one head and layer
+    flops: float = 0.0
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Report) -> None:
+        """Accumulate another report; peaks take the maximum."""
+        for name in ("tokens_naive", "tokens_unique", "tokens_forwarded", "padding_rows", "num_packs", "scored_rows",
+                     "attention_pairs", "flops"):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.kv_peak_tokens = max(self.kv_peak_tokens, other.kv_peak_tokens)
+        self.seconds.update(other.seconds)
+
+
+@dataclass(frozen=True)
+class UnitValues:
+    """What a unit's packs gave, one entry a target: log-probability in nats, greedy, finite logits."""
+
+    unit: int
+    logprob: npt.NDArray[np.float32]
+    is_greedy: npt.NDArray[np.bool_]
+    is_finite: npt.NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, plan: Plan, unit: int) -> UnitValues:
+        """Values that nothing has filled yet: NaN, and not finite."""
+        size = int(plan.core.unit_num_values[unit])
+        return cls(unit, np.full(size, np.nan, np.float32), np.zeros(size, bool), np.zeros(size, bool))
+
+
+def execute(model: TreeModel, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
+    """Run units in the order given, adding to ``report``; path KV is kept from a unit to the next that continues it.
+
+    The model is attached only while a unit runs, never while the caller holds the iterator. Raises PlanError if the
+    tokens forwarded or the KV alive differ from the prediction.
+    """
+    pool = KvPool(plan.core.pool_slots)
+    held = 0
+    for unit in units:
+        cost = Report()
+        values = UnitValues.empty(plan, unit)
+        with model.attached():
+            for pack in plan.packs(unit, held):
+                _run_pack(model, pool, pack, values, cost)
+        _check_prediction(plan, unit, held, cost)
+        held = plan.core.held_after(unit)
+        report.add(cost)
+        yield values
+
+
+def _run_pack(model: TreeModel, pool: KvPool, pack: Pack, values: UnitValues, cost: Report) -> None:
+    started = time.perf_counter()
+    hidden, tree = model.forward(pack, pool)
+    forwarded = time.perf_counter()
+    cost.seconds["forward"] += forwarded - started
+    cost.num_packs += 1
+    cost.tokens_forwarded += tree.num_tokens
+    cost.padding_rows += hidden.shape[0] - len(pack)
+    cost.kv_peak_tokens = max(cost.kv_peak_tokens, pack.held_tokens + len(pack))
+    cost.attention_pairs += int(pack.positions.sum()) + len(pack)
+    if pack.scored_rows.size:
+        reading = model.read(hidden, pack)
+        values.logprob[pack.pair_out] = reading.logprob
+        values.is_greedy[pack.pair_out] = reading.is_greedy
+        values.is_finite[pack.pair_out] = reading.is_finite
+        cost.scored_rows += pack.scored_rows.size
+        cost.seconds["head"] += time.perf_counter() - forwarded
+
+
+def _check_prediction(plan: Plan, unit: int, held: int, cost: Report) -> None:
+    predicted = plan.core.predict(unit, held)
+    measured = (cost.tokens_forwarded, cost.num_packs, cost.kv_peak_tokens)
+    if measured != predicted:
+        raise PlanError(f"unit {unit} forwarded (tokens, packs, KV peak) {measured} where the plan says {predicted}; "
+                        "this is a defect of iclperm, please report it")
+
+
+def execute_plain(model: PlainModel, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
+    """As ``execute``, prompt by prompt through the unmodified model: any architecture, at the cost of every token."""
+    for unit in units:
+        values = UnitValues.empty(plan, unit)
+        started = time.perf_counter()
+        place = 0
+        for prefix, tree, begin, end in _scored_trees(plan, unit):
+            for target in range(begin, end):
+                if target == begin or tree.target_token[target] != tree.target_token[target - 1]:
+                    prompt = [*prefix, *path_to_token(tree, int(tree.target_token[target]))]
+                    logprobs = next_token_logprobs(model.model, prompt)
+                    report.tokens_forwarded += len(prompt)
+                    report.scored_rows += 1
+                    report.attention_pairs += len(prompt) * (len(prompt) + 1) // 2
+                wanted = int(tree.target_id[target])
+                finite = bool(np.isfinite(logprobs).all())
+                values.is_finite[place] = finite
+                values.is_greedy[place] = finite and int(logprobs.argmax()) == wanted
+                values.logprob[place] = logprobs[wanted] if finite else np.nan
+                place += 1
+        report.seconds["forward"] += time.perf_counter() - started
+        yield values
+
+
+def _scored_trees(plan: Plan, unit: int) -> Iterator[tuple[list[int], PrefixTree, int, int]]:
+    """The (prefix, tree, first target, end of targets) that a unit scores, in the order of its values."""
+    block = int(plan.core.unit_block[unit])
+    if block < 0:
+        begin = int(plan.core.unit_value_begin[unit])
+        yield [], plan.contexts, begin, begin + int(plan.core.unit_num_values[unit])
+        return
+    for context in plan.unit_contexts(unit):
+        prefix = path_tokens(plan.contexts, int(plan.context_nodes[context])).tolist()
+        yield prefix, plan.blocks[block], 0, plan.blocks[block].target_token.size

@@ -1,0 +1,1 @@
+"""Kernels between the model's matrix products: attention over a packed tree, element-wise rows, the head."""

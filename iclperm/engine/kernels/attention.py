@@ -1,0 +1,150 @@
+"""Attention of one pack over its tree: the C++ kernel on a CPU, torch operations elsewhere.
+
+Both read the ancestors' keys and values where they lie, in the pool of the open path or in the pack itself, and both
+take q ``[M, Hq, d]``, k and v ``[M, Hkv, d]`` and return ``[M, Hq, d]`` in the dtype of q. Rows that no visit owns
+(padding) come back zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from iclperm import _core
+from iclperm.engine.plan import Pack
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """How one layer attends: scores are scaled, soft-capped (0: not), and limited to a window (0: not) by position."""
+
+    scaling: float
+    softcap: float
+    window: int
+
+
+class PackAttention(Protocol):
+    """Attention prepared for one pack, called once a layer."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        rule: AttentionRule,
+    ) -> torch.Tensor: ...
+
+
+def prepare(pack: Pack, num_rows: int, device: torch.device, backend: str) -> PackAttention:
+    """The attention of ``pack`` run as ``num_rows`` rows; ``backend`` is ``native`` (CPU) or ``torch``."""
+    return NativeAttention(pack) if backend == "native" else TorchAttention(pack, num_rows, device)
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A CPU tensor's memory as an array; bfloat16, which NumPy lacks, as uint16."""
+    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+class NativeAttention:
+    """The C++ kernel: fp32 and bf16, every key in path order, so that a row's bits depend on its path alone."""
+
+    def __init__(self, pack: Pack) -> None:
+        self._visits = tuple(
+            getattr(pack, name).astype(np.int64)
+            for name in ("visit_row_offsets", "visit_pos", "span_offsets", "span_source", "span_begin", "span_end")
+        )
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
+        _core.tree_attention(
+            as_numpy(q),
+            as_numpy(k),
+            as_numpy(v),
+            as_numpy(k_pool),
+            as_numpy(v_pool),
+            as_numpy(out),
+            *self._visits,
+            scaling=rule.scaling,
+            softcap=rule.softcap,
+            window=rule.window,
+            num_threads=torch.get_num_threads(),
+        )
+        return out
+
+
+class TorchAttention:
+    """Dense masked attention with torch operations, on any device: M x (pool slots in use + M) scores a head."""
+
+    def __init__(self, pack: Pack, num_rows: int, device: torch.device) -> None:
+        pooled = _pool_slots(pack)
+        slots = np.flatnonzero(pooled >= 0)
+        visible = np.zeros((num_rows, slots.size + num_rows), bool)
+        place = np.full(pooled.size, -1)
+        place[slots] = np.arange(slots.size)
+        for visit, pos in enumerate(pack.visit_pos):
+            begin, end = pack.visit_row_offsets[visit], pack.visit_row_offsets[visit + 1]
+            for span in range(pack.span_offsets[visit], pack.span_offsets[visit + 1]):
+                a, b = int(pack.span_begin[span]), int(pack.span_end[span])
+                columns = place[a:b] if pack.span_source[span] == 0 else slots.size + np.arange(a, b)
+                visible[begin:end, columns] = True
+            own = slots.size + begin
+            visible[begin:end, own : own + end - begin] = np.tri(end - begin, dtype=bool)
+        positions = np.zeros(num_rows, np.int64)
+        positions[: len(pack)] = pack.positions
+        self._slots = torch.from_numpy(slots).to(device)
+        self._visible = torch.from_numpy(visible).to(device)
+        self._row_pos = torch.from_numpy(positions).to(device)
+        self._key_pos = torch.from_numpy(np.concatenate([pooled[slots], positions])).to(device)
+        self._num_owned = len(pack)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        keys = torch.cat([k_pool[self._slots], k]).transpose(0, 1)
+        values = torch.cat([v_pool[self._slots], v]).transpose(0, 1)
+        visible = self._visible
+        if rule.window:
+            visible = visible & (self._row_pos[:, None] - self._key_pos[None, :] < rule.window)
+        num_kv, num_heads = k.shape[1], q.shape[1]
+        grouped = q.transpose(0, 1).reshape(num_kv, num_heads // num_kv, *q.shape[::2])
+        scores = torch.einsum("hgmd,hkd->hgmk", grouped.float(), keys.float()) * rule.scaling
+        if rule.softcap:
+            scores = rule.softcap * torch.tanh(scores / rule.softcap)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+        out = torch.einsum("hgmk,hkd->hgmd", weights, values.float())
+        out = out.reshape(num_heads, *q.shape[::2]).transpose(0, 1).to(q.dtype)
+        out[self._num_owned :] = 0
+        return out
+
+
+def _pool_slots(pack: Pack) -> np.ndarray:
+    """Position of the key in each pool slot that the pack reads, -1 for the others."""
+    size = int(pack.span_end[pack.span_source == 0].max(initial=0))
+    positions = np.full(size, -1, np.int64)
+    for visit in range(pack.visit_pos.size):
+        pos = 0
+        for span in range(pack.span_offsets[visit], pack.span_offsets[visit + 1]):
+            begin, end = int(pack.span_begin[span]), int(pack.span_end[span])
+            if pack.span_source[span] == 0:
+                positions[begin:end] = np.arange(pos, pos + end - begin)
+            pos += end - begin
+    return positions

@@ -1,0 +1,77 @@
+"""Element-wise work whose result at a row depends on that row alone, bit for bit.
+
+torch's own CPU kernels cut a tensor into chunks by its size and the thread count and treat the ends of a chunk with
+other instructions, so an activation or a cosine can change in its last bit with the rows beside it. The replacements
+here do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import activations
+
+from iclperm import _core
+from iclperm.engine.kernels.attention import as_numpy
+
+# Positions are turned into cosines in blocks of this size: below torch's threading grain, so always in one piece.
+_POSITION_BLOCK = 256
+
+_KERNELS: dict[type[nn.Module], Callable[..., None]] = {
+    nn.SiLU: _core.silu,
+    activations.SiLUActivation: _core.silu,
+    activations.GELUTanh: _core.gelu_tanh,
+    activations.NewGELUActivation: _core.gelu_tanh,
+    activations.FastGELUActivation: _core.gelu_tanh,
+    activations.GELUActivation: _core.gelu_erf,
+    nn.GELU: _core.gelu_erf,
+}
+
+
+def activation(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """A row-wise stand-in for a known activation module, None for any other."""
+    kernel = _KERNELS.get(type(module))
+    if kernel is None or (isinstance(module, nn.GELU) and module.approximate != "none"):
+        return None
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch.empty(rows.shape, dtype=x.dtype)
+        kernel(as_numpy(rows), as_numpy(out), num_threads=torch.get_num_threads())
+        return out.view(x.shape)
+
+    return forward
+
+
+class RotaryTable:
+    """Stands in for a rotary embedding module: cosines and sines of a position, computed once and looked up.
+
+    Positions from ``limit`` on are not asked for; the table ends there, so that rotary types whose scale changes
+    beyond it keep their short form.
+    """
+
+    def __init__(self, original: Callable[..., tuple[torch.Tensor, torch.Tensor]], limit: int) -> None:
+        self._original = original
+        self._limit = limit
+        self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(
+        self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        key = (x.dtype, x.device, args, tuple(sorted(kwargs.items())))
+        num_blocks = int(position_ids.max()) // _POSITION_BLOCK + 1
+        if key not in self._tables or self._tables[key][0].shape[0] < num_blocks * _POSITION_BLOCK:
+            blocks = [self._block(number, x, args, kwargs) for number in range(num_blocks)]
+            self._tables[key] = (torch.cat([cos for cos, _ in blocks]), torch.cat([sin for _, sin in blocks]))
+        cos, sin = self._tables[key]
+        return cos[position_ids], sin[position_ids]
+
+    def _block(
+        self, number: int, x: torch.Tensor, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        begin = number * _POSITION_BLOCK
+        positions = torch.arange(begin, begin + _POSITION_BLOCK, device=x.device).clamp(max=self._limit - 1)
+        cos, sin = self._original(x, positions[None], *args, **kwargs)
+        return cos[0], sin[0]

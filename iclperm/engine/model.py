@@ -1,0 +1,351 @@
+"""A Hugging Face causal language model with our attention and head attached, for the time of a call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from iclperm.engine.kernels import rowwise
+from iclperm.engine.kernels.attention import AttentionRule, PackAttention, prepare
+from iclperm.engine.kernels.head import Reading, read_logits
+from iclperm.engine.plan import Pack
+from iclperm.errors import ModelError
+
+# Free of "sdpa", "flash" and "flex_attention", which transformers looks for inside implementation names.
+ATTENTION_NAME = "iclperm_tree"
+
+# A matrix product splits its rows among the threads; a share of fewer than 4 rows, or no multiple of 4, takes another
+# code path and other bits (measured: MKL, fp32, 2 threads: 9, 10 and 11 rows differ from all of 12 to 2048).
+_ROW_MULTIPLE = 8
+
+_SERVED_LAYERS = {"full_attention", "sliding_attention"}
+# Rotary types whose scale depends on the length of the prompt beyond their original window.
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+# What an attention layer may pass on without changing what it computes.
+_HARMLESS_ARGUMENTS = {
+    "dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids", "use_cache", "output_attentions",
+    "output_hidden_states", "output_router_logits", "past_key_values", "cache_position", "position_embeddings",
+    "return_dict", "tree",
+}  # fmt: skip
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+_LOGIT_CHUNK_BYTES = 64 << 20
+
+
+def load(
+    name: str | Path, *, device: str = "auto", dtype: str | torch.dtype = "auto", revision: str | None = None
+) -> tuple[PreTrainedModel, Any]:
+    """Model and tokenizer from a folder or a hub id: safetensors only, no remote code.
+
+    ``dtype="auto"``: the checkpoint's on a GPU, float32 on a CPU, so that results do not depend on the machine.
+    Raises ModelError in one line for a folder without weights, pickled weights, remote code, an unknown architecture
+    or weights that do not fill the model.
+    """
+    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    _refuse_folder(Path(name))
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (ValueError, OSError) as error:
+        raise ModelError(f"cannot read the configuration of {str(name)!r}: {_first_line(error)}") from error
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
+                         "transformers knows; give a decoder-only model")
+    if dtype == "auto":
+        dtype = torch.float32 if place.type == "cpu" else "auto"
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name, revision=revision, trust_remote_code=False, use_safetensors=True, dtype=dtype,
+            output_loading_info=True,
+        )  # fmt: skip
+    except (ValueError, OSError) as error:
+        raise ModelError(f"cannot load the weights of {str(name)!r}: {_first_line(error)}") from error
+    for problem in ("missing_keys", "mismatched_keys"):
+        if info[problem]:
+            raise ModelError(f"the weights of {str(name)!r} do not fill the model: {problem.replace('_', ' ')} "
+                             f"{sorted(map(str, info[problem]))[:3]}; use a complete checkpoint")
+    return model.to(place).eval(), load_tokenizer(name, revision)
+
+
+def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
+    """The tokenizer beside a model, without its weights; None for a folder that has no tokenizer files.
+
+    Raises ModelError for files that do not make a tokenizer.
+    """
+    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in _TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (ValueError, OSError) as error:
+        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _refuse_folder(folder: Path) -> None:
+    """What a local folder must not be, before transformers tries to read it."""
+    if not folder.is_dir():
+        return
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ModelError(f"model folder '{folder}' has no config.json; give a folder saved by save_pretrained")
+    try:
+        has_remote_code = "auto_map" in json.loads(config.read_text(encoding="utf-8"))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"'{config}' is not valid JSON: {_first_line(error)}") from error
+    if has_remote_code:
+        raise ModelError(f"model folder '{folder}' brings its own code (auto_map in config.json), which is not run; "
+                         "use a checkpoint of an architecture that transformers has built in")
+    if list(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern))
+    if pickled:
+        raise ModelError(f"model folder '{folder}' has only pickled weights ({pickled[0]}), which can run code; "
+                         "convert them with save_pretrained(..., safe_serialization=True)")
+    raise ModelError(f"model folder '{folder}' has no weights; it needs model.safetensors")
+
+
+class KvPool:
+    """Keys and values of the open path: one pair of tensors [slots, Hkv, d] a layer, slots as the plan numbers them."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = max(1, num_slots)
+        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def layer(self, number: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pool of a layer, made at its first use in the shape of its k and v [M, Hkv, d]."""
+        if number == len(self._layers):
+            self._layers.append((k.new_zeros(self._num_slots, *k.shape[1:]), v.new_zeros(self._num_slots, *v.shape[1:])))
+        return self._layers[number]
+
+
+@dataclass
+class TreeForward:
+    """One pack on its way through the layers; the attention function finds it in its keyword ``tree``."""
+
+    pack: Pack
+    pool: KvPool
+    attend: PackAttention
+    num_layers: int = 0
+    num_tokens: int = 0  # rows of the pack that the first layer saw, padding not counted
+
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+        """Attend q [M, Hq, d] over the tree, then keep what later packs need of k and v [M, Hkv, d]."""
+        if self.num_layers == 0:
+            self.num_tokens = min(q.shape[0], len(self.pack))
+        k_pool, v_pool = self.pool.layer(self.num_layers, k, v)
+        self.num_layers += 1
+        out = self.attend(q, k, v, k_pool, v_pool, rule)
+        for begin, end, slot in zip(
+            self.pack.retain_begin, self.pack.retain_end, self.pack.retain_slot, strict=True
+        ):
+            k_pool[slot : slot + end - begin] = k[begin:end]
+            v_pool[slot : slot + end - begin] = v[begin:end]
+        return out
+
+
+def _tree_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers calls: query [1, Hq, M, d], key and value [1, Hkv, M, d]."""
+    forward: TreeForward = arguments["tree"]
+    unknown = sorted(a for a, given in arguments.items() if given is not None and a not in _HARMLESS_ARGUMENTS)
+    if unknown:
+        raise ModelError(f"{type(module).__name__} passes {unknown[0]!r} to its attention, which the tree cannot serve; "
+                         "run it with plain=True (--plain)")
+    if attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} gives its attention a mask of its own, which the tree cannot serve; "
+                         "run it with plain=True (--plain)")
+    scaling = arguments.get("scaling")
+    rule = AttentionRule(
+        scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        softcap=float(arguments.get("softcap") or 0.0),
+        window=int(arguments.get("sliding_window") or 0),
+    )
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    return forward.attention(q, k, v, rule)[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, _tree_attention)
+
+
+def padded_rows(num_rows: int) -> int:
+    """Rows to run a matrix product with, so that each row's bits do not depend on how many there are."""
+    least = max(num_rows, _ROW_MULTIPLE * torch.get_num_threads())
+    return -(-least // _ROW_MULTIPLE) * _ROW_MULTIPLE
+
+
+class PlainModel:
+    """A causal language model as it is: what prompt-by-prompt scoring needs to know of it."""
+
+    attention = "plain"
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.config = model.config.get_text_config(decoder=True)
+        self.device = model.device
+        self.dtype = model.dtype
+        self.max_positions = int(getattr(self.config, "max_position_embeddings", None) or np.iinfo(np.int32).max)
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+
+    def flops(self, num_tokens: int, num_scored: int, attention_pairs: int) -> float:
+        """Floating-point operations of the matrix products and the attention of a call."""
+        embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        body = sum(p.numel() for p in self.model.parameters() if p.ndim >= 2 and p is not embedding.weight)
+        if head is not None and head.weight is not embedding.weight:
+            body -= head.weight.numel()
+        head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
+        attention = 4 * attention_pairs * self.config.num_attention_heads * head_dim * self.config.num_hidden_layers
+        return float(2 * body * num_tokens + 2 * embedding.weight.numel() * num_scored + attention)
+
+
+class TreeModel(PlainModel):
+    """A causal language model that forwards packs of a tree.
+
+    Raises ModelError naming the feature if the architecture cannot be served exactly.
+    """
+
+    def __init__(self, model: PreTrainedModel, attention: str = "auto") -> None:
+        super().__init__(model)
+        if attention not in ("auto", "native", "torch"):
+            raise ModelError(f"attention {attention!r} is unknown; choose auto, native or torch")
+        native = self.device.type == "cpu" and self.dtype in (torch.float32, torch.bfloat16)
+        if attention == "native" and not native:
+            raise ModelError(f"native attention runs float32 and bfloat16 on a CPU, not {self.dtype} on {self.device}; "
+                             "choose attention='torch'")
+        self.attention = ("native" if native else "torch") if attention == "auto" else attention
+        _refuse_architecture(model, self.config)
+        self.max_positions = min(self.max_positions, _length_independent_positions(self.config))
+        self._decoder = model.get_decoder()
+        self._head = model.get_output_embeddings()
+        self._softcap = float(getattr(self.config, "final_logit_softcapping", None) or 0.0)
+        self._logit_scale = _logit_scale(self.config)
+        self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Within: attention through the tree. After: the model as it was, bit for bit."""
+        before = self.config._attn_implementation
+        training = [module for module in self.model.modules() if module.training]
+        with ExitStack() as undo:
+            undo.callback(self.model.set_attn_implementation, before)
+            self.model.set_attn_implementation(ATTENTION_NAME)
+            for module in training:
+                undo.callback(setattr, module, "training", True)
+                module.training = False
+            for module, forward in self._overrides:
+                undo.callback(delattr, module, "forward")
+                module.forward = forward  # type: ignore[method-assign]
+            with torch.inference_mode():
+                yield
+
+    def forward(self, pack: Pack, pool: KvPool) -> tuple[torch.Tensor, TreeForward]:
+        """Final hidden states [M', H] of a pack of M tokens, padded to M'; fills the pool as the pack says."""
+        num_rows = padded_rows(len(pack))
+        tree = TreeForward(pack, pool, prepare(pack, num_rows, self.device, self.attention))
+        hidden = self._decoder(
+            input_ids=self._padded(pack.token_ids, num_rows),
+            position_ids=self._padded(pack.positions, num_rows),
+            use_cache=False,
+            tree=tree,
+        ).last_hidden_state[0]
+        if tree.num_layers != self.config.num_hidden_layers:
+            raise ModelError(f"{self.config.model_type!r} has {self.config.num_hidden_layers} layers but only "
+                             f"{tree.num_layers} attend; other kinds of layer cannot be served, use plain=True (--plain)")
+        return hidden, tree
+
+    def read(self, hidden: torch.Tensor, pack: Pack) -> Reading:
+        """Log-probabilities of the pack's wanted pairs; logits exist for a chunk of scored rows at a time."""
+        rows = torch.from_numpy(pack.scored_rows.astype(np.int64)).to(hidden.device)
+        scored = hidden[rows]
+        chunk = padded_rows(_LOGIT_CHUNK_BYTES // (self.vocab_size * 4))
+        parts: list[Reading] = []
+        for begin in range(0, len(rows), chunk):
+            part = scored[begin : begin + chunk]
+            lo, hi = np.searchsorted(pack.pair_row, [begin, begin + part.shape[0]])
+            parts.append(
+                read_logits(self._logits(part), self._softcap, pack.pair_row[lo:hi] - np.int32(begin), pack.pair_id[lo:hi])
+            )
+        return Reading(*(np.concatenate([getattr(p, name) for p in parts]) for name in Reading.__dataclass_fields__))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [R, V] of hidden [R, H]."""
+        num_rows = hidden.shape[0]
+        padding = hidden.new_zeros(padded_rows(num_rows) - num_rows, hidden.shape[1])
+        logits: torch.Tensor = self._head(torch.cat([hidden, padding]))[:num_rows]
+        return logits if self._logit_scale == 1.0 else logits * self._logit_scale
+
+    def _padded(self, values: np.ndarray, num_rows: int) -> torch.Tensor:
+        padded = np.zeros((1, num_rows), np.int64)
+        padded[0, : values.size] = values
+        return torch.from_numpy(padded).to(self.device)
+
+    def _row_wise_overrides(self) -> list[tuple[nn.Module, Callable[..., Any]]]:
+        overrides: list[tuple[nn.Module, Callable[..., Any]]] = []
+        for module in self.model.modules():
+            if hasattr(module, "inv_freq") or type(module).__name__.endswith("RotaryEmbedding"):
+                overrides.append((module, rowwise.RotaryTable(module.forward, self.max_positions)))
+            elif (forward := rowwise.activation(module)) is not None and self.dtype in (torch.float32, torch.bfloat16):
+                overrides.append((module, forward))
+        return overrides
+
+
+def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:
+    name = f"{type(model).__name__} ({config.model_type!r})"
+
+    def refuse(feature: str) -> None:
+        raise ModelError(f"{name} has {feature}, which the prefix tree cannot serve exactly; "
+                         "run it with plain=True (--plain)")
+
+    if getattr(config, "is_encoder_decoder", False):
+        refuse("an encoder")
+    if not getattr(model, "_supports_attention_backend", False):
+        refuse("attention that transformers' AttentionInterface does not reach")
+    other = sorted(set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYERS)
+    if other:
+        refuse(f"layers of type {other[0]!r}")
+    if getattr(config, "use_bidirectional_attention", None):
+        refuse("bidirectional attention")
+    if model.get_output_embeddings() is None:
+        refuse("no output embeddings")
+
+
+def _rope_settings(config: Any) -> list[dict[str, Any]]:
+    settings = getattr(config, "rope_parameters", None) or {}
+    nested = [part for part in settings.values() if isinstance(part, dict)]
+    return nested or [settings]
+
+
+def _length_independent_positions(config: Any) -> int:
+    """Longest prompt whose rotary angles do not depend on its length."""
+    limit = int(np.iinfo(np.int32).max)
+    for rope in _rope_settings(config):
+        if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            limit = min(limit, int(original or config.max_position_embeddings))
+    return limit
+
+
+def _logit_scale(config: Any) -> float:
+    """Constant factor between the head's output and the logits (Cohere multiplies, Granite divides)."""
+    if (scale := getattr(config, "logit_scale", None)) is not None:
+        return float(scale)
+    if (scaling := getattr(config, "logits_scaling", None)) is not None:
+        return 1.0 / float(scaling)
+    return 1.0

@@ -1,0 +1,302 @@
+"""What will be forwarded, in which order: the frozen plan of a product or of arbitrary requests; no torch.
+
+A plan holds the two factors, the tree of contexts and the trees of query blocks, never their product; its packs are
+written unit by unit when they run. 64 million prompts plan in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm import _core
+from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows, TokenArray, build_requests, build_tree
+from iclperm.errors import RequestError
+
+DEFAULT_PACK_TOKENS = 1024
+DEFAULT_UNIT_TOKENS = 1 << 18
+
+
+@dataclass(frozen=True)
+class ContextPaths:
+    """Contexts as marked prefixes of a few long rows: context j of row r is its first ``marks[r][j]`` tokens.
+
+    The compact form for k-shot sweeps: P orderings of K demonstrations are P rows with K + 1 marks each, not P(K + 1)
+    rows. Contexts are numbered row by row, mark by mark.
+    """
+
+    rows: Rows
+    marks: Rows
+
+    def __len__(self) -> int:
+        return int(self.marks.offsets[-1])
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One forward pass: M tokens at their positions, what each sees, and what is read off it.
+
+    ``visit_row_offsets`` int32 [V + 1] cuts the rows into *visits*: consecutive positions of one tree edge, the first
+    at ``visit_pos``. A row sees the rows of its visit up to itself, and the visit's ancestors, which
+    ``span_offsets`` [V + 1] lists as half-open spans in position order: of pool slots (``span_source`` 0) or of rows of
+    this pack (1). After each layer rows ``retain_begin:retain_end`` go to pool slots from ``retain_slot`` on.
+    Log-probabilities are wanted of ``pair_id`` at row ``scored_rows[pair_row]``; they belong at ``pair_out`` of the
+    unit's values.
+    """
+
+    token_ids: TokenArray
+    positions: TokenArray
+    visit_row_offsets: TokenArray
+    visit_pos: TokenArray
+    span_offsets: TokenArray
+    span_source: npt.NDArray[np.uint8]
+    span_begin: TokenArray
+    span_end: TokenArray
+    retain_begin: TokenArray
+    retain_end: TokenArray
+    retain_slot: TokenArray
+    scored_rows: TokenArray
+    pair_row: TokenArray
+    pair_id: TokenArray
+    pair_out: IntArray
+    held_tokens: int
+
+    def __len__(self) -> int:
+        return self.token_ids.size
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Units of work over the product contexts x queries x continuations, or over single requests.
+
+    ``context_index`` int64 [C] maps the contexts given to distinct contexts (numbered in tree order), ``num_labels`` L.
+    For requests there are no blocks, and ``num_rows`` requests are scored on the context tree itself.
+    """
+
+    core: _core.Plan
+    contexts: PrefixTree
+    blocks: tuple[PrefixTree, ...]
+    block_offsets: IntArray  # [B + 1] query numbers of each block
+    context_index: IntArray
+    context_nodes: TokenArray  # [C distinct] nodes of the context tree at which the contexts end
+    num_labels: int
+    tokens_naive: int
+    tokens_unique: int
+    max_tokens: int  # longest fed path: context + query + continuation but its last token
+    max_id: int
+    pack_tokens: int = field(default=DEFAULT_PACK_TOKENS)
+
+    @property
+    def num_units(self) -> int:
+        return self.core.num_units
+
+    @property
+    def num_contexts(self) -> int:
+        """Distinct contexts of a product."""
+        return self.context_nodes.size
+
+    @property
+    def num_packs(self) -> int:
+        return int(self.core.unit_packs.sum())
+
+    @property
+    def num_queries(self) -> int:
+        return int(self.block_offsets[-1])
+
+    @property
+    def num_rows(self) -> int:
+        """Scored rows: C_distinct x Q x L of a product, R of requests."""
+        if self.blocks:
+            return self.num_contexts * self.num_queries * self.num_labels
+        return self.contexts.row_offsets.size - 1
+
+    @property
+    def tokens(self) -> int:
+        """Predicted tokens of an unbroken run of all units."""
+        return int(self.core.unit_tokens.sum())
+
+    @property
+    def kv_peak_tokens(self) -> int:
+        """Predicted most tokens whose keys and values are alive at once."""
+        return int(self.core.unit_kv_peak.max(initial=0))
+
+    def unit_contexts(self, unit: int) -> IntArray:
+        """Distinct-context numbers scored by a unit, int64 [c]."""
+        self._check(unit)
+        return np.arange(self.core.unit_context_begin[unit], self.core.unit_context_end[unit], dtype=np.int64)
+
+    def unit_queries(self, unit: int) -> IntArray:
+        """Query numbers of a unit's block, int64 [q]."""
+        self._check(unit)
+        block = int(self.core.unit_block[unit])
+        return np.arange(self.block_offsets[block], self.block_offsets[block + 1], dtype=np.int64)
+
+    def packs(self, unit: int, held: int = 0) -> Iterator[Pack]:
+        """The packs of a unit when the path to context node ``held`` is in the pool."""
+        self._check(unit)
+        return (Pack(**arrays) for arrays in self.core.packs(unit, held))
+
+    def _check(self, unit: int) -> None:
+        if not 0 <= unit < self.num_units:
+            raise RequestError(f"unit {unit} is not among the plan's {self.num_units} units")
+
+
+def plan_product(
+    contexts: Sequence[Ids] | ContextPaths,
+    queries: Sequence[Ids],
+    continuations: Sequence[Ids] | Sequence[Sequence[Ids]],
+    *,
+    pack_tokens: int = DEFAULT_PACK_TOKENS,
+    kv_tokens: int | None = None,
+    unit_tokens: int = DEFAULT_UNIT_TOKENS,
+) -> Plan:
+    """Plan every context before every query with every continuation, each distinct token once.
+
+    ``continuations`` is one list of L token rows for all queries, or one such list a query. Contexts may be empty if
+    queries are not. Raises RequestError for an empty query or continuation, naming it. Cost O(tokens of the factors
+    + packs); the product is never built.
+    """
+    paths = contexts if isinstance(contexts, ContextPaths) else _whole_rows(contexts)
+    query_rows = Rows.of(queries, "query")
+    labels = _labels_by_query(continuations, len(query_rows))
+    num_labels = len(labels[0]) if labels else 0
+    _refuse_empty(query_rows, labels)
+
+    tree, context_nodes = build_tree(paths.rows, paths.marks)
+    ends, context_index = np.unique(context_nodes, return_inverse=True)
+    whole = _query_tree(query_rows, labels, range(len(query_rows)))
+    block_offsets = _cut_queries(tree, ends, whole.num_tokens, len(query_rows), unit_tokens)
+    if block_offsets.size == 2:
+        blocks: tuple[PrefixTree, ...] = (whole,)
+    else:
+        blocks = tuple(
+            _query_tree(query_rows, labels, range(begin, end))
+            for begin, end in zip(block_offsets[:-1], block_offsets[1:], strict=True)
+        )
+    core = _core.Plan(
+        tree,
+        ends.tolist(),
+        list(blocks),
+        pack_tokens=pack_tokens,
+        kv_tokens=_UNBOUNDED if kv_tokens is None else kv_tokens,
+        unit_tokens=unit_tokens,
+    )
+    return Plan(
+        core=core,
+        contexts=tree,
+        blocks=blocks,
+        block_offsets=block_offsets,
+        context_index=context_index.astype(np.int64),
+        context_nodes=ends,
+        num_labels=num_labels,
+        tokens_naive=_naive_product(tree, ends, query_rows),
+        tokens_unique=tree.num_tokens + int(ends.size) * whole.num_tokens,
+        max_tokens=tree.max_depth + whole.max_depth,
+        max_id=max(_max_id(tree), _max_id(whole)),
+        pack_tokens=pack_tokens,
+    )
+
+
+def plan_requests(
+    rows: Rows,
+    score_begin: IntArray,
+    *,
+    pack_tokens: int = DEFAULT_PACK_TOKENS,
+    kv_tokens: int | None = None,
+    unit_tokens: int = DEFAULT_UNIT_TOKENS,
+) -> Plan:
+    """Plan arbitrary requests: row r is context and continuation, the latter from ``score_begin[r]`` >= 1 on."""
+    tree = build_requests(rows, score_begin)
+    core = _core.Plan(
+        tree,
+        [],
+        [],
+        pack_tokens=pack_tokens,
+        kv_tokens=_UNBOUNDED if kv_tokens is None else kv_tokens,
+        unit_tokens=unit_tokens,
+    )
+    prompts = {rows[r][: int(score_begin[r])].tobytes() for r in range(len(rows))}
+    return Plan(
+        core=core,
+        contexts=tree,
+        blocks=(),
+        block_offsets=np.zeros(1, np.int64),
+        context_index=np.empty(0, np.int64),
+        context_nodes=np.empty(0, np.int32),
+        num_labels=0,
+        tokens_naive=sum(len(prompt) for prompt in prompts) // np.dtype(np.int32).itemsize,
+        tokens_unique=tree.num_tokens,
+        max_tokens=tree.max_depth,
+        max_id=_max_id(tree),
+        pack_tokens=pack_tokens,
+    )
+
+
+_UNBOUNDED = int(np.iinfo(np.int64).max)
+
+
+def _whole_rows(contexts: Sequence[Ids]) -> ContextPaths:
+    rows = Rows.of(contexts, "context")
+    return ContextPaths(rows, Rows(rows.lengths.astype(np.int32), np.arange(len(rows) + 1, dtype=np.int64)))
+
+
+def _labels_by_query(continuations: Sequence[Any], num_queries: int) -> list[list[TokenArray]]:
+    """Continuation rows of every query; one shared list is the same list object for all queries."""
+    nested = bool(len(continuations)) and len(continuations[0]) > 0 and np.ndim(continuations[0][0]) == 1
+    if not nested:
+        shared = Rows.of(continuations, "continuation")
+        return [[shared[label] for label in range(len(shared))]] * num_queries
+    if len(continuations) != num_queries:
+        raise RequestError(f"continuations are given for {len(continuations)} queries, but there are {num_queries}")
+    by_query = []
+    for query, labels in enumerate(continuations):
+        rows = Rows.of(labels, f"query {query} continuation")
+        if len(rows) != len(continuations[0]):
+            raise RequestError(f"query {query} has {len(rows)} continuations, query 0 has {len(continuations[0])}")
+        by_query.append([rows[label] for label in range(len(rows))])
+    return by_query
+
+
+def _refuse_empty(queries: Rows, labels: list[list[TokenArray]]) -> None:
+    empty = np.flatnonzero(queries.lengths == 0)
+    if empty.size:
+        raise RequestError(f"query {empty[0]} is empty; a product needs at least one token a query")
+    for query, row in enumerate(labels):
+        if query and row is labels[0]:
+            continue
+        for label, ids in enumerate(row):
+            if not ids.size:
+                raise RequestError(f"continuation {label} of query {query} is empty; give at least one token to score")
+
+
+def _query_tree(queries: Rows, labels: list[list[TokenArray]], numbers: range) -> PrefixTree:
+    """Tree of query + continuation for the numbered queries; its rows are (query, label) in that order."""
+    parts = [np.concatenate([queries[q], label]) for q in numbers for label in labels[q]]
+    begins = np.repeat(queries.lengths[numbers.start : numbers.stop], [len(labels[q]) for q in numbers])
+    return build_requests(Rows.of(parts), begins)
+
+
+def _cut_queries(tree: PrefixTree, ends: TokenArray, query_tokens: int, num_queries: int, unit_tokens: int) -> IntArray:
+    """Block borders, so that one leaf path with one block of queries is about ``unit_tokens``."""
+    if not num_queries:
+        return np.zeros(2, np.int64)
+    leaves = np.flatnonzero(tree.subtree_end == np.arange(1, tree.num_nodes + 1))
+    owned = np.diff(np.searchsorted(ends, leaves, side="right"), prepend=0).max(initial=1)
+    per_query = max(1.0, float(owned) * query_tokens / num_queries)
+    size = int(np.clip(unit_tokens // per_query, 1, num_queries))
+    return np.append(np.arange(0, num_queries, size, dtype=np.int64), num_queries)
+
+
+def _naive_product(tree: PrefixTree, ends: TokenArray, queries: Rows) -> int:
+    context_lengths = tree.depth[ends] + np.diff(tree.token_offsets)[ends]
+    distinct = {queries[q].tobytes() for q in range(len(queries))}
+    query_tokens = sum(len(ids) for ids in distinct) // np.dtype(np.int32).itemsize
+    return int(context_lengths.sum()) * len(distinct) + int(ends.size) * query_tokens
+
+
+def _max_id(tree: PrefixTree) -> int:
+    return max(int(tree.tokens.max(initial=0)), int(tree.target_id.max(initial=0)))

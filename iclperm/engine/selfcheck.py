@@ -1,0 +1,87 @@
+"""What an engine checks on its first use: the tree agrees with plain scoring, and rows do not disturb each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from iclperm.engine.executor import Report, execute
+from iclperm.engine.model import TreeModel, padded_rows
+from iclperm.engine.plan import DEFAULT_PACK_TOKENS, plan_requests
+from iclperm.engine.tree import Rows
+from iclperm.errors import SelfCheckError
+from iclperm.reference import scoring
+
+# Largest difference in nats per token that passes; half precision differs by its own rounding.
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+_LONGEST = 600
+
+
+def check_agreement(model: TreeModel) -> None:
+    """Score a few branching prompts both ways; raises SelfCheckError if they disagree. Cost: 6 short prompts twice."""
+    requests = _prompts(model)
+    rows = Rows.of([context + continuation for context, continuation in requests])
+    begins = np.array([len(context) for context, _ in requests], np.int64)
+    # Small packs, so that keys and values cross pack borders.
+    plan = plan_requests(rows, begins, pack_tokens=max(8, rows.tokens.size // 4))
+    values = np.concatenate([unit.logprob for unit in execute(model, plan, range(plan.num_units), Report())])
+    sums = np.add.reduceat(values[plan.contexts.row_items].astype(np.float64), plan.contexts.row_offsets[:-1])
+    plain = scoring.loglikelihood(model.model, requests)
+    for number, (score, fast) in enumerate(zip(plain, sums, strict=True)):
+        error = abs(score.logprob - fast) / score.num_tokens
+        if score.is_finite and not error <= TOLERANCE.get(model.dtype, 0.5):
+            raise SelfCheckError(
+                f"{model.config.model_type!r}: the tree gives {fast:.4f} nats where plain scoring gives "
+                f"{score.logprob:.4f} (self-check prompt {number}); run it with plain=True (--plain)"
+            )
+
+
+def _prompts(model: TreeModel) -> list[tuple[list[int], list[int]]]:
+    """Requests that branch at several depths and outgrow a short sliding window."""
+    rng = np.random.default_rng(0)
+    window = int(getattr(model.config, "sliding_window", None) or 0)
+    length = 48 if not 0 < window <= _LONGEST else window + 24
+    length = max(4, min(length, model.max_positions - 4))
+    ids = [int(i) for i in rng.integers(0, model.vocab_size, length + 16)]
+    stem, other = ids[:length], ids[-8:]
+    return [
+        (stem, other[:3]),
+        (stem, other[:2] + stem[:1]),
+        (stem[: length // 2], other[2:4]),
+        (stem[: length // 2] + other[:1], stem[:2]),
+        (stem[:1], other[4:5]),
+        (other[:4], stem[:3]),
+    ]
+
+
+@torch.inference_mode()
+def rows_are_invariant(model: TreeModel, pack_tokens: int = DEFAULT_PACK_TOKENS) -> bool:
+    """Whether every linear layer gives a row the same bits in any company, at any offset: one probe a layer shape.
+
+    False means that results may differ in their last bits with the requests beside them (mixture-of-experts layers,
+    whose products have as many rows as tokens routed, are never invariant).
+    """
+    if getattr(model.config, "num_experts", None) or getattr(model.config, "num_local_experts", None):
+        return False
+    shapes: dict[tuple[int, ...], nn.Module] = {}
+    for module in model.model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding):
+            shapes.setdefault((*weight.shape, int(isinstance(module, nn.Linear))), module)
+    generator = torch.Generator().manual_seed(0)
+    return all(_is_invariant(module, shape, model, pack_tokens, generator) for shape, module in shapes.items())
+
+
+def _is_invariant(
+    module: nn.Module, shape: tuple[int, ...], model: TreeModel, pack_tokens: int, generator: torch.Generator
+) -> bool:
+    inner = shape[1] if shape[2] else shape[0]
+    most = padded_rows(pack_tokens if shape[0] < model.vocab_size else 64)
+    x = torch.randn(most, inner, generator=generator).to(model.device, model.dtype)
+    whole = module(x)
+    return all(
+        torch.equal(module(x[begin : begin + rows]), whole[begin : begin + rows])
+        for rows in {padded_rows(n) for n in (1, 9, 33, most // 3, most // 2)}
+        for begin in (0, most - rows)
+    )

@@ -1,0 +1,54 @@
+"""Plain scoring: one unpadded prompt at a time through an unmodified transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class PlainScore:
+    """``logprob`` in nats, summed over the ``num_tokens`` of the continuation; ``is_greedy``: each was the argmax."""
+
+    logprob: float
+    num_tokens: int
+    is_greedy: bool
+    is_finite: bool
+
+
+@torch.no_grad()
+def score_one(model: PreTrainedModel, context: Sequence[int], continuation: Sequence[int]) -> PlainScore:
+    """Log-likelihood of ``continuation`` after ``context`` (token ids, both non-empty): one forward pass of all."""
+    fed = [*context, *continuation][:-1]
+    logits = model(input_ids=torch.tensor([fed], device=model.device), use_cache=False).logits[0]
+    wanted = torch.tensor(list(continuation), device=logits.device)
+    scored = logits[len(context) - 1 :].double()
+    logprobs = torch.log_softmax(scored, dim=-1).gather(1, wanted[:, None])[:, 0]
+    return PlainScore(
+        logprob=float(logprobs.sum()),
+        num_tokens=len(continuation),
+        is_greedy=bool((scored.argmax(dim=-1) == wanted).all()),
+        is_finite=bool(torch.isfinite(scored).all()),
+    )
+
+
+@torch.no_grad()
+def next_token_logprobs(model: PreTrainedModel, prompt: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Log-probabilities in nats of every token id after ``prompt`` [V], from one forward pass of the prompt."""
+    logits = model(input_ids=torch.tensor([list(prompt)], device=model.device), use_cache=False).logits[0, -1]
+    return torch.log_softmax(logits.double(), dim=-1).cpu().numpy()
+
+
+def loglikelihood(model: PreTrainedModel, requests: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[PlainScore]:
+    """Score (context, continuation) pairs of token ids one by one; cost: every token of every request."""
+    was_training = model.training
+    model.eval()
+    try:
+        return [score_one(model, context, continuation) for context, continuation in requests]
+    finally:
+        model.train(was_training)
