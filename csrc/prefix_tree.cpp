@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -27,11 +28,95 @@ std::int32_t common_prefix(const RowView& a, const RowView& b) {
   return i;
 }
 
-bool before(const RowView& a, const RowView& b) {
-  const std::int32_t i = common_prefix(a, b);
-  if (i == a.length || i == b.length) return a.length < b.length;
-  return a.tokens[i] < b.tokens[i];
+bool before(const RowView& a, const RowView& b, std::int32_t shared) {
+  const RowView rest_a{a.tokens + shared, a.length - shared}, rest_b{b.tokens + shared, b.length - shared};
+  const std::int32_t i = common_prefix(rest_a, rest_b);
+  if (i == rest_a.length || i == rest_b.length) return rest_a.length < rest_b.length;
+  return rest_a.tokens[i] < rest_b.tokens[i];
 }
+
+// Sorts rows lexicographically by most significant digit, a digit being two tokens: compact keys are sorted, not rows
+// that lie anywhere in memory. Groups too small for that are compared row by row.
+class RowSorter {
+ public:
+  explicit RowSorter(const std::vector<RowView>& rows) : rows_(rows), order_(rows.size()) {
+    std::iota(order_.begin(), order_.end(), std::int64_t{0});
+  }
+
+  std::vector<std::int64_t> sort() {
+    std::vector<Group> open{{0, order_.size(), 0}};
+    while (!open.empty()) {
+      const Group group = open.back();
+      open.pop_back();
+      if (group.end - group.begin < kSmall) {
+        compare(group);
+      } else {
+        split(group, open);
+      }
+    }
+    return std::move(order_);
+  }
+
+ private:
+  struct Group {
+    std::size_t begin, end;
+    std::int32_t shared;
+  };
+  struct Keyed {
+    std::uint64_t key;
+    std::int64_t row;
+    bool operator<(const Keyed& other) const { return key < other.key; }
+  };
+  static constexpr std::size_t kSmall = 24;
+
+  void compare(const Group& group) {
+    std::sort(order_.begin() + offset(group.begin), order_.begin() + offset(group.end),
+              [&](std::int64_t a, std::int64_t b) { return before(rows_[at(a)], rows_[at(b)], group.shared); });
+  }
+
+  void split(const Group& group, std::vector<Group>& open) {
+    const std::int32_t shared = shared_by_all(group);
+    keyed_.clear();
+    for (std::size_t i = group.begin; i < group.end; ++i) keyed_.push_back({digit(rows_[at(order_[i])], shared), order_[i]});
+    std::sort(keyed_.begin(), keyed_.end());
+    for (std::size_t i = 0, first = 0; i < keyed_.size(); ++i) {
+      order_[group.begin + i] = keyed_[i].row;
+      const bool ends = i + 1 == keyed_.size() || keyed_[i + 1].key != keyed_[i].key;
+      if (!ends) continue;
+      const bool rows_go_on = (keyed_[i].key & 0xffffffffU) != 0;
+      if (rows_go_on && i > first) open.push_back({group.begin + first, group.begin + i + 1, shared + 2});
+      first = i + 1;
+    }
+  }
+
+  std::int32_t shared_by_all(const Group& group) const {
+    const RowView& first = rows_[at(order_[group.begin])];
+    RowView rest{first.tokens + group.shared, first.length - group.shared};
+    const auto shorten = [&](std::size_t i) {
+      const RowView& row = rows_[at(order_[i])];
+      rest.length = common_prefix(rest, {row.tokens + group.shared, row.length - group.shared});
+    };
+    // Two rows tell most groups that share nothing more; only the others are read whole.
+    shorten(group.end - 1);
+    shorten(group.begin + (group.end - group.begin) / 2);
+    for (std::size_t i = group.begin + 1; i < group.end && rest.length > 2; ++i) shorten(i);
+    return group.shared + (rest.length > 2 ? rest.length : 0);
+  }
+
+  // Two tokens from `depth` on, each plus one; 0 where the row has ended.
+  static std::uint64_t digit(const RowView& row, std::int32_t depth) {
+    const auto token = [&](std::int32_t d) -> std::uint64_t {
+      return d < row.length ? static_cast<std::uint64_t>(row.tokens[d]) + 1 : 0;
+    };
+    return token(depth) << 32 | token(depth + 1);
+  }
+
+  static std::ptrdiff_t offset(std::size_t i) { return static_cast<std::ptrdiff_t>(i); }
+
+  const std::vector<RowView>& rows_;
+  std::vector<std::int64_t> order_;
+  std::vector<Keyed> keyed_;
+};
 
 // Rows in lexicographic order, each with the length of the prefix it shares with the row before it.
 struct SortedRows {
@@ -42,11 +127,7 @@ struct SortedRows {
 
 SortedRows sort_rows(const std::vector<RowView>& rows) {
   SortedRows sorted;
-  sorted.source.resize(rows.size());
-  std::iota(sorted.source.begin(), sorted.source.end(), std::int64_t{0});
-  std::sort(sorted.source.begin(), sorted.source.end(), [&](std::int64_t a, std::int64_t b) {
-    return before(rows[at(a)], rows[at(b)]);
-  });
+  sorted.source = RowSorter(rows).sort();
   sorted.rows.reserve(rows.size());
   for (const std::int64_t r : sorted.source) sorted.rows.push_back(rows[at(r)]);
   sorted.shared.assign(rows.size(), 0);
@@ -60,6 +141,28 @@ struct Cuts {
   std::vector<std::int32_t> depths;  // ascending within a row
 };
 
+using Cut = std::pair<std::int64_t, std::int32_t>;  // owner, depth
+
+// Sorts cuts by owner (a counting sort) and depth, and drops repetitions.
+Cuts group_cuts(const std::vector<Cut>& found, std::size_t num_rows) {
+  std::vector<std::int64_t> place(num_rows + 1, 0);
+  for (const Cut& cut : found) ++place[at(cut.first) + 1];
+  std::partial_sum(place.begin(), place.end(), place.begin());
+  std::vector<std::int32_t> depths(found.size());
+  std::vector<std::int64_t> next(place.begin(), place.end() - 1);
+  for (const Cut& cut : found) depths[at(next[at(cut.first)]++)] = cut.second;
+  Cuts cuts;
+  cuts.offsets.assign(num_rows + 1, 0);
+  cuts.depths.reserve(found.size());
+  for (std::size_t owner = 0; owner < num_rows; ++owner) {
+    const auto begin = depths.begin() + place[owner], end = depths.begin() + place[owner + 1];
+    std::sort(begin, end);
+    std::unique_copy(begin, end, std::back_inserter(cuts.depths));
+    cuts.offsets[owner + 1] = static_cast<std::int64_t>(cuts.depths.size());
+  }
+  return cuts;
+}
+
 // First pass. The tokens of the current path are owned by the rows that introduced them; a mark or a branch cuts the
 // edge of its owner, which may be a row far above.
 Cuts find_cuts(const SortedRows& sorted, std::span<const std::int64_t> mark_offsets,
@@ -70,7 +173,7 @@ Cuts find_cuts(const SortedRows& sorted, std::span<const std::int64_t> mark_offs
   };
   const std::size_t num_rows = sorted.rows.size();
   std::vector<Segment> path;
-  std::vector<std::pair<std::int64_t, std::int32_t>> found;
+  std::vector<Cut> found;
   found.reserve(marks.size() + num_rows);
   const auto cut = [&](std::int32_t depth) {
     const auto after = std::partition_point(path.begin(), path.end(), [&](const Segment& s) { return s.from < depth; });
@@ -87,17 +190,7 @@ Cuts find_cuts(const SortedRows& sorted, std::span<const std::int64_t> mark_offs
     for (std::int64_t m = mark_offsets[row]; m < mark_offsets[row + 1]; ++m)
       if (marks[at(m)] > 0) cut(marks[at(m)]);
   }
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
-  Cuts cuts;
-  cuts.offsets.assign(num_rows + 1, 0);
-  cuts.depths.reserve(found.size());
-  for (const auto& [owner, depth] : found) {
-    ++cuts.offsets[at(owner) + 1];
-    cuts.depths.push_back(depth);
-  }
-  std::partial_sum(cuts.offsets.begin(), cuts.offsets.end(), cuts.offsets.begin());
-  return cuts;
+  return group_cuts(found, num_rows);
 }
 
 // Nodes of the current path, root first.
@@ -159,19 +252,31 @@ std::int32_t row_length(const Rows& rows, std::int64_t r) {
   return static_cast<std::int32_t>(n);
 }
 
-// Equal pairs (token, id) become one target, numbered in token order.
-void number_targets(std::vector<std::pair<std::int64_t, std::int32_t>>& pairs, Targets& targets) {
-  std::vector<std::int64_t> order(pairs.size());
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return pairs[at(a)] < pairs[at(b)]; });
+struct Pair {
+  std::int64_t token;
+  std::int32_t id;
+};
+
+// Equal pairs become one target, numbered in token order (a counting sort) and by id within a token.
+void number_targets(const std::vector<Pair>& pairs, std::int64_t num_tokens, Targets& targets) {
+  std::vector<std::int64_t> place(at(num_tokens) + 1, 0);
+  for (const Pair& pair : pairs) ++place[at(pair.token) + 1];
+  std::partial_sum(place.begin(), place.end(), place.begin());
+  std::vector<std::int64_t> by_token(pairs.size());
+  std::vector<std::int64_t> next(place.begin(), place.end() - 1);
+  for (std::size_t i = 0; i < pairs.size(); ++i) by_token[at(next[at(pairs[i].token)]++)] = static_cast<std::int64_t>(i);
   targets.row_items.resize(pairs.size());
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    const auto& pair = pairs[at(order[i])];
-    if (i == 0 || pair != pairs[at(order[i - 1])]) {
-      targets.token.push_back(pair.first);
-      targets.id.push_back(pair.second);
+  for (std::size_t token = 0; token < at(num_tokens); ++token) {
+    const auto begin = by_token.begin() + place[token], end = by_token.begin() + place[token + 1];
+    std::sort(begin, end, [&](std::int64_t a, std::int64_t b) { return pairs[at(a)].id < pairs[at(b)].id; });
+    for (auto item = begin; item != end; ++item) {
+      const Pair& pair = pairs[at(*item)];
+      if (item == begin || pair.id != targets.id.back()) {
+        targets.token.push_back(pair.token);
+        targets.id.push_back(pair.id);
+      }
+      targets.row_items[at(*item)] = targets.size() - 1;
     }
-    targets.row_items[at(order[i])] = targets.size() - 1;
   }
 }
 
@@ -297,7 +402,7 @@ ScoredTree build_requests(const Rows& rows, std::span<const std::int64_t> score_
   }
   const SortedRows sorted = sort_rows(fed);
   const Cuts cuts = find_cuts(sorted, mark_offsets, ends);
-  std::vector<std::pair<std::int64_t, std::int32_t>> pairs(at(scored.targets.row_offsets.back()));
+  std::vector<Pair> pairs(at(scored.targets.row_offsets.back()));
   scored.tree = write_nodes(sorted, cuts, [&](std::int64_t row, const PrefixTree& tree, const Path& path) {
     const std::int32_t* tokens = fed[at(row)].tokens;
     std::int64_t item = scored.targets.row_offsets[at(row)];
@@ -307,7 +412,7 @@ ScoredTree build_requests(const Rows& rows, std::span<const std::int64_t> score_
       pairs[at(item)] = {token, tokens[p + 1]};
     }
   });
-  number_targets(pairs, scored.targets);
+  number_targets(pairs, scored.tree.num_tokens(), scored.targets);
   return scored;
 }
 

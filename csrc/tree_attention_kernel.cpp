@@ -7,7 +7,6 @@ namespace {
 // The register block: ROWS x VECS accumulators, VECS vectors of the right side and one splat fill the registers.
 constexpr int ROWS = 6;
 constexpr int VECS = LANES == 16 ? 4 : 2;
-constexpr int TILE_VECS = TILE / LANES;
 static_assert(LANES <= MAX_LANES && TILE % LANES == 0);
 
 constexpr std::int64_t NO_ROW = std::numeric_limits<std::int64_t>::min();

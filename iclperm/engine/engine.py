@@ -100,6 +100,14 @@ class Engine:
         """Longest prompt that can be scored, in tokens."""
         return self._model.max_positions
 
+    @property
+    def utilisation(self) -> float:
+        """Share of the machine's matrix-product rate that the last call reached, measured on a product of its size."""
+        seconds = self.report.seconds["forward"] + self.report.seconds["head"]
+        if not seconds:
+            return 0.0
+        return self.report.flops / seconds / self._model.gemm_rate(self._limits["pack_tokens"])
+
     def loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]]) -> Scores:
         """Log-likelihood of each continuation after its context: the general path.
 

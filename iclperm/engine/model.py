@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -212,6 +213,23 @@ class PlainModel:
         head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
         attention = 4 * attention_pairs * self.config.num_attention_heads * head_dim * self.config.num_hidden_layers
         return float(2 * body * num_tokens + 2 * embedding.weight.numel() * num_scored + attention)
+
+
+    @torch.inference_mode()
+    def gemm_rate(self, num_rows: int) -> float:
+        """Measured FLOP/s of ``num_rows`` x hidden x 4 hidden products in the model's dtype on its device."""
+        hidden = int(self.config.hidden_size)
+        x = torch.randn(num_rows, hidden, device=self.device).to(self.dtype)
+        weight = torch.randn(hidden, 4 * hidden, device=self.device).to(self.dtype)
+        repeats = max(3, int(2e10 / (8 * num_rows * hidden * hidden)))
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            for _ in range(repeats):
+                y = x @ weight
+            float(y[0, 0])  # waits for a device
+            times.append(time.perf_counter() - started)
+        return 8.0 * num_rows * hidden * hidden * repeats / min(times)
 
 
 class TreeModel(PlainModel):

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 
-def path_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scaling: float, softcap: float = 0.0, window: int = 0
-) -> Tensor:
+def path_attention(q: Tensor, k: Tensor, v: Tensor, *, scaling: float, softcap: float = 0.0, window: int = 0) -> Tensor:
     """Causal attention of a path's last rows over the whole path.
 
     q: [R, Hq, d], the queries at positions T - R .. T - 1; k, v: [T, Hkv, d], Hq a multiple of Hkv. ``softcap`` and
@@ -53,7 +51,5 @@ def tree_attention(
         path = [*spans, (1, begin, end)]
         keys = torch.cat([(k_pool, k_new)[source][first:last] for source, first, last in path])
         values = torch.cat([(v_pool, v_new)[source][first:last] for source, first, last in path])
-        out[begin:end] = path_attention(
-            q[begin:end], keys, values, scaling=scaling, softcap=softcap, window=window
-        )
+        out[begin:end] = path_attention(q[begin:end], keys, values, scaling=scaling, softcap=softcap, window=window)
     return out

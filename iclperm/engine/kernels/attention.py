@@ -130,8 +130,12 @@ class TorchAttention:
         if rule.softcap:
             scores = rule.softcap * torch.tanh(scores / rule.softcap)
         weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
-        out = torch.einsum("hgmk,hkd->hgmd", weights, values.float())
+        # A weight of zero times NaN is NaN: rows that see no such key must not be touched by it.
+        broken = ~(torch.isfinite(keys).all(dim=-1) & torch.isfinite(values).all(dim=-1)).all(dim=0)
+        values = values.float().masked_fill(broken[:, None], 0.0)
+        out = torch.einsum("hgmk,hkd->hgmd", weights, values)
         out = out.reshape(num_heads, *q.shape[::2]).transpose(0, 1).to(q.dtype)
+        out[(visible & broken).any(dim=-1)] = torch.nan
         out[self._num_owned :] = 0
         return out
 
