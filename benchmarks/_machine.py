@@ -57,8 +57,12 @@ def publish(name: str, figures: list[dict[str, Any]], path: Path | None) -> None
     table = [columns, *([_text(row.get(column)) for column in columns] for row in figures)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     for line in table:
-        print("  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in
-                        enumerate(zip(line, widths, strict=True))))
+        print(
+            "  ".join(
+                cell.rjust(width) if i else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
+        )
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"benchmark": name, "machine": about, "figures": figures}, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """How fast trees and plans are built: tokens a second on one core, and the plan of 64 million prompts.
 
-    python benchmarks/tree.py [--json benchmarks/results/tree.json]
+python benchmarks/tree.py [--json benchmarks/results/tree.json]
 """
 
 from __future__ import annotations
@@ -29,27 +29,39 @@ def tree_cases(repeats: int) -> list[dict]:
     rng = np.random.default_rng(0)
     orderings = paths(rng, 1000, 64, 60)
     every_prefix = [row[: 40 * k] for row in paths(rng, 500, 32, 40) for k in range(33)]
-    queries = [np.append(rng.integers(0, VOCAB, 40, dtype=np.int32), label) for _ in range(20_000) for label in range(4)]
+    queries = [
+        np.append(rng.integers(0, VOCAB, 40, dtype=np.int32), label) for _ in range(20_000) for label in range(4)
+    ]
     short = [rng.integers(0, 8, 12, dtype=np.int32) for _ in range(300_000)]
     cases = {
         "1000 orderings of 64 demonstrations": Rows.of(orderings),
         "all k-shot prompts, 500 orderings of 32": Rows.of(every_prefix),
         "300,000 rows that branch everywhere": Rows.of(short),
     }
-    figures = [figure(name, rows, lambda rows=rows: build_tree(rows)[0].num_tokens, repeats)
-               for name, rows in cases.items()]
+    figures = [
+        figure(name, rows, lambda rows=rows: build_tree(rows)[0].num_tokens, repeats) for name, rows in cases.items()
+    ]
     rows = Rows.of(queries)
     begins = rows.lengths - 1
-    figures.append(figure("20,000 queries x 4 labels, with targets", rows,
-                          lambda: build_requests(rows, begins).num_tokens, repeats))
+    figures.append(
+        figure(
+            "20,000 queries x 4 labels, with targets", rows, lambda: build_requests(rows, begins).num_tokens, repeats
+        )
+    )
     return figures
 
 
 def figure(name: str, rows: Rows, build, repeats: int) -> dict:
     seconds = timed(build, repeats)
-    return {"case": name, "rows": len(rows), "tokens": int(rows.tokens.size), "distinct": build(),
-            "seconds (median)": seconds["median"], "Mtokens/s (median)": rows.tokens.size / seconds["median"] / 1e6,
-            "Mtokens/s (slowest)": rows.tokens.size / seconds["max"] / 1e6}
+    return {
+        "case": name,
+        "rows": len(rows),
+        "tokens": int(rows.tokens.size),
+        "distinct": build(),
+        "seconds (median)": seconds["median"],
+        "Mtokens/s (median)": rows.tokens.size / seconds["median"] / 1e6,
+        "Mtokens/s (slowest)": rows.tokens.size / seconds["max"] / 1e6,
+    }
 
 
 def large_plan() -> dict:
@@ -63,10 +75,19 @@ def large_plan() -> dict:
     plan = plan_product(ContextPaths(rows, marks), queries, [[1], [2], [3], [4]])
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"case": "plan P=1000 K=64 Q=1000", "prompts": len(marks.tokens) * len(queries), "units": plan.num_units,
-            "packs": plan.num_packs, "naive tokens": plan.tokens_naive, "distinct tokens": plan.tokens_unique,
-            "planned tokens": plan.tokens, "kv peak tokens": plan.kv_peak_tokens, "seconds": seconds,
-            "process peak MB": peak / 1024, "of it the plan MB": (peak - before) / 1024}
+    return {
+        "case": "plan P=1000 K=64 Q=1000",
+        "prompts": len(marks.tokens) * len(queries),
+        "units": plan.num_units,
+        "packs": plan.num_packs,
+        "naive tokens": plan.tokens_naive,
+        "distinct tokens": plan.tokens_unique,
+        "planned tokens": plan.tokens,
+        "kv peak tokens": plan.kv_peak_tokens,
+        "seconds": seconds,
+        "process peak MB": peak / 1024,
+        "of it the plan MB": (peak - before) / 1024,
+    }
 
 
 def main() -> None:

@@ -20,13 +20,13 @@ namespace {
 
 // std::invalid_argument becomes iclperm.errors.RequestError, which is a ValueError.
 void translate_errors() {
-    py::register_exception_translator([](std::exception_ptr pending) {
-        try {
-            if (pending) std::rethrow_exception(pending);
-        } catch (const std::invalid_argument& error) {
-            py::set_error(py::module_::import("iclperm.errors").attr("RequestError"), error.what());
-        }
-    });
+  py::register_exception_translator([](std::exception_ptr pending) {
+    try {
+      if (pending) std::rethrow_exception(pending);
+    } catch (const std::invalid_argument& error) {
+      py::set_error(py::module_::import("iclperm.errors").attr("RequestError"), error.what());
+    }
+  });
 }
 
 // A contiguous one-dimensional array, converted where that loses nothing.
@@ -35,215 +35,212 @@ using Vector = py::array_t<T, py::array::c_style>;
 
 template <class T>
 std::span<const T> view(const Vector<T>& array, const char* name) {
-    if (array.ndim() != 1)
-        throw std::invalid_argument(std::string(name) + " has " + std::to_string(array.ndim()) + " axes; one is needed");
-    return {array.data(), static_cast<std::size_t>(array.size())};
+  if (array.ndim() != 1)
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(array.ndim()) + " axes; one is needed");
+  return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
 // A read-only array over memory that `owner` keeps alive.
 template <class T>
 py::array_t<T> borrow(const std::vector<T>& values, const py::object& owner) {
-    py::array_t<T> array(static_cast<py::ssize_t>(values.size()), values.data(), owner);
-    array.attr("setflags")(py::arg("write") = false);
-    return array;
+  py::array_t<T> array(static_cast<py::ssize_t>(values.size()), values.data(), owner);
+  array.attr("setflags")(py::arg("write") = false);
+  return array;
 }
 
 // An array that takes the vector over.
 template <class T>
 py::array_t<T> adopt(std::vector<T>&& values) {
-    auto owned = std::make_unique<std::vector<T>>(std::move(values));
-    const auto size = static_cast<py::ssize_t>(owned->size());
-    T* data = owned->data();
-    py::capsule owner(owned.release(), [](void* p) { delete static_cast<std::vector<T>*>(p); });
-    return py::array_t<T>(size, data, owner);
+  auto owned = std::make_unique<std::vector<T>>(std::move(values));
+  const auto size = static_cast<py::ssize_t>(owned->size());
+  T* data = owned->data();
+  py::capsule owner(owned.release(), [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  return py::array_t<T>(size, data, owner);
 }
 
 template <class Class, class T>
 void array_property(py::class_<Class, std::shared_ptr<Class>>& bound, const char* name,
                     const std::vector<T>& (*get)(const Class&)) {
-    bound.def_property_readonly(name, [get](const py::object& self) { return borrow(get(self.cast<Class&>()), self); });
+  bound.def_property_readonly(name, [get](const py::object& self) { return borrow(get(self.cast<Class&>()), self); });
 }
 
 #define ICLPERM_ARRAY(bound, Class, name, expression) \
-    array_property(bound, name, +[](const Class& self) -> const auto& { return self.expression; })
+  array_property(bound, name, +[](const Class& self) -> const auto& { return self.expression; })
 
 void bind_tree(py::module_& module) {
-    using iclperm::Rows;
-    using iclperm::ScoredTree;
-    py::class_<ScoredTree, std::shared_ptr<ScoredTree>> tree(module, "PrefixTree");
-    ICLPERM_ARRAY(tree, ScoredTree, "tokens", tree.tokens);
-    ICLPERM_ARRAY(tree, ScoredTree, "token_offsets", tree.token_offsets);
-    ICLPERM_ARRAY(tree, ScoredTree, "parent", tree.parent);
-    ICLPERM_ARRAY(tree, ScoredTree, "depth", tree.depth);
-    ICLPERM_ARRAY(tree, ScoredTree, "subtree_end", tree.subtree_end);
-    ICLPERM_ARRAY(tree, ScoredTree, "target_token", targets.token);
-    ICLPERM_ARRAY(tree, ScoredTree, "target_id", targets.id);
-    ICLPERM_ARRAY(tree, ScoredTree, "row_offsets", targets.row_offsets);
-    ICLPERM_ARRAY(tree, ScoredTree, "row_items", targets.row_items);
-    tree.def_property_readonly("num_nodes", [](const ScoredTree& self) { return self.tree.num_nodes(); });
-    tree.def_property_readonly("num_tokens", [](const ScoredTree& self) { return self.tree.num_tokens(); });
-    tree.def_property_readonly("max_depth", [](const ScoredTree& self) { return self.tree.max_depth(); });
-    tree.def("check", [](const ScoredTree& self) { self.tree.check(); });
+  using iclperm::Rows;
+  using iclperm::ScoredTree;
+  py::class_<ScoredTree, std::shared_ptr<ScoredTree>> tree(module, "PrefixTree");
+  ICLPERM_ARRAY(tree, ScoredTree, "tokens", tree.tokens);
+  ICLPERM_ARRAY(tree, ScoredTree, "token_offsets", tree.token_offsets);
+  ICLPERM_ARRAY(tree, ScoredTree, "parent", tree.parent);
+  ICLPERM_ARRAY(tree, ScoredTree, "depth", tree.depth);
+  ICLPERM_ARRAY(tree, ScoredTree, "subtree_end", tree.subtree_end);
+  ICLPERM_ARRAY(tree, ScoredTree, "target_token", targets.token);
+  ICLPERM_ARRAY(tree, ScoredTree, "target_id", targets.id);
+  ICLPERM_ARRAY(tree, ScoredTree, "row_offsets", targets.row_offsets);
+  ICLPERM_ARRAY(tree, ScoredTree, "row_items", targets.row_items);
+  tree.def_property_readonly("num_nodes", [](const ScoredTree& self) { return self.tree.num_nodes(); });
+  tree.def_property_readonly("num_tokens", [](const ScoredTree& self) { return self.tree.num_tokens(); });
+  tree.def_property_readonly("max_depth", [](const ScoredTree& self) { return self.tree.max_depth(); });
+  tree.def("check", [](const ScoredTree& self) { self.tree.check(); });
 
-    module.def(
-        "build_tree",
-        [](const Vector<std::int32_t>& tokens, const Vector<std::int64_t>& offsets,
-           const Vector<std::int64_t>& mark_offsets, const Vector<std::int32_t>& marks) {
-            const Rows rows{view(tokens, "tokens"), view(offsets, "offsets")};
-            const auto starts = view(mark_offsets, "mark_offsets");
-            const auto depths = view(marks, "marks");
-            auto built = std::make_shared<ScoredTree>();
-            std::vector<std::int32_t> mark_node;
-            {
-                py::gil_scoped_release release;
-                built->tree = iclperm::build_tree(rows, starts, depths, mark_node);
-            }
-            return py::make_tuple(built, adopt(std::move(mark_node)));
-        },
-        py::arg("tokens"), py::arg("offsets"), py::arg("mark_offsets"), py::arg("marks"));
-    module.def(
-        "build_requests",
-        [](const Vector<std::int32_t>& tokens, const Vector<std::int64_t>& offsets,
-           const Vector<std::int64_t>& score_begin) {
-            const Rows rows{view(tokens, "tokens"), view(offsets, "offsets")};
-            const auto begins = view(score_begin, "score_begin");
-            py::gil_scoped_release release;
-            return std::make_shared<ScoredTree>(iclperm::build_requests(rows, begins));
-        },
-        py::arg("tokens"), py::arg("offsets"), py::arg("score_begin"));
+  module.def(
+      "build_tree",
+      [](const Vector<std::int32_t>& tokens, const Vector<std::int64_t>& offsets,
+         const Vector<std::int64_t>& mark_offsets, const Vector<std::int32_t>& marks) {
+        const Rows rows{view(tokens, "tokens"), view(offsets, "offsets")};
+        const auto starts = view(mark_offsets, "mark_offsets");
+        const auto depths = view(marks, "marks");
+        auto built = std::make_shared<ScoredTree>();
+        std::vector<std::int32_t> mark_node;
+        {
+          py::gil_scoped_release release;
+          built->tree = iclperm::build_tree(rows, starts, depths, mark_node);
+        }
+        return py::make_tuple(built, adopt(std::move(mark_node)));
+      },
+      py::arg("tokens"), py::arg("offsets"), py::arg("mark_offsets"), py::arg("marks"));
+  module.def(
+      "build_requests",
+      [](const Vector<std::int32_t>& tokens, const Vector<std::int64_t>& offsets,
+         const Vector<std::int64_t>& score_begin) {
+        const Rows rows{view(tokens, "tokens"), view(offsets, "offsets")};
+        const auto begins = view(score_begin, "score_begin");
+        py::gil_scoped_release release;
+        return std::make_shared<ScoredTree>(iclperm::build_requests(rows, begins));
+      },
+      py::arg("tokens"), py::arg("offsets"), py::arg("score_begin"));
 }
 
 py::dict pack_arrays(iclperm::Pack&& pack) {
-    py::dict arrays;
-    arrays["token_ids"] = adopt(std::move(pack.token_ids));
-    arrays["positions"] = adopt(std::move(pack.positions));
-    arrays["visit_row_offsets"] = adopt(std::move(pack.visit_row_offsets));
-    arrays["visit_pos"] = adopt(std::move(pack.visit_pos));
-    arrays["span_offsets"] = adopt(std::move(pack.span_offsets));
-    arrays["span_source"] = adopt(std::move(pack.span_source));
-    arrays["span_begin"] = adopt(std::move(pack.span_begin));
-    arrays["span_end"] = adopt(std::move(pack.span_end));
-    arrays["retain_begin"] = adopt(std::move(pack.retain_begin));
-    arrays["retain_end"] = adopt(std::move(pack.retain_end));
-    arrays["retain_slot"] = adopt(std::move(pack.retain_slot));
-    arrays["scored_rows"] = adopt(std::move(pack.scored_rows));
-    arrays["pair_row"] = adopt(std::move(pack.pair_row));
-    arrays["pair_id"] = adopt(std::move(pack.pair_id));
-    arrays["pair_out"] = adopt(std::move(pack.pair_out));
-    arrays["held_tokens"] = pack.held_tokens;
-    return arrays;
+  py::dict arrays;
+  arrays["token_ids"] = adopt(std::move(pack.token_ids));
+  arrays["positions"] = adopt(std::move(pack.positions));
+  arrays["visit_row_offsets"] = adopt(std::move(pack.visit_row_offsets));
+  arrays["visit_pos"] = adopt(std::move(pack.visit_pos));
+  arrays["span_offsets"] = adopt(std::move(pack.span_offsets));
+  arrays["span_source"] = adopt(std::move(pack.span_source));
+  arrays["span_begin"] = adopt(std::move(pack.span_begin));
+  arrays["span_end"] = adopt(std::move(pack.span_end));
+  arrays["retain_begin"] = adopt(std::move(pack.retain_begin));
+  arrays["retain_end"] = adopt(std::move(pack.retain_end));
+  arrays["retain_slot"] = adopt(std::move(pack.retain_slot));
+  arrays["scored_rows"] = adopt(std::move(pack.scored_rows));
+  arrays["pair_row"] = adopt(std::move(pack.pair_row));
+  arrays["pair_id"] = adopt(std::move(pack.pair_id));
+  arrays["pair_out"] = adopt(std::move(pack.pair_out));
+  arrays["held_tokens"] = pack.held_tokens;
+  return arrays;
 }
 
 void bind_plan(py::module_& module) {
-    using iclperm::Plan;
-    using iclperm::ScoredTree;
-    py::class_<Plan, std::shared_ptr<Plan>> plan(module, "Plan");
-    plan.def(py::init([](const std::shared_ptr<ScoredTree>& contexts, std::vector<std::int32_t> ends,
-                         const std::vector<std::shared_ptr<ScoredTree>>& blocks, std::int64_t pack_tokens,
-                         std::int64_t kv_tokens, std::int64_t unit_tokens) {
-                 std::vector<std::shared_ptr<const ScoredTree>> frozen(blocks.begin(), blocks.end());
-                 py::gil_scoped_release release;
-                 return std::make_shared<Plan>(contexts, std::move(ends), std::move(frozen),
-                                               iclperm::Limits{pack_tokens, kv_tokens, unit_tokens});
-             }),
-             py::arg("contexts"), py::arg("ends"), py::arg("blocks"), py::kw_only(), py::arg("pack_tokens"),
-             py::arg("kv_tokens"), py::arg("unit_tokens"));
-    ICLPERM_ARRAY(plan, Plan, "unit_leaf_begin", units().leaf_begin);
-    ICLPERM_ARRAY(plan, Plan, "unit_leaf_end", units().leaf_end);
-    ICLPERM_ARRAY(plan, Plan, "unit_block", units().block);
-    ICLPERM_ARRAY(plan, Plan, "unit_context_begin", units().context_begin);
-    ICLPERM_ARRAY(plan, Plan, "unit_context_end", units().context_end);
-    ICLPERM_ARRAY(plan, Plan, "unit_value_begin", units().value_begin);
-    ICLPERM_ARRAY(plan, Plan, "unit_num_values", units().num_values);
-    ICLPERM_ARRAY(plan, Plan, "unit_tokens", units().tokens);
-    ICLPERM_ARRAY(plan, Plan, "unit_packs", units().packs);
-    ICLPERM_ARRAY(plan, Plan, "unit_kv_peak", units().kv_peak);
-    plan.def_property_readonly("num_units", &Plan::num_units);
-    plan.def_property_readonly("query_base", &Plan::query_base);
-    plan.def_property_readonly("pool_slots", &Plan::pool_slots);
-    plan.def("held_after", &Plan::held_after, py::arg("unit"));
-    plan.def(
-        "predict",
-        [](const Plan& self, std::int64_t unit, std::int32_t held) {
-            const iclperm::Prediction p = self.predict(unit, held);
-            return py::make_tuple(p.tokens, p.packs, p.kv_peak);
-        },
-        py::arg("unit"), py::arg("held"));
-    plan.def(
-        "packs",
-        [](const Plan& self, std::int64_t unit, std::int32_t held) {
-            std::vector<iclperm::Pack> packs;
-            {
-                py::gil_scoped_release release;
-                packs = self.packs_of(unit, held);
-            }
-            py::list arrays;
-            for (auto& pack : packs) arrays.append(pack_arrays(std::move(pack)));
-            return arrays;
-        },
-        py::arg("unit"), py::arg("held"));
+  using iclperm::Plan;
+  using iclperm::ScoredTree;
+  py::class_<Plan, std::shared_ptr<Plan>> plan(module, "Plan");
+  plan.def(py::init([](const std::shared_ptr<ScoredTree>& contexts, std::vector<std::int32_t> ends,
+                       const std::vector<std::shared_ptr<ScoredTree>>& blocks, std::int64_t pack_tokens,
+                       std::int64_t kv_tokens, std::int64_t unit_tokens) {
+             std::vector<std::shared_ptr<const ScoredTree>> frozen(blocks.begin(), blocks.end());
+             py::gil_scoped_release release;
+             return std::make_shared<Plan>(contexts, std::move(ends), std::move(frozen),
+                                           iclperm::Limits{pack_tokens, kv_tokens, unit_tokens});
+           }),
+           py::arg("contexts"), py::arg("ends"), py::arg("blocks"), py::kw_only(), py::arg("pack_tokens"),
+           py::arg("kv_tokens"), py::arg("unit_tokens"));
+  ICLPERM_ARRAY(plan, Plan, "unit_leaf_begin", units().leaf_begin);
+  ICLPERM_ARRAY(plan, Plan, "unit_leaf_end", units().leaf_end);
+  ICLPERM_ARRAY(plan, Plan, "unit_block", units().block);
+  ICLPERM_ARRAY(plan, Plan, "unit_context_begin", units().context_begin);
+  ICLPERM_ARRAY(plan, Plan, "unit_context_end", units().context_end);
+  ICLPERM_ARRAY(plan, Plan, "unit_value_begin", units().value_begin);
+  ICLPERM_ARRAY(plan, Plan, "unit_num_values", units().num_values);
+  ICLPERM_ARRAY(plan, Plan, "unit_tokens", units().tokens);
+  ICLPERM_ARRAY(plan, Plan, "unit_packs", units().packs);
+  ICLPERM_ARRAY(plan, Plan, "unit_kv_peak", units().kv_peak);
+  plan.def_property_readonly("num_units", &Plan::num_units);
+  plan.def_property_readonly("query_base", &Plan::query_base);
+  plan.def_property_readonly("pool_slots", &Plan::pool_slots);
+  plan.def("held_after", &Plan::held_after, py::arg("unit"));
+  plan.def(
+      "predict",
+      [](const Plan& self, std::int64_t unit, std::int32_t held) {
+        const iclperm::Prediction p = self.predict(unit, held);
+        return py::make_tuple(p.tokens, p.packs, p.kv_peak);
+      },
+      py::arg("unit"), py::arg("held"));
+  plan.def(
+      "packs",
+      [](const Plan& self, std::int64_t unit, std::int32_t held) {
+        std::vector<iclperm::Pack> packs;
+        {
+          py::gil_scoped_release release;
+          packs = self.packs_of(unit, held);
+        }
+        py::list arrays;
+        for (auto& pack : packs) arrays.append(pack_arrays(std::move(pack)));
+        return arrays;
+      },
+      py::arg("unit"), py::arg("held"));
 }
 
-// ---- kernels --------------------------------------------------------------------------------------------------------
-
 void require(bool holds, const std::string& message) {
-    if (!holds) throw std::invalid_argument(message);
+  if (!holds) throw std::invalid_argument(message);
 }
 
 std::string shape_text(const py::array& array) { return py::str(array.attr("shape")).cast<std::string>(); }
 
 // float32, or bfloat16 seen as uint16, since numpy has no such type.
 iclperm::Element element_of(const py::array& array, const char* name) {
-    if (py::isinstance<py::array_t<float>>(array)) return iclperm::Element::float32;
-    if (py::isinstance<py::array_t<std::uint16_t>>(array)) return iclperm::Element::bfloat16;
-    throw std::invalid_argument(std::string(name) + " is " + py::str(array.dtype()).cast<std::string>() +
-                                "; float32, or bfloat16 viewed as uint16, is needed");
+  if (py::isinstance<py::array_t<float>>(array)) return iclperm::Element::float32;
+  if (py::isinstance<py::array_t<std::uint16_t>>(array)) return iclperm::Element::bfloat16;
+  throw std::invalid_argument(std::string(name) + " is " + py::str(array.dtype()).cast<std::string>() +
+                              "; float32, or bfloat16 viewed as uint16, is needed");
 }
 
 // Element strides of all but the last axis, whose elements must lie side by side.
 std::vector<std::int64_t> strides_of(const py::array& array, py::ssize_t ndim, iclperm::Element element,
                                      const char* name) {
-    require(element_of(array, name) == element, std::string(name) + " is " +
-                                                    py::str(array.dtype()).cast<std::string>() +
-                                                    ", unlike the first array");
-    require(array.ndim() == ndim, std::string(name) + " has shape " + shape_text(array) + "; " +
-                                      std::to_string(ndim) + " axes are needed");
-    const py::ssize_t size = array.itemsize();
-    std::vector<std::int64_t> strides;
-    for (py::ssize_t axis = 0; axis < ndim; ++axis) {
-        const py::ssize_t bytes = array.size() == 0 ? size : array.strides(axis);
-        require(bytes >= 0 && bytes % size == 0,
-                std::string(name) + " has a stride of " + std::to_string(bytes) + " bytes on axis " +
-                    std::to_string(axis) + "; a multiple of its elements' size, not negative, is needed");
-        strides.push_back(bytes / size);
-    }
-    require(array.size() == 0 || array.shape(ndim - 1) == 1 || strides.back() == 1,
-            std::string(name) + " is not contiguous on its last axis (stride of " + std::to_string(strides.back()) +
-                " elements)");
-    require((array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_) != 0, std::string(name) + " is not aligned");
-    return strides;
+  require(element_of(array, name) == element,
+          std::string(name) + " is " + py::str(array.dtype()).cast<std::string>() + ", unlike the first array");
+  require(array.ndim() == ndim,
+          std::string(name) + " has shape " + shape_text(array) + "; " + std::to_string(ndim) + " axes are needed");
+  const py::ssize_t size = array.itemsize();
+  std::vector<std::int64_t> strides;
+  for (py::ssize_t axis = 0; axis < ndim; ++axis) {
+    const py::ssize_t bytes = array.size() == 0 ? size : array.strides(axis);
+    require(bytes >= 0 && bytes % size == 0, std::string(name) + " has a stride of " + std::to_string(bytes) +
+                                                 " bytes on axis " + std::to_string(axis) +
+                                                 "; a multiple of its elements' size, not negative, is needed");
+    strides.push_back(bytes / size);
+  }
+  require(array.size() == 0 || array.shape(ndim - 1) == 1 || strides.back() == 1,
+          std::string(name) + " is not contiguous on its last axis (stride of " + std::to_string(strides.back()) +
+              " elements)");
+  require(reinterpret_cast<std::uintptr_t>(array.data()) % static_cast<std::uintptr_t>(size) == 0,
+          std::string(name) + " is not aligned to its elements' size");
+  return strides;
 }
 
 template <class Byte>
 iclperm::HeadRows<Byte> head_rows_of(const py::array& array, Byte* data, iclperm::Element element,
                                      std::int64_t head_dim, const char* name) {
-    const auto strides = strides_of(array, 3, element, name);
-    require(array.shape(2) == head_dim, std::string(name) + " has head dimension " + std::to_string(array.shape(2)) +
-                                            " and q " + std::to_string(head_dim) + "; they must be equal");
-    return {data, array.shape(0), array.shape(1), strides[0], strides[1]};
+  const auto strides = strides_of(array, 3, element, name);
+  require(array.shape(2) == head_dim, std::string(name) + " has head dimension " + std::to_string(array.shape(2)) +
+                                          " and q " + std::to_string(head_dim) + "; they must be equal");
+  return {data, array.shape(0), array.shape(1), strides[0], strides[1]};
 }
 
 void* writable(py::array& array, const char* name) {
-    require(array.writeable(), std::string(name) + " is read-only");
-    return array.mutable_data();
+  require(array.writeable(), std::string(name) + " is read-only");
+  return array.mutable_data();
 }
 
 template <class T>
 const T* sized(const Vector<T>& array, std::int64_t size, const char* name, const char* reason) {
-    require(array.ndim() == 1 && array.size() == size,
-            std::string(name) + " has shape " + shape_text(array) + "; " + std::to_string(size) +
-                " entries are needed (" + reason + ")");
-    return array.data();
+  require(array.ndim() == 1 && array.size() == size, std::string(name) + " has shape " + shape_text(array) + "; " +
+                                                         std::to_string(size) + " entries are needed (" + reason + ")");
+  return array.data();
 }
 
 void tree_attention(const py::array& q, const py::array& k_new, const py::array& v_new, const py::array& k_pool,
@@ -252,122 +249,121 @@ void tree_attention(const py::array& q, const py::array& k_new, const py::array&
                     const Vector<std::int64_t>& span_source, const Vector<std::int64_t>& span_begin,
                     const Vector<std::int64_t>& span_end, float scaling, float softcap, std::int64_t window,
                     int num_threads) {
-    const iclperm::Element element = element_of(q, "q");
-    const std::int64_t head_dim = q.ndim() == 3 ? q.shape(2) : 0;
-    const auto heads = [&](const py::array& array, const char* name) {
-        return head_rows_of<const void>(array, array.data(), element, head_dim, name);
-    };
-    const auto num_visits = static_cast<std::int64_t>(view(visit_pos, "visit_pos").size());
-    const auto num_spans = static_cast<std::int64_t>(view(span_begin, "span_begin").size());
-    const char* per_visit = "one per entry of visit_pos, and one more";
-    const char* per_span = "one per entry of span_begin";
-    const iclperm::TreeAttention call{
-        .element = element,
-        .head_dim = head_dim,
-        .q = heads(q, "q"),
-        .k_new = heads(k_new, "k_new"),
-        .v_new = heads(v_new, "v_new"),
-        .k_pool = heads(k_pool, "k_pool"),
-        .v_pool = heads(v_pool, "v_pool"),
-        .out = head_rows_of<void>(out, writable(out, "out"), element, head_dim, "out"),
-        .visits = {.num_visits = num_visits,
-                   .num_spans = num_spans,
-                   .row_offsets = sized(visit_row_offsets, num_visits + 1, "visit_row_offsets", per_visit),
-                   .pos = visit_pos.data(),
-                   .span_offsets = sized(span_offsets, num_visits + 1, "span_offsets", per_visit),
-                   .span_source = sized(span_source, num_spans, "span_source", per_span),
-                   .span_begin = span_begin.data(),
-                   .span_end = sized(span_end, num_spans, "span_end", per_span)},
-        .scaling = scaling,
-        .softcap = softcap,
-        .window = window};
-    const iclperm::Isa isa = iclperm::selected_isa();
-    const py::gil_scoped_release release;
-    iclperm::tree_attention(call, isa, num_threads);
+  const iclperm::Element element = element_of(q, "q");
+  const std::int64_t head_dim = q.ndim() == 3 ? q.shape(2) : 0;
+  const auto heads = [&](const py::array& array, const char* name) {
+    return head_rows_of<const void>(array, array.data(), element, head_dim, name);
+  };
+  const auto num_visits = static_cast<std::int64_t>(view(visit_pos, "visit_pos").size());
+  const auto num_spans = static_cast<std::int64_t>(view(span_begin, "span_begin").size());
+  const char* per_visit = "one per entry of visit_pos, and one more";
+  const char* per_span = "one per entry of span_begin";
+  const iclperm::TreeAttention call{
+      .element = element,
+      .head_dim = head_dim,
+      .q = heads(q, "q"),
+      .k_new = heads(k_new, "k_new"),
+      .v_new = heads(v_new, "v_new"),
+      .k_pool = heads(k_pool, "k_pool"),
+      .v_pool = heads(v_pool, "v_pool"),
+      .out = head_rows_of<void>(out, writable(out, "out"), element, head_dim, "out"),
+      .visits = {.num_visits = num_visits,
+                 .num_spans = num_spans,
+                 .row_offsets = sized(visit_row_offsets, num_visits + 1, "visit_row_offsets", per_visit),
+                 .pos = visit_pos.data(),
+                 .span_offsets = sized(span_offsets, num_visits + 1, "span_offsets", per_visit),
+                 .span_source = sized(span_source, num_spans, "span_source", per_span),
+                 .span_begin = span_begin.data(),
+                 .span_end = sized(span_end, num_spans, "span_end", per_span)},
+      .scaling = scaling,
+      .softcap = softcap,
+      .window = window};
+  const iclperm::Isa isa = iclperm::selected_isa();
+  const py::gil_scoped_release release;
+  iclperm::tree_attention(call, isa, num_threads);
 }
 
 void elementwise(iclperm::Activation activation, const py::array& x, py::array& out, int num_threads) {
-    const iclperm::Element element = element_of(x, "x");
-    const auto x_strides = strides_of(x, 2, element, "x");
-    const auto out_strides = strides_of(out, 2, element, "out");
-    require(x.shape(0) == out.shape(0) && x.shape(1) == out.shape(1),
-            "out has shape " + shape_text(out) + " and x " + shape_text(x) + "; they must be equal");
-    const iclperm::Elementwise call{activation,    element,      x.shape(0),           x.shape(1),    x.data(),
-                                    x_strides[0], writable(out, "out"), out_strides[0]};
-    const iclperm::Isa isa = iclperm::selected_isa();
-    const py::gil_scoped_release release;
-    iclperm::elementwise(call, isa, num_threads);
+  const iclperm::Element element = element_of(x, "x");
+  const auto x_strides = strides_of(x, 2, element, "x");
+  const auto out_strides = strides_of(out, 2, element, "out");
+  require(x.shape(0) == out.shape(0) && x.shape(1) == out.shape(1),
+          "out has shape " + shape_text(out) + " and x " + shape_text(x) + "; they must be equal");
+  const iclperm::Elementwise call{activation, element,      x.shape(0),           x.shape(1),
+                                  x.data(),   x_strides[0], writable(out, "out"), out_strides[0]};
+  const iclperm::Isa isa = iclperm::selected_isa();
+  const py::gil_scoped_release release;
+  iclperm::elementwise(call, isa, num_threads);
 }
 
-py::tuple head_rows(const py::array& logits, const Vector<std::int64_t>& pair_row,
-                    const Vector<std::int64_t>& pair_id, float softcap, int num_threads) {
-    const iclperm::Element element = element_of(logits, "logits");
-    const auto strides = strides_of(logits, 2, element, "logits");
-    const auto num_pairs = static_cast<std::int64_t>(view(pair_row, "pair_row").size());
-    const py::ssize_t num_rows = logits.shape(0);
-    py::array_t<float> logsumexp(num_rows);
-    py::array_t<std::int32_t> argmax(num_rows);
-    py::array_t<bool> finite(num_rows);
-    py::array_t<float> gathered(num_pairs);
-    const iclperm::HeadRowsCall call{.element = element,
-                                     .num_rows = num_rows,
-                                     .num_columns = logits.shape(1),
-                                     .logits = logits.data(),
-                                     .row_stride = strides[0],
-                                     .softcap = softcap,
-                                     .logsumexp = logsumexp.mutable_data(),
-                                     .argmax = argmax.mutable_data(),
-                                     .finite = finite.mutable_data(),
-                                     .num_pairs = num_pairs,
-                                     .pair_row = pair_row.data(),
-                                     .pair_id = sized(pair_id, num_pairs, "pair_id", "one per entry of pair_row"),
-                                     .gathered = gathered.mutable_data()};
-    const iclperm::Isa isa = iclperm::selected_isa();
-    {
-        const py::gil_scoped_release release;
-        iclperm::head_rows(call, isa, num_threads);
-    }
-    return py::make_tuple(logsumexp, argmax, finite, gathered);
+py::tuple head_rows(const py::array& logits, const Vector<std::int64_t>& pair_row, const Vector<std::int64_t>& pair_id,
+                    float softcap, int num_threads) {
+  const iclperm::Element element = element_of(logits, "logits");
+  const auto strides = strides_of(logits, 2, element, "logits");
+  const auto num_pairs = static_cast<std::int64_t>(view(pair_row, "pair_row").size());
+  const py::ssize_t num_rows = logits.shape(0);
+  py::array_t<float> logsumexp(num_rows);
+  py::array_t<std::int32_t> argmax(num_rows);
+  py::array_t<bool> finite(num_rows);
+  py::array_t<float> gathered(num_pairs);
+  const iclperm::HeadRowsCall call{.element = element,
+                                   .num_rows = num_rows,
+                                   .num_columns = logits.shape(1),
+                                   .logits = logits.data(),
+                                   .row_stride = strides[0],
+                                   .softcap = softcap,
+                                   .logsumexp = logsumexp.mutable_data(),
+                                   .argmax = argmax.mutable_data(),
+                                   .finite = finite.mutable_data(),
+                                   .num_pairs = num_pairs,
+                                   .pair_row = pair_row.data(),
+                                   .pair_id = sized(pair_id, num_pairs, "pair_id", "one per entry of pair_row"),
+                                   .gathered = gathered.mutable_data()};
+  const iclperm::Isa isa = iclperm::selected_isa();
+  {
+    const py::gil_scoped_release release;
+    iclperm::head_rows(call, isa, num_threads);
+  }
+  return py::make_tuple(logsumexp, argmax, finite, gathered);
 }
 
 void bind_kernels(py::module_& module) {
-    using iclperm::Activation;
-    module.def("isa", [] { return iclperm::isa_name(iclperm::selected_isa()); });
-    module.def("available_isas", [] {
-        py::list names;
-        for (const auto isa : {iclperm::Isa::baseline, iclperm::Isa::avx2, iclperm::Isa::avx512}) {
-            if (iclperm::isa_available(isa)) names.append(iclperm::isa_name(isa));
-        }
-        return names;
-    });
-    module.def("thread_backend", &iclperm::thread_backend);
-    module.def("tree_attention", &tree_attention, py::arg("q"), py::arg("k_new"), py::arg("v_new"), py::arg("k_pool"),
-               py::arg("v_pool"), py::arg("out"), py::arg("visit_row_offsets"), py::arg("visit_pos"),
-               py::arg("span_offsets"), py::arg("span_source"), py::arg("span_begin"), py::arg("span_end"),
-               py::kw_only(), py::arg("scaling"), py::arg("softcap") = 0.0f, py::arg("window") = 0,
-               py::arg("num_threads") = 1);
-    const auto def_activation = [&](const char* name, Activation activation) {
-        module.def(
-            name,
-            [activation](const py::array& x, py::array& out, int num_threads) {
-                elementwise(activation, x, out, num_threads);
-            },
-            py::arg("x"), py::arg("out"), py::kw_only(), py::arg("num_threads") = 1);
-    };
-    def_activation("silu", Activation::silu);
-    def_activation("gelu_tanh", Activation::gelu_tanh);
-    def_activation("gelu_erf", Activation::gelu_erf);
-    module.def("head_rows", &head_rows, py::arg("logits"), py::arg("pair_row"), py::arg("pair_id"), py::kw_only(),
-               py::arg("softcap") = 0.0f, py::arg("num_threads") = 1);
+  using iclperm::Activation;
+  module.def("isa", [] { return iclperm::isa_name(iclperm::selected_isa()); });
+  module.def("available_isas", [] {
+    py::list names;
+    for (const auto isa : {iclperm::Isa::baseline, iclperm::Isa::avx2, iclperm::Isa::avx512}) {
+      if (iclperm::isa_available(isa)) names.append(iclperm::isa_name(isa));
+    }
+    return names;
+  });
+  module.def("thread_backend", &iclperm::thread_backend);
+  module.def("tree_attention", &tree_attention, py::arg("q"), py::arg("k_new"), py::arg("v_new"), py::arg("k_pool"),
+             py::arg("v_pool"), py::arg("out"), py::arg("visit_row_offsets"), py::arg("visit_pos"),
+             py::arg("span_offsets"), py::arg("span_source"), py::arg("span_begin"), py::arg("span_end"), py::kw_only(),
+             py::arg("scaling"), py::arg("softcap") = 0.0f, py::arg("window") = 0, py::arg("num_threads") = 1);
+  const auto def_activation = [&](const char* name, Activation activation) {
+    module.def(
+        name,
+        [activation](const py::array& x, py::array& out, int num_threads) {
+          elementwise(activation, x, out, num_threads);
+        },
+        py::arg("x"), py::arg("out"), py::kw_only(), py::arg("num_threads") = 1);
+  };
+  def_activation("silu", Activation::silu);
+  def_activation("gelu_tanh", Activation::gelu_tanh);
+  def_activation("gelu_erf", Activation::gelu_erf);
+  module.def("head_rows", &head_rows, py::arg("logits"), py::arg("pair_row"), py::arg("pair_id"), py::kw_only(),
+             py::arg("softcap") = 0.0f, py::arg("num_threads") = 1);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
-    module.doc() = "The C++ core of iclperm: prefix trees, plans and CPU kernels.";
-    module.attr("__version__") = ICLPERM_VERSION;
-    translate_errors();
-    bind_kernels(module);
-    bind_tree(module);
-    bind_plan(module);
+  module.doc() = "The C++ core of iclperm: prefix trees, plans and CPU kernels.";
+  module.attr("__version__") = ICLPERM_VERSION;
+  translate_errors();
+  bind_kernels(module);
+  bind_tree(module);
+  bind_plan(module);
 }

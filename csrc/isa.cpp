@@ -29,9 +29,7 @@ bool isa_available(Isa isa) {
   return isa == Isa::baseline;
 }
 
-const char* isa_name(Isa isa) {
-  return isa == Isa::avx512 ? "avx512" : isa == Isa::avx2 ? "avx2" : "baseline";
-}
+const char* isa_name(Isa isa) { return isa == Isa::avx512 ? "avx512" : isa == Isa::avx2 ? "avx2" : "baseline"; }
 
 Isa selected_isa() {
   const char* asked = std::getenv("ICLPERM_ISA");

@@ -22,9 +22,9 @@ const char* isa_name(Isa isa);
 
 // The function of that name in the namespace of an instruction set.
 #if defined(ICLPERM_X86_PATHS)
-#define ICLPERM_SELECT(isa, function)                               \
-  ((isa) == ::iclperm::Isa::avx512 ? ::iclperm::avx512::function    \
-   : (isa) == ::iclperm::Isa::avx2 ? ::iclperm::avx2::function      \
+#define ICLPERM_SELECT(isa, function)                            \
+  ((isa) == ::iclperm::Isa::avx512 ? ::iclperm::avx512::function \
+   : (isa) == ::iclperm::Isa::avx2 ? ::iclperm::avx2::function   \
                                    : ::iclperm::baseline::function)
 #else
 #define ICLPERM_SELECT(isa, function) (static_cast<void>(isa), ::iclperm::baseline::function)

@@ -196,7 +196,8 @@ class Builder {
     pack_.span_offsets.push_back(static_cast<std::int32_t>(pack_.span_begin.size()));
   }
 
-  void score(const Targets& targets, std::int64_t token, std::int64_t count, std::int64_t row, std::int64_t first_value) {
+  void score(const Targets& targets, std::int64_t token, std::int64_t count, std::int64_t row,
+             std::int64_t first_value) {
     auto t = std::lower_bound(targets.token.begin(), targets.token.end(), token);
     for (; t != targets.token.end() && *t < token + count; ++t) {
       const auto scored = static_cast<std::int32_t>(row + *t - token);
@@ -331,7 +332,8 @@ void Plan::walk(std::int64_t unit, std::int32_t held, Sink& sink) const {
     for (auto n = chain.rbegin(); n != chain.rend(); ++n) sink.context(*contexts_, *n);
     held = leaves_[at(leaf)];
     if (block >= 0)
-      for (; context < owned_end(leaf); ++context) sink.queries(*blocks_[at(block)], tree.end_depth(ends_[at(context)]));
+      for (; context < owned_end(leaf); ++context)
+        sink.queries(*blocks_[at(block)], tree.end_depth(ends_[at(context)]));
   }
   sink.finish();
 }

@@ -30,18 +30,18 @@ struct Limits {
 // A run of rows of a pack at consecutive positions of one edge. Its ancestors' keys, in position order, are spans of
 // pool slots (source 0) or of earlier rows of the pack (source 1).
 struct Pack {
-  std::vector<std::int32_t> token_ids;              // [M]
-  std::vector<std::int32_t> positions;              // [M] distance from the root
-  std::vector<std::int32_t> visit_row_offsets{0};   // [V + 1]
-  std::vector<std::int32_t> visit_pos;              // [V] position of the first row
-  std::vector<std::int32_t> span_offsets{0};        // [V + 1]
-  std::vector<std::uint8_t> span_source;            // [J]
-  std::vector<std::int32_t> span_begin, span_end;   // [J]
+  std::vector<std::int32_t> token_ids;                              // [M]
+  std::vector<std::int32_t> positions;                              // [M] distance from the root
+  std::vector<std::int32_t> visit_row_offsets{0};                   // [V + 1]
+  std::vector<std::int32_t> visit_pos;                              // [V] position of the first row
+  std::vector<std::int32_t> span_offsets{0};                        // [V + 1]
+  std::vector<std::uint8_t> span_source;                            // [J]
+  std::vector<std::int32_t> span_begin, span_end;                   // [J]
   std::vector<std::int32_t> retain_begin, retain_end, retain_slot;  // rows -> pool slots, after each layer
-  std::vector<std::int32_t> scored_rows;            // [R] rows whose logits are wanted, ascending
-  std::vector<std::int32_t> pair_row, pair_id;      // [X] place in scored_rows, token id wanted there
-  std::vector<std::int64_t> pair_out;               // [X] place in the unit's values
-  std::int32_t held_tokens = 0;                     // pool tokens alive while the pack runs
+  std::vector<std::int32_t> scored_rows;                            // [R] rows whose logits are wanted, ascending
+  std::vector<std::int32_t> pair_row, pair_id;                      // [X] place in scored_rows, token id wanted there
+  std::vector<std::int64_t> pair_out;                               // [X] place in the unit's values
+  std::int32_t held_tokens = 0;                                     // pool tokens alive while the pack runs
 };
 
 struct Units {

@@ -77,7 +77,8 @@ class RowSorter {
   void split(const Group& group, std::vector<Group>& open) {
     const std::int32_t shared = shared_by_all(group);
     keyed_.clear();
-    for (std::size_t i = group.begin; i < group.end; ++i) keyed_.push_back({digit(rows_[at(order_[i])], shared), order_[i]});
+    for (std::size_t i = group.begin; i < group.end; ++i)
+      keyed_.push_back({digit(rows_[at(order_[i])], shared), order_[i]});
     std::sort(keyed_.begin(), keyed_.end());
     for (std::size_t i = 0, first = 0; i < keyed_.size(); ++i) {
       order_[group.begin + i] = keyed_[i].row;
@@ -248,7 +249,8 @@ Path::const_iterator first_below(const PrefixTree& tree, const Path& path, std::
 std::int32_t row_length(const Rows& rows, std::int64_t r) {
   const std::int64_t n = rows.offsets[at(r) + 1] - rows.offsets[at(r)];
   if (n > std::numeric_limits<std::int32_t>::max())
-    throw std::invalid_argument("row " + std::to_string(r) + " has " + std::to_string(n) + " tokens; 2^31 are too many");
+    throw std::invalid_argument("row " + std::to_string(r) + " has " + std::to_string(n) +
+                                " tokens; 2^31 are too many");
   return static_cast<std::int32_t>(n);
 }
 
@@ -264,7 +266,8 @@ void number_targets(const std::vector<Pair>& pairs, std::int64_t num_tokens, Tar
   std::partial_sum(place.begin(), place.end(), place.begin());
   std::vector<std::int64_t> by_token(pairs.size());
   std::vector<std::int64_t> next(place.begin(), place.end() - 1);
-  for (std::size_t i = 0; i < pairs.size(); ++i) by_token[at(next[at(pairs[i].token)]++)] = static_cast<std::int64_t>(i);
+  for (std::size_t i = 0; i < pairs.size(); ++i)
+    by_token[at(next[at(pairs[i].token)]++)] = static_cast<std::int64_t>(i);
   targets.row_items.resize(pairs.size());
   for (std::size_t token = 0; token < at(num_tokens); ++token) {
     const auto begin = by_token.begin() + place[token], end = by_token.begin() + place[token + 1];
@@ -335,7 +338,8 @@ void PrefixTree::check() const {
   const std::size_t nodes = parent.size();
   if (nodes == 0 || depth.size() != nodes || subtree_end.size() != nodes || token_offsets.size() != nodes + 1)
     throw std::logic_error("prefix tree: arrays differ in length");
-  if (parent[0] != -1 || depth[0] != 0 || token_offsets[1] != 0 || subtree_end[0] != num_nodes()) broken(0, "is no root");
+  if (parent[0] != -1 || depth[0] != 0 || token_offsets[1] != 0 || subtree_end[0] != num_nodes())
+    broken(0, "is no root");
   for (std::int32_t n = 1; n < num_nodes(); ++n) {
     const std::int32_t up = parent[at(n)];
     if (up < 0 || up >= n) broken(n, "has a parent that does not precede it");
@@ -345,11 +349,12 @@ void PrefixTree::check() const {
     const bool first_child = n == up + 1;
     if (!first_child && token_offsets[at(n)] <= token_offsets[at(up)]) broken(n, "is out of preorder");
   }
-  if (token_offsets.back() != num_tokens()) throw std::logic_error("prefix tree: token offsets do not end at the tokens");
+  if (token_offsets.back() != num_tokens())
+    throw std::logic_error("prefix tree: token offsets do not end at the tokens");
 }
 
-PrefixTree build_tree(const Rows& rows, std::span<const std::int64_t> mark_offsets,
-                      std::span<const std::int32_t> marks, std::vector<std::int32_t>& mark_node) {
+PrefixTree build_tree(const Rows& rows, std::span<const std::int64_t> mark_offsets, std::span<const std::int32_t> marks,
+                      std::vector<std::int32_t>& mark_node) {
   rows.validate("token");
   if (static_cast<std::int64_t>(mark_offsets.size()) != rows.size() + 1 || mark_offsets.front() != 0 ||
       mark_offsets.back() != static_cast<std::int64_t>(marks.size()) ||

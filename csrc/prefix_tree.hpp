@@ -63,8 +63,8 @@ struct ScoredTree {
 
 // Tree of the rows cut at their marks. marks[mark_offsets[r], mark_offsets[r + 1]) are depths in [0, length of r];
 // mark_node (one entry a mark) receives the node at which that prefix ends. Cost O(tokens + marks + R log R compares).
-PrefixTree build_tree(const Rows& rows, std::span<const std::int64_t> mark_offsets,
-                      std::span<const std::int32_t> marks, std::vector<std::int32_t>& mark_node);
+PrefixTree build_tree(const Rows& rows, std::span<const std::int64_t> mark_offsets, std::span<const std::int32_t> marks,
+                      std::vector<std::int32_t>& mark_node);
 
 // Tree of scoring requests: row r is a prompt and its continuation, which begins at score_begin[r] >= 1. All but the
 // last token are fed; each token of the continuation is a target of the token before it.

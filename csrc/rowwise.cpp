@@ -18,9 +18,8 @@ void by_rows(std::int64_t num_rows, std::int64_t elements_per_row, int num_threa
     throw std::invalid_argument("num_threads is " + std::to_string(num_threads) + "; at least 1 is needed");
   }
   const std::int64_t step = std::max<std::int64_t>(1, ELEMENTS_PER_ITEM / std::max<std::int64_t>(1, elements_per_row));
-  parallel_for((num_rows + step - 1) / step, num_threads, [&](std::int64_t item, int) {
-    rows(item * step, std::min(num_rows, (item + 1) * step));
-  });
+  parallel_for((num_rows + step - 1) / step, num_threads,
+               [&](std::int64_t item, int) { rows(item * step, std::min(num_rows, (item + 1) * step)); });
 }
 
 void check(const HeadRowsCall& call) {

@@ -30,14 +30,14 @@ struct HeadRowsCall {
   std::int64_t num_rows, num_columns;
   const void* logits;
   std::int64_t row_stride;
-  float softcap;            // 0: none
-  float* logsumexp;         // [R]
-  std::int32_t* argmax;     // [R]
-  bool* finite;             // [R]
-  std::int64_t num_pairs;   // N
+  float softcap;                 // 0: none
+  float* logsumexp;              // [R]
+  std::int32_t* argmax;          // [R]
+  bool* finite;                  // [R]
+  std::int64_t num_pairs;        // N
   const std::int64_t* pair_row;  // [N]
   const std::int64_t* pair_id;   // [N]
-  float* gathered;          // [N]
+  float* gathered;               // [N]
 };
 
 // Error in float32: at most 2e-7 * |x| for all three. x may be y.
@@ -46,12 +46,12 @@ void elementwise(const Elementwise& call, Isa isa, int num_threads);
 // Throws std::invalid_argument naming the first pair outside [R, V]. One pass over the logits.
 void head_rows(const HeadRowsCall& call, Isa isa, int num_threads);
 
-// ---- between the dispatcher and the kernels -------------------------------------------------------------------------
+// What follows is between the dispatcher and the kernels.
 
 // All handle rows [begin, end), the last one pairs [begin, end).
-#define ICLPERM_ROWWISE_KERNELS                                                            \
-  void elementwise_rows(const Elementwise& call, std::int64_t begin, std::int64_t end);    \
-  void reduce_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end);      \
+#define ICLPERM_ROWWISE_KERNELS                                                         \
+  void elementwise_rows(const Elementwise& call, std::int64_t begin, std::int64_t end); \
+  void reduce_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end);   \
   void gather_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end);
 namespace baseline {
 ICLPERM_ROWWISE_KERNELS

@@ -11,8 +11,6 @@ constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
 
 inline std::int64_t min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
-// ---- activations ----------------------------------------------------------------------------------------------------
-
 struct Silu {
   static vfloat of(vfloat x) { return x / (1.0f + exp(-x)); }
 };
@@ -50,8 +48,6 @@ void apply_as(const Elementwise& call, std::int64_t begin, std::int64_t end) {
       return apply<GeluErf, T>(call, begin, end);
   }
 }
-
-// ---- logits ---------------------------------------------------------------------------------------------------------
 
 constexpr std::int64_t CHUNK = 2048;  // columns that are capped, compared and summed while they lie in the first cache
 static_assert(CHUNK % LANES == 0);

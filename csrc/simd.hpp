@@ -243,9 +243,7 @@ inline vfloat erf(vfloat x) {
 }
 
 // softcap * tanh(x / softcap); the identity where softcap is 0.
-inline vfloat capped(vfloat x, float softcap) {
-  return softcap > 0.0f ? softcap * tanh(x / softcap) : x;
-}
+inline vfloat capped(vfloat x, float softcap) { return softcap > 0.0f ? softcap * tanh(x / softcap) : x; }
 
 }  // namespace
 }  // namespace iclperm::ICLPERM_ISA

@@ -24,14 +24,12 @@ void require(bool holds, const std::string& message) {
   if (!holds) refuse(message);
 }
 
-// ---- checks ---------------------------------------------------------------------------------------------------------
-
 void check_shapes(const TreeAttention& call) {
   const std::int64_t hkv = call.k_new.num_heads;
   require(call.head_dim >= 1, "head_dim is " + std::to_string(call.head_dim) + "; at least 1 is needed");
-  require(hkv >= 1 && call.q.num_heads % hkv == 0,
-          "q has " + std::to_string(call.q.num_heads) + " heads, not a multiple of the " + std::to_string(hkv) +
-              " key-value heads of k_new");
+  require(hkv >= 1 && call.q.num_heads % hkv == 0, "q has " + std::to_string(call.q.num_heads) +
+                                                       " heads, not a multiple of the " + std::to_string(hkv) +
+                                                       " key-value heads of k_new");
   const auto same = [](const ConstHeadRows& x, const ConstHeadRows& like, const char* name, const char* like_name) {
     require(x.num_rows == like.num_rows && x.num_heads == like.num_heads,
             std::string(name) + " is [" + std::to_string(x.num_rows) + ", " + std::to_string(x.num_heads) + ", d]; " +
@@ -41,11 +39,10 @@ void check_shapes(const TreeAttention& call) {
   same(call.v_new, call.k_new, "v_new", "k_new");
   same(call.v_pool, call.k_pool, "v_pool", "k_pool");
   same({nullptr, call.out.num_rows, call.out.num_heads, 0, 0}, call.q, "out", "q");
-  require(call.k_new.num_rows == call.q.num_rows, "k_new has " + std::to_string(call.k_new.num_rows) +
-                                                      " rows and q " + std::to_string(call.q.num_rows) +
-                                                      "; they must be equal");
-  require(call.k_pool.num_heads == hkv, "k_pool has " + std::to_string(call.k_pool.num_heads) +
-                                            " heads and k_new " + std::to_string(hkv) + "; they must be equal");
+  require(call.k_new.num_rows == call.q.num_rows, "k_new has " + std::to_string(call.k_new.num_rows) + " rows and q " +
+                                                      std::to_string(call.q.num_rows) + "; they must be equal");
+  require(call.k_pool.num_heads == hkv, "k_pool has " + std::to_string(call.k_pool.num_heads) + " heads and k_new " +
+                                            std::to_string(hkv) + "; they must be equal");
   require(std::isfinite(call.scaling), "scaling is " + std::to_string(call.scaling) + "; it must be finite");
   require(std::isfinite(call.softcap) && call.softcap >= 0.0f,
           "softcap is " + std::to_string(call.softcap) + "; it must be positive, or 0 for none");
@@ -70,8 +67,8 @@ void check_visit(const TreeAttention& call, std::int64_t visit) {
     const std::int64_t source = visits.span_source[s];
     const std::int64_t begin = visits.span_begin[s];
     const std::int64_t end = visits.span_end[s];
-    require(source == 0 || source == 1, name + ": span source is " + std::to_string(source) +
-                                            "; 0 (pool) or 1 (pack) is needed");
+    require(source == 0 || source == 1,
+            name + ": span source is " + std::to_string(source) + "; 0 (pool) or 1 (pack) is needed");
     const std::int64_t limit = source == 0 ? call.k_pool.num_rows : call.k_new.num_rows;
     require(0 <= begin && begin <= end && end <= limit,
             name + ": span [" + std::to_string(begin) + ", " + std::to_string(end) + ") is not within the " +
@@ -79,8 +76,8 @@ void check_visit(const TreeAttention& call, std::int64_t visit) {
     length += end - begin;
   }
   require(length == visits.pos[visit], name + ": spans hold " + std::to_string(length) +
-                                               " keys but its first row is at position " +
-                                               std::to_string(visits.pos[visit]));
+                                           " keys but its first row is at position " +
+                                           std::to_string(visits.pos[visit]));
 }
 
 void check(const TreeAttention& call, int num_threads) {
@@ -91,8 +88,6 @@ void check(const TreeAttention& call, int num_threads) {
   check_offsets(visits.span_offsets, visits.num_visits, visits.num_spans, "span_offsets");
   for (std::int64_t v = 0; v < visits.num_visits; ++v) check_visit(call, v);
 }
-
-// ---- work -----------------------------------------------------------------------------------------------------------
 
 struct BlockGroup {
   std::int64_t begin, end;  // blocks
@@ -137,8 +132,7 @@ class ScratchMemory {
                                   lines * padded,  lines * MAX_LANES, round_up(lines)};
     std::int64_t total = 0;
     for (const std::int64_t size : sizes) total += size;
-    floats_ = static_cast<float*>(
-        ::operator new(at(total) * sizeof(float), std::align_val_t{VECTOR_ALIGNMENT}));
+    floats_ = static_cast<float*>(::operator new(at(total) * sizeof(float), std::align_val_t{VECTOR_ALIGNMENT}));
     line_pos_.resize(at(lines));
     cursors_.resize(at(lines));
     float** const parts[] = {&scratch_.keys,        &scratch_.values, &scratch_.queries,

@@ -61,11 +61,11 @@ struct TreeAttention {
 // Cost: 4 * head_dim * Hq flops for every visible (row, key) pair, tiles' edges rounded up.
 void tree_attention(const TreeAttention& call, Isa isa, int num_threads);
 
-// ---- between the dispatcher and the kernels -------------------------------------------------------------------------
+// What follows is between the dispatcher and the kernels.
 
-constexpr int TILE = 64;           // positions a tile, multiples of it counted from the root
-constexpr int MAX_LINES = 256;     // (row, head) pairs that a work item holds; more only where one row has more
-constexpr int MAX_LANES = 16;      // floats in the widest vector
+constexpr int TILE = 64;        // positions a tile, multiples of it counted from the root
+constexpr int MAX_LINES = 256;  // (row, head) pairs that a work item holds; more only where one row has more
+constexpr int MAX_LANES = 16;   // floats in the widest vector
 constexpr int VECTOR_ALIGNMENT = 64;
 
 // Rows [row_begin, row_end) of a visit, all heads of a group: lines [line_begin, ...) of its work item.
@@ -92,14 +92,14 @@ struct Cursor {
 
 // One worker's buffers, each aligned for vectors. Lines hold head_dim rounded up to whole vectors.
 struct Scratch {
-  float* keys;         // [d, TILE] the tile's keys, transposed
-  float* values;       // [TILE, padded d]
-  float* queries;      // [lines, d], scaled
-  float* accumulator;  // [lines, padded d]
-  float* sums;         // [lines, MAX_LANES] of probabilities, by lane
-  float* maxima;       // [lines]
-  std::int64_t* line_pos;   // [lines]
-  Cursor* cursors;          // [blocks]
+  float* keys;                   // [d, TILE] the tile's keys, transposed
+  float* values;                 // [TILE, padded d]
+  float* queries;                // [lines, d], scaled
+  float* accumulator;            // [lines, padded d]
+  float* sums;                   // [lines, MAX_LANES] of probabilities, by lane
+  float* maxima;                 // [lines]
+  std::int64_t* line_pos;        // [lines]
+  Cursor* cursors;               // [blocks]
   std::int64_t tile_rows[TILE];  // what `keys` and `values` hold (see PathTile)
   std::int64_t tile_kv_head;     // -1: nothing yet
 };

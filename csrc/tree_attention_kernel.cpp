@@ -27,8 +27,7 @@ inline const T* row_of(const ConstHeadRows& x, std::int64_t row, std::int64_t he
   return static_cast<const T*>(x.data) + row * x.row_stride + head * x.head_stride;
 }
 
-// ---- c[NUM_ROWS, NUM_VECS] (+)= a[NUM_ROWS, depth] x b[depth, NUM_VECS]: one chain of fma per element ----------------
-
+// c[NUM_ROWS, NUM_VECS] (+)= a[NUM_ROWS, depth] x b[depth, NUM_VECS]: one chain of fma per element.
 template <int NUM_ROWS, int NUM_VECS>
 void multiply_block(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride, std::int64_t depth,
                     float* c, std::int64_t c_stride, bool accumulate) {
@@ -83,8 +82,6 @@ inline void multiply(int num_rows, std::int64_t num_vecs, const float* a, std::i
     block(a, a_stride, b + v * LANES, b_stride, depth, c + v * LANES, c_stride, accumulate);
   }
 }
-
-// ---- a tile of a path: which keys, and their gathering ---------------------------------------------------------------
 
 class Path {
  public:
@@ -175,8 +172,6 @@ class Gather {
   const std::int64_t kv_head_;
 };
 
-// ---- lines: one query row under one head ----------------------------------------------------------------------------
-
 // The tile's columns that a line sees.
 struct Seen {
   std::int64_t begin, end;
@@ -257,8 +252,8 @@ class Lines {
     vfloat highest = splat(-INF);
     for (std::int64_t v = first; v < last; ++v) {
       const vint column = lane_index() + static_cast<std::int32_t>(v * LANES);
-      const vint visible = (column >= static_cast<std::int32_t>(seen.begin)) &
-                           (column < static_cast<std::int32_t>(seen.end));
+      const vint visible =
+          (column >= static_cast<std::int32_t>(seen.begin)) & (column < static_cast<std::int32_t>(seen.end));
       const vfloat score = select(visible, capped(load(scores + v * LANES), call_.softcap), splat(-INF));
       store(scores + v * LANES, score);
       highest = max(highest, score);
@@ -295,8 +290,6 @@ class Lines {
   Scratch& scratch_;
   const std::int64_t depth_, vecs_, stride_;
 };
-
-// ---- a work item ----------------------------------------------------------------------------------------------------
 
 // Calls each(line, row, head) for the lines of a block: a row's heads stand together.
 template <typename Each>

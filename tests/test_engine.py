@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -256,7 +255,7 @@ def test_the_self_check_runs_once_and_refuses_a_model_that_disagrees(llama: PreT
     assert "self_check" not in engine.report.seconds
     wrong = Engine(llama)
     wrong._model._softcap = 0.5
-    with pytest.raises(SelfCheckError, match="'llama': the tree gives .* where plain scoring gives"):
+    with pytest.raises(SelfCheckError, match=r"'llama': the tree gives .* where plain scoring gives"):
         wrong.loglikelihood([([1], [2])])
 
 
@@ -354,7 +353,9 @@ def test_bad_products_get_one_line(llama: PreTrainedModel) -> None:
     engine = Engine(llama, self_check=False)
     with pytest.raises(RequestError, match=f"token id {VOCAB + 1} is out of range"):
         engine.score([[1]], [[2]], [[VOCAB + 1]])
-    with pytest.raises(RequestError, match="the longest prompt feeds 257 tokens, over the model's context window of 256"):
+    with pytest.raises(
+        RequestError, match="the longest prompt feeds 257 tokens, over the model's context window of 256"
+    ):
         engine.score([[1] * 250], [[2] * 7], [[3]])
 
 
@@ -381,8 +382,8 @@ def test_rotary_types_that_depend_on_length_are_exact_in_their_window_and_refuse
 
 
 @pytest.fixture
-def unusual() -> Iterator[PreTrainedModel]:
-    yield tiny_llama()
+def unusual() -> PreTrainedModel:
+    return tiny_llama()
 
 
 def test_architectures_that_cannot_be_exact_are_refused_by_name(unusual: PreTrainedModel) -> None:

@@ -52,8 +52,10 @@ class Replay:
         for row, wanted, out in zip(pack.scored_rows[pack.pair_row], pack.pair_id, pack.pair_out, strict=True):
             assert values[out] is None, "a value is written twice"
             values[out] = (seen[row], int(wanted))
-        kept = [(slot, pack.token_ids[begin:end].copy()) for begin, end, slot in
-                zip(pack.retain_begin, pack.retain_end, pack.retain_slot, strict=True)]
+        kept = [
+            (slot, pack.token_ids[begin:end].copy())
+            for begin, end, slot in zip(pack.retain_begin, pack.retain_end, pack.retain_slot, strict=True)
+        ]
         for slot, ids in kept:
             self.pool[slot : slot + ids.size] = ids
 
@@ -129,7 +131,12 @@ def check_product(
 
 @given(rows, filled_rows, continuations, pack_sizes, unit_sizes, kv_slack)
 def test_product_scores_every_prompt(
-    contexts: list[list[int]], queries: list[list[int]], labels: list[list[int]], pack: int, unit: int, slack: int | None
+    contexts: list[list[int]],
+    queries: list[list[int]],
+    labels: list[list[int]],
+    pack: int,
+    unit: int,
+    slack: int | None,
 ) -> None:
     deepest = max(map(len, contexts)) + max(map(len, queries)) + max(map(len, labels))
     kv = kv_budget(slack, deepest)

@@ -83,7 +83,7 @@ def test_intervals_are_the_ancestor_relation(given_rows: list[list[int]]) -> Non
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6])
 def test_all_orderings_of_k_demonstrations_have_floor_e_factorial_context_ends(k: int) -> None:
     demonstrations = [[10 * i, 10 * i + 1, 7] for i in range(k)]
-    orderings = [sum((demonstrations[i] for i in order), []) for order in itertools.permutations(range(k))]
+    orderings = [[t for i in order for t in demonstrations[i]] for order in itertools.permutations(range(k))]
     marks = [[3 * shots for shots in range(k + 1)]] * len(orderings)
     tree, ends = build_tree(Rows.of(orderings), Rows.of(marks))
     assert np.unique(ends).size == tree.num_nodes == math.floor(math.e * math.factorial(k))

@@ -48,7 +48,7 @@ def _roughened(model: PreTrainedModel) -> PreTrainedModel:
     """Random weights large enough that heads attend unevenly and norms and biases matter."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim >= 2:
                 parameter.copy_(noise * 2.0 / parameter.shape[-1] ** 0.5)
@@ -111,15 +111,29 @@ ZOO: dict[str, Entry] = {
     "gpt2": Entry(
         "GPT2LMHeadModel",
         "GPT2Config",
-        {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256, "bos_token_id": 1,
-         "eos_token_id": 2},
-    ),  # fmt: skip
+        {
+            "vocab_size": VOCAB,
+            "n_embd": 32,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 256,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
     "opt": Entry(
         "OPTForCausalLM",
         "OPTConfig",
-        {"vocab_size": VOCAB, "hidden_size": 32, "ffn_dim": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "max_position_embeddings": 256, "word_embed_proj_dim": 24},
-    ),  # fmt: skip
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "ffn_dim": 56,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+            "word_embed_proj_dim": 24,
+        },
+    ),
     "gpt-neox": Entry("GPTNeoXForCausalLM", "GPTNeoXConfig", {**_COMMON, **_LAYERS}),
     "phi3": Entry("Phi3ForCausalLM", "Phi3Config", {**_GROUPED, **_LAYERS}),
     "phi3-window": Entry("Phi3ForCausalLM", "Phi3Config", {**_GROUPED, **_LAYERS, "sliding_window": WINDOW}),
@@ -127,9 +141,16 @@ ZOO: dict[str, Entry] = {
     "qwen2-moe": Entry(
         "Qwen2MoeForCausalLM",
         "Qwen2MoeConfig",
-        {**_GROUPED, **_LAYERS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-         "shared_expert_intermediate_size": 24, "decoder_sparse_step": 1},
-    ),  # fmt: skip
+        {
+            **_GROUPED,
+            **_LAYERS,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+            "decoder_sparse_step": 1,
+        },
+    ),
 }
 
 Build = Callable[[], PreTrainedModel]

@@ -22,8 +22,9 @@ class Encoder:
 
     def __init__(self, tokenizer: Any, config: Any) -> None:
         self._tokenizer = tokenizer
-        candidates = [getattr(source, name, None) for source in (tokenizer, config)
-                      for name in ("bos_token_id", "eos_token_id")]
+        candidates = [
+            getattr(source, name, None) for source in (tokenizer, config) for name in ("bos_token_id", "eos_token_id")
+        ]
         given = [c[0] if isinstance(c, list) else c for c in candidates if c is not None]
         self.prefix_id: int | None = int(given[0]) if given else None
 
@@ -53,28 +54,35 @@ class Encoder:
             label_ids.append([ids[stable:] for ids in joint[1:]])
         for context, ids in zip(contexts, context_ids, strict=True):
             texts = [context + query + label for query, row in zip(queries, labels, strict=True) for label in row]
-            parts = [np.concatenate([ids, query, label]) for query, row in zip(query_ids, label_ids, strict=True)
-                     for label in row]
+            parts = [
+                np.concatenate([ids, query, label])
+                for query, row in zip(query_ids, label_ids, strict=True)
+                for label in row
+            ]
             whole = self._encode_all(texts)
             if not all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True)):
                 return None
         return context_ids, query_ids, label_ids
 
     def _pair(self, number: int, context: Text, continuation: Text) -> tuple[TokenArray, TokenArray]:
-        if isinstance(context, str) != isinstance(continuation, str):
-            raise RequestError(f"request {number} mixes text and token ids; give both as text or both as ids")
         if isinstance(context, str) and isinstance(continuation, str):
             context_ids, continuation_ids = self._encode_pair(context, continuation)
+        elif isinstance(context, str) or isinstance(continuation, str):
+            raise RequestError(f"request {number} mixes text and token ids; give both as text or both as ids")
         else:
             context_ids = Rows.of([context], f"request {number} context").tokens
             continuation_ids = Rows.of([continuation], f"request {number} continuation").tokens
         if not continuation_ids.size:
-            raise RequestError(f"the continuation of request {number} ({str(continuation)[:40]!r}) has no tokens of its "
-                               "own; give at least one token to score")
+            raise RequestError(
+                f"the continuation of request {number} ({str(continuation)[:40]!r}) has no tokens of its "
+                "own; give at least one token to score"
+            )
         if not context_ids.size:
             if self.prefix_id is None:
-                raise RequestError(f"request {number} has an empty context, and neither tokenizer nor model names a BOS "
-                                   "or EOS token to stand for it; give a context")
+                raise RequestError(
+                    f"request {number} has an empty context, and neither tokenizer nor model names a BOS "
+                    "or EOS token to stand for it; give a context"
+                )
             context_ids = np.array([self.prefix_id], np.int32)
         return context_ids, continuation_ids
 
@@ -92,13 +100,18 @@ class Encoder:
     def _encode_all(self, texts: list[str]) -> list[TokenArray]:
         """Ids with BOS where the tokenizer adds it, and never a trailing EOS."""
         if self._tokenizer is None:
-            raise RequestError("the engine has no tokenizer, so requests must be token ids; "
-                               "pass Engine(model, tokenizer) for text")
+            raise RequestError(
+                "the engine has no tokenizer, so requests must be token ids; pass Engine(model, tokenizer) for text"
+            )
         eos = self._tokenizer.eos_token_id
         bos = self._tokenizer.bos_token_id
         rows = [np.asarray(ids, np.int32) for ids in self._tokenizer(texts, return_attention_mask=False)["input_ids"]]
-        return [ids[:-1] if ids.size and ids[-1] == eos and eos != bos and not text.endswith(self._tokenizer.eos_token)
-                else ids for ids, text in zip(rows, texts, strict=True)]
+        return [
+            ids[:-1]
+            if ids.size and ids[-1] == eos and eos != bos and not text.endswith(self._tokenizer.eos_token)
+            else ids
+            for ids, text in zip(rows, texts, strict=True)
+        ]
 
 
 def _common(a: TokenArray, b: TokenArray) -> int:

@@ -12,13 +12,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
 from transformers import PreTrainedModel
 
+from iclperm import _core
 from iclperm.engine import selfcheck
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
 from iclperm.engine.model import PlainModel, TreeModel, load
-from iclperm.engine.plan import DEFAULT_PACK_TOKENS, DEFAULT_UNIT_TOKENS, ContextPaths, Plan, plan_product, plan_requests
+from iclperm.engine.plan import (
+    DEFAULT_PACK_TOKENS,
+    DEFAULT_UNIT_TOKENS,
+    ContextPaths,
+    Plan,
+    plan_product,
+    plan_requests,
+)
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
 from iclperm.errors import RequestError
 
@@ -51,8 +60,8 @@ class Engine:
     """Scores prompts through a shared-prefix tree, exactly.
 
     Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
-    bit for bit as it was. ``pack_tokens`` is the size of a forward pass, ``kv_tokens`` bounds the keys and values alive
-    at once. ``plain=True`` serves any architecture prompt by prompt instead, at the full cost.
+    bit for bit as it was. ``pack_tokens`` is the size of a forward pass, ``memory_budget`` bounds the bytes of keys and
+    values alive at once. ``plain=True`` serves any architecture prompt by prompt instead, at the full cost.
     """
 
     def __init__(
@@ -63,17 +72,18 @@ class Engine:
         attention: str = "auto",
         plain: bool = False,
         pack_tokens: int = DEFAULT_PACK_TOKENS,
-        kv_tokens: int | None = None,
         unit_tokens: int = DEFAULT_UNIT_TOKENS,
+        memory_budget: int | None = None,
         self_check: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.report = Report()
         self.totals = Report()
         self.row_invariant: bool | None = None  # found out on first use
-        self._limits: dict[str, Any] = {"pack_tokens": pack_tokens, "kv_tokens": kv_tokens, "unit_tokens": unit_tokens}
         self._unchecked = self_check and not plain
         self._model = PlainModel(model) if plain else TreeModel(model, attention)
+        kv_tokens = None if memory_budget is None else memory_budget // self._model.kv_bytes_per_token
+        self._limits: dict[str, Any] = {"pack_tokens": pack_tokens, "kv_tokens": kv_tokens, "unit_tokens": unit_tokens}
         self._encoder = Encoder(tokenizer, self._model.config)
 
     @classmethod
@@ -91,6 +101,11 @@ class Engine:
         return cls(model, tokenizer, **options)
 
     @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model that is served, unchanged."""
+        return self._model.model
+
+    @property
     def attention(self) -> str:
         """The attention path taken: ``native`` (the C++ kernel), ``torch``, or ``plain``."""
         return self._model.attention
@@ -99,6 +114,20 @@ class Engine:
     def max_tokens(self) -> int:
         """Longest prompt that can be scored, in tokens."""
         return self._model.max_positions
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        """What the last bits of a result depend on besides model and prompt; with it equal, results are equal."""
+        return {
+            "attention": self.attention,
+            "isa": _core.isa() if self.attention == "native" else None,
+            "device": self._model.device_name,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "pack_tokens": self._limits["pack_tokens"],
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
 
     @property
     def utilisation(self) -> float:
@@ -166,16 +195,16 @@ class Engine:
     def _execute(self, plan: Plan, units: Iterable[int]) -> Iterator[UnitResult]:
         for values in self._run(plan, units):
             block = plan.blocks[plan.core.unit_block[values.unit]]
-            shape = (len(plan.unit_contexts(values.unit)), -1)
-            rows = _sum_rows(block, *(a.reshape(shape) for a in (values.logprob, values.is_greedy, values.is_finite)))
-            logprob, greedy, finite = (a.reshape(shape[0], -1, plan.num_labels) for a in rows)
+            contexts, queries = plan.unit_contexts(values.unit), plan.unit_queries(values.unit)
+            rows = _sum_rows(block, [values], num_contexts=len(contexts))
+            shape = (len(contexts), len(queries), plan.num_labels)
             yield UnitResult(
                 unit=values.unit,
-                contexts=plan.unit_contexts(values.unit),
-                queries=plan.unit_queries(values.unit),
-                logprob=logprob,
-                is_greedy=greedy,
-                state=np.where(finite.all(axis=-1), OK, INVALID).astype(np.uint8),
+                contexts=contexts,
+                queries=queries,
+                logprob=rows.logprob.reshape(shape),
+                is_greedy=rows.is_greedy.reshape(shape),
+                state=_states(np.logical_and.reduce(rows.is_finite.reshape(shape), axis=-1)),
             )
 
     def _run(self, plan: Plan, units: Iterable[int]) -> Iterator[UnitValues]:
@@ -192,21 +221,16 @@ class Engine:
         started = time.perf_counter()
         rows, begins = self._encoder.requests(requests)
         if not len(rows):
-            return Scores(*(np.empty(0, t) for t in (np.float32, np.int32, np.bool_, np.uint8)))
+            return Scores(np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.uint8))
         self._admit_rows(rows)
         plan = plan_requests(rows, begins, **self._limits)
         self.report.seconds["plan"] += time.perf_counter() - started
-        results = list(self._run(plan, range(plan.num_units)))
-        logprob, greedy, finite = (
-            np.concatenate([getattr(values, name) for values in results])[None]
-            for name in ("logprob", "is_greedy", "is_finite")
-        )
-        sums = _sum_rows(plan.contexts, logprob, greedy, finite)
+        sums = _sum_rows(plan.contexts, list(self._run(plan, range(plan.num_units))), num_contexts=1)
         return Scores(
-            logprob=sums[0][0],
+            logprob=sums.logprob[0],
             num_tokens=(rows.lengths - begins).astype(np.int32),
-            is_greedy=sums[1][0],
-            state=np.where(sums[2][0], OK, INVALID).astype(np.uint8),
+            is_greedy=sums.is_greedy[0],
+            state=_states(sums.is_finite)[0],
         )
 
     def _factors(self, contexts: Any, queries: Any, continuations: Any) -> tuple[Any, Any, Any] | None:
@@ -224,30 +248,42 @@ class Engine:
             raise RequestError("an empty query cannot follow ContextPaths; give at least one token a query")
         labels = _by_query(continuations, len(queries))
         join = (lambda a, b: a + b) if isinstance(queries[0], str) else (lambda a, b: [*a, *b])
-        requests = [(join(context, query), label) for context in contexts
-                    for query, row in zip(queries, labels, strict=True) for label in row]
+        requests = [
+            (join(context, query), label)
+            for context in contexts
+            for query, row in zip(queries, labels, strict=True)
+            for label in row
+        ]
         return self._loglikelihood(requests).logprob.reshape(len(contexts), len(queries), -1)
 
     def _admit(self, plan: Plan) -> None:
         """Refuse what the model cannot take, before any forward pass."""
         if plan.max_id >= self._model.vocab_size:
-            raise RequestError(f"token id {plan.max_id} is out of range: the model has {self._model.vocab_size} token ids; "
-                               "is this the model's own tokenizer?")
+            raise RequestError(
+                f"token id {plan.max_id} is out of range: the model has {self._model.vocab_size} token ids; "
+                "is this the model's own tokenizer?"
+            )
         if plan.max_tokens > self.max_tokens:
-            raise RequestError(f"the longest prompt feeds {plan.max_tokens} tokens, over the model's context window of "
-                               f"{self.max_tokens}; shorten it or use fewer demonstrations")
+            raise RequestError(
+                f"the longest prompt feeds {plan.max_tokens} tokens, over the model's context window of "
+                f"{self.max_tokens}; shorten it or use fewer demonstrations"
+            )
 
     def _admit_rows(self, rows: Rows) -> None:
         """As ``_admit``, naming the request."""
         beyond = np.flatnonzero(rows.tokens >= self._model.vocab_size)
         if beyond.size:
             number = int(np.searchsorted(rows.offsets, beyond[0], side="right")) - 1
-            raise RequestError(f"request {number} holds token id {rows.tokens[beyond[0]]}, out of range: the model has "
-                               f"{self._model.vocab_size} token ids; is this the model's own tokenizer?")
+            raise RequestError(
+                f"request {number} holds token id {rows.tokens[beyond[0]]}, out of range: the model has "
+                f"{self._model.vocab_size} token ids; is this the model's own tokenizer?"
+            )
         long = np.flatnonzero(rows.lengths - 1 > self.max_tokens)
         if long.size:
-            raise RequestError(f"request {long[0]} feeds {rows.lengths[long[0]] - 1} tokens, over the model's context "
-                               f"window of {self.max_tokens}; shorten it or use fewer demonstrations")
+            raise RequestError(
+                f"request {long[0]} feeds {rows.lengths[long[0]] - 1} tokens, over the model's context "
+                f"window of {self.max_tokens}; shorten it or use fewer demonstrations"
+            )
 
     def _first_use(self) -> None:
         if self._unchecked and isinstance(self._model, TreeModel):
@@ -261,20 +297,33 @@ class Engine:
 def _by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:
     """One list of continuations a query, whether they were given so or shared by all."""
     first = continuations[0] if len(continuations) else ()
-    shared = isinstance(first, str) or np.ndim(first) == 1 and not any(isinstance(part, str) for part in first)
+    shared = isinstance(first, str) or (np.ndim(first) == 1 and not any(isinstance(part, str) for part in first))
     return [continuations] * num_queries if shared else list(continuations)
 
 
-def _sum_rows(
-    tree: PrefixTree,
-    logprob: npt.NDArray[np.float32],
-    is_greedy: npt.NDArray[np.bool_],
-    is_finite: npt.NDArray[np.bool_],
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Per row of the tree [c, R], from its targets' values [c, X]: float64 sum, all greedy, all finite."""
-    items, starts = tree.row_items, tree.row_offsets[:-1]
-    return (
-        np.add.reduceat(logprob[:, items].astype(np.float64), starts, axis=1).astype(np.float32),
-        np.logical_and.reduceat(is_greedy[:, items], starts, axis=1),
-        np.logical_and.reduceat(is_finite[:, items], starts, axis=1),
+@dataclass(frozen=True)
+class _Rows:
+    """Per scored row [c, R]: float64 sums of its targets' log-probabilities as float32, all greedy, all finite."""
+
+    logprob: npt.NDArray[np.float32]
+    is_greedy: npt.NDArray[np.bool_]
+    is_finite: npt.NDArray[np.bool_]
+
+
+def _sum_rows(tree: PrefixTree, units: Sequence[UnitValues], num_contexts: int) -> _Rows:
+    """Add up the targets of each of the tree's rows, ``units`` holding [c, X] values end to end."""
+    starts = tree.row_offsets[:-1]
+
+    def by_item(values: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.concatenate(values).reshape(num_contexts, -1)[:, tree.row_items]
+
+    logprob = by_item([unit.logprob for unit in units]).astype(np.float64)
+    return _Rows(
+        np.add.reduceat(logprob, starts, axis=1).astype(np.float32),
+        np.logical_and.reduceat(by_item([unit.is_greedy for unit in units]), starts, axis=1),
+        np.logical_and.reduceat(by_item([unit.is_finite for unit in units]), starts, axis=1),
     )
+
+
+def _states(is_finite: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    return np.where(is_finite, OK, INVALID).astype(np.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ class Report:
     scored_rows: int = 0
     attention_pairs: int = 0  # query-key pairs, for one head and layer
     flops: float = 0.0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, other: Report) -> None:
         """Accumulate another report; peaks take the maximum."""
@@ -38,7 +38,8 @@ class Report:
                      "attention_pairs", "flops"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kv_peak_tokens = max(self.kv_peak_tokens, other.kv_peak_tokens)
-        self.seconds.update(other.seconds)
+        for phase, seconds in other.seconds.items():
+            self.seconds[phase] += seconds
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,10 @@ def _check_prediction(plan: Plan, unit: int, held: int, cost: Report) -> None:
     predicted = plan.core.predict(unit, held)
     measured = (cost.tokens_forwarded, cost.num_packs, cost.kv_peak_tokens)
     if measured != predicted:
-        raise PlanError(f"unit {unit} forwarded (tokens, packs, KV peak) {measured} where the plan says {predicted}; "
-                        "this is a defect of iclperm, please report it")
+        raise PlanError(
+            f"unit {unit} forwarded (tokens, packs, KV peak) {measured} where the plan says {predicted}; "
+            "this is a defect of iclperm, please report it"
+        )
 
 
 def execute_plain(model: PlainModel, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -58,22 +59,32 @@ def load(
     except (ValueError, OSError) as error:
         raise ModelError(f"cannot read the configuration of {str(name)!r}: {_first_line(error)}") from error
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ModelError(f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
-                         "transformers knows; give a decoder-only model")
+        raise ModelError(
+            f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
+            "transformers knows; give a decoder-only model"
+        )
     if dtype == "auto":
         dtype = torch.float32 if place.type == "cpu" else "auto"
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, trust_remote_code=False, use_safetensors=True, dtype=dtype,
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name,
+            revision=revision,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=dtype,
             output_loading_info=True,
-        )  # fmt: skip
-    except (ValueError, OSError) as error:
+        )
+    except (ValueError, OSError, SafetensorError) as error:
         raise ModelError(f"cannot load the weights of {str(name)!r}: {_first_line(error)}") from error
+    model, info = loaded
     for problem in ("missing_keys", "mismatched_keys"):
         if info[problem]:
-            raise ModelError(f"the weights of {str(name)!r} do not fill the model: {problem.replace('_', ' ')} "
-                             f"{sorted(map(str, info[problem]))[:3]}; use a complete checkpoint")
-    return model.to(place).eval(), load_tokenizer(name, revision)
+            raise ModelError(
+                f"the weights of {str(name)!r} do not fill the model: {problem.replace('_', ' ')} "
+                f"{sorted(map(str, info[problem]))[:3]}; use a complete checkpoint"
+            )
+    served: PreTrainedModel = model.to(place).eval()
+    return served, load_tokenizer(name, revision)
 
 
 def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
@@ -105,14 +116,18 @@ def _refuse_folder(folder: Path) -> None:
     except (ValueError, TypeError) as error:
         raise ModelError(f"'{config}' is not valid JSON: {_first_line(error)}") from error
     if has_remote_code:
-        raise ModelError(f"model folder '{folder}' brings its own code (auto_map in config.json), which is not run; "
-                         "use a checkpoint of an architecture that transformers has built in")
+        raise ModelError(
+            f"model folder '{folder}' brings its own code (auto_map in config.json), which is not run; "
+            "use a checkpoint of an architecture that transformers has built in"
+        )
     if list(folder.glob("*.safetensors")):
         return
     pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern))
     if pickled:
-        raise ModelError(f"model folder '{folder}' has only pickled weights ({pickled[0]}), which can run code; "
-                         "convert them with save_pretrained(..., safe_serialization=True)")
+        raise ModelError(
+            f"model folder '{folder}' has only pickled weights ({pickled[0]}), which can run code; "
+            "convert them with save_pretrained(..., safe_serialization=True)"
+        )
     raise ModelError(f"model folder '{folder}' has no weights; it needs model.safetensors")
 
 
@@ -126,7 +141,9 @@ class KvPool:
     def layer(self, number: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The pool of a layer, made at its first use in the shape of its k and v [M, Hkv, d]."""
         if number == len(self._layers):
-            self._layers.append((k.new_zeros(self._num_slots, *k.shape[1:]), v.new_zeros(self._num_slots, *v.shape[1:])))
+            self._layers.append(
+                (k.new_zeros(self._num_slots, *k.shape[1:]), v.new_zeros(self._num_slots, *v.shape[1:]))
+            )
         return self._layers[number]
 
 
@@ -147,9 +164,7 @@ class TreeForward:
         k_pool, v_pool = self.pool.layer(self.num_layers, k, v)
         self.num_layers += 1
         out = self.attend(q, k, v, k_pool, v_pool, rule)
-        for begin, end, slot in zip(
-            self.pack.retain_begin, self.pack.retain_end, self.pack.retain_slot, strict=True
-        ):
+        for begin, end, slot in zip(self.pack.retain_begin, self.pack.retain_end, self.pack.retain_slot, strict=True):
             k_pool[slot : slot + end - begin] = k[begin:end]
             v_pool[slot : slot + end - begin] = v[begin:end]
         return out
@@ -167,11 +182,15 @@ def _tree_attention(
     forward: TreeForward = arguments["tree"]
     unknown = sorted(a for a, given in arguments.items() if given is not None and a not in _HARMLESS_ARGUMENTS)
     if unknown:
-        raise ModelError(f"{type(module).__name__} passes {unknown[0]!r} to its attention, which the tree cannot serve; "
-                         "run it with plain=True (--plain)")
+        raise ModelError(
+            f"{type(module).__name__} passes {unknown[0]!r} to its attention, which the tree cannot serve; "
+            "run it with plain=True (--plain)"
+        )
     if attention_mask is not None:
-        raise ModelError(f"{type(module).__name__} gives its attention a mask of its own, which the tree cannot serve; "
-                         "run it with plain=True (--plain)")
+        raise ModelError(
+            f"{type(module).__name__} gives its attention a mask of its own, which the tree cannot serve; "
+            "run it with plain=True (--plain)"
+        )
     scaling = arguments.get("scaling")
     rule = AttentionRule(
         scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
@@ -202,18 +221,34 @@ class PlainModel:
         self.device = model.device
         self.dtype = model.dtype
         self.max_positions = int(getattr(self.config, "max_position_embeddings", None) or np.iinfo(np.int32).max)
-        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        embedding: Any = model.get_input_embeddings
+        self._embedding = embedding()
+        self._head = _output_embeddings(model)
+        self.vocab_size = int(self._embedding.weight.shape[0])
+
+    @property
+    def device_name(self) -> str:
+        """The kind of device, and which one if it is an accelerator."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of the keys and values of one token, over all layers."""
+        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        return int(2 * self.config.num_hidden_layers * heads * self._head_dim * self.dtype.itemsize)
+
+    @property
+    def _head_dim(self) -> int:
+        given = getattr(self.config, "head_dim", None)
+        return int(given or self.config.hidden_size // self.config.num_attention_heads)
 
     def flops(self, num_tokens: int, num_scored: int, attention_pairs: int) -> float:
         """Floating-point operations of the matrix products and the attention of a call."""
-        embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
-        body = sum(p.numel() for p in self.model.parameters() if p.ndim >= 2 and p is not embedding.weight)
-        if head is not None and head.weight is not embedding.weight:
-            body -= head.weight.numel()
-        head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
-        attention = 4 * attention_pairs * self.config.num_attention_heads * head_dim * self.config.num_hidden_layers
-        return float(2 * body * num_tokens + 2 * embedding.weight.numel() * num_scored + attention)
-
+        outside = {id(self._embedding.weight), id(self._head.weight)}
+        body = sum(p.numel() for p in self.model.parameters() if p.ndim >= 2 and id(p) not in outside)
+        attention = 4 * attention_pairs * self.config.num_attention_heads * self._head_dim
+        attention *= self.config.num_hidden_layers
+        return float(2 * body * num_tokens + 2 * self._head.weight.numel() * num_scored + attention)
 
     @torch.inference_mode()
     def gemm_rate(self, num_rows: int) -> float:
@@ -244,13 +279,14 @@ class TreeModel(PlainModel):
             raise ModelError(f"attention {attention!r} is unknown; choose auto, native or torch")
         native = self.device.type == "cpu" and self.dtype in (torch.float32, torch.bfloat16)
         if attention == "native" and not native:
-            raise ModelError(f"native attention runs float32 and bfloat16 on a CPU, not {self.dtype} on {self.device}; "
-                             "choose attention='torch'")
+            raise ModelError(
+                f"native attention runs float32 and bfloat16 on a CPU, not {self.dtype} on {self.device}; "
+                "choose attention='torch'"
+            )
         self.attention = ("native" if native else "torch") if attention == "auto" else attention
         _refuse_architecture(model, self.config)
         self.max_positions = min(self.max_positions, _length_independent_positions(self.config))
-        self._decoder = model.get_decoder()
-        self._head = model.get_output_embeddings()
+        self._decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
         self._softcap = float(getattr(self.config, "final_logit_softcapping", None) or 0.0)
         self._logit_scale = _logit_scale(self.config)
         self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
@@ -268,7 +304,7 @@ class TreeModel(PlainModel):
                 module.training = False
             for module, forward in self._overrides:
                 undo.callback(delattr, module, "forward")
-                module.forward = forward  # type: ignore[method-assign]
+                module.forward = forward
             with torch.inference_mode():
                 yield
 
@@ -283,8 +319,10 @@ class TreeModel(PlainModel):
             tree=tree,
         ).last_hidden_state[0]
         if tree.num_layers != self.config.num_hidden_layers:
-            raise ModelError(f"{self.config.model_type!r} has {self.config.num_hidden_layers} layers but only "
-                             f"{tree.num_layers} attend; other kinds of layer cannot be served, use plain=True (--plain)")
+            raise ModelError(
+                f"{self.config.model_type!r} has {self.config.num_hidden_layers} layers but only "
+                f"{tree.num_layers} attend; other kinds of layer cannot be served, use plain=True (--plain)"
+            )
         return hidden, tree
 
     def read(self, hidden: torch.Tensor, pack: Pack) -> Reading:
@@ -297,7 +335,9 @@ class TreeModel(PlainModel):
             part = scored[begin : begin + chunk]
             lo, hi = np.searchsorted(pack.pair_row, [begin, begin + part.shape[0]])
             parts.append(
-                read_logits(self._logits(part), self._softcap, pack.pair_row[lo:hi] - np.int32(begin), pack.pair_id[lo:hi])
+                read_logits(
+                    self._logits(part), self._softcap, pack.pair_row[lo:hi] - np.int32(begin), pack.pair_id[lo:hi]
+                )
             )
         return Reading(*(np.concatenate([getattr(p, name) for p in parts]) for name in Reading.__dataclass_fields__))
 
@@ -327,8 +367,9 @@ def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:
     name = f"{type(model).__name__} ({config.model_type!r})"
 
     def refuse(feature: str) -> None:
-        raise ModelError(f"{name} has {feature}, which the prefix tree cannot serve exactly; "
-                         "run it with plain=True (--plain)")
+        raise ModelError(
+            f"{name} has {feature}, which the prefix tree cannot serve exactly; run it with plain=True (--plain)"
+        )
 
     if getattr(config, "is_encoder_decoder", False):
         refuse("an encoder")
@@ -339,8 +380,13 @@ def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:
         refuse(f"layers of type {other[0]!r}")
     if getattr(config, "use_bidirectional_attention", None):
         refuse("bidirectional attention")
-    if model.get_output_embeddings() is None:
-        refuse("no output embeddings")
+
+
+def _output_embeddings(model: PreTrainedModel) -> Any:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if head is None:
+        raise ModelError(f"{type(model).__name__} has no output embeddings; load it as a causal language model")
+    return head
 
 
 def _rope_settings(config: Any) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ def plan_product(
     else:
         blocks = tuple(
             _query_tree(query_rows, labels, range(begin, end))
-            for begin, end in zip(block_offsets[:-1], block_offsets[1:], strict=True)
+            for begin, end in pairwise(block_offsets.tolist())
         )
     core = _core.Plan(
         tree,

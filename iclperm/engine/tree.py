@@ -90,10 +90,12 @@ def path_tokens(tree: PrefixTree, node: int) -> TokenArray:
 def path_to_token(tree: PrefixTree, token: int) -> TokenArray:
     """Tokens from the root to tree token ``token``, itself included."""
     node = int(np.searchsorted(tree.token_offsets, token, side="right")) - 1
-    return np.concatenate([path_tokens(tree, int(tree.parent[node])), tree.tokens[tree.token_offsets[node] : token + 1]])
+    return np.concatenate(
+        [path_tokens(tree, int(tree.parent[node])), tree.tokens[tree.token_offsets[node] : token + 1]]
+    )
 
 
 def tin_tout(tree: PrefixTree) -> tuple[IntArray, IntArray]:
-    """Entry and exit number of every tree token, int64 [T]: token a is on the path of b iff tin[a] <= tin[b] < tout[a]."""
+    """Entry and exit number of every tree token, int64 [T]: a is on the path of b iff tin[a] <= tin[b] < tout[a]."""
     node = np.repeat(np.arange(tree.num_nodes), np.diff(tree.token_offsets))
     return np.arange(tree.num_tokens), tree.token_offsets[tree.subtree_end[node]]

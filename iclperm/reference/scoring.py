@@ -47,7 +47,7 @@ def next_token_logprobs(model: PreTrainedModel, prompt: Sequence[int]) -> npt.ND
 def loglikelihood(model: PreTrainedModel, requests: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[PlainScore]:
     """Score (context, continuation) pairs of token ids one by one; cost: every token of every request."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     try:
         return [score_one(model, context, continuation) for context, continuation in requests]
     finally:

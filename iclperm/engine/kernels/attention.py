@@ -94,7 +94,7 @@ class TorchAttention:
         visible = np.zeros((num_rows, slots.size + num_rows), bool)
         place = np.full(pooled.size, -1)
         place[slots] = np.arange(slots.size)
-        for visit, pos in enumerate(pack.visit_pos):
+        for visit in range(pack.visit_pos.size):
             begin, end = pack.visit_row_offsets[visit], pack.visit_row_offsets[visit + 1]
             for span in range(pack.span_offsets[visit], pack.span_offsets[visit + 1]):
                 a, b = int(pack.span_begin[span]), int(pack.span_end[span])

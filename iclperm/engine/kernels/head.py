@@ -1,4 +1,4 @@
-"""What is read off the logits: log-probabilities of wanted ids over the full vocabulary, and whether they were greedy."""
+"""What is read off the logits: log-probabilities of wanted ids over the full vocabulary, and greedy or not."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ def read_logits(
     """Read ``pair_id`` [X] at rows ``pair_row`` of ``logits`` [R, V], soft-capped first if ``softcap`` > 0."""
     read = _read_native if logits.device.type == "cpu" and logits.dtype in _NATIVE else _read_torch
     argmax, finite, logprob = read(logits, softcap, pair_row, pair_id)
-    return Reading(np.where(finite[pair_row], logprob, np.nan).astype(np.float32),
-                   (argmax[pair_row] == pair_id) & finite[pair_row], finite[pair_row])
+    return Reading(
+        np.where(finite[pair_row], logprob, np.nan).astype(np.float32),
+        (argmax[pair_row] == pair_id) & finite[pair_row],
+        finite[pair_row],
+    )
 
 
 _NATIVE = (torch.float32, torch.bfloat16)

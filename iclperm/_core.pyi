@@ -1,0 +1,173 @@
+"""The C++ core: prefix trees, plans and CPU kernels. Arguments are numpy arrays; every call releases the GIL.
+
+A wrong argument raises `iclperm.errors.RequestError` naming it. "Element" arrays are float32, or bfloat16 viewed as
+uint16, all of one call alike, contiguous on the last axis, with any non-negative strides on the others. For one
+instruction set, the bits that a kernel gives a row depend on that row's own inputs alone.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s: TypeAlias = npt.NDArray[np.signedinteger[Any]] | npt.NDArray[np.uint8]
+Elements: TypeAlias = npt.NDArray[Any]
+
+__version__: str
+
+def isa() -> str:
+    """The instruction set that kernels run on: ``avx512``, ``avx2`` or ``baseline``.
+
+    The best that the processor has, or the one named by the environment variable ``ICLPERM_ISA``; raises if that one
+    is unknown or cannot run here.
+    """
+
+def available_isas() -> list[str]:
+    """The instruction sets that can run here, slowest first."""
+
+def thread_backend() -> str:
+    """``gomp`` when kernels run on torch's OpenMP threads, ``std`` when they use threads of their own."""
+
+def tree_attention(
+    q: Elements,
+    k_new: Elements,
+    v_new: Elements,
+    k_pool: Elements,
+    v_pool: Elements,
+    out: Elements,
+    visit_row_offsets: Int64s,
+    visit_pos: Int64s,
+    span_offsets: Int64s,
+    span_source: Int64s,
+    span_begin: Int64s,
+    span_end: Int64s,
+    *,
+    scaling: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    num_threads: int = 1,
+) -> None:
+    """Causal attention of a packed tree: every row sees the keys on its own path.
+
+    q, out: [M, Hq, d]; k_new, v_new: [M, Hkv, d]; k_pool, v_pool: [slots, Hkv, d]; Hq a multiple of Hkv. Visit v owns
+    rows [visit_row_offsets[v], visit_row_offsets[v + 1]) at positions visit_pos[v], visit_pos[v] + 1, ...; the keys at
+    positions [0, visit_pos[v]) are its spans span_offsets[v] .. span_offsets[v + 1], in order: [span_begin, span_end)
+    of the pool's slots (span_source 0) or of the pack's rows (1). Rows without a visit become zero. ``softcap`` and
+    ``window`` are off at 0; a row sees the keys less than ``window`` positions before it. Sums are in float32.
+    Cost: 4 d Hq flops for every visible pair of row and key.
+    """
+
+def silu(x: Elements, out: Elements, *, num_threads: int = 1) -> None:
+    """x / (1 + exp(-x)) on [M, N]; out may be x. In float32 within 2e-7 |x|."""
+
+def gelu_tanh(x: Elements, out: Elements, *, num_threads: int = 1) -> None:
+    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) on [M, N]; out may be x. In float32 within 2e-7 |x|."""
+
+def gelu_erf(x: Elements, out: Elements, *, num_threads: int = 1) -> None:
+    """x / 2 (1 + erf(x / sqrt(2))) on [M, N]; out may be x. In float32 within 2e-7 |x|."""
+
+def head_rows(
+    logits: Elements, pair_row: Int64s, pair_id: Int64s, *, softcap: float = 0.0, num_threads: int = 1
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
+    """What scoring needs of logits [R, V], soft-capped first unless ``softcap`` is 0; one pass over them.
+
+    Returns log-sum-exp [R], argmax [R] (the lowest index on ties), whether all logits of the row are finite [R], and
+    for each pair (pair_row[n], pair_id[n]) the log-probability in nats [N]. A row that is not finite has NaN, -1,
+    False and NaN.
+    """
+
+class PrefixTree:
+    """A radix tree in flat preorder arrays (read-only), with what is asked of it; made by the builders below.
+
+    Node 0 is the root, with an empty edge. Node n owns ``tokens[token_offsets[n]:token_offsets[n + 1]]``, begins at
+    position ``depth[n]``, and its subtree is nodes ``[n, subtree_end[n])``. Token ``target_token[x]`` is asked for id
+    ``target_id[x]``; the log-likelihood of row r adds up targets ``row_items[row_offsets[r]:row_offsets[r + 1]]``.
+    """
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def token_offsets(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def parent(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def depth(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def subtree_end(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def target_token(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def target_id(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def row_offsets(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def row_items(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def max_depth(self) -> int: ...
+    def check(self) -> None:
+        """Raise RuntimeError if an invariant of the arrays is broken."""
+
+def build_tree(
+    tokens: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    mark_offsets: npt.NDArray[np.int64],
+    marks: npt.NDArray[np.int32],
+) -> tuple[PrefixTree, npt.NDArray[np.int32]]:
+    """Tree of CSR rows cut at their marked depths, and the node of every mark."""
+
+def build_requests(
+    tokens: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], score_begin: npt.NDArray[np.int64]
+) -> PrefixTree:
+    """Tree of all but the last token of each CSR row, its tokens from ``score_begin`` on as targets."""
+
+class Plan:
+    """Units and packs over a context tree and the query trees beneath its ``ends``; see `iclperm.engine.plan`."""
+
+    def __init__(
+        self,
+        contexts: PrefixTree,
+        ends: list[int],
+        blocks: list[PrefixTree],
+        *,
+        pack_tokens: int,
+        kv_tokens: int,
+        unit_tokens: int,
+    ) -> None: ...
+    @property
+    def unit_leaf_begin(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def unit_leaf_end(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def unit_block(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def unit_context_begin(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def unit_context_end(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def unit_value_begin(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def unit_num_values(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def unit_tokens(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def unit_packs(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def unit_kv_peak(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def num_units(self) -> int: ...
+    @property
+    def query_base(self) -> int: ...
+    @property
+    def pool_slots(self) -> int: ...
+    def held_after(self, unit: int) -> int:
+        """The context node whose path is in the pool after a unit."""
+
+    def predict(self, unit: int, held: int) -> tuple[int, int, int]:
+        """Tokens, packs and peak of alive KV tokens of a unit that starts with the path to ``held`` in the pool."""
+
+    def packs(self, unit: int, held: int) -> list[dict[str, Any]]:
+        """The arrays of each pack of a unit, keyed as the fields of `iclperm.engine.plan.Pack`."""

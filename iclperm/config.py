@@ -1,0 +1,107 @@
+"""Strict configuration: YAML read with caps, pydantic models whose complaints are one line."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from iclperm.errors import ConfigError
+
+MAX_YAML_BYTES = 1 << 20
+MAX_YAML_DEPTH = 20
+
+
+class Choices(BaseModel):
+    """A frozen, strictly validated set of choices; every violation is a one-line `ConfigError`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+
+    def __init__(self, **choices: Any) -> None:
+        for key in choices:
+            if key not in type(self).model_fields:
+                raise ConfigError(f"{_noun(type(self))} has no key {key!r}; {_nearest(key, type(self).model_fields)}")
+        try:
+            super().__init__(**choices)
+        except ValidationError as error:
+            raise ConfigError(_first_problem(_noun(type(self)), error)) from None
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Reads and validates one YAML file; raises `ConfigError` naming the file and the key."""
+        try:
+            return cls(**read_yaml(path))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def to_yaml(self) -> str:
+        """The canonical text: every key, in the order of the class, defaults written out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=1000)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """One mapping from a YAML file: no aliases, no repeated keys, at most 1 MiB and 20 levels; else `ConfigError`."""
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}; give the path of a YAML file") from None
+    if len(raw) > MAX_YAML_BYTES:
+        raise ConfigError(f"has {len(raw)} bytes; at most {MAX_YAML_BYTES} are read")
+    try:
+        content = yaml.load(raw.decode("utf-8"), Loader=_StrictLoader)  # a SafeLoader: constructs plain data only
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not UTF-8 (byte {error.start}); save it as UTF-8") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError("must be a mapping of keys to values")
+    return content
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A SafeLoader without the parts that let a small file become a large or a surprising value."""
+
+    _level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed; write the value out")
+        self._level += 1
+        if self._level > MAX_YAML_DEPTH:
+            raise yaml.YAMLError(f"nested deeper than {MAX_YAML_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"the key {key!r} occurs twice (line {node.start_mark.line + 1})")
+        return super().construct_mapping(node, deep)
+
+
+def _noun(cls: type[Choices]) -> str:
+    return f"a {cls.__name__.lower()}"
+
+
+def _nearest(key: str, valid: Any) -> str:
+    close = difflib.get_close_matches(key, list(valid), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"valid keys: {', '.join(valid)}"
+
+
+def _first_problem(noun: str, error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if not place:
+        return message
+    return f"{noun}'s key {place!r} is {_shown(problem['input'])}: {message[0].lower()}{message[1:]}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

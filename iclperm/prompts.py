@@ -1,0 +1,495 @@
+"""Prompts as token ids: render, tokenise jointly, cut at the seams, and check that the cuts hold everywhere.
+
+A prompt's ids are those of its whole text. The product of contexts and queries is valid only where the ids of a query
+do not depend on the context before it; the cells where they do are listed apart, with their own ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iclperm.designs import Design, keyed_sample
+from iclperm.errors import TokenizationError
+from iclperm.tasks import Examples, Task
+
+NUM_CHECKED_PROMPTS = 256
+
+Ids = NDArray[np.int32]
+_Seam = tuple[str, int, int]  # what stands on the right, the class of the words before it, of the words after it
+
+
+class Tokenizer(Protocol):
+    """What is used of a fast Hugging Face tokenizer."""
+
+    is_fast: bool
+    all_special_ids: list[int]
+    bos_token_id: int | None
+    eos_token_id: int | None
+    unk_token_id: int | None
+
+    def __call__(self, text: list[str], **options: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class PromptCounts:
+    """What the checks saw: seams between adjoining parts (distinct by their words), whole prompts, what failed, and
+    the queries whose last token merges with a label and was moved to the continuations."""
+
+    num_seams: int
+    num_failed_seams: int
+    num_checked_prompts: int
+    num_failed_prompts: int
+    num_general_cells: int
+    num_resplit_queries: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One (context, query) pair that the product cannot hold, with the ids of its own jointly tokenised prompt."""
+
+    context: int
+    query: int
+    prompt: Ids
+    continuations: list[Ids]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The two factors of the product, and the cells outside it.
+
+    ``contexts`` are distinct, from BOS to the last separator; ``context_ids`` int64 [C] name them by content;
+    ``context_of`` int64 [S, P, K] tells each cell's context. The same contexts as prefixes of few ``rows``: ``marks``
+    hold, for each row, the lengths of its contexts; in this order they are the cells of ``context_of``. ``queries``
+    hold the ids up to the label, [Q]; ``continuations`` those of the labels, [L], shared by all queries; ``gold`` int64
+    [Q] is the right label.
+    """
+
+    contexts: list[Ids]
+    context_ids: NDArray[np.int64]
+    context_of: NDArray[np.int64]
+    rows: list[Ids]
+    marks: list[Ids]
+    queries: list[Ids]
+    continuations: list[Ids]
+    gold: NDArray[np.int64]
+    general: list[Cell]
+    counts: PromptCounts
+
+    def fed_tokens(self) -> NDArray[np.int64]:
+        """Tokens of each query's longest prompt that enter the model, int64 [Q]; the last label token never does."""
+        longest = max(map(len, self.contexts)) + max(map(len, self.continuations)) - 1
+        fed = longest + np.array([len(query) for query in self.queries], dtype=np.int64)
+        for cell in self.general:
+            own = len(cell.prompt) + max(map(len, cell.continuations)) - 1
+            fed[cell.query] = max(fed[cell.query], own)
+        return fed
+
+
+@dataclass(frozen=True)
+class PromptText:
+    """The text of one prompt of a study, part by part."""
+
+    context: str
+    query: str
+    continuations: list[str]
+    gold: int
+
+
+def prompt_text(
+    design: Design, task: Task, train: Examples, test: Examples, *, cell: tuple[int, int, int, int]
+) -> PromptText:
+    """The text of the prompt at ``cell`` = (set, permutation, position in shots, query)."""
+    index_set, permutation, shots, query = cell
+    texts = _Texts(design, task, train, test)
+    demonstrations = texts.orderings[index_set, permutation, : design.shots[shots]]
+    return PromptText(texts.context(demonstrations), texts.queries[query], texts.continuations, int(texts.gold[query]))
+
+
+def tokenise(design: Design, task: Task, train: Examples, test: Examples, tokenizer: Tokenizer, seed: int) -> Prompts:
+    """The prompts of a design as ids, with the seams checked (`DESIGN.md`, Tokenisation).
+
+    Every distinct pair of adjoining words is tokenised across its seam, and a keyed sample of whole prompts is compared
+    with its product. A failing seam sends its cells to the general path; a failing whole prompt sends all of them.
+    Raises `TokenizationError` for special tokens in the data, labels with equal ids, and a tokenizer without offsets.
+    O(tokens of demonstrations and queries + seams).
+    """
+    texts = _Texts(design, task, train, test)
+    encoder = _Encoder(tokenizer)
+    parts = _Parts(texts, encoder)
+    contexts = _contexts(texts, parts, encoder)
+    outside = parts.cells_outside(contexts.members)
+    failed, checked = _failed_prompts(texts, parts, contexts, outside, encoder, seed)
+    if failed:
+        outside = set(product(range(len(contexts.distinct)), range(len(texts.queries))))
+    general = [_cell(texts, encoder, contexts.members[context], context, query) for context, query in sorted(outside)]
+    return Prompts(
+        contexts=contexts.distinct,
+        context_ids=contexts.ids,
+        context_of=contexts.of_cell,
+        rows=contexts.rows,
+        marks=contexts.marks,
+        queries=parts.queries,
+        continuations=parts.continuations,
+        gold=texts.gold,
+        general=general,
+        counts=PromptCounts(
+            num_seams=parts.num_seams,
+            num_failed_seams=len(parts.failed_seams),
+            num_checked_prompts=checked,
+            num_failed_prompts=failed,
+            num_general_cells=len(general),
+            num_resplit_queries=parts.num_resplit,
+        ),
+    )
+
+
+class _Texts:
+    """The rendered parts of a design; ``orderings`` [S, P, K] index ``demonstrations``, each with its separator."""
+
+    def __init__(self, design: Design, task: Task, train: Examples, test: Examples) -> None:
+        rows, places = np.unique(design.sets, return_inverse=True)
+        self.orderings: NDArray[np.int64] = places.reshape(design.sets.shape)[:, design.permutations]
+        self.shots = design.shots
+        self.opening = task.opening()
+        self.demonstrations = [
+            task.render_demonstration(train.fields[row], int(train.labels[row])) + task.separator for row in rows
+        ]
+        self.queries = [task.render_query(test.fields[row]) for row in design.queries]
+        self.continuations = task.continuations()
+        self.gold = test.labels[design.queries]
+
+    def context(self, demonstrations: Sequence[int] | NDArray[np.int64]) -> str:
+        return self.opening + "".join(self.demonstrations[demonstration] for demonstration in demonstrations)
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    ids: Ids
+    ends: NDArray[np.int64]  # where each token ends in the text, never decreasing
+
+    def cut(self, place: int) -> int:
+        """The number of tokens that end at or before ``place``; one that straddles it belongs to what follows."""
+        return int(np.searchsorted(self.ends, place, side="right"))
+
+
+class _Encoder:
+    """Joint tokenisation with offsets, without the special tokens; ``start`` is what the tokenizer puts in front."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        if not tokenizer.is_fast:
+            raise TokenizationError("the tokenizer has no offsets; use the fast version of it (tokenizer.json)")
+        self._tokenizer = tokenizer
+        self._special = _special_ids(tokenizer)
+        self.start = self._start()
+
+    def __call__(self, texts: Sequence[str]) -> list[_Encoded]:
+        if not texts:
+            return []
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return [
+            self._checked(text, np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64).reshape(-1, 2)[:, 1])
+            for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        ]
+
+    def _checked(self, text: str, ids: Ids, ends: NDArray[np.int64]) -> _Encoded:
+        if np.isin(ids, self._special).any():
+            raise TokenizationError(
+                f"the text {text[:60]!r}... holds a special token of this tokenizer; remove it from data or template"
+            )
+        return _Encoded(ids, np.maximum.accumulate(ends))
+
+    def _start(self) -> Ids:
+        plain = self._tokenizer(["a"], add_special_tokens=False)["input_ids"][0]
+        whole = self._tokenizer(["a"])["input_ids"][0]
+        for begin in range(len(whole)):
+            if whole[begin : begin + len(plain)] == plain:
+                return np.array(whole[:begin], dtype=np.int32)
+        raise TokenizationError("the tokenizer changes text when it adds special tokens; use another tokenizer")
+
+
+def _special_ids(tokenizer: Tokenizer) -> Ids:
+    ordinary = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    return np.array(sorted(set(tokenizer.all_special_ids) - ordinary), dtype=np.int32)
+
+
+class _Parts:
+    """The ids of every part, cut from joint texts, and the seams where cutting apart does not hold.
+
+    ``lead`` is a demonstration of the commonest ending (or the opening) that stands before a part while it is cut; a
+    query stands after it.
+    """
+
+    def __init__(self, texts: _Texts, encoder: _Encoder) -> None:
+        self._texts = texts
+        self._encode = encoder
+        self._tails = _classes(list(map(_tail, texts.demonstrations)))
+        self._lead = texts.demonstrations[_most_common(self._tails)] if texts.demonstrations else texts.opening
+        self._follower = texts.queries[0]
+        self.opening = self._cut_opening()
+        self.first = self._cut_demonstrations(texts.opening)
+        self.inner = self._cut_demonstrations(self._lead)
+        self.queries, self.continuations, self._odd_queries, self.num_resplit = self._cut_queries()
+        self._demonstration_heads = _classes(list(map(_head, texts.demonstrations)))
+        self._query_heads = _classes(list(map(_head, texts.queries)))
+        self.failed_seams, self.num_seams = self._check_seams()
+        self._opening_breaks = self._check_opening()
+
+    def holds(self, ordering: NDArray[np.int64]) -> bool:
+        """Whether a context is the concatenation of its parts."""
+        if not len(ordering):
+            return True
+        seams = zip(self._tails[ordering[:-1]], self._demonstration_heads[ordering[1:]], strict=True)
+        inside = any(("demonstration", int(tail), int(head)) in self.failed_seams for tail, head in seams)
+        return not inside and int(ordering[0]) not in self._opening_breaks
+
+    def cells_outside(self, members: list[NDArray[np.int64]]) -> set[tuple[int, int]]:
+        """The (context, query) pairs whose query ids are not the shared ones."""
+        num_queries = len(self.queries)
+        outside = set(product(range(len(members)), self._odd_queries))
+        for context, ordering in enumerate(members):
+            if not len(ordering):
+                outside |= {(context, query) for query in self._queries_at_the_start()}
+            elif self.failed_seams:
+                tail = int(self._tails[ordering[-1]])
+                seams = (("query", tail, int(head)) for head in self._query_heads)
+                failed = [seam in self.failed_seams for seam in seams]
+                outside |= {(context, query) for query in range(num_queries) if failed[query]}
+        return outside
+
+    def _cut_opening(self) -> Ids:
+        (joint,) = self._encode([self._texts.opening + self._follower])
+        return joint.ids[: joint.cut(len(self._texts.opening))]
+
+    def _cut_demonstrations(self, lead: str) -> list[Ids]:
+        joints = self._encode([lead + text + self._follower for text in self._texts.demonstrations])
+        return [
+            joint.ids[joint.cut(len(lead)) : joint.cut(len(lead) + len(text))]
+            for joint, text in zip(joints, self._texts.demonstrations, strict=True)
+        ]
+
+    def _cut_queries(self) -> tuple[list[Ids], list[Ids], list[int], int]:
+        splits = _split_labels(self._encode, [self._lead + query for query in self._texts.queries], self._texts)
+        shared = Counter(split.key for split in splits).most_common(1)[0][0]
+        odd = [query for query, split in enumerate(splits) if split.key != shared]
+        continuations = next(split.continuations for split in splits if split.key == shared)
+        _refuse_equal_labels(self._texts, continuations)
+        queries = [split.prompt.ids[split.prompt.cut(len(self._lead)) :] for split in splits]
+        return queries, continuations, odd, sum(split.is_resplit for split in splits)
+
+    def _check_seams(self) -> tuple[set[_Seam], int]:
+        seams = self._demonstration_seams() | self._query_seams()
+        texts = [
+            self._lead + self._texts.demonstrations[left] + self._right_text(seam, right)
+            for seam, (left, right) in seams.items()
+        ]
+        (lead,) = self._encode([self._lead + self._follower])
+        before = lead.ids[: lead.cut(len(self._lead))]
+        failed = set()
+        for (seam, (left, right)), joint in zip(seams.items(), self._encode(texts), strict=True):
+            expected = np.concatenate([before, self.inner[left], self._right_ids(seam, right)])
+            if not np.array_equal(joint.ids[: len(expected)], expected):
+                failed.add(seam)
+        return failed, len(seams)
+
+    def _right_text(self, seam: _Seam, right: int) -> str:
+        if seam[0] == "query":
+            return self._texts.queries[right] + self._texts.continuations[0]
+        return self._texts.demonstrations[right] + self._follower
+
+    def _right_ids(self, seam: _Seam, right: int) -> Ids:
+        return self.queries[right] if seam[0] == "query" else self.inner[right]
+
+    def _demonstration_seams(self) -> dict[_Seam, tuple[int, int]]:
+        """Each distinct seam of two demonstrations that adjoin somewhere, with one pair that shows it."""
+        orderings = self._texts.orderings
+        pairs = np.unique(np.stack([orderings[..., :-1].ravel(), orderings[..., 1:].ravel()], axis=1), axis=0)
+        tails, heads = self._tails, self._demonstration_heads
+        return {
+            ("demonstration", int(tails[left]), int(heads[right])): (int(left), int(right)) for left, right in pairs
+        }
+
+    def _query_seams(self) -> dict[_Seam, tuple[int, int]]:
+        lefts = {int(tail): demonstration for demonstration, tail in enumerate(self._tails)}
+        rights = {int(head): query for query, head in enumerate(self._query_heads)}
+        return {("query", tail, head): (lefts[tail], rights[head]) for tail, head in product(lefts, rights)}
+
+    def _check_opening(self) -> set[int]:
+        """The demonstrations before which the opening is not tokenised as it is before a query."""
+        texts = self._texts
+        joints = self._encode([texts.opening + text + self._follower for text in texts.demonstrations])
+        return {
+            demonstration
+            for demonstration, joint in enumerate(joints)
+            if not np.array_equal(joint.ids[: joint.cut(len(texts.opening))], self.opening)
+        }
+
+    def _queries_at_the_start(self) -> list[int]:
+        """The queries that, right after the opening, are not tokenised as they are after demonstrations."""
+        texts = self._texts
+        joints = self._encode([texts.opening + query + texts.continuations[0] for query in texts.queries])
+        return [
+            query
+            for query, joint in enumerate(joints)
+            if not np.array_equal(joint.ids, np.concatenate([self.opening, self.queries[query], self.continuations[0]]))
+        ]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A prompt and its labels, cut at the last token that is the same for all labels."""
+
+    prompt: _Encoded
+    continuations: list[Ids]
+    is_resplit: bool
+
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        return tuple(continuation.tobytes() for continuation in self.continuations)
+
+
+def _split_labels(encode: _Encoder, prompts: Sequence[str], texts: _Texts) -> list[_Split]:
+    joints = encode([prompt + continuation for prompt in prompts for continuation in texts.continuations])
+    num_labels = len(texts.continuations)
+    return [
+        _split(len(prompt), joints[number * num_labels : (number + 1) * num_labels])
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _split(place: int, joints: Sequence[_Encoded]) -> _Split:
+    cuts = [joint.cut(place) for joint in joints]
+    stable = _common_prefix([joint.ids[:cut] for joint, cut in zip(joints, cuts, strict=True)])
+    return _Split(
+        prompt=_Encoded(joints[0].ids[:stable], joints[0].ends[:stable]),
+        continuations=[joint.ids[stable:] for joint in joints],
+        is_resplit=any(stable == 0 or joint.ends[stable - 1] != place for joint in joints),
+    )
+
+
+def _common_prefix(rows: Sequence[Ids]) -> int:
+    length = min(map(len, rows))
+    same = np.all([row[:length] == rows[0][:length] for row in rows], axis=0)
+    return length if same.all() else int(np.argmin(same))
+
+
+def _refuse_equal_labels(texts: _Texts, continuations: Sequence[Ids]) -> None:
+    seen: dict[bytes, str] = {}
+    for text, ids in zip(texts.continuations, continuations, strict=True):
+        if (other := seen.setdefault(ids.tobytes(), text)) != text:
+            raise TokenizationError(f"the labels {other!r} and {text!r} have the same tokens; change one label's word")
+
+
+@dataclass(frozen=True)
+class _Contexts:
+    """The contexts of all cells, see `Prompts`; ``members`` are each distinct context's demonstrations."""
+
+    distinct: list[Ids]
+    ids: NDArray[np.int64]
+    of_cell: NDArray[np.int64]
+    members: list[NDArray[np.int64]]
+    rows: list[Ids]
+    marks: list[Ids]
+
+
+def _contexts(texts: _Texts, parts: _Parts, encoder: _Encoder) -> _Contexts:
+    num_sets, num_permutations, num_shots = texts.orderings.shape
+    orderings = texts.orderings.reshape(num_sets * num_permutations, num_shots)
+    rows: list[Ids] = []
+    marks: list[Ids] = []
+    for ordering in orderings:
+        own_rows, own_marks = _rows(ordering, texts, parts, encoder)
+        rows += own_rows
+        marks += own_marks
+    numbers: dict[bytes, int] = {}
+    distinct: list[Ids] = []
+    members: list[NDArray[np.int64]] = []
+    of_cell = np.empty(len(orderings) * len(texts.shots), dtype=np.int64)
+    cells = (row[:mark] for row, own in zip(rows, marks, strict=True) for mark in own)
+    for cell, ids in enumerate(cells):
+        key = hashlib.blake2b(ids.astype("<i4").tobytes(), digest_size=16).digest()
+        of_cell[cell] = numbers.setdefault(key, len(distinct))
+        if of_cell[cell] == len(distinct):
+            distinct.append(ids)
+            members.append(orderings[cell // len(texts.shots), : texts.shots[cell % len(texts.shots)]])
+    names = np.array([int.from_bytes(key[:8], "little", signed=True) for key in numbers], dtype=np.int64)
+    by_cell = of_cell.reshape(num_sets, num_permutations, len(texts.shots))
+    return _Contexts(distinct, names, by_cell, members, rows, marks)
+
+
+def _rows(ordering: NDArray[np.int64], texts: _Texts, parts: _Parts, encoder: _Encoder) -> tuple[list[Ids], list[Ids]]:
+    """An ordering's contexts at each number of shots: one row where the parts simply join, else a row for each."""
+    if not parts.holds(ordering):
+        joint = [_joint_context(ordering[:shots], texts, encoder) for shots in texts.shots]
+        return joint, [np.array([len(ids)], dtype=np.int32) for ids in joint]
+    pieces = [encoder.start, parts.opening]
+    pieces += [parts.first[demonstration] for demonstration in ordering[:1]]
+    pieces += [parts.inner[demonstration] for demonstration in ordering[1:]]
+    lengths = np.cumsum([len(piece) for piece in pieces], dtype=np.int32)
+    return [np.concatenate(pieces)], [lengths[1 + np.array(texts.shots)]]
+
+
+def _joint_context(ordering: NDArray[np.int64], texts: _Texts, encoder: _Encoder) -> Ids:
+    text = texts.context(ordering)
+    (joint,) = encoder([text + texts.queries[0]])
+    return np.concatenate([encoder.start, joint.ids[: joint.cut(len(text))]])
+
+
+def _cell(texts: _Texts, encoder: _Encoder, ordering: NDArray[np.int64], context: int, query: int) -> Cell:
+    (split,) = _split_labels(encoder, [texts.context(ordering) + texts.queries[query]], texts)
+    return Cell(context, query, np.concatenate([encoder.start, split.prompt.ids]), split.continuations)
+
+
+def _failed_prompts(
+    texts: _Texts,
+    parts: _Parts,
+    contexts: _Contexts,
+    outside: set[tuple[int, int]],
+    encoder: _Encoder,
+    seed: int,
+) -> tuple[int, int]:
+    """How many of a keyed sample of whole prompts differ from their product, and the size of the sample."""
+    shape = (*contexts.of_cell.shape, len(texts.queries), len(texts.continuations))
+    total = int(np.prod(shape))
+    sample = keyed_sample(total, NUM_CHECKED_PROMPTS, seed, "checked prompts")
+    failed = checked = 0
+    for index_set, permutation, place, query, label in zip(*np.unravel_index(sample, shape), strict=True):
+        context = int(contexts.of_cell[index_set, permutation, place])
+        if (context, int(query)) in outside:
+            continue
+        text = texts.context(texts.orderings[index_set, permutation, : texts.shots[place]])
+        (joint,) = encoder([text + texts.queries[query] + texts.continuations[label]])
+        whole = np.concatenate([encoder.start, joint.ids])
+        joined = np.concatenate([contexts.distinct[context], parts.queries[query], parts.continuations[label]])
+        checked += 1
+        failed += not np.array_equal(whole, joined)
+    return failed, checked
+
+
+def _tail(text: str) -> str:
+    """The last two words with the white space around them: no merge of any tokenizer in use reaches farther."""
+    words = text.rsplit(None, 2)
+    return text if len(words) < 3 else text[len(words[0]) :]
+
+
+def _head(text: str) -> str:
+    words = text.split(None, 2)
+    return text if len(words) < 3 else text[: len(text) - len(words[2])]
+
+
+def _most_common(classes: NDArray[np.int64]) -> int:
+    """The first member of the largest class."""
+    return int(np.argmax(np.bincount(classes)[classes]))
+
+
+def _classes(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Equal texts get equal numbers, int64 [N]."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)

@@ -1,0 +1,207 @@
+"""Figures for a paper: the accuracy heat map and the curve over shots, as PNG and SVG.
+
+Matplotlib's object interface is used throughout: no backend is chosen, and the caller's settings are restored. The
+files depend on the numbers and the Matplotlib version only: default settings, no dates, a fixed salt for SVG ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm.errors import RequestError
+from iclperm.stats import Curve, Interval, order_sensitivity, selection_sensitivity, sensitivity_ratio
+from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MAX_PRINTED_CELLS = 200
+_MAX_TICKS = 20
+_COLOURS = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#5F5F5F"  # Okabe-Ito
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",  # ships with Matplotlib: the same letters everywhere
+    "font.size": 8.5,
+    "axes.linewidth": 0.8,
+    "hatch.linewidth": 0.6,
+    "svg.hashsalt": "iclperm",
+    "figure.dpi": 100,
+}
+
+
+def heat_map(
+    accuracy: npt.ArrayLike, stem: str | Path, *, title: str = "", ratio: Interval | None = None
+) -> list[Path]:
+    """Draw accuracy [S, P] with the means of sets and permutations at the margins.
+
+    Sets are rows and permutations columns; every cell's value is printed while S·P <= 200. The title carries order and
+    selection sensitivity and r, with `ratio`'s interval where given. Writes `stem`.png and `stem`.svg and returns both
+    paths. Raises RequestError on another shape or a NaN.
+    """
+    matrix = accuracy_matrix(accuracy)
+    with _figure(_heat_map_size(*matrix.shape)) as figure:
+        cells, by_set, by_permutation, bar = _heat_map_axes(figure, *matrix.shape)
+        scale, printed = _scale(matrix), matrix.size <= _MAX_PRINTED_CELLS
+        image = _draw_cells(cells, matrix, scale, printed)
+        _draw_cells(by_set, matrix.mean(axis=1, keepdims=True), scale, printed)
+        _draw_cells(by_permutation, matrix.mean(axis=0, keepdims=True), scale, printed)
+        _label_heat_map(cells, by_set, by_permutation, matrix.shape)
+        figure.colorbar(image, cax=bar, label="accuracy").outline.set_visible(False)
+        _head(figure, title or "Accuracy by set and permutation", _sensitivity_line(matrix, ratio))
+        return _save(figure, Path(stem))
+
+
+def curve_plot(
+    curve: Curve, shots: Sequence[int], stem: str | Path, *, title: str = "", chance: float | None = None
+) -> list[Path]:
+    """Draw accuracy against the number of shots, with the spread over permutations and over sets as two bands.
+
+    Each band is the mean plus and minus one standard deviation; a band that is undefined (P = 1 or S = 1) is left out.
+    `chance` draws a level to compare with. Writes `stem`.png and `stem`.svg and returns both paths.
+    Raises RequestError if shots and curve differ in length. After arXiv 2503.22002, Figure 1.
+    """
+    if len(shots) != len(curve.mean):
+        raise RequestError(f"shots has {len(shots)} entries, the curve {len(curve.mean)}")
+    with _figure((4.8, 3.4)) as figure:
+        axes = figure.add_axes((0.13, 0.14, 0.84, 0.69))
+        _draw_curve(axes, curve, shots)
+        if chance is not None:
+            axes.axhline(chance, color=_GREY, linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
+        axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=list(shots))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#E4E4E4", linewidth=0.7)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, loc="best", handlelength=1.8)
+        _head(figure, title or "Accuracy against the number of demonstrations", "bands: mean ± one standard deviation")
+        return _save(figure, Path(stem))
+
+
+@contextmanager
+def _figure(size: tuple[float, float]) -> Iterator[Figure]:
+    from matplotlib import rc_context, rcdefaults, rcParams
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context():  # restores the caller's settings, which must not colour our files
+        rcdefaults()
+        rcParams.update(_STYLE)
+        figure = Figure(figsize=size)
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def _save(figure: Figure, stem: Path) -> list[Path]:
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
+    figure.savefig(paths[0], dpi=200, metadata={"Software": None})
+    figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _head(figure: Figure, title: str, line: str) -> None:
+    """Title and one line of figures under it, at fixed distances from the top whatever the height."""
+    inch = 1 / figure.get_figheight()
+    figure.text(0.02, 1 - 0.12 * inch, title, va="top", ha="left", fontsize=10.5, fontweight="bold")
+    figure.text(0.02, 1 - 0.36 * inch, line, va="top", ha="left", color=_GREY)
+
+
+def _sensitivity_line(matrix: FloatArray, interval: Interval | None) -> str:
+    values = (order_sensitivity(matrix), selection_sensitivity(matrix), sensitivity_ratio(matrix))
+    order, selection, ratio = (
+        "undefined" if math.isnan(value) else f"{value:.{digits}f}"
+        for value, digits in zip(values, (4, 4, 2), strict=True)
+    )
+    line = f"order sensitivity {order}   selection sensitivity {selection}   r {ratio}"
+    if interval is None or math.isnan(interval.low):
+        return line
+    return f"{line}  [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _heat_map_size(num_sets: int, num_permutations: int) -> tuple[float, float]:
+    """Inches: cells of about 0.45 x 0.3, within a page."""
+    width = min(max(0.44 * num_permutations, 2.4), 9.0)
+    height = min(max(0.28 * num_sets, 1.4), 7.0)
+    return width + 2.2, height + 1.62
+
+
+def _heat_map_axes(figure: Figure, num_sets: int, num_permutations: int) -> tuple[Axes, Axes, Axes, Axes]:
+    """Cells, the column of set means, the row of permutation means and the colour bar, placed in inches."""
+    full_width, full_height = figure.get_size_inches()
+    width, height = full_width - 2.2, full_height - 1.62
+    left, bottom, gap, strip = 0.62, 0.88, 0.07, 0.46
+
+    def place(x: float, y: float, w: float, h: float) -> Any:
+        return figure.add_axes((x / full_width, y / full_height, w / full_width, h / full_height))
+
+    return (
+        place(left, bottom, width, height),
+        place(left + width + gap, bottom, strip, height),
+        place(left, bottom - gap - 0.28, width, 0.28),
+        place(left + width + gap + strip + 0.2, bottom, 0.12, height),
+    )
+
+
+def _scale(matrix: FloatArray) -> tuple[float, float]:
+    """Range of the colours: that of the cells, widened where all are equal."""
+    low, high = float(matrix.min()), float(matrix.max())
+    return (low, high) if low < high else (low - 0.05, high + 0.05)
+
+
+def _draw_cells(axes: Axes, values: FloatArray, scale: tuple[float, float], printed: bool) -> Any:
+    low, high = scale
+    image = axes.imshow(values, cmap=_COLOURS, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    if printed:
+        _print_cells(axes, values, image)
+    return image
+
+
+def _print_cells(axes: Axes, values: FloatArray, image: Any) -> None:
+    for boundary in range(1, values.shape[0]):
+        axes.axhline(boundary - 0.5, color="white", linewidth=0.6)
+    for boundary in range(1, values.shape[1]):
+        axes.axvline(boundary - 0.5, color="white", linewidth=0.6)
+    for (row, column), value in np.ndenumerate(values):
+        red, green, blue, _ = image.cmap(image.norm(value))
+        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.42  # luma at which white and black contrast alike
+        colour = "white" if dark else "black"
+        axes.text(column, row, _cell(value), ha="center", va="center", color=colour, fontsize=7.5)
+
+
+def _cell(value: float) -> str:
+    """Three decimals without the leading zero, as tables in papers print them."""
+    return f"{value:.3f}".removeprefix("0")
+
+
+def _label_heat_map(cells: Axes, by_set: Axes, by_permutation: Axes, shape: tuple[int, ...]) -> None:
+    num_sets, num_permutations = shape
+    cells.set(yticks=_ticks(num_sets), ylabel="set")
+    by_permutation.set(xticks=_ticks(num_permutations), xlabel="permutation", yticks=[0], yticklabels=["mean"])
+    by_set.set(xticks=[0], xticklabels=["mean"])
+    for axes in (cells, by_set, by_permutation):
+        axes.tick_params(length=0)
+
+
+def _ticks(count: int) -> list[int]:
+    steps = (digit * 10**power for power in range(9) for digit in (1, 2, 5))
+    return list(range(0, count, next(step for step in steps if count <= step * _MAX_TICKS)))
+
+
+def _draw_curve(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
+    axes.plot(shots, curve.mean, color="black", linewidth=1.6, marker="o", markersize=4, label="mean", zorder=3)
+    # one band filled, one hatched: both stay visible where they overlap, in print too
+    filled: dict[str, Any] = {"facecolor": (_BLUE, 0.22), "edgecolor": (_BLUE, 0.8)}
+    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": (_ORANGE, 0.75), "hatch": "//////"}
+    bands = (("permutations", curve.std_permutations, filled), ("sets", curve.std_sets, hatched))
+    for name, spread, style in bands:
+        if np.isfinite(spread).all():
+            low, high = curve.mean - spread, curve.mean + spread
+            axes.fill_between(shots, low, high, label=f"spread over {name}", linewidth=0.8, **style)

@@ -1,0 +1,1 @@
+"""The kinds of study, one file each: its statistics and its section of the report."""

@@ -1,0 +1,116 @@
+"""The shipped demo model learns in context and depends on order; the shipped headlines are what their generator writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from iclperm.demo import data_path, model_path
+
+SPLITS = ("train", "dev", "test")
+LABELS = ("World", "Sports", "Business", "Technology")
+SCRIPTS = Path(__file__).resolve().parents[1] / "benchmarks" / "demo_model"
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"demo_model_{name}", SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+evaluate = load_script("evaluate")
+
+
+def read(split: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (data_path() / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    model = AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+    return evaluate.LabelScorer(model, AutoTokenizer.from_pretrained(model_path()))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+def test_generator_reproduces_the_shipped_files_byte_for_byte(tmp_path):
+    load_script("generate_mini_news").write_splits(tmp_path)
+    for split in SPLITS:
+        assert (tmp_path / f"{split}.jsonl").read_bytes() == (data_path() / f"{split}.jsonl").read_bytes()
+
+
+def test_splits_are_disjoint_balanced_and_large_enough():
+    splits = {split: read(split) for split in SPLITS}
+    texts = [" ".join(item["text"].lower().split()) for items in splits.values() for item in items]
+    assert len(set(texts)) == len(texts) >= 4000
+    for items in splits.values():
+        counts = Counter(item["label"] for item in items)
+        assert set(counts) == set(LABELS)
+        assert len(set(counts.values())) == 1
+    assert len(splits["dev"]) >= 1000
+    assert len(splits["test"]) >= 1000
+
+
+def test_some_headlines_are_ambiguous():
+    """The same template stands under both its topics: what follows 'tariffs on' or 'stadium in' cannot tell them."""
+    items = read("train")
+    for phrase, topics in (("raises tariffs on", {"World", "Business"}), (" stadium in ", {"Sports", "Business"})):
+        assert {item["label"] for item in items if phrase in item["text"]} == topics
+
+
+def test_model_folder_is_small_and_complete():
+    names = {path.name for path in model_path().iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert (model_path() / "model.safetensors").stat().st_size <= 4_000_000
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_label_is_one_token(tokenizer, label):
+    assert len(tokenizer.encode(f" {label}", add_special_tokens=False)) == 1
+
+
+def test_prompt_begins_with_exactly_one_bos(tokenizer):
+    ids = tokenizer.encode(evaluate.render_prompt(read("train")[:2], read("test")[0]))
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids[0] == tokenizer.bos_token_id
+
+
+def test_parts_of_a_prompt_have_the_same_ids_in_any_company(tokenizer):
+    """Joint tokenisation equals the concatenation of the parts', so that query ids do not depend on the context."""
+    train, test = read("train"), read("test")
+    rng = np.random.default_rng(0)
+    for query in test[:200]:
+        demonstrations = [train[row] for row in rng.choice(len(train), size=3, replace=False)]
+        parts = [f"Article: {item['text']}\nAnswer: {item['label']}" for item in demonstrations]
+        parts = [piece for part in parts for piece in (part, "\n\n")] + [f"Article: {query['text']}\nAnswer:"]
+        alone = [token for part in parts for token in tokenizer.encode(part, add_special_tokens=False)]
+        assert tokenizer.encode("".join(parts), add_special_tokens=False) == alone
+
+
+def test_accuracy_rises_with_demonstrations_and_stays_below_the_ceiling(scorer):
+    queries = evaluate.balanced_queries(read("test"), 200)
+    accuracy = evaluate.accuracy_by_shots(scorer, read("train"), queries, num_orderings=10, num_shots=(0, 8))
+    assert accuracy[8].mean() >= accuracy[0].mean() + 0.15
+    assert accuracy[8].mean() < 0.95
+
+
+def test_order_matters_beyond_item_noise(scorer):
+    queries = evaluate.balanced_queries(read("test"), 200)
+    correct = evaluate.crossed_correctness(scorer, read("train"), queries, num_sets=10, num_permutations=10)
+    assert evaluate.signed_root(evaluate.order_variance_bound(evaluate.mean_squares(correct))) > 0.01

@@ -1,0 +1,134 @@
+"""Designs: balanced, distinct, and pure functions of seed and indices."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import make_rows, make_task, write_rows
+
+from iclperm import Study, Task
+from iclperm.designs import draw, draw_permutations, draw_queries, draw_set, keyed_permutation, keyed_sample
+from iclperm.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def colours(tmp_path):
+    task = Task.load(make_task(tmp_path))
+    return task, task.examples("train"), task.examples("test")
+
+
+@given(seed=st.integers(0, 2**63 - 1), size=st.integers(0, 5), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_permutations_are_distinct_and_stay_when_there_are_more(seed, size, data):
+    total = math.factorial(size)
+    few = data.draw(st.integers(1, total))
+    all_orders = draw_permutations(seed, total, size)
+    assert len({tuple(row) for row in all_orders}) == total
+    assert all(sorted(row) == list(range(size)) for row in all_orders)
+    np.testing.assert_array_equal(draw_permutations(seed, few, size), all_orders[:few])
+
+
+def test_permutations_are_uniform():
+    counts = np.zeros((4, 4))
+    for seed in range(2_000):
+        counts[np.arange(4), draw_permutations(seed, 1, 4)[0]] += 1
+    # Each of 16 cells is binomial(2000, 1/4): sd 19; 6 sd never happens by chance.
+    assert abs(counts - 500).max() < 6 * 19.4
+
+
+def test_more_permutations_than_orders_are_refused():
+    with pytest.raises(ConfigError, match="permutations is 7, but 3 demonstrations have only 6 orders"):
+        draw_permutations(0, 7, 3)
+    with pytest.raises(ConfigError, match="permutations is 2, but 0 demonstrations have only 1 orders"):
+        draw_permutations(0, 2, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 7, 9])
+def test_sets_are_balanced_and_in_default_order(colours, size):
+    task, train, _ = colours
+    for index in range(5):
+        rows = draw_set(3, index, size, task, train)
+        counts = np.bincount(train.labels[rows], minlength=3)
+        assert counts.sum() == size
+        assert counts.max() - counts.min() <= 1
+        assert len(set(rows.tolist())) == size
+        shown = [(task.words[train.labels[row]], train.fields[row]["text"]) for row in rows]
+        assert shown == sorted(shown)
+
+
+def test_a_remainder_goes_to_every_class_in_turn(colours):
+    task, train, _ = colours
+    favoured = {int(train.labels[draw_set(0, index, 1, task, train)[0]]) for index in range(30)}
+    assert favoured == {0, 1, 2}
+
+
+def test_a_design_grows_without_changing(colours):
+    task, train, test = colours
+    small = draw(Study(sets=2, permutations=3, shots=6, queries=7, seed=5), task, train, test)
+    large = draw(Study(sets=4, permutations=9, shots=6, queries=20, seed=5), task, train, test)
+    np.testing.assert_array_equal(large.sets[:2], small.sets)
+    np.testing.assert_array_equal(large.permutations[:3], small.permutations)
+    np.testing.assert_array_equal(large.queries[:7], small.queries)
+    other = draw(Study(sets=2, permutations=3, shots=6, queries=7, seed=6), task, train, test)
+    assert not np.array_equal(other.sets, small.sets)
+    assert not np.array_equal(other.permutations, small.permutations)
+    assert not np.array_equal(other.queries, small.queries)
+
+
+def test_nothing_depends_on_the_order_of_calls(colours):
+    task, train, _ = colours
+    backwards = [draw_set(1, index, 6, task, train) for index in reversed(range(4))]
+    forwards = [draw_set(1, index, 6, task, train) for index in range(4)]
+    np.testing.assert_array_equal(np.stack(backwards[::-1]), np.stack(forwards))
+
+
+def test_the_draws_are_pinned():
+    """The same seed must mean the same study in every version: these values may never change."""
+    assert keyed_permutation(8, 0, "permutation", 0).tolist() == [4, 7, 3, 6, 2, 0, 1, 5]
+    assert draw_permutations(1, 2, 4).tolist() == [[0, 1, 2, 3], [0, 1, 3, 2]]
+    assert keyed_sample(1_000, 4, 0, "checked prompts").tolist() == [370, 449, 470, 582]
+
+
+def test_orderings_share_the_permutations(colours):
+    task, train, test = colours
+    design = draw(Study(sets=3, permutations=4, shots=[0, 6], queries=6), task, train, test)
+    assert design.orderings.shape == (3, 4, 6)
+    for index_set, permutation in np.ndindex(3, 4):
+        expected = design.sets[index_set][design.permutations[permutation]]
+        np.testing.assert_array_equal(design.orderings[index_set, permutation], expected)
+
+
+def test_queries_are_balanced_distinct_and_never_demonstrations(tmp_path):
+    path = make_task(tmp_path)
+    repeated = [{"text": row["text"].upper() + " ", "label": row["label"]} for row in make_rows(1, 12)]
+    write_rows(tmp_path / "test.jsonl", repeated + make_rows(2, 30))
+    task = Task.load(path)
+    train, test = task.examples("train"), task.examples("test")
+    queries, num_excluded = draw_queries(0, 20, task, train, test)
+    assert num_excluded == 12
+    assert queries.min() >= 12
+    assert len(set(queries.tolist())) == 20
+    assert sorted(np.bincount(test.labels[queries]).tolist()) == [6, 7, 7]
+
+
+def test_a_class_with_too_few_examples_is_named(tmp_path):
+    path = make_task(tmp_path)
+    write_rows(tmp_path / "train.jsonl", [row for row in make_rows(1, 60) if row["label"] != "Blue"])
+    task = Task.load(path)
+    train, test = task.examples("train"), task.examples("test")
+    message = "task 'colours': class 'Blue' has 0 train examples, but k = 6 needs 2 of it"
+    with pytest.raises(DataError, match=message):
+        draw_set(0, 0, 6, task, train)
+    message = "task 'colours': class '.*' has 10 usable test examples, but 40 queries need 1[34] of it"
+    with pytest.raises(DataError, match=message):
+        draw_queries(0, 40, task, train, test)
+
+
+@given(size=st.integers(1, 10**12), count=st.integers(0, 50), seed=st.integers(0, 100))
+def test_a_sample_is_distinct_ascending_and_below_its_bound(size, count, seed):
+    sample = keyed_sample(size, count, seed, "test")
+    assert len(sample) <= min(size, count)
+    assert (np.diff(sample) > 0).all()
+    assert not len(sample) or 0 <= sample[0] <= sample[-1] < size

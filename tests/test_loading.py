@@ -1,0 +1,200 @@
+"""Model folders and text requests: what loads, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer, make_model
+from tolerances import TOLERANCES
+
+from iclperm.engine import Engine
+from iclperm.errors import IclpermError, ModelError, RequestError
+from iclperm.reference import scoring
+
+PER_TOKEN = TOLERANCES["loglikelihood per token"]["float32"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return Engine.from_pretrained(folder)
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def pickled_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def remote_code(folder: Path) -> None:
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling.Evil"})
+
+
+def unknown_architecture(folder: Path) -> None:
+    edit_config(folder, model_type="perceptron9", architectures=["Perceptron9"])
+
+
+def no_language_model(folder: Path) -> None:
+    edit_config(folder, model_type="vit", architectures=["ViTModel"])
+
+
+def truncated_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:200])
+
+
+def another_shape(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=3)
+
+
+BROKEN = [
+    (no_config, "has no config.json; give a folder saved by save_pretrained"),
+    (broken_config, "is not valid JSON"),
+    (no_weights, "has no weights; it needs model.safetensors"),
+    (pickled_weights, r"has only pickled weights \(pytorch_model.bin\), which can run code; convert them"),
+    (remote_code, r"brings its own code \(auto_map in config.json\), which is not run"),
+    (unknown_architecture, "perceptron9"),
+    (no_language_model, "is a 'vit' model, which is no causal language model"),
+    (truncated_weights, "cannot load the weights"),
+    (another_shape, "do not fill the model: missing keys"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), BROKEN, ids=[damage.__name__ for damage, _ in BROKEN])
+def test_bad_model_folders_get_one_line(tmp_path: Path, damage: Any, message: str) -> None:
+    damage(make_model(tmp_path))
+    with pytest.raises(ModelError, match=message) as error:
+        Engine.from_pretrained(tmp_path)
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value, IclpermError)
+
+
+def test_a_name_that_is_neither_folder_nor_hub_id_gets_one_line() -> None:
+    with pytest.raises(ModelError, match="'no/such/model/anywhere'") as error:
+        Engine.from_pretrained("no/such/model/anywhere")
+    assert "\n" not in str(error.value)
+
+
+def test_dtype_is_float32_on_a_cpu_whatever_the_checkpoint(tmp_path: Path) -> None:
+    edit_config(make_model(tmp_path), dtype="bfloat16")
+    assert Engine.from_pretrained(tmp_path, device="cpu").numerics["dtype"] == "float32"
+    assert Engine.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").numerics["dtype"] == "bfloat16"
+    assert Engine.from_pretrained(tmp_path, dtype=torch.bfloat16).numerics["dtype"] == "bfloat16"
+
+
+def test_a_model_without_tokenizer_takes_token_ids(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    for file in tmp_path.glob("*token*"):
+        file.unlink()
+    engine = Engine.from_pretrained(tmp_path)
+    assert engine.tokenizer is None
+    assert np.isfinite(engine.loglikelihood([([5, 6], [7])]).logprob[0])
+
+
+def test_memory_budget_bounds_the_keys_and_values(folder: Path) -> None:
+    layers, kv_heads, head_dim, both, bytes_each = 2, 1, 8, 2, 4
+    per_token = layers * kv_heads * head_dim * both * bytes_each
+    requests = [([3] * 40 + [a], [b]) for a in range(10) for b in range(4)]
+    engine = Engine.from_pretrained(folder, memory_budget=60 * per_token, self_check=False)
+    narrow = engine.loglikelihood(requests)
+    assert engine.report.kv_peak_tokens <= 60
+    np.testing.assert_array_equal(narrow.logprob, Engine.from_pretrained(folder).loglikelihood(requests).logprob)
+    with pytest.raises(RequestError, match="a KV budget of 20 tokens cannot hold the deepest path"):
+        Engine.from_pretrained(folder, memory_budget=20 * per_token, self_check=False).loglikelihood(requests)
+
+
+TEXTS = [
+    ("Thing: The apple\nColour:", " Red"),
+    ("Thing: The apple\nColour: ", "Red"),
+    ("", "Thing"),
+    ("Thing: The moss in town\n\n", "Thing: The"),
+    ("Thing:", " The apple by the road"),
+]
+
+
+def harness_encoding(tokenizer: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """lm-evaluation-harness's ``_encode_pair``, with BOS as the tokenizer adds it."""
+    spaces = len(context) - len(context.rstrip())
+    if spaces:
+        continuation, context = context[-spaces:] + continuation, context[:-spaces]
+    whole, alone = tokenizer(context + continuation)["input_ids"], tokenizer(context)["input_ids"]
+    return whole[: len(alone)], whole[len(alone) :]
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer])
+def test_text_is_encoded_as_lm_evaluation_harness_does(tmp_path: Path, tokenizer: Any) -> None:
+    engine = Engine.from_pretrained(make_model(tmp_path, tokenizer()))
+    pairs = [harness_encoding(engine.tokenizer, *texts) for texts in TEXTS]
+    served = [(texts, pair) for texts, pair in zip(TEXTS, pairs, strict=True) if pair[1]]
+    assert len(served) >= 3
+    out = engine.loglikelihood([texts for texts, _ in served])
+    np.testing.assert_array_equal(out.logprob, engine.loglikelihood([pair for _, pair in served]).logprob)
+    assert out.num_tokens.tolist() == [len(continuation) for _, (_, continuation) in served]
+
+
+def test_an_empty_context_begins_with_bos_once(engine: Engine) -> None:
+    tokenizer = engine.tokenizer
+    ids = tokenizer("Thing", add_special_tokens=False)["input_ids"]
+    out = engine.loglikelihood([("", "Thing"), ([tokenizer.bos_token_id], ids)])
+    assert out.logprob[0] == out.logprob[1]
+    assert out.num_tokens[0] == len(ids)
+
+
+def test_an_empty_continuation_gets_one_line(engine: Engine) -> None:
+    with pytest.raises(RequestError, match=r"the continuation of request 1 \(''\) has no tokens of its own"):
+        engine.loglikelihood([("Thing", " Red"), ("Thing", "")])
+
+
+def test_a_product_of_text_agrees_with_plain_scoring(engine: Engine) -> None:
+    contexts = ["", "Thing: The sky far away\nColour: Blue\n\n", "Thing: The rose\nColour: Red\n\n"]
+    queries, labels = ["Thing: The moss\nColour:", "Thing: The lake in town\nColour:"], [" Red", " Green", " Blue"]
+    scores = engine.score(contexts, queries, labels)
+    assert engine.report.tokens_forwarded == engine.report.tokens_unique
+    tokenizer, model = engine.tokenizer, engine.model
+    for c, context in enumerate(contexts):
+        for q, query in enumerate(queries):
+            for label, continuation in enumerate(labels):
+                prompt, wanted = harness_encoding(tokenizer, context + query, continuation)
+                plain = scoring.score_one(model, prompt, wanted)
+                assert abs(scores[c, q, label] - plain.logprob) <= PER_TOKEN * plain.num_tokens
+    by_query = engine.score(contexts, queries, [labels, labels])
+    np.testing.assert_array_equal(by_query, scores)
+
+
+def test_text_whose_parts_merge_is_served_by_the_general_path(tmp_path: Path) -> None:
+    engine = Engine.from_pretrained(make_model(tmp_path, greedy_tokenizer()))
+    contexts, queries, labels = ["Thing: The sky\nColour: Blue\n\nTh", "Colour: R"], ["ing: The moss\nCol"], ["our: Red"]
+    assert engine._encoder.product(contexts, queries, [labels]) is None
+    scores = engine.score(contexts, queries, labels)
+    expected = engine.loglikelihood([(context + queries[0], labels[0]) for context in contexts])
+    np.testing.assert_array_equal(scores.ravel(), expected.logprob)
+
+
+def test_text_and_token_ids_do_not_mix(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="contexts and queries mix text and token ids"):
+        engine.score(["a"], [[1]], [[2]])

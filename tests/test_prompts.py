@@ -1,0 +1,139 @@
+"""Prompts: whatever the tokenizer, every cell has the ids of its jointly tokenised text."""
+
+import numpy as np
+import pytest
+from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer, make_rows, make_task, write_rows
+
+from iclperm import Study, Task
+from iclperm.designs import draw
+from iclperm.errors import TokenizationError
+from iclperm.prompts import prompt_text, tokenise
+
+TOKENIZERS = {"byte": byte_level_tokenizer, "dummy": dummy_prefix_tokenizer, "greedy": greedy_tokenizer}
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {name: make() for name, make in TOKENIZERS.items()}
+
+
+def lay_out(path, tokenizer, **choices):
+    task = Task.load(path)
+    train, test = task.examples("train"), task.examples("test")
+    study = Study(**{"task": str(path), "sets": 2, "permutations": 3, "shots": [0, 1, 3], "queries": 6, **choices})
+    design = draw(study, task, train, test)
+    return (design, task, train, test), tokenise(design, task, train, test, tokenizer, study.seed)
+
+
+def assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizer):
+    """The oracle: the whole text of every cell and label, tokenised at once."""
+    apart = {(cell.context, cell.query): cell for cell in prompts.general}
+    for cell in np.ndindex(*prompts.context_of.shape, len(prompts.queries)):
+        text = prompt_text(*parts, cell=cell)
+        context, query = int(prompts.context_of[cell[:3]]), cell[3]
+        for label, continuation in enumerate(text.continuations):
+            whole = tokenizer(text.context + text.query + continuation)["input_ids"]
+            if (context, query) in apart:
+                own = apart[context, query]
+                ids = np.concatenate([own.prompt, own.continuations[label]])
+            else:
+                ids = np.concatenate([prompts.contexts[context], prompts.queries[query], prompts.continuations[label]])
+            assert ids.tolist() == whole
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n", " ", "", ".\n\n"])
+@pytest.mark.parametrize("cue", ["Colour:", "Colour: ", "Colour"])
+@pytest.mark.parametrize("instruction", ["", "Name the colour."])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_every_cell_has_the_ids_of_its_whole_text(tmp_path, tokenizers, name, separator, cue, instruction):
+    continuation = "{{ label }}" if cue.endswith(" ") else " {{ label }}"
+    changes = {"separator": separator, "instruction": instruction, "continuation": continuation}
+    path = make_task(tmp_path, query="Thing: {{ text }}\n" + cue, **changes)
+    parts, prompts = lay_out(path, tokenizers[name])
+    assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizers[name])
+    assert prompts.counts.num_general_cells == len(prompts.general)
+
+
+def test_a_plain_task_stays_in_the_product(tmp_path, tokenizers):
+    _, prompts = lay_out(make_task(tmp_path), tokenizers["byte"])
+    counts = prompts.counts
+    assert (counts.num_failed_seams, counts.num_failed_prompts, counts.num_general_cells) == (0, 0, 0)
+    assert counts.num_seams > 0
+    assert counts.num_checked_prompts > 0
+    assert counts.num_resplit_queries == 0
+    assert prompts.contexts[0].tolist() == [0]  # k = 0: BOS alone, and exactly one
+    assert all((ids == 0).sum() == 1 and ids[0] == 0 for ids in prompts.contexts)
+    assert not any((ids == 0).any() for ids in prompts.queries)
+
+
+def test_a_cue_that_merges_with_the_label_is_split_before_the_merge(tmp_path, tokenizers):
+    path = make_task(tmp_path, query="Thing: {{ text }}\nColour: ", continuation="{{ label }}")
+    _, prompts = lay_out(path, tokenizers["byte"])
+    assert prompts.counts.num_resplit_queries == len(prompts.queries)
+    assert prompts.counts.num_general_cells == 0
+    texts = [tokenizers["byte"].decode(ids) for ids in prompts.continuations]
+    assert texts == [" Red", " Green", " Blue"]
+
+
+def test_a_dummy_prefix_sends_only_zero_shot_cells_to_the_general_path(tmp_path, tokenizers):
+    _, prompts = lay_out(make_task(tmp_path), tokenizers["dummy"])
+    zero_shot = int(prompts.context_of[0, 0, 0])
+    assert [(cell.context, cell.query) for cell in prompts.general] == [(zero_shot, query) for query in range(6)]
+
+
+def test_parts_that_merge_leave_the_product_counted(tmp_path, tokenizers):
+    parts, prompts = lay_out(make_task(tmp_path, separator=""), tokenizers["greedy"])
+    last = [parts[1].words[parts[2].labels[row]] for row in parts[0].orderings[:, :, 0].ravel()]
+    assert {"Red", "Green"} <= set(last)
+    ends_in_red = np.array(last) == "Red"
+    after_red = set(prompts.context_of[:, :, 1].ravel()[ends_in_red].tolist())
+    one_shot = set(prompts.context_of[:, :, 1].ravel().tolist())
+    assert prompts.counts.num_failed_seams > 0
+    # The product takes one kind of seam, whichever it is; all cells of the other kind are apart.
+    assert {cell.context for cell in prompts.general} & one_shot in (after_red, one_shot - after_red)
+
+
+def test_contexts_are_distinct_and_prefixes_of_their_rows(tmp_path, tokenizers):
+    _, prompts = lay_out(make_task(tmp_path), tokenizers["byte"], sets=3, permutations=6)
+    assert len({ids.tobytes() for ids in prompts.contexts}) == len(prompts.contexts) == len(set(prompts.context_ids))
+    assert len(set(prompts.context_of[:, :, 0].ravel())) == 1  # k = 0 is one context
+    cells = [row[:mark] for row, marks in zip(prompts.rows, prompts.marks, strict=True) for mark in marks]
+    assert len(prompts.rows) == 18
+    for context, ids in zip(prompts.context_of.ravel(), cells, strict=True):
+        np.testing.assert_array_equal(prompts.contexts[context], ids)
+
+
+def test_only_zero_shots(tmp_path, tokenizers):
+    parts, prompts = lay_out(make_task(tmp_path), tokenizers["dummy"], shots=0, permutations=1)
+    assert len(prompts.contexts) == 1
+    assert prompts.counts.num_general_cells == 0
+    assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizers["dummy"])
+
+
+def test_fed_tokens_count_all_but_the_last_label_token(tmp_path, tokenizers):
+    _, prompts = lay_out(make_task(tmp_path), tokenizers["byte"])
+    longest = max(len(ids) for ids in prompts.contexts)
+    label = max(len(ids) for ids in prompts.continuations)
+    assert prompts.fed_tokens().tolist() == [longest + len(query) + label - 1 for query in prompts.queries]
+
+
+def test_a_special_token_in_the_data_is_refused(tmp_path, tokenizers):
+    path = make_task(tmp_path)
+    rows = make_rows(2, 30)
+    write_rows(tmp_path / "test.jsonl", [{**row, "text": row["text"] + " </s>"} for row in rows])
+    with pytest.raises(TokenizationError, match="holds a special token of this tokenizer; remove it"):
+        lay_out(path, tokenizers["byte"])
+
+
+def test_labels_that_the_tokenizer_cannot_tell_apart_are_refused(tmp_path, tokenizers):
+    path = make_task(tmp_path, labels={"Red": "東", "Green": "西", "Blue": "Blue"})
+    with pytest.raises(TokenizationError, match="the labels ' 東' and ' 西' have the same tokens"):
+        lay_out(path, tokenizers["dummy"])
+
+
+def test_a_tokenizer_without_offsets_is_refused(tmp_path):
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(TokenizationError, match="has no offsets"):
+        lay_out(make_task(tmp_path), Slow())

@@ -1,0 +1,213 @@
+"""Activations and the reduction of logits: accurate, and each row by itself."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import TOLERANCES
+from torch import Tensor
+from torch.nn import functional
+
+from iclperm import _core
+from iclperm.errors import RequestError
+
+ISAS = _core.available_isas()
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+ACTIVATIONS: dict[str, tuple[Callable[..., None], Callable[[Tensor], Tensor]]] = {
+    "silu": (_core.silu, functional.silu),
+    "gelu_tanh": (_core.gelu_tanh, lambda x: functional.gelu(x, approximate="tanh")),
+    "gelu_erf": (_core.gelu_erf, functional.gelu),
+}
+
+
+@pytest.fixture(params=ISAS, autouse=True)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("ICLPERM_ISA", request.param)
+    assert _core.isa() == request.param
+    return str(request.param)
+
+
+def as_numpy(x: Tensor) -> npt.NDArray[np.generic]:
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return as_numpy(a.contiguous()).tobytes() == as_numpy(b.contiguous()).tobytes()
+
+
+def apply(name: str, x: Tensor, num_threads: int = 1) -> Tensor:
+    out = torch.full(x.shape, torch.nan, dtype=x.dtype)
+    ACTIVATIONS[name][0](as_numpy(x), as_numpy(out), num_threads=num_threads)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_is_accurate(name: str, dtype: str) -> None:
+    tiny_to_large = torch.logspace(-37, 2, 20_001, dtype=torch.float64)
+    x = torch.cat([torch.linspace(-12, 12, 200_001), tiny_to_large, -tiny_to_large]).to(DTYPES[dtype])[None]
+    error = (apply(name, x).double() - ACTIVATIONS[name][1](x.double())).abs()
+    assert (error <= TOLERANCES["activation"][dtype] * x.double().abs()).all()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_at_the_ends_of_the_range(name: str) -> None:
+    x = torch.tensor([[0.0, -0.0, 88.8, -88.8, 3.4e38, -3.4e38, torch.inf, torch.nan]])
+    out = apply(name, x)[0]
+    assert out[:6].tolist() == [0.0, 0.0, x[0, 2], 0.0, x[0, 4], 0.0]
+    assert out[6] == torch.inf
+    assert out[7].isnan()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_bits_do_not_depend_on_place_strides_or_threads(name: str, dtype: str) -> None:
+    x = torch.randn(37, 131, generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
+    whole = apply(name, x)
+    assert not whole.isnan().any()
+    assert same_bits(apply(name, x, num_threads=3), whole)
+    for begin, end in [(0, 1), (1, 131), (3, 20), (100, 131)]:
+        assert same_bits(apply(name, x[:, begin:end]), whole[:, begin:end])
+    in_place = x.clone()
+    ACTIVATIONS[name][0](as_numpy(in_place), as_numpy(in_place))
+    assert same_bits(in_place, whole)
+
+
+def test_many_rows_are_shared_among_threads() -> None:
+    x = torch.randn(600, 1000, generator=torch.Generator().manual_seed(2))
+    assert same_bits(apply("silu", x, num_threads=4), apply("silu", x))
+
+
+def test_activation_of_nothing() -> None:
+    assert apply("silu", torch.empty(0, 5)).shape == (0, 5)
+    assert apply("silu", torch.empty(5, 0)).shape == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "message"),
+    [
+        (np.zeros((2, 3)), np.zeros((2, 3)), "x is float64; float32, or bfloat16 viewed as uint16, is needed"),
+        (np.zeros(3, np.float32), np.zeros(3, np.float32), r"x has shape \(3,\); 2 axes are needed"),
+        (np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32), r"out has shape \(3, 2\) and x \(2, 3\); they "
+                                                                     "must be equal"),
+        (np.zeros((2, 3), np.float32), np.zeros((2, 3), np.uint16), "out is uint16, unlike the first array"),
+    ],
+)  # fmt: skip
+def test_bad_activation_input_is_refused(
+    x: npt.NDArray[np.generic], out: npt.NDArray[np.generic], message: str
+) -> None:
+    with pytest.raises(RequestError, match=f"^{message}$"):
+        _core.silu(x, out)
+
+
+class Reduced:
+    """Results of head_rows as tensors."""
+
+    def __init__(
+        self, logits: Tensor, pairs: list[tuple[int, int]], softcap: float = 0.0, num_threads: int = 1
+    ) -> None:
+        rows = np.array([row for row, _ in pairs], dtype=np.int64)
+        ids = np.array([token for _, token in pairs], dtype=np.int64)
+        arrays = _core.head_rows(as_numpy(logits), rows, ids, softcap=softcap, num_threads=num_threads)
+        self.logsumexp, self.argmax, self.finite, self.logprob = map(torch.from_numpy, arrays)
+
+
+def cap(logits: Tensor, softcap: float) -> Tensor:
+    return softcap * torch.tanh(logits.double() / softcap) if softcap else logits.double()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_rows=st.integers(0, 5),
+    num_columns=st.sampled_from([1, 3, 16, 17, 1000, 2047, 2048, 2049, 5000]),
+    dtype=st.sampled_from(list(DTYPES)),
+    softcap=st.sampled_from([0.0, 0.0, 5.0, 30.0]),
+    num_threads=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_agrees_with_float64(
+    num_rows: int, num_columns: int, dtype: str, softcap: float, num_threads: int, seed: int
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    logits = (6 * torch.randn(num_rows, num_columns, generator=rng)).clamp(-30, 30).to(DTYPES[dtype])
+    pairs = [(row, column) for row in range(num_rows) for column in range(0, num_columns, 1 + num_columns // 7)]
+    out = Reduced(logits, pairs, softcap, num_threads)
+    capped = cap(logits, softcap)
+    expected = torch.logsumexp(capped, dim=1)
+    assert out.finite.all()
+    assert (out.logsumexp.double() - expected).abs().le(TOLERANCES["logsumexp"][dtype]).all()
+    for (row, column), logprob in zip(pairs, out.logprob.tolist(), strict=True):
+        assert logprob == pytest.approx(
+            float(capped[row, column] - expected[row]), abs=TOLERANCES["logprob"][dtype], rel=0
+        )
+    if softcap == 0:
+        assert out.argmax.tolist() == [int(np.argmax(row)) for row in logits.float().numpy()]
+    else:
+        best = capped[torch.arange(num_rows), out.argmax.long()]
+        assert (best - capped.amax(dim=1)).abs().le(TOLERANCES["logsumexp"][dtype]).all()
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    logits = torch.zeros(4, 6000)
+    logits[1, [9, 40, 5999]] = 2.0
+    logits[2, [2047, 2048]] = 2.0
+    logits[3, [5000, 5998]] = 2.0
+    assert Reduced(logits, []).argmax.tolist() == [0, 9, 2047, 5000]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("column", [0, 2050, 3000])
+def test_a_row_that_is_not_finite_has_no_result_and_harms_no_other(bad: float, column: int, dtype: str) -> None:
+    logits = torch.randn(3, 3001, generator=torch.Generator().manual_seed(3)).to(DTYPES[dtype])
+    pairs = [(0, 5), (1, 5), (2, 5)]
+    clean = Reduced(logits, pairs)
+    logits[1, column] = bad
+    out = Reduced(logits, pairs)
+    assert out.finite.tolist() == [True, False, True]
+    assert out.argmax[1] == -1
+    assert out.logsumexp[1].isnan()
+    assert out.logprob[1].isnan()
+    for name in ("logsumexp", "argmax", "logprob"):
+        assert same_bits(getattr(out, name)[::2], getattr(clean, name)[::2])
+
+
+def test_row_bits_do_not_depend_on_company_strides_or_threads() -> None:
+    wide = 5 * torch.randn(9, 4200, generator=torch.Generator().manual_seed(4))
+    logits = wide[:, :4111]
+    together = Reduced(logits, [(row, 77) for row in range(9)])
+    threaded = Reduced(logits, [(row, 77) for row in range(9)], num_threads=3)
+    assert same_bits(threaded.logsumexp, together.logsumexp)
+    for row in range(9):
+        single = Reduced(logits[row : row + 1].clone(), [(0, 77)])
+        assert same_bits(single.logsumexp, together.logsumexp[row : row + 1])
+        assert same_bits(single.logprob, together.logprob[row : row + 1])
+
+
+def test_extreme_logits_do_not_overflow() -> None:
+    logits = torch.tensor([[3e38, -3e38, 0.0], [-3e38, -3e38, -3e38]])
+    out = Reduced(logits, [(0, 0), (1, 2)])
+    assert out.finite.all()
+    assert out.logprob[0] == 0.0
+    assert out.logsumexp[1] == logits[1, 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "ids", "softcap", "message"),
+    [
+        ([0, 2], [0, 0], 0.0, r"pair 1 is \(row 2, id 0\), outside logits \[2, 3\]"),
+        ([0], [-1], 0.0, r"pair 0 is \(row 0, id -1\), outside logits \[2, 3\]"),
+        ([0], [0, 1], 0.0, r"pair_id has shape \(2,\); 1 entries are needed \(one per entry of pair_row\)"),
+        ([], [], -1.0, "softcap is -1.000000; it must be positive, or 0 for none"),
+    ],
+)
+def test_bad_pairs_are_refused(rows: list[int], ids: list[int], softcap: float, message: str) -> None:
+    with pytest.raises(RequestError, match=f"^{message}$"):
+        _core.head_rows(
+            np.zeros((2, 3), np.float32), np.array(rows, np.int64), np.array(ids, np.int64), softcap=softcap
+        )

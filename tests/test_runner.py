@@ -1,0 +1,365 @@
+"""Runs: exact, resumable, never lossy, and honest about what is damaged or does not fit."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, make_model, make_rows, make_task, write_rows
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import iclperm
+from iclperm import Study, runner, store
+from iclperm.errors import ConfigError, DataError, ModelError, RunError
+from iclperm.reference.scoring import score_one
+from iclperm.store import RunStopped
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"), byte_level_tokenizer())
+
+
+@pytest.fixture
+def study(tmp_path, model):
+    return Study(
+        model=str(model), task=str(make_task(tmp_path)), sets=2, permutations=3, shots=[0, 1, 3], queries=6, seed=1
+    )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def engines():
+    """One engine a model folder: its check on first use is tested elsewhere and need not be repeated for every run."""
+    load = iclperm.Engine.from_pretrained
+    loaded = {}
+
+    def from_pretrained(name, **choices):
+        key = (str(name), *choices.values())
+        if key not in loaded:
+            loaded[key] = load(name, **choices)
+        return loaded[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(iclperm.Engine, "from_pretrained", from_pretrained)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # models this small only lose by more
+        yield
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def many_parts(monkeypatch):
+    """Cuts the work of the tiny study into many units, each its own file."""
+    monkeypatch.setattr(runner, "UNIT_TOKENS", (60, 60))
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(parts):
+    def progress(done, _total):
+        if done >= parts:
+            raise Stop
+
+    return progress
+
+
+def assert_same_results(a, b):
+    np.testing.assert_array_equal(a.label_logprob, b.label_logprob)
+    np.testing.assert_array_equal(a.correct, b.correct)
+    np.testing.assert_array_equal(a.state, b.state)
+    np.testing.assert_array_equal(a.gold, b.gold)
+    assert (a.shots, a.labels, a.task) == (b.shots, b.labels, b.task)
+
+
+def plain_logprobs(study, cell):
+    """The oracle: the text of one prompt, tokenised at once, through the plain model; nats, [L]."""
+    model = AutoModelForCausalLM.from_pretrained(study.model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(study.model)
+    index_set, permutation, place, query = cell
+    shots = study.shot_list(0)[place]
+    text = runner.sample_prompt(study, index_set=index_set, permutation=permutation, shots=shots, query=query)
+    prompt = tokenizer(text.context + text.query)["input_ids"]
+    wholes = [tokenizer(text.context + text.query + continuation)["input_ids"] for continuation in text.continuations]
+    assert all(whole[: len(prompt)] == prompt for whole in wholes)
+    return [score_one(model, prompt, whole[len(prompt) :]).logprob for whole in wholes]
+
+
+@pytest.mark.parametrize("make_tokenizer", [byte_level_tokenizer, dummy_prefix_tokenizer])
+def test_every_cell_agrees_with_the_plain_model(tmp_path, study, make_tokenizer):
+    study = study.model_copy(update={"model": str(make_model(tmp_path / "model", make_tokenizer()))})
+    run = iclperm.run(study)
+    assert run.label_logprob.shape == (2, 3, 3, 6, 3)
+    assert run.label_logprob.dtype == np.float32
+    assert run.correct.dtype == np.uint8
+    assert run.report.tokens_forwarded > 0
+    assert (run.report.num_general_cells > 0) == (make_tokenizer is dummy_prefix_tokenizer)
+    for cell in [(0, 0, 0, 0), (1, 2, 0, 5), (0, 1, 1, 2), (1, 0, 2, 3), (1, 2, 2, 5)]:
+        expected = plain_logprobs(study, cell)
+        np.testing.assert_allclose(run.label_logprob[cell], expected, atol=TOLERANCE, rtol=0)
+        assert run.correct[cell] == (np.argmax(expected) == run.gold[cell[3]])
+
+
+def test_zero_shots_are_scored_once_and_shared_by_all_orderings(study):
+    run = iclperm.run(study)
+    zero_shot = run.label_logprob[:, :, 0]
+    np.testing.assert_array_equal(zero_shot, np.broadcast_to(zero_shot[0, 0], zero_shot.shape))
+    assert len(set(run.context_of[:, :, 0].ravel())) == 1
+
+
+def test_a_finished_run_is_read_back_whole(tmp_path, study, monkeypatch):
+    first = iclperm.run(study, tmp_path / "run")
+    assert_same_results(iclperm.run(study), first)
+    monkeypatch.setattr(iclperm.engine.Engine, "from_pretrained", None)  # no model may be loaded from here on
+    again = iclperm.run(study, tmp_path / "run")
+    assert_same_results(again, first)
+    assert again.report.num_parts_resumed == again.report.num_parts
+    assert again.report.tokens_forwarded == first.report.tokens_forwarded
+    opened = iclperm.open_run(tmp_path / "run")
+    assert_same_results(opened, first)
+    assert opened.study == study
+
+
+@pytest.mark.usefixtures("many_parts")
+def test_a_stopped_run_continues_where_it_was(tmp_path, study):
+    whole = iclperm.run(study)
+    assert whole.report.num_parts > 3
+    with pytest.raises(Stop):
+        iclperm.run(study, tmp_path / "run", progress=stop_after(2))
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run/items").iterdir()}
+    assert len(kept) == 2
+    with pytest.raises(RunError, match=r"is not finished \(2 of \d+ parts\)"):
+        iclperm.open_run(tmp_path / "run")
+    continued = iclperm.run(study, tmp_path / "run")
+    assert continued.report.num_parts_resumed == 2
+    assert_same_results(continued, whole)
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run/items").iterdir()}
+    assert kept.items() <= after.items()
+    assert not list((tmp_path / "run/tmp").iterdir())
+    sessions = [json.loads(path.read_text()) for path in (tmp_path / "run/environment").iterdir()]
+    assert continued.report.tokens_forwarded == sum(session["tokens_forwarded"] for session in sessions)
+    assert continued.report.tokens_forwarded >= whole.report.tokens_unique
+
+
+@pytest.mark.usefixtures("many_parts")
+def test_units_that_share_a_file_give_the_same_run(tmp_path, study, monkeypatch):
+    whole = iclperm.run(study)
+    monkeypatch.setattr(runner, "MAX_PARTS", 3)
+    with pytest.raises(Stop):
+        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+    grouped = iclperm.run(study, tmp_path / "run")
+    assert 1 < grouped.report.num_parts <= 3 < whole.report.num_parts
+    assert_same_results(grouped, whole)
+
+
+@pytest.mark.usefixtures("many_parts")
+def test_a_damaged_file_is_set_aside_and_only_its_part_computed_anew(tmp_path, study):
+    whole = iclperm.run(study, tmp_path / "run")
+    victim = sorted((tmp_path / "run/items").iterdir())[1]
+    raw = bytearray(victim.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    victim.write_bytes(raw)
+    with pytest.raises(RunError, match=rf"{victim.name} is damaged"):
+        iclperm.open_run(tmp_path / "run")
+    repaired = iclperm.run(study, tmp_path / "run")
+    assert repaired.report.num_quarantined == 1
+    assert repaired.report.num_parts_resumed == repaired.report.num_parts - 1
+    assert_same_results(repaired, whole)
+    assert (tmp_path / "run/quarantine" / victim.name).read_bytes() == bytes(raw)
+    assert_same_results(iclperm.open_run(tmp_path / "run"), whole)
+
+
+def test_another_study_is_refused_with_the_difference(tmp_path, study):
+    iclperm.run(study, tmp_path / "run")
+    other = study.model_copy(update={"seed": 2})
+    with pytest.raises(RunError, match=r"holds another run: study\.seed is 1 there and 2 here; give another folder"):
+        iclperm.run(other, tmp_path / "run")
+    path = Path(study.task)
+    path.write_text(path.read_text().replace("Thing:", "Object:"))
+    with pytest.raises(RunError, match=r"hashes\.wording is .* there and .* here"):
+        iclperm.run(study, tmp_path / "run")
+
+
+def test_the_same_content_elsewhere_is_the_same_run(tmp_path, study, model):
+    first = iclperm.run(study, tmp_path / "run")
+    copied = study.model_copy(update={"model": str(shutil.copytree(model, tmp_path / "copy"))})
+    again = iclperm.run(copied, tmp_path / "run")
+    assert again.report.num_parts_resumed == again.report.num_parts
+    assert_same_results(again, first)
+
+
+def test_other_numerics_may_not_continue_a_run(tmp_path, study, monkeypatch, many_parts):
+    with pytest.raises(Stop):
+        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+    with pytest.raises(RunError, match=r"was computed with processor .*, here it is another processor"):
+        iclperm.run(study, tmp_path / "run")
+
+
+def test_the_files_can_be_read_without_us(tmp_path, study):
+    run = iclperm.run(study, tmp_path / "run")
+    items = pq.ParquetDataset(tmp_path / "run/items").read().to_pandas()
+    demonstrations = pq.read_table(tmp_path / "run/demonstrations.parquet").to_pandas()
+    queries = pq.read_table(tmp_path / "run/queries.parquet").to_pandas()
+    cells = demonstrations.explode(["shots", "contexts"]).merge(items, left_on="contexts", right_on="context")
+    assert len(cells) == run.correct.size
+    for row in cells.itertuples():
+        place = (row.set_x, row.permutation_x, run.shots.index(row.shots_x), row.query)
+        np.testing.assert_array_equal(np.array(row.label_logprob, np.float32), run.label_logprob[place])
+        assert (row.prediction == row.gold) == run.correct[place]
+        assert row.gold == queries.gold[row.query]
+    assert (tmp_path / "run/FORMAT").read_text() == "iclperm-run 1\n"
+    first = demonstrations.iloc[0]
+    assert len(first.examples) == len(first.content_hashes) == 3
+
+
+def test_prompts_over_the_context_window(tmp_path, study):
+    rows = make_rows(2, 30)
+    rows[4]["text"] = "very " * 60 + rows[4]["text"]
+    write_rows(tmp_path / "test.jsonl", rows)
+    narrow = study.model_copy(
+        update={"model": str(make_model(tmp_path / "narrow", window=120)), "queries": 30, "shots": [0, 3]}
+    )
+    with pytest.raises(DataError, match=r"1 of 30 queries make prompts longer than the context window of 120 tokens"):
+        iclperm.run(narrow)
+    dropping = narrow.model_copy(update={"on_overlong": "drop"})
+    assert iclperm.plan(dropping).num_overlong == 1
+    run = iclperm.run(dropping, tmp_path / "run")
+    overlong = run.state[0, 0, 0] == runner.OVERLONG
+    assert overlong.sum() == 1
+    np.testing.assert_array_equal(run.state, np.broadcast_to(overlong * np.uint8(2), run.state.shape))
+    assert np.isnan(run.label_logprob[..., overlong, :]).all()
+    assert not np.isnan(run.label_logprob[..., ~overlong, :]).any()
+    assert not run.correct[..., overlong].any()
+    assert_same_results(iclperm.open_run(tmp_path / "run"), run)
+    with pytest.raises(DataError, match="every prompt is longer than the context window of 20 tokens"):
+        iclperm.plan(narrow.model_copy(update={"model": str(make_model(tmp_path / "tiny", window=20))}))
+
+
+def test_logits_that_are_no_numbers_are_invalid_never_a_prediction(tmp_path, study, model):
+    broken = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        broken.model.norm.weight[0] = float("nan")
+    broken.save_pretrained(tmp_path / "broken")
+    byte_level_tokenizer().save_pretrained(tmp_path / "broken")
+    values = {(0, 0, 0): runner.INVALID}
+    engine = iclperm.Engine(broken, self_check=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(iclperm.engine.Engine, "from_pretrained", lambda *_, **__: engine)
+        run = iclperm.run(study.model_copy(update={"model": str(tmp_path / "broken")}), tmp_path / "run")
+    assert (run.state == values[0, 0, 0]).all()
+    assert not run.correct.any()
+    assert np.isnan(run.label_logprob).all()
+    items = pq.ParquetDataset(tmp_path / "run/items").read()
+    assert items["prediction"].null_count == items["label_logprob"].null_count == items.num_rows
+    assert set(items["state"].to_pylist()) == {"invalid"}
+    assert_same_results(iclperm.open_run(tmp_path / "run"), run)
+
+
+def test_ties_go_to_the_lowest_label():
+    logprob = np.array([[[-1.0, -1.0, -2.0], [-3.0, -1.0, -1.0]]], dtype=np.float32)
+    run = runner.Run(
+        study=Study(), task="t", labels=("a", "b", "c"), shots=(1,), gold=np.array([0, 1]),
+        context_of=np.zeros((1, 1, 1), np.int64), context_logprob=logprob,
+        context_state=np.zeros((1, 2), np.uint8), report=None, folder=None,
+    )  # fmt: skip
+    assert run.correct.tolist() == [[[[1, 1]]]]
+
+
+def test_a_plan_tells_what_the_run_will_cost(study):
+    planned = iclperm.plan(study)
+    run = iclperm.run(study)
+    assert planned.tokens_naive == run.report.tokens_naive
+    assert planned.tokens_unique == run.report.tokens_unique == run.report.tokens_forwarded
+    assert planned.num_contexts == len(np.unique(run.context_of))
+    assert planned.num_prompts == planned.num_contexts * 6
+    assert planned.saving > 1
+    assert json.loads(json.dumps(planned.to_dict()))["saving"] == planned.saving
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path, study):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("x")
+    with pytest.raises(RunError, match="mine holds other files; give a new or empty folder"):
+        iclperm.run(study, tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    with pytest.raises(RunError, match="mine is not a run folder"):
+        iclperm.open_run(tmp_path / "mine")
+    (tmp_path / "mine/FORMAT").write_text("iclperm-run 9\n")
+    (tmp_path / "mine/plan.json").write_text("{}")
+    with pytest.raises(RunError, match="has the format 'iclperm-run 9'; this version reads 'iclperm-run 1'"):
+        iclperm.open_run(tmp_path / "mine")
+
+
+def test_a_target_that_cannot_be_written_stops_the_run(tmp_path, study):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunStopped, match=r"cannot write to .*file/run: not a directory; make room or give another"):
+        iclperm.run(study, tmp_path / "file/run")
+
+
+@pytest.mark.usefixtures("many_parts")
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, monkeypatch, code):
+    write, calls = store.os.fsync, []
+
+    def failing(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 14:
+            raise OSError(code, "No space left on device")
+        write(descriptor)
+
+    monkeypatch.setattr(store.os, "fsync", failing)
+    with pytest.raises(RunStopped, match=r"cannot write to .*: no space left on device; make room"):
+        iclperm.run(study, tmp_path / "run")
+    monkeypatch.undo()
+    monkeypatch.setattr(runner, "UNIT_TOKENS", (60, 60))
+    done = len(list((tmp_path / "run/items").iterdir()))
+    continued = iclperm.run(study, tmp_path / "run")
+    assert 0 < done == continued.report.num_parts_resumed < continued.report.num_parts
+    assert_same_results(continued, iclperm.run(study))
+
+
+def test_a_model_that_is_nowhere_is_named(study):
+    with pytest.raises(
+        ModelError, match="there is no model folder '/no/such model'; give 'demo', a folder or a hub id"
+    ):
+        iclperm.run(study.model_copy(update={"model": "/no/such model"}))
+
+
+def test_a_model_without_a_tokenizer_is_named(tmp_path, study, model):
+    shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ModelError, match=r"bare' has no tokenizer; add its tokenizer\.json"):
+        iclperm.plan(study.model_copy(update={"model": str(tmp_path / "bare")}))
+
+
+def test_a_prompt_that_the_study_does_not_have_is_refused(study):
+    with pytest.raises(ConfigError, match="the study does not run 2 shots; it runs 0, 1, 3"):
+        runner.sample_prompt(study, shots=2)
+
+
+def test_a_report_is_written_beside_the_items(tmp_path, study):
+    run = iclperm.run(study, tmp_path / "run")
+    files = run.write_report()
+    assert {file.name for file in files} == {"heatmap.png", "heatmap.svg", "curve.png", "curve.svg", "report.json"}
+    content = json.loads((tmp_path / "run/report.json").read_text())
+    accuracy = np.array(content["sensitivity"]["accuracy"])
+    np.testing.assert_allclose(accuracy, run.correct[:, :, -1].mean(axis=-1))
+    np.testing.assert_allclose(content["curve"]["mean"], run.correct.mean(axis=(0, 1, 3)))
+    assert_same_results(iclperm.open_run(tmp_path / "run"), run)
+    with pytest.raises(RunError, match="in memory only"):
+        iclperm.run(study).write_report()
+
+
+def test_a_memory_budget_bounds_keys_and_values_and_changes_no_result(study):
+    whole = iclperm.plan(study)
+    token_bytes = 2 * 2 * 1 * 8 * 4  # keys and values, layers, heads, head size, float32
+    tight = study.model_copy(update={"memory_budget": 100 * token_bytes})
+    assert iclperm.plan(tight).kv_peak_tokens <= 100 < whole.kv_peak_tokens
+    assert_same_results(iclperm.run(tight), iclperm.run(study))

@@ -1,0 +1,525 @@
+"""Estimators against their oracles, their exact identities, and simulations with known truth."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from iclperm import stats
+from iclperm.errors import RequestError
+from iclperm.reference import stats as reference
+from iclperm.stats import components as components_module
+from iclperm.stats.intervals import Interval, _quantiles
+
+Array = npt.NDArray[Any]
+
+ESTIMATORS: tuple[stats.Estimator, ...] = ("mean_std", "rms", "c4")
+sizes = st.integers(2, 6)
+tensors = st.tuples(sizes, sizes, sizes).flatmap(lambda shape: hnp.arrays(np.uint8, shape, elements=st.integers(0, 1)))
+matrices = st.tuples(sizes, sizes).flatmap(
+    lambda shape: hnp.arrays(np.float64, shape, elements=st.floats(0, 1, allow_subnormal=False))
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def gaussian_table(generator: np.random.Generator, shape: tuple[int, int], sigma: tuple[float, float, float]) -> Array:
+    """Accuracy [S, P] with Gaussian effects of sets, permutations and residual."""
+    parts = zip(sigma, ((shape[0], 1), (1, shape[1]), shape), strict=True)
+    return 0.5 + sum(scale * generator.standard_normal(size) for scale, size in parts)
+
+
+def gaussian_scores(generator: np.random.Generator, shape: tuple[int, int, int], sigma: dict[str, float]) -> Array:
+    """Scores [S, P, Q] with one Gaussian effect for every name in `sigma`."""
+    scores = np.zeros(shape)
+    for effect, scale in sigma.items():
+        part = [size if name in effect else 1 for size, name in zip(shape, "SPI", strict=True)]
+        scores += scale * generator.standard_normal(part)
+    return scores
+
+
+def shuffled(array: Array, seed: int) -> Array:
+    """The same levels of every axis in another order."""
+    generator = np.random.default_rng(seed)
+    for axis in range(array.ndim):
+        array = np.take(array, generator.permutation(array.shape[axis]), axis=axis)
+    return array
+
+
+class TestAccuracy:
+    @given(tensors, seeds)
+    def test_agrees_with_the_oracle(self, correct: Array, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        state = (generator.random(correct.shape) < 0.05).astype(np.uint8) * 3
+        weights = generator.integers(1, 4, correct.shape[-1]).astype(np.float64)
+        values, dropped, num_queries = stats.accuracy(correct, state, weights)
+        np.testing.assert_allclose(values, reference.accuracy(correct, state, weights), atol=1e-12)
+        lost = state.any(axis=(0, 1))
+        assert dropped == pytest.approx(weights[lost].sum() / weights.sum())
+        assert num_queries == np.count_nonzero(~lost)
+
+    def test_a_query_that_failed_once_is_left_out_of_every_cell(self) -> None:
+        correct = np.array([[1, 0, 1, 1], [1, 1, 0, 0]])
+        state = np.array([[0, 0, 0, 1], [0, 0, 0, 0]])
+        values, dropped, num_queries = stats.accuracy(correct, state)
+        assert values.tolist() == [2 / 3, 2 / 3]
+        assert (dropped, num_queries) == (0.25, 3)
+
+    def test_without_a_usable_query_it_is_undefined(self) -> None:
+        values, dropped, num_queries = stats.accuracy(np.ones((2, 2, 3), bool), np.ones((2, 2, 3), np.uint8))
+        assert np.isnan(values).all()
+        assert (dropped, num_queries) == (1.0, 0)
+
+    def test_a_weight_counts_like_a_repeated_query(self) -> None:
+        correct = np.random.default_rng(0).integers(0, 2, (3, 4, 5))
+        weights = np.array([1, 3, 0, 2, 1])
+        repeated = np.repeat(correct, weights, axis=-1)
+        np.testing.assert_allclose(stats.accuracy(correct, weights=weights).values, stats.accuracy(repeated).values)
+
+
+class TestSensitivity:
+    @given(matrices, st.sampled_from(ESTIMATORS))
+    def test_agrees_with_the_oracle(self, accuracy: Array, estimator: stats.Estimator) -> None:
+        order = stats.order_sensitivity(accuracy, estimator)
+        selection = stats.selection_sensitivity(accuracy, estimator)
+        assert order == pytest.approx(reference.order_sensitivity(accuracy, estimator), rel=1e-8, abs=1e-12)
+        assert selection == pytest.approx(reference.selection_sensitivity(accuracy, estimator), rel=1e-8, abs=1e-12)
+        if order > 0:
+            assert stats.sensitivity_ratio(accuracy, estimator) == selection / order
+
+    @given(matrices, seeds, st.sampled_from(ESTIMATORS))
+    def test_the_order_of_sets_and_permutations_is_irrelevant(
+        self, accuracy: Array, seed: int, estimator: stats.Estimator
+    ) -> None:
+        order = stats.order_sensitivity(shuffled(accuracy, seed), estimator)
+        assert order == pytest.approx(stats.order_sensitivity(accuracy, estimator), abs=1e-12)
+
+    @given(st.floats(0, 1), st.sampled_from(ESTIMATORS))
+    def test_equal_accuracies_have_none(self, value: float, estimator: stats.Estimator) -> None:
+        accuracy = np.full((3, 4), value)
+        assert stats.order_sensitivity(accuracy, estimator) == 0
+        assert stats.selection_sensitivity(accuracy, estimator) == 0
+        assert math.isnan(stats.sensitivity_ratio(accuracy, estimator))
+
+    def test_one_level_has_no_spread(self) -> None:
+        assert math.isnan(stats.order_sensitivity([[0.5], [0.7]]))
+        assert math.isnan(stats.selection_sensitivity([[0.5, 0.7]]))
+        assert stats.order_sensitivity([[0.5, 0.7]]) == pytest.approx(0.2 / math.sqrt(2))
+
+    @pytest.mark.parametrize("num", [2, 3, 10, 128])
+    def test_c4_is_the_mean_of_a_sample_deviation(self, num: int) -> None:
+        assert stats.c4(num) == pytest.approx(reference.c4(num), abs=1e-7)
+
+    def test_c4_of_ten_and_of_128(self) -> None:
+        assert (round(stats.c4(10), 4), round(stats.c4(128), 3)) == (0.9727, 0.998)
+
+    def test_c4_takes_the_bias_out(self) -> None:
+        generator = np.random.default_rng(1)
+        estimates = [stats.order_sensitivity(generator.standard_normal((3, 4)), "c4") for _ in range(2000)]
+        assert abs(np.mean(estimates) - 1) < 4 * np.std(estimates) / math.sqrt(len(estimates))
+
+
+class TestCurve:
+    @given(hnp.arrays(np.uint8, (3, 4, 2, 5), elements=st.integers(0, 1)))
+    def test_agrees_with_the_oracle(self, correct: Array) -> None:
+        found = stats.curve(correct)
+        expected = reference.curve(correct)
+        for got, want in zip(found[:3], expected, strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-12)
+
+    def test_one_context_repeated_has_no_spread(self) -> None:
+        correct = np.broadcast_to(np.array([1, 0, 1], np.uint8), (4, 5, 1, 3))
+        found = stats.curve(correct)
+        assert found.mean == pytest.approx(2 / 3)
+        assert found.std_permutations.item() == found.std_sets.item() == 0
+
+    def test_a_failed_answer_leaves_the_query_out_at_every_k(self) -> None:
+        state = np.zeros((2, 2, 3, 4), np.uint8)
+        state[1, 0, 2, 3] = 1
+        correct = np.zeros(state.shape, np.uint8)
+        correct[..., 3] = 1
+        found = stats.curve(correct, state)
+        assert found.mean.tolist() == [0, 0, 0]
+        assert (found.dropped, found.num_queries) == (0.25, 3)
+
+    def test_one_set_or_one_permutation_leaves_its_spread_undefined(self) -> None:
+        assert np.isnan(stats.curve(np.ones((1, 3, 2, 4), bool)).std_sets).all()
+        assert np.isnan(stats.curve(np.ones((3, 1, 2, 4), bool)).std_permutations).all()
+
+
+class TestVarianceComponents:
+    @given(tensors)
+    def test_agree_with_the_oracle(self, correct: Array) -> None:
+        found = stats.variance_components(correct)
+        mean_squares, sigma2 = reference.variance_components(correct)
+        assert found.mean_squares._asdict() == pytest.approx(mean_squares, abs=1e-12)
+        assert found.sigma2._asdict() == pytest.approx(sigma2, abs=1e-12)
+
+    @given(tensors)
+    def test_binary_and_float_scores_give_the_same(self, correct: Array) -> None:
+        exact, rounded = stats.variance_components(correct), stats.variance_components(correct.astype(np.float32))
+        assert exact.mean_squares == pytest.approx(rounded.mean_squares, abs=1e-12)
+
+    @given(tensors)
+    def test_mean_squares_of_items_are_those_of_accuracies_times_queries(self, correct: Array) -> None:
+        """The identities: mean row variance = [MS_B + (S-1)·MS_E]/S, mean column variance = [MS_A + (P-1)·MS_E]/P."""
+        num_s, num_p, num_q = correct.shape
+        mean_squares = stats.variance_components(correct).mean_squares
+        accuracy = stats.accuracy(correct).values
+        rows = (mean_squares.P + (num_s - 1) * mean_squares.SP) / (num_s * num_q)
+        columns = (mean_squares.S + (num_p - 1) * mean_squares.SP) / (num_p * num_q)
+        assert stats.order_sensitivity(accuracy, "rms") ** 2 == pytest.approx(rows, abs=1e-12)
+        assert stats.selection_sensitivity(accuracy, "rms") ** 2 == pytest.approx(columns, abs=1e-12)
+
+    @given(tensors)
+    def test_raw_sensitivities_are_effects_plus_item_noise(self, correct: Array) -> None:
+        """E[order variance] = σ²_P + σ²_SP + (σ²_PI + σ²_SPI)/Q, an identity of the estimates too."""
+        sigma2 = stats.variance_components(correct).sigma2
+        accuracy = stats.accuracy(correct).values
+        order = sigma2.P + sigma2.SP + (sigma2.PI + sigma2.SPI) / correct.shape[2]
+        selection = sigma2.S + sigma2.SP + (sigma2.SI + sigma2.SPI) / correct.shape[2]
+        assert stats.order_sensitivity(accuracy, "rms") ** 2 == pytest.approx(order, abs=1e-12)
+        assert stats.selection_sensitivity(accuracy, "rms") ** 2 == pytest.approx(selection, abs=1e-12)
+
+    @given(tensors, seeds)
+    def test_the_order_of_levels_is_irrelevant(self, correct: Array, seed: int) -> None:
+        assert stats.variance_components(shuffled(correct, seed)) == stats.variance_components(correct)
+
+    @pytest.mark.parametrize("value", [0, 1, 0.1, -math.pi])
+    def test_constant_scores_have_no_variance(self, value: float) -> None:
+        found = stats.variance_components(np.full((3, 4, 5), value))
+        assert set(found.mean_squares) | set(found.sigma2) | set(found.shares) == {0.0}
+        assert found.order_effect == found.selection_effect == 0
+        assert math.isnan(found.ratio)
+
+    @given(tensors)
+    def test_effects_are_the_clipped_sums_of_their_components(self, correct: Array) -> None:
+        found = stats.variance_components(correct)
+        order, selection = (max(found.sigma2.SP + main, 0) for main in (found.sigma2.P, found.sigma2.S))
+        assert found.order_effect**2 == pytest.approx(order, abs=1e-15)
+        assert found.selection_effect**2 == pytest.approx(selection, abs=1e-15)
+        if order > 0:
+            assert found.ratio == pytest.approx(math.sqrt(selection / order))
+
+    @given(tensors)
+    def test_shares_are_clipped_and_sum_to_one(self, correct: Array) -> None:
+        found = stats.variance_components(correct)
+        assert min(found.shares) >= 0
+        assert sum(found.shares) == pytest.approx(1) or set(found.shares) == {0.0}
+        assert all((share == 0) == (value <= 0) for share, value in zip(found.shares, found.sigma2, strict=True))
+
+    @given(tensors, st.booleans())
+    @settings(max_examples=25, deadline=None)  # the first call compiles
+    def test_the_numba_loop_counts_like_the_oracle(self, correct: Array, strided: bool) -> None:
+        from iclperm.stats import _kernels
+
+        items = np.repeat(correct, 2, axis=2)[:, :, ::2] if strided else correct
+        for got, want in zip(_kernels.crossed_sums(items), reference.crossed_sums(items), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+    def test_a_large_tensor_takes_the_numba_loop_and_gives_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from iclperm.stats import _kernels
+
+        correct = np.random.default_rng(2).integers(0, 2, (7, 8, 40), dtype=np.uint8)
+        by_numpy = stats.variance_components(correct)
+        calls: list[tuple[int, ...]] = []
+        loop: Callable[[Array], tuple[Array, Array, Array]] = _kernels.crossed_sums
+        monkeypatch.setattr(_kernels, "crossed_sums", lambda items: calls.append(items.shape) or loop(items))
+        monkeypatch.setattr(components_module, "_NUMBA_FROM", correct.size)
+        assert stats.variance_components(correct) == by_numpy
+        assert calls == [correct.shape]
+
+    def test_known_components_are_recovered_without_bias(self) -> None:
+        sigma = {"S": 0.5, "P": 0.4, "I": 1.0, "SP": 0.3, "SI": 0.6, "PI": 0.2, "SPI": 0.8}
+        generator = np.random.default_rng(3)
+        runs = np.array(
+            [stats.variance_components(gaussian_scores(generator, (6, 5, 8), sigma)).sigma2 for _ in range(600)]
+        )
+        error = runs.mean(axis=0) - np.square(list(sigma.values()))
+        assert (np.abs(error) < 4 * runs.std(axis=0) / math.sqrt(len(runs))).all()
+
+    def test_item_noise_alone_has_a_spread_but_no_order_effect(self) -> None:
+        generator = np.random.default_rng(4)
+        raw, pure = [], []
+        for _ in range(300):
+            correct = (generator.random((6, 6, 50)) < generator.random(50)).astype(np.uint8)
+            raw.append(stats.order_sensitivity(stats.accuracy(correct).values))
+            sigma2 = stats.variance_components(correct).sigma2
+            pure.append(sigma2.P + sigma2.SP)
+        assert np.mean(raw) > 0.04
+        assert abs(np.mean(pure)) < 4 * np.std(pure) / math.sqrt(len(pure))
+
+    def test_queries_that_failed_are_left_out(self) -> None:
+        correct = np.random.default_rng(5).integers(0, 2, (3, 4, 6))
+        state = np.zeros(correct.shape, np.uint8)
+        state[2, 1, 4] = 1
+        kept = np.delete(correct, 4, axis=2)
+        assert stats.variance_components(correct, state) == stats.variance_components(kept)
+
+    def test_explained_in_words(self) -> None:
+        found = stats.variance_components(np.random.default_rng(6).integers(0, 2, (4, 4, 9)))
+        lines = stats.explain_components(found)
+        assert [line.split()[0] for line in lines] == [f"sigma_{effect}" for effect in stats.Effects._fields]
+        assert "sequence of labels" in lines[1]
+        assert "its own permutations" in stats.explain_components(found, shared_permutations=False)[1]
+
+
+def coverage(intervals: list[Interval], truth: float) -> float:
+    return float(np.mean([interval.low <= truth <= interval.high for interval in intervals]))
+
+
+def shaped_tables(shape: str, repeats: int) -> list[Array]:
+    """Accuracies [10, 10] with r = 1 and effects of a given shape, variance 1."""
+    generator = np.random.default_rng(14)
+    draw: Callable[[tuple[int, int]], Array] = {
+        "gaussian": generator.standard_normal,
+        "t4": lambda size: generator.standard_t(4, size) / math.sqrt(2),
+        "one-sided": lambda size: generator.exponential(size=size) - 1,
+    }[shape]
+    return [draw((10, 1)) + draw((1, 10)) + 0.7 * draw((10, 10)) for _ in range(repeats)]
+
+
+class TestGeneralizedInterval:
+    def test_covers_the_truth_under_gaussian_effects(self) -> None:
+        sigma = (0.02, 0.015, 0.01)
+        order, selection = math.hypot(sigma[1], sigma[2]), math.hypot(sigma[0], sigma[2])
+        generator = np.random.default_rng(7)
+        runs = [
+            stats.generalized_interval(gaussian_table(generator, (10, 10), sigma), draws=1000, seed=seed)
+            for seed in range(400)
+        ]
+        truths = (order, selection, selection / order)
+        for found, truth in zip(zip(*runs, strict=True), truths, strict=True):
+            assert 0.90 <= coverage(list(found), truth) <= 0.99
+
+    def test_effects_free_of_item_noise_are_covered(self) -> None:
+        sigma = {"S": 0.3, "P": 0.2, "I": 1.0, "SP": 0.15, "SI": 0.3, "PI": 0.3, "SPI": 1.0}
+        order, selection = math.hypot(0.2, 0.15), math.hypot(0.3, 0.15)
+        generator = np.random.default_rng(8)
+        runs = [
+            stats.effect_interval(
+                stats.variance_components(gaussian_scores(generator, (8, 8, 40), sigma)), draws=1000, seed=seed
+            )
+            for seed in range(300)
+        ]
+        for found, truth in zip(zip(*runs, strict=True), (order, selection, selection / order), strict=True):
+            assert 0.90 <= coverage(list(found), truth) <= 0.99
+
+    def test_has_the_quantiles_of_the_oracle(self) -> None:
+        accuracy = gaussian_table(np.random.default_rng(9), (6, 9), (0.02, 0.02, 0.02))
+        found = stats.generalized_interval(accuracy, seed=1)
+        draws = np.array(reference.sensitivity_draws(accuracy, 20_000, seed=2)).T
+        for interval, values in zip(found, (*draws, draws[1] / draws[0]), strict=True):
+            np.testing.assert_allclose(interval[1:3], np.quantile(values, [0.025, 0.975]), rtol=0.03)
+
+    @given(tensors, seeds)
+    @settings(max_examples=30)
+    def test_bounds_are_ordered_and_repeatable(self, correct: Array, seed: int) -> None:
+        found = stats.effect_interval(stats.variance_components(correct), draws=200, seed=seed)
+        assert all(0 <= interval.low <= interval.high for interval in found if not math.isnan(interval.low))
+        again = stats.effect_interval(stats.variance_components(correct), draws=200, seed=seed)
+        np.testing.assert_array_equal(np.array(found), np.array(again))
+
+    def test_another_seed_draws_anew(self) -> None:
+        accuracy = gaussian_table(np.random.default_rng(10), (5, 5), (0.1, 0.1, 0.1))
+        assert stats.generalized_interval(accuracy, seed=0) != stats.generalized_interval(accuracy, seed=1)
+
+    def test_a_higher_level_is_wider(self) -> None:
+        accuracy = gaussian_table(np.random.default_rng(11), (5, 5), (0.1, 0.1, 0.1))
+        narrow, wide = (stats.generalized_interval(accuracy, level=level).ratio for level in (0.5, 0.99))
+        assert wide.low < narrow.low < narrow.estimate < narrow.high < wide.high
+
+    def test_no_spread_at_all(self) -> None:
+        found = stats.generalized_interval(np.full((4, 4), 0.7))
+        assert found.order[:3] == found.selection[:3] == (0, 0, 0)
+        assert all(math.isnan(value) for value in found.ratio[:3])
+
+    def test_an_order_effect_that_may_be_absent_leaves_r_open(self) -> None:
+        sigma = {"S": 0.5, "I": 1.0, "SPI": 1.0}
+        scores = gaussian_scores(np.random.default_rng(12), (6, 6, 30), sigma)
+        found = stats.effect_interval(stats.variance_components(scores))
+        assert found.order.low == 0
+        assert found.selection.low > 0
+        assert found.ratio.high == math.inf
+
+    def test_a_ratio_left_open_widens_its_interval_on_both_sides(self) -> None:
+        draws = np.repeat([np.nan, 1.0], [10, 90])
+        assert _quantiles(1.0, draws, 0.95)[1:3] == (0, math.inf)
+        assert _quantiles(1.0, draws, 0.5)[1:3] == (1, 1)
+
+
+class TestJackknife:
+    def test_agrees_with_the_oracle(self) -> None:
+        accuracy = gaussian_table(np.random.default_rng(13), (5, 7), (0.1, 0.2, 0.1))
+        found = stats.jackknife_ratio_interval(accuracy, level=0.9)
+        assert found[1:3] == pytest.approx(reference.jackknife_ratio(accuracy, 0.9))
+        assert found.estimate == stats.sensitivity_ratio(accuracy)
+
+    @pytest.mark.parametrize("shape", ["gaussian", "t4", "one-sided"])
+    def test_covers_r_whatever_the_shape_of_the_effects(self, shape: str) -> None:
+        tables = shaped_tables(shape, 200)
+        assert coverage([stats.jackknife_ratio_interval(table, "rms") for table in tables], 1.0) >= 0.88
+
+    @pytest.mark.parametrize("shape", ["t4", "one-sided"])
+    def test_covers_r_where_the_generalised_interval_does_not(self, shape: str) -> None:
+        tables = shaped_tables(shape, 200)
+        generalised = [stats.generalized_interval(table, draws=1000).ratio for table in tables]
+        jackknife = [stats.jackknife_ratio_interval(table, "rms") for table in tables]
+        assert coverage(generalised, 1.0) < coverage(jackknife, 1.0) - 0.05
+
+    def test_is_undefined_without_spread(self) -> None:
+        found = stats.jackknife_ratio_interval(np.full((4, 4), 0.5))
+        assert all(math.isnan(value) for value in found[:3])
+
+
+class TestStandardErrors:
+    @given(st.integers(1, 300).flatmap(lambda num: st.tuples(st.integers(0, num), st.just(num))))
+    def test_wilson_agrees_with_the_oracle(self, counts: tuple[int, int]) -> None:
+        found = stats.wilson_interval(*counts)
+        assert found[1:3] == pytest.approx(reference.wilson(*counts, 0.95), abs=1e-9)
+        assert 0 <= found.low <= found.estimate <= found.high <= 1
+
+    @given(tensors)
+    def test_clustered_agrees_with_the_oracle(self, correct: Array) -> None:
+        assert stats.clustered_se(correct) == pytest.approx(reference.clustered_se(correct), abs=1e-12)
+
+    def test_more_contexts_do_not_count_as_more_queries(self) -> None:
+        correct = np.random.default_rng(15).integers(0, 2, (1, 40))
+        many = np.repeat(correct, 100, axis=0)
+        assert stats.clustered_se(many) == pytest.approx(stats.clustered_se(correct))
+
+    def test_clustered_weights(self) -> None:
+        correct = np.random.default_rng(16).integers(0, 2, (3, 20))
+        assert stats.clustered_se(correct, np.full(20, 7)) == pytest.approx(stats.clustered_se(correct))
+        assert stats.clustered_se(correct, np.arange(20)) != pytest.approx(stats.clustered_se(correct))
+        assert math.isnan(stats.clustered_se(correct[:, :1]))
+
+
+class TestSkewness:
+    def test_one_collapsed_permutation_is_named(self) -> None:
+        accuracy = gaussian_table(np.random.default_rng(17), (10, 10), (0.01, 0.01, 0.01))
+        accuracy[:, 4] -= 0.3
+        lines = stats.skewness_warnings(accuracy)
+        assert [line.split()[0] for line in lines] == ["permutation"]
+        assert "G1 = -" in lines[0]
+
+    def test_symmetric_and_equal_means_are_not_named(self) -> None:
+        assert stats.skewness_warnings(np.add.outer(np.linspace(-1, 1, 9), np.linspace(0, 1, 7))) == []
+        assert stats.skewness_warnings(np.full((5, 5), 0.1)) == []
+        assert stats.skewness_warnings([[0.0, 1.0]]) == []
+
+
+class TestNeededDesign:
+    def test_the_power_promised_is_the_power_found(self) -> None:
+        sigma = (0.03, 0.015, 0.01)
+        wide = gaussian_table(np.random.default_rng(18), (400, 400), sigma)
+        design = stats.needed_design(wide)
+        assert design is not None
+        assert design.num_sets == design.num_permutations
+        assert design.ratio == pytest.approx(math.hypot(0.03, 0.01) / math.hypot(0.015, 0.01), rel=0.1)
+        found = reference.power_to_tell_from_one(sigma, design.num_sets, 0.95, 400, seed=19)
+        assert 0.7 <= found <= 0.9
+
+    def test_a_ratio_nearer_to_one_needs_more(self) -> None:
+        accuracy = gaussian_table(np.random.default_rng(20), (10, 10), (0.02, 0.02, 0.01))
+        designs = [stats.needed_design(accuracy, ratio) for ratio in (1.58, 1.14, 1.01)]
+        counts = [design.num_sets for design in designs if design is not None]
+        assert counts == sorted(set(counts))
+        assert len(counts) == 3
+        assert counts[1] > 50
+
+    def test_there_is_none_at_one_or_without_spread(self) -> None:
+        accuracy = gaussian_table(np.random.default_rng(21), (6, 6), (0.02, 0.02, 0.01))
+        assert stats.needed_design(accuracy, 1.0) is None
+        assert stats.needed_design(np.full((4, 4), 0.5)) is None
+
+
+class TestCalibration:
+    @given(seeds, st.integers(1, 5))
+    def test_agrees_with_the_oracle(self, seed: int, num_labels: int) -> None:
+        generator = np.random.default_rng(seed)
+        logprob = generator.normal(0, 2, (2, 3, 12, num_labels)).astype(np.float32)
+        targets = generator.integers(0, num_labels, 12)
+        found = stats.calibration(logprob, targets, num_bins=5)
+        for s, p in np.ndindex(2, 3):
+            expected = reference.calibration(logprob[s, p], targets.tolist(), 5)
+            assert [score[s, p] for score in found] == pytest.approx(expected, abs=1e-6)
+
+    def test_a_sure_and_right_model_scores_zero(self) -> None:
+        logprob = np.where(np.eye(3) > 0, 0.0, -100.0)
+        found = stats.calibration(logprob, [0, 1, 2])
+        assert [float(score) for score in found] == pytest.approx([0, 0, 0], abs=1e-12)
+
+    def test_failed_queries_may_hold_nan(self) -> None:
+        logprob = np.zeros((2, 4, 3))
+        logprob[1, 2] = np.nan
+        state = np.zeros((2, 4), np.uint8)
+        state[1, 2] = 1
+        found = stats.calibration(logprob, [0, 1, 2, 0], state)
+        np.testing.assert_allclose(found.nll, math.log(3))
+        with pytest.raises(RequestError, match="mark it in state"):
+            stats.calibration(logprob, [0, 1, 2, 0])
+        assert np.isnan(stats.calibration(logprob, [0, 1, 2, 0], np.ones((2, 4))).brier).all()
+
+    @given(hnp.arrays(np.float64, (3, 4, 3), elements=st.sampled_from([-1.0, -1.00005, -1.2, -3.0])))
+    def test_near_ties_agree_with_the_oracle(self, logprob: Array) -> None:
+        assert stats.near_tie_rate(logprob) == pytest.approx(reference.near_tie_rate(logprob, 1e-4))
+
+    def test_near_ties_of_nothing(self) -> None:
+        assert math.isnan(stats.near_tie_rate(np.zeros((2, 3, 1))))
+        assert math.isnan(stats.near_tie_rate(np.zeros((2, 3, 2)), np.ones((2, 3))))
+
+
+BAD_CALLS: list[tuple[Callable[[], object], str]] = [
+    (lambda: stats.accuracy([0.5, 1.0]), "correct must hold bool or integer 0 and 1, got float64"),
+    (lambda: stats.accuracy([0, 7]), "correct must hold only 0 and 1, found 7"),
+    (lambda: stats.accuracy([0, -2]), "correct must hold only 0 and 1, found -2"),
+    (lambda: stats.accuracy(np.zeros((3, 0), int)), r"no empty axis, got \[3, 0\]"),
+    (lambda: stats.accuracy([0, 1], state=[0, 1, 0]), r"shape of correct \[2\], got \[3\]"),
+    (lambda: stats.accuracy([0, 1], weights=[1, 2, 3]), r"weights must have shape \[2\], got \[3\]"),
+    (lambda: stats.accuracy([0, 1], weights=[1, -2]), "got -2.0 to 1.0"),
+    (lambda: stats.order_sensitivity([0.5, 0.6]), r"shape \[S, P\] with S, P >= 1, got \[2\]"),
+    (lambda: stats.order_sensitivity([[0.5, math.nan]]), r"accuracy\[0, 1\] is nan"),
+    (lambda: stats.order_sensitivity([[0.5, 0.6]], "median"), "unknown estimator 'median'"),  # type: ignore[arg-type]
+    (lambda: stats.c4(1), "at least 2 values, got 1"),
+    (lambda: stats.curve(np.ones((2, 2, 2), int)), r"\[S, P, K, Q\], got \[2, 2, 2\]"),
+    (lambda: stats.variance_components(np.ones((2, 2), int)), r"\[S, P, Q\], got \[2, 2\]"),
+    (lambda: stats.variance_components(np.ones((1, 3, 4), int)), "got S = 1, P = 3, Q = 4"),
+    (lambda: stats.variance_components(np.ones((3, 1, 4), int)), "got S = 3, P = 1, Q = 4"),
+    (lambda: stats.variance_components(np.ones((3, 3, 1), int)), "got S = 3, P = 3, Q = 1"),
+    (lambda: stats.variance_components(np.full((2, 2, 2), np.nan)), r"scores\[0, 0, 0\] is nan"),
+    (lambda: stats.generalized_interval([[0.5, 0.6]]), "at least 2 sets and 2 permutations, got 1 x 2"),
+    (lambda: stats.generalized_interval(np.eye(3), level=95), "level must lie between 0 and 1, got 95"),
+    (lambda: stats.jackknife_ratio_interval(np.eye(2)), "at least 3 sets and 3 permutations, got 2 x 2"),
+    (lambda: stats.wilson_interval(5, 4), "got 5 of 4"),
+    (lambda: stats.needed_design(np.eye(3), ratio=-1), "ratio must be positive and finite, got -1"),
+    (lambda: stats.clustered_se([[0, 1]], [1, 2, 3]), r"weights must have shape \[2\]"),
+    (lambda: stats.calibration([[0.0, 1.0]], [2]), r"targets must lie in 0..1, found 2"),
+    (lambda: stats.calibration([[0.0, 1.0]], [0, 1]), r"integers of shape \[1\], got int64 \[2\]"),
+    (lambda: stats.near_tie_rate([0.0, 1.0]), r"got float64 \[2\]"),
+    (lambda: stats.near_tie_rate([[0.0, 1.0]], [0, 0]), r"state must have shape \[1\], got \[2\]"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD_CALLS)
+def test_bad_input_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_importing_statistics_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, iclperm.stats, iclperm.report; print({'numba', 'torch', 'matplotlib', 'rich'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

@@ -1,0 +1,428 @@
+"""The packed-tree attention kernel: exact against plain attention, and blind to everything off a row's path."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import TOLERANCES
+from torch import Tensor
+
+from iclperm import _core
+from iclperm.errors import RequestError
+from iclperm.reference.attention import tree_attention as plain_attention
+
+ISAS = _core.available_isas()
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NUM_SLOTS = 150
+
+Span = tuple[int, int, int]
+Visit = tuple[int, int, list[Span]]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("ICLPERM_ISA", request.param)
+    assert _core.isa() == request.param
+    return str(request.param)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one call: tensors of one dtype, and visits as the oracle takes them."""
+
+    q: Tensor
+    k_new: Tensor
+    v_new: Tensor
+    k_pool: Tensor
+    v_pool: Tensor
+    visits: list[Visit]
+    softcap: float = 0.0
+    window: int = 0
+
+    @property
+    def scaling(self) -> float:
+        return float(self.q.shape[-1] ** -0.5)
+
+    def expected(self) -> Tensor:
+        return plain_attention(
+            self.q, self.k_new, self.v_new, self.k_pool, self.v_pool, self.visits,
+            scaling=self.scaling, softcap=self.softcap, window=self.window,
+        )  # fmt: skip
+
+
+def as_numpy(x: Tensor) -> npt.NDArray[np.generic]:
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def visit_arrays(visits: list[Visit]) -> dict[str, npt.NDArray[np.int64]]:
+    spans = [span for _, _, own in visits for span in own]
+    rows = [visits[0][0], *(end for _, end, _ in visits)] if visits else [0]
+    counts = [len(own) for _, _, own in visits]
+    return {
+        "visit_row_offsets": np.array(rows, dtype=np.int64),
+        "visit_pos": np.array([sum(e - b for _, b, e in own) for _, _, own in visits], dtype=np.int64),
+        "span_offsets": np.cumsum([0, *counts], dtype=np.int64),
+        "span_source": np.array([source for source, _, _ in spans], dtype=np.int64),
+        "span_begin": np.array([begin for _, begin, _ in spans], dtype=np.int64),
+        "span_end": np.array([end for _, _, end in spans], dtype=np.int64),
+    }
+
+
+def attend(case: Case, num_threads: int = 1) -> Tensor:
+    """The kernel's output, in memory that held NaN before."""
+    out = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype)
+    tensors = (case.q, case.k_new, case.v_new, case.k_pool, case.v_pool, out)
+    _core.tree_attention(
+        *map(as_numpy, tensors),
+        **visit_arrays(case.visits),
+        scaling=case.scaling,
+        softcap=case.softcap,
+        window=case.window,
+        num_threads=num_threads,
+    )
+    return out
+
+
+def random_case(
+    visits: list[Visit],
+    *,
+    num_rows: int | None = None,
+    group_size: int = 1,
+    num_kv_heads: int = 1,
+    head_dim: int = 16,
+    dtype: str = "float32",
+    softcap: float = 0.0,
+    window: int = 0,
+    seed: int = 0,
+) -> Case:
+    rng = torch.Generator().manual_seed(seed)
+    rows = (visits[-1][1] if visits else 0) if num_rows is None else num_rows
+
+    def normal(count: int, heads: int) -> Tensor:
+        return torch.randn(count, heads, head_dim, generator=rng).to(DTYPES[dtype])
+
+    return Case(
+        q=normal(rows, group_size * num_kv_heads),
+        k_new=normal(rows, num_kv_heads),
+        v_new=normal(rows, num_kv_heads),
+        k_pool=normal(NUM_SLOTS, num_kv_heads),
+        v_pool=normal(NUM_SLOTS, num_kv_heads),
+        visits=visits,
+        softcap=softcap,
+        window=window,
+    )
+
+
+@st.composite
+def spans_of(draw: st.DrawFn, num_rows: int) -> list[Span]:
+    """Any path: slices of the pool and of the pack's earlier rows, some of them empty."""
+    spans = []
+    for _ in range(draw(st.integers(0, 4))):
+        source = draw(st.integers(0, 1)) if num_rows else 0
+        begin = draw(st.integers(0, (NUM_SLOTS, num_rows)[source]))
+        end = draw(st.integers(begin, min(begin + 100, (NUM_SLOTS, num_rows)[source])))
+        spans.append((source, begin, end))
+    return spans
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[Visit]:
+    """Visits in pack order; many repeat the path of the one before, as siblings do, or go on from it."""
+    visits: list[Visit] = []
+    row = draw(st.integers(0, 2))
+    for _ in range(draw(st.integers(0, 6))):
+        length = draw(st.sampled_from([0, 1, 1, 2, 3, 7, 40, 64, 65]))
+        origin = draw(st.sampled_from(["new", "sibling", "child"])) if visits else "new"
+        if origin == "new":
+            spans = draw(spans_of(row))
+        elif origin == "sibling":
+            spans = visits[-1][2]
+        else:
+            spans = [*visits[-1][2], (1, visits[-1][0], visits[-1][1])]
+        visits.append((row, row + length, spans))
+        row += length
+    return visits
+
+
+cases = st.builds(
+    lambda visits, padding, **choices: random_case(
+        visits, num_rows=(visits[-1][1] if visits else 0) + padding, **choices
+    ),
+    forests(),
+    st.integers(0, 3),
+    group_size=st.sampled_from([1, 2, 7]),
+    num_kv_heads=st.integers(1, 2),
+    head_dim=st.sampled_from([1, 8, 20, 64, 80, 128, 256]),
+    dtype=st.sampled_from(list(DTYPES)),
+    softcap=st.sampled_from([0.0, 0.0, 2.0, 50.0]),
+    window=st.sampled_from([0, 0, 1, 5, 64, 70, 200]),
+    seed=st.integers(0, 1000),
+)
+
+
+def dtype_name(case: Case) -> str:
+    return str(case.q.dtype).removeprefix("torch.")
+
+
+def assert_close(case: Case, out: Tensor) -> None:
+    torch.testing.assert_close(
+        out.double(), case.expected(), rtol=0, atol=TOLERANCES["tree_attention"][dtype_name(case)]
+    )
+
+
+def assert_same_bits(a: Tensor, b: Tensor) -> None:
+    assert as_numpy(a.contiguous()).tobytes() == as_numpy(b.contiguous()).tobytes()
+
+
+@pytest.mark.parametrize("path", ISAS)
+@settings(max_examples=60, deadline=None)
+@given(case=cases)
+def test_agrees_with_plain_attention(path: str, case: Case) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ICLPERM_ISA", path)
+        assert _core.isa() == path
+        assert_close(case, attend(case))
+
+
+@pytest.mark.parametrize(
+    ("visits", "group_size"),
+    [
+        pytest.param([(0, 300, [])], 1, id="more lines than an item holds"),
+        pytest.param([(0, 90, [(0, 0, 50)])], 7, id="blocks that end between tiles"),
+        pytest.param([(0, 2, [(0, 0, 70)])], 300, id="one row has more heads than an item holds lines"),
+        pytest.param([(i, i + 1, [(0, 0, 130)]) for i in range(40)], 2, id="many one-row siblings"),
+        pytest.param([(3, 5, [(0, 5, 6)] * 130)], 1, id="a path of one-key spans"),
+    ],
+)
+@pytest.mark.parametrize("window", [0, 33])
+def test_shapes_at_the_edges_of_blocks(isa: str, visits: list[Visit], group_size: int, window: int) -> None:
+    case = random_case(visits, group_size=group_size, head_dim=24, window=window)
+    assert_close(case, attend(case, num_threads=2))
+
+
+def test_takes_any_strides_on_rows_and_heads(isa: str) -> None:
+    plain = random_case([(0, 30, [(0, 3, 90)])], group_size=2, num_kv_heads=2, head_dim=20)
+
+    def heads_first(x: Tensor) -> Tensor:
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+    def inside_a_larger_pool(x: Tensor) -> Tensor:
+        return torch.cat([x, torch.full_like(x, torch.nan)], dim=2)[..., : x.shape[2]]
+
+    strided = replace(
+        plain,
+        q=heads_first(plain.q),
+        k_new=heads_first(plain.k_new),
+        k_pool=inside_a_larger_pool(plain.k_pool),
+        v_pool=inside_a_larger_pool(heads_first(plain.v_pool)),
+    )
+    assert not strided.q.is_contiguous()
+    assert_same_bits(attend(strided), attend(plain))
+
+
+def test_rows_of_no_visit_become_zero(isa: str) -> None:
+    case = random_case([(2, 5, [(0, 0, 9)])], num_rows=8)
+    out = attend(case)
+    assert_same_bits(out[:2], torch.zeros_like(out[:2]))
+    assert_same_bits(out[5:], torch.zeros_like(out[5:]))
+    assert out[2:5].abs().min() > 0
+
+
+def test_large_scores_do_not_overflow(isa: str) -> None:
+    case = random_case([(0, 20, [(0, 0, 100)])], head_dim=8)
+    case = replace(case, q=1e4 * case.q, k_new=1e4 * case.k_new, k_pool=1e4 * case.k_pool)
+    assert_close(case, attend(case))
+
+
+def cut(visits: list[Visit], at: int) -> list[Visit]:
+    """The same paths, every span cut after ``at`` keys, with an empty span between."""
+
+    def pieces(span: Span) -> list[Span]:
+        source, begin, end = span
+        middle = min(begin + at, end)
+        return [(source, begin, middle), (source, middle, middle), (source, middle, end)]
+
+    return [(first, last, [piece for span in spans for piece in pieces(span)]) for first, last, spans in visits]
+
+
+def alone(case: Case, visit: Visit, first: int, last: int) -> Case:
+    """Rows [first, last) of one visit as a call of their own: everything before them lies in the pool."""
+    begin, _, spans = visit
+    moved = [(0, b + source * NUM_SLOTS, e + source * NUM_SLOTS) for source, b, e in [*spans, (1, begin, first)]]
+    return replace(
+        case,
+        q=case.q[first:last],
+        k_new=case.k_new[first:last],
+        v_new=case.v_new[first:last],
+        k_pool=torch.cat([case.k_pool, case.k_new]),
+        v_pool=torch.cat([case.v_pool, case.v_new]),
+        visits=[(0, last - first, moved)],
+    )
+
+
+@pytest.mark.parametrize("path", ISAS)
+@settings(max_examples=25, deadline=None)
+@given(case=cases, at=st.integers(0, 70), threads=st.integers(1, 3))
+def test_cuts_company_and_threads_change_no_bit(path: str, case: Case, at: int, threads: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ICLPERM_ISA", path)
+        together = attend(case)
+        assert_same_bits(attend(case, num_threads=threads), together)
+        assert_same_bits(attend(replace(case, visits=cut(case.visits, at)), num_threads=threads), together)
+        for visit in case.visits:
+            begin, end, _ = visit
+            middle = min(begin + at, end)
+            for first, last in [(begin, middle), (middle, end)]:
+                assert_same_bits(attend(alone(case, visit, first, last)), together[first:last])
+
+
+def test_one_row_at_a_time_gives_the_same_bits(isa: str) -> None:
+    case = random_case([(0, 70, [(0, 10, 100)])], group_size=2, head_dim=24, softcap=20.0, window=50)
+    together = attend(case)
+    for row in range(70):
+        assert_same_bits(attend(alone(case, case.visits[0], row, row + 1)), together[row : row + 1])
+
+
+def test_what_a_row_may_not_see_cannot_reach_it(isa: str) -> None:
+    """NaN keys and values after a row, behind its window and in other branches leave its bits alone."""
+    visits: list[Visit] = [(0, 20, [(0, 0, 100)]), (20, 40, [(0, 0, 100), (1, 0, 10)]), (40, 41, [(0, 120, 130)])]
+    case = random_case(visits, group_size=2, num_kv_heads=2, head_dim=20, window=40)
+    clean = attend(case)
+    # Row 25 stands at position 115 and sees positions 76 .. 115: slots 76 .. 99, rows 0 .. 9, rows 20 .. 25.
+    seen_slots = torch.arange(NUM_SLOTS).clamp(76, 99) == torch.arange(NUM_SLOTS)
+    seen_rows = torch.zeros(41, dtype=torch.bool)
+    seen_rows[:10] = seen_rows[20:26] = True
+
+    def poisoned(x: Tensor, seen: Tensor) -> Tensor:
+        return torch.where(seen[:, None, None], x, torch.nan)
+
+    dirty = attend(
+        replace(
+            case,
+            k_new=poisoned(case.k_new, seen_rows),
+            v_new=poisoned(case.v_new, seen_rows),
+            k_pool=poisoned(case.k_pool, seen_slots),
+            v_pool=poisoned(case.v_pool, seen_slots),
+        )
+    )
+    assert_same_bits(dirty[25], clean[25])
+    assert dirty[26:].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["q", "k_pool", "v_pool", "k_new", "v_new"])
+def test_nan_on_the_path_comes_out(isa: str, name: str) -> None:
+    case = random_case([(0, 4, [(0, 0, 90)])])
+    poisoned = getattr(case, name).clone()
+    poisoned[0] = torch.nan
+    assert attend(replace(case, **{name: poisoned}))[0].isnan().all()
+
+
+def test_unknown_isa_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICLPERM_ISA", "sse9")
+    with pytest.raises(RequestError, match=r"^ICLPERM_ISA=sse9 is none of baseline, avx2, avx512$"):
+        _core.isa()
+
+
+def test_default_isa_is_the_best_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ICLPERM_ISA", raising=False)
+    assert _core.isa() == ISAS[-1]
+    assert ISAS[0] == "baseline"
+
+
+OWN_THREADS = """
+import sys
+import numpy as np
+from iclperm import _core
+
+assert "torch" not in sys.modules
+x = np.linspace(-9, 9, 300 * 4096, dtype=np.float32).reshape(300, 4096)
+one, three = np.empty_like(x), np.empty_like(x)
+_core.silu(x, one, num_threads=1)
+for _ in range(20):
+    three[:] = np.nan
+    _core.silu(x, three, num_threads=3)
+    assert one.tobytes() == three.tobytes()
+print(_core.thread_backend())
+import torch
+print(_core.thread_backend())
+"""
+
+
+def test_threads_are_torchs_where_torch_is_loaded() -> None:
+    run = subprocess.run([sys.executable, "-c", OWN_THREADS], capture_output=True, text=True, env=dict(os.environ))
+    assert run.returncode == 0, run.stderr
+    before, after = run.stdout.split()
+    assert before == "std"
+    if sys.platform == "linux":
+        assert after == "gomp"
+
+
+def call_with(**changes: object) -> None:
+    case = random_case([(0, 3, [(0, 0, 9)]), (3, 5, [(0, 0, 9), (1, 0, 3)])], group_size=2, num_kv_heads=2, head_dim=8)
+    arguments: dict[str, object] = {
+        name: getattr(case, name).numpy() for name in ("q", "k_new", "v_new", "k_pool", "v_pool")
+    }
+    arguments |= {"out": np.empty(case.q.shape, np.float32), "scaling": 1.0, **visit_arrays(case.visits)}
+    _core.tree_attention(**(arguments | changes))
+
+
+def zeros(*shape: int, dtype: type = np.float32) -> npt.NDArray[np.generic]:
+    return np.zeros(shape, dtype)
+
+
+def misaligned(*shape: int) -> npt.NDArray[np.generic]:
+    size = int(np.prod(shape))
+    return np.frombuffer(bytes(4 * size + 1), np.float32, size, offset=1).reshape(shape)
+
+
+def read_only(*shape: int) -> npt.NDArray[np.generic]:
+    array = zeros(*shape)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": zeros(5, 4, 8, dtype=np.float64)}, "q is float64; float32, or bfloat16 viewed as uint16, is needed"),
+        ({"q": zeros(5, 4)}, r"q has shape \(5, 4\); 3 axes are needed"),
+        ({"q": zeros(5, 3, 8)}, "q has 3 heads, not a multiple of the 2 key-value heads of k_new"),
+        ({"q": zeros(5, 4, 0)}, "k_new has head dimension 8 and q 0; they must be equal"),
+        ({"q": zeros(5, 4, 16)[..., ::2]}, r"q is not contiguous on its last axis \(stride of 2 elements\)"),
+        ({"q": zeros(5, 4, 8)[::-1]}, "q has a stride of -128 bytes on axis 0; a multiple of its elements' size, not "
+                                      "negative, is needed"),
+        ({"q": misaligned(5, 4, 8)}, "q is not aligned to its elements' size"),
+        ({"k_new": zeros(5, 2, 8, dtype=np.uint16)}, "k_new is uint16, unlike the first array"),
+        ({"k_new": zeros(4, 2, 8), "v_new": zeros(4, 2, 8)}, "k_new has 4 rows and q 5; they must be equal"),
+        ({"v_pool": zeros(3, 2, 8)}, r"v_pool is \[3, 2, d\]; k_pool asks for \[150, 2, d\]"),
+        ({"out": zeros(5, 2, 8)}, r"out is \[5, 2, d\]; q asks for \[5, 4, d\]"),
+        ({"out": read_only(5, 4, 8)}, "out is read-only"),
+        ({"scaling": np.nan}, "scaling is nan; it must be finite"),
+        ({"softcap": -1.0}, "softcap is -1.000000; it must be positive, or 0 for none"),
+        ({"window": -2}, "window is -2; it must be positive, or 0 for none"),
+        ({"num_threads": 0}, "num_threads is 0; at least 1 is needed"),
+        ({"visit_row_offsets": np.array([0, 3])}, r"visit_row_offsets has shape \(2,\); 3 entries are needed \(one per "
+                                                  r"entry of visit_pos, and one more\)"),
+        ({"visit_row_offsets": np.array([0, 4, 3])}, "visit_row_offsets falls from 4 to 3 at visit 1"),
+        ({"visit_row_offsets": np.array([0, 4, 6])}, r"visit_row_offsets covers \[0, 6\), outside \[0, 5\)"),
+        ({"span_offsets": np.array([0, 1, 4])}, r"span_offsets covers \[0, 4\), outside \[0, 3\)"),
+        ({"span_source": np.array([0, 2, 1])}, r"visit 1: span source is 2; 0 \(pool\) or 1 \(pack\) is needed"),
+        ({"span_end": np.array([9, 9, 6])}, r"visit 1: span \[0, 6\) is not within the 5 pack rows"),
+        ({"span_begin": np.array([10, 0, 0])}, r"visit 0: span \[10, 9\) is not within the 150 pool slots"),
+        ({"visit_pos": np.array([9, 13])}, "visit 1: spans hold 12 keys but its first row is at position 13"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_by_name(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=f"^{message}$"):
+        call_with(**changes)
+
+
+def test_good_input_of_the_bad_input_test_is_accepted() -> None:
+    call_with()

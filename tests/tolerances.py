@@ -1,0 +1,14 @@
+"""Largest absolute error allowed against the float64 oracle, by quantity and input type: the one table."""
+
+TOLERANCES: dict[str, dict[str, float]] = {
+    # Standard normal queries, keys and values. In float32 the worst is a long run of equal values, whose roundings all
+    # go one way; in bfloat16 it is half a unit in the last place of an output up to 8.
+    "tree_attention": {"float32": 5e-6, "bfloat16": 1.6e-2},
+    # Per |x|; in bfloat16 the rounding of the output.
+    "activation": {"float32": 2e-7, "bfloat16": 4e-3},
+    # Log-sum-exp and log-probabilities, in nats, of logits up to 30.
+    "logsumexp": {"float32": 4e-6, "bfloat16": 4e-6},
+    "logprob": {"float32": 8e-6, "bfloat16": 8e-6},
+    # Against plain transformers, one unpadded prompt at a time, in nats for each token scored.
+    "loglikelihood per token": {"float32": 1e-4},
+}
