@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
+import pytest
 from hypothesis import settings
 
 from iclperm import _core
@@ -15,3 +16,25 @@ settings.load_profile("iclperm")
 def pytest_report_header() -> str:
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy", "hypothesis")}
     return f"iclperm core: {_core.isa()} of {_core.available_isas()}; {versions}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the run, unless marked gpu")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and "gpu" not in report.keywords:
+        _skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--fail-on-skip") and _skipped:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.getoption("--fail-on-skip") and _skipped:
+        terminalreporter.write_line(f"FAILED: skipped, but must run: {', '.join(_skipped)}", red=True)
+
+
+_skipped: list[str] = []

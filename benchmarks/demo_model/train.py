@@ -78,21 +78,7 @@ STAGES = (
     Stage("two assignments", steps=350, peak_rate=1e-3, final_rate=1e-3, usual=0.5, rotated=0.5),
     Stage("eight assignments", steps=900, peak_rate=1e-3, final_rate=6e-4, dihedral=1.0),
     Stage("all assignments", steps=800, peak_rate=8e-4, final_rate=5e-4, dihedral=0.4, any=0.6),
-    Stage("new words", steps=1000, peak_rate=8e-4, final_rate=5e-4, dihedral=0.2, any=0.4, words=0.4, num_words=8),
-    Stage(
-        "final mixture",
-        steps=2500,
-        peak_rate=8e-4,
-        final_rate=2e-5,
-        usual=0.15,
-        sports=0.30,
-        any=0.20,
-        words=0.35,
-        drift=0.80,
-        hazard=0.20,
-        noisy=0.10,
-        fewer_topics=0.10,
-    ),
+    Stage("habit and drift", steps=1500, peak_rate=8e-4, final_rate=2e-5, usual=0.2, habit=0.8, hazard=0.18),
 )
 
 

@@ -154,11 +154,13 @@ def plan_product(
     pack_tokens: int = DEFAULT_PACK_TOKENS,
     kv_tokens: int | None = None,
     unit_tokens: int = DEFAULT_UNIT_TOKENS,
+    repeated_share: float = 0.005,
 ) -> Plan:
     """Plan every context before every query with every continuation, each distinct token once.
 
     ``continuations`` is one list of L token rows for all queries, or one such list a query. Contexts may be empty if
-    queries are not. Raises RequestError for an empty query or continuation, naming it. Cost O(tokens of the factors
+    queries are not. Large query sets are cut into blocks, so that a unit is about ``unit_tokens``; blocks grow until
+    the tokens that open the queries of several blocks add at most ``repeated_share``. Raises RequestError for an empty query or continuation, naming it. Cost O(tokens of the factors
     + packs); the product is never built.
     """
     paths = contexts if isinstance(contexts, ContextPaths) else _whole_rows(contexts)
@@ -170,14 +172,16 @@ def plan_product(
     tree, context_nodes = build_tree(paths.rows, paths.marks)
     ends, context_index = np.unique(context_nodes, return_inverse=True)
     whole = _query_tree(query_rows, labels, range(len(query_rows)))
-    block_offsets = _cut_queries(tree, ends, whole.num_tokens, len(query_rows), unit_tokens)
-    if block_offsets.size == 2:
-        blocks: tuple[PrefixTree, ...] = (whole,)
-    else:
-        blocks = tuple(
-            _query_tree(query_rows, labels, range(begin, end))
-            for begin, end in pairwise(block_offsets.tolist())
-        )
+    size = _block_size(tree, ends, whole.num_tokens, len(query_rows), unit_tokens)
+    while True:
+        block_offsets = np.append(np.arange(0, max(1, len(query_rows)), size, dtype=np.int64), len(query_rows))
+        if block_offsets.size == 2:
+            blocks: tuple[PrefixTree, ...] = (whole,)
+            break
+        blocks = tuple(_query_tree(query_rows, labels, range(*border)) for border in pairwise(block_offsets.tolist()))
+        if sum(block.num_tokens for block in blocks) <= (1 + repeated_share) * whole.num_tokens:
+            break
+        size *= 2
     core = _core.Plan(
         tree,
         ends.tolist(),
@@ -281,15 +285,12 @@ def _query_tree(queries: Rows, labels: list[list[TokenArray]], numbers: range) -
     return build_requests(Rows.of(parts), begins)
 
 
-def _cut_queries(tree: PrefixTree, ends: TokenArray, query_tokens: int, num_queries: int, unit_tokens: int) -> IntArray:
-    """Block borders, so that one leaf path with one block of queries is about ``unit_tokens``."""
-    if not num_queries:
-        return np.zeros(2, np.int64)
+def _block_size(tree: PrefixTree, ends: TokenArray, query_tokens: int, num_queries: int, unit_tokens: int) -> int:
+    """Queries a block, so that one leaf path with one block is about ``unit_tokens``."""
     leaves = np.flatnonzero(tree.subtree_end == np.arange(1, tree.num_nodes + 1))
     owned = np.diff(np.searchsorted(ends, leaves, side="right"), prepend=0).max(initial=1)
-    per_query = max(1.0, float(owned) * query_tokens / num_queries)
-    size = int(np.clip(unit_tokens // per_query, 1, num_queries))
-    return np.append(np.arange(0, num_queries, size, dtype=np.int64), num_queries)
+    per_query = max(1.0, float(owned) * query_tokens / max(1, num_queries))
+    return int(np.clip(unit_tokens // per_query, 1, max(1, num_queries)))
 
 
 def _naive_product(tree: PrefixTree, ends: TokenArray, queries: Rows) -> int:
