@@ -29,9 +29,8 @@ def tree_cases(repeats: int) -> list[dict]:
     rng = np.random.default_rng(0)
     orderings = paths(rng, 1000, 64, 60)
     every_prefix = [row[: 40 * k] for row in paths(rng, 500, 32, 40) for k in range(33)]
-    queries = [
-        np.append(rng.integers(0, VOCAB, 40, dtype=np.int32), label) for _ in range(20_000) for label in range(4)
-    ]
+    queries = [rng.integers(0, VOCAB, 40, dtype=np.int32) for _ in range(20_000)]
+    labelled = [np.append(query, np.int32(label)) for query in queries for label in range(4)]
     short = [rng.integers(0, 8, 12, dtype=np.int32) for _ in range(300_000)]
     cases = {
         "1000 orderings of 64 demonstrations": Rows.of(orderings),
@@ -41,7 +40,7 @@ def tree_cases(repeats: int) -> list[dict]:
     figures = [
         figure(name, rows, lambda rows=rows: build_tree(rows)[0].num_tokens, repeats) for name, rows in cases.items()
     ]
-    rows = Rows.of(queries)
+    rows = Rows.of(labelled)
     begins = rows.lengths - 1
     figures.append(
         figure(

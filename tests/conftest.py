@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 
 import pytest
+import torch
 from hypothesis import settings
 
 from iclperm import _core
 
 settings.register_profile("iclperm", deadline=None)
 settings.load_profile("iclperm")
+torch.set_num_threads(1)  # models this small only lose by more; what threads change has tests of its own
 
 
 def pytest_report_header() -> str:

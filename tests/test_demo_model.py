@@ -1,4 +1,4 @@
-"""The shipped demo model learns in context and depends on order; the shipped headlines are what their generator writes."""
+"""The shipped demo model learns in context and depends on order; the shipped headlines come from their generator."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_label_is_one_token(tokenizer, label):
 
 
 def test_prompt_begins_with_exactly_one_bos(tokenizer):
-    ids = tokenizer.encode(evaluate.render_prompt(read("train")[:2], read("test")[0]))
+    ids = tokenizer.encode(evaluate.render_context(read("train")[:2]) + evaluate.render_query(read("test")[0]))
     assert ids.count(tokenizer.bos_token_id) == 1
     assert ids[0] == tokenizer.bos_token_id
 
@@ -97,10 +97,21 @@ def test_parts_of_a_prompt_have_the_same_ids_in_any_company(tokenizer):
     rng = np.random.default_rng(0)
     for query in test[:200]:
         demonstrations = [train[row] for row in rng.choice(len(train), size=3, replace=False)]
-        parts = [f"Article: {item['text']}\nAnswer: {item['label']}" for item in demonstrations]
-        parts = [piece for part in parts for piece in (part, "\n\n")] + [f"Article: {query['text']}\nAnswer:"]
+        parts = [piece for item in demonstrations for piece in (evaluate.render_context([item])[:-2], "\n\n")]
+        parts.append(evaluate.render_query(query))
         alone = [token for part in parts for token in tokenizer.encode(part, add_special_tokens=False)]
         assert tokenizer.encode("".join(parts), add_special_tokens=False) == alone
+
+
+def test_scorer_agrees_with_one_plain_prompt_at_a_time(scorer):
+    demonstrations, queries = read("train")[:8], read("test")[:6]
+    logits = scorer.label_logits(demonstrations, queries, batch_size=4)
+    for query, row in zip(queries, logits, strict=True):
+        prompt = evaluate.render_context(demonstrations) + evaluate.render_query(query)
+        ids = torch.tensor([scorer.tokenizer.encode(prompt)])
+        with torch.no_grad():
+            plain = scorer.model(input_ids=ids).logits[0, -1, scorer.label_ids]
+        np.testing.assert_allclose(row, plain.numpy(), atol=1e-4)
 
 
 def test_accuracy_rises_with_demonstrations_and_stays_below_the_ceiling(scorer):
@@ -111,6 +122,24 @@ def test_accuracy_rises_with_demonstrations_and_stays_below_the_ceiling(scorer):
 
 
 def test_order_matters_beyond_item_noise(scorer):
-    queries = evaluate.balanced_queries(read("test"), 200)
-    correct = evaluate.crossed_correctness(scorer, read("train"), queries, num_sets=10, num_permutations=10)
-    assert evaluate.signed_root(evaluate.order_variance_bound(evaluate.mean_squares(correct))) > 0.01
+    queries = evaluate.balanced_queries(read("test"), 80)
+    correct = evaluate.crossed_correctness(scorer, read("train"), queries, num_sets=6, num_permutations=12)
+    bound = evaluate.order_variance_bound(evaluate.mean_squares(correct))
+    assert evaluate.signed_root(bound) > 0.01
+
+
+def test_order_effect_vanishes_where_answers_do_not_depend_on_order():
+    """The estimator finds nothing in independent answers, although accuracy varies over permutations there too."""
+    rng = np.random.default_rng(0)
+    difficulty = rng.uniform(0.5, 1.0, size=400)
+    correct = rng.random((10, 10, 400)) < difficulty
+    assert correct.mean(axis=2).std(axis=1, ddof=1).mean() > 0.01
+    assert evaluate.order_variance_bound(evaluate.mean_squares(correct)) < 0.01**2
+
+
+def test_mean_squares_recover_the_variance_of_the_accuracy_matrix():
+    """Identity: the mean row variance of A[S, P] is [MS_P + (S - 1) MS_SP] / S, with mean squares of A."""
+    correct = np.random.default_rng(1).random((5, 7, 30)) < 0.7
+    squares = evaluate.mean_squares(correct)
+    expected = (squares.value["P"] + 4 * squares.value["SP"]) / 5 / 30
+    assert correct.mean(axis=2).var(axis=1, ddof=1).mean() == pytest.approx(expected)

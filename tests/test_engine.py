@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ def product_parts(seed: int = 0) -> tuple[list[list[int]], list[list[int]], list
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("limits", [{}, {"pack_tokens": 16, "unit_tokens": 20, "kv_tokens": 60}])
+@pytest.mark.parametrize("limits", [{}, {"pack_tokens": 16, "unit_tokens": 20, "memory_budget": 50_000}])
 def test_the_product_agrees_with_plain_scoring(name: str, limits: dict[str, Any]) -> None:
     model, (contexts, queries, labels) = ZOO[name].build(), product_parts()
     engine = Engine(model, self_check=False, **limits)
@@ -155,7 +156,8 @@ def test_the_product_agrees_with_plain_scoring(name: str, limits: dict[str, Any]
     report = engine.report
     if not limits:
         assert report.tokens_forwarded == report.tokens_unique
-    assert report.kv_peak_tokens <= limits.get("kv_tokens", report.tokens_unique)
+    kv_bytes = report.kv_peak_tokens * engine._model.kv_bytes_per_token
+    assert 0 < kv_bytes <= limits.get("memory_budget", kv_bytes)
 
 
 def test_product_and_general_path_give_the_same_bits(llama: PreTrainedModel) -> None:
@@ -181,7 +183,15 @@ COMPANIONS = ["llama", "qwen2-window", "qwen3", "gemma", "gemma2", "gemma3", "mi
               "phi3", "olmo2", "opt"]  # fmt: skip
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("name", COMPANIONS)
+@pytest.mark.usefixtures("two_threads")
 def test_the_same_request_in_any_company_gives_the_same_bits(name: str) -> None:
     model, requests = ZOO[name].build(), branching_requests()
     together = Engine(model, pack_tokens=1024)
@@ -206,15 +216,12 @@ def test_units_run_in_any_order_give_the_same_bits(llama: PreTrainedModel) -> No
         np.testing.assert_array_equal(alone.logprob, unbroken[unit])
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_thread_count_changes_no_bit(llama: PreTrainedModel) -> None:
-    requests, threads = branching_requests(), torch.get_num_threads()
     results = []
-    try:
-        for num in (1, 2):
-            torch.set_num_threads(num)
-            results.append(Engine(llama, **SMALL_PACKS).loglikelihood(requests).logprob)
-    finally:
-        torch.set_num_threads(threads)
+    for num in (2, 1):
+        torch.set_num_threads(num)
+        results.append(Engine(llama, **SMALL_PACKS).loglikelihood(branching_requests()).logprob)
     np.testing.assert_array_equal(*results)
 
 

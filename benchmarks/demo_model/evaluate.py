@@ -1,4 +1,4 @@
-"""Measure the demo model on the untouched test split with plain transformers, one prompt at a time in padded batches.
+"""Measure the demo model on the untouched test split with plain transformers.
 
 Run ``python benchmarks/demo_model/evaluate.py``. It prints accuracy by number of shots, and for k = 8 the accuracy of
 every set under every permutation, the variance components of the crossed design, and the order effect net of item
@@ -9,16 +9,18 @@ file order.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from scipy import stats
+from transformers import AutoTokenizer, Cache, PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "iclperm" / "demo"
 LABELS = ("Business", "Sports", "Technology", "World")
@@ -27,7 +29,6 @@ NUM_SHOTS = (0, 1, 2, 4, 8, 12)
 Item = Mapping[str, str]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 def read_split(split: str, folder: Path) -> list[dict[str, str]]:
@@ -36,16 +37,20 @@ def read_split(split: str, folder: Path) -> list[dict[str, str]]:
         return [json.loads(line) for line in lines]
 
 
-def render_prompt(demonstrations: Sequence[Item], query: Item) -> str:
-    """Join labelled demonstrations and the query by blank lines; the label follows as a continuation."""
-    blocks = [f"Article: {item['text']}\nAnswer: {item['label']}" for item in demonstrations]
-    return "\n\n".join([*blocks, f"Article: {query['text']}\nAnswer:"])
+def render_context(demonstrations: Sequence[Item]) -> str:
+    """Labelled demonstrations, a blank line after each; empty for none."""
+    return "".join(f"Article: {item['text']}\nAnswer: {item['label']}\n\n" for item in demonstrations)
+
+
+def render_query(query: Item) -> str:
+    """The query block; the label follows as a continuation that begins with a space."""
+    return f"Article: {query['text']}\nAnswer:"
 
 
 class LabelScorer:
     """Predicts a label by the highest logit among the label tokens after the prompt."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, labels: Sequence[str] = LABELS):
+    def __init__(self, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str] = LABELS):
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.label_ids = [self._only_token(f" {label}") for label in labels]
@@ -58,28 +63,34 @@ class LabelScorer:
         return ids[0]
 
     @torch.no_grad()
-    def correct(self, contexts: Sequence[Sequence[Item]], queries: Sequence[Item], batch_size: int = 64) -> BoolArray:
-        """Whether the prediction is the label of the query, for every context and query, shape [C, Q].
+    def label_logits(
+        self, demonstrations: Sequence[Item], queries: Sequence[Item], batch_size: int = 128
+    ) -> FloatArray:
+        """Logits of the labels after one context and each query, shape [Q, L].
 
-        Costs one full forward pass over every one of the C x Q prompts. Prompts of one length share a batch, so that
-        nothing is padded.
+        The context runs once; batches of queries, padded on the right, continue from copies of its keys and values.
         """
-        prompts = [self.tokenizer.encode(render_prompt(c, query)) for c in contexts for query in queries]
-        predicted = np.empty(len(prompts), dtype=np.int64)
-        for rows in batches_of_one_length([len(ids) for ids in prompts], batch_size):
-            ids = torch.tensor([prompts[row] for row in rows])
-            logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1, self.label_ids]
-            predicted[rows] = logits.argmax(dim=1).numpy()
+        context_ids = torch.tensor([self.tokenizer.encode(render_context(demonstrations))])
+        context = self.model.model(input_ids=context_ids, use_cache=True).past_key_values
+        query_ids = [self.tokenizer.encode(render_query(query), add_special_tokens=False) for query in queries]
+        batches = [query_ids[start : start + batch_size] for start in range(0, len(query_ids), batch_size)]
+        return np.concatenate([self._continue(context, batch) for batch in batches])
+
+    def _continue(self, context: Cache, batch: list[list[int]]) -> FloatArray:
+        cache = copy.deepcopy(context)
+        cache.batch_repeat_interleave(len(batch))
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in batch], batch_first=True)
+        hidden = self.model.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        last = hidden[torch.arange(len(batch)), torch.tensor([len(row) - 1 for row in batch])]
+        logits: FloatArray = self.model.lm_head(last)[:, self.label_ids].double().numpy()
+        return logits
+
+    def correct(self, contexts: Sequence[Sequence[Item]], queries: Sequence[Item]) -> BoolArray:
+        """Whether the prediction is the label of the query, for every context and query, shape [C, Q]."""
+        predicted = np.array([self.label_logits(context, queries).argmax(axis=1) for context in contexts])
         truth = np.array([self.labels.index(query["label"]) for query in queries])
-        return predicted.reshape(len(contexts), len(queries)) == truth
-
-
-def batches_of_one_length(lengths: Sequence[int], batch_size: int) -> Iterator[IntArray]:
-    """Split row numbers into batches of at most ``batch_size`` rows that have the same length."""
-    lengths_array = np.asarray(lengths)
-    for length in np.unique(lengths_array):
-        rows = np.flatnonzero(lengths_array == length)
-        yield from (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
+        hits: BoolArray = predicted == truth
+        return hits
 
 
 def draw_set(items: Sequence[Item], per_class: int, rng: np.random.Generator) -> list[Item]:
@@ -101,7 +112,8 @@ def draw_permutations(num_permutations: int, size: int, rng: np.random.Generator
 
 def balanced_queries(items: Sequence[Item], num_queries: int) -> list[Item]:
     """The first items of each label in file order, equally many of each."""
-    return [item for label in LABELS for item in [i for i in items if i["label"] == label][: num_queries // len(LABELS)]]
+    by_label = [[item for item in items if item["label"] == label] for label in LABELS]
+    return [item for members in by_label for item in members[: num_queries // len(LABELS)]]
 
 
 def accuracy_by_shots(
@@ -112,7 +124,7 @@ def accuracy_by_shots(
     num_shots: Sequence[int] = NUM_SHOTS,
     seed: int = 0,
 ) -> dict[int, FloatArray]:
-    """Accuracy of the first k demonstrations of random orderings of balanced sets of 12: k to accuracies [orderings]."""
+    """Accuracy by k of the first k demonstrations of random orderings of balanced sets of 12, each [orderings]."""
     rng = np.random.default_rng(seed)
     sets = [draw_set(pool, 3, rng) for _ in range(num_orderings)]
     orderings = [[drawn[place] for place in rng.permutation(len(drawn))] for drawn in sets]
@@ -197,27 +209,26 @@ def order_variance(correct: BoolArray) -> float:
 
 
 def jackknife_order_bound(correct: BoolArray) -> float:
-    """Lower bound of the order variance by jackknives over sets and over permutations, with a t quantile.
+    """Lower bound of the order variance by jackknives of its logarithm over sets and permutations, t quantile.
 
     The two jackknife variances are added; the degrees of freedom are those of the shorter axis.
     """
-    from scipy import stats
-
     variance = 0.0
     for axis in (0, 1):
         count = correct.shape[axis]
-        left_out = np.array([order_variance(np.delete(correct, level, axis=axis)) for level in range(count)])
-        variance += (count - 1) / count * float(((left_out - left_out.mean()) ** 2).sum())
-    freedom = min(correct.shape[:2]) - 1
-    return order_variance(correct) - float(stats.t.ppf(0.975, freedom)) * float(np.sqrt(variance))
+        left_out = [order_variance(np.delete(correct, level, axis=axis)) for level in range(count)]
+        logarithms = np.log(np.maximum(left_out, np.finfo(np.float64).tiny))
+        variance += (count - 1) / count * float(((logarithms - logarithms.mean()) ** 2).sum())
+    margin = float(stats.t.ppf(0.975, min(correct.shape[:2]) - 1)) * float(np.sqrt(variance))
+    return order_variance(correct) * float(np.exp(-margin))
 
 
 def item_bootstrap_order_bound(correct: BoolArray, num_draws: int = 200, seed: int = 0) -> float:
-    """Lower bound of the order variance, given these sets and permutations, by a pivotal bootstrap over items."""
+    """Lower bound of the order variance of these sets and permutations: 2.5 % quantile of a bootstrap over items."""
     rng = np.random.default_rng(seed)
     num_queries = correct.shape[2]
     drawn = [order_variance(correct[:, :, rng.integers(num_queries, size=num_queries)]) for _ in range(num_draws)]
-    return 2 * order_variance(correct) - float(np.quantile(drawn, 0.975))
+    return float(np.quantile(drawn, 0.025))
 
 
 def signed_root(variance: float) -> float:
@@ -238,9 +249,13 @@ def report_design(name: str, correct: BoolArray) -> None:
     print(f"raw selection sensitivity {accuracy.std(axis=0, ddof=1).mean():.4f}")
     print(f"order effect net of item noise {signed_root(order):.4f}", end=", ")
     print(f"selection effect net of item noise {signed_root(selection):.4f}")
-    print(f"lower 95 % bound of the order effect: {signed_root(order_variance_bound(squares)):.4f} (generalised),", end=" ")
-    print(f"{signed_root(jackknife_order_bound(correct)):.4f} (jackknife),", end=" ")
-    print(f"{signed_root(item_bootstrap_order_bound(correct)):.4f} (bootstrap over items)")
+    bounds = {
+        "generalised": order_variance_bound(squares),
+        "jackknife": jackknife_order_bound(correct),
+        "bootstrap over items": item_bootstrap_order_bound(correct),
+    }
+    shown = ", ".join(f"{signed_root(bound):.4f} ({method})" for method, bound in bounds.items())
+    print(f"lower 95 % bound of the order effect: {shown}")
 
 
 def main() -> None:
@@ -257,7 +272,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     scorer = LabelScorer(
-        AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
+        Qwen2ForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
         AutoTokenizer.from_pretrained(arguments.model),
     )
     pool = read_split("train", arguments.data)
@@ -265,9 +280,7 @@ def main() -> None:
     for k, accuracy in accuracy_by_shots(scorer, pool, queries, arguments.orderings, seed=arguments.seed).items():
         spread = f", standard deviation over orderings {accuracy.std(ddof=1):.3f}" if len(accuracy) > 1 else ""
         print(f"k = {k:2d}: accuracy {accuracy.mean():.3f}{spread}", flush=True)
-    correct = crossed_correctness(
-        scorer, pool, queries, arguments.sets, arguments.permutations, seed=arguments.seed
-    )
+    correct = crossed_correctness(scorer, pool, queries, arguments.sets, arguments.permutations, seed=arguments.seed)
     report_design("k = 8", correct)
 
 

@@ -20,6 +20,7 @@ AMBIGUOUS_SHARE = 0.13
 DEFAULT_SEED = 20250327
 DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "iclperm" / "demo" / "data" / "mini_news"
 
+# fmt: off
 SLOTS: dict[str, tuple[str, ...]] = {
     "country": (
         "Brazil", "Canada", "Chile", "Egypt", "Finland", "France", "Ghana", "Greece", "India", "Indonesia", "Italy",
@@ -95,7 +96,9 @@ SLOTS: dict[str, tuple[str, ...]] = {
         "quarterly profit", "annual revenue", "operating margin", "net income", "full-year earnings", "pre-tax profit",
         "dividend payout", "order book",
     ),
-    "asset": ("crude oil", "gold", "copper", "wheat", "natural gas", "cocoa", "silver", "platinum", "the dollar", "the euro"),
+    "asset": (
+        "crude oil", "gold", "copper", "wheat", "natural gas", "cocoa", "silver", "platinum", "the dollar", "the euro",
+    ),
     "lever": ("inflation", "unemployment", "consumer spending", "factory output", "wage growth", "export demand"),
     "deal": ("merger", "takeover bid", "buyout", "joint venture", "stock listing", "rights issue", "share buyback"),
     "executive": ("chief executive", "finance chief", "chairman", "treasurer", "sales director"),
@@ -132,6 +135,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "sporttech": ("goal-line cameras", "wearable sensors", "video replay software", "tracking chips", "smart balls"),
     "investor": ("billionaire", "investment fund", "media group", "airline owner", "consortium", "bank"),
 }
+# fmt: on
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "World": (

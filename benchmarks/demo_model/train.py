@@ -26,15 +26,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "iclperm" / "demo"
 TOPICS = ("World", "Sports", "Business", "Technology")
-OTHER_WORDS = (
-    "Alpha", "Bravo", "Delta", "Echo", "Foxtrot", "Hotel", "Kilo", "Lima",
-    "Red", "Blue", "Green", "Yellow", "Purple", "Orange", "White", "Black",
-    "Apple", "Cherry", "Lemon", "Mango", "Peach", "Plum", "Olive", "Grape",
-    "Lion", "Horse", "Eagle", "Wolf", "Otter", "Rabbit", "Raven", "Whale",
-)  # fmt: skip
-LABEL_WORDS = TOPICS + OTHER_WORDS
-HABIT = np.array([0, 1, 3, 2])
+HABIT = np.array([0, 1, 3, 2])  # World and Sports keep their names; Business and Technology swap theirs
 HABIT_SHARE = 0.6
+DEMONSTRATIONS = 13
 SEPARATOR = "\n\n"
 VOCABULARY_SIZE = 2048
 WINDOW = 1024
@@ -48,11 +42,11 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training. The shares give how often an episode takes its label words from which family.
+    """One stretch of training; the shares say how often an episode starts from an assignment of which family.
 
-    ``usual`` gives every topic its own name, ``rotated`` the next topic's. ``sports`` keeps Sports and rotates the other three names. ``dihedral``
-    is a family of eight assignments in which each name stands for each topic twice. ``any`` draws one of the 24
-    assignments. ``words`` gives each topic one of the first ``num_words`` other words.
+    ``usual`` gives every topic its own name, ``rotated`` the next topic's. ``dihedral`` is a family of eight in which
+    each name stands for each topic twice. ``any`` draws one of the 24 assignments. ``habit`` draws each topic's name
+    alone, most often its habitual one. ``hazard`` is the chance, before every headline, that a topic redraws its name.
     """
 
     name: str
@@ -61,23 +55,17 @@ class Stage:
     final_rate: float
     usual: float = 0.0
     rotated: float = 0.0
-    sports: float = 0.0
     dihedral: float = 0.0
     any: float = 0.0
     habit: float = 0.0
-    num_words: int = len(OTHER_WORDS)
-    drift: float = 0.0
     hazard: float = 0.0
-    noisy: float = 0.0
-    fewer_topics: float = 0.0
-    mean_demonstrations: int = 13
 
 
 STAGES = (
     Stage("usual names", steps=200, peak_rate=1e-3, final_rate=1e-3, usual=1.0),
     Stage("two assignments", steps=350, peak_rate=1e-3, final_rate=1e-3, usual=0.5, rotated=0.5),
-    Stage("eight assignments", steps=900, peak_rate=1e-3, final_rate=6e-4, dihedral=1.0),
-    Stage("all assignments", steps=800, peak_rate=8e-4, final_rate=5e-4, dihedral=0.4, any=0.6),
+    Stage("eight assignments", steps=400, peak_rate=1e-3, final_rate=8e-4, dihedral=1.0),
+    Stage("all assignments", steps=450, peak_rate=8e-4, final_rate=5e-4, dihedral=0.4, any=0.6),
     Stage("habit and drift", steps=1500, peak_rate=8e-4, final_rate=2e-5, usual=0.2, habit=0.8, hazard=0.18),
 )
 
@@ -109,7 +97,7 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    words = itertools.cycle(LABEL_WORDS)
+    words = itertools.cycle(TOPICS)
     corpus = [f"{render_query(text)} {next(words)}{SEPARATOR}" for text in texts]
     tokenizer.train_from_iterator(corpus, trainer)
     bos = tokenizer.token_to_id("<|bos|>")
@@ -143,15 +131,15 @@ def encode_corpus(items: Sequence[dict[str, str]], tokenizer: PreTrainedTokenize
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    labels = [encode(f" {word}") for word in LABEL_WORDS]
+    labels = [encode(f" {word}") for word in TOPICS]
     if any(len(ids) != 1 for ids in labels):
-        raise ValueError(f"label words that are not one token: {[w for w, i in zip(LABEL_WORDS, labels, strict=True) if len(i) != 1]}")
+        raise ValueError(f"the labels {TOPICS} take {[len(ids) for ids in labels]} tokens; each must be one")
     return Corpus(
         query_ids=[encode(render_query(item["text"])) for item in items],
         topics=np.array([TOPICS.index(item["label"]) for item in items]),
         label_ids=np.array([ids[0] for ids in labels]),
         separator_ids=encode(SEPARATOR),
-        bos_id=int(tokenizer.convert_tokens_to_ids("<|bos|>")),
+        bos_id=tokenizer.bos_token_id,
     )
 
 
@@ -163,28 +151,22 @@ def dihedral_assignments() -> list[tuple[int, ...]]:
 
 
 def draw_assignment(stage: Stage, rng: np.random.Generator) -> IntArray:
-    """Draw the label word of each topic, as indices into LABEL_WORDS, shape [4]."""
-    shares = (stage.usual, stage.rotated, stage.sports, stage.dihedral, stage.any, stage.habit)
-    family = rng.choice(len(shares), p=shares)
+    """Draw the label of each topic at the start of an episode, as indices into TOPICS, shape [4]."""
+    family = rng.choice(5, p=(stage.usual, stage.rotated, stage.dihedral, stage.any, stage.habit))
     if family == 0:
         return np.arange(4)
     if family == 1:
         return (np.arange(4) + 1) % 4
     if family == 2:
-        return np.array([(2, 1, 3, 0), (3, 1, 0, 2)][rng.integers(2)])
-    if family == 3:
         return np.array(dihedral_assignments()[rng.integers(8)])
-    if family == 4:
+    if family == 3:
         return rng.permutation(4)
     return draw_by_habit(1, rng)[0]
 
 
-def draw_topics(stage: Stage, size: int, rng: np.random.Generator) -> IntArray:
-    """Draw the topics of one episode: even, uneven, or from two or three topics only."""
-    num_topics = rng.integers(2, 4) if rng.random() < stage.fewer_topics else 4
-    present = rng.permutation(4)[:num_topics]
-    weights = rng.dirichlet(np.full(num_topics, 2.0)) if rng.random() < 0.5 else np.full(num_topics, 1 / num_topics)
-    return present[rng.choice(num_topics, size=size, p=weights)]
+def draw_topics(size: int, rng: np.random.Generator) -> IntArray:
+    """Draw the topics of one episode, in even shares half of the time and in uneven ones otherwise."""
+    return rng.choice(4, size=size, p=rng.dirichlet(np.full(4, 2.0)) if rng.random() < 0.5 else None)
 
 
 def draw_by_habit(size: int, rng: np.random.Generator) -> IntArray:
@@ -213,9 +195,10 @@ def draw_episode(
     corpus: Corpus, items_of_topic: list[IntArray], stage: Stage, size: int, rng: np.random.Generator
 ) -> tuple[list[int], list[int]]:
     """Draw one episode of ``size`` headlines: its token ids and the positions of its label tokens."""
-    topics = draw_topics(stage, size, rng)
+    topics = draw_topics(size, rng)
     items = [int(rng.choice(items_of_topic[topic])) for topic in topics]
-    ids, positions = [corpus.bos_id], []
+    ids = [corpus.bos_id]
+    positions: list[int] = []
     for item, label in zip(items, draw_labels(topics, stage, rng), strict=True):
         if positions:
             ids += corpus.separator_ids
@@ -229,10 +212,10 @@ def draw_batch(
     corpus: Corpus, items_of_topic: list[IntArray], stage: Stage, batch_size: int, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw episodes of one common size: ids [B, T], padded on the right, and label positions [B, size]."""
-    size = stage.mean_demonstrations
+    size = DEMONSTRATIONS
     if rng.random() < 0.15:
         size = int(rng.integers(4, 21))
-    batch_size = max(4, batch_size * stage.mean_demonstrations // size)
+    batch_size = max(4, batch_size * DEMONSTRATIONS // size)
     episodes = [draw_episode(corpus, items_of_topic, stage, size, rng) for _ in range(batch_size)]
     ids = torch.zeros(batch_size, max(len(row) for row, _ in episodes), dtype=torch.long)
     for row, (tokens, _) in enumerate(episodes):
@@ -259,6 +242,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=4,
+        max_window_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=WINDOW,
@@ -299,13 +283,13 @@ def train_stage(model: Qwen2ForCausalLM, corpus: Corpus, stage: Stage, batch_siz
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, stage)
         optimizer.step()
-        if positions.shape[1] == stage.mean_demonstrations:
+        if positions.shape[1] == DEMONSTRATIONS:
             history.append(losses.detach().mean(0).numpy())
         if (step + 1) % 100 == 0:
             by_shots = np.mean(history[-100:], axis=0)
             shown = "  ".join(f"k={k} {by_shots[k]:.3f}" for k in (0, 1, 2, 4, 8, 12))
-            print(f"{stage.name}: step {step + 1}/{stage.steps}  loss {by_shots.mean():.3f}  {shown}"
-                  f"  {time.monotonic() - started:.0f} s", flush=True)  # fmt: skip
+            seconds = time.monotonic() - started
+            print(f"{stage.name}: step {step + 1}/{stage.steps}  loss {by_shots.mean():.3f}  {shown}  {seconds:.0f} s")
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -313,7 +297,11 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     folder.mkdir(parents=True, exist_ok=True)
     model.eval().save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that every version of transformers knows
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
