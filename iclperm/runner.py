@@ -25,7 +25,7 @@ from iclperm import demo
 from iclperm.designs import Design, draw
 from iclperm.errors import ConfigError, DataError, ModelError, RunError
 from iclperm.prompts import Cell, PromptCounts, Prompts, PromptText, prompt_text, tokenise
-from iclperm.store import MAX_PARTS, DamagedItem, RunFolder, writable
+from iclperm.store import MAX_PARTS, OK, OVERLONG, STATES, DamagedItem, RunFolder, writable
 from iclperm.study import Study
 from iclperm.tasks import Examples, Task, builtin_tasks
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Told the number of finished parts and of all parts, at the start and after each."""
 
-STATES = ("ok", "invalid", "overlong")
-OK, INVALID, OVERLONG = range(3)
 GENERAL_CELLS_PER_PART = 4_096
 UNIT_FLOPS = 2_000_000_000_000  # a kill costs at most a unit: ten seconds at the fp32 rate of two cores
 UNIT_TOKENS = (1 << 12, 1 << 16)
@@ -165,7 +163,7 @@ class Run:
                 self.summary(),
                 curve=self.curve(),
                 shots=self.shots,
-                title=f"{self.task}, {Path(self.study.model).name}, k = {self.shots[-1]}",
+                title=f"{self.task}, {Path(self.study.model).name}",
                 chance=1 / len(self.labels),
             )
 

@@ -29,6 +29,9 @@ from iclperm.errors import RunError
 
 FORMAT = "iclperm-run 1"
 MAX_PARTS = 4_000
+STATES = ("ok", "invalid", "overlong", "unparsed", "api_missing")
+"""What an item can be; an error is a row, never absent and never zero."""
+OK, INVALID, OVERLONG, UNPARSED, API_MISSING = range(len(STATES))
 _ITEM = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 
 

@@ -249,7 +249,7 @@ def test_logits_that_are_no_numbers_are_invalid_never_a_prediction(tmp_path, stu
         broken.model.norm.weight[0] = float("nan")
     broken.save_pretrained(tmp_path / "broken")
     byte_level_tokenizer().save_pretrained(tmp_path / "broken")
-    values = {(0, 0, 0): runner.INVALID}
+    values = {(0, 0, 0): store.INVALID}
     engine = iclperm.Engine(broken, self_check=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(iclperm.engine.Engine, "from_pretrained", lambda *_, **__: engine)

@@ -160,8 +160,8 @@ def plan_product(
 
     ``continuations`` is one list of L token rows for all queries, or one such list a query. Contexts may be empty if
     queries are not. Large query sets are cut into blocks, so that a unit is about ``unit_tokens``; blocks grow until
-    the tokens that open the queries of several blocks add at most ``repeated_share``. Raises RequestError for an empty query or continuation, naming it. Cost O(tokens of the factors
-    + packs); the product is never built.
+    the tokens that open the queries of several blocks add at most ``repeated_share``. Raises RequestError for an empty
+    query or continuation, naming it. Cost O(tokens of the factors + packs); the product is never built.
     """
     paths = contexts if isinstance(contexts, ContextPaths) else _whole_rows(contexts)
     query_rows = Rows.of(queries, "query")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +22,24 @@ class PlainScore:
     is_finite: bool
 
 
+@contextmanager
+def soft_capped(model: PreTrainedModel) -> Iterator[None]:
+    """Within: attention that applies the model's soft-cap; transformers 5.17 drops it under sdpa without a word."""
+    before = model.config._attn_implementation
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
 @torch.no_grad()
 def score_one(model: PreTrainedModel, context: Sequence[int], continuation: Sequence[int]) -> PlainScore:
     """Log-likelihood of ``continuation`` after ``context`` (token ids, both non-empty): one forward pass of all."""
     fed = [*context, *continuation][:-1]
-    logits = model(input_ids=torch.tensor([fed], device=model.device), use_cache=False).logits[0]
+    with soft_capped(model):
+        logits = model(input_ids=torch.tensor([fed], device=model.device), use_cache=False).logits[0]
     wanted = torch.tensor(list(continuation), device=logits.device)
     scored = logits[len(context) - 1 :].double()
     logprobs = torch.log_softmax(scored, dim=-1).gather(1, wanted[:, None])[:, 0]
@@ -40,7 +54,8 @@ def score_one(model: PreTrainedModel, context: Sequence[int], continuation: Sequ
 @torch.no_grad()
 def next_token_logprobs(model: PreTrainedModel, prompt: Sequence[int]) -> npt.NDArray[np.float64]:
     """Log-probabilities in nats of every token id after ``prompt`` [V], from one forward pass of the prompt."""
-    logits = model(input_ids=torch.tensor([list(prompt)], device=model.device), use_cache=False).logits[0, -1]
+    with soft_capped(model):
+        logits = model(input_ids=torch.tensor([list(prompt)], device=model.device), use_cache=False).logits[0, -1]
     return torch.log_softmax(logits.double(), dim=-1).cpu().numpy()
 
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
 from iclperm.stats import Calibration, Curve, Interval, NeededDesign, SensitivityIntervals, VarianceComponents
+from iclperm.store import STATES
 
 FloatArray = npt.NDArray[np.float64]
 
-STATE_NAMES = ("ok", "invalid", "overlong", "unparsed", "api_missing")
 _ESTIMATORS: tuple[stats.Estimator, ...] = ("mean_std", "rms", "c4")
 
 
@@ -237,10 +237,10 @@ def _no_common_query(state: npt.NDArray[Any]) -> str:
 def _missing(state: npt.ArrayLike | None) -> dict[str, float]:
     """Share of all answers in each state but ok; a state without a name is called by its number."""
     if state is None:
-        return dict.fromkeys(STATE_NAMES[1:], 0.0)
+        return dict.fromkeys(STATES[1:], 0.0)
     codes, counts = np.unique(np.asarray(state), return_counts=True)
     shares = dict(zip(codes.tolist(), (counts / counts.sum()).tolist(), strict=True))
-    named = {name: shares.pop(code, 0.0) for code, name in enumerate(STATE_NAMES)}
+    named = {name: shares.pop(code, 0.0) for code, name in enumerate(STATES)}
     return {name: share for name, share in named.items() if name != "ok"} | {
         f"state {code}": share for code, share in shares.items()
     }
