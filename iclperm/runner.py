@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -610,7 +610,7 @@ def _compute(
 
     study = work.setting.study
     engine = Engine.from_pretrained(work.setting.model, device=study.device, dtype=study.dtype)
-    session = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    session = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
     environment, before = _environment(engine), engine.totals.tokens_forwarded
     if folder is not None:
         _refuse_other_numerics(folder, environment)
