@@ -300,6 +300,20 @@ def test_reports_and_totals_add_up(llama: PreTrainedModel) -> None:
     assert 0 < engine.utilisation < 10
 
 
+def test_calls_may_nest(llama: PreTrainedModel) -> None:
+    contexts, queries, labels = product_parts()
+    engine = Engine(llama, **SMALL_PACKS)
+    plan = plan_product(contexts, queries, labels, unit_tokens=30)
+    expected = [result.logprob for result in engine.execute(plan)]
+    nested = []
+    for result in engine.execute(plan):
+        nested.append(result.logprob)
+        engine.loglikelihood([([1, 2], [3])])
+    assert engine.totals.tokens_forwarded == 2 * plan.tokens + 2 * plan.num_units
+    for one, other in zip(expected, nested, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_no_requests_are_no_work(llama: PreTrainedModel) -> None:
     out = Engine(llama).loglikelihood([])
     assert out.logprob.shape == out.state.shape == (0,)

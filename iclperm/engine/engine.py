@@ -144,8 +144,8 @@ class Engine:
         the prefix token (BOS, else EOS). Raises RequestError naming the request for ids out of range, an empty
         continuation or a prompt over the context window. Cost: distinct non-empty proper prefixes, in tokens.
         """
-        with self._call():
-            return self._loglikelihood(requests)
+        with self._call() as report:
+            return self._loglikelihood(requests, report)
 
     def score(
         self,
@@ -159,13 +159,13 @@ class Engine:
         Strings are tokenised jointly; where a query's ids depend on its context, the general path serves the call. NaN
         marks invalid (non-finite logits). Cost: context tree + distinct contexts x query tree, in tokens.
         """
-        with self._call():
+        with self._call() as report:
             factors = self._factors(contexts, queries, continuations)
             if factors is None:
-                return self._score_generally(contexts, queries, continuations)
+                return self._score_generally(contexts, queries, continuations, report)
             plan = plan_product(*factors, **self._limits)
             scores = np.empty((plan.num_contexts, plan.num_queries, plan.num_labels), np.float32)
-            for result in self._execute(plan, range(plan.num_units)):
+            for result in self._execute(plan, range(plan.num_units), report):
                 scores[result.contexts[0] : result.contexts[-1] + 1, result.queries[0] : result.queries[-1] + 1] = (
                     result.logprob
                 )
@@ -176,24 +176,23 @@ class Engine:
 
         A unit's result is the same, bit for bit, whichever units run before it (see ``row_invariant``).
         """
-        with self._call():
-            yield from self._execute(plan, range(plan.num_units) if units is None else units)
+        with self._call() as report:
+            yield from self._execute(plan, range(plan.num_units) if units is None else units, report)
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
+    def _call(self) -> Iterator[Report]:
         """Open a report for one call; what it cost is added to the totals even if it is abandoned."""
-        self.report = Report()
+        report = self.report = Report()
         started = time.perf_counter()
         try:
-            yield
+            yield report
         finally:
-            self.report.seconds["total"] += time.perf_counter() - started
-            cost = self.report
-            cost.flops = self._model.flops(cost.tokens_forwarded, cost.scored_rows, cost.attention_pairs)
-            self.totals.add(self.report)
+            report.seconds["total"] += time.perf_counter() - started
+            report.flops = self._model.flops(report.tokens_forwarded, report.scored_rows, report.attention_pairs)
+            self.totals.add(report)
 
-    def _execute(self, plan: Plan, units: Iterable[int]) -> Iterator[UnitResult]:
-        for values in self._run(plan, units):
+    def _execute(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitResult]:
+        for values in self._run(plan, units, report):
             block = plan.blocks[plan.core.unit_block[values.unit]]
             contexts, queries = plan.unit_contexts(values.unit), plan.unit_queries(values.unit)
             rows = _sum_rows(block, [values], num_contexts=len(contexts))
@@ -207,25 +206,25 @@ class Engine:
                 state=_states(np.logical_and.reduce(rows.is_finite.reshape(shape), axis=-1)),
             )
 
-    def _run(self, plan: Plan, units: Iterable[int]) -> Iterator[UnitValues]:
+    def _run(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
         self._admit(plan)
-        self._first_use()
-        self.report.tokens_naive += plan.tokens_naive
-        self.report.tokens_unique += plan.tokens_unique
+        self._first_use(report)
+        report.tokens_naive += plan.tokens_naive
+        report.tokens_unique += plan.tokens_unique
         if isinstance(self._model, TreeModel):
-            yield from execute(self._model, plan, units, self.report)
+            yield from execute(self._model, plan, units, report)
         else:
-            yield from execute_plain(self._model, plan, units, self.report)
+            yield from execute_plain(self._model, plan, units, report)
 
-    def _loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]]) -> Scores:
+    def _loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]], report: Report) -> Scores:
         started = time.perf_counter()
         rows, begins = self._encoder.requests(requests)
         if not len(rows):
             return Scores(np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.uint8))
         self._admit_rows(rows)
         plan = plan_requests(rows, begins, **self._limits)
-        self.report.seconds["plan"] += time.perf_counter() - started
-        sums = _sum_rows(plan.contexts, list(self._run(plan, range(plan.num_units))), num_contexts=1)
+        report.seconds["plan"] += time.perf_counter() - started
+        sums = _sum_rows(plan.contexts, list(self._run(plan, range(plan.num_units), report)), num_contexts=1)
         return Scores(
             logprob=sums.logprob[0],
             num_tokens=(rows.lengths - begins).astype(np.int32),
@@ -243,7 +242,9 @@ class Engine:
             return None if any(len(query) == 0 for query in queries) else (contexts, queries, continuations)
         return self._encoder.product(contexts, queries, _by_query(continuations, len(queries)))
 
-    def _score_generally(self, contexts: Any, queries: Any, continuations: Any) -> npt.NDArray[np.float32]:
+    def _score_generally(
+        self, contexts: Any, queries: Any, continuations: Any, report: Report
+    ) -> npt.NDArray[np.float32]:
         if isinstance(contexts, ContextPaths):
             raise RequestError("an empty query cannot follow ContextPaths; give at least one token a query")
         labels = _by_query(continuations, len(queries))
@@ -254,7 +255,7 @@ class Engine:
             for query, row in zip(queries, labels, strict=True)
             for label in row
         ]
-        return self._loglikelihood(requests).logprob.reshape(len(contexts), len(queries), -1)
+        return self._loglikelihood(requests, report).logprob.reshape(len(contexts), len(queries), -1)
 
     def _admit(self, plan: Plan) -> None:
         """Refuse what the model cannot take, before any forward pass."""
@@ -285,13 +286,13 @@ class Engine:
                 f"window of {self.max_tokens}; shorten it or use fewer demonstrations"
             )
 
-    def _first_use(self) -> None:
+    def _first_use(self, report: Report) -> None:
         if self._unchecked and isinstance(self._model, TreeModel):
             started = time.perf_counter()
             self._unchecked = False
             selfcheck.check_agreement(self._model)
             self.row_invariant = selfcheck.rows_are_invariant(self._model, self._limits["pack_tokens"])
-            self.report.seconds["self_check"] += time.perf_counter() - started
+            report.seconds["self_check"] += time.perf_counter() - started
 
 
 def _by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:
