@@ -36,7 +36,7 @@ def test_both_readings_agree_with_a_plain_log_softmax(dtype: torch.dtype, softca
     if softcap:
         capped = softcap * torch.tanh(capped / softcap)
     expected = torch.log_softmax(capped, dim=-1).numpy()[pair_row, pair_id]
-    is_finite = torch.isfinite(capped).all(dim=-1).numpy()[pair_row]  # as the model gives them: after the cap
+    is_finite = torch.isfinite(given).all(dim=-1).numpy()[pair_row]  # an infinite logit is broken, capped or not
     assert 0 < is_finite.sum() < 60
     paths = [head.read_logits] if dtype == torch.float16 else [head.read_logits, torch_reading]
     for read in paths:

@@ -55,5 +55,5 @@ def _read_torch(
     rows = torch.from_numpy(pair_row.astype(np.int64)).to(logits.device)
     ids = torch.from_numpy(pair_id.astype(np.int64)).to(logits.device)
     logprob = capped[rows, ids] - torch.logsumexp(capped, dim=-1)[rows]
-    finite = torch.isfinite(capped).all(dim=-1)
+    finite = torch.isfinite(logits).all(dim=-1)
     return capped.argmax(dim=-1).int().cpu().numpy(), finite.cpu().numpy(), logprob.cpu().numpy()
