@@ -289,7 +289,10 @@ def train_stage(model: Qwen2ForCausalLM, corpus: Corpus, stage: Stage, batch_siz
             by_shots = np.mean(history[-100:], axis=0)
             shown = "  ".join(f"k={k} {by_shots[k]:.3f}" for k in (0, 1, 2, 4, 8, 12))
             seconds = time.monotonic() - started
-            print(f"{stage.name}: step {step + 1}/{stage.steps}  loss {by_shots.mean():.3f}  {shown}  {seconds:.0f} s")
+            print(
+                f"{stage.name}: step {step + 1}/{stage.steps}  loss {by_shots.mean():.3f}  {shown}  {seconds:.0f} s",
+                flush=True,
+            )
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
