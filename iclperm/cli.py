@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from iclperm.study import Study
 
 FAILED, USAGE, STOPPED = 1, 2, 3
-DEMO_SETTING: dict[str, Any] = {"sets": 10, "permutations": 10, "shots": [0, 1, 2, 4, 8], "queries": 200}
+DEMO_SETTING: dict[str, Any] = {"sets": 10, "permutations": 10, "shots": [0, 1, 2, 4, 8], "queries": 120}
 STUDY_KEYS = {
     "kind": "What is studied: sensitivity.",
     "model": "demo, a model folder or a hub id.",

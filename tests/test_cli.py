@@ -172,7 +172,11 @@ def test_help_loads_nothing_heavy(command):
     )
     environment = {**os.environ, "COLUMNS": "100"}
     done = subprocess.run(
-        [sys.executable, "-c", script, *command, "--help"], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-P", "-c", script, *command, "--help"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Usage: iclperm")

@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -205,19 +206,22 @@ def test_other_numerics_may_not_continue_a_run(tmp_path, study, monkeypatch, man
 
 def test_the_files_can_be_read_without_us(tmp_path, study):
     run = iclperm.run(study, tmp_path / "run")
-    items = pq.ParquetDataset(tmp_path / "run/items").read().to_pandas()
-    demonstrations = pq.read_table(tmp_path / "run/demonstrations.parquet").to_pandas()
-    queries = pq.read_table(tmp_path / "run/queries.parquet").to_pandas()
-    cells = demonstrations.explode(["shots", "contexts"]).merge(items, left_on="contexts", right_on="context")
-    assert len(cells) == run.correct.size
-    for row in cells.itertuples():
-        place = (row.set_x, row.permutation_x, run.shots.index(row.shots_x), row.query)
-        np.testing.assert_array_equal(np.array(row.label_logprob, np.float32), run.label_logprob[place])
-        assert (row.prediction == row.gold) == run.correct[place]
-        assert row.gold == queries.gold[row.query]
+    items = pq.ParquetDataset(tmp_path / "run/items").read().to_pylist()
+    demonstrations = pq.read_table(tmp_path / "run/demonstrations.parquet").to_pylist()
+    queries = pq.read_table(tmp_path / "run/queries.parquet").to_pylist()
+    num_cells = 0
+    for ordering, item in product(demonstrations, items):
+        for shots, context in zip(ordering["shots"], ordering["contexts"], strict=True):
+            if context != item["context"]:
+                continue
+            place = (ordering["set"], ordering["permutation"], run.shots.index(shots), item["query"])
+            np.testing.assert_array_equal(np.array(item["label_logprob"], np.float32), run.label_logprob[place])
+            assert (item["prediction"] == item["gold"]) == run.correct[place]
+            assert item["gold"] == queries[item["query"]]["gold"]
+            num_cells += 1
+    assert num_cells == run.correct.size
     assert (tmp_path / "run/FORMAT").read_text() == "iclperm-run 1\n"
-    first = demonstrations.iloc[0]
-    assert len(first.examples) == len(first.content_hashes) == 3
+    assert len(demonstrations[0]["examples"]) == len(demonstrations[0]["content_hashes"]) == 3
 
 
 def test_prompts_over_the_context_window(tmp_path, study):

@@ -521,5 +521,5 @@ def test_importing_statistics_loads_nothing_heavy() -> None:
     code = (
         "import sys, iclperm.stats, iclperm.report; print({'numba', 'torch', 'matplotlib', 'rich'} & set(sys.modules))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

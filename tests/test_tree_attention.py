@@ -356,7 +356,9 @@ print(_core.thread_backend())
 
 
 def test_threads_are_torchs_where_torch_is_loaded() -> None:
-    run = subprocess.run([sys.executable, "-c", OWN_THREADS], capture_output=True, text=True, env=dict(os.environ))
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", OWN_THREADS], capture_output=True, text=True, env=dict(os.environ)
+    )
     assert run.returncode == 0, run.stderr
     before, after = run.stdout.split()
     assert before == "std"
