@@ -80,7 +80,7 @@ def measure(case: Case, served: PreTrainedModel, engine: Engine) -> dict:
         "distinct": report.tokens_unique, "forwarded": report.tokens_forwarded,
         "forwarded/distinct": report.tokens_forwarded / report.tokens_unique,
         "naive/forwarded": report.tokens_naive / report.tokens_forwarded, "seconds": seconds,
-        "plain seconds": plain_seconds, "speed-up": plain_seconds / seconds, "utilisation": engine.utilisation,
+        "plain seconds": plain_seconds, "speed-up": plain_seconds / seconds, "utilisation": report.utilisation,
         "largest difference": worst,
     }  # fmt: skip
 

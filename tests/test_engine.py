@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tolerances import TOLERANCES
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM, PreTrainedModel
 from zoo import VOCAB, WINDOW, ZOO
 
 from iclperm import _core
@@ -51,6 +53,11 @@ def assert_agrees(out: Scores, model: PreTrainedModel, requests: list[Request]) 
     assert out.is_greedy.tolist() == [p.is_greedy for p in plain]
     assert not out.state.any()
     assert np.std([p.logprob / p.num_tokens for p in plain]) > 0.5, "the model tells no prompts apart"
+
+
+def assert_close(out: Scores, model: PreTrainedModel, requests: list[Request]) -> None:
+    for fast, plain in zip(out.logprob, scoring.loglikelihood(model, requests), strict=True):
+        assert abs(fast - plain.logprob) <= PER_TOKEN * plain.num_tokens
 
 
 @pytest.fixture(scope="module")
@@ -273,8 +280,9 @@ def test_the_self_check_runs_once_and_refuses_a_model_that_disagrees(llama: PreT
     assert "self_check" not in engine.report.seconds
     wrong = Engine(llama)
     wrong._model._softcap = 0.5
-    with pytest.raises(SelfCheckError, match=r"'llama': the tree gives .* where plain scoring gives"):
-        wrong.loglikelihood([([1], [2])])
+    for _ in range(2):
+        with pytest.raises(SelfCheckError, match=r"'llama': the tree gives .* where plain scoring gives"):
+            wrong.loglikelihood([([1], [2])])
 
 
 def test_a_prediction_that_is_not_met_is_an_error(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +305,7 @@ def test_reports_and_totals_add_up(llama: PreTrainedModel) -> None:
     assert engine.totals.kv_peak_tokens == 4
     assert engine.totals.flops == 2 * report.flops > 0
     assert set(report.seconds) == {"plan", "forward", "head", "total"}
-    assert 0 < engine.utilisation < 10
+    assert 0 < report.utilisation < 10
 
 
 def test_calls_may_nest(llama: PreTrainedModel) -> None:
@@ -324,6 +332,104 @@ def test_an_empty_context_becomes_the_prefix_token(llama: PreTrainedModel) -> No
     out = engine.loglikelihood([([], [5, 6]), ([1], [5, 6])])
     assert llama.config.bos_token_id == 1
     assert out.logprob[0] == out.logprob[1]
+
+
+def test_windows_longer_than_the_self_check_are_exact() -> None:
+    entry = ZOO["qwen2-moe-window"]
+    settings = {**entry.settings, "sliding_window": 700, "max_position_embeddings": 2048}
+    model = replace(entry, settings=settings).build()
+    requests: list[Request] = [(random_ids(np.random.default_rng(0), n), [3, 4]) for n in (690, 900, 1200)]
+    assert_close(Engine(model).loglikelihood(requests), model, requests)
+
+
+def test_ragged_products_are_named_or_served(llama: PreTrainedModel) -> None:
+    engine = Engine(llama, self_check=False)
+    with pytest.raises(RequestError, match="query 1 has 4 continuations, query 0 has 2"):
+        engine.score([[1, 2]], [[], [4]], [[[5], [6]], [[5], [6], [7], [8]]])
+    with pytest.raises(RequestError, match="continuations are given for 1 queries, but there are 2"):
+        engine.score([[1, 2]], [[], [4]], [[[5], [6]]])
+    with pytest.raises(RequestError, match=r"request 0 has 3 parts; give \(context, continuation\)"):
+        engine.loglikelihood([([1], [2], [3])])  # type: ignore[list-item]
+    uneven = engine.score([[1, 2]], [[], [4]], [[[5], [6, 7]], [[5], [6]]])
+    assert np.isfinite(uneven).all()
+    assert engine.score([], [[4]], [[5], [6]]).shape == (0, 1, 2)
+    assert engine.score([[1]], [], [[5], [6]]).shape == (1, 0, 0)
+
+
+def test_only_the_units_run_are_reported(llama: PreTrainedModel) -> None:
+    contexts, queries, labels = product_parts()
+    engine = Engine(llama, **SMALL_PACKS)
+    plan = plan_product(contexts, queries, labels, unit_tokens=30, repeated_share=1.0)
+    for unit in range(plan.num_units):
+        list(engine.execute(plan, [unit]))
+    assert engine.totals.tokens_naive == plan.tokens_naive
+    assert engine.totals.tokens_unique == plan.tokens <= engine.totals.tokens_forwarded
+
+
+def test_a_plan_over_the_memory_budget_is_refused(llama: PreTrainedModel) -> None:
+    contexts, queries, labels = product_parts()
+    budget = 60 * Engine(llama)._model.kv_bytes_per_token
+    engine = Engine(llama, memory_budget=budget, self_check=False)
+    with pytest.raises(RequestError, match="but memory_budget allows 60; plan with kv_tokens=60"):
+        list(engine.execute(plan_product(contexts, queries, labels)))
+    list(engine.execute(plan_product(contexts, queries, labels, kv_tokens=60)))
+
+
+def test_no_matrix_product_runs_under_eight_rows(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def counted(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        rows.append(x.numel() // x.shape[-1])
+        return linear(x, *args)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    Engine(llama, self_check=False).loglikelihood([([1], [2])])
+    assert rows
+    assert min(rows) >= 8
+
+
+def test_a_forward_of_somebody_else_s_stays() -> None:
+    model = ZOO["llama"].build()
+    patched = model.model.layers[0].mlp.act_fn
+    patched.forward = torch.relu
+    requests = branching_requests()
+    assert_close(Engine(model).loglikelihood(requests), model, requests)
+    assert patched.forward is torch.relu
+
+
+def test_threads_that_share_a_model_take_turns() -> None:
+    model, requests = ZOO["qwen3"].build(), branching_requests()
+    expected = Engine(model).loglikelihood(requests).logprob
+    with ThreadPoolExecutor(3) as pool:
+        for out in pool.map(lambda _: Engine(model, self_check=False).loglikelihood(requests), range(6)):
+            np.testing.assert_array_equal(out.logprob, expected)
+    assert model.config._attn_implementation != "iclperm_tree"
+
+
+def test_plain_serves_architectures_without_attention() -> None:
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, state_size=4)
+    model = MambaForCausalLM(config).eval()
+    requests: list[Request] = [([1, 2, 3], [4]), ([1, 2], [5, 6])]
+    with pytest.raises(ModelError, match="MambaForCausalLM"):
+        Engine(model).loglikelihood(requests)
+    assert_close(Engine(model, plain=True).loglikelihood(requests), model, requests)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_model_in_training_mode_is_scored_in_evaluation_mode(plain: bool) -> None:
+    model = ZOO["gpt2"].build().train()
+    requests: list[Request] = [([1, 2, 3], [4]), ([1, 2], [5, 6])]
+    assert_close(Engine(model, plain=plain).loglikelihood(requests), model, requests)
+    assert all(module.training for module in model.modules())
+
+
+def test_layers_that_may_depend_on_their_company_are_found_out() -> None:
+    for model in (tiny_llama(hidden_act="mish"), ZOO["qwen2-moe"].build()):
+        engine = Engine(model)
+        engine.loglikelihood([([1], [2])])
+        assert engine.row_invariant is False
 
 
 def poisoned(model: PreTrainedModel, token: int) -> PreTrainedModel:

@@ -68,8 +68,36 @@ def truncated_weights(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:200])
 
 
-def another_shape(folder: Path) -> None:
-    edit_config(folder, num_hidden_layers=3)
+def more_layers(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=3, layer_types=None)
+
+
+def fewer_layers(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=1, layer_types=None)
+
+
+def another_vocabulary(folder: Path) -> None:
+    edit_config(folder, vocab_size=999)
+
+
+def wrong_type(folder: Path) -> None:
+    edit_config(folder, hidden_size="wide")
+
+
+def no_heads(folder: Path) -> None:
+    edit_config(folder, num_attention_heads=0)
+
+
+def null_config(folder: Path) -> None:
+    (folder / "config.json").write_text("null")
+
+
+def empty_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def only_an_adapter(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
 
 
 BROKEN = [
@@ -81,7 +109,14 @@ BROKEN = [
     (unknown_architecture, "perceptron9"),
     (no_language_model, "is a 'vit' model, which is no causal language model"),
     (truncated_weights, "cannot load the weights"),
-    (another_shape, "do not fill the model: missing keys"),
+    (more_layers, "do not fit its configuration: missing keys"),
+    (fewer_layers, "do not fit its configuration: layers that the configuration lacks"),
+    (another_vocabulary, "do not fit its configuration: keys of another shape"),
+    (wrong_type, "cannot read the configuration"),
+    (no_heads, "cannot load|cannot read"),
+    (null_config, "is no configuration: a JSON object is needed"),
+    (empty_tokenizer, "cannot load the tokenizer"),
+    (only_an_adapter, "has no weights"),
 ]
 
 
@@ -105,6 +140,26 @@ def test_dtype_is_float32_on_a_cpu_whatever_the_checkpoint(tmp_path: Path) -> No
     assert Engine.from_pretrained(tmp_path, device="cpu").numerics["dtype"] == "float32"
     assert Engine.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").numerics["dtype"] == "bfloat16"
     assert Engine.from_pretrained(tmp_path, dtype=torch.bfloat16).numerics["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "quantum"}, "device 'quantum' is unknown; give auto, cpu, cuda or cuda:0"),
+        ({"dtype": "float31"}, "dtype 'float31' is unknown; give auto, float32, bfloat16 or float16"),
+        ({"dtype": "int8"}, "dtype 'int8' is unknown"),
+    ],
+)
+def test_unknown_devices_and_dtypes_get_one_line(folder: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        Engine.from_pretrained(folder, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_gets_one_line(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot put .* on cuda") as error:
+        Engine.from_pretrained(folder, device="cuda")
+    assert "\n" not in str(error.value)
 
 
 def test_a_model_without_tokenizer_takes_token_ids(tmp_path: Path) -> None:
@@ -186,6 +241,14 @@ def test_a_product_of_text_agrees_with_plain_scoring(engine: Engine) -> None:
     np.testing.assert_array_equal(by_query, scores)
 
 
+def test_a_cue_that_merges_with_a_label_is_cut_alike_on_both_paths(tmp_path: Path) -> None:
+    engine = Engine.from_pretrained(make_model(tmp_path, greedy_tokenizer()))
+    base, queries, labels = "Thing: The sky\nColour: Blue\n\n", ["Thing: The moss\nColour:"], [" Red", " Blue"]
+    alone = engine.score([base], queries, labels)
+    assert engine._encoder.product([base, base + "Th"], ["ing: The moss\nColour:"], [labels]) is None
+    np.testing.assert_allclose(engine.score([base, base + "Th"], ["ing: The moss\nColour:"], labels)[1], alone[0])
+
+
 def test_text_whose_parts_merge_is_served_by_the_general_path(tmp_path: Path) -> None:
     engine = Engine.from_pretrained(make_model(tmp_path, greedy_tokenizer()))
     contexts, queries, labels = (
@@ -195,10 +258,11 @@ def test_text_whose_parts_merge_is_served_by_the_general_path(tmp_path: Path) ->
     )
     assert engine._encoder.product(contexts, queries, [labels]) is None
     scores = engine.score(contexts, queries, labels)
-    expected = engine.loglikelihood([(context + queries[0], labels[0]) for context in contexts])
+    prompts = [engine._encoder.prompt(context + queries[0], labels) for context in contexts]
+    expected = engine.loglikelihood([(prompt, continuations[0]) for prompt, continuations in prompts])
     np.testing.assert_array_equal(scores.ravel(), expected.logprob)
 
 
 def test_text_and_token_ids_do_not_mix(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="contexts and queries mix text and token ids"):
+    with pytest.raises(RequestError, match="contexts, queries and continuations mix text and token ids"):
         engine.score(["a"], [[1]], [[2]])

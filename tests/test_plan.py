@@ -78,6 +78,33 @@ def replay_all(plan: Plan) -> Replay:
     return replay
 
 
+def live_slots(packs: list[Pack]) -> list[int]:
+    """Pool slots that a pack or a later one reads before they are written again, by going backwards."""
+    live: set[int] = set()
+    counts = []
+    for pack in reversed(packs):
+        for begin, end, slot in zip(pack.retain_begin, pack.retain_end, pack.retain_slot, strict=True):
+            live -= set(range(slot, slot + end - begin))
+        for source, begin, end in zip(pack.span_source, pack.span_begin, pack.span_end, strict=True):
+            if source == 0:
+                live |= set(range(begin, end))
+        counts.append(len(live))
+    return counts[::-1]
+
+
+@given(rows, filled_rows, continuations, pack_sizes, unit_sizes)
+def test_what_is_held_covers_what_is_alive_and_no_more_than_the_open_paths(
+    contexts: list[list[int]], queries: list[list[int]], labels: list[list[int]], pack: int, unit: int
+) -> None:
+    plan = plan_product(contexts, queries, labels, pack_tokens=pack, unit_tokens=unit, repeated_share=np.inf)
+    packs, held = [], 0
+    for number in range(plan.num_units):
+        packs += list(plan.packs(number, held))
+        held = plan.core.held_after(number)
+    for one, alive in zip(packs, live_slots(packs), strict=True):
+        assert alive <= one.held_tokens <= max(map(len, contexts)) + max(map(len, queries)) + max(map(len, labels))
+
+
 def kv_budget(slack: int | None, deepest: int) -> int | None:
     return None if slack is None else deepest + slack
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +58,14 @@ def _roughened(model: PreTrainedModel) -> PreTrainedModel:
 
 _LAYERS = {"num_hidden_layers": 3}
 _SLIDING = {"sliding_window": WINDOW, "layer_types": _LOCAL_GLOBAL}
+_WINDOW = {"sliding_window": WINDOW}
+_MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "decoder_sparse_step": 1,
+}
 _BOTH = frozenset({"sliding_attention", "full_attention"})
 
 ZOO: dict[str, Entry] = {
@@ -134,23 +141,19 @@ ZOO: dict[str, Entry] = {
             "word_embed_proj_dim": 24,
         },
     ),
+    "qwen2-moe-window": Entry(
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        {**_GROUPED, **_LAYERS, **_MOE, **_WINDOW, "use_sliding_window": True},
+    ),
+    "phimoe-window": Entry(
+        "PhimoeForCausalLM",
+        "PhimoeConfig",
+        {**_GROUPED, **_LAYERS, **_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "gpt-neox": Entry("GPTNeoXForCausalLM", "GPTNeoXConfig", {**_COMMON, **_LAYERS}),
     "phi3": Entry("Phi3ForCausalLM", "Phi3Config", {**_GROUPED, **_LAYERS}),
     "phi3-window": Entry("Phi3ForCausalLM", "Phi3Config", {**_GROUPED, **_LAYERS, "sliding_window": WINDOW}),
     "olmo2": Entry("Olmo2ForCausalLM", "Olmo2Config", {**_GROUPED, **_LAYERS}),
-    "qwen2-moe": Entry(
-        "Qwen2MoeForCausalLM",
-        "Qwen2MoeConfig",
-        {
-            **_GROUPED,
-            **_LAYERS,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 24,
-            "decoder_sparse_step": 1,
-        },
-    ),
+    "qwen2-moe": Entry("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**_GROUPED, **_LAYERS, **_MOE}),
 }
-
-Build = Callable[[], PreTrainedModel]

@@ -25,11 +25,14 @@ class Encoder:
         candidates = [
             getattr(source, name, None) for source in (tokenizer, config) for name in ("bos_token_id", "eos_token_id")
         ]
-        given = [c[0] if isinstance(c, list) else c for c in candidates if c is not None]
+        given = [c[0] if isinstance(c, list) else c for c in candidates if c is not None and c != []]
         self.prefix_id: int | None = int(given[0]) if given else None
 
     def requests(self, requests: Sequence[tuple[Text, Text]]) -> tuple[Rows, IntArray]:
         """Rows context + continuation, and where each continuation begins (>= 1), int64 [R]."""
+        for number, request in enumerate(requests):
+            if len(request) != 2:
+                raise RequestError(f"request {number} has {len(request)} parts; give (context, continuation)")
         pairs = [self._pair(number, *request) for number, request in enumerate(requests)]
         rows = Rows.of([np.concatenate(pair) for pair in pairs], "request")
         return rows, np.array([len(context) for context, _ in pairs], np.int64)
@@ -45,13 +48,11 @@ class Encoder:
         query_ids: list[TokenArray] = []
         label_ids: list[list[TokenArray]] = []
         for query, row in zip(queries, labels, strict=True):
-            joint = self._encode_all([contexts[0] + query, *(contexts[0] + query + label for label in row)])
-            # Where the cue merges with a label, the query ends at the last token that all labels leave alone.
-            stable = min(_common(joint[0], ids) for ids in joint[1:])
-            if stable <= len(context_ids[0]):
+            prompt, continuations = self.prompt(contexts[0] + query, row)
+            if prompt.size <= context_ids[0].size:
                 return None
-            query_ids.append(joint[0][len(context_ids[0]) : stable])
-            label_ids.append([ids[stable:] for ids in joint[1:]])
+            query_ids.append(prompt[context_ids[0].size :])
+            label_ids.append(continuations)
         for context, ids in zip(contexts, context_ids, strict=True):
             texts = [context + query + label for query, row in zip(queries, labels, strict=True) for label in row]
             parts = [
@@ -63,6 +64,15 @@ class Encoder:
             if not all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True)):
                 return None
         return context_ids, query_ids, label_ids
+
+    def prompt(self, text: str, labels: Sequence[str]) -> tuple[TokenArray, list[TokenArray]]:
+        """Ids of a prompt and of each label after it, from their joint texts.
+
+        Where the prompt's end merges with a label, the prompt ends at the last token that all labels leave alone.
+        """
+        alone, *joint = self._encode_all([text, *(text + label for label in labels)])
+        stable = min([alone.size, *(_common(alone, ids) for ids in joint)])
+        return alone[:stable], [ids[stable:] for ids in joint]
 
     def _pair(self, number: int, context: Text, continuation: Text) -> tuple[TokenArray, TokenArray]:
         if isinstance(context, str) and isinstance(continuation, str):

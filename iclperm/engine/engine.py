@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +81,9 @@ class Engine:
         self.totals = Report()
         self.row_invariant: bool | None = None  # found out on first use
         self._unchecked = self_check and not plain
+        self._measured_rate: float | None = None
         self._model = PlainModel(model) if plain else TreeModel(model, attention)
-        kv_tokens = None if memory_budget is None else memory_budget // self._model.kv_bytes_per_token
+        kv_tokens = None if memory_budget is None or plain else memory_budget // self._model.kv_bytes_per_token
         self._limits: dict[str, Any] = {"pack_tokens": pack_tokens, "kv_tokens": kv_tokens, "unit_tokens": unit_tokens}
         self._encoder = Encoder(tokenizer, self._model.config)
 
@@ -129,14 +130,6 @@ class Engine:
             "transformers": transformers.__version__,
         }
 
-    @property
-    def utilisation(self) -> float:
-        """Share of the machine's matrix-product rate that the last call reached, measured on a product of its size."""
-        seconds = self.report.seconds["forward"] + self.report.seconds["head"]
-        if not seconds:
-            return 0.0
-        return self.report.flops / seconds / self._model.gemm_rate(self._limits["pack_tokens"])
-
     def loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]]) -> Scores:
         """Log-likelihood of each continuation after its context: the general path.
 
@@ -160,15 +153,19 @@ class Engine:
         marks invalid (non-finite logits). Cost: context tree + distinct contexts x query tree, in tokens.
         """
         with self._call() as report:
-            factors = self._factors(contexts, queries, continuations)
+            started = time.perf_counter()
+            labels = _by_query(continuations, len(queries))
+            shape = (len(contexts), len(queries), len(labels[0]) if labels else 0)
+            if 0 in shape:
+                return np.empty(shape, np.float32)
+            factors = self._factors(contexts, queries, labels)
             if factors is None:
-                return self._score_generally(contexts, queries, continuations, report)
-            plan = plan_product(*factors, **self._limits)
-            scores = np.empty((plan.num_contexts, plan.num_queries, plan.num_labels), np.float32)
+                return self._score_generally(contexts, queries, labels, report).reshape(shape)
+            plan = self._plan(plan_product, *factors)
+            report.seconds["plan"] += time.perf_counter() - started
+            scores = np.empty((plan.num_contexts, *shape[1:]), np.float32)
             for result in self._execute(plan, range(plan.num_units), report):
-                scores[result.contexts[0] : result.contexts[-1] + 1, result.queries[0] : result.queries[-1] + 1] = (
-                    result.logprob
-                )
+                scores[np.ix_(result.contexts, result.queries)] = result.logprob
             return scores[plan.context_index]
 
     def execute(self, plan: Plan, units: Iterable[int] | None = None) -> Iterator[UnitResult]:
@@ -182,7 +179,7 @@ class Engine:
     @contextmanager
     def _call(self) -> Iterator[Report]:
         """Open a report for one call; what it cost is added to the totals even if it is abandoned."""
-        report = self.report = Report()
+        report = self.report = Report(gemm_rate=self._gemm_rate)
         started = time.perf_counter()
         try:
             yield report
@@ -190,6 +187,20 @@ class Engine:
             report.seconds["total"] += time.perf_counter() - started
             report.flops = self._model.flops(report.tokens_forwarded, report.scored_rows, report.attention_pairs)
             self.totals.add(report)
+
+    def _gemm_rate(self) -> float:
+        if self._measured_rate is None:
+            self._measured_rate = self._model.gemm_rate(self._limits["pack_tokens"])
+        return self._measured_rate
+
+    def _plan(self, make: Callable[..., Plan], *parts: Any) -> Plan:
+        try:
+            return make(*parts, **self._limits)
+        except RequestError as error:
+            if self._limits["kv_tokens"] is None:
+                raise
+            per_token = self._model.kv_bytes_per_token
+            raise RequestError(f"{error} (memory_budget, at {per_token} bytes a token)") from error
 
     def _execute(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitResult]:
         for values in self._run(plan, units, report):
@@ -209,8 +220,10 @@ class Engine:
     def _run(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
         self._admit(plan)
         self._first_use(report)
-        report.tokens_naive += plan.tokens_naive
-        report.tokens_unique += plan.tokens_unique
+        units = list(units)
+        naive, unique = plan.share(units)
+        report.tokens_naive += naive
+        report.tokens_unique += unique
         if isinstance(self._model, TreeModel):
             yield from execute(self._model, plan, units, report)
         else:
@@ -222,7 +235,7 @@ class Engine:
         if not len(rows):
             return Scores(np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.uint8))
         self._admit_rows(rows)
-        plan = plan_requests(rows, begins, **self._limits)
+        plan = self._plan(plan_requests, rows, begins)
         report.seconds["plan"] += time.perf_counter() - started
         sums = _sum_rows(plan.contexts, list(self._run(plan, range(plan.num_units), report)), num_contexts=1)
         return Scores(
@@ -232,33 +245,49 @@ class Engine:
             state=_states(sums.is_finite)[0],
         )
 
-    def _factors(self, contexts: Any, queries: Any, continuations: Any) -> tuple[Any, Any, Any] | None:
+    def _factors(
+        self, contexts: Any, queries: Any, labels: list[Sequence[Any]]
+    ) -> tuple[Any, Any, Sequence[Any]] | None:
         """Token ids of the factors; None if they do not factorise."""
-        parts = [*([] if isinstance(contexts, ContextPaths) else contexts), *queries]
+        parts = [*([] if isinstance(contexts, ContextPaths) else contexts), *queries, *labels[0]]
         as_text = [isinstance(part, str) for part in parts]
-        if any(as_text) and not all(as_text):
-            raise RequestError("contexts and queries mix text and token ids; give all as text or all as ids")
-        if not any(as_text):
-            return None if any(len(query) == 0 for query in queries) else (contexts, queries, continuations)
-        return self._encoder.product(contexts, queries, _by_query(continuations, len(queries)))
+        if any(as_text) and (isinstance(contexts, ContextPaths) or not all(as_text)):
+            raise RequestError(
+                "contexts, queries and continuations mix text and token ids; give all as one or the other"
+            )
+        if any(as_text):
+            return self._encoder.product(contexts, queries, labels)
+        is_shared = all(row is labels[0] for row in labels)
+        return (
+            None
+            if any(len(query) == 0 for query in queries)
+            else (contexts, queries, labels[0] if is_shared else labels)
+        )
 
     def _score_generally(
-        self, contexts: Any, queries: Any, continuations: Any, report: Report
+        self, contexts: Any, queries: Any, labels: list[Sequence[Any]], report: Report
     ) -> npt.NDArray[np.float32]:
+        """Every prompt on its own path [C * Q * L]: what a product cannot hold."""
         if isinstance(contexts, ContextPaths):
             raise RequestError("an empty query cannot follow ContextPaths; give at least one token a query")
-        labels = _by_query(continuations, len(queries))
-        join = (lambda a, b: a + b) if isinstance(queries[0], str) else (lambda a, b: [*a, *b])
-        requests = [
-            (join(context, query), label)
-            for context in contexts
-            for query, row in zip(queries, labels, strict=True)
-            for label in row
-        ]
-        return self._loglikelihood(requests, report).logprob.reshape(len(contexts), len(queries), -1)
+        requests: list[tuple[str | Ids, str | Ids]] = []
+        for context in contexts:
+            for query, row in zip(queries, labels, strict=True):
+                if isinstance(query, str):
+                    prompt, continuations = self._encoder.prompt(context + query, row)
+                    requests += [(prompt, continuation) for continuation in continuations]
+                else:
+                    requests += [([*context, *query], continuation) for continuation in row]
+        return self._loglikelihood(requests, report).logprob
 
     def _admit(self, plan: Plan) -> None:
         """Refuse what the model cannot take, before any forward pass."""
+        budget = self._limits["kv_tokens"]
+        if budget is not None and plan.kv_peak_tokens > budget:
+            raise RequestError(
+                f"the plan holds the keys and values of {plan.kv_peak_tokens} tokens at once, but memory_budget allows "
+                f"{budget}; plan with kv_tokens={budget}"
+            )
         if plan.max_id >= self._model.vocab_size:
             raise RequestError(
                 f"token id {plan.max_id} is out of range: the model has {self._model.vocab_size} token ids; "
@@ -289,17 +318,27 @@ class Engine:
     def _first_use(self, report: Report) -> None:
         if self._unchecked and isinstance(self._model, TreeModel):
             started = time.perf_counter()
+            is_invariant = selfcheck.check_agreement(self._model)
+            self.row_invariant = is_invariant and selfcheck.rows_are_invariant(self._model, self._limits["pack_tokens"])
             self._unchecked = False
-            selfcheck.check_agreement(self._model)
-            self.row_invariant = selfcheck.rows_are_invariant(self._model, self._limits["pack_tokens"])
             report.seconds["self_check"] += time.perf_counter() - started
 
 
 def _by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:
-    """One list of continuations a query, whether they were given so or shared by all."""
-    first = continuations[0] if len(continuations) else ()
-    shared = isinstance(first, str) or (np.ndim(first) == 1 and not any(isinstance(part, str) for part in first))
-    return [continuations] * num_queries if shared else list(continuations)
+    """One list of continuations a query, equally many for each, whether given so or shared by all (then one object)."""
+    if not len(continuations) or _is_continuation(continuations[0]):
+        return [continuations] * num_queries
+    if len(continuations) != num_queries:
+        raise RequestError(f"continuations are given for {len(continuations)} queries, but there are {num_queries}")
+    for query, row in enumerate(continuations):
+        if len(row) != len(continuations[0]):
+            raise RequestError(f"query {query} has {len(row)} continuations, query 0 has {len(continuations[0])}")
+    return list(continuations)
+
+
+def _is_continuation(given: Any) -> bool:
+    """A text or a row of token ids, not a list of them."""
+    return isinstance(given, str) or not len(given) or not isinstance(given[0], str | Sequence | np.ndarray)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from iclperm.engine.model import KvPool, PlainModel, TreeModel
 from iclperm.engine.plan import Pack, Plan
 from iclperm.engine.tree import PrefixTree, path_to_token, path_tokens
 from iclperm.errors import PlanError
-from iclperm.reference.scoring import next_token_logprobs
+from iclperm.reference.scoring import evaluating, next_token_logprobs
 
 
 @dataclass
@@ -31,6 +31,13 @@ class Report:
     attention_pairs: int = 0  # query-key pairs, for one head and layer
     flops: float = 0.0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    gemm_rate: Callable[[], float] = field(default=lambda: float("nan"), repr=False, compare=False)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the machine's matrix-product rate that forward and head reached; the rate is measured once."""
+        seconds = self.seconds["forward"] + self.seconds["head"]
+        return self.flops / seconds / self.gemm_rate() if seconds else 0.0
 
     def add(self, other: Report) -> None:
         """Accumulate another report; peaks take the maximum."""
@@ -112,23 +119,28 @@ def execute_plain(model: PlainModel, plan: Plan, units: Iterable[int], report: R
     for unit in units:
         values = UnitValues.empty(plan, unit)
         started = time.perf_counter()
-        place = 0
-        for prefix, tree, begin, end in _scored_trees(plan, unit):
-            for target in range(begin, end):
-                if target == begin or tree.target_token[target] != tree.target_token[target - 1]:
-                    prompt = [*prefix, *path_to_token(tree, int(tree.target_token[target]))]
-                    logprobs = next_token_logprobs(model.model, prompt)
-                    report.tokens_forwarded += len(prompt)
-                    report.scored_rows += 1
-                    report.attention_pairs += len(prompt) * (len(prompt) + 1) // 2
-                wanted = int(tree.target_id[target])
-                finite = bool(np.isfinite(logprobs).all())
-                values.is_finite[place] = finite
-                values.is_greedy[place] = finite and int(logprobs.argmax()) == wanted
-                values.logprob[place] = logprobs[wanted] if finite else np.nan
-                place += 1
+        with evaluating(model.model):
+            _run_plain(model, plan, values, report)
         report.seconds["forward"] += time.perf_counter() - started
         yield values
+
+
+def _run_plain(model: PlainModel, plan: Plan, values: UnitValues, report: Report) -> None:
+    place = 0
+    for prefix, tree, begin, end in _scored_trees(plan, values.unit):
+        for target in range(begin, end):
+            if target == begin or tree.target_token[target] != tree.target_token[target - 1]:
+                prompt = [*prefix, *path_to_token(tree, int(tree.target_token[target]))]
+                logprobs = next_token_logprobs(model.model, prompt)
+                report.tokens_forwarded += len(prompt)
+                report.scored_rows += 1
+                report.attention_pairs += len(prompt) * (len(prompt) + 1) // 2
+            wanted = int(tree.target_id[target])
+            finite = bool(np.isfinite(logprobs).all())
+            values.is_finite[place] = finite
+            values.is_greedy[place] = finite and int(logprobs.argmax()) == wanted
+            values.logprob[place] = logprobs[wanted] if finite else np.nan
+            place += 1
 
 
 def _scored_trees(plan: Plan, unit: int) -> Iterator[tuple[list[int], PrefixTree, int, int]]:

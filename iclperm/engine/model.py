@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,16 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
 
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.attention import AttentionRule, PackAttention, prepare
 from iclperm.engine.kernels.head import Reading, read_logits
 from iclperm.engine.plan import Pack
 from iclperm.errors import ModelError
+from iclperm.reference.scoring import evaluating
 
 # Free of "sdpa", "flash" and "flex_attention", which transformers looks for inside implementation names.
 ATTENTION_NAME = "iclperm_tree"
@@ -39,6 +43,8 @@ _HARMLESS_ARGUMENTS = {
     "output_hidden_states", "output_router_logits", "past_key_values", "cache_position", "position_embeddings",
     "return_dict", "tree",
 }  # fmt: skip
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.\d+\.")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 _LOGIT_CHUNK_BYTES = 64 << 20
 
@@ -52,39 +58,78 @@ def load(
     Raises ModelError in one line for a folder without weights, pickled weights, remote code, an unknown architecture
     or weights that do not fill the model.
     """
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    place, wanted = _device(device), _dtype(dtype)
     _refuse_folder(Path(name))
     try:
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except (ValueError, OSError) as error:
+    except Exception as error:
         raise ModelError(f"cannot read the configuration of {str(name)!r}: {_first_line(error)}") from error
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(
             f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
             "transformers knows; give a decoder-only model"
         )
-    if dtype == "auto":
-        dtype = torch.float32 if place.type == "cpu" else "auto"
+    if wanted == "auto" and place.type == "cpu":
+        wanted = torch.float32
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name,
-            revision=revision,
-            trust_remote_code=False,
-            use_safetensors=True,
-            dtype=dtype,
-            output_loading_info=True,
-        )
-    except (ValueError, OSError, SafetensorError) as error:
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                name,
+                revision=revision,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=wanted,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are reported below, by name
+            )
+    except Exception as error:
         raise ModelError(f"cannot load the weights of {str(name)!r}: {_first_line(error)}") from error
     model, info = loaded
-    for problem in ("missing_keys", "mismatched_keys"):
-        if info[problem]:
+    problems = {
+        "missing keys": info["missing_keys"],
+        "keys of another shape": info["mismatched_keys"],
+        "layers that the configuration lacks": filter(_LAYER_KEY.search, map(str, info["unexpected_keys"])),
+    }
+    for problem, keys in problems.items():
+        if first := sorted(map(str, keys))[:3]:
             raise ModelError(
-                f"the weights of {str(name)!r} do not fill the model: {problem.replace('_', ' ')} "
-                f"{sorted(map(str, info[problem]))[:3]}; use a complete checkpoint"
+                f"the weights of {str(name)!r} do not fit its configuration: {problem}, {first}; "
+                "use a complete checkpoint"
             )
-    served: PreTrainedModel = model.to(place).eval()
+    try:
+        served: PreTrainedModel = model.to(place).eval()
+    except Exception as error:
+        raise ModelError(f"cannot put {str(name)!r} on {place}: {_first_line(error)}") from error
     return served, load_tokenizer(name, revision)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Within: no load report and no progress bar of transformers'; what matters in them is raised as an error."""
+    log: Any = transformers_logging
+    verbosity, has_bar = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if has_bar:
+            log.enable_progress_bar()
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except RuntimeError as error:
+        raise ModelError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:0") from error
+
+
+def _dtype(name: str | torch.dtype) -> str | torch.dtype:
+    wanted = name if name == "auto" or isinstance(name, torch.dtype) else getattr(torch, name, None)
+    if wanted != "auto" and wanted not in _DTYPES:
+        raise ModelError(f"dtype {name!r} is unknown; give auto, float32, bfloat16 or float16")
+    return wanted
 
 
 def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
@@ -96,7 +141,7 @@ def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
         return None
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except (ValueError, OSError) as error:
+    except Exception as error:
         raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {_first_line(error)}") from error
 
 
@@ -112,15 +157,17 @@ def _refuse_folder(folder: Path) -> None:
     if not config.is_file():
         raise ModelError(f"model folder '{folder}' has no config.json; give a folder saved by save_pretrained")
     try:
-        has_remote_code = "auto_map" in json.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, TypeError) as error:
+        settings = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ModelError(f"'{config}' is not valid JSON: {_first_line(error)}") from error
-    if has_remote_code:
+    if not isinstance(settings, dict):
+        raise ModelError(f"'{config}' is no configuration: a JSON object is needed")
+    if "auto_map" in settings:
         raise ModelError(
             f"model folder '{folder}' brings its own code (auto_map in config.json), which is not run; "
             "use a checkpoint of an architecture that transformers has built in"
         )
-    if list(folder.glob("*.safetensors")):
+    if any(not file.name.startswith("adapter_") for file in folder.glob("*.safetensors")):
         return
     pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern))
     if pickled:
@@ -152,15 +199,22 @@ class TreeForward:
     """One pack on its way through the layers; the attention function finds it in its keyword ``tree``."""
 
     pack: Pack
+    num_rows: int  # of the pack with its padding
     pool: KvPool
     attend: PackAttention
+    config: Any
     num_layers: int = 0
     num_tokens: int = 0  # rows of the pack that the first layer saw, padding not counted
 
     def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
         """Attend q [M, Hq, d] over the tree, then keep what later packs need of k and v [M, Hkv, d]."""
         if self.num_layers == 0:
-            self.num_tokens = min(q.shape[0], len(self.pack))
+            self.num_tokens = q.shape[0] - (self.num_rows - len(self.pack))
+        if v.shape[-1] != q.shape[-1]:
+            raise ModelError(
+                f"{self.config.model_type!r} has values of {v.shape[-1]} and keys of {q.shape[-1]} dimensions a head, "
+                "which the tree cannot serve; run it with plain=True (--plain)"
+            )
         k_pool, v_pool = self.pool.layer(self.num_layers, k, v)
         self.num_layers += 1
         out = self.attend(q, k, v, k_pool, v_pool, rule)
@@ -168,6 +222,15 @@ class TreeForward:
             k_pool[slot : slot + end - begin] = k[begin:end]
             v_pool[slot : slot + end - begin] = v[begin:end]
         return out
+
+    def window(self, module: nn.Module, arguments: dict[str, Any]) -> int:
+        """The sliding window of a layer, 0 for none; some architectures tell it to their mask alone."""
+        if "sliding_window" in arguments:
+            return int(arguments["sliding_window"] or 0)
+        kinds = getattr(self.config, "layer_types", None)
+        if kinds and kinds[getattr(module, "layer_idx", self.num_layers)] != "sliding_attention":
+            return 0
+        return int(getattr(self.config, "sliding_window", None) or 0)
 
 
 def _tree_attention(
@@ -179,7 +242,12 @@ def _tree_attention(
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers calls: query [1, Hq, M, d], key and value [1, Hkv, M, d]."""
-    forward: TreeForward = arguments["tree"]
+    forward: TreeForward | None = arguments.get("tree")
+    if forward is None:
+        raise ModelError(
+            f"{type(module).__name__} is not handed the arguments of its model, so the tree does not reach it; "
+            "run it with plain=True (--plain)"
+        )
     unknown = sorted(a for a, given in arguments.items() if given is not None and a not in _HARMLESS_ARGUMENTS)
     if unknown:
         raise ModelError(
@@ -195,7 +263,7 @@ def _tree_attention(
     rule = AttentionRule(
         scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         softcap=float(arguments.get("softcap") or 0.0),
-        window=int(arguments.get("sliding_window") or 0),
+        window=forward.window(module, arguments),
     )
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
     return forward.attention(q, k, v, rule)[None], None
@@ -234,19 +302,23 @@ class PlainModel:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token, over all layers."""
-        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        heads = getattr(self.config, "num_key_value_heads", None) or self._num_heads
         return int(2 * self.config.num_hidden_layers * heads * self._head_dim * self.dtype.itemsize)
 
     @property
     def _head_dim(self) -> int:
         given = getattr(self.config, "head_dim", None)
-        return int(given or self.config.hidden_size // self.config.num_attention_heads)
+        return int(given or self.config.hidden_size // max(1, self._num_heads))
+
+    @property
+    def _num_heads(self) -> int:
+        return int(getattr(self.config, "num_attention_heads", None) or 0)
 
     def flops(self, num_tokens: int, num_scored: int, attention_pairs: int) -> float:
         """Floating-point operations of the matrix products and the attention of a call."""
         outside = {id(self._embedding.weight), id(self._head.weight)}
         body = sum(p.numel() for p in self.model.parameters() if p.ndim >= 2 and id(p) not in outside)
-        attention = 4 * attention_pairs * self.config.num_attention_heads * self._head_dim
+        attention = 4 * attention_pairs * self._num_heads * self._head_dim
         attention *= self.config.num_hidden_layers
         return float(2 * body * num_tokens + 2 * self._head.weight.numel() * num_scored + attention)
 
@@ -265,6 +337,16 @@ class PlainModel:
             float(y[0, 0])  # waits for a device
             times.append(time.perf_counter() - started)
         return 8.0 * num_rows * hidden * hidden * repeats / min(times)
+
+
+_LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+def _lock_of(model: PreTrainedModel) -> threading.RLock:
+    """One lock a model: engines in several threads that share it take turns."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(model, threading.RLock())
 
 
 class TreeModel(PlainModel):
@@ -287,31 +369,31 @@ class TreeModel(PlainModel):
         _refuse_architecture(model, self.config)
         self.max_positions = min(self.max_positions, _length_independent_positions(self.config))
         self._decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+        configs = (getattr(module, "config", None) for module in self._decoder.modules())
+        self._configs = list({id(config): config for config in configs if config is not None}.values())
         self._softcap = float(getattr(self.config, "final_logit_softcapping", None) or 0.0)
         self._logit_scale = _logit_scale(self.config)
         self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Within: attention through the tree. After: the model as it was, bit for bit."""
-        before = self.config._attn_implementation
-        training = [module for module in self.model.modules() if module.training]
-        with ExitStack() as undo:
-            undo.callback(self.model.set_attn_implementation, before)
-            self.model.set_attn_implementation(ATTENTION_NAME)
-            for module in training:
-                undo.callback(setattr, module, "training", True)
-                module.training = False
+        """Within: attention through the tree. After: the model as it was, bit for bit. One thread at a time."""
+        with _lock_of(self.model), evaluating(self.model), ExitStack() as undo:
+            for config in self._configs:
+                undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
+                config._attn_implementation = ATTENTION_NAME
             for module, forward in self._overrides:
-                undo.callback(delattr, module, "forward")
-                module.forward = forward
+                if "forward" not in vars(module):  # a hook of somebody else's stays
+                    undo.callback(delattr, module, "forward")
+                    module.forward = forward
             with torch.inference_mode():
                 yield
 
     def forward(self, pack: Pack, pool: KvPool) -> tuple[torch.Tensor, TreeForward]:
         """Final hidden states [M', H] of a pack of M tokens, padded to M'; fills the pool as the pack says."""
         num_rows = padded_rows(len(pack))
-        tree = TreeForward(pack, pool, prepare(pack, num_rows, self.device, self.attention))
+        attend = prepare(pack, num_rows, self.device, self.attention)
+        tree = TreeForward(pack, num_rows, pool, attend, self.config)
         hidden = self._decoder(
             input_ids=self._padded(pack.token_ids, num_rows),
             position_ids=self._padded(pack.positions, num_rows),

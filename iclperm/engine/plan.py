@@ -81,7 +81,10 @@ class Plan:
     core: _core.Plan
     contexts: PrefixTree
     blocks: tuple[PrefixTree, ...]
-    block_offsets: IntArray  # [B + 1] query numbers of each block
+    block_offsets: IntArray  # [B + 1] places in query_order of each block
+    query_order: IntArray  # [Q] query numbers, so sorted that a block's queries share what they can
+    context_lengths: IntArray  # [C distinct] tokens
+    query_lengths: IntArray  # [Q] tokens, 0 for a query equal to an earlier one
     context_index: IntArray
     context_nodes: TokenArray  # [C distinct] nodes of the context tree at which the contexts end
     num_labels: int
@@ -134,7 +137,18 @@ class Plan:
         """Query numbers of a unit's block, int64 [q]."""
         self._check(unit)
         block = int(self.core.unit_block[unit])
-        return np.arange(self.block_offsets[block], self.block_offsets[block + 1], dtype=np.int64)
+        return self.query_order[self.block_offsets[block] : self.block_offsets[block + 1]]
+
+    def share(self, units: Sequence[int]) -> tuple[int, int]:
+        """Naive and distinct tokens of some units, each counted as if the unit before it had just run."""
+        if not self.blocks or len(units) == self.num_units:
+            return self.tokens_naive, self.tokens_unique
+        naive = 0
+        for unit in units:
+            contexts, queries = self.unit_contexts(unit), self.query_lengths[self.unit_queries(unit)]
+            naive += int(self.context_lengths[contexts].sum()) * int((queries > 0).sum())
+            naive += contexts.size * int(queries.sum())
+        return naive, int(self.core.unit_tokens[list(units)].sum())
 
     def packs(self, unit: int, held: int = 0) -> Iterator[Pack]:
         """The packs of a unit when the path to context node ``held`` is in the pool."""
@@ -171,14 +185,18 @@ def plan_product(
 
     tree, context_nodes = build_tree(paths.rows, paths.marks)
     ends, context_index = np.unique(context_nodes, return_inverse=True)
-    whole = _query_tree(query_rows, labels, range(len(query_rows)))
+    context_lengths = (tree.depth[ends] + np.diff(tree.token_offsets)[ends]).astype(np.int64)
+    order, query_lengths = _sorted_queries(query_rows)
+    rows, begins = _labelled(query_rows, labels, order)
+    whole = build_requests(rows, begins)
     size = _block_size(tree, ends, whole.num_tokens, len(query_rows), unit_tokens)
     while True:
         block_offsets = np.append(np.arange(0, max(1, len(query_rows)), size, dtype=np.int64), len(query_rows))
         if block_offsets.size == 2:
             blocks: tuple[PrefixTree, ...] = (whole,)
             break
-        blocks = tuple(_query_tree(query_rows, labels, range(*border)) for border in pairwise(block_offsets.tolist()))
+        borders = pairwise((block_offsets * num_labels).tolist())
+        blocks = tuple(build_requests(rows.part(*border), begins[slice(*border)]) for border in borders)
         if sum(block.num_tokens for block in blocks) <= (1 + repeated_share) * whole.num_tokens:
             break
         size *= 2
@@ -195,10 +213,14 @@ def plan_product(
         contexts=tree,
         blocks=blocks,
         block_offsets=block_offsets,
+        query_order=order,
+        context_lengths=context_lengths,
+        query_lengths=query_lengths,
         context_index=context_index.astype(np.int64),
         context_nodes=ends,
         num_labels=num_labels,
-        tokens_naive=_naive_product(tree, ends, query_rows),
+        tokens_naive=int(context_lengths.sum()) * int((query_lengths > 0).sum())
+        + int(ends.size) * int(query_lengths.sum()),
         tokens_unique=tree.num_tokens + int(ends.size) * whole.num_tokens,
         max_tokens=tree.max_depth + whole.max_depth,
         max_id=max(_max_id(tree), _max_id(whole)),
@@ -230,6 +252,9 @@ def plan_requests(
         contexts=tree,
         blocks=(),
         block_offsets=np.zeros(1, np.int64),
+        query_order=np.empty(0, np.int64),
+        context_lengths=np.empty(0, np.int64),
+        query_lengths=np.empty(0, np.int64),
         context_index=np.empty(0, np.int64),
         context_nodes=np.empty(0, np.int32),
         num_labels=0,
@@ -278,11 +303,23 @@ def _refuse_empty(queries: Rows, labels: list[list[TokenArray]]) -> None:
                 raise RequestError(f"continuation {label} of query {query} is empty; give at least one token to score")
 
 
-def _query_tree(queries: Rows, labels: list[list[TokenArray]], numbers: range) -> PrefixTree:
-    """Tree of query + continuation for the numbered queries; its rows are (query, label) in that order."""
-    parts = [np.concatenate([queries[q], label]) for q in numbers for label in labels[q]]
-    begins = np.repeat(queries.lengths[numbers.start : numbers.stop], [len(labels[q]) for q in numbers])
-    return build_requests(Rows.of(parts), begins)
+def _sorted_queries(queries: Rows) -> tuple[IntArray, IntArray]:
+    """Query numbers in lexicographic order of their ids, and each query's length, 0 where it repeats another."""
+    _, nodes = build_tree(queries)
+    lengths = np.zeros(len(queries), np.int64)
+    _, first = np.unique(nodes, return_index=True)
+    lengths[first] = queries.lengths[first]
+    return np.argsort(nodes, kind="stable").astype(np.int64), lengths
+
+
+def _labelled(queries: Rows, labels: list[list[TokenArray]], order: IntArray) -> tuple[Rows, IntArray]:
+    """Rows query + continuation, label by label, of the queries in the order given; where each continuation begins."""
+    parts = [part for q in order.tolist() for label in labels[q] for part in (queries[q], label)]
+    lengths = np.array([part.size for part in parts], np.int64).reshape(-1, 2)
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths.sum(axis=1), out=offsets[1:])
+    tokens = np.concatenate(parts) if parts else np.empty(0, np.int32)
+    return Rows(tokens, offsets), lengths[:, 0].copy()
 
 
 def _block_size(tree: PrefixTree, ends: TokenArray, query_tokens: int, num_queries: int, unit_tokens: int) -> int:
@@ -291,13 +328,6 @@ def _block_size(tree: PrefixTree, ends: TokenArray, query_tokens: int, num_queri
     owned = np.diff(np.searchsorted(ends, leaves, side="right"), prepend=0).max(initial=1)
     per_query = max(1.0, float(owned) * query_tokens / max(1, num_queries))
     return int(np.clip(unit_tokens // per_query, 1, max(1, num_queries)))
-
-
-def _naive_product(tree: PrefixTree, ends: TokenArray, queries: Rows) -> int:
-    context_lengths = tree.depth[ends] + np.diff(tree.token_offsets)[ends]
-    distinct = {queries[q].tobytes() for q in range(len(queries))}
-    query_tokens = sum(len(ids) for ids in distinct) // np.dtype(np.int32).itemsize
-    return int(context_lengths.sum()) * len(distinct) + int(ends.size) * query_tokens
 
 
 def _max_id(tree: PrefixTree) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from iclperm.engine.executor import Report, execute
+from iclperm.engine.kernels import rowwise
 from iclperm.engine.model import TreeModel, padded_rows
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, plan_requests
-from iclperm.engine.tree import Rows
-from iclperm.errors import SelfCheckError
+from iclperm.engine.tree import IntArray, Rows
+from iclperm.errors import IclpermError, ModelError, SelfCheckError
 from iclperm.reference import scoring
 
 # Largest difference in nats per token that passes; half precision differs by its own rounding.
@@ -18,23 +20,42 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.5, torc
 _LONGEST = 600
 
 
-def check_agreement(model: TreeModel) -> None:
-    """Score a few branching prompts both ways; raises SelfCheckError if they disagree. Cost: 6 short prompts twice."""
+def check_agreement(model: TreeModel) -> bool:
+    """Score a few branching prompts both ways; whether they have the same bits in small packs and in one.
+
+    Raises SelfCheckError if the tree and plain scoring disagree, ModelError if the model cannot be run through it.
+    Cost: 6 short prompts, three times.
+    """
     requests = _prompts(model)
     rows = Rows.of([context + continuation for context, continuation in requests])
     begins = np.array([len(context) for context, _ in requests], np.int64)
-    # Small packs, so that keys and values cross pack borders.
-    plan = plan_requests(rows, begins, pack_tokens=max(8, rows.tokens.size // 4))
-    values = np.concatenate([unit.logprob for unit in execute(model, plan, range(plan.num_units), Report())])
-    sums = np.add.reduceat(values[plan.contexts.row_items].astype(np.float64), plan.contexts.row_offsets[:-1])
     plain = scoring.loglikelihood(model.model, requests)
-    for number, (score, fast) in enumerate(zip(plain, sums, strict=True)):
+    # In small packs keys and values cross pack borders.
+    together, apart = (_through_tree(model, rows, begins, pack) for pack in (1 << 14, max(8, rows.tokens.size // 4)))
+    for number, (score, fast) in enumerate(zip(plain, apart, strict=True)):
         error = abs(score.logprob - fast) / score.num_tokens
         if score.is_finite and not error <= TOLERANCE.get(model.dtype, 0.5):
             raise SelfCheckError(
                 f"{model.config.model_type!r}: the tree gives {fast:.4f} nats where plain scoring gives "
                 f"{score.logprob:.4f} (self-check prompt {number}); run it with plain=True (--plain)"
             )
+    return np.array_equal(together, apart, equal_nan=True)
+
+
+def _through_tree(model: TreeModel, rows: Rows, begins: IntArray, pack_tokens: int) -> npt.NDArray[np.float64]:
+    plan = plan_requests(rows, begins, pack_tokens=pack_tokens)
+    try:
+        units = list(execute(model, plan, range(plan.num_units), Report()))
+    except IclpermError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise ModelError(
+            f"{type(model.model).__name__} cannot be run through the prefix tree ({type(error).__name__}: "
+            f"{reason[:200]}); run it with plain=True (--plain)"
+        ) from error
+    values = np.concatenate([unit.logprob for unit in units])[plan.contexts.row_items].astype(np.float64)
+    return np.add.reduceat(values, plan.contexts.row_offsets[:-1])
 
 
 def _prompts(model: TreeModel) -> list[tuple[list[int], list[int]]]:
@@ -57,12 +78,14 @@ def _prompts(model: TreeModel) -> list[tuple[list[int], list[int]]]:
 
 @torch.inference_mode()
 def rows_are_invariant(model: TreeModel, pack_tokens: int = DEFAULT_PACK_TOKENS) -> bool:
-    """Whether every linear layer gives a row the same bits in any company, at any offset: one probe a layer shape.
+    """Whether every layer gives a row the same bits in any company, at any offset: one probe a linear layer's shape.
 
     False means that results may differ in their last bits with the requests beside them (mixture-of-experts layers,
     whose products have as many rows as tokens routed, are never invariant).
     """
     if getattr(model.config, "num_experts", None) or getattr(model.config, "num_local_experts", None):
+        return False
+    if any(rowwise.may_depend_on_company(module) for module in model.model.modules()):
         return False
     shapes: dict[tuple[int, ...], nn.Module] = {}
     for module in model.model.modules():

@@ -46,6 +46,11 @@ class Rows:
     def __getitem__(self, row: int) -> TokenArray:
         return self.tokens[self.offsets[row] : self.offsets[row + 1]]
 
+    def part(self, begin: int, end: int) -> Rows:
+        """Rows ``begin:end``."""
+        first, last = self.offsets[begin], self.offsets[end]
+        return Rows(self.tokens[first:last], self.offsets[begin : end + 1] - first)
+
     @property
     def lengths(self) -> IntArray:
         """Tokens of each row, int64 [R]."""

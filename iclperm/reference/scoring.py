@@ -23,6 +23,19 @@ class PlainScore:
 
 
 @contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Within: every module in evaluation mode. After: each in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
 def soft_capped(model: PreTrainedModel) -> Iterator[None]:
     """Within: attention that applies the model's soft-cap; transformers 5.17 drops it under sdpa without a word."""
     before = model.config._attn_implementation
@@ -61,10 +74,5 @@ def next_token_logprobs(model: PreTrainedModel, prompt: Sequence[int]) -> npt.ND
 
 def loglikelihood(model: PreTrainedModel, requests: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[PlainScore]:
     """Score (context, continuation) pairs of token ids one by one; cost: every token of every request."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()  # type: ignore[no-untyped-call]
-    try:
+    with evaluating(model):
         return [score_one(model, context, continuation) for context, continuation in requests]
-    finally:
-        for module in training:
-            module.training = True

@@ -30,6 +30,17 @@ _KERNELS: dict[type[nn.Module], Callable[..., None]] = {
 }
 
 
+# Exact in any instruction: comparisons, products and copies.
+_EXACT = (nn.ReLU, nn.LeakyReLU, nn.Identity, activations.ReLUSquaredActivation, activations.LinearActivation)
+_ACTIVATION_MODULES = {"transformers.activations", "torch.nn.modules.activation"}
+
+
+def may_depend_on_company(module: nn.Module) -> bool:
+    """Whether a module is an activation of torch's whose last bit may change with the rows beside a row."""
+    is_activation = type(module).__module__ in _ACTIVATION_MODULES
+    return is_activation and not isinstance(module, _EXACT) and activation(module) is None
+
+
 def activation(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """A row-wise stand-in for a known activation module, None for any other."""
     kernel = _KERNELS.get(type(module))
