@@ -27,7 +27,7 @@ void require(bool holds, const std::string& message) {
 void check_shapes(const TreeAttention& call) {
   const std::int64_t hkv = call.k_new.num_heads;
   require(call.head_dim >= 1, "head_dim is " + std::to_string(call.head_dim) + "; at least 1 is needed");
-  require(hkv >= 1 && call.q.num_heads % hkv == 0, "q has " + std::to_string(call.q.num_heads) +
+  require(hkv >= 1 && call.q.num_heads >= 1 && call.q.num_heads % hkv == 0, "q has " + std::to_string(call.q.num_heads) +
                                                        " heads, not a multiple of the " + std::to_string(hkv) +
                                                        " key-value heads of k_new");
   const auto same = [](const ConstHeadRows& x, const ConstHeadRows& like, const char* name, const char* like_name) {
