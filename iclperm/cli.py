@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -19,7 +20,9 @@ from iclperm.errors import ConfigError, IclpermError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from iclperm.runner import Progress, Run, StudyPlan
+    from iclperm.prompts import PromptText
+    from iclperm.runner import Progress, Run, RunReport, StudyPlan
+    from iclperm.store import RunStopped
     from iclperm.study import Study
 
 FAILED, USAGE, STOPPED = 1, 2, 3
@@ -49,7 +52,23 @@ def main(args: Sequence[str] | None = None) -> None:
     """Entry point; exits with 0 done, 1 failed, 2 usage, 3 stopped and resumable."""
     arguments = list(sys.argv[1:] if args is None else args)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    sys.exit(_run_command(arguments))
+    with _termination_as_interrupt():
+        code = _run_command(arguments)
+    sys.exit(code)
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished is kept and recorded."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_command(arguments: list[str]) -> int:
@@ -58,7 +77,7 @@ def _run_command(arguments: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("stopped; what is finished is kept, the same command continues", err=True)
         return STOPPED
     except Exception as error:
@@ -71,6 +90,11 @@ def _run_command(arguments: list[str]) -> int:
 def _one_line(error: Exception) -> str:
     if isinstance(error, IclpermError):
         return printable(str(error))
+    if _is_out_of_memory(error):
+        return printable(
+            "out of memory; what is finished is kept: free some and repeat the command, or start in another folder "
+            f"with a smaller --memory-budget ({type(error).__name__}: {error})"
+        ).replace("\n", " ")
     return printable(f"unexpected {type(error).__name__}: {error}; --debug shows where").replace("\n", " ")
 
 
@@ -79,7 +103,13 @@ def _exit_code(error: Exception) -> int:
 
     if isinstance(error, ConfigError):
         return USAGE
-    return STOPPED if isinstance(error, RunStopped | MemoryError) else FAILED
+    return STOPPED if isinstance(error, RunStopped) or _is_out_of_memory(error) else FAILED
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's, NumPy's or torch's; torch is told by the name and words of its errors, as it is not imported here."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
 
 def _with_debug(command: Command) -> Command:
@@ -109,7 +139,7 @@ def cli() -> None:
 @click.option("--out", default="iclperm-demo", show_default=True, type=click.Path(path_type=Path), help="Run folder.")
 @_with_json
 @_with_debug
-def demo(out: Path, as_json: bool) -> None:
+def demo(out: Path, as_json: bool) -> int:
     """A small study on the bundled model: order against choice of the demonstrations, in under a minute."""
     from iclperm.runner import run, sample_prompt
     from iclperm.study import Study
@@ -117,13 +147,14 @@ def demo(out: Path, as_json: bool) -> None:
     study = Study(**DEMO_SETTING)
     console = _console()
     if not as_json:
-        _print_prompt(console, sample_prompt(study, shots=2))
-    with _progress(console, as_json) as progress:
+        console.print(f"The study runs k = {_listed(DEMO_SETTING['shots'])} demonstrations. One of its prompts:")
+        _print_prompt(console, sample_prompt(study, shots=2), shots=2)
+    with _progress(as_json) as progress:
         finished = run(study, out, progress=progress)
-    files = finished.write_report()
-    _print_run(console, finished, files, as_json)
+    code = _show_new(console, finished, as_json)
     if not as_json:
         _print_next_steps(console, out)
+    return code
 
 
 @cli.command("run")
@@ -131,14 +162,13 @@ def demo(out: Path, as_json: bool) -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Run folder; an unfinished run continues.")
 @_with_json
 @_with_debug
-def run_command(study_file: Path | None, out: Path, as_json: bool, **flags: str | None) -> None:
+def run_command(study_file: Path | None, out: Path, as_json: bool, **flags: str | None) -> int:
     """Run a study into a folder, or continue it."""
     from iclperm.runner import run
 
-    console = _console()
-    with _progress(console, as_json) as progress:
+    with _progress(as_json) as progress:
         finished = run(_study(study_file, flags), out, progress=progress)
-    _print_run(console, finished, finished.write_report(), as_json)
+    return _show_new(_console(), finished, as_json)
 
 
 @cli.command()
@@ -149,23 +179,33 @@ def plan(study_file: Path | None, as_json: bool, **flags: str | None) -> None:
     """What a study would compute; loads no weights."""
     from iclperm.runner import plan as plan_study
 
-    planned = plan_study(_study(study_file, flags))
+    study = _study(study_file, flags)
+    planned = plan_study(study)
     if as_json:
         click.echo(json.dumps(planned.to_dict(), indent=1))
     else:
-        _console().print(_plan_table(planned))
+        console = _console()
+        console.print(_plan_table(planned))
+        _print_notes(console, _foreign_task(study, planned.task))
 
 
 @cli.command()
 @click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Where figures and report.json go; the run folder by default."
+)
 @_with_json
 @_with_debug
-def report(folder: Path, as_json: bool) -> None:
-    """Tables and figures of a finished run."""
+def report(folder: Path, out: Path | None, as_json: bool) -> int:
+    """All tables of a finished run, and its figures."""
     from iclperm.runner import open_run
 
-    finished = open_run(folder)
-    _print_run(_console(), finished, finished.write_report(), as_json)
+    refused = _show(_console(), open_run(folder), as_json, out=out, full=True)
+    if refused is None:
+        return 0
+    reason = _one_line(refused).split(";")[0]
+    click.echo(f"{'error' if out else 'note'}: no figures: {reason}; --out names a folder for them", err=True)
+    return STOPPED if out else 0
 
 
 @cli.group(invoke_without_command=True)
@@ -189,9 +229,11 @@ def show(task: str, shots: int | None, query: int) -> None:
     """Print one whole prompt of a task as the model sees it, with its labels."""
     from iclperm.runner import sample_prompt
     from iclperm.study import Study
+    from iclperm.tasks import Task
 
-    study = Study(task=task, sets=1, permutations=1, shots=shots, queries=query + 1)
-    _print_prompt(_console(), sample_prompt(study, query=query))
+    shown = Task.load(task).shots if shots is None else shots
+    study = Study(task=task, sets=1, permutations=1, shots=shown, queries=query + 1)
+    _print_prompt(_console(), sample_prompt(study, query=query), shown)
 
 
 def printable(text: str) -> str:
@@ -223,12 +265,15 @@ def _console() -> Console:
 
     console = Console(highlight=False)
     # A file or a pipe has no width of its own: give tables the room that they need.
-    return console if console.is_terminal else Console(highlight=False, width=120)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=120)
 
 
 @contextmanager
-def _progress(console: Console, quiet: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal, a line every few seconds elsewhere, nothing beside JSON."""
+def _progress(quiet: bool) -> Iterator[Progress | None]:
+    """On stderr: a bar on a terminal, a line every few seconds elsewhere, nothing beside JSON."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
     if quiet:
         yield None
     elif console.is_terminal:
@@ -248,38 +293,111 @@ def _line_printer() -> Progress:
         nonlocal last
         if done == total or time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            click.echo(f"scored {done} of {total} parts")
+            click.echo(f"scored {done} of {total} parts", err=True)
 
     return tell
 
 
-def _print_run(console: Console, finished: Run, files: list[Path], as_json: bool) -> None:
-    from iclperm.report.tables import curve_table, sensitivity_tables
+def _show_new(console: Console, finished: Run, as_json: bool) -> int:
+    """What a run found, in brief; the exit code."""
+    refused = _show(console, finished, as_json)
+    if refused is None:
+        return 0
+    click.echo(f"error: {_one_line(refused)}", err=True)
+    return STOPPED
+
+
+def _show(
+    console: Console, finished: Run, as_json: bool, *, out: Path | None = None, full: bool = False
+) -> RunStopped | None:
+    """Prints a run, then writes its figures; a folder that refuses them hides no result, its error is returned."""
+    if not as_json:
+        _print_run(console, finished, full)
+    files, refused = _write_report(finished, out)
+    if as_json:
+        click.echo(json.dumps(_as_json(finished, files), indent=1, allow_nan=False))
+    elif files:
+        names = ", ".join(file.name for file in files)
+        items = f"  {finished.folder}: items/*.parquet, study.yaml"
+        lines = ("", "files:", f"  {files[0].parent}: {names}", items)
+        console.print(*lines, sep="\n", markup=False, soft_wrap=True)
+    return refused
+
+
+def _write_report(finished: Run, out: Path | None) -> tuple[list[Path], RunStopped | None]:
+    from iclperm.store import RunStopped
+
+    try:
+        return finished.write_report(out), None
+    except RunStopped as error:
+        return [], error
+
+
+def _as_json(finished: Run, files: Sequence[Path]) -> dict[str, Any]:
     from iclperm.studies.sensitivity import plain, report_content
 
-    summary, curve = finished.summary(), finished.curve()
-    if as_json:
-        content = report_content(summary, curve, finished.shots)
-        content |= {
-            "run": plain(finished.report),
-            "folder": str(finished.folder),
-            "files": [str(file) for file in files],
-        }
-        click.echo(json.dumps(content, indent=1, allow_nan=False))
-        return
-    console.print(_cost_line(finished), "", sep="\n", markup=False)
-    for table in sensitivity_tables(summary):
-        console.print(table)
-    if curve is not None:
-        console.print(curve_table(curve, finished.shots))
-    for warning in summary.warnings:
-        console.print(f"note: {warning}", markup=False)
-    console.print(
-        "", "files:", *(f"  {file}" for file in files), f"  {finished.folder}/items/*.parquet", sep="\n", markup=False
+    return {
+        **report_content(finished.summary(), finished.curve(), finished.shots),
+        "run": plain(finished.report),
+        "folder": str(finished.folder),
+        "files": [str(file) for file in files],
+    }
+
+
+def _print_run(console: Console, finished: Run, full: bool) -> None:
+    from iclperm.report.tables import curve_table, sensitivity_tables, token_line
+    from iclperm.studies.sensitivity import conclusion
+
+    summary, curve, shots = finished.summary(), finished.curve(), finished.shots
+    head = [_head(finished)] if full else [_head(finished), _cost(finished)]
+    console.print(*head, sep="\n", markup=False, soft_wrap=True)
+    tables = sensitivity_tables(summary, shots[-1], full=full)
+    for table in tables if curve is None else [*tables, curve_table(curve, shots)]:
+        console.print("", table, sep="\n")
+    if summary.tokens is not None and not full:
+        console.print("", token_line(summary.tokens), sep="\n", markup=False)
+    console.print("", "[bold]Conclusion[/bold]", sep="\n")
+    console.print(*conclusion(summary, shots[-1]), sep="\n", markup=False)
+    notes = (*summary.warnings, *_foreign_task(finished.study, finished.task), *_repeats(finished.report))
+    _print_notes(console, notes)
+
+
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def _foreign_task(study: Study, task: str) -> list[str]:
+    """The bundled model answers any task without complaint; it has learnt one."""
+    if study.model != "demo" or task == "mini_news":
+        return []
+    return [f"the bundled model only knows its own headlines (mini_news); what it answers on {task} says little"]
+
+
+def _repeats(report: RunReport) -> list[str]:
+    """What of the data was left out because it repeats other data."""
+    notes = []
+    if report.num_duplicates:
+        others = f", {report.num_conflicting:,} of them under another label" if report.num_conflicting else ""
+        notes.append(f"{report.num_duplicates:,} rows of the data repeat another row and were left out{others}")
+    if report.num_excluded:
+        notes.append(f"{report.num_excluded:,} test rows repeat a training row and were left out")
+    return notes
+
+
+def _head(finished: Run) -> str:
+    sets, permutations, _, queries = finished.correct.shape
+    return printable(
+        f"{finished.task} on {finished.study.model}: {sets} sets x {permutations} permutations, "
+        f"k = {_listed(finished.shots)}, {queries} queries"
     )
 
 
-def _cost_line(finished: Run) -> str:
+def _listed(shots: Sequence[int]) -> str:
+    return ", ".join(map(str, shots))
+
+
+def _cost(finished: Run) -> str:
     cost = finished.report
     if cost.num_parts_resumed == cost.num_parts:
         return f"nothing to compute: all {cost.num_parts} parts were found in {finished.folder}"
@@ -290,7 +408,7 @@ def _cost_line(finished: Run) -> str:
     return f"computed in {cost.seconds:.0f} s{resumed}{damaged}"
 
 
-def _print_prompt(console: Console, prompt: Any) -> None:
+def _print_prompt(console: Console, prompt: PromptText, shots: int) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
@@ -299,8 +417,8 @@ def _print_prompt(console: Console, prompt: Any) -> None:
     text.append(printable(prompt.query))
     text.append(printable(prompt.continuations[prompt.gold]), style="bold green")
     labels = ", ".join(printable(repr(continuation)) for continuation in prompt.continuations)
-    console.print(Panel(text, title="one prompt and its right label", title_align="left"))
-    console.print(f"every prompt is scored with each label: {labels}", "", sep="\n", markup=False)
+    console.print(Panel(text, title=f"one prompt at k = {shots}, and its right label", title_align="left"))
+    console.print(f"every prompt is scored with {labels}", "", sep="\n", markup=False)
 
 
 def _plan_table(planned: StudyPlan) -> Any:
@@ -325,6 +443,8 @@ def _plan_table(planned: StudyPlan) -> Any:
         "disk space": f"about {planned.disk_bytes / 1e6:.1f} MB",
         "prompts outside the product": f"{planned.prompts.num_general_cells:,}",
         "queries too long": f"{planned.num_overlong:,}",
+        "repeated rows left out": f"{planned.num_duplicates:,}",
+        "of them with another label": f"{planned.num_conflicting:,}",
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -332,14 +452,12 @@ def _plan_table(planned: StudyPlan) -> Any:
 
 
 def _print_next_steps(console: Console, out: Path) -> None:
+    study = f"{out}/study.yaml"
     steps = {
-        f"iclperm report {out}": "these tables again",
-        "iclperm tasks show mini_news": "a whole prompt",
-        "iclperm plan --sets 20 --permutations 20": "what a larger study would cost",
-        "iclperm run --sets 20 --queries 400 --out my-run": "run it; stop and repeat the command to continue",
-        "iclperm run --model path/to/model --out my-model": "the same study on a model of your own",
+        "all tables": f"iclperm report {out}",
+        "a prompt": f"iclperm tasks show mini_news --shots {DEMO_SETTING['shots'][-1]}",
+        "larger study": f"iclperm plan {study} --sets 40 --permutations 40",
+        "your model": f"iclperm run {study} --model PATH --out my-run",
     }
-    width = max(map(len, steps))
-    console.print(
-        "", "next:", *(f"  {step:<{width}}  {words}" for step, words in steps.items()), sep="\n", markup=False
-    )
+    lines = (f"  {words:<12}  {step}" for words, step in steps.items())
+    console.print("", "next:", *lines, sep="\n", markup=False, soft_wrap=True)

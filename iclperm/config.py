@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from iclperm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 MAX_YAML_BYTES = 1 << 20
 MAX_YAML_DEPTH = 20
@@ -27,7 +31,7 @@ class Choices(BaseModel):
         try:
             super().__init__(**choices)
         except ValidationError as error:
-            raise ConfigError(_first_problem(_noun(type(self)), error)) from None
+            raise ConfigError(_first_problem(_noun(type(self)), choices, error)) from None
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -54,7 +58,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         content = yaml.load(raw.decode("utf-8"), Loader=_StrictLoader)  # a SafeLoader: constructs plain data only
     except UnicodeDecodeError as error:
         raise ConfigError(f"is not UTF-8 (byte {error.start}); save it as UTF-8") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that there is not
         raise ConfigError(f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError("must be a mapping of keys to values")
@@ -93,13 +97,34 @@ def _nearest(key: str, valid: Any) -> str:
     return f"did you mean {close[0]!r}?" if close else f"valid keys: {', '.join(valid)}"
 
 
-def _first_problem(noun: str, error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
+def _first_problem(noun: str, choices: Mapping[str, Any], error: ValidationError) -> str:
+    """The first wrong key as one line; where it may be one of several kinds, what is nearest to being right."""
+    problems = [(_place(choices, problem), problem) for problem in error.errors(include_url=False)]
+    of_first_key = [(place, problem) for place, problem in problems if place[:1] == problems[0][0][:1]]
+    place, problem = max(of_first_key, key=lambda found: len(found[0]))
+    if problem["type"] == "missing":
+        return f"{noun} needs the key {'.'.join(place)!r}"
+    messages = dict.fromkeys(_message(problem) for other, problem in of_first_key if other == place)
+    message = " or ".join(messages).replace(" or Input should be ", " or ")
     if not place:
         return message
-    return f"{noun}'s key {place!r} is {_shown(problem['input'])}: {message[0].lower()}{message[1:]}"
+    return f"{noun}'s key {'.'.join(place)!r} is {_shown(problem['input'])}: {message[0].lower()}{message[1:]}"
+
+
+def _place(choices: Any, problem: ErrorDetails) -> tuple[str, ...]:
+    """The keys that lead to a problem, without pydantic's names for the members of a union."""
+    place: list[str] = []
+    value = choices
+    for part in problem["loc"]:
+        is_inside = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
+        if is_inside or not place:
+            place.append(str(part))
+            value = value[part] if is_inside else None
+    return tuple(place)
+
+
+def _message(problem: ErrorDetails) -> str:
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,13 +45,14 @@ class Design:
 def draw(study: Study, task: Task, train: Examples, test: Examples) -> Design:
     """The design of a study (arXiv 2511.09700: balanced sets, permutations shared across the sets).
 
-    Raises `DataError` where a class has too few examples (naming task, class, number needed and number there), and
-    `ConfigError` for more permutations than there are. O(S * train + P * K + test).
+    Raises `DataError` where a class has too few examples (naming task, class, number needed and number there), also
+    for that many different sets, and `ConfigError` for more permutations than there are (or sets, of k = 0). Expected
+    O(S * train + P * K + test).
     """
     shots = study.shot_list(task.shots)
     queries, num_excluded = draw_queries(study.seed, study.queries, task, train, test)
     return Design(
-        sets=np.stack([draw_set(study.seed, index, shots[-1], task, train) for index in range(study.sets)]),
+        sets=draw_sets(study.seed, study.sets, shots[-1], task, train),
         permutations=draw_permutations(study.seed, study.permutations, shots[-1]),
         shots=shots,
         queries=queries,
@@ -58,25 +60,72 @@ def draw(study: Study, task: Task, train: Examples, test: Examples) -> Design:
     )
 
 
+def draw_sets(seed: int, count: int, size: int, task: Task, train: Examples) -> NDArray[np.int64]:
+    """``count`` different sets (see `draw_set`), int64 [count, size]; more keep the earlier ones.
+
+    A set that was drawn before is drawn anew from the same key. Raises `DataError`, also where there are fewer sets.
+    """
+    _refuse_too_many_sets(count, size, task, train)
+    drawn: dict[bytes, NDArray[np.int64]] = {}
+    for index in range(count):
+        # Which draw is kept depends on earlier sets only; in another default order it is still the same set.
+        draws = ((np.sort(rows).tobytes(), rows) for rows in _set_draws(seed, index, size, task, train))
+        content, rows = next(draw for draw in draws if draw[0] not in drawn)
+        drawn[content] = rows
+    return np.stack(list(drawn.values()))
+
+
 def draw_set(seed: int, index: int, size: int, task: Task, train: Examples) -> NDArray[np.int64]:
-    """Set number ``index``: ``size`` train rows, balanced over the classes, in default order; int64 [size].
+    """First draw of set number ``index``: ``size`` train rows, balanced over the classes, in default order; int64
+    [size].
 
     A remainder goes to classes drawn anew for each set. Default order: by label word, then by text. Raises `DataError`.
     """
+    return next(_set_draws(seed, index, size, task, train))
+
+
+def _set_draws(seed: int, index: int, size: int, task: Task, train: Examples) -> Iterator[NDArray[np.int64]]:
+    """Draw after draw of one set, each from where the key's streams stand."""
     num_labels = len(task.words)
     share, remainder = divmod(size, num_labels)
-    favoured = keyed_permutation(num_labels, seed, "favoured classes", index)[:remainder]
-    rows: list[int] = []
-    for label in range(num_labels):
-        pool = np.flatnonzero(train.labels == label)
-        needed = share + int(label in favoured)
-        if len(pool) < needed:
-            raise DataError(
-                f"task {task.name!r}: class {task.words[label]!r} has {len(pool)} train examples, but k = {size} needs "
-                f"{needed} of it; lower the shots or add examples"
-            )
-        rows += pool[keyed_permutation(len(pool), seed, "demonstrations", index, label)[:needed]].tolist()
-    return np.array(sorted(rows, key=lambda row: _default_order(task, train, row)), dtype=np.int64)
+    pools = _pools(task, train)
+    class_stream = _stream(seed, "favoured classes", index)
+    streams = [_stream(seed, "demonstrations", index, label) for label in range(num_labels)]
+    while True:
+        favoured = _random_order(class_stream, num_labels)[:remainder]
+        rows: list[int] = []
+        for label, (pool, stream) in enumerate(zip(pools, streams, strict=True)):
+            needed = share + int(label in favoured)
+            if len(pool) < needed:
+                raise DataError(
+                    f"task {task.name!r}: class {task.words[label]!r} has {len(pool)} train examples, but k = {size} "
+                    f"needs {needed} of it; lower the shots or add examples"
+                )
+            rows += pool[_random_order(stream, len(pool))[:needed]].tolist()
+        yield np.array(sorted(rows, key=lambda row: _default_order(task, train, row)), dtype=np.int64)
+
+
+def _refuse_too_many_sets(count: int, size: int, task: Task, train: Examples) -> None:
+    if size == 0 and count > 1:
+        raise ConfigError(f"sets is {count}, but no demonstrations make only one set; set 'sets' to 1 or raise 'shots'")
+    share, remainder = divmod(size, len(task.words))
+    sizes = [len(pool) for pool in _pools(task, train)]
+    # ways[r]: choices from the classes so far of which r give one more than their share.
+    ways = [1] + [0] * remainder
+    for available in sizes:
+        plain, more = math.comb(available, share), math.comb(available, share + 1)
+        ways = [plain * ways[r] + (more * ways[r - 1] if r else 0) for r in range(remainder + 1)]
+    if 0 < ways[remainder] < count:
+        scarce = int(np.argmin(sizes))
+        raise DataError(
+            f"task {task.name!r}: {count} sets were asked for, but there are only {ways[remainder]} different balanced "
+            f"sets of {size} demonstrations (class {task.words[scarce]!r} has {sizes[scarce]} train examples); lower "
+            "'sets' or add examples"
+        )
+
+
+def _pools(task: Task, train: Examples) -> list[NDArray[np.int64]]:
+    return [np.flatnonzero(train.labels == label) for label in range(len(task.words))]
 
 
 def draw_permutations(seed: int, count: int, size: int) -> NDArray[np.int64]:
@@ -106,15 +155,18 @@ def draw_queries(seed: int, count: int, task: Task, train: Examples, test: Examp
     num_labels = len(task.words)
     known = set(train.hashes)
     fresh = np.array([content not in known for content in test.hashes], dtype=bool)
+    pools = [np.flatnonzero(fresh & (test.labels == label)) for label in range(num_labels)]
+    most = num_labels * min(map(len, pools))
+    remedy = f"lower 'queries' to {most} or add examples" if most else "add examples, or leave the label out"
     turns = keyed_permutation(num_labels, seed, "query classes")
     rows = np.empty(count, dtype=np.int64)
     for turn, label in enumerate(turns):
-        pool = np.flatnonzero(fresh & (test.labels == label))
+        pool = pools[label]
         needed = len(range(turn, count, num_labels))
         if len(pool) < needed:
             raise DataError(
                 f"task {task.name!r}: class {task.words[label]!r} has {len(pool)} usable test examples, but {count} "
-                f"queries need {needed} of it; lower 'queries' to {len(pool) * num_labels} or add examples"
+                f"queries need {needed} of it; {remedy}"
             )
         rows[turn::num_labels] = pool[keyed_permutation(len(pool), seed, "queries", int(label))[:needed]]
     return rows, int(np.sum(~fresh))

@@ -3,10 +3,10 @@
 run/
   FORMAT                                "iclperm-run 1"
   study.yaml                            the study, canonical
-  plan.json                             what identifies the run; the run id is its hash
+  plan.json                             what identifies the run, with hashes of both tables; the run id is its hash
   demonstrations.parquet                a row per (set, permutation): ordered examples, the context at each shots
   queries.parquet                       a row per query: example, right label, state
-  environment/<session>.json            versions and token counts of each session
+  environment/<session>.json            versions, parts and token counts of each session
   items/<part>-<sha256[:16]>.parquet    finished units: a row per (context, query)
   tmp/  quarantine/                     files not yet finished; damaged files
 """
@@ -17,6 +17,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +35,7 @@ STATES = ("ok", "invalid", "overlong", "unparsed", "api_missing")
 """What an item can be; an error is a row, never absent and never zero."""
 OK, INVALID, OVERLONG, UNPARSED, API_MISSING = range(len(STATES))
 _ITEM = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
+_STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
 
 
 class RunStopped(RunError):
@@ -61,14 +64,16 @@ class RunFolder:
         Raises `RunError` where the folder holds other files or another plan (naming the differences), and `RunStopped`
         where it cannot be written.
         """
-        folder = cls(Path(path), json.loads(_canonical(plan)))
+        whole = {**plan, "tables": {name: _content_digest(table) for name, table in tables.items()}}
+        folder = cls(Path(path), json.loads(_canonical(whole)))
         with writable(folder.path):
             folder._claim()
-            folder._commit(_canonical(plan), "plan.json")
+            folder._remove_stale()
+            folder._commit(_canonical(whole), "plan.json")
             folder._refuse_another(_read_plan(folder.path))
             folder._commit(study.encode(), "study.yaml")
             for name, table in tables.items():
-                folder._commit(_parquet_bytes(table), f"{name}.parquet")
+                folder._write_table(name, table)
         return folder
 
     @classmethod
@@ -90,11 +95,16 @@ class RunFolder:
         return (self.path / "study.yaml").read_text(encoding="utf-8")
 
     def table(self, name: str) -> pa.Table:
-        """``demonstrations`` or ``queries``."""
+        """``demonstrations`` or ``queries``; raises `DamagedItem` where the content is not what the plan says."""
+        path = self.path / f"{name}.parquet"
         try:
-            return pq.read_table(self.path / f"{name}.parquet")
-        except (OSError, pa.ArrowInvalid) as error:
-            raise RunError(f"{self.path / name}.parquet cannot be read: {error}; give another folder") from None
+            table = pq.read_table(path, page_checksum_verification=True)
+            is_whole = _content_digest(table) == self.plan["tables"][name]
+        except (OSError, pa.ArrowException, ValueError, KeyError):
+            is_whole = False
+        if not is_whole:
+            raise DamagedItem(f"{path} is damaged: its content is not what the plan says; run the study again")
+        return table
 
     def parts(self) -> dict[int, Path]:
         """The finished parts; raises `DamagedItem` for a file whose name is none of ours or whose part occurs twice."""
@@ -144,15 +154,42 @@ class RunFolder:
         return target
 
     def write_session(self, session: str, content: Mapping[str, Any]) -> None:
-        """Writes or replaces the record of one session."""
+        """Writes or replaces the record of one session, durably."""
+        target = self.path / "environment" / f"{session}.json"
         with writable(self.path):
-            unfinished = self.path / "tmp" / f"{session}.json"
-            unfinished.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            os.replace(unfinished, self.path / "environment" / f"{session}.json")
+            with self._unfinished(_canonical(content), target.name) as unfinished:
+                os.replace(unfinished, target)
+            _sync_folder(target.parent)
 
     def sessions(self) -> list[dict[str, Any]]:
-        """The records of all sessions, oldest first."""
-        return [json.loads(path.read_bytes()) for path in sorted((self.path / "environment").glob("*.json"))]
+        """The records of all sessions, oldest first; empty for those that cannot be read or were set aside."""
+        records = [_read_session(path) for path in self._session_files()]
+        return records + [{} for _ in (self.path / "quarantine").glob("*.json*")]
+
+    def set_unreadable_sessions_aside(self) -> None:
+        """Moves records that cannot be read to ``quarantine``: what those sessions cost stays unknown."""
+        for path in self._session_files():
+            if not _read_session(path):
+                self.set_aside(path)
+
+    def _session_files(self) -> list[Path]:
+        return sorted((self.path / "environment").glob("*.json"))
+
+    def _write_table(self, name: str, table: pa.Table) -> None:
+        path = self.path / f"{name}.parquet"
+        if path.exists():
+            try:
+                self.table(name)
+            except DamagedItem:
+                self.set_aside(path)
+        self._commit(_parquet_bytes(table), path.name)
+
+    def _remove_stale(self) -> None:
+        """Removes what killed sessions left; should one still be at work, it stops and can be continued."""
+        for path in (self.path / "tmp").iterdir():
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
 
     def _claim(self) -> None:
         """Makes the folder ours, or sees that it is."""
@@ -169,7 +206,9 @@ class RunFolder:
     def _refuse_another(self, there: Mapping[str, Any]) -> None:
         differences = list(_differences(there, self.plan))
         # What follows from another choice is no news beside it.
-        differences = [line for line in differences if not line.startswith(("tokens.", "work."))] or differences
+        differences = [
+            line for line in differences if not line.startswith(("tokens.", "work.", "tables."))
+        ] or differences
         if differences:
             shown = "; ".join(differences[:3]) + (f"; and {len(differences) - 3} more" if differences[3:] else "")
             raise RunError(f"{self.path} holds another run: {shown}; give another folder")
@@ -179,19 +218,26 @@ class RunFolder:
         target = self.path / name
         if target.exists():
             return target
-        unfinished = self.path / "tmp" / f"{target.name}.{os.getpid()}"
+        with self._unfinished(raw, target.name) as unfinished:
+            _rename_without_replacing(unfinished, target)
+        _sync_folder(target.parent)
+        return target
+
+    @contextmanager
+    def _unfinished(self, raw: bytes, name: str) -> Iterator[Path]:
+        """A synced file in ``tmp`` that holds ``raw``, gone at the end unless it was moved."""
+        # Process numbers repeat between containers that share a folder; a random name is nobody else's.
+        path = self.path / "tmp" / f"{name}.{secrets.token_hex(8)}"
         try:
-            with unfinished.open("wb") as file:
+            with path.open("xb") as file:
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
-            if unfinished.read_bytes() != raw:
-                raise RunStopped(f"{unfinished} does not read back as written; check the disk, then run again")
-            _rename_without_replacing(unfinished, target)
+            if path.read_bytes() != raw:
+                raise RunStopped(f"{path} does not read back as written; check the disk, then run again")
+            yield path
         finally:
-            unfinished.unlink(missing_ok=True)
-        _sync_folder(target.parent)
-        return target
+            path.unlink(missing_ok=True)
 
 
 def _rename_without_replacing(source: Path, target: Path) -> None:
@@ -239,6 +285,15 @@ def _read_plan(path: Path) -> dict[str, Any]:
     return plan
 
 
+def _read_session(path: Path) -> dict[str, Any]:
+    """A session's record; empty where it cannot be read."""
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) and isinstance(record.get("numerics"), dict) else {}
+
+
 def _canonical(plan: Mapping[str, Any]) -> bytes:
     return json.dumps(plan, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
@@ -258,9 +313,14 @@ def _shown(value: Any) -> str:
 
 def _parquet_bytes(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 
 
 def _digest(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def _content_digest(table: pa.Table) -> str:
+    """SHA-256 of a table's values: other versions of the library write other bytes for them."""
+    return hashlib.sha256(_canonical(table.to_pydict())).hexdigest()

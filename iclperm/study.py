@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -11,6 +12,7 @@ from iclperm.config import Choices
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Shots = Annotated[int, Field(ge=0, le=100_000)]
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
 class Study(Choices):
@@ -34,6 +36,13 @@ class Study(Choices):
     device: Annotated[str, Field(min_length=1)] = "auto"
     memory_budget: Annotated[int, Field(ge=1)] | None = None
     on_overlong: Literal["error", "drop"] = "error"
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError("give auto, cpu, cuda, cuda:1, mps or xpu")
+        return device
 
     @field_validator("shots")
     @classmethod

@@ -5,10 +5,15 @@ import os
 import subprocess
 import sys
 
+import click
 import pytest
 from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 from iclperm import Study, cli, runner
+from iclperm.engine import Engine
+from iclperm.runner import Run
+from iclperm.store import writable
+from iclperm.tasks import Task
 
 COMMANDS = ("demo", "plan", "report", "run", "tasks")
 
@@ -47,12 +52,16 @@ def test_a_study_file_to_a_report(call, study_file, tmp_path):
     assert code == 0
     assert "computed in" in printed
     assert "Order against selection" in printed
-    assert "Accuracy against shots" in printed
-    assert str(out / "heatmap.png") in printed
+    assert "Accuracy against k" in printed
+    assert f"  {out}: heatmap.png, heatmap.svg, curve.png, curve.svg, report.json\n" in printed
     assert (out / "report.json").is_file()
     code, printed, _ = call("run", study_file, "--out", out)
     assert code == 0
     assert f"nothing to compute: all 1 parts were found in {out}" in printed
+    code, printed, _ = call("report", out)
+    assert code == 0
+    assert "comput" not in printed.split("Accuracy")[0]
+    assert "Mean accuracy at k = 3" in printed
     code, printed, _ = call("report", out, "--json")
     assert code == 0
     content = json.loads(printed)
@@ -87,6 +96,10 @@ def test_tasks_are_listed_and_shown(call, study_file, tmp_path):
     assert code == 0
     assert printed.count("Thing: ") == 3
     assert "' Red', ' Green', ' Blue'" in printed
+    assert "one prompt at k = 2, and its right label" in printed
+    code, printed, _ = call("tasks", "show", tmp_path / "colours.yaml")
+    task = Task.load(tmp_path / "colours.yaml")
+    assert f"one prompt at k = {task.shots}, and its right label" in printed
 
 
 @pytest.mark.parametrize(
@@ -124,15 +137,109 @@ def test_usage_errors_have_their_own_code(call):
 
 
 def test_an_interrupt_leaves_a_resumable_run(call, study_file, tmp_path, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "_tables", interrupted)
+    monkeypatch.setattr(Engine, "from_pretrained", interrupted)
     code, _, complaint = call("run", study_file, "--out", tmp_path / "run")
     assert code == 3
     assert "the same command continues" in complaint
     monkeypatch.undo()
     assert call("run", study_file, "--out", tmp_path / "run")[0] == 0
+
+
+def test_a_termination_is_an_interrupt():
+    script = (
+        "import os, signal, sys\n"
+        "from iclperm import cli, runner\n"
+        "runner.run = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "cli.main(['run', '--out', 'nowhere'])\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "the same command continues" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory.\nTried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_too_little_memory_is_resumable(call, monkeypatch, error):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(runner, "run", full)
+    code, _, complaint = call("run", "--out", "nowhere")
+    assert code == 3
+    assert complaint.startswith("error: out of memory; what is finished is kept")
+    assert "--memory-budget" in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_progress_is_told_beside_the_results(call, study_file, tmp_path):
+    _, printed, told = call("run", study_file, "--out", tmp_path / "run")
+    assert "scored 1 of 1 parts" in told
+    assert "scored" not in printed.replace("is scored with", "")
+
+
+def test_a_folder_that_refuses_figures_hides_no_result(call, study_file, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    assert call("run", study_file, "--out", out)[0] == 0
+    write_report = Run.write_report
+
+    def refused(run, folder=None):
+        if folder is None:
+            with writable(run.folder):
+                raise PermissionError(13, "Permission denied")
+        return write_report(run, folder)
+
+    monkeypatch.setattr(Run, "write_report", refused)
+    code, printed, complaint = call("report", out)
+    assert code == 0
+    assert "Order against selection" in printed
+    refusal = f"note: no figures: cannot write to {out}: permission denied; --out names a folder for them\n"
+    assert complaint == refusal
+    code, printed, complaint = call("report", out, "--json")
+    assert (code, json.loads(printed)["files"]) == (0, [])
+    code, printed, complaint = call("report", out, "--out", tmp_path / "elsewhere")
+    assert (code, complaint) == (0, "")
+    assert (tmp_path / "elsewhere/report.json").is_file()
+    assert f"  {tmp_path / 'elsewhere'}: heatmap.png" in printed
+    code, printed, complaint = call("run", study_file, "--out", out)
+    assert code == 3
+    assert "Order against selection" in printed
+    assert complaint.startswith("error: cannot write to")
+
+
+def test_a_report_folder_asked_for_must_be_writable(call, study_file, tmp_path):
+    assert call("run", study_file, "--out", tmp_path / "run")[0] == 0
+    (tmp_path / "file").write_text("x")
+    code, _, complaint = call("report", tmp_path / "run", "--out", tmp_path / "file")
+    assert (code, complaint[:6]) == (3, "error:")
+
+
+def test_the_bundled_model_is_not_trusted_with_another_task(call, study_file, tmp_path):
+    foreign = "the bundled model only knows its own headlines (mini_news); what it answers on colours says little"
+    assert foreign not in call("plan", study_file)[1]
+    assert foreign in call("plan", study_file, "--model", "demo")[1]
+    assert foreign in call("run", study_file, "--model", "demo", "--out", tmp_path / "run")[1]
+    assert "bundled" not in call("plan", "--sets", 2, "--permutations", 2, "--queries", 8)[1]
+
+
+def test_repeated_rows_are_told(call, study_file, tmp_path):
+    train, test = make_rows(1, 60), make_rows(2, 30)
+    write_rows(tmp_path / "train.jsonl", [*train, train[0], {**train[1], "label": train[2]["label"]}])
+    write_rows(tmp_path / "test.jsonl", [*test, train[3]])
+    code, printed, _ = call("run", study_file, "--out", tmp_path / "run")
+    assert code == 0
+    assert "note: 2 rows of the data repeat another row and were left out, 1 of them under another label" in printed
+    assert "note: 1 test rows repeat a training row and were left out" in printed
+    planned = " ".join(call("plan", study_file)[1].split())
+    assert "repeated rows left out 2 of them with another label 1" in planned
 
 
 def test_a_target_that_cannot_be_written_is_resumable(call, study_file, tmp_path):
@@ -189,8 +296,20 @@ def test_the_demo_runs_and_runs_again(call, tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "DEMO_SETTING", small)
     code, printed, complaint = call("demo", "--out", tmp_path / "demo")
     assert code == 0, complaint
-    for expected in ("one prompt and its right label", "Answer:", "Order against selection", "tokens", "next:"):
+    for expected in (
+        "The study runs k = 0, 2, 8 demonstrations.",
+        "one prompt at k = 2, and its right label",
+        "Accuracy at k = 8",
+        "Order against selection at k = 8",
+        "times fewer",
+        "Conclusion",
+        "At k = 8, another order of the same demonstrations moves accuracy by",
+        "next:",
+    ):
         assert expected in printed
+    assert printed.index("Conclusion") < printed.index("files:") < printed.index("next:")
+    assert "Mean accuracy" not in printed
+    assert "nothing to compute" in call("demo", "--out", tmp_path / "demo")[1]
     for name in ("heatmap.png", "heatmap.svg", "curve.png", "curve.svg", "report.json"):
         assert (tmp_path / "demo" / name).is_file()
     assert list((tmp_path / "demo/items").glob("*.parquet"))
@@ -205,9 +324,34 @@ def test_the_demo_only_proposes_commands_that_exist(capsys):
     from rich.console import Console
 
     cli._print_next_steps(Console(width=200), "iclperm-demo")
-    proposed = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  iclperm ")]
+    proposed = [
+        line[line.index("iclperm ") :].split() for line in capsys.readouterr().out.splitlines() if "  iclperm " in line
+    ]
     assert len(proposed) >= 3
     for words in proposed:
         command = cli.cli.commands[words[1]]
+        if isinstance(command, click.Group):
+            command = command.commands[words[2]]
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_what_the_demo_proposes_has_its_settings(call, tmp_path, monkeypatch):
+    small = {"sets": 2, "permutations": 2, "shots": [0, 2, 8], "queries": 8}
+    monkeypatch.setattr(cli, "DEMO_SETTING", small)
+    _, printed, _ = call("demo", "--out", tmp_path / "demo")
+    proposed = next(line for line in printed.splitlines() if "iclperm plan" in line)
+    arguments = proposed.split("iclperm ")[1].split()
+    planned = json.loads(call(*arguments, "--json")[1])
+    assert (planned["num_sets"], planned["shots"], planned["num_queries"]) == (40, [0, 2, 8], 8)
+
+
+def test_the_demo_fits_a_screen_and_a_half(call, tmp_path, monkeypatch):
+    small = {"sets": 3, "permutations": 3, "shots": [0, 1, 2, 4, 8], "queries": 8}
+    monkeypatch.setattr(cli, "DEMO_SETTING", small)
+    monkeypatch.setenv("COLUMNS", "80")
+    _, printed, _ = call("demo", "--out", tmp_path / "demo")
+    shown = [line for line in printed.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, shown)) <= 80
+    assert len(printed.splitlines()) <= 75
+    assert "…" not in printed

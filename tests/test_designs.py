@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from tiny import make_rows, make_task, write_rows
 
 from iclperm import Study, Task
-from iclperm.designs import draw, draw_permutations, draw_queries, draw_set, keyed_permutation, keyed_sample
+from iclperm.designs import (
+    draw,
+    draw_permutations,
+    draw_queries,
+    draw_set,
+    draw_sets,
+    keyed_permutation,
+    keyed_sample,
+)
 from iclperm.errors import ConfigError, DataError
 
 
@@ -111,6 +119,48 @@ def test_queries_are_balanced_distinct_and_never_demonstrations(tmp_path):
     assert queries.min() >= 12
     assert len(set(queries.tolist())) == 20
     assert sorted(np.bincount(test.labels[queries]).tolist()) == [6, 7, 7]
+
+
+@pytest.mark.parametrize(("size", "total"), [(3, 8), (4, 12), (6, 1)])
+def test_sets_differ_until_there_are_no_more(tmp_path, size, total):
+    path = make_task(tmp_path)
+    write_rows(tmp_path / "train.jsonl", make_rows(1, 6))  # two of each of three classes
+    task = Task.load(path)
+    train = task.examples("train")
+    for seed in range(5):
+        sets = draw_sets(seed, total, size, task, train)
+        assert sets.shape == (total, size)
+        assert len({frozenset(rows) for rows in sets.tolist()}) == total
+        np.testing.assert_array_equal(draw_sets(seed, 1, size, task, train), sets[:1])
+        np.testing.assert_array_equal(sets[0], draw_set(seed, 0, size, task, train))
+    message = rf"only {total} different balanced sets of {size} demonstrations \(class 'Red' has 2 train examples\)"
+    with pytest.raises(DataError, match=message):
+        draw_sets(0, total + 1, size, task, train)
+    with pytest.raises(ConfigError, match="sets is 2, but no demonstrations make only one set"):
+        draw_sets(0, 2, 0, task, train)
+
+
+def test_a_query_never_reads_like_a_demonstration(tmp_path):
+    shown = "Thing: {{ text.split('.')[0] }}\nColour:"
+    path = make_task(tmp_path, query=shown, demonstration=shown + " {{ label }}")
+    for split in ("train", "test"):
+        texts = [f"Mine {split} {n}. x" for n in range(3)] + [f"Item {n}. Only in {split}." for n in range(27)]
+        rows = [{**row, "text": text} for row, text in zip(make_rows(1, 30), texts, strict=True)]
+        write_rows(tmp_path / f"{split}.jsonl", rows)
+    task = Task.load(path)
+    train, test = task.examples("train"), task.examples("test")
+    queries, num_excluded = draw_queries(0, 3, task, train, test)
+    assert num_excluded == 27
+    read = {task.render_query(test.fields[query]) for query in queries}
+    assert read == {f"Thing: Mine test {n}\nColour:" for n in range(3)}
+
+
+def test_a_class_without_queries_has_a_remedy_that_works(tmp_path):
+    path = make_task(tmp_path)
+    write_rows(tmp_path / "test.jsonl", [row for row in make_rows(2, 30) if row["label"] != "Blue"])
+    task = Task.load(path)
+    with pytest.raises(DataError, match=r"class 'Blue' has 0 usable test .*; add examples, or leave the label out"):
+        draw_queries(0, 3, task, task.examples("train"), task.examples("test"))
 
 
 def test_a_class_with_too_few_examples_is_named(tmp_path):

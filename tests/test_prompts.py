@@ -104,7 +104,7 @@ def test_contexts_are_distinct_and_prefixes_of_their_rows(tmp_path, tokenizers):
 
 
 def test_only_zero_shots(tmp_path, tokenizers):
-    parts, prompts = lay_out(make_task(tmp_path), tokenizers["dummy"], shots=0, permutations=1)
+    parts, prompts = lay_out(make_task(tmp_path), tokenizers["dummy"], shots=0, sets=1, permutations=1)
     assert len(prompts.contexts) == 1
     assert prompts.counts.num_general_cells == 0
     assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizers["dummy"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -20,8 +21,8 @@ from iclperm import stats
 from iclperm.errors import DataError, RequestError
 from iclperm.report import write_report
 from iclperm.report.figures import curve_plot, heat_map
-from iclperm.report.tables import curve_table, sensitivity_tables
-from iclperm.studies.sensitivity import SensitivitySummary, plain, report_content, sensitivity_summary
+from iclperm.report.tables import curve_table, sensitivity_tables, token_line
+from iclperm.studies.sensitivity import SensitivitySummary, conclusion, plain, report_content, sensitivity_summary
 
 Array = npt.NDArray[Any]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -54,8 +55,8 @@ def rendered(summary: SensitivitySummary) -> str:
     return "".join(printed(table) for table in sensitivity_tables(summary))
 
 
-def printed(table: Table) -> str:
-    console = Console(width=160, file=io.StringIO())
+def printed(table: Table, width: int = 160) -> str:
+    console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
         console.print(table)
     return capture.get()
@@ -111,7 +112,8 @@ class TestSummary:
         assert (summary.components is None) == (min(shape) < 2)
         assert (summary.intervals is None) == (min(shape[:2]) < 2)
         assert math.isnan(summary.printed.order) == (shape[1] < 2)
-        assert "order sensitivity" in rendered(summary)
+        assert "Order against selection" in rendered(summary)
+        assert "as there is only one" in conclusion(summary)[0] or min(shape[:2]) >= 2
         write_report(tmp_path, summary)
         assert json.loads((tmp_path / "report.json").read_text())["sensitivity"]["num_queries"] == shape[2]
 
@@ -119,12 +121,62 @@ class TestSummary:
         generator = np.random.default_rng(5)
         summary = sensitivity_summary(answers((10, 10, 200)))
         assert summary.needed is not None
-        assert re.search(rf"cannot tell r from 1 .* {summary.needed.num_sets:,} sets", summary.warnings[-1])
+        said = " ".join(conclusion(summary, 8))
+        assert re.search(rf"cannot be told from 1: .* about {summary.needed.num_sets:,} sets", said)
         sets_only = (generator.random((10, 1, 300)) < np.linspace(0.1, 0.9, 10)[:, None, None]) & np.ones(
             (1, 10, 1), bool
         )
         noise = generator.random(sets_only.shape) < 0.02
-        assert not any("cannot tell" in line for line in sensitivity_summary(sets_only ^ noise).warnings)
+        said = " ".join(conclusion(sensitivity_summary(sets_only ^ noise)))
+        assert "can be told from 1: the choice matters more than the order" in said
+        orders_only = np.swapaxes(sets_only ^ noise, 0, 1)
+        assert "the order matters more than the choice" in " ".join(conclusion(sensitivity_summary(orders_only)))
+
+    def test_the_conclusion_names_k_and_both_movements(self) -> None:
+        summary = full_summary()
+        assert summary.effects is not None
+        first, told, quote = conclusion(summary, 8)
+        order, selection = summary.effects.order, summary.effects.selection
+        assert first.startswith("At k = 8, another order of the same demonstrations moves accuracy by about ±")
+        for effect in (order, selection):
+            low, high = 100 * effect.low, 100 * effect.high
+            assert f"±{100 * effect.estimate:.1f} points [{low:.1f} to {high:.1f}]" in first
+        assert summary.jackknife is not None
+        assert summary.jackknife.estimate == summary.printed.ratio
+        quoted = f"{summary.printed.ratio:.2f} [{summary.jackknife.low:.2f} to {summary.jackknife.high:.2f}]"
+        assert f"r = choice / order = {quoted}" in told
+        assert quote.startswith("This is the r to quote (as printed in arXiv 2511.09700, jackknife interval)")
+        assert quote.endswith(f"{summary.effects.ratio.high:.2f}].")
+        assert report_content(summary, None, [8])["sensitivity"]["conclusion"] == [first, told, quote]
+
+    def test_an_r_that_only_item_noise_holds_off_1_is_left_open(self) -> None:
+        summary = full_summary()
+        assert summary.effects is not None
+        narrow = dataclasses.replace(summary, jackknife=stats.Interval(0.5, 0.4, 0.9, 0.95))
+        assert summary.effects.ratio.low <= 1 <= summary.effects.ratio.high
+        unknown = summary.effects._replace(ratio=stats.Interval(math.nan, math.nan, math.nan, 0.95))
+        for case in (narrow, dataclasses.replace(narrow, effects=unknown)):
+            assert "excludes 1, but without item noise r cannot be told from 1" in conclusion(case)[1]
+
+    def test_without_a_jackknife_the_rms_is_quoted(self) -> None:
+        summary = sensitivity_summary(answers((2, 2, 60)))
+        assert summary.intervals is not None
+        assert summary.quoted == summary.intervals.ratio
+        assert "root mean square, generalised interval" in conclusion(summary)[-1]
+
+    def test_no_demonstrations_are_neither_ordered_nor_chosen(self) -> None:
+        correct = np.repeat(answers((1, 1, 40)), 3, axis=0)
+        assert conclusion(sensitivity_summary(correct), 0) == [
+            f"At k = 0 there are no demonstrations to order or to choose; accuracy is {100 * correct.mean():.1f} %."
+        ]
+
+    def test_a_label_sequence_is_named_only_where_it_is_fixed(self) -> None:
+        summary = full_summary()
+        assert summary.num_labels == 3
+        for shots, fixed in ((6, True), (8, False), (None, False)):
+            text = "".join(printed(table) for table in sensitivity_tables(summary, shots))
+            lines = summary.to_dict(shots)["components"]["in_words"]
+            assert ("sequence of labels" in " ".join(text.split())) == ("sequence of labels" in lines[1]) == fixed
 
     def test_near_ties_and_scores_beyond_accuracy(self) -> None:
         logprob = np.full((3, 3, 4, 2), [-1.0, -2.0], np.float32)
@@ -155,7 +207,13 @@ class TestJson:
         content = summary.to_dict()
         assert content["accuracy"] == summary.accuracy.tolist()
         assert content["set_means"] == summary.set_means.tolist()
-        assert content["tokens"] == {"naive": 7_000_000, "unique": 1_000_000, "forwarded": 1_000_000, "saving": 7.0}
+        assert content["tokens"] == {
+            "naive": 7_000_000,
+            "unique": 1_000_000,
+            "forwarded": 1_000_000,
+            "complete": True,
+            "saving": 7.0,
+        }
         assert summary.components is not None
         assert content["components"]["sigma2"] == summary.components.sigma2._asdict()
         assert content["components"]["order_effect"] == summary.components.order_effect
@@ -186,6 +244,68 @@ class TestTables:
         assert "7,000,000" in text
         assert "7.0 times fewer" in text
 
+    def test_every_interval_stands_under_the_estimate_it_belongs_to(self) -> None:
+        summary = full_summary()
+        assert summary.jackknife is not None
+        assert summary.intervals is not None
+        assert summary.effects is not None
+        lines = printed(sensitivity_tables(summary)[1]).splitlines()
+        place = {line.split("  ")[0]: index for index, line in enumerate(lines)}
+        below = {
+            "mean of std (as printed)": [summary.jackknife],
+            "root mean square (RMS)": summary.intervals,
+            "RMS without item noise": summary.effects,
+        }
+        for name, intervals in below.items():
+            for r in intervals:
+                assert f"{r.estimate:.4f}" in lines[place[name]]
+                assert f"{r.low:.4f} to {r.high:.4f}" in lines[place[name] + 1]
+
+    @pytest.mark.parametrize("width", [60, 80])
+    def test_a_narrow_screen_cuts_nothing(self, width: int) -> None:
+        summary = full_summary()
+        curve = stats.curve(answers((3, 3, 2, 20)))
+        tables = [*sensitivity_tables(summary, 8), *sensitivity_tables(summary, 8, full=False)]
+        for table in [*tables, curve_table(curve, [0, 4])]:
+            narrow, wide = printed(table, width), printed(table)
+            assert "…" not in narrow
+            assert max(map(len, narrow.splitlines())) <= width
+            assert sorted(re.findall(r"\d[\d.,]*", narrow)) == sorted(re.findall(r"\d[\d.,]*", wide))
+            names = [line.split("  ")[0].rstrip() for line in wide.splitlines()[1:] if line[0] not in " ─"]
+            assert all(any(line.startswith(name) for line in narrow.splitlines()) for name in names)
+
+    def test_tables_name_their_k(self) -> None:
+        titles = [str(table.title) for table in sensitivity_tables(full_summary(), 8)]
+        assert all("at k = 8" in title for title in titles if not title.startswith("Tokens"))
+        assert titles[-1] == "Tokens, for all k"
+
+    def test_lowest_and_highest_are_called_so(self) -> None:
+        summary = full_summary()
+        table = next(table for table in sensitivity_tables(summary) if str(table.title).startswith("Beyond"))
+        assert [column.header for column in table.columns] == ["", "mean", "lowest", "highest"]
+        assert summary.calibration is not None
+        assert f"{summary.calibration.ece.min():.4f}" in printed(table)
+
+    def test_in_brief_there_are_three_and_nothing_missing_is_hidden(self) -> None:
+        correct = answers((4, 4, 50))
+        state = np.zeros(correct.shape, np.uint8)
+        assert len(sensitivity_tables(sensitivity_summary(correct), full=False)) == 3
+        assert "answers missing" not in printed(sensitivity_tables(sensitivity_summary(correct), full=False)[0])
+        state[0, 1, 7] = 1
+        summary = sensitivity_summary(correct, state=state)
+        assert "invalid 0.12%" in printed(sensitivity_tables(summary, full=False)[0])
+
+    def test_tokens_of_a_killed_session_make_the_count_a_least(self) -> None:
+        class Killed(Counts):
+            is_token_count_complete = False
+
+        summary = sensitivity_summary(answers((3, 3, 20)), tokens=Killed(tokens_forwarded=400_000))
+        assert summary.tokens is not None
+        assert summary.tokens.saving == 7.0
+        assert "at least 400,000" in printed(sensitivity_tables(summary)[-1])
+        assert token_line(summary.tokens).endswith("7.0 times fewer (at least 400,000 forwarded)")
+        assert token_line(summary.tokens._replace(forwarded=1_000_000, complete=True)).endswith("7.0 times fewer")
+
     def test_curve(self) -> None:
         curve = stats.curve(answers((3, 3, 2, 20)))
         text = printed(curve_table(curve, [0, 4]))
@@ -202,7 +322,8 @@ def printed_text(svg: Path) -> list[str]:
 class TestFigures:
     def test_the_heat_map_prints_cells_means_and_sensitivities(self, tmp_path: Path) -> None:
         matrix = np.random.default_rng(2).random((3, 4))
-        png, svg = heat_map(matrix, tmp_path / "map", title="a title", ratio=stats.Interval(1.0, 0.5, 2.25, 0.95))
+        r = stats.jackknife_ratio_interval(matrix)
+        png, svg = heat_map(matrix, tmp_path / "map", title="a title", ratio=r)
         assert png.read_bytes().startswith(PNG_SIGNATURE)
         text = printed_text(svg)
         for value in (*matrix.ravel(), *matrix.mean(axis=0), *matrix.mean(axis=1)):
@@ -210,7 +331,7 @@ class TestFigures:
         assert "a title" in text
         line = next(entry for entry in text if entry.startswith("order sensitivity"))
         assert f"{stats.order_sensitivity(matrix):.4f}" in line
-        assert line.endswith(f"r {stats.sensitivity_ratio(matrix):.2f}  [0.50, 2.25]")
+        assert line.endswith(f"r {stats.sensitivity_ratio(matrix):.2f}  [{r.low:.2f}, {r.high:.2f}]")
 
     def test_a_large_heat_map_prints_no_cells(self, tmp_path: Path) -> None:
         matrix = np.random.default_rng(3).random((10, 21))
@@ -256,7 +377,11 @@ def test_the_report_is_written_whole_and_replaced(tmp_path: Path) -> None:
     first = write_report(tmp_path, sensitivity_summary(answers((3, 3, 20))), curve=curve, shots=[0, 4], title="one")
     assert [path.name for path in first] == ["heatmap.png", "heatmap.svg", "curve.png", "curve.svg", "report.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in first)
-    assert "one, k = 4" in printed_text(tmp_path / "heatmap.svg")
+    heat_map_text = printed_text(tmp_path / "heatmap.svg")
+    assert "one, k = 4" in heat_map_text
+    quoted = stats.jackknife_ratio_interval(answers((3, 3, 20)).mean(axis=2))
+    interval = f"r {quoted.estimate:.2f}  [{quoted.low:.2f}, {quoted.high:.2f}]"
+    assert any(line.endswith(interval) for line in heat_map_text)
     assert "one" in printed_text(tmp_path / "curve.svg")
     write_report(tmp_path, full_summary())
     read = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))

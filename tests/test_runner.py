@@ -1,21 +1,37 @@
 """Runs: exact, resumable, never lossy, and honest about what is damaged or does not fit."""
 
+import dataclasses
 import errno
 import json
+import os
 import shutil
-from itertools import product
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import product, takewhile
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, make_model, make_rows, make_task, write_rows
+from tiny import (
+    byte_level_tokenizer,
+    dummy_prefix_tokenizer,
+    greedy_tokenizer,
+    make_model,
+    make_rows,
+    make_task,
+    write_rows,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
-from iclperm import Study, runner, store
+from iclperm import Study, results, runner, store, work
 from iclperm.errors import ConfigError, DataError, ModelError, RunError
+from iclperm.prompts import Cell
 from iclperm.reference.scoring import score_one
 from iclperm.store import RunStopped
 
@@ -57,7 +73,7 @@ def engines():
 @pytest.fixture
 def many_parts(monkeypatch):
     """Cuts the work of the tiny study into many units, each its own file."""
-    monkeypatch.setattr(runner, "UNIT_TOKENS", (60, 60))
+    monkeypatch.setattr(work, "UNIT_TOKENS", (60, 60))
 
 
 class Stop(Exception):
@@ -152,7 +168,7 @@ def test_a_stopped_run_continues_where_it_was(tmp_path, study):
 @pytest.mark.usefixtures("many_parts")
 def test_units_that_share_a_file_give_the_same_run(tmp_path, study, monkeypatch):
     whole = iclperm.run(study)
-    monkeypatch.setattr(runner, "MAX_PARTS", 3)
+    monkeypatch.setattr(work, "MAX_PARTS", 3)
     with pytest.raises(Stop):
         iclperm.run(study, tmp_path / "run", progress=stop_after(1))
     grouped = iclperm.run(study, tmp_path / "run")
@@ -236,7 +252,7 @@ def test_prompts_over_the_context_window(tmp_path, study):
     dropping = narrow.model_copy(update={"on_overlong": "drop"})
     assert iclperm.plan(dropping).num_overlong == 1
     run = iclperm.run(dropping, tmp_path / "run")
-    overlong = run.state[0, 0, 0] == runner.OVERLONG
+    overlong = run.state[0, 0, 0] == store.OVERLONG
     assert overlong.sum() == 1
     np.testing.assert_array_equal(run.state, np.broadcast_to(overlong * np.uint8(2), run.state.shape))
     assert np.isnan(run.label_logprob[..., overlong, :]).all()
@@ -269,7 +285,7 @@ def test_logits_that_are_no_numbers_are_invalid_never_a_prediction(tmp_path, stu
 
 def test_ties_go_to_the_lowest_label():
     logprob = np.array([[[-1.0, -1.0, -2.0], [-3.0, -1.0, -1.0]]], dtype=np.float32)
-    run = runner.Run(
+    run = results.Run(
         study=Study(), task="t", labels=("a", "b", "c"), shots=(1,), gold=np.array([0, 1]),
         context_of=np.zeros((1, 1, 1), np.int64), context_logprob=logprob,
         context_state=np.zeros((1, 2), np.uint8), report=None, folder=None,
@@ -315,7 +331,7 @@ def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, 
 
     def failing(descriptor):
         calls.append(descriptor)
-        if len(calls) > 14:
+        if len(calls) > 17:
             raise OSError(code, "No space left on device")
         write(descriptor)
 
@@ -323,7 +339,7 @@ def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, 
     with pytest.raises(RunStopped, match=r"cannot write to .*: no space left on device; make room"):
         iclperm.run(study, tmp_path / "run")
     monkeypatch.undo()
-    monkeypatch.setattr(runner, "UNIT_TOKENS", (60, 60))
+    monkeypatch.setattr(work, "UNIT_TOKENS", (60, 60))
     done = len(list((tmp_path / "run/items").iterdir()))
     continued = iclperm.run(study, tmp_path / "run")
     assert 0 < done == continued.report.num_parts_resumed < continued.report.num_parts
@@ -367,3 +383,304 @@ def test_a_memory_budget_bounds_keys_and_values_and_changes_no_result(study):
     tight = study.model_copy(update={"memory_budget": 100 * token_bytes})
     assert iclperm.plan(tight).kv_peak_tokens <= 100 < whole.kv_peak_tokens
     assert_same_results(iclperm.run(tight), iclperm.run(study))
+
+
+def item_files(folder):
+    """Names of the result files; a name holds the hash of the content."""
+    return sorted(path.name for path in (folder / "items").iterdir())
+
+
+KILLED = """
+import sys, time
+import iclperm
+from iclperm import Study, work
+
+work.UNIT_TOKENS = (200, 200)
+
+def wait_to_be_killed(done, _):
+    if done:
+        print(done, flush=True)
+        time.sleep(600)
+
+iclperm.run(Study.from_file(sys.argv[1]), sys.argv[2], progress=wait_to_be_killed)
+"""
+
+
+def test_a_killed_process_loses_no_committed_part(tmp_path, monkeypatch):
+    study = Study(sets=2, permutations=2, shots=[0, 2], queries=24)
+    (tmp_path / "study.yaml").write_text(study.to_yaml())
+    arguments = [sys.executable, "-c", KILLED, tmp_path / "study.yaml", tmp_path / "killed"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        assert process.stdout.readline() == b"1\n"
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    kept = {name: (tmp_path / "killed/items" / name).stat().st_mtime_ns for name in item_files(tmp_path / "killed")}
+    assert len(kept) == 1
+
+    monkeypatch.setattr(work, "UNIT_TOKENS", (200, 200))
+    whole = iclperm.run(study, tmp_path / "whole")
+    continued = iclperm.run(study, tmp_path / "killed")
+    assert continued.report.num_parts_resumed == 1 < continued.report.num_parts
+    assert_same_results(continued, whole)
+    assert item_files(tmp_path / "killed") == item_files(tmp_path / "whole")
+    assert (
+        kept.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "killed/items").iterdir()}.items()
+    )
+    assert (tmp_path / "killed/plan.json").read_bytes() == (tmp_path / "whole/plan.json").read_bytes()
+    # The killed session's tokens are counted up to its last part, and the count says that it may be more.
+    assert continued.report.tokens_forwarded >= whole.report.tokens_forwarded
+    assert not continued.report.is_token_count_complete
+    assert not iclperm.open_run(tmp_path / "killed").report.is_token_count_complete
+    assert whole.report.is_token_count_complete
+
+
+@pytest.mark.parametrize("name", ["demonstrations", "queries"])
+def test_no_flipped_bit_of_a_table_goes_unnoticed(tmp_path, study, name):
+    whole = iclperm.run(study, tmp_path / "run")
+    path = tmp_path / f"run/{name}.parquet"
+    raw = path.read_bytes()
+    rng = np.random.default_rng(0)
+    num_noticed = 0
+    for place in rng.choice(len(raw), 60, replace=False):
+        damaged = bytearray(raw)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            assert_same_results(iclperm.open_run(tmp_path / "run"), whole)
+        except RunError as error:
+            assert f"{name}.parquet is damaged" in str(error)  # noqa: PT017
+            num_noticed += 1
+    assert num_noticed > 20
+
+
+def test_a_table_that_says_something_else_is_set_aside_and_written_anew(tmp_path, study):
+    whole = iclperm.run(study, tmp_path / "run")
+    path = tmp_path / "run/queries.parquet"
+    table = pq.read_table(path)
+    turned = (table["gold"].to_numpy() + 1) % 3
+    pq.write_table(table.set_column(table.schema.get_field_index("gold"), "gold", [turned]), path)
+    wrong = path.read_bytes()
+    with pytest.raises(RunError, match=r"queries\.parquet is damaged: .*; run the study again"):
+        iclperm.open_run(tmp_path / "run")
+    assert_same_results(iclperm.run(study, tmp_path / "run"), whole)
+    assert (tmp_path / "run/quarantine/queries.parquet").read_bytes() == wrong
+    assert_same_results(iclperm.open_run(tmp_path / "run"), whole)
+
+
+@pytest.mark.usefixtures("many_parts")
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"numerics": 1}'])
+def test_a_session_record_that_cannot_be_read_hides_no_result(tmp_path, study, content):
+    with pytest.raises(Stop):
+        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+    (record,) = (tmp_path / "run/environment").iterdir()
+    record.write_bytes(content)
+    continued = iclperm.run(study, tmp_path / "run")
+    assert continued.report.num_parts_resumed == 1
+    assert not continued.report.is_token_count_complete
+    assert (tmp_path / "run/quarantine" / record.name).read_bytes() == content
+    opened = iclperm.open_run(tmp_path / "run")
+    assert_same_results(opened, continued)
+    assert opened.report == dataclasses.replace(
+        continued.report, num_parts_resumed=opened.report.num_parts, seconds=opened.report.seconds
+    )
+
+
+@pytest.mark.usefixtures("many_parts")
+def test_a_session_that_wrote_nothing_binds_nobody(tmp_path, study, monkeypatch):
+    with pytest.raises(Stop):
+        iclperm.run(study, tmp_path / "run", progress=stop_after(0))
+    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+    with pytest.raises(Stop):
+        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+    continued = iclperm.run(study, tmp_path / "run")
+    assert continued.report.num_parts_resumed == 1
+    assert continued.report.is_token_count_complete
+
+
+@pytest.mark.usefixtures("many_parts")
+def test_other_threads_may_not_continue_a_run_and_the_remedy_is_named(tmp_path, study):
+    with pytest.raises(Stop):
+        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RunError, match=r"with threads 1, here it is 2, .*; set OMP_NUM_THREADS=1 or give another"):
+            iclperm.run(study, tmp_path / "run")
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_tokens_are_on_record_before_a_part_is(tmp_path, study, monkeypatch, many_parts):
+    """Whatever happens after a part was written, the tokens that it took are known."""
+    write, recorded = store.RunFolder.write, []
+
+    def noting(folder, part, table):
+        (session,) = folder.sessions()
+        recorded.append((session["tokens_forwarded"], session["parts"], session["closed"]))
+        return write(folder, part, table)
+
+    monkeypatch.setattr(store.RunFolder, "write", noting)
+    run = iclperm.run(study, tmp_path / "run")
+    tokens = [tokens for tokens, _, _ in recorded]
+    assert tokens[0] > 0
+    assert all(np.diff(tokens) > 0)
+    assert tokens[-1] == run.report.tokens_forwarded
+    assert [rest for _, *rest in recorded] == [[part, False] for part in range(1, run.report.num_parts + 1)]
+
+
+def test_unfinished_files_have_names_of_their_own(tmp_path, study, monkeypatch):
+    """Process numbers repeat between containers: two with the same one may share a folder."""
+    folder = store.RunFolder(tmp_path, {})
+    for name in ("tmp", "items"):
+        (tmp_path / name).mkdir()
+    link = os.link
+
+    def interleaved(source, target):
+        link(source, target)
+        if not os.path.exists(tmp_path / "items/other"):  # the other container's process, in the same moment
+            (tmp_path / "tmp" / Path(target).name).write_bytes(b"")
+            folder._commit(b"other", "items/other")
+
+    monkeypatch.setattr(store.os, "link", interleaved)
+    tokens = iter("abcdefgh")
+    monkeypatch.setattr(store.secrets, "token_hex", lambda _size: next(tokens))
+    assert folder._commit(b"acknowledged", "items/x").read_bytes() == b"acknowledged"
+    assert (tmp_path / "items/other").read_bytes() == b"other"
+    monkeypatch.setattr(store.secrets, "token_hex", lambda _size: "same")
+    (tmp_path / "tmp/y.same").write_bytes(b"of another process")
+    with pytest.raises(FileExistsError):
+        folder._commit(b"y", "items/y")
+
+
+def test_files_of_killed_sessions_are_removed_once_they_are_old(tmp_path, study):
+    iclperm.run(study.model_copy(update={"sets": 1}), tmp_path / "run")
+    for name, age in (("old", 7_200), ("fresh", 0)):
+        (tmp_path / "run/tmp" / name).write_bytes(b"half")
+        os.utime(tmp_path / "run/tmp" / name, times=(time.time() - age,) * 2)
+    victim = next((tmp_path / "run/items").iterdir())
+    victim.unlink()
+    iclperm.run(study.model_copy(update={"sets": 1}), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run/tmp").iterdir()] == ["fresh"]
+
+
+@pytest.mark.parametrize(
+    ("make_tokenizer", "changes"),
+    [
+        (byte_level_tokenizer, {}),
+        (dummy_prefix_tokenizer, {}),
+        (greedy_tokenizer, {"separator": ""}),
+    ],
+)
+def test_a_plan_counts_the_cells_outside_the_product(tmp_path, study, make_tokenizer, changes):
+    make_task(tmp_path, **changes)
+    study = study.model_copy(update={"model": str(make_model(tmp_path / "model", make_tokenizer()))})
+    planned, run = iclperm.plan(study), iclperm.run(study)
+    laid_out = work.lay_out(work.Setting.of(study))
+    per_context = Counter(cell.context for cell in laid_out.general)
+    apart = {context for context, count in per_context.items() if count == 6}
+    assert not apart & set(laid_out.product.contexts.tolist())
+    assert bool(apart) == (make_tokenizer is not byte_level_tokenizer)
+    assert planned.tokens_unique == run.report.tokens_unique == run.report.tokens_forwarded
+    # Prompt by prompt, each distinct prompt enters the model once.
+    tokenizer = AutoTokenizer.from_pretrained(study.model)
+    texts = {
+        (sample.context + sample.query, tuple(sample.continuations))
+        for index_set, permutation, shots, query in product(range(2), range(3), (0, 1, 3), range(6))
+        for sample in [
+            runner.sample_prompt(study, index_set=index_set, permutation=permutation, shots=shots, query=query)
+        ]
+    }
+    naive = 0
+    for prompt, continuations in texts:
+        wholes = [tokenizer(prompt + continuation)["input_ids"] for continuation in continuations]
+        columns = zip(tokenizer(prompt)["input_ids"], *wholes, strict=False)
+        naive += len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
+    assert planned.tokens_naive == run.report.tokens_naive == naive
+
+
+def test_a_cell_both_inside_and_apart_is_prompted_once(study):
+    laid_out = work.lay_out(work.Setting.of(study))
+    prompts, (context, *_), (query, *_) = laid_out.prompts, laid_out.product.contexts, laid_out.product.queries
+    ids = np.concatenate([prompts.contexts[context], prompts.queries[query]])
+    cell = Cell(int(context), int(query), ids, prompts.continuations)
+    both = work._product_tokens(prompts, laid_out.product, [cell])
+    assert both.naive + work._general_tokens(laid_out.setting, [cell]).naive == laid_out.tokens.naive
+
+
+def test_a_plan_of_a_hub_model_fetches_no_weights(tmp_path, study, model, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+    shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+
+    def fake_download(name, *, revision, allow_patterns):
+        asked.append(allow_patterns)
+        return str(model if "*.safetensors" in allow_patterns else tmp_path / "bare")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake_download)
+    elsewhere = study.model_copy(update={"model": "org/large"})
+    assert iclperm.plan(elsewhere) == iclperm.plan(study)
+    assert asked
+    assert not any("safetensors" in pattern for pattern in asked[0])
+    assert_same_results(iclperm.run(elsewhere), iclperm.run(study))
+    assert "*.safetensors" in asked[1]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 9 GB")]
+)
+def test_memory_that_runs_out_stops_the_run_with_the_size_to_use(tmp_path, study, monkeypatch, error):
+    def exhausted(*_):
+        raise error
+        yield
+
+    whole = iclperm.plan(study)
+    monkeypatch.setattr(runner, "_tables", exhausted)
+    token_bytes = 2 * 2 * 1 * 8 * 4
+    half = whole.kv_peak_tokens * token_bytes // 2
+    with pytest.raises(RunStopped, match=rf"out of memory; .*: set memory_budget to {half} to continue"):
+        iclperm.run(study, tmp_path / "run")
+    monkeypatch.undo()
+    assert iclperm.plan(study.model_copy(update={"memory_budget": half})).kv_peak_tokens <= whole.kv_peak_tokens // 2
+
+
+def test_other_errors_of_the_engine_are_not_taken_for_memory(study, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("shape mismatch")
+        yield
+
+    monkeypatch.setattr(runner, "_tables", broken)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        iclperm.run(study)
+
+
+@pytest.mark.usefixtures("many_parts")
+def test_a_smaller_memory_budget_may_continue_a_run(tmp_path, study):
+    whole = iclperm.run(study)
+    with pytest.raises(Stop):
+        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+    tight = iclperm.run(study.model_copy(update={"memory_budget": 100 * 128}), tmp_path / "run")
+    assert tight.report.num_parts_resumed == 1
+    assert_same_results(tight, whole)
+
+
+@pytest.mark.usefixtures("many_parts")
+def test_units_cut_in_another_way_are_not_mixed(tmp_path, study, monkeypatch):
+    with pytest.raises(Stop):
+        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+    monkeypatch.setattr(work, "_cut_hash", lambda _: "another cut")
+    with pytest.raises(RunError, match=r'holds another run: work\.cut is .* there and "another cut" here'):
+        iclperm.run(study, tmp_path / "run")
+
+
+def test_conflicting_and_repeated_rows_are_reported(tmp_path, study):
+    rows = make_rows(2, 30)
+    write_rows(tmp_path / "test.jsonl", [*rows, rows[0], {**rows[1], "label": "Red"}])
+    planned, run = iclperm.plan(study), iclperm.run(study, tmp_path / "run")
+    for report in (planned, run.report, iclperm.open_run(tmp_path / "run").report):
+        assert (report.num_duplicates, report.num_conflicting) == (2, 1)
+
+
+def test_answers_that_no_file_holds_are_never_results(study, monkeypatch):
+    monkeypatch.setattr(runner, "item_rows", lambda *arguments: results.item_rows(*arguments).slice(1))
+    with pytest.raises(RunError, match="answers are in none of the run's files"):
+        iclperm.run(study)

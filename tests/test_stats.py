@@ -269,7 +269,10 @@ class TestVarianceComponents:
         found = stats.variance_components(np.random.default_rng(6).integers(0, 2, (4, 4, 9)))
         lines = stats.explain_components(found)
         assert [line.split()[0] for line in lines] == [f"sigma_{effect}" for effect in stats.Effects._fields]
-        assert "sequence of labels" in lines[1]
+        assert "label" not in "".join(lines)
+        same = stats.explain_components(found, same_label_sequence=True)
+        assert "sequence of labels" in same[1]
+        assert "beyond their label sequence" in same[3]
         assert "its own permutations" in stats.explain_components(found, shared_permutations=False)[1]
 
 

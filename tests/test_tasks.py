@@ -39,7 +39,40 @@ def test_duplicate_content_is_read_once_and_counted(tmp_path):
     write_rows(tmp_path / "train.jsonl", [*rows, {"text": "another", "label": "Green"}])
     train = Task.load(path).examples("train")
     assert [fields["text"] for fields in train.fields] == ["One  Thing", "another"]
-    assert (train.num_duplicates, train.labels.tolist()) == (1, [0, 1])
+    assert (train.num_duplicates, train.num_conflicting, train.labels.tolist()) == (1, 1, [0, 1])
+
+
+def test_duplicates_that_agree_do_not_conflict(tmp_path):
+    path = make_task(tmp_path)
+    write_rows(tmp_path / "train.jsonl", [{"text": text, "label": "Red"} for text in ("one", "ONE", "two")])
+    train = Task.load(path).examples("train")
+    assert (train.num_duplicates, train.num_conflicting) == (1, 0)
+
+
+def test_rows_whose_query_reads_alike_are_one(tmp_path):
+    path = make_task(tmp_path, query="Thing: {{ text.split('.')[0] }}\nColour:")
+    rows = [{"text": f"Same. But not {n}", "label": "Red"} for n in range(3)]
+    write_rows(tmp_path / "train.jsonl", rows)
+    train = Task.load(path).examples("train")
+    assert (len(train), train.num_duplicates) == (1, 2)
+
+
+def test_a_row_that_cannot_be_rendered_is_named_by_file_and_line(tmp_path):
+    path = make_task(tmp_path, query="{{ text.upper() }}")
+    write_rows(tmp_path / "train.jsonl", [{"text": "a", "label": "Red"}, {"text": 5, "label": "Red"}])
+    with pytest.raises(DataError, match=r"train\.jsonl:2: the template 'query' cannot be rendered"):
+        Task.load(path).examples("train")
+
+
+@pytest.mark.parametrize(("escaped", "is_nul"), [(r"\\u0000", False), (r"\u0000", True), (r"\\\u0000", True)])
+def test_only_a_real_nul_is_refused(tmp_path, escaped, is_nul):
+    path = make_task(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"text": "write ' + escaped + ' here", "label": "Red"}\n')
+    if is_nul:
+        with pytest.raises(DataError, match="NUL"):
+            Task.load(path).examples("train")
+    else:
+        assert Task.load(path).examples("train").fields == [{"text": "write \\u0000 here"}]
 
 
 def test_only_what_the_query_shows_counts_as_content(tmp_path):
@@ -98,7 +131,10 @@ def test_data_that_is_missing_or_of_another_kind_is_named(tmp_path):
         ({"labels": [True, False]}, "'labels"),
         ({"name": "../up"}, "'name' is '../up'"),
         ({"quary": "x"}, "a task has no key 'quary'; did you mean 'query'?"),
-        ({"query": None}, "'query'"),
+        ({"query": None}, "a task needs the key 'query'"),
+        ({"labels": ["Red", 3]}, "a task's key 'labels.1' is 3: input should be a valid string"),
+        ({"labels": "Red"}, "a task's key 'labels' is 'Red': input should be a valid list or a valid dict"),
+        ({"data": {"train": "a"}}, "needs the key 'test'"),
         ({"data": {"train": "a", "tset": "b"}}, "has no key 'tset'; did you mean 'test'?"),
         ({"query": "{{ text }} {{ label }}"}, "the template 'query' uses 'label'; it may use text"),
         ({"query": "{{ txet }}"}, "the template 'query' uses 'txet'; it may use text"),

@@ -30,9 +30,8 @@ def write_report(
     from iclperm.report.figures import curve_plot, heat_map
 
     folder = Path(folder)
-    ratio = None if summary.intervals is None else summary.intervals.ratio
     map_title = ", ".join(part for part in (title, f"k = {shots[-1]}" if shots else "") if part)
-    paths = heat_map(summary.accuracy, folder / "heatmap", title=map_title, ratio=ratio)
+    paths = heat_map(summary.accuracy, folder / "heatmap", title=map_title, ratio=summary.jackknife)
     if curve is not None and shots is not None:
         paths += curve_plot(curve, shots, folder / "curve", title=title, chance=chance)
     return [*paths, _write_json(folder / "report.json", report_content(summary, curve, shots))]

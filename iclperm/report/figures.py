@@ -43,7 +43,8 @@ def heat_map(
     """Draw accuracy [S, P] with the means of sets and permutations at the margins.
 
     Sets are rows and permutations columns; every cell's value is printed while S·P <= 200. The title carries order and
-    selection sensitivity and r, with `ratio`'s interval where given. Writes `stem`.png and `stem`.svg and returns both
+    selection sensitivity and r as printed in arXiv 2511.09700; `ratio` is that r with the interval that belongs to it
+    (`jackknife_ratio_interval`), left out where there is none. Writes `stem`.png and `stem`.svg and returns both
     paths. Raises RequestError on another shape or a NaN.
     """
     matrix = accuracy_matrix(accuracy)
@@ -113,7 +114,8 @@ def _head(figure: Figure, title: str, line: str) -> None:
 
 
 def _sensitivity_line(matrix: FloatArray, interval: Interval | None) -> str:
-    values = (order_sensitivity(matrix), selection_sensitivity(matrix), sensitivity_ratio(matrix))
+    r = sensitivity_ratio(matrix) if interval is None else interval.estimate
+    values = (order_sensitivity(matrix), selection_sensitivity(matrix), r)
     order, selection, ratio = (
         "undefined" if math.isnan(value) else f"{value:.{digits}f}"
         for value, digits in zip(values, (4, 4, 2), strict=True)

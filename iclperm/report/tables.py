@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from rich import box
@@ -14,17 +15,32 @@ from iclperm.stats import Calibration, Curve, Interval, VarianceComponents, expl
 from iclperm.studies.sensitivity import Ordering, SensitivitySummary, Tokens
 
 _MAX_MEANS = 20
+_BRIEFLY = {
+    "S": "some sets are better, in any order",
+    "P": "some orders are better, for any set",
+    "I": "some queries are easier",
+    "SP": "the best order differs between sets",
+    "SI": "some queries gain from one set, lose from another",
+    "PI": "some queries gain from one order, lose from another",
+    "SPI": "everything else, chance included",
+}
 
 
-def sensitivity_tables(summary: SensitivitySummary) -> list[Table]:
-    """Everything worth reading of a sensitivity study, most important first; parts without data are left out."""
-    tables = [_accuracy_table(summary), _spread_table(summary)]
+def sensitivity_tables(summary: SensitivitySummary, shots: int | None = None, *, full: bool = True) -> list[Table]:
+    """What is worth reading of a sensitivity study at `shots` demonstrations, most important first.
+
+    Without `full` only accuracy, order against selection, and the components in brief. Parts without data are left out.
+    """
+    tables = [_accuracy_table(summary, shots, full), _spread_table(summary, shots, full)]
     if summary.components is not None:
-        tables.append(_component_table(summary.components))
+        in_words = explain_components(summary.components, same_label_sequence=summary.same_label_sequence(shots))
+        tables.append(_component_table(summary.components, shots, in_words if full else None))
+    if not full:
+        return tables
     if max(summary.accuracy.shape) <= _MAX_MEANS:
-        tables.append(_means_table(summary))
+        tables.append(_means_table(summary, shots))
     if summary.calibration is not None:
-        tables.append(_calibration_table(summary.calibration))
+        tables.append(_calibration_table(summary.calibration, shots))
     if summary.tokens is not None:
         tables.append(_token_table(summary.tokens))
     return tables
@@ -34,84 +50,114 @@ def curve_table(curve: Curve, shots: Sequence[int]) -> Table:
     """Accuracy and both spreads, one row a number of shots; raises RequestError if shots and curve differ in length."""
     if len(shots) != len(curve.mean):
         raise RequestError(f"shots has {len(shots)} entries, the curve {len(curve.mean)}")
-    table = _table("Accuracy against shots", "shots", "accuracy", "std over permutations", "std over sets")
-    for shot, *values in zip(shots, curve.mean, curve.std_permutations, curve.std_sets, strict=True):
-        table.add_row(str(shot), *(_number(value) for value in values))
-    return table
+    rows = zip(shots, curve.mean, curve.std_permutations, curve.std_sets, strict=True)
+    return _table(
+        "Accuracy against k, with standard deviations",
+        ("k", "accuracy", "std over orders", "std of set means"),
+        [(str(shot), *(_number(value) for value in values)) for shot, *values in rows],
+    )
 
 
-def _accuracy_table(summary: SensitivitySummary) -> Table:
+def token_line(tokens: Tokens) -> str:
+    """What shared prefixes saved, in one line."""
+    line = f"tokens: {tokens.naive:,} prompt by prompt, {tokens.unique:,} distinct: {tokens.saving:.1f} times fewer"
+    forwarded = _forwarded(tokens)
+    return line if forwarded == f"{tokens.unique:,}" else f"{line} ({forwarded} forwarded)"
+
+
+def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) -> Table:
     sets, permutations = summary.accuracy.shape
-    table = _table(
-        f"Accuracy, {sets} sets x {permutations} permutations, {summary.num_queries} queries", "", "value", ""
-    )
-    table.add_row("mean", _number(summary.mean), f"standard error {_number(summary.mean_se)}, clustered by query")
-    table.add_row("best ordering", *_ordering(summary.best))
-    table.add_row("5 % ordering", *_ordering(summary.low_tail))
-    table.add_row("worst ordering", *_ordering(summary.worst))
-    table.add_row("queries left out", f"{summary.dropped:.1%}", "not ok in some cell")
+    rows: list[Sequence[str]] = [
+        ("mean", _number(summary.mean), f"standard error {_number(summary.mean_se)}, clustered by query"),
+        ("best ordering", *_ordering(summary.best)),
+        ("5 % ordering", _number(summary.low_tail.accuracy), "one ordering in 20 is no better than this"),
+        ("worst ordering", *_ordering(summary.worst)),
+    ]
     missing = ", ".join(f"{name} {share:.2%}" for name, share in summary.missing.items() if share) or "none"
-    table.add_row("answers missing", f"{sum(summary.missing.values()):.1%}", missing)
-    if summary.near_ties is not None:
-        table.add_row("near-ties", f"{summary.near_ties:.2%}", "two best labels within 1e-4 nats")
-    return table
+    if full or summary.dropped or missing != "none":
+        rows.append(("queries left out", f"{summary.dropped:.1%}", "not ok in some cell"))
+        rows.append(("answers missing", f"{sum(summary.missing.values()):.1%}", missing))
+    if full and summary.near_ties is not None:
+        rows.append(("near-ties", f"{summary.near_ties:.2%}", "two best labels within 1e-4 nats"))
+    title = f"Accuracy{_at(shots)}: {sets} sets x {permutations} permutations, {summary.num_queries} queries"
+    return _table(title, ("", "", ""), rows, texts=(2,))
 
 
-def _spread_table(summary: SensitivitySummary) -> Table:
-    table = _table(
-        "Order against selection", "", "mean of std", "RMS", "95 % interval", "without item noise", "95 % interval"
-    )
-    names = {"order": "order sensitivity", "selection": "selection sensitivity", "ratio": "r = selection / order"}
-    for field, name in names.items():
-        printed, rms = (getattr(summary.spreads[estimator], field) for estimator in ("mean_std", "rms"))
-        raw = None if summary.intervals is None else getattr(summary.intervals, field)
-        pure = None if summary.effects is None else getattr(summary.effects, field)
-        estimate = "-" if pure is None else _number(pure.estimate)
-        table.add_row(name, _number(printed), _number(rms), _range(raw), estimate, _range(pure))
-    table.add_row("r, jackknife", "", "", _range(summary.jackknife), "", "")
-    return table
+def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) -> Table:
+    """Every estimate with the interval that belongs to it on the line below."""
+    rows: list[Sequence[str]] = []
+    estimators = {"mean_std": "mean of std (as printed)", "rms": "root mean square (RMS)"}
+    if not full and summary.jackknife is not None and summary.effects is not None:
+        del estimators["rms"]
+    for estimator, name in estimators.items():
+        spread = summary.spreads[estimator]
+        rows.append((name, _number(spread.order), _number(spread.selection), _number(spread.ratio)))
+        if estimator == "mean_std" and summary.jackknife is not None:
+            rows.append(("  95 %, jackknife", "", "", _range(summary.jackknife)))
+        if estimator == "rms" and summary.intervals is not None:
+            rows.append(("  95 %, generalised", *(_range(interval) for interval in summary.intervals)))
+    if summary.effects is not None:
+        rows.append(("RMS without item noise", *(_number(effect.estimate) for effect in summary.effects)))
+        rows.append(("  95 %, generalised", *(_range(effect) for effect in summary.effects)))
+    header = ("sensitivity of accuracy", "to order", "to selection", "r = sel. / order")
+    return _table(f"Order against selection{_at(shots)}", header, rows)
 
 
-def _component_table(components: VarianceComponents) -> Table:
-    table = _table("Where the variance of single answers comes from", "component", "variance", "share", "meaning")
-    shares = components.shares._asdict()
-    for (effect, value), words in zip(components.sigma2._asdict().items(), explain_components(components), strict=True):
-        table.add_row(effect, f"{value:+.6f}", f"{shares[effect]:.1%}", words.split(": ", 1)[1])
-    return table
+def _component_table(components: VarianceComponents, shots: int | None, in_words: Sequence[str] | None) -> Table:
+    words = list(_BRIEFLY.values()) if in_words is None else [line.split(": ", 1)[1] for line in in_words]
+    effects = zip(components.sigma2._asdict().items(), components.shares, words, strict=True)
+    rows = [(effect, f"{value:+.6f}", f"{share:.1%}", because) for (effect, value), share, because in effects]
+    title = f"Shares of the variance of single answers{_at(shots)}"
+    return _table(title, ("", "variance", "share", "because"), rows, texts=(3,))
 
 
-def _means_table(summary: SensitivitySummary) -> Table:
-    table = _table("Mean accuracy", "index", "set", "permutation")
+def _means_table(summary: SensitivitySummary, shots: int | None) -> Table:
     by_set, by_permutation = summary.set_means, summary.permutation_means
-    for index in range(max(summary.accuracy.shape)):
-        cells = (_number(means[index]) if index < len(means) else "" for means in (by_set, by_permutation))
-        table.add_row(str(index), *cells)
-    return table
+    rows = [
+        (str(index), *(_number(means[index]) if index < len(means) else "" for means in (by_set, by_permutation)))
+        for index in range(max(summary.accuracy.shape))
+    ]
+    return _table(f"Mean accuracy{_at(shots)}", ("index", "set", "permutation"), rows)
 
 
-def _calibration_table(calibration: Calibration) -> Table:
-    table = _table("Beyond accuracy", "", "mean", "best ordering", "worst ordering")
+def _calibration_table(calibration: Calibration, shots: int | None) -> Table:
     names = {"nll": "negative log-likelihood (nats)", "brier": "Brier score", "ece": "expected calibration error"}
+    rows = []
     for field, name in names.items():
         values = getattr(calibration, field)
-        table.add_row(name, _number(float(np.mean(values))), _number(values.min()), _number(values.max()))
-    return table
+        rows.append((name, *(_number(float(value)) for value in (np.mean(values), values.min(), values.max()))))
+    return _table(f"Beyond accuracy{_at(shots)}, over all orderings", ("", "mean", "lowest", "highest"), rows)
 
 
 def _token_table(tokens: Tokens) -> Table:
-    table = _table("Tokens", "", "tokens", "")
-    table.add_row("prompt by prompt", f"{tokens.naive:,}", "")
-    table.add_row("distinct", f"{tokens.unique:,}", "shared prefixes counted once")
-    table.add_row("forwarded", f"{tokens.forwarded:,}", f"{tokens.saving:.1f} times fewer than prompt by prompt")
+    rows = [
+        ("prompt by prompt", f"{tokens.naive:,}", ""),
+        ("distinct", f"{tokens.unique:,}", f"{tokens.saving:.1f} times fewer: shared prefixes counted once"),
+        ("forwarded", _forwarded(tokens), "sent through the model, in all sessions"),
+    ]
+    return _table("Tokens, for all k", ("", "", ""), rows, texts=(2,))
+
+
+def _forwarded(tokens: Tokens) -> str:
+    return f"{tokens.forwarded:,}" if tokens.complete else f"at least {tokens.forwarded:,}"
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[int] = ()) -> Table:
+    """A table that wraps where it is narrow and cuts nothing: names keep their line, values break at spaces only."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
+    table.padding, table.show_header = (0, 1, 0, 0), any(header)
+    table.add_column(header[0], no_wrap=True, min_width=max(len(row[0]) for row in rows))
+    for column, name in enumerate(header[1:], start=1):
+        words = (word for cell in [name, *(row[column] for row in rows)] for word in cell.split(" "))
+        justify: Literal["left", "right"] = "left" if column in texts else "right"
+        table.add_column(name, justify=justify, overflow="fold", min_width=max(map(len, words)))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        numeric = index > 0 and column not in ("", "meaning")
-        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
-    return table
+def _at(shots: int | None) -> str:
+    return "" if shots is None else f" at k = {shots}"
 
 
 def _ordering(ordering: Ordering) -> tuple[str, str]:
@@ -122,7 +168,5 @@ def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4f}"
 
 
-def _range(interval: Interval | None) -> str:
-    if interval is None or math.isnan(interval.low):
-        return "-"
-    return f"{interval.low:.4f} to {interval.high:.4f}"
+def _range(interval: Interval) -> str:
+    return "-" if math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"

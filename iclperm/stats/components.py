@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -87,33 +88,46 @@ def variance_components(scores: npt.ArrayLike, state: npt.ArrayLike | None = Non
     return VarianceComponents(num_s, num_p, num_q, degrees, mean_squares, _solve(mean_squares, num_s, num_p, num_q))
 
 
-def explain_components(components: VarianceComponents, shared_permutations: bool = True) -> list[str]:
+def explain_components(
+    components: VarianceComponents, shared_permutations: bool = True, same_label_sequence: bool = False
+) -> list[str]:
     """One plain line on what each component means and how large it is, as a standard deviation in points of accuracy.
 
-    `shared_permutations` says that one list of index permutations was applied to every set's default order.
+    `shared_permutations` says that one list of index permutations was applied to every set's default order;
+    `same_label_sequence` that each of them then puts the labels of every set in one sequence, as it does where the
+    default order is by label and k is a multiple of the number of classes.
     """
-    return [_EXPLAIN_TEMPLATE.format(**line) for line in _component_lines(components, shared_permutations)]
+    meanings = dict(_MEANINGS)
+    if not shared_permutations:
+        meanings |= _OWN_PERMUTATIONS
+    elif same_label_sequence:
+        meanings |= _SAME_LABEL_SEQUENCE
+    return [_EXPLAIN_TEMPLATE.format(**line) for line in _component_lines(components, meanings)]
 
 
 _EXPLAIN_TEMPLATE = "{name} {size}, {share:.0%} of the variance: {meaning}"
 
 _MEANINGS = {
     "S": "some sets of demonstrations are better than others, in whatever order they come",
-    "P": "some permutations are better than others, whatever the set: the default order is sorted by label, so a "
-    "shared index permutation fixes the sequence of labels, and this is the effect of that label sequence",
+    "P": "some permutations are better than others, whatever the set",
     "I": "some queries are easier than others",
-    "SP": "the best order differs from set to set: the order of these very demonstrations, beyond their label sequence",
+    "SP": "the best order differs from set to set",
     "SI": "some queries gain from one set and lose from another",
     "PI": "some queries gain from one permutation and lose from another",
     "SPI": "answers flip with set, order and query together; with one answer a cell nothing separates this from chance",
 }
-_OWN_PERMUTATIONS = (
-    "every set has its own permutations, so this stands for the effect of order only together with sigma_SP"
-)
+_SAME_LABEL_SEQUENCE = {
+    "P": "some permutations are better than others, whatever the set: the default order is sorted by label and every "
+    "set holds each class equally often, so a shared index permutation fixes the sequence of labels, and this is the "
+    "effect of that label sequence",
+    "SP": "the best order differs from set to set: the order of these very demonstrations, beyond their label sequence",
+}
+_OWN_PERMUTATIONS = {
+    "P": "every set has its own permutations, so this stands for the effect of order only together with sigma_SP"
+}
 
 
-def _component_lines(components: VarianceComponents, shared_permutations: bool) -> list[dict[str, Any]]:
-    meanings = _MEANINGS if shared_permutations else _MEANINGS | {"P": _OWN_PERMUTATIONS}
+def _component_lines(components: VarianceComponents, meanings: Mapping[str, str]) -> list[dict[str, Any]]:
     shares = components.shares._asdict()
     return [
         {"name": f"sigma_{effect}", "size": _points(value), "share": shares[effect], "meaning": meanings[effect]}

@@ -37,11 +37,13 @@ class Tokens(NamedTuple):
     naive: int
     unique: int
     forwarded: int
+    complete: bool = True
+    """False where a session ended without a record of its tokens: `forwarded` is then the least it can be."""
 
     @property
     def saving(self) -> float:
-        """How many times fewer tokens than plain prompting; NaN where nothing was forwarded."""
-        return self.naive / self.forwarded if self.forwarded else math.nan
+        """How many times fewer the distinct tokens are than those of plain prompting; NaN where there are none."""
+        return self.naive / self.unique if self.unique else math.nan
 
 
 class Ordering(NamedTuple):
@@ -68,6 +70,8 @@ class SensitivitySummary:
     """[S, P], over the queries that are ok in every cell."""
     num_queries: int
     """Distinct queries that were used."""
+    num_labels: int | None
+    """Number of classes; None without log-likelihoods of the labels."""
     dropped: float
     """Share of the queries that some cell could not answer."""
     missing: Mapping[str, float]
@@ -90,7 +94,7 @@ class SensitivitySummary:
     best: Ordering
     worst: Ordering
     low_tail: Ordering
-    """The ordering at the 5 % quantile of accuracy."""
+    """The ordering at the 5 % quantile of accuracy: one ordering in 20 is no better."""
     calibration: Calibration | None
     near_ties: float | None
     """Share of ok answers that rounding could turn."""
@@ -103,6 +107,16 @@ class SensitivitySummary:
         return self.spreads["mean_std"]
 
     @property
+    def quoted(self) -> Interval | None:
+        """The r to quote, with the interval that belongs to it; None where nothing bounds it.
+
+        As the paper prints it, with the jackknife interval, which holds for skewed effects too; without one (two sets
+        or permutations) the RMS ratio with its generalised interval.
+        """
+        candidates = (self.jackknife, None if self.intervals is None else self.intervals.ratio)
+        return next((r for r in candidates if r is not None and not math.isnan(r.estimate + r.low)), None)
+
+    @property
     def set_means(self) -> FloatArray:
         """[S] mean accuracy of each set."""
         return np.asarray(self.accuracy.mean(axis=1))
@@ -112,14 +126,22 @@ class SensitivitySummary:
         """[P] mean accuracy of each permutation."""
         return np.asarray(self.accuracy.mean(axis=0))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON-safe lists, dictionaries and numbers; NaN and infinity become None."""
+    def same_label_sequence(self, shots: int | None) -> bool:
+        """Whether a permutation of `shots` demonstrations in label order fixes their labels, whatever the set."""
+        return bool(shots and self.num_labels and shots % self.num_labels == 0)
+
+    def to_dict(self, shots: int | None = None) -> dict[str, Any]:
+        """Everything as JSON-safe lists, dictionaries and numbers; NaN and infinity become None.
+
+        `shots` is the number of demonstrations that the summary is about; what the components mean depends on it.
+        """
         content: dict[str, Any] = plain(self)
         content["set_means"], content["permutation_means"] = plain(self.set_means), plain(self.permutation_means)
         if self.components is not None:
-            content["components"] |= _component_summary(self.components)
+            content["components"] |= _component_summary(self.components, self.same_label_sequence(shots))
         if self.tokens is not None:
             content["tokens"]["saving"] = plain(self.tokens.saving)
+        content["quoted"], content["conclusion"] = plain(self.quoted), conclusion(self, shots)
         return content
 
 
@@ -162,6 +184,7 @@ def sensitivity_summary(
     return SensitivitySummary(
         accuracy=matrix,
         num_queries=cells.num_queries,
+        num_labels=None if label_logprob is None else np.shape(label_logprob)[-1],
         dropped=cells.dropped,
         missing=_missing(state),
         mean=float(matrix.mean()),
@@ -177,19 +200,33 @@ def sensitivity_summary(
         low_tail=_ranked(matrix, 0.05),
         calibration=_calibration(label_logprob, targets, state),
         near_ties=None if label_logprob is None else stats.near_tie_rate(label_logprob, state),
-        tokens=None if tokens is None else Tokens(tokens.tokens_naive, tokens.tokens_unique, tokens.tokens_forwarded),
-        warnings=(*stats.skewness_warnings(matrix), *_power_warning(intervals, needed)),
+        tokens=None if tokens is None else _tokens(tokens),
+        warnings=tuple(stats.skewness_warnings(matrix)),
     )
 
 
 def report_content(
     summary: SensitivitySummary, curve: Curve | None = None, shots: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """The content of `report.json`: the summary and, where it was run, the curve over shots. JSON-safe."""
-    content: dict[str, Any] = {"kind": "sensitivity", "sensitivity": summary.to_dict()}
+    """The content of `report.json`: the summary and, where it was run, the curve over shots. JSON-safe.
+
+    `shots` are the numbers of demonstrations that were run, the last of them that of the summary.
+    """
+    content: dict[str, Any] = {"kind": "sensitivity", "sensitivity": summary.to_dict(shots[-1] if shots else None)}
     if curve is not None:
         content["curve"] = {"shots": plain(shots), **plain(curve)}
     return content
+
+
+def conclusion(summary: SensitivitySummary, shots: int | None = None) -> list[str]:
+    """The result in plain sentences: what order and choice of `shots` demonstrations do, and whether r differs from 1.
+
+    The movements are free of item noise where the design allows it; r is the one to quote (`SensitivitySummary.quoted`)
+    and is called different from 1 only where taking out the item noise leaves it so.
+    """
+    if shots == 0:
+        return [f"At k = 0 there are no demonstrations to order or to choose; accuracy is {100 * summary.mean:.1f} %."]
+    return [_movements(summary, shots), *_verdict(summary)]
 
 
 def plain(value: Any) -> Any:
@@ -209,13 +246,77 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _component_summary(components: VarianceComponents) -> dict[str, Any]:
+def _movements(summary: SensitivitySummary, shots: int | None) -> str:
+    start = "Another" if shots is None else f"At k = {shots}, another"
+    order, selection = (_movement(summary, field) for field in ("order", "selection"))
+    noise = "item noise included" if summary.effects is None else "item noise taken out; 95 % intervals"
+    return (
+        f"{start} order of the same demonstrations moves accuracy by {order}, another choice of demonstrations by "
+        f"{selection} (one standard deviation, {noise})."
+    )
+
+
+def _movement(summary: SensitivitySummary, field: str) -> str:
+    if summary.effects is not None:
+        size, low, high, _ = (100 * value for value in getattr(summary.effects, field))
+        return f"about ±{size:.1f} points [{low:.1f} to {high:.1f}]"
+    size = 100 * getattr(summary.printed, field)
+    return "an unknown amount, as there is only one" if math.isnan(size) else f"about ±{size:.1f} points"
+
+
+def _verdict(summary: SensitivitySummary) -> list[str]:
+    """What r says, and which r it is; nothing where nothing bounds it."""
+    r, free = summary.quoted, None if summary.effects is None else summary.effects.ratio
+    if r is None:
+        return []
+    name = "as printed in arXiv 2511.09700, jackknife" if r == summary.jackknife else "root mean square, generalised"
+    told = f"r = choice / order = {_with_range(r)}"
+    if _side(r) == 0:
+        told += f" cannot be told from 1: which of the two matters more stays open; {_remedy(summary)}."
+    elif free is not None and _side(free) != _side(r):
+        told += " excludes 1, but without item noise r cannot be told from 1: which of the two matters more stays open."
+    else:
+        larger, smaller = ("order", "choice") if _side(r) < 0 else ("choice", "order")
+        told += f" can be told from 1: the {larger} matters more than the {smaller}."
+    quote = f"This is the r to quote ({name} interval)"
+    if free is None or math.isnan(free.estimate):
+        return [told, f"{quote}."]
+    return [told, f"{quote}; beside it, free of the noise of {summary.num_queries:,} queries: {_with_range(free)}."]
+
+
+def _side(interval: Interval) -> int:
+    """-1 where the interval lies below 1, 1 where above, 0 where it holds 1 or says nothing."""
+    return int(interval.low > 1) - int(interval.high < 1)
+
+
+def _with_range(interval: Interval) -> str:
+    return f"{interval.estimate:.2f} [{interval.low:.2f} to {interval.high:.2f}]"
+
+
+def _remedy(summary: SensitivitySummary) -> str:
+    needed = summary.needed
+    if needed is None:
+        return "no practical design would settle it at this estimate"
+    if needed.num_sets <= min(summary.accuracy.shape):
+        return "more sets and permutations would narrow it"
+    return (
+        f"if r is {needed.ratio:.2f}, about {needed.num_sets:,} sets x {needed.num_permutations:,} permutations would "
+        "settle it"
+    )
+
+
+def _tokens(report: TokenReport) -> Tokens:
+    complete = getattr(report, "is_token_count_complete", True)  # an engine always knows what it forwarded
+    return Tokens(report.tokens_naive, report.tokens_unique, report.tokens_forwarded, complete)
+
+
+def _component_summary(components: VarianceComponents, same_label_sequence: bool) -> dict[str, Any]:
     return {
         "shares": plain(components.shares),
         "order_effect": components.order_effect,
         "selection_effect": components.selection_effect,
         "ratio": plain(components.ratio),
-        "in_words": stats.explain_components(components),
+        "in_words": stats.explain_components(components, same_label_sequence=same_label_sequence),
     }
 
 
@@ -275,16 +376,3 @@ def _calibration(
     if label_logprob is None or targets is None:
         return None
     return stats.calibration(label_logprob, targets, state)
-
-
-def _power_warning(intervals: SensitivityIntervals | None, needed: NeededDesign | None) -> list[str]:
-    """Say so where the design cannot tell r from 1, and what would."""
-    if intervals is None or not intervals.ratio.low <= 1 <= intervals.ratio.high:
-        return []
-    low, high = intervals.ratio.low, intervals.ratio.high
-    remedy = (
-        f"r = {needed.ratio:.2f} would need about {needed.num_sets:,} sets x {needed.num_permutations:,} permutations"
-        if needed is not None
-        else "no practical design would at this estimate"
-    )
-    return [f"this design cannot tell r from 1 (interval {low:.2f} to {high:.2f}): {remedy}"]

@@ -38,8 +38,8 @@ class Examples:
     """One split of a task, each content once (the first occurrence), in file order.
 
     ``fields`` are the values the templates see, ``labels`` int64 [N] are positions on the L axis, ``hashes`` identify
-    the content (what the query template reads, case and white space aside). ``num_duplicates`` rows were left out.
-    ``digest`` is the SHA-256 of the file.
+    the content (the rendered query, case and white space aside). ``num_duplicates`` rows were left out, of which
+    ``num_conflicting`` have another label than the row that was kept. ``digest`` is the SHA-256 of the file.
     """
 
     split: str
@@ -47,6 +47,7 @@ class Examples:
     labels: NDArray[np.int64]
     hashes: list[str]
     num_duplicates: int
+    num_conflicting: int
     digest: str
 
     def __len__(self) -> int:
@@ -131,15 +132,18 @@ class Task(Choices):
             raise ConfigError(f"task {self.name!r} has no {split!r} data; name a file under 'data'")
         rows, digest = read_rows(self._folder / name)
         seen: dict[str, tuple[dict[str, Any], int]] = {}
+        num_conflicting = 0
         for place, row in rows:
-            fields = self._fields(place, row)
-            seen.setdefault(self._content_hash(fields), (fields, self._label(place, row)))
+            fields, label = self._fields(place, row), self._label(place, row)
+            _, kept_label = seen.setdefault(self._content_hash(place, fields), (fields, label))
+            num_conflicting += label != kept_label
         return Examples(
             split=split,
             fields=[fields for fields, _ in seen.values()],
             labels=np.array([label for _, label in seen.values()], dtype=np.int64),
             hashes=list(seen),
             num_duplicates=len(rows) - len(seen),
+            num_conflicting=num_conflicting,
             digest=digest,
         )
 
@@ -177,14 +181,17 @@ class Task(Choices):
             raise DataError(f"{place}: {self.label_field!r} is {value!r}; the labels are {', '.join(values)}")
         return values.index(value)
 
-    def _content_hash(self, fields: Mapping[str, Any]) -> str:
-        read = self._templates["query"].variables
-        content = json.dumps([_normalised(fields[name]) for name in sorted(read)])
-        return hashlib.sha256(content.encode()).hexdigest()
+    def _content_hash(self, place: str, fields: Mapping[str, Any]) -> str:
+        # What the model gets to read counts: fields that differ elsewhere make the same prompt.
+        try:
+            text = self.render_query(fields)
+        except DataError as error:
+            raise DataError(f"{place}: {error}") from None
+        return hashlib.sha256(_normalised(text).encode()).hexdigest()
 
 
-def _normalised(value: Any) -> Any:
-    return " ".join(unicodedata.normalize("NFKC", value).casefold().split()) if isinstance(value, str) else value
+def _normalised(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def builtin_tasks() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from iclperm.errors import DataError
 
 MAX_ROW_BYTES = 1 << 20
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # of JSON: an escape, not an escaped backslash before "u0000"
 
 
 def read_rows(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
@@ -41,7 +43,8 @@ def _row(place: str, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
         # Escapes can smuggle in what the file's bytes cannot hold.
-        json.dumps(row, ensure_ascii=False).encode("utf-8")
+        canonical = json.dumps(row, ensure_ascii=False)
+        canonical.encode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: not UTF-8 (byte {error.start} of the line); save the file as UTF-8") from None
     except UnicodeEncodeError:
@@ -50,7 +53,7 @@ def _row(place: str, line: bytes) -> dict[str, Any]:
         raise DataError(f"{place}: not one JSON object a line: {error}") from None
     if not isinstance(row, dict):
         raise DataError(f"{place}: a JSON object is needed, not {type(row).__name__}")
-    if b"\\u0000" in line or b"\0" in line:
+    if _NUL.search(canonical):
         raise DataError(f"{place}: holds a NUL character; remove it")
     return row
 
