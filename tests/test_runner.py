@@ -409,7 +409,7 @@ iclperm.run(Study.from_file(sys.argv[1]), sys.argv[2], progress=wait_to_be_kille
 def test_a_killed_process_loses_no_committed_part(tmp_path, monkeypatch):
     study = Study(sets=2, permutations=2, shots=[0, 2], queries=24)
     (tmp_path / "study.yaml").write_text(study.to_yaml())
-    arguments = [sys.executable, "-c", KILLED, tmp_path / "study.yaml", tmp_path / "killed"]
+    arguments = [sys.executable, "-P", "-c", KILLED, tmp_path / "study.yaml", tmp_path / "killed"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         assert process.stdout.readline() == b"1\n"
         process.send_signal(signal.SIGKILL)
