@@ -1,62 +1,220 @@
-"""Rows of a data file, strictly: what is damaged is named by file and line, never skipped."""
+"""Rows of data files, strictly: what is damaged is named by file and line, never skipped."""
 
 from __future__ import annotations
 
-import hashlib
+import codecs
+import csv
+import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from iclperm.errors import DataError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 MAX_ROW_BYTES = 1 << 20
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # of JSON: an escape, not an escaped backslash before "u0000"
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+Row: TypeAlias = tuple[str, dict[str, Any]]  # its place, "file:line", and its value for each column
 
 
-def read_rows(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], str]:
-    """All rows of a JSON Lines file, each with its place ("file:line"), and the SHA-256 of the file's bytes.
+def read_rows(path: Path, columns: Collection[str]) -> list[Row]:
+    """All rows of a .jsonl, .csv, .tsv or .parquet file, each with its place ("file:line"; Parquet: "file:row N").
 
-    Blank lines are passed over. Raises `DataError` naming file and line for a row that is not one JSON object in
-    UTF-8 free of NUL and lone surrogates, or that exceeds 1 MiB. Reads the file once; O(bytes).
+    ``columns`` are those that the caller needs: Parquet files are read no further. A CSV or TSV file opens with its
+    column names, is quoted as RFC 4180 has it, and all its values are text; the place of a row that spans lines is the
+    first. Blank lines are passed over, and so is a byte order mark. Raises `DataError` naming file and line for what
+    is damaged, not UTF-8, of the wrong shape or over 1 MiB a row, for NUL and lone surrogates, and for a file without
+    rows. Reads the file once; O(bytes).
     """
-    if path.suffix != ".jsonl":
-        raise DataError(f"{path}: cannot be read as data; give a .jsonl file")
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise DataError(f"{path}: cannot be read as data; give a {', '.join(_READERS)} file")
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    return list(_jsonl(path, raw)), hashlib.sha256(raw).hexdigest()
+    return checked(str(path), reader(path, raw, columns))
 
 
-def _jsonl(path: Path, raw: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(raw.split(b"\n"), start=1):
+def checked(name: str, rows: Iterable[Row]) -> list[Row]:
+    """The rows, none of them oversized, unprintable or holding NUL; raises `DataError` where there are none."""
+    kept = [(place, _sound(place, row)) for place, row in rows]
+    if not kept:
+        raise DataError(f"{name}: holds no rows; give data with at least one")
+    return kept
+
+
+def arrow_rows(name: str, table: pa.Table) -> Iterator[Row]:
+    """The rows of an Arrow table of text, numbers, booleans and lists of them; other columns are refused by name."""
+    for field in table.schema:
+        if not _is_plain(field.type):
+            raise DataError(
+                f"{name}: the column {field.name!r} holds {field.type}; text, numbers, booleans and lists of them are "
+                "read: convert it"
+            )
+    try:
+        rows = table.to_pylist()
+    except ValueError as error:  # text that is not UTF-8, or another of pyarrow's complaints
+        raise DataError(f"{name}: is damaged: {_one_line(error)}; make or download it anew") from None
+    for number, row in enumerate(rows, start=1):
+        yield f"{name}:row {number}", row
+
+
+def missing_column(place: str, column: str, columns: Iterable[str]) -> DataError:
+    """The error for a column that the task names and the data lacks."""
+    there = ", ".join(map(repr, columns)) or "none"
+    return DataError(
+        f"{place}: the column {column!r} is missing; the columns are {there}: name one of them under the task's "
+        "'fields' or 'label_field', or repair the row"
+    )
+
+
+def _jsonl(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
+    for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if line.strip():
             place = f"{path}:{number}"
-            yield place, _row(place, line)
+            yield place, _json_object(place, line)
 
 
-def _row(place: str, line: bytes) -> dict[str, Any]:
-    if len(line) > MAX_ROW_BYTES:
-        raise DataError(f"{place}: the row has {len(line)} bytes; at most {MAX_ROW_BYTES} are read")
+def _json_object(place: str, line: bytes) -> dict[str, Any]:
+    _refuse_oversize(place, len(line))
     try:
         row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-        # Escapes can smuggle in what the file's bytes cannot hold.
-        canonical = json.dumps(row, ensure_ascii=False)
-        canonical.encode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: not UTF-8 (byte {error.start} of the line); save the file as UTF-8") from None
-    except UnicodeEncodeError:
-        raise DataError(f"{place}: holds a lone surrogate; repair the text") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not one JSON object a line: {error}") from None
     if not isinstance(row, dict):
         raise DataError(f"{place}: a JSON object is needed, not {type(row).__name__}")
-    if _NUL.search(canonical):
+    return row
+
+
+def _csv(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
+    return _table_rows(path, raw, ",")
+
+
+def _tsv(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
+    return _table_rows(path, raw, "\t")
+
+
+def _table_rows(path: Path, raw: bytes, delimiter: str) -> Iterator[Row]:
+    records = iter(_records(path, _text(path, raw), delimiter))
+    place, names = next(records, (f"{path}:1", []))
+    for name in names:
+        if not name.strip() or names.count(name) > 1:
+            raise DataError(f"{place}: the column name {name!r} is blank or occurs twice; give every column its own")
+    for place, values in records:
+        if len(values) != len(names):
+            raise DataError(
+                f"{place}: values in the row: {len(values)}, columns in the header: {len(names)}; repair the row "
+                "(quote a value that holds the delimiter, a quote or a line break)"
+            )
+        yield place, dict(zip(names, values, strict=True))
+
+
+def _records(path: Path, text: str, delimiter: str) -> list[tuple[str, list[str]]]:
+    """Every record that is not a blank line, with the line at which it starts."""
+    records: list[tuple[str, list[str]]] = []
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    with _wide_fields():
+        while True:
+            place = f"{path}:{reader.line_num + 1}"
+            try:
+                record = next(reader, None)
+            except csv.Error as error:
+                raise DataError(f"{place}: not valid {path.suffix[1:].upper()}: {error}; check its quotes") from None
+            if record is None:
+                return records
+            if record:
+                records.append((place, record))
+
+
+@contextmanager
+def _wide_fields() -> Iterator[None]:
+    # The csv module's limit is the process's: lent, and given back.
+    limit = csv.field_size_limit(MAX_ROW_BYTES)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _text(path: Path, raw: bytes) -> str:
+    try:
+        return raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}:{line}: not UTF-8 (byte {error.start} of the file); save the file as UTF-8") from None
+
+
+def _parquet(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(raw))
+        names = file.schema_arrow.names
+        for column in columns:
+            if names.count(column) != 1:
+                raise missing_column(f"{path}:row 1", column, names)
+        table = file.read(columns=list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: is damaged or not Parquet: {_one_line(error)}; make or download it anew") from None
+    return arrow_rows(str(path), table)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _is_plain(kind.value_type)
+    if types.is_dictionary(kind):
+        return _is_plain(kind.value_type)
+    if types.is_struct(kind):
+        return all(_is_plain(kind.field(index).type) for index in range(kind.num_fields))
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
+    return bool(is_text or is_number or types.is_boolean(kind) or types.is_null(kind))
+
+
+def _sound(place: str, row: dict[str, Any]) -> dict[str, Any]:
+    # Escapes and Arrow buffers can hold what a text file's bytes cannot, so the values are looked at.
+    try:
+        canonical = _JSON.encode(row)
+        _refuse_oversize(place, len(canonical.encode("utf-8")))
+    except UnicodeEncodeError:
+        raise DataError(f"{place}: holds a lone surrogate; repair the text") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: holds a value that cannot be read: {error}; repair the row") from None
+    if "\\u0000" in canonical and _NUL.search(canonical):  # the pattern alone would be most of the cost
         raise DataError(f"{place}: holds a NUL character; remove it")
     return row
 
 
+def _refuse_oversize(place: str, num_bytes: int) -> None:
+    if num_bytes > MAX_ROW_BYTES:
+        raise DataError(f"{place}: the row has {num_bytes} bytes; at most {MAX_ROW_BYTES} are read")
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+_READERS: dict[str, Callable[[Path, bytes, Collection[str]], Iterator[Row]]] = {
+    ".jsonl": _jsonl,
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".parquet": _parquet,
+}
+SUFFIXES = tuple(_READERS)

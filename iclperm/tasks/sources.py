@@ -1,0 +1,199 @@
+"""Where a task's rows come from: files, a folder, a data set of the Hugging Face Hub, or a share of the train split."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from iclperm.config import Choices
+from iclperm.errors import ConfigError, DataError
+from iclperm.tasks.loaders import SUFFIXES, Row, arrow_rows, checked, missing_column, read_rows
+
+Split: TypeAlias = Literal["train", "test", "dev"]
+Word = Annotated[str, Field(min_length=1, max_length=1_000)]
+Files = Word | Annotated[list[Word], Field(min_length=1)]
+
+# What a split's files may be called.
+_STEMS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "dev": ("dev", "validation", "valid")}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_SHARD = re.compile(r".*-\d+-of-0*(\d+)\b.*")
+
+
+class Dataset(Choices):
+    """Where the splits of a task are.
+
+    Without ``dataset``, ``train``, ``test`` and ``dev`` name files relative to the task file: one, a list, or a pattern
+    such as ``data/train-*.parquet``, read in sorted order. With ``dataset``, they name its splits: with ``revision`` it
+    is a data set of the Hugging Face Hub at that commit, without it a local folder laid out as there; ``config`` is its
+    configuration. ``test`` and ``dev`` may be a number between 0 and 1 instead, the share of train set aside.
+    """
+
+    dataset: Word | None = None
+    revision: Word | None = None
+    config: Word | None = None
+    train: Files
+    test: Files | float
+    dev: Files | float | None = None
+
+    @field_validator("revision")
+    @classmethod
+    def _pinned(cls, revision: str | None) -> str | None:
+        if revision is not None and not _COMMIT.fullmatch(revision):
+            raise ValueError(
+                "give the 40 hexadecimal digits of a commit, because a branch or a tag may point to other data tomorrow"
+            )
+        return revision
+
+    @field_validator("test", "dev")
+    @classmethod
+    def _some_of_train(cls, named: str | list[str] | float | None) -> str | list[str] | float | None:
+        if isinstance(named, float) and not 0 < named < 1:
+            raise ValueError("give a share of train above 0 and below 1, or name a file")
+        return named
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.dataset is None and (self.revision or self.config):
+            raise ValueError("the keys 'revision' and 'config' belong to a 'dataset'; name it, or leave them out")
+        if self.dataset is not None and any(isinstance(name, list) for name in (self.train, self.test, self.dev)):
+            raise ValueError("with 'dataset', 'train', 'test' and 'dev' name one split each; give no lists")
+        if self.revision and not _HUB_NAME.fullmatch(self.dataset or ""):
+            raise ValueError(f"the dataset {self.dataset!r} with a 'revision' must be a hub name such as owner/name")
+        if self.bounds("train")[0] >= 1:
+            raise ValueError(f"the shares test {self.test} and dev {self.dev} leave nothing of train; lower them")
+        return self
+
+    def bounds(self, split: Split) -> tuple[float, float]:
+        """The part of [0, 1) over which a split's content hashes lie, half-open, if its rows come from train."""
+        after_test = self.test if isinstance(self.test, float) else 0.0
+        after_dev = after_test + (self.dev if isinstance(self.dev, float) else 0.0)
+        return {"test": (0.0, after_test), "dev": (after_test, after_dev), "train": (after_dev, 1.0)}[split]
+
+    def is_share(self, split: Split) -> bool:
+        """Whether a split is a share of train."""
+        return isinstance(getattr(self, split), float)
+
+    def rows(self, folder: Path, split: Split, columns: Collection[str]) -> list[Row]:
+        """All rows of the files, or of the data set's split, that ``split`` names; paths are relative to ``folder``."""
+        named = getattr(self, split)
+        if self.dataset is not None:
+            return _dataset_rows(self, folder, named, columns)
+        entries = named if isinstance(named, list) else [named]
+        paths = dict.fromkeys(path for entry in entries for path in _matches(folder, entry))
+        return [row for path in paths for row in read_rows(path, columns)]
+
+
+def found_in(folder: Path, declared: Dataset) -> Dataset:
+    """The splits that a folder holds, as ``train.csv`` and the like; a share that is declared stands in for a split.
+
+    ``validation`` and ``valid`` mean dev; ``train-*.parquet`` are the parts of one split; a sub-folder ``data`` is
+    looked into as well. Raises `DataError` naming the folder and the split that it lacks or holds twice.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is not a folder; give the folder that holds train.csv, test.csv and the like")
+    found: dict[Split, Any] = {
+        split: _split_files(folder, split) or (getattr(declared, split) if declared.is_share(split) else None)
+        for split in _STEMS
+    }
+    for split in ("train", "test"):
+        if found[split] is None:
+            raise DataError(f"{folder}: holds no {split} data; add {split}.csv, or another of {', '.join(SUFFIXES)}")
+    return Dataset(**found)
+
+
+def _split_files(folder: Path, split: Split) -> list[str]:
+    for place in (folder, folder / "data"):
+        paths = sorted(place.iterdir()) if place.is_dir() else []
+        kinds: dict[tuple[str, str, bool], list[Path]] = {}
+        for path in paths:
+            stem, dash, _ = path.stem.partition("-")
+            is_part = bool(dash) and path.suffix == ".parquet"
+            if path.suffix in SUFFIXES and stem in _STEMS[split] and is_part == bool(dash) and path.is_file():
+                kinds.setdefault((stem, path.suffix, is_part), []).append(path)
+        if len(kinds) > 1:
+            first, second = (files[0].name for files in list(kinds.values())[:2])
+            raise DataError(f"{place}: both {first!r} and {second!r} may be the {split} data; keep one")
+        for files in kinds.values():
+            _refuse_missing_parts(place, split, files)
+            return [str(path) for path in files]
+    return []
+
+
+def _refuse_missing_parts(place: Path, split: Split, files: list[Path]) -> None:
+    numbered = (_SHARD.fullmatch(path.name) for path in files)
+    for count in {int(match[1]) for match in numbered if match}:
+        if len(files) != count:
+            raise DataError(
+                f"{place}: the {split} data has {len(files)} of its {count} parts ({files[0].name!r} is one); "
+                "download the others, or remove what belongs to another version"
+            )
+
+
+def _matches(folder: Path, entry: str) -> list[Path]:
+    if (folder / entry).is_file() or not glob.has_magic(entry):
+        return [folder / entry]
+    paths = sorted(folder / name for name in glob.glob(entry, root_dir=folder))
+    if not paths:
+        raise DataError(f"{folder / entry}: no file matches; repair the pattern under the task's 'data'")
+    return paths
+
+
+def _dataset_rows(data: Dataset, folder: Path, split: str, columns: Collection[str]) -> list[Row]:
+    name = f"{data.dataset}[{split}]"
+    found = _loaded(data, folder, split)
+    for column in columns:
+        if column not in found.column_names:
+            raise missing_column(f"{name}:row 1", column, found.column_names)
+    table = found.select_columns(list(columns)).with_format("arrow")[:]
+    return checked(name, arrow_rows(name, table))
+
+
+def _loaded(data: Dataset, folder: Path, split: str) -> Any:
+    """The split as a `datasets.Dataset`; raises `DataError` where the library or the data set cannot be had."""
+    source = data.dataset if data.revision else str(folder / str(data.dataset))
+    if not data.revision and not Path(str(source)).is_dir():
+        raise ConfigError(
+            f"the dataset {data.dataset!r} is no folder at {source}, and a hub name needs the key 'revision' under "
+            "'data', the commit to read, because a branch may point to other data tomorrow"
+        )
+    try:
+        import datasets
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError:
+        raise DataError(
+            f"the dataset {data.dataset!r} is read with the datasets library; run: pip install 'iclperm[hf]', or "
+            "download the files and give their folder with the study's key 'data'"
+        ) from None
+    unreachable: tuple[type[Exception], ...] = HfHubHTTPError.__bases__  # the errors of whichever HTTP library it uses
+    with _without_progress_bars():
+        try:
+            return datasets.load_dataset(source, name=data.config, split=split, revision=data.revision)
+        except (*unreachable, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise DataError(
+                f"the split {split!r} of the dataset {data.dataset!r} cannot be loaded "
+                f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); check its names, or download the "
+                "files and give their folder with the study's key 'data'"
+            ) from None
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Silences the progress bars of the two libraries, and lets them be as they were."""
+    from datasets import utils as reading
+    from huggingface_hub import utils as fetching
+
+    silenced = [bars for bars in (reading, fetching) if not bars.are_progress_bars_disabled()]
+    for bars in silenced:
+        bars.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for bars in silenced:
+            bars.enable_progress_bars()
