@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,19 @@ from rich.table import Table
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
+from iclperm.reference import stats as reference
 from iclperm.report import write_report
-from iclperm.report.figures import curve_plot, heat_map
-from iclperm.report.tables import curve_table, sensitivity_tables, token_line
-from iclperm.studies.sensitivity import SensitivitySummary, conclusion, plain, report_content, sensitivity_summary
+from iclperm.report.figures import curve_plot, heat_map, ratio_plot
+from iclperm.report.tables import curve_table, over_shots_table, sensitivity_tables, token_line
+from iclperm.studies.sensitivity import (
+    SensitivityOverShots,
+    SensitivitySummary,
+    conclusion,
+    plain,
+    report_content,
+    sensitivity_over_shots,
+    sensitivity_summary,
+)
 
 Array = npt.NDArray[Any]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -188,6 +199,27 @@ class TestSummary:
         for got, want in zip(summary.calibration, expected, strict=True):
             np.testing.assert_array_equal(got, want)
 
+    def test_a_weight_counts_like_a_repeated_query(self) -> None:
+        generator = np.random.default_rng(6)
+        correct, weights = answers((4, 3, 20)), generator.integers(1, 4, 20).tolist()
+        logprob = np.round(generator.normal(-2, 1, (4, 3, 20, 3)), 1).astype(np.float32)
+        targets, state = generator.integers(0, 3, 20), np.zeros(correct.shape, np.uint8)
+        state[0, 1, 7], state[2, 2, 9] = 1, 2
+        weighted = sensitivity_summary(correct, logprob, targets, state, weights=weights)
+        written_out = sensitivity_summary(
+            *(reference.repeated(array, weights, axis) for array, axis in ((correct, 2), (logprob, 2), (targets, 0))),
+            reference.repeated(state, weights, 2),
+        )
+        for field in ("accuracy", "dropped", "missing", "mean", "near_ties"):
+            assert getattr(weighted, field) == pytest.approx(getattr(written_out, field)), field
+        assert weighted.near_ties
+        assert weighted.calibration is not None
+        assert written_out.calibration is not None
+        np.testing.assert_allclose(weighted.calibration, written_out.calibration)
+        assert weighted.printed == pytest.approx(written_out.printed)
+        assert (weighted.num_queries, written_out.num_queries) == (18, sum(weights) - weights[7] - weights[9])
+        assert weighted.components == sensitivity_summary(correct, state=state).components
+
     def test_shapes_that_do_not_fit_are_named(self) -> None:
         with pytest.raises(RequestError, match=r"\[S, P, Q\], got \[2, 3\]"):
             sensitivity_summary(np.ones((2, 3), int))
@@ -195,7 +227,184 @@ class TestSummary:
             sensitivity_summary(np.ones((2, 3, 4), int), np.zeros((2, 3, 5, 2)))
 
 
+def over_shots(resampled: bool = False, seed: int = 0) -> SensitivityOverShots:
+    correct = np.stack([answers((5, 4, 60), seed + k) for k in range(4)], axis=2)
+    return sensitivity_over_shots(correct, shots=[0, 1, 4, 8], resampled=resampled)
+
+
+class TestOverShots:
+    def test_every_k_says_what_its_summary_says(self) -> None:
+        correct = np.stack([answers((5, 4, 60), k) for k in range(3)], axis=2)
+        found = sensitivity_over_shots(correct, shots=[1, 4, 8], seed=3)
+        for place in range(3):
+            summary = sensitivity_summary(correct[:, :, place], seed=3)
+            assert (found.order[place], found.selection[place]) == summary.printed[:2]
+            pairs = (
+                (found.ratio, summary.jackknife),
+                *zip(
+                    (found.order_effect, found.selection_effect, found.ratio_effect), summary.effects or (), strict=True
+                ),
+            )
+            for over, interval in pairs:
+                got = over.estimate[place], over.low[place], over.high[place], over.level
+                np.testing.assert_array_equal(got, np.array(interval))
+
+    def test_only_queries_that_are_ok_at_every_k_count(self) -> None:
+        generator = np.random.default_rng(7)
+        correct = generator.integers(0, 2, (4, 3, 2, 30), dtype=np.uint8)
+        state = np.zeros(correct.shape, np.uint8)
+        state[0, 1, 0, 5], state[3, 2, 1, 6] = 2, 1
+        weights = generator.integers(1, 4, 30).astype(np.float64)
+        found = sensitivity_over_shots(correct, state, shots=[2, 4], weights=weights)
+        assert (found.num_queries, found.dropped) == (28, pytest.approx(weights[5:7].sum() / weights.sum()))
+        everywhere = reference.accuracy(correct, state, weights)
+        for place in range(2):
+            matrix = everywhere[:, :, place]
+            assert found.order[place] == pytest.approx(reference.order_sensitivity(matrix, "mean_std"))
+            assert found.selection[place] == pytest.approx(reference.selection_sensitivity(matrix, "mean_std"))
+            kept = np.delete(correct[:, :, place], [5, 6], axis=2)
+            assert found.order_effect.estimate[place] == stats.variance_components(kept).order_effect
+
+    def test_a_weight_counts_like_a_repeated_query_and_once_in_the_effects(self) -> None:
+        correct, weights = answers((4, 3, 2, 20)), [1, 3] * 10
+        weighted = sensitivity_over_shots(correct, shots=[2, 4], weights=weights)
+        written_out = sensitivity_over_shots(reference.repeated(correct, weights), shots=[2, 4])
+        np.testing.assert_allclose(weighted.order, written_out.order)
+        np.testing.assert_allclose(weighted.selection, written_out.selection)
+        np.testing.assert_allclose(np.array(weighted.ratio[:3]), np.array(written_out.ratio[:3]))
+        once = sensitivity_over_shots(correct, shots=[2, 4])
+        np.testing.assert_array_equal(np.array(weighted.ratio_effect[:3]), np.array(once.ratio_effect[:3]))
+
+    @pytest.mark.parametrize("shape", [(1, 5, 3, 30), (5, 1, 3, 30), (2, 2, 3, 30), (4, 4, 3, 1), (1, 1, 3, 1)])
+    def test_what_is_undefined_is_nan_and_can_be_shown(self, shape: tuple[int, int, int, int], tmp_path: Path) -> None:
+        found = sensitivity_over_shots(answers(shape), shots=[0, 2, 4])
+        num_sets, num_permutations, _, num_queries = shape
+        undefined = {
+            "order": num_permutations < 2,
+            "selection": num_sets < 2,
+            "ratio.low": min(num_sets, num_permutations) < 3,
+            "ratio_effect.high": min(num_sets, num_permutations, num_queries) < 2,
+        }
+        for name, absent in undefined.items():
+            field, _, part = name.partition(".")
+            values = getattr(getattr(found, field), part) if part else getattr(found, field)
+            assert np.isnan(values[0])
+            assert np.isnan(values[1:]).all() == absent or num_queries == 1, name
+        assert "-" in printed(over_shots_table(found))
+        assert len(ratio_plot(found, tmp_path / "r")) == 2
+        assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["order"][0] is None
+
+    def test_without_a_common_query_nothing_is_said(self) -> None:
+        state = np.zeros((3, 3, 2, 4), np.uint8)
+        state[0, 0, 1] = 2
+        found = sensitivity_over_shots(answers(state.shape), state, shots=[2, 4])
+        assert np.isnan(found.order).all()
+        assert (found.num_queries, found.dropped) == (0, 1.0)
+
+    def test_prefixes_hold_selection_within_the_set(self) -> None:
+        """A model that cares for the demonstrations and not at all for their order."""
+        generator = np.random.default_rng(8)
+        quality = 0.05 * generator.standard_normal((6, 8))
+        permutations = np.array([generator.permutation(8) for _ in range(6)])
+        chance = np.stack([0.6 + quality[:, permutations[:, :k]].mean(axis=2) for k in (2, 4, 8)], axis=2)
+        correct = np.linspace(0, 1, 400, endpoint=False) < np.round(chance, 9)[..., None]
+        found = sensitivity_over_shots(correct, shots=[2, 4, 8])
+        assert found.order[0] > found.order[1] > found.order[2] == 0
+        assert found.is_order_alone.tolist() == [False, False, True]
+
+    def test_the_caution_stands_where_order_is_not_order_alone(self, tmp_path: Path) -> None:
+        prefixes, clean = over_shots(), over_shots(resampled=True)
+        assert prefixes.caution is not None
+        assert "At k < 8" in prefixes.caution
+        assert "`resample: per_k`" in prefixes.caution
+        assert prefixes.to_dict()["caution"] == prefixes.caution
+        assert prefixes.to_dict()["is_order_alone"] == [False, False, False, True]
+        for width in (60, 80, 160):
+            shown = " ".join(printed(over_shots_table(prefixes), width).split())
+            assert f"* {prefixes.caution}" in shown
+        assert re.findall(r"(\d\*?) as printed", shown) == ["1*", "4*", "8"]
+        drawn = " ".join(printed_text(ratio_plot(prefixes, tmp_path / "a")[1]))
+        assert prefixes.caution in drawn
+        assert clean.caution is None
+        assert clean.is_order_alone.all()
+        assert "*" not in printed(over_shots_table(clean))
+        assert "resample" not in " ".join(printed_text(ratio_plot(clean, tmp_path / "b")[1]))
+        only_longest = sensitivity_over_shots(answers((3, 3, 2, 9)), shots=[0, 8])
+        assert only_longest.caution is None
+
+    def test_the_table_shows_every_interval_beside_its_r(self) -> None:
+        found = over_shots()
+        lines = printed(over_shots_table(found), 80).splitlines()
+        for place, start in ((1, 3), (2, 5), (3, 7)):
+            for line, values, r in (
+                (lines[start], (found.order, found.selection, found.ratio.estimate), found.ratio),
+                (lines[start + 1], (found.order_effect.estimate,), found.ratio_effect),
+            ):
+                assert all(f"{value[place]:.4f}" in line for value in values)
+                assert line.rstrip().endswith(f"{r.low[place]:.4f} to {r.high[place]:.4f}")
+
+    def test_points_are_hollow_where_order_is_not_order_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from matplotlib.figure import Figure
+
+        figures: list[Figure] = []
+        save = Figure.savefig
+        monkeypatch.setattr(
+            Figure, "savefig", lambda figure, *args, **more: figures.append(figure) or save(figure, *args, **more)
+        )
+        ratio_plot(over_shots(), tmp_path / "r")
+        for axes in figures[0].axes:
+            hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+            assert hollow
+            assert all(np.array_equal(line.get_xdata(), [1, 4]) for line in hollow)
+        ratio = next(line for axes in figures[0].axes for line in axes.lines if line.get_color() == "black")
+        np.testing.assert_array_equal(ratio.get_ydata(), over_shots().ratio.estimate[1:])
+
+    def test_shots_that_do_not_fit_are_named(self, tmp_path: Path) -> None:
+        with pytest.raises(RequestError, match=r"\[S, P, K, Q\], got \[2, 3, 4\]"):
+            sensitivity_over_shots(np.ones((2, 3, 4), int), shots=[1])
+        for shots in ([1], [4, 1], [2, 2]):
+            with pytest.raises(
+                RequestError, match=rf"2 ascending numbers, one for each k, got {re.escape(str(shots))}"
+            ):
+                sensitivity_over_shots(np.ones((2, 3, 2, 4), int), shots=shots)
+        nothing = sensitivity_over_shots(np.ones((2, 3, 1, 4), int), shots=[0])
+        with pytest.raises(RequestError, match="at least one k >= 1"):
+            ratio_plot(nothing, tmp_path / "r")
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """All numbers in JSON content."""
+    if isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from numbers(entry)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield float(value)
+
+
 class TestJson:
+    def test_every_number_of_the_tables_is_in_the_report(self) -> None:
+        generator = np.random.default_rng(9)
+        state = (generator.random((5, 4, 3, 60)) < 0.002).astype(np.uint8)
+        correct = answers(state.shape)
+        logprob = np.round(generator.normal(-2, 1, (5, 4, 60, 3)), 1).astype(np.float32)
+        targets, weights = generator.integers(0, 3, 60), generator.integers(1, 3, 60)
+        summary = sensitivity_summary(
+            correct[:, :, 2], logprob, targets, state[:, :, 2], weights=weights, tokens=Counts()
+        )
+        curve = stats.curve(correct, state, weights)
+        over = sensitivity_over_shots(correct, state, shots=[0, 4, 8], weights=weights)
+        known = list(numbers(report_content(summary, curve, [0, 4, 8], over)))
+        tables = [*sensitivity_tables(summary, 8), curve_table(curve, [0, 4, 8]), over_shots_table(over)]
+        # a percent sign tells a share; constants of the method and exponents stand in words that are not numbers
+        words = re.compile(r"5 % ordering|one ordering in 20|95 %|1e-4")
+        for table in tables:
+            text = words.sub("", printed(table).replace(",", ""))
+            for number, percent in re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)(%?)", text):
+                scale, digits = (100 if percent else 1), len(number.partition(".")[2])
+                assert any(f"{abs(scale * value):.{digits}f}" == number for value in known), (table.title, number)
+
     def test_round_trips_with_null_for_what_is_not_finite(self) -> None:
         content = report_content(sensitivity_summary(np.ones((3, 3, 5), int)))
         read = json.loads(json.dumps(content, allow_nan=False))
@@ -266,7 +475,7 @@ class TestTables:
         summary = full_summary()
         curve = stats.curve(answers((3, 3, 2, 20)))
         tables = [*sensitivity_tables(summary, 8), *sensitivity_tables(summary, 8, full=False)]
-        for table in [*tables, curve_table(curve, [0, 4])]:
+        for table in [*tables, curve_table(curve, [0, 4]), over_shots_table(over_shots(resampled=True))]:
             narrow, wide = printed(table, width), printed(table)
             assert "…" not in narrow
             assert max(map(len, narrow.splitlines())) <= width
@@ -316,7 +525,7 @@ class TestTables:
 
 def printed_text(svg: Path) -> list[str]:
     """Matplotlib draws letters as paths and keeps the text as a comment."""
-    return [text.strip() for text in re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))]
+    return [html.unescape(text.strip()) for text in re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))]
 
 
 class TestFigures:
@@ -383,7 +592,15 @@ def test_the_report_is_written_whole_and_replaced(tmp_path: Path) -> None:
     interval = f"r {quoted.estimate:.2f}  [{quoted.low:.2f}, {quoted.high:.2f}]"
     assert any(line.endswith(interval) for line in heat_map_text)
     assert "one" in printed_text(tmp_path / "curve.svg")
+    both = [*("r_over_k.png", "r_over_k.svg"), "report.json"]
+    for shots, files in (([1, 4], both), ([0, 4], both[-1:])):
+        over = sensitivity_over_shots(answers((3, 3, 2, 20)), shots=shots)
+        paths = write_report(tmp_path, full_summary(), over_shots=over, shots=shots, title="two")
+        assert [path.name for path in paths[2:]] == files
+        written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+        assert written["over_shots"] == json.loads(json.dumps(over.to_dict()))
+    assert "two" in printed_text(tmp_path / "r_over_k.svg")
     write_report(tmp_path, full_summary())
     read = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert read["sensitivity"]["accuracy"] == full_summary().accuracy.tolist()
-    assert "curve" not in read
+    assert not {"curve", "over_shots"} & set(read)

@@ -82,7 +82,7 @@ class TestAccuracy:
     def test_a_weight_counts_like_a_repeated_query(self) -> None:
         correct = np.random.default_rng(0).integers(0, 2, (3, 4, 5))
         weights = np.array([1, 3, 0, 2, 1])
-        repeated = np.repeat(correct, weights, axis=-1)
+        repeated = reference.repeated(correct, weights.tolist())
         np.testing.assert_allclose(stats.accuracy(correct, weights=weights).values, stats.accuracy(repeated).values)
 
 
@@ -134,6 +134,16 @@ class TestCurve:
         found = stats.curve(correct)
         expected = reference.curve(correct)
         for got, want in zip(found[:3], expected, strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-12)
+
+    def test_a_weight_counts_like_a_repeated_query(self) -> None:
+        correct = np.random.default_rng(22).integers(0, 2, (3, 4, 2, 6), dtype=np.uint8)
+        weights = [1, 2, 1, 5, 3, 1]
+        for got, want in zip(
+            stats.curve(correct, weights=weights)[:3],
+            reference.curve(reference.repeated(correct, weights)),
+            strict=True,
+        ):
             np.testing.assert_allclose(got, want, atol=1e-12)
 
     def test_one_context_repeated_has_no_spread(self) -> None:
@@ -354,6 +364,10 @@ class TestGeneralizedInterval:
         assert found.selection.low > 0
         assert found.ratio.high == math.inf
 
+    def test_without_an_order_effect_r_is_undefined(self) -> None:
+        accuracy = np.repeat(np.linspace(0.3, 0.8, 4)[:, None], 5, axis=1)
+        assert all(math.isnan(value) for value in stats.generalized_interval(accuracy).ratio[:3])
+
     def test_a_ratio_left_open_widens_its_interval_on_both_sides(self) -> None:
         draws = np.repeat([np.nan, 1.0], [10, 90])
         assert _quantiles(1.0, draws, 0.95)[1:3] == (0, math.inf)
@@ -391,9 +405,19 @@ class TestStandardErrors:
         assert found[1:3] == pytest.approx(reference.wilson(*counts, 0.95), abs=1e-9)
         assert 0 <= found.low <= found.estimate <= found.high <= 1
 
-    @given(tensors)
-    def test_clustered_agrees_with_the_oracle(self, correct: Array) -> None:
-        assert stats.clustered_se(correct) == pytest.approx(reference.clustered_se(correct), abs=1e-12)
+    @given(tensors, seeds)
+    def test_clustered_agrees_with_the_oracle(self, correct: Array, seed: int) -> None:
+        alike = [1] * correct.shape[-1]
+        assert stats.clustered_se(correct) == pytest.approx(reference.clustered_se(correct, alike), abs=1e-12)
+        weights = np.random.default_rng(seed).integers(1, 5, correct.shape[-1]).tolist()
+        found = stats.clustered_se(correct, weights)
+        assert found == pytest.approx(reference.clustered_se(correct, weights), abs=1e-12)
+
+    def test_a_repeated_query_is_no_second_draw(self) -> None:
+        correct = np.random.default_rng(23).integers(0, 2, (3, 30))
+        weights = [4] * 15 + [1] * 15
+        written_out = stats.clustered_se(reference.repeated(correct, weights))
+        assert stats.clustered_se(correct, weights) > 1.3 * written_out
 
     def test_more_contexts_do_not_count_as_more_queries(self) -> None:
         correct = np.random.default_rng(15).integers(0, 2, (1, 40))
@@ -477,6 +501,26 @@ class TestCalibration:
     def test_near_ties_agree_with_the_oracle(self, logprob: Array) -> None:
         assert stats.near_tie_rate(logprob) == pytest.approx(reference.near_tie_rate(logprob, 1e-4))
 
+    @given(seeds)
+    def test_a_weight_counts_like_a_repeated_query(self, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        logprob = np.round(generator.normal(0, 1, (2, 9, 3)), 1)
+        targets, weights = generator.integers(0, 3, 9), generator.integers(1, 4, 9).tolist()
+        state = (generator.random((2, 9)) < 0.1).astype(np.uint8)
+        found = stats.calibration(logprob, targets, state, weights=weights)
+        written_out = [reference.repeated(array, weights, 1) for array in (logprob, state)]
+        truth = reference.repeated(targets, weights)
+        kept = ~written_out[1].any(axis=0)
+        for context in range(2):
+            want = (
+                reference.calibration(written_out[0][context][kept], truth[kept].tolist(), 10)
+                if kept.any()
+                else [math.nan] * 3
+            )
+            assert [score[context] for score in found] == pytest.approx(want, abs=1e-12, nan_ok=True)
+        rate = stats.near_tie_rate(logprob, state, weights=weights)
+        assert rate == pytest.approx(reference.near_tie_rate(written_out[0][written_out[1] == 0], 1e-4))
+
     def test_near_ties_of_nothing(self) -> None:
         assert math.isnan(stats.near_tie_rate(np.zeros((2, 3, 1))))
         assert math.isnan(stats.near_tie_rate(np.zeros((2, 3, 2)), np.ones((2, 3))))
@@ -506,6 +550,9 @@ BAD_CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.wilson_interval(5, 4), "got 5 of 4"),
     (lambda: stats.needed_design(np.eye(3), ratio=-1), "ratio must be positive and finite, got -1"),
     (lambda: stats.clustered_se([[0, 1]], [1, 2, 3]), r"weights must have shape \[2\]"),
+    (lambda: stats.clustered_se([[0, 1]], [0, 0]), "not all 0, got 0.0 to 0.0"),
+    (lambda: stats.calibration([[0.0, 1.0]], [0], weights=[-1]), "got -1.0 to -1.0"),
+    (lambda: stats.near_tie_rate([[0.0, 1.0]], weights=[1, 2]), r"weights must have shape \[1\], got \[2\]"),
     (lambda: stats.calibration([[0.0, 1.0]], [2]), r"targets must lie in 0..1, found 2"),
     (lambda: stats.calibration([[0.0, 1.0]], [0, 1]), r"integers of shape \[1\], got int64 \[2\]"),
     (lambda: stats.near_tie_rate([0.0, 1.0]), r"got float64 \[2\]"),

@@ -30,6 +30,11 @@ def accuracy(correct: Array, state: Array, weights: FloatArray) -> FloatArray:
     return values
 
 
+def repeated(values: Array, weights: Sequence[int], axis: int = -1) -> Array:
+    """`values` with entry q of `axis` written out weights[q] times, which is what a weight stands for."""
+    return np.stack([np.take(values, q, axis) for q, weight in enumerate(weights) for _ in range(weight)], axis)
+
+
 def order_sensitivity(accuracy: FloatArray, estimator: str) -> float:
     """Average over the rows of accuracy [S, P] of their standard deviation, by the statistics module."""
     deviations = [statistics.stdev(row) for row in accuracy.tolist()]
@@ -150,14 +155,18 @@ def wilson(num_correct: int, num_queries: int, level: float) -> tuple[float, flo
     return low, high
 
 
-def clustered_se(correct: Array) -> float:
-    """Standard error of the mean of correct [..., Q]: sandwich over queries of the sums of their residuals."""
+def clustered_se(correct: Array, weights: Sequence[int]) -> float:
+    """Standard error of the mean of correct [..., Q], query q written out weights[q] times but one cluster.
+
+    The sandwich over queries of the sums of their residuals.
+    """
     answers: list[list[int]] = correct.reshape(-1, correct.shape[-1]).tolist()
     num_queries = len(answers[0])
-    mean = statistics.fmean(statistics.fmean(row) for row in answers)
-    clusters = [sum(row[q] - mean for row in answers) for q in range(num_queries)]
+    written_out = [row[q] for row in answers for q in range(num_queries) for _ in range(weights[q])]
+    mean = statistics.fmean(written_out)
+    clusters = [sum(row[q] - mean for row in answers for _ in range(weights[q])) for q in range(num_queries)]
     meat = sum(cluster**2 for cluster in clusters)
-    return math.sqrt(num_queries / (num_queries - 1) * meat) / (len(answers) * num_queries)
+    return math.sqrt(num_queries / (num_queries - 1) * meat) / len(written_out)
 
 
 def calibration(label_logprob: FloatArray, targets: Sequence[int], num_bins: int) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from iclperm.stats import Curve
-from iclperm.studies.sensitivity import SensitivitySummary, report_content
+from iclperm.studies.sensitivity import SensitivityOverShots, SensitivitySummary, report_content
 
 
 def write_report(
@@ -16,25 +16,28 @@ def write_report(
     summary: SensitivitySummary,
     *,
     curve: Curve | None = None,
+    over_shots: SensitivityOverShots | None = None,
     shots: Sequence[int] | None = None,
     title: str = "",
     chance: float | None = None,
 ) -> list[Path]:
-    """Write the heat map, the curve where there is one (each PNG and SVG) and report.json; return the paths in
-    `folder`.
+    """Write the heat map, the curve where there is one, r over k where at least two k >= 1 were run (each PNG and SVG)
+    and report.json; return the paths in `folder`.
 
     `shots` are the numbers of demonstrations along the curve, the last of them that of the heat map; `title` names task
     and model; `chance` is the accuracy of guessing. report.json comes last and whole, so that where it stands the
     figures stand too. Files of the same names are replaced: everything here can be made again from the stored items.
     """
-    from iclperm.report.figures import curve_plot, heat_map
+    from iclperm.report.figures import curve_plot, heat_map, ratio_plot
 
     folder = Path(folder)
     map_title = ", ".join(part for part in (title, f"k = {shots[-1]}" if shots else "") if part)
     paths = heat_map(summary.accuracy, folder / "heatmap", title=map_title, ratio=summary.jackknife)
     if curve is not None and shots is not None:
         paths += curve_plot(curve, shots, folder / "curve", title=title, chance=chance)
-    return [*paths, _write_json(folder / "report.json", report_content(summary, curve, shots))]
+    if over_shots is not None and sum(k > 0 for k in over_shots.shots) >= 2:
+        paths += ratio_plot(over_shots, folder / "r_over_k", title=title)
+    return [*paths, _write_json(folder / "report.json", report_content(summary, curve, shots, over_shots))]
 
 
 def _write_json(path: Path, content: dict[str, object]) -> Path:

@@ -1,4 +1,4 @@
-"""Figures for a paper: the accuracy heat map and the curve over shots, as PNG and SVG.
+"""Figures for a paper: the accuracy heat map, the curve and r over shots, as PNG and SVG.
 
 Matplotlib's object interface is used throughout: no backend is chosen, and the caller's settings are restored. The
 files depend on the numbers and the Matplotlib version only: default settings, no dates, a fixed salt for SVG ids.
@@ -7,6 +7,7 @@ files depend on the numbers and the Matplotlib version only: default settings, n
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from iclperm.errors import RequestError
 from iclperm.stats import Curve, Interval, order_sensitivity, selection_sensitivity, sensitivity_ratio
 from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
+from iclperm.studies.sensitivity import SensitivityOverShots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _MAX_PRINTED_CELLS = 200
 _MAX_TICKS = 20
+_WIDEST_R = 16.0  # intervals of r beyond 1/16 and 16 leave the frame
+_CAPTION_LETTERS = 84
 _COLOURS = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#5F5F5F"  # Okabe-Ito
 _STYLE: Any = {
@@ -76,12 +80,41 @@ def curve_plot(
         _draw_curve(axes, curve, shots)
         if chance is not None:
             axes.axhline(chance, color=_GREY, linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
-        axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=list(shots))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#E4E4E4", linewidth=0.7)
-        axes.set_axisbelow(True)
+        axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=_shot_ticks(shots))
+        _plain_frame(axes)
         axes.legend(frameon=False, loc="best", handlelength=1.8)
         _head(figure, title or "Accuracy against the number of demonstrations", "bands: mean ± one standard deviation")
+        return _save(figure, Path(stem))
+
+
+def ratio_plot(over_shots: SensitivityOverShots, stem: str | Path, *, title: str = "") -> list[Path]:
+    """Draw r as printed with its jackknife interval, and both sensitivities under it, against k >= 1.
+
+    Points are hollow where order is not order alone, and a caption says why. r has a logarithmic axis with a line at 1.
+    Writes `stem`.png and `stem`.svg and returns both paths. Raises RequestError where no k >= 1 was run.
+    """
+    drawn = np.array(over_shots.shots) >= 1
+    if not drawn.any():
+        raise RequestError("r over k needs a run with at least one k >= 1, this one has k = 0 only")
+    caption = textwrap.wrap(f"Hollow points: {over_shots.caution}", _CAPTION_LETTERS) if over_shots.caution else []
+    foot = 0.14 * len(caption)
+    with _figure((4.8, 4.7 + foot)) as figure:
+        upper, lower = _ratio_axes(figure, foot)
+        _draw_ratio(upper, over_shots, drawn)
+        for name, values, style in (
+            ("order", over_shots.order, {"color": _BLUE, "marker": "o"}),
+            ("selection", over_shots.selection, {"color": _ORANGE, "marker": "s"}),
+        ):
+            _draw_points(lower, over_shots, drawn, values, {"label": f"to {name}", **style})
+        lower.set(xlabel="number of demonstrations k", ylabel="sensitivity of accuracy")
+        lower.set_ylim(bottom=0)
+        lower.legend(frameon=False, loc="best", handlelength=1.8)
+        for axes in (upper, lower):
+            _plain_frame(axes)
+        _head(
+            figure, title or "Order against selection over k", "r = selection / order, as printed, with 95 % jackknife"
+        )
+        figure.text(0.02, 0.08 / figure.get_figheight(), "\n".join(caption), va="bottom", fontsize=7.5, color=_GREY)
         return _save(figure, Path(stem))
 
 
@@ -207,3 +240,65 @@ def _draw_curve(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
         if np.isfinite(spread).all():
             low, high = curve.mean - spread, curve.mean + spread
             axes.fill_between(shots, low, high, label=f"spread over {name}", linewidth=0.8, **style)
+
+
+def _plain_frame(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#E4E4E4", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def _shot_ticks(shots: Sequence[int]) -> list[int]:
+    """Every k, or evenly many of them where they would run into each other; the last always."""
+    step = math.ceil(len(shots) / _MAX_TICKS)
+    return list(shots)[::-step][::-1]
+
+
+def _ratio_axes(figure: Figure, foot: float) -> tuple[Axes, Axes]:
+    """Two panels over one axis of k, above `foot` inches of caption."""
+    height = figure.get_figheight()
+    bottom, panel, gap = foot + 0.5, 1.7, 0.16
+    lower = figure.add_axes((0.15, bottom / height, 0.82, panel / height))
+    upper = figure.add_axes((0.15, (bottom + panel + gap) / height, 0.82, panel / height), sharex=lower)
+    upper.tick_params(labelbottom=False)
+    return upper, lower
+
+
+def _draw_ratio(axes: Axes, over_shots: SensitivityOverShots, drawn: npt.NDArray[np.bool_]) -> None:
+    shots, r = np.array(over_shots.shots)[drawn], over_shots.ratio
+    axes.axhline(1.0, color=_GREY, linewidth=0.9, linestyle=(0, (4, 2)))
+    axes.vlines(shots, r.low[drawn], r.high[drawn], color="black", linewidth=1.1)
+    _draw_points(axes, over_shots, drawn, r.estimate, {"color": "black", "marker": "o"})
+    low, high = _ratio_limits(r.estimate[drawn], r.low[drawn], r.high[drawn])
+    powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+    axes.set(ylabel="r", yscale="log", ylim=(low, high), xticks=_shot_ticks(shots.tolist()))
+    axes.set_yticks([2.0**power for power in powers], [f"{2.0**power:g}" for power in powers])
+    axes.minorticks_off()
+
+
+def _ratio_limits(estimate: FloatArray, low: FloatArray, high: FloatArray) -> tuple[float, float]:
+    """Range of the axis of r: 1 and a factor of 2 around it, every estimate, and intervals up to `_WIDEST_R`."""
+    bounds = np.clip(np.concatenate([low, high, [0.5, 2.0]]), 1 / _WIDEST_R, _WIDEST_R)
+    values = np.concatenate([bounds, estimate[estimate > 0]])
+    return float(np.nanmin(values)) / 1.1, float(np.nanmax(values)) * 1.1
+
+
+def _draw_points(
+    axes: Axes,
+    over_shots: SensitivityOverShots,
+    drawn: npt.NDArray[np.bool_],
+    values: FloatArray,
+    style: dict[str, Any],
+) -> None:
+    """A line through the points, hollow where order is not order alone; an undefined value leaves a gap."""
+    shots = np.array(over_shots.shots)
+    axes.plot(shots[drawn], values[drawn], linewidth=1.2, markersize=4.5, **style)
+    hollow = drawn & ~over_shots.is_order_alone
+    axes.plot(
+        shots[hollow],
+        values[hollow],
+        **{**style, "label": None},
+        linestyle="none",
+        markersize=4.5,
+        markerfacecolor="white",
+    )

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 from rich import box
 from rich.table import Table
 
 from iclperm.errors import RequestError
 from iclperm.stats import Calibration, Curve, Interval, VarianceComponents, explain_components
-from iclperm.studies.sensitivity import Ordering, SensitivitySummary, Tokens
+from iclperm.studies.sensitivity import Ordering, SensitivityOverShots, SensitivitySummary, Tokens, over_orderings
 
 _MAX_MEANS = 20
 _BRIEFLY = {
@@ -58,6 +57,33 @@ def curve_table(curve: Curve, shots: Sequence[int]) -> Table:
     )
 
 
+def over_shots_table(over_shots: SensitivityOverShots) -> Table:
+    """Order against selection at every k >= 1, as printed and free of item noise, each with its interval of r.
+
+    A star marks the k at which order is not order alone; the caption says why.
+    """
+    rows: list[Sequence[str]] = []
+    printed = (over_shots.order, over_shots.selection, over_shots.ratio.estimate)
+    effects = [
+        part.estimate for part in (over_shots.order_effect, over_shots.selection_effect, over_shots.ratio_effect)
+    ]
+    for place, (k, alone) in enumerate(zip(over_shots.shots, over_shots.is_order_alone, strict=True)):
+        if k == 0:
+            continue
+        for name, kind, values, r in (
+            (f"{k}{'' if alone else '*'}", "as printed", printed, over_shots.ratio),
+            ("", "noise-free", effects, over_shots.ratio_effect),
+        ):
+            interval = Interval(r.estimate[place], r.low[place], r.high[place], r.level)
+            rows.append((name, kind, *(_number(value[place]) for value in values), _range(interval)))
+    table = _table(
+        "Order against selection over k", ("k", "", "to order", "to selection", "r", "95 % of r"), rows, texts=(1,)
+    )
+    if over_shots.caution is not None:
+        table.caption, table.caption_justify = f"* {over_shots.caution}", "left"
+    return table
+
+
 def token_line(tokens: Tokens) -> str:
     """What shared prefixes saved, in one line."""
     line = f"tokens: {tokens.naive:,} prompt by prompt, {tokens.unique:,} distinct: {tokens.saving:.1f} times fewer"
@@ -76,7 +102,7 @@ def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) 
     missing = ", ".join(f"{name} {share:.2%}" for name, share in summary.missing.items() if share) or "none"
     if full or summary.dropped or missing != "none":
         rows.append(("queries left out", f"{summary.dropped:.1%}", "not ok in some cell"))
-        rows.append(("answers missing", f"{sum(summary.missing.values()):.1%}", missing))
+        rows.append(("answers missing", f"{summary.missing_total:.1%}", missing))
     if full and summary.near_ties is not None:
         rows.append(("near-ties", f"{summary.near_ties:.2%}", "two best labels within 1e-4 nats"))
     title = f"Accuracy{_at(shots)}: {sets} sets x {permutations} permutations, {summary.num_queries} queries"
@@ -122,10 +148,8 @@ def _means_table(summary: SensitivitySummary, shots: int | None) -> Table:
 
 def _calibration_table(calibration: Calibration, shots: int | None) -> Table:
     names = {"nll": "negative log-likelihood (nats)", "brier": "Brier score", "ece": "expected calibration error"}
-    rows = []
-    for field, name in names.items():
-        values = getattr(calibration, field)
-        rows.append((name, *(_number(float(value)) for value in (np.mean(values), values.min(), values.max()))))
+    scores = over_orderings(calibration)
+    rows = [(name, *map(_number, scores[field].values())) for field, name in names.items()]
     return _table(f"Beyond accuracy{_at(shots)}, over all orderings", ("", "mean", "lowest", "highest"), rows)
 
 

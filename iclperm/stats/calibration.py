@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
-from iclperm.stats.sensitivity import FloatArray, usable_queries
+from iclperm.stats.sensitivity import FloatArray, query_weights, usable_queries
 
 _NEAR_TIE_NATS = 1e-4
 
@@ -25,7 +25,12 @@ class Calibration(NamedTuple):
 
 
 def calibration(
-    label_logprob: npt.ArrayLike, targets: npt.ArrayLike, state: npt.ArrayLike | None = None, num_bins: int = 10
+    label_logprob: npt.ArrayLike,
+    targets: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    num_bins: int = 10,
+    *,
+    weights: npt.ArrayLike | None = None,
 ) -> Calibration:
     """Negative log-likelihood, Brier score and expected calibration error of every context.
 
@@ -34,6 +39,7 @@ def calibration(
         targets: [Q] index of the right label.
         state: [..., Q] integers, 0 = ok; only queries ok in every context count.
         num_bins: equal-width bins of the confidence; with few queries a bin, chance alone makes the error positive.
+        weights: [Q] how often each query counts.
 
     Returns NaN everywhere where no query is usable. Raises RequestError on shapes that do not fit, a target outside
     0..L-1, or a usable log-likelihood that is NaN. Cost: O(size), in float64 for one leading index at a time. Guo et
@@ -42,30 +48,37 @@ def calibration(
     logprob = _label_logprob(label_logprob)
     *cells, num_queries, num_labels = logprob.shape
     usable = usable_queries(logprob.shape[:-1], state)
-    truth = _targets(targets, num_queries, num_labels)[usable]
+    truth, weight = _targets(targets, num_queries, num_labels)[usable], query_weights(weights, num_queries)[usable]
     contexts = logprob.reshape(-1, num_queries, num_labels)
     scores = np.full((3, len(contexts)), np.nan)
     for index, context in enumerate(contexts):
-        if len(truth):
-            scores[:, index] = _context_scores(context[usable], truth, num_bins)
+        if weight.any():
+            scores[:, index] = _context_scores(context[usable], truth, weight, num_bins)
     return Calibration(*scores.reshape(3, *cells))
 
 
 def near_tie_rate(
-    label_logprob: npt.ArrayLike, state: npt.ArrayLike | None = None, tolerance: float = _NEAR_TIE_NATS
+    label_logprob: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    tolerance: float = _NEAR_TIE_NATS,
+    *,
+    weights: npt.ArrayLike | None = None,
 ) -> float:
     """Share of the ok answers whose two best labels lie within `tolerance` nats: rounding could turn them.
 
-    label_logprob [..., Q, L] in nats, state [..., Q] with 0 = ok. NaN where no answer is ok or L = 1.
+    label_logprob [..., Q, L] in nats, state [..., Q] with 0 = ok, weights [Q] how often each query counts. NaN where no
+    answer that counts is ok, or L = 1.
     """
     logprob = _label_logprob(label_logprob)
     ok = np.ones(logprob.shape[:-1], dtype=np.bool_) if state is None else np.asarray(state) == 0
     if ok.shape != logprob.shape[:-1]:
         raise RequestError(f"state must have shape {list(logprob.shape[:-1])}, got {list(ok.shape)}")
-    if logprob.shape[-1] < 2 or not ok.any():
+    answers = ok * query_weights(weights, logprob.shape[-2])
+    if logprob.shape[-1] < 2 or not answers.any():
         return float("nan")
     best_two = np.partition(logprob, -2, axis=-1)[..., -2:]
-    return float(np.mean((best_two[..., 1] - best_two[..., 0])[ok] <= tolerance))
+    near = best_two[..., 1] - best_two[..., 0] <= tolerance  # NaN, where an answer is not ok, compares as False
+    return float(answers[near].sum() / answers.sum())
 
 
 def _label_logprob(label_logprob: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -88,7 +101,7 @@ def _targets(targets: npt.ArrayLike, num_queries: int, num_labels: int) -> npt.N
 
 
 def _context_scores(
-    logprob: npt.NDArray[Any], truth: npt.NDArray[np.int64], num_bins: int
+    logprob: npt.NDArray[Any], truth: npt.NDArray[np.int64], weight: FloatArray, num_bins: int
 ) -> tuple[float, float, float]:
     values = logprob.astype(np.float64)
     if np.isnan(values).any():
@@ -96,16 +109,19 @@ def _context_scores(
     values -= np.logaddexp.reduce(values, axis=1, keepdims=True)
     queries = np.arange(len(truth))
     probability = np.exp(values)
-    nll = -float(values[queries, truth].mean())
+    nll = -float(np.average(values[queries, truth], weights=weight))
     distance = probability.copy()
     distance[queries, truth] -= 1.0
-    return nll, float(np.sum(distance**2, axis=1).mean()), _calibration_error(probability, truth, num_bins)
+    brier = float(np.average(np.sum(distance**2, axis=1), weights=weight))
+    return nll, brier, _calibration_error(probability, truth, weight, num_bins)
 
 
-def _calibration_error(probability: FloatArray, truth: npt.NDArray[np.int64], num_bins: int) -> float:
+def _calibration_error(
+    probability: FloatArray, truth: npt.NDArray[np.int64], weight: FloatArray, num_bins: int
+) -> float:
     """Σ over bins of the share of queries times |accuracy - mean confidence|."""
     confidence = probability.max(axis=1)
     hit = probability.argmax(axis=1) == truth
     bins = np.minimum((confidence * num_bins).astype(np.int64), num_bins - 1)
-    gaps = np.bincount(bins, weights=hit - confidence, minlength=num_bins)
-    return float(np.abs(gaps).sum() / len(truth))
+    gaps = np.bincount(bins, weights=weight * (hit - confidence), minlength=num_bins)
+    return float(np.abs(gaps).sum() / weight.sum())

@@ -35,7 +35,7 @@ class Curve(NamedTuple):
     std_sets: FloatArray
     """Standard deviation over sets (trials) of a set's mean over permutations; NaN for S = 1."""
     dropped: float
-    """Share of the queries that at least one cell could not answer."""
+    """Share of the queries (by weight) that at least one cell could not answer."""
     num_queries: int
     """Distinct queries that were used."""
 
@@ -56,13 +56,12 @@ def accuracy(
     """
     items = binary_items(correct)
     usable = usable_queries(items.shape, state)
-    query_weights = _query_weights(weights, items.shape[-1])
-    kept = float(query_weights[usable].sum())
-    total = float(query_weights.sum())
+    weight = query_weights(weights, items.shape[-1])
+    kept, total = float(weight[usable].sum()), float(weight.sum())
     if kept == 0.0:
         return Accuracy(np.full(items.shape[:-1], np.nan), 1.0, 0)
     # einsum casts in small buffers; a matrix product would make a float copy of the whole tensor
-    values = np.einsum("...q,q->...", items, np.where(usable, query_weights, 0.0)) / kept
+    values = np.einsum("...q,q->...", items, np.where(usable, weight, 0.0)) / kept
     return Accuracy(np.asarray(values, dtype=np.float64), 1.0 - kept / total, int(np.count_nonzero(usable)))
 
 
@@ -171,7 +170,8 @@ def usable_queries(shape: tuple[int, ...], state: npt.ArrayLike | None) -> npt.N
     return np.asarray(~states.any(axis=tuple(range(states.ndim - 1))))
 
 
-def _query_weights(weights: npt.ArrayLike | None, num_queries: int) -> FloatArray:
+def query_weights(weights: npt.ArrayLike | None, num_queries: int) -> FloatArray:
+    """`weights` as float64 [Q], all 1 by default; raises RequestError on another shape, a negative or only zeros."""
     if weights is None:
         return np.ones(num_queries)
     values: FloatArray = np.asarray(weights, dtype=np.float64)

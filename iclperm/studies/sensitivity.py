@@ -62,6 +62,69 @@ class Spread(NamedTuple):
     ratio: float
 
 
+class IntervalsOverShots(NamedTuple):
+    """One estimate with its interval at every number of shots; NaN where undefined, `high` can be infinite."""
+
+    estimate: FloatArray
+    """[K]"""
+    low: FloatArray
+    """[K]"""
+    high: FloatArray
+    """[K]"""
+    level: float
+
+
+@dataclass(frozen=True)
+class SensitivityOverShots:
+    """Order against selection at every number of shots that was run, in units of accuracy.
+
+    At k = 0 there is nothing to order or to choose: every entry there is NaN.
+    """
+
+    shots: tuple[int, ...]
+    """[K] numbers of demonstrations, ascending; the last is the size of the sets."""
+    resampled: bool
+    """Whether every k had sets and permutations of its own; else its contexts are prefixes of the longest ones."""
+    order: FloatArray
+    """[K] order sensitivity as printed; NaN for P = 1. See `is_order_alone`."""
+    selection: FloatArray
+    """[K] selection sensitivity as printed; NaN for S = 1."""
+    ratio: IntervalsOverShots
+    """r as printed, with the jackknife interval; without one below three sets or permutations."""
+    order_effect: IntervalsOverShots
+    """Order effect free of item noise, with the generalised interval; NaN for S = 1, P = 1 or one query."""
+    selection_effect: IntervalsOverShots
+    ratio_effect: IntervalsOverShots
+    """r free of item noise."""
+    dropped: float
+    """Share of the queries (by weight) that some cell at some k could not answer."""
+    num_queries: int
+    """Distinct queries that were used, the same at every k."""
+
+    @property
+    def is_order_alone(self) -> npt.NDArray[np.bool_]:
+        """[K] whether a permutation only orders; elsewhere it also chooses which demonstrations of the set are seen."""
+        return np.array([self.resampled or k == self.shots[-1] for k in self.shots])
+
+    @property
+    def caution(self) -> str | None:
+        """What order means where it is not order alone, and the remedy; None where it is everywhere."""
+        if not any(k and not alone for k, alone in zip(self.shots, self.is_order_alone, strict=True)):
+            return None
+        return _PREFIX_CAUTION.format(shots=self.shots[-1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON-safe lists, dictionaries and numbers; NaN and infinity become None."""
+        return {**plain(self), "is_order_alone": plain(self.is_order_alone), "caution": self.caution}
+
+
+_PREFIX_CAUTION = (
+    "At k < {shots} the context is the first k of one ordering of {shots} demonstrations: a permutation also chooses "
+    "which of them are seen, so order holds selection within the set there, and r comes out too low. Only at k = "
+    "{shots} is it order alone; the study key `resample: per_k` makes it so at every k."
+)
+
+
 @dataclass(frozen=True)
 class SensitivitySummary:
     """The numbers of a sensitivity study at one number of shots."""
@@ -73,9 +136,9 @@ class SensitivitySummary:
     num_labels: int | None
     """Number of classes; None without log-likelihoods of the labels."""
     dropped: float
-    """Share of the queries that some cell could not answer."""
+    """Share of the queries (by weight) that some cell could not answer."""
     missing: Mapping[str, float]
-    """Share of all answers in each state but ok."""
+    """Share of all answers (by weight) in each state but ok."""
     mean: float
     mean_se: float
     """Standard error of the mean accuracy, clustered by query."""
@@ -97,7 +160,7 @@ class SensitivitySummary:
     """The ordering at the 5 % quantile of accuracy: one ordering in 20 is no better."""
     calibration: Calibration | None
     near_ties: float | None
-    """Share of ok answers that rounding could turn."""
+    """Share of ok answers (by weight) that rounding could turn."""
     tokens: Tokens | None
     warnings: tuple[str, ...]
 
@@ -110,8 +173,8 @@ class SensitivitySummary:
     def quoted(self) -> Interval | None:
         """The r to quote, with the interval that belongs to it; None where nothing bounds it.
 
-        As the paper prints it, with the jackknife interval, which holds for skewed effects too; without one (two sets
-        or permutations) the RMS ratio with its generalised interval.
+        As the paper prints it, with the jackknife interval, which skewed effects hurt least; without one (two sets or
+        permutations) the RMS ratio with its generalised interval.
         """
         candidates = (self.jackknife, None if self.intervals is None else self.intervals.ratio)
         return next((r for r in candidates if r is not None and not math.isnan(r.estimate + r.low)), None)
@@ -126,6 +189,11 @@ class SensitivitySummary:
         """[P] mean accuracy of each permutation."""
         return np.asarray(self.accuracy.mean(axis=0))
 
+    @property
+    def missing_total(self) -> float:
+        """Share of all answers (by weight) that are not ok."""
+        return sum(self.missing.values())
+
     def same_label_sequence(self, shots: int | None) -> bool:
         """Whether a permutation of `shots` demonstrations in label order fixes their labels, whatever the set."""
         return bool(shots and self.num_labels and shots % self.num_labels == 0)
@@ -136,7 +204,11 @@ class SensitivitySummary:
         `shots` is the number of demonstrations that the summary is about; what the components mean depends on it.
         """
         content: dict[str, Any] = plain(self)
+        content["shots"], (content["num_sets"], content["num_permutations"]) = shots, self.accuracy.shape
         content["set_means"], content["permutation_means"] = plain(self.set_means), plain(self.permutation_means)
+        content["missing_total"] = self.missing_total
+        if self.calibration is not None:
+            content["calibration_over_orderings"] = plain(over_orderings(self.calibration))
         if self.components is not None:
             content["components"] |= _component_summary(self.components, self.same_label_sequence(shots))
         if self.tokens is not None:
@@ -162,7 +234,9 @@ def sensitivity_summary(
         label_logprob: [S, P, Q, L] log-likelihood of each label in nats, for near-ties and, with targets, calibration.
         targets: [Q] index of the right label.
         state: [S, P, Q] integers, 0 = ok.
-        weights: [Q] how often each query counts in an accuracy; components and intervals count distinct queries.
+        weights: [Q] how often each query counts in every mean and share: accuracy and all that is computed of it,
+            standard error, calibration, near-ties, what is missing. A query is still one draw: variance components, and
+            the effects free of item noise with them, count distinct queries once each.
         tokens: the engine's token counts for the study.
         seed: of the interval draws.
 
@@ -186,7 +260,7 @@ def sensitivity_summary(
         num_queries=cells.num_queries,
         num_labels=None if label_logprob is None else np.shape(label_logprob)[-1],
         dropped=cells.dropped,
-        missing=_missing(state),
+        missing=_missing(state, weights),
         mean=float(matrix.mean()),
         mean_se=_mean_se(items, state, weights),
         spreads={estimator: _spread(matrix, estimator) for estimator in _ESTIMATORS},
@@ -198,23 +272,87 @@ def sensitivity_summary(
         best=_ranked(matrix, 1.0),
         worst=_ranked(matrix, 0.0),
         low_tail=_ranked(matrix, 0.05),
-        calibration=_calibration(label_logprob, targets, state),
-        near_ties=None if label_logprob is None else stats.near_tie_rate(label_logprob, state),
+        calibration=_calibration(label_logprob, targets, state, weights),
+        near_ties=None if label_logprob is None else stats.near_tie_rate(label_logprob, state, weights=weights),
         tokens=None if tokens is None else _tokens(tokens),
         warnings=tuple(stats.skewness_warnings(matrix)),
     )
 
 
+def sensitivity_over_shots(
+    correct: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    *,
+    shots: Sequence[int],
+    weights: npt.ArrayLike | None = None,
+    seed: int = 0,
+    resampled: bool = False,
+) -> SensitivityOverShots:
+    """Order against selection at every number of shots, over the queries that are ok in every cell at every k.
+
+    Args:
+        correct: [S, P, K, Q] 0 or 1.
+        state: [S, P, K, Q] integers, 0 = ok.
+        shots: [K] numbers of demonstrations, ascending.
+        weights: [Q] how often each query counts in an accuracy; the effects free of item noise count it once.
+        seed: of the interval draws.
+        resampled: every k has sets and permutations of its own (`resample: per_k`). Otherwise contexts are prefixes of
+            one ordering of the largest k, and below it order holds selection within the set (`is_order_alone`).
+
+    What a summary of one k says can differ a little: it leaves out only the queries that fail at that k. Raises
+    RequestError on shapes that do not fit. Cost: O(K·S·P·(Q + S + P)). arXiv 2511.09700, at more than its one k.
+    """
+    items, counts = np.asarray(correct), tuple(int(k) for k in shots)
+    if items.ndim != 4:
+        raise RequestError(f"sensitivity over shots needs correct of shape [S, P, K, Q], got {list(items.shape)}")
+    if len(counts) != items.shape[2] or list(counts) != sorted(set(counts)):
+        raise RequestError(f"shots must be {items.shape[2]} ascending numbers, one for each k, got {list(counts)}")
+    cells = stats.accuracy(items, state, weights)
+    answered = items if state is None else items[..., ~np.asarray(state).any(axis=(0, 1, 2))]
+    at_k = [
+        _at_one_k(cells.values[:, :, place], answered[:, :, place], seed)
+        if k and cells.num_queries
+        else _UNDEFINED_AT_K
+        for place, k in enumerate(counts)
+    ]
+    order, selection, ratio, order_effect, selection_effect, ratio_effect = zip(*at_k, strict=True)
+    return SensitivityOverShots(
+        shots=counts,
+        resampled=resampled,
+        order=np.array(order),
+        selection=np.array(selection),
+        ratio=_over_shots(ratio),
+        order_effect=_over_shots(order_effect),
+        selection_effect=_over_shots(selection_effect),
+        ratio_effect=_over_shots(ratio_effect),
+        dropped=cells.dropped,
+        num_queries=cells.num_queries,
+    )
+
+
+def over_orderings(calibration: Calibration) -> dict[str, dict[str, float]]:
+    """Mean, lowest and highest of every score beyond accuracy, over all orderings."""
+    return {
+        score: {"mean": float(values.mean()), "lowest": float(values.min()), "highest": float(values.max())}
+        for score, values in calibration._asdict().items()
+    }
+
+
 def report_content(
-    summary: SensitivitySummary, curve: Curve | None = None, shots: Sequence[int] | None = None
+    summary: SensitivitySummary,
+    curve: Curve | None = None,
+    shots: Sequence[int] | None = None,
+    over_shots: SensitivityOverShots | None = None,
 ) -> dict[str, Any]:
-    """The content of `report.json`: the summary and, where it was run, the curve over shots. JSON-safe.
+    """The content of `report.json`: the summary and, where they were run, curve and sensitivity over shots. JSON-safe.
 
     `shots` are the numbers of demonstrations that were run, the last of them that of the summary.
     """
     content: dict[str, Any] = {"kind": "sensitivity", "sensitivity": summary.to_dict(shots[-1] if shots else None)}
     if curve is not None:
         content["curve"] = {"shots": plain(shots), **plain(curve)}
+    if over_shots is not None:
+        content["over_shots"] = over_shots.to_dict()
     return content
 
 
@@ -335,12 +473,14 @@ def _no_common_query(state: npt.NDArray[Any]) -> str:
     )
 
 
-def _missing(state: npt.ArrayLike | None) -> dict[str, float]:
+def _missing(state: npt.ArrayLike | None, weights: npt.ArrayLike | None) -> dict[str, float]:
     """Share of all answers in each state but ok; a state without a name is called by its number."""
     if state is None:
         return dict.fromkeys(STATES[1:], 0.0)
-    codes, counts = np.unique(np.asarray(state), return_counts=True)
-    shares = dict(zip(codes.tolist(), (counts / counts.sum()).tolist(), strict=True))
+    states, weight = np.asarray(state), None if weights is None else np.asarray(weights, dtype=np.float64)
+    shares = {
+        int(code): float(np.average((states == code).mean(axis=(0, 1)), weights=weight)) for code in np.unique(states)
+    }
     named = {name: shares.pop(code, 0.0) for code, name in enumerate(STATES)}
     return {name: share for name, share in named.items() if name != "ok"} | {
         f"state {code}": share for code, share in shares.items()
@@ -371,8 +511,32 @@ def _ranked(matrix: FloatArray, quantile: float) -> Ordering:
 
 
 def _calibration(
-    label_logprob: npt.ArrayLike | None, targets: npt.ArrayLike | None, state: npt.ArrayLike | None
+    label_logprob: npt.ArrayLike | None,
+    targets: npt.ArrayLike | None,
+    state: npt.ArrayLike | None,
+    weights: npt.ArrayLike | None,
 ) -> Calibration | None:
     if label_logprob is None or targets is None:
         return None
-    return stats.calibration(label_logprob, targets, state)
+    return stats.calibration(label_logprob, targets, state, weights=weights)
+
+
+_AtOneK = tuple[float, float, Interval, Interval, Interval, Interval]
+_NOTHING = Interval(math.nan, math.nan, math.nan, 0.95)
+_UNDEFINED_AT_K: _AtOneK = (math.nan, math.nan, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
+def _at_one_k(matrix: FloatArray, items: npt.NDArray[Any], seed: int) -> _AtOneK:
+    """Order, selection, r with its jackknife interval and the effects, from accuracy [S, P] and items [S, P, Q]."""
+    printed = _spread(matrix, "mean_std")
+    enough = min(matrix.shape) >= 3
+    r = stats.jackknife_ratio_interval(matrix) if enough else _NOTHING._replace(estimate=printed.ratio)
+    if min(items.shape) < 2:
+        return printed.order, printed.selection, r, _NOTHING, _NOTHING, _NOTHING
+    effects = stats.effect_interval(stats.variance_components(items), seed=seed)
+    return printed.order, printed.selection, r, *effects
+
+
+def _over_shots(intervals: Sequence[Interval]) -> IntervalsOverShots:
+    estimate, low, high, (level, *_) = zip(*intervals, strict=True)
+    return IntervalsOverShots(np.array(estimate), np.array(low), np.array(high), level)
