@@ -29,9 +29,18 @@ class PlanError(IclpermError):
     """A study's work cannot be laid out within the limits given."""
 
 
+class OutOfMemory(IclpermError):
+    """Memory ran out, and smaller packs are not possible or might change results."""
+
+
 class SelfCheckError(IclpermError):
     """The fast path disagrees with the reference beyond the tolerance."""
 
 
 class RunError(IclpermError):
     """A run directory is locked, incomplete or belongs to another study."""
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: control characters other than line breaks and tabs are escaped."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)

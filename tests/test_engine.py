@@ -366,6 +366,62 @@ def test_only_the_units_run_are_reported(llama: PreTrainedModel) -> None:
     assert engine.totals.tokens_unique == plan.tokens <= engine.totals.tokens_forwarded
 
 
+def test_lazy_units_are_asked_for_one_result_at_a_time(llama: PreTrainedModel) -> None:
+    contexts, queries, labels = product_parts()
+    plan = plan_product(contexts, queries, labels, unit_tokens=30, repeated_share=1.0)
+    taken: list[int] = []
+    asked: list[int] = []
+
+    def next_unit() -> Iterator[int]:
+        for unit in (2, 0, 1):
+            assert len(taken) == len(asked), "asked for before the previous result was taken"
+            asked.append(unit)
+            yield unit
+
+    engine = Engine(llama, **SMALL_PACKS)
+    for result in engine.execute(plan, next_unit()):
+        taken.append(result.unit)
+        assert asked == taken
+    assert taken == [2, 0, 1]
+    expected = {result.unit: result.logprob for result in engine.execute(plan)}
+    for result in engine.execute(plan, next_unit_after_seeing(expected)):
+        np.testing.assert_array_equal(result.logprob, expected[result.unit])
+
+
+def next_unit_after_seeing(expected: dict[int, Any]) -> Iterator[int]:
+    yield from reversed(expected)
+
+
+def test_units_abandoned_are_not_reported(llama: PreTrainedModel) -> None:
+    contexts, queries, labels = product_parts()
+    engine = Engine(llama, **SMALL_PACKS)
+    plan = plan_product(contexts, queries, labels, unit_tokens=30, repeated_share=1.0)
+    results = engine.execute(plan, iter(range(plan.num_units)))
+    next(results), next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert (engine.report.tokens_naive, engine.report.tokens_unique) == plan.share([0, 1])
+    assert engine.report.tokens_unique == engine.report.tokens_forwarded == plan.core.unit_tokens[:2].sum()
+    list(engine.execute(plan, iter(range(plan.num_units))))
+    assert (engine.report.tokens_naive, engine.report.tokens_unique) == (plan.tokens_naive, plan.tokens_unique)
+    with pytest.raises(RequestError, match=f"unit {plan.num_units} is not among the plan's {plan.num_units} units"):
+        list(engine.execute(plan, [plan.num_units]))
+    assert (engine.report.tokens_naive, engine.report.tokens_unique) == (0, 0)
+
+
+def test_numerics_name_the_size_of_packs_only_where_it_matters(llama: PreTrainedModel) -> None:
+    engine = Engine(llama, pack_tokens=512, memory_budget=1 << 20)
+    assert engine.numerics["pack_tokens"] is engine.numerics["kv_tokens"] is None
+    assert engine.row_invariant, "the first-use check did not run"
+    assert engine.totals.seconds["self_check"] > 0
+    assert engine.numerics == Engine(llama, pack_tokens=24).numerics == engine.numerics
+    unchecked = Engine(llama, pack_tokens=512, self_check=False)
+    assert unchecked.numerics["pack_tokens"] == 512
+    mixed = Engine(ZOO["qwen2-moe"].build(), pack_tokens=512, memory_budget=1 << 20)
+    assert mixed.numerics["pack_tokens"] == 512
+    assert mixed.numerics["kv_tokens"] == (1 << 20) // mixed._model.kv_bytes_per_token
+    assert Engine(llama, plain=True, pack_tokens=512).numerics["pack_tokens"] is None
+
+
 def test_a_plan_over_the_memory_budget_is_refused(llama: PreTrainedModel) -> None:
     contexts, queries, labels = product_parts()
     budget = 60 * Engine(llama)._model.kv_bytes_per_token
@@ -426,8 +482,9 @@ def test_a_model_in_training_mode_is_scored_in_evaluation_mode(plain: bool) -> N
 
 
 def test_layers_that_may_depend_on_their_company_are_found_out() -> None:
-    for model in (tiny_llama(hidden_act="mish"), ZOO["qwen2-moe"].build()):
-        engine = Engine(model)
+    half = Engine(ZOO["qwen3"].build().half())
+    assert half.attention == "torch"
+    for engine in (Engine(tiny_llama(hidden_act="mish")), Engine(ZOO["qwen2-moe"].build()), half):
         engine.loglikelihood([([1], [2])])
         assert engine.row_invariant is False
 

@@ -202,6 +202,69 @@ def test_units_run_alone_or_in_any_order_score_the_same(
     check_product(plan, replay, contexts, queries, [labels] * len(queries))
 
 
+@given(rows, filled_rows, continuations, pack_sizes, pack_sizes, unit_sizes, kv_slack)
+def test_a_plan_in_other_packs_has_the_same_units_and_values(
+    contexts: list[list[int]],
+    queries: list[list[int]],
+    labels: list[list[int]],
+    pack: int,
+    other: int,
+    unit: int,
+    slack: int | None,
+) -> None:
+    kv = kv_budget(slack, max(map(len, contexts)) + max(map(len, queries)) + max(map(len, labels)))
+    limits = {"unit_tokens": unit, "kv_tokens": kv, "repeated_share": np.inf}
+    plan = plan_product(contexts, queries, labels, pack_tokens=pack, **limits)
+    repacked = plan.repacked(other)
+    assert repacked.pack_tokens == other
+    assert (repacked.num_units, repacked.tokens) == (plan.num_units, plan.tokens)
+    for number in range(plan.num_units):
+        np.testing.assert_array_equal(repacked.unit_contexts(number), plan.unit_contexts(number))
+        np.testing.assert_array_equal(repacked.unit_queries(number), plan.unit_queries(number))
+        assert repacked.core.held_after(number) == plan.core.held_after(number)
+    assert replay_all(repacked).values == replay_all(plan).values
+    np.testing.assert_array_equal(
+        repacked.core.unit_packs, plan_product(contexts, queries, labels, pack_tokens=other, **limits).core.unit_packs
+    )
+
+
+def replayed_work(plan: Plan) -> tuple[int, int]:
+    """Scored rows and query-key pairs, pack by pack."""
+    held = scored = pairs = 0
+    for unit in range(plan.num_units):
+        for pack in plan.packs(unit, held):
+            scored += pack.scored_rows.size
+            pairs += int(pack.positions.sum()) + len(pack)
+        held = plan.core.held_after(unit)
+    return scored, pairs
+
+
+@given(rows, filled_rows, continuations, pack_sizes, unit_sizes)
+def test_the_work_of_a_product_is_known_without_its_packs(
+    contexts: list[list[int]], queries: list[list[int]], labels: list[list[int]], pack: int, unit: int
+) -> None:
+    plan = plan_product(contexts, queries, labels, pack_tokens=pack, unit_tokens=unit, repeated_share=np.inf)
+    assert (plan.scored_rows, plan.attention_pairs) == replayed_work(plan)
+
+
+@given(requests, pack_sizes, unit_sizes)
+def test_the_work_of_requests_is_known_without_their_packs(
+    pairs: list[tuple[list[int], list[int]]], pack: int, unit: int
+) -> None:
+    data, begins = Rows.of([c + t for c, t in pairs]), np.array([len(c) for c, _ in pairs])
+    plan = plan_requests(data, begins, pack_tokens=pack, unit_tokens=unit)
+    assert (plan.scored_rows, plan.attention_pairs) == replayed_work(plan)
+    assert plan.scored_rows == len({tuple(c + t[:i]) for c, t in pairs for i in range(len(t))})
+
+
+def test_no_units_and_repeated_units_are_no_whole_plan() -> None:
+    plan = plan_product([[1, 2], [3]], [[4]], [[5]], unit_tokens=1)
+    assert plan.num_units == 2
+    assert plan.share([]) == (0, 0)
+    assert plan.share([0, 1]) == (plan.tokens_naive, plan.tokens_unique) == (5, 5)
+    assert plan.share([0, 0]) == (6, 6)
+
+
 @given(rows, filled_rows, st.data())
 def test_labels_may_differ_by_query(contexts: list[list[int]], queries: list[list[int]], data: st.DataObject) -> None:
     label = st.lists(st.integers(0, 3), min_size=1, max_size=2)

@@ -19,6 +19,7 @@ from iclperm import _core
 from iclperm.engine import selfcheck
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
+from iclperm.engine.memory import PackLimit, is_out_of_memory
 from iclperm.engine.model import PlainModel, TreeModel, load
 from iclperm.engine.plan import (
     DEFAULT_PACK_TOKENS,
@@ -29,7 +30,7 @@ from iclperm.engine.plan import (
     plan_requests,
 )
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
-from iclperm.errors import RequestError
+from iclperm.errors import OutOfMemory, RequestError
 
 OK, INVALID = 0, 1
 
@@ -61,7 +62,9 @@ class Engine:
 
     Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
     bit for bit as it was. ``pack_tokens`` is the size of a forward pass, ``memory_budget`` bounds the bytes of keys and
-    values alive at once. ``plain=True`` serves any architecture prompt by prompt instead, at the full cost.
+    values alive at once. Where memory runs out all the same, packs are halved for the rest of the engine's life if that
+    cannot change a bit (``row_invariant``), else OutOfMemory names a size to start anew with. ``plain=True`` serves
+    any architecture prompt by prompt instead, at the full cost.
     """
 
     def __init__(
@@ -79,7 +82,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.report = Report()
         self.totals = Report()
-        self.row_invariant: bool | None = None  # found out on first use
+        self.row_invariant: bool | None = None  # found out on first use, by a call or by ``numerics``
+        self._pack_limit = PackLimit()
         self._unchecked = self_check and not plain
         self._measured_rate: float | None = None
         self._model = PlainModel(model) if plain else TreeModel(model, attention)
@@ -117,15 +121,31 @@ class Engine:
         return self._model.max_positions
 
     @property
+    def pack_tokens(self) -> int:
+        """Most tokens of a forward pass that the engine plans: as given, or fewer once memory has run out."""
+        wanted = int(self._limits["pack_tokens"])
+        return min(wanted, self._pack_limit.pack_tokens or wanted)
+
+    @property
     def numerics(self) -> dict[str, Any]:
-        """What the last bits of a result depend on besides model and prompt; with it equal, results are equal."""
+        """What the last bits of a result depend on besides model and prompt; with it equal, results are equal.
+
+        Sizes of packs are None where they cannot matter: prompt by prompt, and where rows are invariant. To know that,
+        this runs the first-use check if no call has yet (and raises as it does).
+        """
+        if self._unchecked:
+            with self._call() as report:
+                self._first_use(report)
+        # Of two sizes each was probed against eight rows a thread, so equal bits within one are equal bits across.
+        packs_matter = isinstance(self._model, TreeModel) and not self.row_invariant
         return {
             "attention": self.attention,
             "isa": _core.isa() if self.attention == "native" else None,
             "device": self._model.device_name,
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
-            "pack_tokens": self._limits["pack_tokens"],
+            "pack_tokens": self._limits["pack_tokens"] if packs_matter else None,
+            "kv_tokens": self._limits["kv_tokens"] if packs_matter else None,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
@@ -171,7 +191,9 @@ class Engine:
     def execute(self, plan: Plan, units: Iterable[int] | None = None) -> Iterator[UnitResult]:
         """Run units of a product plan (all by default), one result each, in the order given.
 
-        A unit's result is the same, bit for bit, whichever units run before it (see ``row_invariant``).
+        ``units`` may be lazy: the next one is asked for only when the caller, having taken a result, asks for another.
+        A unit's result is the same, bit for bit, whichever units run before it (see ``row_invariant``). The report
+        counts the units that were run, also if the caller stops early and closes the iterator.
         """
         with self._call() as report:
             yield from self._execute(plan, range(plan.num_units) if units is None else units, report)
@@ -195,7 +217,7 @@ class Engine:
 
     def _plan(self, make: Callable[..., Plan], *parts: Any) -> Plan:
         try:
-            return make(*parts, **self._limits)
+            return make(*parts, **{**self._limits, "pack_tokens": self.pack_tokens})
         except RequestError as error:
             if self._limits["kv_tokens"] is None:
                 raise
@@ -220,14 +242,21 @@ class Engine:
     def _run(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
         self._admit(plan)
         self._first_use(report)
-        units = list(units)
-        naive, unique = plan.share(units)
-        report.tokens_naive += naive
-        report.tokens_unique += unique
-        if isinstance(self._model, TreeModel):
-            yield from execute(self._model, plan, units, report)
-        else:
-            yield from execute_plain(self._model, plan, units, report)
+        done: list[int] = []
+        try:
+            for values in self._values(plan, units, report):
+                done.append(values.unit)
+                yield values
+        finally:
+            naive, unique = plan.share(done)
+            report.tokens_naive += naive
+            report.tokens_unique += unique
+
+    def _values(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
+        if not isinstance(self._model, TreeModel):
+            return execute_plain(self._model, plan, units, report)
+        self._pack_limit.may_shrink = bool(self.row_invariant)
+        return execute(self._model, plan, units, report, self._pack_limit)
 
     def _loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]], report: Report) -> Scores:
         started = time.perf_counter()
@@ -318,8 +347,17 @@ class Engine:
     def _first_use(self, report: Report) -> None:
         if self._unchecked and isinstance(self._model, TreeModel):
             started = time.perf_counter()
-            is_invariant = selfcheck.check_agreement(self._model)
-            self.row_invariant = is_invariant and selfcheck.rows_are_invariant(self._model, self._limits["pack_tokens"])
+            try:
+                is_invariant = selfcheck.check_agreement(self._model)
+                is_invariant = is_invariant and selfcheck.rows_are_invariant(self._model, self.pack_tokens)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise OutOfMemory(
+                    "memory has no room for the first-use check beside the model; use a smaller model or dtype, or a "
+                    "machine with more memory"
+                ) from error
+            self.row_invariant = is_invariant
             self._unchecked = False
             report.seconds["self_check"] += time.perf_counter() - started
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.engine.memory import PackLimit, is_out_of_memory
 from iclperm.engine.model import KvPool, PlainModel, TreeModel
 from iclperm.engine.plan import Pack, Plan
 from iclperm.engine.tree import PrefixTree, path_to_token, path_tokens
-from iclperm.errors import PlanError
+from iclperm.errors import OutOfMemory, PlanError
 from iclperm.reference.scoring import evaluating, next_token_logprobs
 
 
@@ -27,6 +28,7 @@ class Report:
     padding_rows: int = 0
     kv_peak_tokens: int = 0
     num_packs: int = 0
+    num_splits: int = 0  # times that packs were halved because memory ran out
     scored_rows: int = 0
     attention_pairs: int = 0  # query-key pairs, for one head and layer
     flops: float = 0.0
@@ -41,8 +43,8 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Accumulate another report; peaks take the maximum."""
-        for name in ("tokens_naive", "tokens_unique", "tokens_forwarded", "padding_rows", "num_packs", "scored_rows",
-                     "attention_pairs", "flops"):  # fmt: skip
+        for name in ("tokens_naive", "tokens_unique", "tokens_forwarded", "padding_rows", "num_packs", "num_splits",
+                     "scored_rows", "attention_pairs", "flops"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kv_peak_tokens = max(self.kv_peak_tokens, other.kv_peak_tokens)
         for phase, seconds in other.seconds.items():
@@ -65,24 +67,49 @@ class UnitValues:
         return cls(unit, np.full(size, np.nan, np.float32), np.zeros(size, bool), np.zeros(size, bool))
 
 
-def execute(model: TreeModel, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
+def execute(
+    model: TreeModel, plan: Plan, units: Iterable[int], report: Report, limit: PackLimit
+) -> Iterator[UnitValues]:
     """Run units in the order given, adding to ``report``; path KV is kept from a unit to the next that continues it.
 
-    The model is attached only while a unit runs, never while the caller holds the iterator. Raises PlanError if the
-    tokens forwarded or the KV alive differ from the prediction.
+    Units are taken one at a time, each after its predecessor's values were. The model is attached only while a unit
+    runs, never while the caller holds the iterator. Where memory runs out, the unit starts again in smaller packs, its
+    path included; the packs done before count as forwarded. Raises PlanError if the tokens forwarded or the KV alive
+    differ from the prediction, OutOfMemory as ``limit`` does.
     """
-    pool = KvPool(plan.core.pool_slots)
-    held = 0
+    pool, held = KvPool(plan.core.pool_slots), 0
     for unit in units:
-        cost = Report()
+        plan = limit.fit(plan)
+        while (values := _attempt(model, pool, plan, unit, held, report, limit)) is None:
+            plan, pool, held = limit.fit(plan), KvPool(plan.core.pool_slots), 0
+            model.release_cached_memory()
+        held = plan.core.held_after(unit)
+        yield values
+
+
+def _attempt(
+    model: TreeModel, pool: KvPool, plan: Plan, unit: int, held: int, report: Report, limit: PackLimit
+) -> UnitValues | None:
+    """A unit's values; None if memory ran out and ``limit`` is lower now. On return the failed tensors are gone."""
+    cost = Report()
+    largest = plan.pack_tokens
+    try:
+        packs = list(plan.packs(unit, held))
+        largest = max(map(len, packs), default=largest)
         values = UnitValues.empty(plan, unit)
         with model.attached():
-            for pack in plan.packs(unit, held):
+            for pack in packs:
                 _run_pack(model, pool, pack, values, cost)
-        _check_prediction(plan, unit, held, cost)
-        held = plan.core.held_after(unit)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        limit.shrink(model, plan, unit, largest)
+        cost.num_splits += 1
+        return None
+    finally:
         report.add(cost)
-        yield values
+    _check_prediction(plan, unit, held, cost)
+    return values
 
 
 def _run_pack(model: TreeModel, pool: KvPool, pack: Pack, values: UnitValues, cost: Report) -> None:
@@ -119,8 +146,16 @@ def execute_plain(model: PlainModel, plan: Plan, units: Iterable[int], report: R
     for unit in units:
         values = UnitValues.empty(plan, unit)
         started = time.perf_counter()
-        with evaluating(model.model):
-            _run_plain(model, plan, values, report)
+        try:
+            with evaluating(model.model):
+                _run_plain(model, plan, values, report)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"a prompt of unit {unit} does not fit in memory (of up to {plan.max_tokens} tokens); "
+                "use fewer shots, a smaller model or dtype, or a machine with more memory"
+            ) from error
         report.seconds["forward"] += time.perf_counter() - started
         yield values
 

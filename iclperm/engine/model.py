@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.\d+\.")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 _LOGIT_CHUNK_BYTES = 64 << 20
+_RATE_SECONDS = 0.5
 
 
 def load(
@@ -59,16 +60,8 @@ def load(
     or weights that do not fill the model.
     """
     place, wanted = _device(device), _dtype(dtype)
-    _refuse_folder(Path(name))
-    try:
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except Exception as error:
-        raise ModelError(f"cannot read the configuration of {str(name)!r}: {_first_line(error)}") from error
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ModelError(
-            f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
-            "transformers knows; give a decoder-only model"
-        )
+    load_config(name, revision)
+    _refuse_folder_without_weights(Path(name))
     if wanted == "auto" and place.type == "cpu":
         wanted = torch.float32
     try:
@@ -101,6 +94,52 @@ def load(
     except Exception as error:
         raise ModelError(f"cannot put {str(name)!r} on {place}: {_first_line(error)}") from error
     return served, load_tokenizer(name, revision)
+
+
+def load_config(name: str | Path, revision: str | None = None) -> Any:
+    """The configuration of a causal language model in a folder or of a hub id; no weights are needed.
+
+    Raises ModelError in one line for a folder without one, remote code, or an architecture that is none.
+    """
+    _refuse_folder(Path(name))
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"cannot read the configuration of {str(name)!r}: {_first_line(error)}") from error
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(
+            f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
+            "transformers knows; give a decoder-only model"
+        )
+    return config
+
+
+def load_shapes(
+    name: str | Path, *, device: str = "auto", dtype: str | torch.dtype = "auto", revision: str | None = None
+) -> tuple[PreTrainedModel, torch.device]:
+    """The model that ``load`` would give, on the meta device (every shape, no numbers), and the device meant for it.
+
+    A configuration that names no dtype counts as float32. Raises ModelError as ``load_config`` does.
+    """
+    place, wanted = _device(device), _dtype(dtype)
+    config = load_config(name, revision)
+    if not isinstance(wanted, torch.dtype):
+        wanted = _dtype(resolved_dtype(config.to_dict(), device=device, dtype="auto"))
+    auto: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = auto.from_config(config, dtype=wanted, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"the configuration of {str(name)!r} makes no model: {_first_line(error)}") from error
+    return model, place
+
+
+def resolved_dtype(config: Mapping[str, Any], *, device: str, dtype: str) -> str:
+    """What ``load`` makes of a dtype, from a model's config.json alone."""
+    if dtype != "auto":
+        return dtype
+    on_cpu = _device(device).type == "cpu"
+    return "float32" if on_cpu else str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
 
 @contextmanager
@@ -167,7 +206,10 @@ def _refuse_folder(folder: Path) -> None:
             f"model folder '{folder}' brings its own code (auto_map in config.json), which is not run; "
             "use a checkpoint of an architecture that transformers has built in"
         )
-    if any(not file.name.startswith("adapter_") for file in folder.glob("*.safetensors")):
+
+
+def _refuse_folder_without_weights(folder: Path) -> None:
+    if not folder.is_dir() or any(not file.name.startswith("adapter_") for file in folder.glob("*.safetensors")):
         return
     pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern))
     if pickled:
@@ -299,6 +341,11 @@ class PlainModel:
         """The kind of device, and which one if it is an accelerator."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
 
+    def release_cached_memory(self) -> None:
+        """Hand back what the allocator keeps for later, so that it can be cut anew."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token, over all layers."""
@@ -316,27 +363,44 @@ class PlainModel:
 
     def flops(self, num_tokens: int, num_scored: int, attention_pairs: int) -> float:
         """Floating-point operations of the matrix products and the attention of a call."""
-        outside = {id(self._embedding.weight), id(self._head.weight)}
-        body = sum(p.numel() for p in self.model.parameters() if p.ndim >= 2 and id(p) not in outside)
         attention = 4 * attention_pairs * self._num_heads * self._head_dim
         attention *= self.config.num_hidden_layers
+        body = self._body_parameters()
         return float(2 * body * num_tokens + 2 * self._head.weight.numel() * num_scored + attention)
 
-    @torch.inference_mode()
+    def _body_parameters(self) -> float:
+        """Parameters that one token is multiplied with: no embeddings, not the head, of experts those it goes to."""
+        tables = [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)]
+        outside = {id(weight) for weight in (*tables, self._head.weight)}
+        experts = getattr(self.config, "num_experts", None) or getattr(self.config, "num_local_experts", None)
+        used = (getattr(self.config, "num_experts_per_tok", None) or experts) / experts if experts else 1.0
+        # A layer's experts are stacked in parameters of three dimensions.
+        return sum(
+            p.numel() * (used if p.ndim == 3 else 1.0)
+            for p in self.model.parameters()
+            if p.ndim >= 2 and id(p) not in outside
+        )
+
     def gemm_rate(self, num_rows: int) -> float:
         """Measured FLOP/s of ``num_rows`` x hidden x 4 hidden products in the model's dtype on its device."""
-        hidden = int(self.config.hidden_size)
-        x = torch.randn(num_rows, hidden, device=self.device).to(self.dtype)
-        weight = torch.randn(hidden, 4 * hidden, device=self.device).to(self.dtype)
-        repeats = max(3, int(2e10 / (8 * num_rows * hidden * hidden)))
-        times = []
-        for _ in range(3):
-            started = time.perf_counter()
-            for _ in range(repeats):
-                y = x @ weight
-            float(y[0, 0])  # waits for a device
-            times.append(time.perf_counter() - started)
-        return 8.0 * num_rows * hidden * hidden * repeats / min(times)
+        return gemm_rate(num_rows, int(self.config.hidden_size), self.dtype, self.device)
+
+
+@torch.inference_mode()
+def gemm_rate(num_rows: int, hidden: int, dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of ``num_rows`` x ``hidden`` x 4 ``hidden`` matrix products: the best of some bursts in half a second."""
+    x = torch.randn(num_rows, hidden, device=device).to(dtype)
+    weight = torch.randn(hidden, 4 * hidden, device=device).to(dtype)
+    best, repeats, deadline = 0.0, 1, time.perf_counter() + _RATE_SECONDS
+    while (started := time.perf_counter()) < deadline:
+        for _ in range(repeats):
+            y = x @ weight
+        float(y[0, 0])  # waits for a device
+        burst = time.perf_counter() - started
+        best = max(best, 8.0 * num_rows * hidden * hidden * repeats / burst)
+        if burst < _RATE_SECONDS / 10:
+            repeats *= 2
+    return best
 
 
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()

@@ -7,7 +7,7 @@ written unit by unit when they run. 64 million prompts plan in seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from iclperm import _core
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows, TokenArray, build_requests, build_tree
-from iclperm.errors import RequestError
+from iclperm.errors import PlanError, RequestError
 
 DEFAULT_PACK_TOKENS = 1024
 DEFAULT_UNIT_TOKENS = 1 << 18
@@ -92,7 +92,9 @@ class Plan:
     tokens_unique: int
     max_tokens: int  # longest fed path: context + query + continuation but its last token
     max_id: int
-    pack_tokens: int = field(default=DEFAULT_PACK_TOKENS)
+    pack_tokens: int
+    kv_tokens: int  # most tokens whose keys and values may be alive at once
+    unit_tokens: int  # wanted size of a unit
 
     @property
     def num_units(self) -> int:
@@ -128,6 +130,41 @@ class Plan:
         """Predicted most tokens whose keys and values are alive at once."""
         return int(self.core.unit_kv_peak.max(initial=0))
 
+    @property
+    def scored_rows(self) -> int:
+        """Positions of which logits are read in a run of all units, each once for all the labels asked there."""
+        if not self.blocks:
+            return _distinct_targets(self.contexts)
+        return self.num_contexts * sum(map(_distinct_targets, self.blocks))
+
+    @property
+    def attention_pairs(self) -> int:
+        """Query-key pairs of one head and layer in an unbroken run of all units, sliding windows aside. O(nodes)."""
+        # A query token at depth d beneath a context of c tokens sees c + d + 1 keys.
+        beneath = self.num_contexts * sum(map(_path_pairs, self.blocks))
+        beneath += int(self.context_lengths.sum()) * sum(block.num_tokens for block in self.blocks)
+        return _path_pairs(self.contexts) + beneath
+
+    def repacked(self, pack_tokens: int) -> Plan:
+        """The same units in packs of at most ``pack_tokens`` (at least 8); what they give differs in rounding at most.
+
+        Cost O(packs), as for a new plan of the same factors.
+        """
+        core = _core.Plan(
+            self.contexts,
+            self.context_nodes.tolist(),
+            list(self.blocks),
+            pack_tokens=pack_tokens,
+            kv_tokens=self.kv_tokens,
+            unit_tokens=self.unit_tokens,
+        )
+        if not all(np.array_equal(getattr(core, name), getattr(self.core, name)) for name in _UNIT_BORDERS):
+            raise PlanError(
+                f"units in packs of {pack_tokens} tokens have other borders than in packs of {self.pack_tokens}; "
+                "this is a defect of iclperm, please report it"
+            )
+        return replace(self, core=core, pack_tokens=pack_tokens)
+
     def unit_contexts(self, unit: int) -> IntArray:
         """Distinct-context numbers scored by a unit, int64 [c]."""
         self._check(unit)
@@ -141,7 +178,9 @@ class Plan:
 
     def share(self, units: Sequence[int]) -> tuple[int, int]:
         """Naive and distinct tokens of some units, each counted as if the unit before it had just run."""
-        if not self.blocks or len(units) == self.num_units:
+        if not units:
+            return 0, 0
+        if not self.blocks or (len(units) == self.num_units and len(set(units)) == self.num_units):
             return self.tokens_naive, self.tokens_unique
         naive = 0
         for unit in units:
@@ -200,12 +239,13 @@ def plan_product(
         if sum(block.num_tokens for block in blocks) <= (1 + repeated_share) * whole.num_tokens:
             break
         size *= 2
+    kv_limit = _UNBOUNDED if kv_tokens is None else kv_tokens
     core = _core.Plan(
         tree,
         ends.tolist(),
         list(blocks),
         pack_tokens=pack_tokens,
-        kv_tokens=_UNBOUNDED if kv_tokens is None else kv_tokens,
+        kv_tokens=kv_limit,
         unit_tokens=unit_tokens,
     )
     return Plan(
@@ -225,6 +265,8 @@ def plan_product(
         max_tokens=tree.max_depth + whole.max_depth,
         max_id=max(_max_id(tree), _max_id(whole)),
         pack_tokens=pack_tokens,
+        kv_tokens=kv_limit,
+        unit_tokens=unit_tokens,
     )
 
 
@@ -238,12 +280,13 @@ def plan_requests(
 ) -> Plan:
     """Plan arbitrary requests: row r is context and continuation, the latter from ``score_begin[r]`` >= 1 on."""
     tree = build_requests(rows, score_begin)
+    kv_limit = _UNBOUNDED if kv_tokens is None else kv_tokens
     core = _core.Plan(
         tree,
         [],
         [],
         pack_tokens=pack_tokens,
-        kv_tokens=_UNBOUNDED if kv_tokens is None else kv_tokens,
+        kv_tokens=kv_limit,
         unit_tokens=unit_tokens,
     )
     prompts = {rows[r][: int(score_begin[r])].tobytes() for r in range(len(rows))}
@@ -263,10 +306,25 @@ def plan_requests(
         max_tokens=tree.max_depth,
         max_id=_max_id(tree),
         pack_tokens=pack_tokens,
+        kv_tokens=kv_limit,
+        unit_tokens=unit_tokens,
     )
 
 
 _UNBOUNDED = int(np.iinfo(np.int64).max)
+_UNIT_BORDERS = ("unit_leaf_begin", "unit_leaf_end", "unit_block", "unit_context_begin", "unit_context_end",
+                 "unit_value_begin", "unit_num_values")  # fmt: skip
+
+
+def _distinct_targets(tree: PrefixTree) -> int:
+    """Tokens of a tree at which something is asked; targets are sorted by token."""
+    return int(np.count_nonzero(np.diff(tree.target_token, prepend=-1)))
+
+
+def _path_pairs(tree: PrefixTree) -> int:
+    """Pairs of a tree's tokens with the tokens on their path, themselves included."""
+    length = np.diff(tree.token_offsets)
+    return int((length * tree.depth + length * (length + 1) // 2).sum())
 
 
 def _whole_rows(contexts: Sequence[Ids]) -> ContextPaths:

@@ -1,0 +1,267 @@
+"""Memory that runs out: packs are halved where that cannot change a bit; elsewhere one line says what to do."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+from zoo import VOCAB, ZOO
+
+from iclperm.engine import Engine, Plan, plan_product
+from iclperm.engine import executor as executor_module
+from iclperm.engine.memory import is_out_of_memory
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plan import Pack
+from iclperm.errors import OutOfMemory, PlanError
+
+HOST = "[enforce fail at alloc_cpu.cpp:130] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+ERRORS = [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError(HOST),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+Forward = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return ZOO["llama"].build()
+
+
+def ids(seed: int, length: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(0, VOCAB, length)]
+
+
+CONTEXTS = [ids(0, 40), ids(1, 25), ids(0, 40)[:20] + ids(2, 30)]
+QUERIES = [ids(3 + number, 9) for number in range(6)]
+LABELS = [[7], [8, 9], [8, 10]]
+
+
+def several_units(**limits: Any) -> Plan:
+    plan = plan_product(CONTEXTS, QUERIES, LABELS, unit_tokens=40, repeated_share=1.0, **limits)
+    assert plan.num_units > 3
+    return plan
+
+
+def ready(model: PreTrainedModel, **options: Any) -> Engine:
+    """An engine whose first-use check is done."""
+    engine = Engine(model, **options)
+    assert engine.numerics["pack_tokens"] is None
+    assert engine.row_invariant
+    return engine
+
+
+def replace_forward(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Pack], BaseException | None]) -> list[int]:
+    """Packs for which ``fails`` gives an error raise it; returns the sizes tried."""
+    tried: list[int] = []
+    forward: Forward = TreeModel.forward
+
+    def scarce(self: TreeModel, pack: Pack, pool: Any) -> Any:
+        tried.append(len(pack))
+        if (error := fails(pack)) is not None:
+            raise error
+        return forward(self, pack, pool)
+
+    monkeypatch.setattr(TreeModel, "forward", scarce)
+    return tried
+
+
+def no_room_over(monkeypatch: pytest.MonkeyPatch, rows: int, error: BaseException | None = None) -> list[int]:
+    return replace_forward(monkeypatch, lambda pack: (error or MemoryError()) if len(pack) > rows else None)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_packs_are_halved_until_they_fit_and_no_bit_changes(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    engine = ready(llama)
+    expected = engine.score(CONTEXTS, QUERIES, LABELS)
+    undisturbed = engine.report
+    assert (undisturbed.num_splits, undisturbed.num_packs, engine.pack_tokens) == (0, 1, 1024)
+    tried = no_room_over(monkeypatch, 50, error)
+    np.testing.assert_array_equal(engine.score(CONTEXTS, QUERIES, LABELS), expected)
+    total = undisturbed.tokens_forwarded
+    assert tried[0] == total > 200
+    assert engine.report.num_splits == sum(size > 50 for size in tried) > 1
+    assert engine.report.tokens_forwarded == engine.report.tokens_unique == total, "no pack was done before it failed"
+    assert 25 <= engine.pack_tokens <= 50
+    assert engine.totals.num_splits == engine.report.num_splits
+
+
+def test_the_smaller_size_is_remembered_by_every_kind_of_call(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [(ids(20, 30), ids(21 + number, 12)) for number in range(12)]
+    plan = several_units()
+    engine = ready(llama)
+    scores, logprob = engine.score(CONTEXTS, QUERIES, LABELS), engine.loglikelihood(requests).logprob
+    units, numerics = [result.logprob for result in engine.execute(plan)], engine.numerics
+    tried = no_room_over(monkeypatch, 30)
+    np.testing.assert_array_equal(engine.loglikelihood(requests).logprob, logprob)
+    assert engine.report.num_splits > 0
+    size = engine.pack_tokens
+    assert size <= 30
+    tried.clear()
+    np.testing.assert_array_equal(engine.score(CONTEXTS, QUERIES, LABELS), scores)
+    for result, expected in zip(engine.execute(plan), units, strict=True):
+        np.testing.assert_array_equal(result.logprob, expected)
+    np.testing.assert_array_equal(engine.loglikelihood(requests).logprob, logprob)
+    assert max(tried) == size == engine.pack_tokens
+    assert engine.report.num_splits == 0
+    assert engine.numerics == numerics, "the size of packs is no part of what results depend on"
+
+
+def test_a_unit_that_fails_midway_starts_again_with_its_path(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = several_units(pack_tokens=32)
+    engine = ready(llama, pack_tokens=32)
+    expected = {result.unit: result.logprob for result in engine.execute(plan)}
+    path_tokens = [plan.core.predict(u, 0)[0] - int(plan.core.unit_tokens[u]) for u in range(plan.num_units)]
+    unit = next(u for u in range(plan.num_units) if path_tokens[u] > 0 and plan.core.unit_packs[u] > 1)
+    first, second = list(plan.packs(unit, plan.core.held_after(unit - 1)))[:2]
+    before = int(plan.core.unit_packs[:unit].sum())
+    calls = itertools.count()
+    tried = replace_forward(monkeypatch, lambda _: MemoryError() if next(calls) == before + 1 else None)
+    for result in engine.execute(plan):
+        np.testing.assert_array_equal(result.logprob, expected[result.unit])
+    assert tried[before : before + 2] == [len(first), len(second)]
+    assert engine.report.num_splits == 1
+    assert engine.pack_tokens == 16
+    assert engine.report.tokens_forwarded == plan.tokens + len(first) + path_tokens[unit]
+
+
+def test_the_failed_pack_is_gone_before_the_next_try(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ready(llama)
+    activations: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+    forward: Forward = TreeModel.forward
+
+    def scarce(self: TreeModel, pack: Pack, pool: Any) -> Any:
+        alive.extend(reference() is not None for reference in activations)
+        if len(pack) > 100:
+            hidden = torch.zeros(8)
+            activations.append(weakref.ref(hidden))
+            raise MemoryError
+        return forward(self, pack, pool)
+
+    monkeypatch.setattr(TreeModel, "forward", scarce)
+    engine.score(CONTEXTS, QUERIES, LABELS)
+    assert activations
+    assert alive
+    assert not any(alive)
+
+
+def test_where_packs_may_change_bits_the_size_to_use_is_named(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = several_units()
+    mixed = Engine(ZOO["qwen2-moe"].build())
+    assert mixed.numerics["pack_tokens"] == 1024
+    assert mixed.row_invariant is False
+    no_room_over(monkeypatch, 50)
+    unchecked = Engine(llama, self_check=False)
+    for engine in (mixed, unchecked):
+        with pytest.raises(
+            OutOfMemory,
+            match=r"^unit 0 does not fit in memory in packs of \d+ tokens, .* start anew with pack_tokens=\d+, "
+            r"a memory_budget of at most \d+ bytes, fewer shots or a smaller model$",
+        ) as raised:
+            list(engine.execute(plan))
+        assert "\n" not in str(raised.value)
+        assert isinstance(raised.value.__context__, MemoryError)
+        assert engine.pack_tokens == 1024
+        assert engine.report.num_splits == 0
+        size, budget = map(int, re.findall(r"pack_tokens=(\d+).* at most (\d+) bytes", str(raised.value))[0])
+        assert size < 1024
+        assert budget == (plan.core.pool_slots + size) * engine._model.kv_bytes_per_token
+
+
+def test_the_size_named_is_a_size_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ZOO["qwen2-moe"].build()
+    expected = Engine(model).score(CONTEXTS, QUERIES, LABELS)
+    tried = no_room_over(monkeypatch, 60)
+    size = 1024
+    while True:
+        engine = Engine(model, pack_tokens=size)
+        try:
+            scores = engine.score(CONTEXTS, QUERIES, LABELS)
+        except OutOfMemory as error:
+            size = int(re.findall(r"pack_tokens=(\d+)", str(error))[0])
+        else:
+            break
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    assert max(tried) > 60 >= size
+
+
+def test_packs_are_never_split_below_eight_rows_a_thread(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ready(llama)
+    tried = no_room_over(monkeypatch, 0)
+    with pytest.raises(
+        OutOfMemory,
+        match=r"unit 0 does not fit in memory even in packs of 8 tokens, .* use fewer shots, a smaller model",
+    ):
+        engine.score(CONTEXTS, QUERIES, LABELS)
+    assert tried[-1] == 8
+    assert tried == sorted(set(tried), reverse=True)
+
+
+def test_the_prediction_is_checked_in_smaller_packs_too(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ready(llama)
+    no_room_over(monkeypatch, 50)
+    packs = Plan.packs
+    monkeypatch.setattr(
+        Plan, "packs", lambda self, unit, held=0: [*packs(self, unit, held)] * (1 if self.pack_tokens > 50 else 2)
+    )
+    with pytest.raises(PlanError, match=r"unit 0 forwarded .* where the plan says"):
+        engine.score(CONTEXTS, QUERIES, LABELS)
+    assert engine.report.num_splits > 0
+
+
+def test_the_first_use_check_may_run_out_of_memory(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(llama)
+    no_room_over(monkeypatch, 8)
+    with pytest.raises(OutOfMemory, match="memory has no room for the first-use check beside the model; use a smaller"):
+        engine.score(CONTEXTS, QUERIES, LABELS)
+    monkeypatch.undo()
+    assert np.isfinite(engine.score(CONTEXTS, QUERIES, LABELS)).all()
+    assert engine.row_invariant, "the check that failed counts as done"
+
+
+def test_plain_scoring_names_the_remedy(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError(HOST)
+
+    monkeypatch.setattr(executor_module, "next_token_logprobs", fails)
+    with pytest.raises(
+        OutOfMemory, match=r"a prompt of unit 0 does not fit in memory \(of up to 60 tokens\); use fewer"
+    ):
+        Engine(llama, plain=True).score(CONTEXTS, QUERIES, LABELS)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_allocators_errors_are_known(error: BaseException) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("not enough memory"), KeyError("x")])
+def test_other_errors_pass_unchanged(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    assert not is_out_of_memory(error)
+    engine = ready(llama)
+    no_room_over(monkeypatch, 50, error)
+    with pytest.raises(type(error)) as raised:
+        engine.score(CONTEXTS, QUERIES, LABELS)
+    assert raised.value is error
+    assert engine.pack_tokens == 1024
