@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from iclperm.errors import ConfigError, IclpermError
+from iclperm.errors import ConfigError, IclpermError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from iclperm.prompts import PromptText
-    from iclperm.runner import Progress, Run, RunReport, StudyPlan
+    from iclperm.runner import Progress, Run
     from iclperm.store import RunStopped
     from iclperm.study import Study
 
@@ -32,17 +31,26 @@ STUDY_KEYS = {
     "model": "demo, a model folder or a hub id.",
     "revision": "Revision of a hub id.",
     "task": "Built-in task or path of a task file.",
+    "data": "Folder with the task's data, where they are not where the task says.",
     "sets": "Number of demonstration sets.",
     "permutations": "Number of orders, shared by all sets.",
-    "shots": "Number of demonstrations, or several: 0,1,2,4,8.",
+    "shots": "Number of demonstrations, several (0,1,2,4,8), or all.",
+    "resample": "none: several shots are prefixes of one order; per_k: each has sets and orders of its own.",
     "queries": "Number of test queries.",
+    "dev_queries": "Number of dev queries, scored beside them.",
     "seed": "Seed of every random choice.",
+    "design": "How sets and orders are drawn: random.",
+    "scoring": "How answers are found: loglikelihood.",
+    "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, or over bytes.",
+    "calibration": "none.",
+    "on_overlong": "error, or drop the queries that do not fit the context window.",
+    "chat": "none.",
     "dtype": "auto, float32, bfloat16 or float16.",
     "device": "auto, cpu, cuda, ...",
     "memory_budget": "Bytes that keys and values may take.",
-    "on_overlong": "error, or drop the queries that do not fit the context window.",
+    "out": "Run folder; an unfinished run continues.",
 }
-_NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "seed", "memory_budget"})
+_NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed", "memory_budget"})
 _SECONDS_BETWEEN_LINES = 5.0
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -92,8 +100,8 @@ def _one_line(error: Exception) -> str:
         return printable(str(error))
     if _is_out_of_memory(error):
         return printable(
-            "out of memory; what is finished is kept: free some and repeat the command, or start in another folder "
-            f"with a smaller --memory-budget ({type(error).__name__}: {error})"
+            "out of memory; what is finished is kept: free some and repeat the command, or repeat it with a smaller "
+            f"--memory-budget ({type(error).__name__}: {error})"
         ).replace("\n", " ")
     return printable(f"unexpected {type(error).__name__}: {error}; --debug shows where").replace("\n", " ")
 
@@ -121,11 +129,11 @@ def _with_json(command: Command) -> Command:
 
 
 def _with_study(command: Command) -> Command:
-    """A study file and a flag for each of its keys; the flags win."""
+    """A study file, or the folder of a run, and a flag for each of its keys; the flags win."""
     for key, words in reversed(STUDY_KEYS.items()):
         metavar = "N" if key in _NUMBERS else "TEXT"
         command = click.option(f"--{key.replace('_', '-')}", key, metavar=metavar, help=words)(command)
-    return click.argument("study_file", required=False, type=click.Path(path_type=Path))(command)
+    return click.argument("study", required=False, type=click.Path(path_type=Path))(command)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -141,14 +149,15 @@ def cli() -> None:
 @_with_debug
 def demo(out: Path, as_json: bool) -> int:
     """A small study on the bundled model: order against choice of the demonstrations, in under a minute."""
+    from iclperm.report import terminal
     from iclperm.runner import run, sample_prompt
     from iclperm.study import Study
 
     study = Study(**DEMO_SETTING)
-    console = _console()
+    console = terminal.stdout()
     if not as_json:
-        console.print(f"The study runs k = {_listed(DEMO_SETTING['shots'])} demonstrations. One of its prompts:")
-        _print_prompt(console, sample_prompt(study, shots=2), shots=2)
+        console.print(f"The study runs k = {terminal.listed(study.shot_list(0))} demonstrations. One of its prompts:")
+        terminal.print_prompt(console, sample_prompt(study, shots=2), shots=2)
     with _progress(as_json) as progress:
         finished = run(study, out, progress=progress)
     code = _show_new(console, finished, as_json)
@@ -159,34 +168,74 @@ def demo(out: Path, as_json: bool) -> int:
 
 @cli.command("run")
 @_with_study
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Run folder; an unfinished run continues.")
+@click.option("--extend", is_flag=True, help="Let the run in the folder grow in sets, permutations or queries.")
+@click.option("--mixed", is_flag=True, help="Accept results of other machines or versions beside these.")
 @_with_json
 @_with_debug
-def run_command(study_file: Path | None, out: Path, as_json: bool, **flags: str | None) -> int:
+def run_command(study: Path | None, extend: bool, mixed: bool, as_json: bool, **flags: str | None) -> int:
     """Run a study into a folder, or continue it."""
+    from iclperm.report import terminal
     from iclperm.runner import run
 
+    chosen = _study(study, flags)
+    if chosen.out is None:
+        raise ConfigError("there is no run folder; name one with --out, or with the study's key 'out'")
     with _progress(as_json) as progress:
-        finished = run(_study(study_file, flags), out, progress=progress)
-    return _show_new(_console(), finished, as_json)
+        finished = run(chosen, extend=extend, mixed=mixed, progress=progress)
+    return _show_new(terminal.stdout(), finished, as_json)
 
 
 @cli.command()
 @_with_study
 @_with_json
 @_with_debug
-def plan(study_file: Path | None, as_json: bool, **flags: str | None) -> None:
-    """What a study would compute; loads no weights."""
+def plan(study: Path | None, as_json: bool, **flags: str | None) -> None:
+    """What a study would compute, and how long it would take; loads no weights."""
+    from iclperm.report import terminal
     from iclperm.runner import plan as plan_study
 
-    study = _study(study_file, flags)
-    planned = plan_study(study)
+    chosen = _study(study, flags)
+    planned = plan_study(chosen)
     if as_json:
         click.echo(json.dumps(planned.to_dict(), indent=1))
     else:
-        console = _console()
-        console.print(_plan_table(planned))
-        _print_notes(console, _foreign_task(study, planned.task))
+        terminal.print_plan(terminal.stdout(), planned, chosen)
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@_with_json
+@_with_debug
+def status(folder: Path, as_json: bool) -> int:
+    """How far a run is, and what its sessions did; exit code 3 while it is not finished."""
+    from iclperm import audit
+    from iclperm.report import terminal
+
+    found = audit.status(folder)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        terminal.print_status(terminal.stdout(), found)
+    return 0 if found.is_finished else STOPPED
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@_with_json
+@_with_debug
+def verify(folder: Path, as_json: bool) -> int:
+    """Check every byte of a run and print the digest of its results; exit code 1 on damage, 3 if not finished."""
+    from iclperm import audit
+    from iclperm.report import terminal
+
+    found = audit.verify(folder)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        terminal.print_verification(terminal.stdout(), found)
+    if found.damage:
+        return FAILED
+    return STOPPED if found.digest is None else 0
 
 
 @cli.command()
@@ -194,13 +243,16 @@ def plan(study_file: Path | None, as_json: bool, **flags: str | None) -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Where figures and report.json go; the run folder by default."
 )
+@click.option("--normalize", type=click.Choice(["sum", "mean", "bytes"]), help="As in the study, instead of it.")
 @_with_json
 @_with_debug
-def report(folder: Path, out: Path | None, as_json: bool) -> int:
+def report(folder: Path, out: Path | None, normalize: str | None, as_json: bool) -> int:
     """All tables of a finished run, and its figures."""
+    from iclperm.report import terminal
     from iclperm.runner import open_run
 
-    refused = _show(_console(), open_run(folder), as_json, out=out, full=True)
+    found = open_run(folder, normalize=normalize)
+    refused = _show(terminal.stdout(), found, as_json, out=out, full=True)
     if refused is None:
         return 0
     reason = _one_line(refused).split(";")[0]
@@ -208,64 +260,86 @@ def report(folder: Path, out: Path | None, as_json: bool) -> int:
     return STOPPED if out else 0
 
 
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="A .csv, .jsonl or .parquet file.")
+@_with_debug
+def export(folder: Path, out: Path) -> None:
+    """Write every answer of a finished run into one file: a row per split, set, permutation, shots and query."""
+    from iclperm.runner import open_run
+
+    click.echo(open_run(folder).export(out))
+
+
 @cli.group(invoke_without_command=True)
 @_with_debug
 @click.pass_context
 def tasks(context: click.Context) -> None:
-    """List the built-in tasks, or show one."""
-    from iclperm.tasks import Task, builtin_tasks
-
+    """List the built-in tasks, show one, or start one of your own."""
     if context.invoked_subcommand is None:
-        for name in builtin_tasks():
-            click.echo(f"{name}  {Task.load(name).description}")
+        from iclperm.report import terminal
+        from iclperm.tasks import Task, builtin_tasks
+
+        terminal.print_tasks(terminal.stdout(), [Task.load(name) for name in builtin_tasks()])
 
 
 @tasks.command()
 @click.argument("task")
+@click.option("--data", help=STUDY_KEYS["data"])
+@click.option("--model", default="demo", show_default=True, help="Whose tokens are shown: demo, a folder or a hub id.")
 @click.option("--shots", type=click.IntRange(0), help="Number of demonstrations; the task's own by default.")
 @click.option("--query", type=click.IntRange(0), default=0, help="Which test query.")
 @_with_debug
-def show(task: str, shots: int | None, query: int) -> None:
-    """Print one whole prompt of a task as the model sees it, with its labels."""
-    from iclperm.runner import sample_prompt
+def show(task: str, data: str | None, model: str, shots: int | None, query: int) -> None:
+    """Print one whole prompt of a task as the model sees it, with its tokens and labels."""
+    from iclperm.report import terminal
+    from iclperm.runner import sample_prompt, sample_tokens
     from iclperm.study import Study
     from iclperm.tasks import Task
 
-    shown = Task.load(task).shots if shots is None else shots
-    study = Study(task=task, sets=1, permutations=1, shots=shown, queries=query + 1)
-    _print_prompt(_console(), sample_prompt(study, query=query), shown)
+    shown = Task.load(task, data).shots if shots is None else shots
+    study = Study(task=task, data=data, model=model, sets=1, permutations=1, shots=shown, queries=query + 1)
+    prompt, console = sample_prompt(study, query=query), terminal.stdout()
+    terminal.print_prompt(console, prompt, shown)
+    terminal.print_tokens(console, prompt, sample_tokens(study, prompt))
 
 
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters other than line breaks and tabs are escaped."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+@tasks.command()
+@click.argument("name")
+@click.option("--out", type=click.Path(path_type=Path), help="The file to write; NAME.yaml by default.")
+@_with_debug
+def new(name: str, out: Path | None) -> None:
+    """Write a commented task file to start from; a file that is there is never replaced."""
+    from iclperm.tasks import template_text
+
+    path, text = out or Path(f"{name}.yaml"), template_text(name)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    click.echo(f"{path}: put your data beside it, then: iclperm tasks show {path}")
 
 
-def _study(study_file: Path | None, flags: dict[str, str | None]) -> Study:
+def _study(study: Path | None, flags: dict[str, str | None]) -> Study:
     from iclperm.study import Study
 
     given: dict[str, Any] = {key: _value(key, text) for key, text in flags.items() if text is not None}
-    if study_file is None:
+    if study is None:
         return Study(**given)
-    return Study(**{**Study.from_file(study_file).model_dump(), **given})
+    if not study.is_dir():
+        return Study(**{**Study.from_file(study).model_dump(), **given})
+    return Study(**{**Study.from_file(study / "study.yaml").model_dump(), "out": str(study), **given})
 
 
 def _value(key: str, text: str) -> str | int | list[int]:
     """A flag's text as the study wants it; "1,2,4" is a list of shots."""
-    if key not in _NUMBERS:
+    if key not in _NUMBERS or (key, text) == ("shots", "all"):
         return text
     try:
         return [int(part) for part in text.split(",")] if key == "shots" and "," in text else int(text)
     except ValueError:
         raise ConfigError(f"--{key.replace('_', '-')} is {text!r}; give a whole number") from None
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    # A file or a pipe has no width of its own: give tables the room that they need.
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=120)
 
 
 @contextmanager
@@ -311,16 +385,15 @@ def _show(
     console: Console, finished: Run, as_json: bool, *, out: Path | None = None, full: bool = False
 ) -> RunStopped | None:
     """Prints a run, then writes its figures; a folder that refuses them hides no result, its error is returned."""
+    from iclperm.report import terminal
+
     if not as_json:
-        _print_run(console, finished, full)
+        terminal.print_run(console, finished, full=full)
     files, refused = _write_report(finished, out)
     if as_json:
         click.echo(json.dumps(_as_json(finished, files), indent=1, allow_nan=False))
     elif files:
-        names = ", ".join(file.name for file in files)
-        items = f"  {finished.folder}: items/*.parquet, study.yaml"
-        lines = ("", "files:", f"  {files[0].parent}: {names}", items)
-        console.print(*lines, sep="\n", markup=False, soft_wrap=True)
+        terminal.print_files(console, files, finished.folder)
     return refused
 
 
@@ -334,130 +407,25 @@ def _write_report(finished: Run, out: Path | None) -> tuple[list[Path], RunStopp
 
 
 def _as_json(finished: Run, files: Sequence[Path]) -> dict[str, Any]:
-    from iclperm.studies.sensitivity import plain, report_content
+    from iclperm.studies.sensitivity import plain
 
     return {
-        **report_content(finished.summary(), finished.curve(), finished.shots),
+        **finished.report_content(),
         "run": plain(finished.report),
+        "digest": finished.digest,
         "folder": str(finished.folder),
         "files": [str(file) for file in files],
     }
 
 
-def _print_run(console: Console, finished: Run, full: bool) -> None:
-    from iclperm.report.tables import curve_table, sensitivity_tables, token_line
-    from iclperm.studies.sensitivity import conclusion
-
-    summary, curve, shots = finished.summary(), finished.curve(), finished.shots
-    head = [_head(finished)] if full else [_head(finished), _cost(finished)]
-    console.print(*head, sep="\n", markup=False, soft_wrap=True)
-    tables = sensitivity_tables(summary, shots[-1], full=full)
-    for table in tables if curve is None else [*tables, curve_table(curve, shots)]:
-        console.print("", table, sep="\n")
-    if summary.tokens is not None and not full:
-        console.print("", token_line(summary.tokens), sep="\n", markup=False)
-    console.print("", "[bold]Conclusion[/bold]", sep="\n")
-    console.print(*conclusion(summary, shots[-1]), sep="\n", markup=False)
-    notes = (*summary.warnings, *_foreign_task(finished.study, finished.task), *_repeats(finished.report))
-    _print_notes(console, notes)
-
-
-def _print_notes(console: Console, notes: Sequence[str]) -> None:
-    for note in notes:
-        console.print(f"note: {note}", markup=False)
-
-
-def _foreign_task(study: Study, task: str) -> list[str]:
-    """The bundled model answers any task without complaint; it has learnt one."""
-    if study.model != "demo" or task == "mini_news":
-        return []
-    return [f"the bundled model only knows its own headlines (mini_news); what it answers on {task} says little"]
-
-
-def _repeats(report: RunReport) -> list[str]:
-    """What of the data was left out because it repeats other data."""
-    notes = []
-    if report.num_duplicates:
-        others = f", {report.num_conflicting:,} of them under another label" if report.num_conflicting else ""
-        notes.append(f"{report.num_duplicates:,} rows of the data repeat another row and were left out{others}")
-    if report.num_excluded:
-        notes.append(f"{report.num_excluded:,} test rows repeat a training row and were left out")
-    return notes
-
-
-def _head(finished: Run) -> str:
-    sets, permutations, _, queries = finished.correct.shape
-    return printable(
-        f"{finished.task} on {finished.study.model}: {sets} sets x {permutations} permutations, "
-        f"k = {_listed(finished.shots)}, {queries} queries"
-    )
-
-
-def _listed(shots: Sequence[int]) -> str:
-    return ", ".join(map(str, shots))
-
-
-def _cost(finished: Run) -> str:
-    cost = finished.report
-    if cost.num_parts_resumed == cost.num_parts:
-        return f"nothing to compute: all {cost.num_parts} parts were found in {finished.folder}"
-    resumed = (
-        f", {cost.num_parts_resumed} of {cost.num_parts} parts found already done" if cost.num_parts_resumed else ""
-    )
-    damaged = f", {cost.num_quarantined} damaged files set aside and computed anew" if cost.num_quarantined else ""
-    return f"computed in {cost.seconds:.0f} s{resumed}{damaged}"
-
-
-def _print_prompt(console: Console, prompt: PromptText, shots: int) -> None:
-    from rich.panel import Panel
-    from rich.text import Text
-
-    text = Text()
-    text.append(printable(prompt.context), style="dim")
-    text.append(printable(prompt.query))
-    text.append(printable(prompt.continuations[prompt.gold]), style="bold green")
-    labels = ", ".join(printable(repr(continuation)) for continuation in prompt.continuations)
-    console.print(Panel(text, title=f"one prompt at k = {shots}, and its right label", title_align="left"))
-    console.print(f"every prompt is scored with {labels}", "", sep="\n", markup=False)
-
-
-def _plan_table(planned: StudyPlan) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"Plan for {planned.task}", title_justify="left")
-    table.add_column("")
-    table.add_column("", justify="right")
-    rows = {
-        "sets x permutations": f"{planned.num_sets} x {planned.num_permutations}",
-        "shots": ", ".join(map(str, planned.shots)),
-        "queries": f"{planned.num_queries:,}",
-        "distinct contexts": f"{planned.num_contexts:,}",
-        "distinct prompts": f"{planned.num_prompts:,}",
-        "tokens, prompt by prompt": f"{planned.tokens_naive:,}",
-        "tokens, distinct": f"{planned.tokens_unique:,}",
-        "saving": f"{planned.saving:.1f} times",
-        "peak of keys and values, tokens": f"{planned.kv_peak_tokens:,}",
-        "units of work": f"{planned.num_units:,}",
-        "files": f"{planned.num_parts:,}",
-        "disk space": f"about {planned.disk_bytes / 1e6:.1f} MB",
-        "prompts outside the product": f"{planned.prompts.num_general_cells:,}",
-        "queries too long": f"{planned.num_overlong:,}",
-        "repeated rows left out": f"{planned.num_duplicates:,}",
-        "of them with another label": f"{planned.num_conflicting:,}",
-    }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
-
-
 def _print_next_steps(console: Console, out: Path) -> None:
-    study = f"{out}/study.yaml"
     steps = {
         "all tables": f"iclperm report {out}",
         "a prompt": f"iclperm tasks show mini_news --shots {DEMO_SETTING['shots'][-1]}",
-        "larger study": f"iclperm plan {study} --sets 40 --permutations 40",
-        "your model": f"iclperm run {study} --model PATH --out my-run",
+        "all answers": f"iclperm export {out} --out demo.csv",
+        "larger study": f"iclperm run {out} --sets 12 --permutations 12 --extend",
+        "your model": f"iclperm run {out}/study.yaml --model PATH --out my-run",
+        "your task": "iclperm tasks new my-task",
     }
     lines = (f"  {words:<12}  {step}" for words, step in steps.items())
     console.print("", "next:", *lines, sep="\n", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,46 +22,126 @@ _MAX_EXACT_FACTORIAL = 20
 
 
 @dataclass(frozen=True)
-class Design:
-    """What a study runs, as row numbers.
+class Orderings:
+    """Sets under permutations, seen at some numbers of shots.
 
     ``sets`` int64 [S, K] are rows of the train split in default order, ``permutations`` int64 [P, K] are shared by all
-    sets, ``shots`` are the prefixes to evaluate (ascending, the last is K), ``queries`` int64 [Q] are rows of the test
-    split. ``num_excluded`` test rows repeat a train row's content and were left out.
+    sets, ``shots`` are the prefixes to evaluate (ascending, the last is K).
     """
 
     sets: NDArray[np.int64]
     permutations: NDArray[np.int64]
     shots: tuple[int, ...]
-    queries: NDArray[np.int64]
-    num_excluded: int
 
     @property
-    def orderings(self) -> NDArray[np.int64]:
+    def rows(self) -> NDArray[np.int64]:
         """Train rows of every set under every permutation, int64 [S, P, K]."""
         return self.sets[:, self.permutations]
 
 
-def draw(study: Study, task: Task, train: Examples, test: Examples) -> Design:
+@dataclass(frozen=True)
+class Asked:
+    """The queries of one split, each example once.
+
+    ``rows`` int64 [Q] are rows of the split; ``turns`` int64 are the places in ``rows`` of every query asked for, in
+    order: where a class is short its examples have several turns. ``num_excluded`` rows repeat the content of a
+    demonstration (or, in dev, of a test row) and were left out.
+    """
+
+    split: str
+    rows: NDArray[np.int64]
+    turns: NDArray[np.int64]
+    num_excluded: int
+
+    @property
+    def weights(self) -> NDArray[np.int64]:
+        """How often each query counts, int64 [Q]."""
+        return np.bincount(self.turns, minlength=len(self.rows))
+
+    def num_distinct(self, count: int) -> int:
+        """Distinct queries among the first ``count`` asked for."""
+        return int(self.turns[:count].max(initial=-1)) + 1
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a study runs, as row numbers: orderings on one side, queries on the other.
+
+    One group of ``orderings`` holds all numbers of shots as prefixes; with ``resample: per_k`` each number of shots has
+    sets and permutations of its own. ``asked`` lists the splits: test, then dev where the study asks for it.
+    """
+
+    orderings: tuple[Orderings, ...]
+    asked: tuple[Asked, ...]
+
+    @property
+    def num_sets(self) -> int:
+        return len(self.orderings[0].sets)
+
+    @property
+    def num_permutations(self) -> int:
+        return len(self.orderings[0].permutations)
+
+    @property
+    def shots(self) -> tuple[int, ...]:
+        """The K axis."""
+        return tuple(shots for group in self.orderings for shots in group.shots)
+
+    @property
+    def num_queries(self) -> int:
+        """Distinct queries of all splits."""
+        return sum(len(asked.rows) for asked in self.asked)
+
+    @property
+    def query_offsets(self) -> NDArray[np.int64]:
+        """Where each split begins on the axis of all queries, int64 [splits + 1]."""
+        return np.cumsum([0, *(len(asked.rows) for asked in self.asked)])
+
+    def demonstrations(self, index_set: int, permutation: int, place: int) -> NDArray[np.int64]:
+        """Train rows of one cell's context, in order; ``place`` is on the K axis. int64 [k]."""
+        for group in self.orderings:
+            if place < len(group.shots):
+                return group.rows[index_set, permutation, : group.shots[place]]
+            place -= len(group.shots)
+        raise IndexError(place)
+
+
+def draw(study: Study, task: Task, examples: Mapping[str, Examples]) -> Design:
     """The design of a study (arXiv 2511.09700: balanced sets, permutations shared across the sets).
 
-    Raises `DataError` where a class has too few examples (naming task, class, number needed and number there), also
-    for that many different sets, and `ConfigError` for more permutations than there are (or sets, of k = 0). Expected
-    O(S * train + P * K + test).
+    ``examples`` hold the splits train, test and, where the study asks for dev queries, dev. Raises `DataError` where a
+    class has too few examples (naming task, class, number needed and number there), also for that many different sets,
+    and `ConfigError` for more permutations than there are (or sets, of k = 0). Expected O(S * train + P * K + test).
     """
-    shots = study.shot_list(task.shots)
-    queries, num_excluded = draw_queries(study.seed, study.queries, task, train, test)
-    return Design(
-        sets=draw_sets(study.seed, study.sets, shots[-1], task, train),
-        permutations=draw_permutations(study.seed, study.permutations, shots[-1]),
-        shots=shots,
-        queries=queries,
-        num_excluded=num_excluded,
-    )
+    train = examples["train"]
+    known = set(train.hashes)
+    asked = []
+    for split, count in study.query_counts.items():
+        asked.append(draw_queries(study.seed, count, task, examples[split], known))
+        known |= set(examples[split].hashes)
+    groups = _groups(study, study.shot_list(task.shots))
+    return Design(tuple(_draw_orderings(study, shots, task, train) for shots in groups), tuple(asked))
 
 
-def draw_sets(seed: int, count: int, size: int, task: Task, train: Examples) -> NDArray[np.int64]:
-    """``count`` different sets (see `draw_set`), int64 [count, size]; more keep the earlier ones.
+def _groups(study: Study, shots: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Numbers of shots that are prefixes of the same orderings; none at all is a prefix of anything."""
+    if study.resample == "none":
+        return [shots]
+    has_none = len(shots) > 1 and shots[0] == 0
+    alone: list[tuple[int, ...]] = [(count,) for count in shots[int(has_none) :]]
+    return [(0, *alone[0]), *alone[1:]] if has_none else alone
+
+
+def _draw_orderings(study: Study, shots: tuple[int, ...], task: Task, train: Examples) -> Orderings:
+    # Orderings of their own are drawn by keys of their own, or small sets would be parts of large ones.
+    own = "" if study.resample == "none" else f" of {shots[-1]}"
+    sets = draw_sets(study.seed, study.sets, shots[-1], task, train, own)
+    return Orderings(sets, draw_permutations(study.seed, study.permutations, shots[-1], own), shots)
+
+
+def draw_sets(seed: int, count: int, size: int, task: Task, train: Examples, own: str = "") -> NDArray[np.int64]:
+    """``count`` different sets (see `draw_set`), int64 [count, size]; more keep the earlier ones. ``own`` is part of
+    the key.
 
     A set that was drawn before is drawn anew from the same key. Raises `DataError`, also where there are fewer sets.
     """
@@ -69,7 +149,7 @@ def draw_sets(seed: int, count: int, size: int, task: Task, train: Examples) -> 
     drawn: dict[bytes, NDArray[np.int64]] = {}
     for index in range(count):
         # Which draw is kept depends on earlier sets only; in another default order it is still the same set.
-        draws = ((np.sort(rows).tobytes(), rows) for rows in _set_draws(seed, index, size, task, train))
+        draws = ((np.sort(rows).tobytes(), rows) for rows in _set_draws(seed, index, size, task, train, own))
         content, rows = next(draw for draw in draws if draw[0] not in drawn)
         drawn[content] = rows
     return np.stack(list(drawn.values()))
@@ -84,13 +164,15 @@ def draw_set(seed: int, index: int, size: int, task: Task, train: Examples) -> N
     return next(_set_draws(seed, index, size, task, train))
 
 
-def _set_draws(seed: int, index: int, size: int, task: Task, train: Examples) -> Iterator[NDArray[np.int64]]:
+def _set_draws(
+    seed: int, index: int, size: int, task: Task, train: Examples, own: str = ""
+) -> Iterator[NDArray[np.int64]]:
     """Draw after draw of one set, each from where the key's streams stand."""
     num_labels = len(task.words)
     share, remainder = divmod(size, num_labels)
     pools = _pools(task, train)
-    class_stream = _stream(seed, "favoured classes", index)
-    streams = [_stream(seed, "demonstrations", index, label) for label in range(num_labels)]
+    class_stream = _stream(seed, f"favoured classes{own}", index)
+    streams = [_stream(seed, f"demonstrations{own}", index, label) for label in range(num_labels)]
     while True:
         favoured = _random_order(class_stream, num_labels)[:remainder]
         rows: list[int] = []
@@ -128,8 +210,9 @@ def _pools(task: Task, train: Examples) -> list[NDArray[np.int64]]:
     return [np.flatnonzero(train.labels == label) for label in range(len(task.words))]
 
 
-def draw_permutations(seed: int, count: int, size: int) -> NDArray[np.int64]:
-    """``count`` distinct permutations of ``size`` positions, int64 [count, size]; more keep the earlier ones.
+def draw_permutations(seed: int, count: int, size: int, own: str = "") -> NDArray[np.int64]:
+    """``count`` distinct permutations of ``size`` positions, int64 [count, size]; more keep the earlier ones. ``own``
+    is part of the key.
 
     Raises `ConfigError` where there are fewer. Expected O(count * size), more as count nears size!.
     """
@@ -140,36 +223,40 @@ def draw_permutations(seed: int, count: int, size: int) -> NDArray[np.int64]:
         )
     drawn: dict[bytes, NDArray[np.int64]] = {}
     for index in range(count):
-        stream = _stream(seed, "permutation", index)
+        stream = _stream(seed, f"permutation{own}", index)
         while (permutation := _random_order(stream, size)).tobytes() in drawn:
             pass  # the next draw of the same key: which one is kept depends on earlier permutations only
         drawn[permutation.tobytes()] = permutation
     return np.stack(list(drawn.values()))
 
 
-def draw_queries(seed: int, count: int, task: Task, train: Examples, test: Examples) -> tuple[NDArray[np.int64], int]:
-    """``count`` test rows, balanced over the classes, and how many rows were excluded for repeating a train row.
+def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: Set[str]) -> Asked:
+    """``count`` queries of a split, balanced over the classes, none of them of a content in ``known``.
 
-    Classes take turns, so that a larger count keeps the earlier queries. Raises `DataError` where a class is short.
+    Classes take turns, and so do the examples of a class that is short: they come round again. A larger count keeps the
+    earlier queries. Raises `DataError` for a class without examples. O(examples + count).
     """
-    num_labels = len(task.words)
-    known = set(train.hashes)
-    fresh = np.array([content not in known for content in test.hashes], dtype=bool)
-    pools = [np.flatnonzero(fresh & (test.labels == label)) for label in range(num_labels)]
-    most = num_labels * min(map(len, pools))
-    remedy = f"lower 'queries' to {most} or add examples" if most else "add examples, or leave the label out"
-    turns = keyed_permutation(num_labels, seed, "query classes")
+    split, num_labels = examples.split, len(task.words)
+    fresh = np.array([content not in known for content in examples.hashes], dtype=bool)
     rows = np.empty(count, dtype=np.int64)
-    for turn, label in enumerate(turns):
-        pool = pools[label]
-        needed = len(range(turn, count, num_labels))
-        if len(pool) < needed:
+    # Test keeps the keys without a split that it had when it was the only one.
+    suffix = "" if split == "test" else f" of {split}"
+    for turn, label in enumerate(keyed_permutation(num_labels, seed, f"query classes{suffix}")):
+        pool = np.flatnonzero(fresh & (examples.labels == label))
+        turns = np.arange(len(rows[turn::num_labels]))
+        if not len(pool) and len(turns):
             raise DataError(
-                f"task {task.name!r}: class {task.words[label]!r} has {len(pool)} usable test examples, but {count} "
-                f"queries need {needed} of it; {remedy}"
+                f"task {task.name!r}: class {task.words[label]!r} has no usable {split} examples, but {count} queries "
+                f"need {len(turns)} of it; add examples, or leave the label out"
             )
-        rows[turn::num_labels] = pool[keyed_permutation(len(pool), seed, "queries", int(label))[:needed]]
-    return rows, int(np.sum(~fresh))
+        if len(turns):
+            order = keyed_permutation(len(pool), seed, f"queries{suffix}", int(label))
+            rows[turn::num_labels] = pool[order][turns % len(pool)]
+    distinct, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+    by_appearance = np.argsort(first, kind="stable")
+    numbers = np.empty(len(distinct), dtype=np.int64)
+    numbers[by_appearance] = np.arange(len(distinct))
+    return Asked(split, distinct[by_appearance], numbers[inverse], int(np.sum(~fresh)))
 
 
 def keyed_permutation(size: int, seed: int, purpose: str, *indices: int) -> NDArray[np.int64]:

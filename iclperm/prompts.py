@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Protocol
@@ -36,6 +36,8 @@ class Tokenizer(Protocol):
     unk_token_id: int | None
 
     def __call__(self, text: list[str], **options: Any) -> Any: ...
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,18 @@ class Prompts:
 
     ``contexts`` are distinct, from BOS to the last separator; ``context_ids`` int64 [C] name them by content;
     ``context_of`` int64 [S, P, K] tells each cell's context. The same contexts as prefixes of few ``rows``: ``marks``
-    hold, for each row, the lengths of its contexts; in this order they are the cells of ``context_of``. ``queries``
-    hold the ids up to the label, [Q]; ``continuations`` those of the labels, [L], shared by all queries; ``gold`` int64
-    [Q] is the right label.
+    hold, for each row, the lengths of its contexts, ``marked`` their numbers. ``queries`` hold the ids up to the label,
+    [Q], split by split; ``continuations`` those of the labels, [L], shared by all queries; ``gold`` int64 [Q] is the
+    right label. Every prompt begins with ``start``, the tokenizer's BOS if it has one.
     """
 
+    start: Ids
     contexts: list[Ids]
     context_ids: NDArray[np.int64]
     context_of: NDArray[np.int64]
     rows: list[Ids]
     marks: list[Ids]
+    marked: list[NDArray[np.int64]]
     queries: list[Ids]
     continuations: list[Ids]
     gold: NDArray[np.int64]
@@ -103,17 +107,50 @@ class PromptText:
     gold: int
 
 
+@dataclass(frozen=True)
+class PromptTokens:
+    """One prompt as the model reads it.
+
+    ``opening`` are the tokens before the text, BOS if the tokenizer has one; ``pieces`` all tokens up to the label, of
+    which ``num_context`` belong to opening and demonstrations. ``labels`` [L] are the tokens of each label; they follow
+    the prompt, from place ``len(pieces)`` on. ``is_resplit`` tells that the query's last token merges with a label and
+    is scored with it.
+    """
+
+    opening: list[str]
+    pieces: list[str]
+    num_context: int
+    labels: list[list[str]]
+    is_resplit: bool
+
+
+def prompt_tokens(text: PromptText, tokenizer: Tokenizer) -> PromptTokens:
+    """The tokens of one prompt, cut as they are for scoring."""
+    encode = _Encoder(tokenizer)
+    prompt = text.context + text.query
+    joints = encode([prompt + continuation for continuation in text.continuations])
+    split = _split(len(prompt), joints)
+    named = tokenizer.convert_ids_to_tokens
+    return PromptTokens(
+        opening=named(encode.start.tolist()),
+        pieces=named([*encode.start.tolist(), *split.prompt.ids.tolist()]),
+        num_context=len(encode.start) + joints[0].cut(len(text.context)),
+        labels=[named(ids.tolist()) for ids in split.continuations],
+        is_resplit=split.is_resplit,
+    )
+
+
 def prompt_text(
-    design: Design, task: Task, train: Examples, test: Examples, *, cell: tuple[int, int, int, int]
+    design: Design, task: Task, examples: Mapping[str, Examples], *, cell: tuple[int, int, int, int]
 ) -> PromptText:
     """The text of the prompt at ``cell`` = (set, permutation, position in shots, query)."""
-    index_set, permutation, shots, query = cell
-    texts = _Texts(design, task, train, test)
-    demonstrations = texts.orderings[index_set, permutation, : design.shots[shots]]
+    *context, query = cell
+    texts = _Texts(design, task, examples)
+    demonstrations = texts.of_rows(design.demonstrations(*context))
     return PromptText(texts.context(demonstrations), texts.queries[query], texts.continuations, int(texts.gold[query]))
 
 
-def tokenise(design: Design, task: Task, train: Examples, test: Examples, tokenizer: Tokenizer, seed: int) -> Prompts:
+def tokenise(design: Design, task: Task, examples: Mapping[str, Examples], tokenizer: Tokenizer, seed: int) -> Prompts:
     """The prompts of a design as ids, with the seams checked (`DESIGN.md`, Tokenisation).
 
     Every distinct pair of adjoining words is tokenised across its seam, and a keyed sample of whole prompts is compared
@@ -121,7 +158,7 @@ def tokenise(design: Design, task: Task, train: Examples, test: Examples, tokeni
     Raises `TokenizationError` for special tokens in the data, labels with equal ids, and a tokenizer without offsets.
     O(tokens of demonstrations and queries + seams).
     """
-    texts = _Texts(design, task, train, test)
+    texts = _Texts(design, task, examples)
     encoder = _Encoder(tokenizer)
     parts = _Parts(texts, encoder)
     contexts = _contexts(texts, parts, encoder)
@@ -131,11 +168,13 @@ def tokenise(design: Design, task: Task, train: Examples, test: Examples, tokeni
         outside = set(product(range(len(contexts.distinct)), range(len(texts.queries))))
     general = [_cell(texts, encoder, contexts.members[context], context, query) for context, query in sorted(outside)]
     return Prompts(
+        start=encoder.start,
         contexts=contexts.distinct,
         context_ids=contexts.ids,
         context_of=contexts.of_cell,
         rows=contexts.rows,
         marks=contexts.marks,
+        marked=contexts.marked,
         queries=parts.queries,
         continuations=parts.continuations,
         gold=texts.gold,
@@ -154,17 +193,23 @@ def tokenise(design: Design, task: Task, train: Examples, test: Examples, tokeni
 class _Texts:
     """The rendered parts of a design; ``orderings`` [S, P, K] index ``demonstrations``, each with its separator."""
 
-    def __init__(self, design: Design, task: Task, train: Examples, test: Examples) -> None:
-        rows, places = np.unique(design.sets, return_inverse=True)
-        self.orderings: NDArray[np.int64] = places.reshape(design.sets.shape)[:, design.permutations]
+    def __init__(self, design: Design, task: Task, examples: Mapping[str, Examples]) -> None:
+        train = examples["train"]
+        self._rows = np.unique(np.concatenate([group.sets.ravel() for group in design.orderings]))
+        self.orderings = [(self.of_rows(group.rows), group.shots) for group in design.orderings]
         self.shots = design.shots
         self.opening = task.opening()
         self.demonstrations = [
-            task.render_demonstration(train.fields[row], int(train.labels[row])) + task.separator for row in rows
+            task.render_demonstration(train.fields[row], int(train.labels[row])) + task.separator for row in self._rows
         ]
-        self.queries = [task.render_query(test.fields[row]) for row in design.queries]
+        asked = [(examples[asked.split], asked.rows) for asked in design.asked]
+        self.queries = [task.render_query(split.fields[row]) for split, rows in asked for row in rows]
         self.continuations = task.continuations()
-        self.gold = test.labels[design.queries]
+        self.gold = np.concatenate([split.labels[rows] for split, rows in asked])
+
+    def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places in ``demonstrations`` of rows of train."""
+        return np.searchsorted(self._rows, rows)
 
     def context(self, demonstrations: Sequence[int] | NDArray[np.int64]) -> str:
         return self.opening + "".join(self.demonstrations[demonstration] for demonstration in demonstrations)
@@ -309,8 +354,10 @@ class _Parts:
 
     def _demonstration_seams(self) -> dict[_Seam, tuple[int, int]]:
         """Each distinct seam of two demonstrations that adjoin somewhere, with one pair that shows it."""
-        orderings = self._texts.orderings
-        pairs = np.unique(np.stack([orderings[..., :-1].ravel(), orderings[..., 1:].ravel()], axis=1), axis=0)
+        adjoining = [
+            np.stack([rows[..., :-1].ravel(), rows[..., 1:].ravel()], axis=1) for rows, _ in self._texts.orderings
+        ]
+        pairs = np.unique(np.concatenate(adjoining), axis=0)
         tails, heads = self._tails, self._demonstration_heads
         return {
             ("demonstration", int(tails[left]), int(heads[right])): (int(left), int(right)) for left, right in pairs
@@ -397,43 +444,48 @@ class _Contexts:
     members: list[NDArray[np.int64]]
     rows: list[Ids]
     marks: list[Ids]
+    marked: list[NDArray[np.int64]]
 
 
 def _contexts(texts: _Texts, parts: _Parts, encoder: _Encoder) -> _Contexts:
-    num_sets, num_permutations, num_shots = texts.orderings.shape
-    orderings = texts.orderings.reshape(num_sets * num_permutations, num_shots)
     rows: list[Ids] = []
     marks: list[Ids] = []
-    for ordering in orderings:
-        own_rows, own_marks = _rows(ordering, texts, parts, encoder)
-        rows += own_rows
-        marks += own_marks
+    marked: list[NDArray[np.int64]] = []
     numbers: dict[bytes, int] = {}
     distinct: list[Ids] = []
     members: list[NDArray[np.int64]] = []
-    of_cell = np.empty(len(orderings) * len(texts.shots), dtype=np.int64)
-    cells = (row[:mark] for row, own in zip(rows, marks, strict=True) for mark in own)
-    for cell, ids in enumerate(cells):
-        key = hashlib.blake2b(ids.astype("<i4").tobytes(), digest_size=16).digest()
-        of_cell[cell] = numbers.setdefault(key, len(distinct))
-        if of_cell[cell] == len(distinct):
-            distinct.append(ids)
-            members.append(orderings[cell // len(texts.shots), : texts.shots[cell % len(texts.shots)]])
+    by_group = []
+    for orderings, shots in texts.orderings:
+        of_cell = np.empty((*orderings.shape[:2], len(shots)), dtype=np.int64)
+        for cell in np.ndindex(*orderings.shape[:2]):
+            own_rows, own_marks = _rows(orderings[cell], shots, texts, parts, encoder)
+            contexts = [row[:mark] for row, lengths in zip(own_rows, own_marks, strict=True) for mark in lengths]
+            for place, ids in enumerate(contexts):
+                key = hashlib.blake2b(ids.astype("<i4").tobytes(), digest_size=16).digest()
+                number = of_cell[(*cell, place)] = numbers.setdefault(key, len(distinct))
+                if number == len(distinct):
+                    distinct.append(ids)
+                    members.append(orderings[cell][: shots[place]])
+            rows += own_rows
+            marks += own_marks
+            marked += np.split(of_cell[cell], np.cumsum([len(lengths) for lengths in own_marks])[:-1])
+        by_group.append(of_cell)
     names = np.array([int.from_bytes(key[:8], "little", signed=True) for key in numbers], dtype=np.int64)
-    by_cell = of_cell.reshape(num_sets, num_permutations, len(texts.shots))
-    return _Contexts(distinct, names, by_cell, members, rows, marks)
+    return _Contexts(distinct, names, np.concatenate(by_group, axis=2), members, rows, marks, marked)
 
 
-def _rows(ordering: NDArray[np.int64], texts: _Texts, parts: _Parts, encoder: _Encoder) -> tuple[list[Ids], list[Ids]]:
+def _rows(
+    ordering: NDArray[np.int64], shots: Sequence[int], texts: _Texts, parts: _Parts, encoder: _Encoder
+) -> tuple[list[Ids], list[Ids]]:
     """An ordering's contexts at each number of shots: one row where the parts simply join, else a row for each."""
     if not parts.holds(ordering):
-        joint = [_joint_context(ordering[:shots], texts, encoder) for shots in texts.shots]
+        joint = [_joint_context(ordering[:count], texts, encoder) for count in shots]
         return joint, [np.array([len(ids)], dtype=np.int32) for ids in joint]
     pieces = [encoder.start, parts.opening]
     pieces += [parts.first[demonstration] for demonstration in ordering[:1]]
     pieces += [parts.inner[demonstration] for demonstration in ordering[1:]]
     lengths = np.cumsum([len(piece) for piece in pieces], dtype=np.int32)
-    return [np.concatenate(pieces)], [lengths[1 + np.array(texts.shots)]]
+    return [np.concatenate(pieces)], [lengths[1 + np.array(shots)]]
 
 
 def _joint_context(ordering: NDArray[np.int64], texts: _Texts, encoder: _Encoder) -> Ids:
@@ -460,11 +512,11 @@ def _failed_prompts(
     total = int(np.prod(shape))
     sample = keyed_sample(total, NUM_CHECKED_PROMPTS, seed, "checked prompts")
     failed = checked = 0
-    for index_set, permutation, place, query, label in zip(*np.unravel_index(sample, shape), strict=True):
-        context = int(contexts.of_cell[index_set, permutation, place])
+    for *cell, query, label in zip(*np.unravel_index(sample, shape), strict=True):
+        context = int(contexts.of_cell[tuple(cell)])
         if (context, int(query)) in outside:
             continue
-        text = texts.context(texts.orderings[index_set, permutation, : texts.shots[place]])
+        text = texts.context(contexts.members[context])
         (joint,) = encoder([text + texts.queries[query] + texts.continuations[label]])
         whole = np.concatenate([encoder.start, joint.ids])
         joined = np.concatenate([contexts.distinct[context], parts.queries[query], parts.continuations[label]])

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from iclperm.errors import IclpermError, RunError
+from iclperm.designs import Asked
+from iclperm.errors import ConfigError, IclpermError, RunError
 from iclperm.store import OK, STATES, RunFolder, writable
 from iclperm.study import Study
-from iclperm.work import Setting, Work
+from iclperm.work import Part, Setting, Work
 
 if TYPE_CHECKING:
     from iclperm.stats import Curve
-    from iclperm.studies.sensitivity import SensitivitySummary
+    from iclperm.studies.sensitivity import SensitivityOverShots, SensitivitySummary
 
 _PENDING = 255
 
@@ -30,7 +38,9 @@ class RunReport:
 
     Where a session was killed or its record is damaged, ``is_token_count_complete`` is False: at least
     ``tokens_forwarded`` were forwarded. Of the ``num_duplicates`` rows of the data that repeat another,
-    ``num_conflicting`` have another label than the one that was kept.
+    ``num_conflicting`` have another label than the one that was kept. ``num_oversampled`` queries asked for repeat
+    another, as their class is short. More than one of ``num_numerics`` means that parts come from machines or versions
+    whose last bits may differ.
     """
 
     tokens_naive: int
@@ -41,37 +51,45 @@ class RunReport:
     num_quarantined: int
     num_general_cells: int
     num_excluded: int
+    num_duplicates: int
+    num_conflicting: int
+    num_oversampled: int
+    num_numerics: int
+    is_token_count_complete: bool
     seconds: float
-    num_duplicates: int = 0
-    num_conflicting: int = 0
-    is_token_count_complete: bool = True
 
 
 @dataclass(frozen=True)
-class Run:
-    """A finished run. Distinct contexts are stored once; the properties spread them over all cells.
+class Items:
+    """The answers to the queries of one split. Distinct contexts are stored once; the properties spread them over all
+    cells.
 
-    ``shots`` are the K axis, ``labels`` the words of the L axis, ``gold`` int64 [Q] the right labels. ``context_of``
-    int64 [S, P, K] tells each cell's distinct context; ``context_logprob`` float32 [C, Q, L] (nats) and
-    ``context_state`` uint8 [C, Q] (0 ok, 1 invalid, 2 overlong) are the results by context.
+    ``examples`` int64 [Q] are rows of the split, each query once; ``weights`` int64 [Q] tell how often each counts;
+    ``gold`` int64 [Q] is the right label. ``context_of`` int64 [S, P, K] tells each cell's distinct context;
+    ``context_logprob`` float32 [C, Q, L] (nats) and ``context_state`` uint8 [C, Q] (see `iclperm.store.STATES`) are the
+    results by context; ``scale`` float64 [L] is what log-likelihoods are divided by before labels are compared.
     """
 
-    study: Study
-    task: str
-    labels: tuple[str, ...]
-    shots: tuple[int, ...]
+    split: str
+    examples: NDArray[np.int64]
+    weights: NDArray[np.int64]
     gold: NDArray[np.int64]
     context_of: NDArray[np.int64]
     context_logprob: NDArray[np.float32]
     context_state: NDArray[np.uint8]
-    report: RunReport
-    folder: Path | None
+    scale: NDArray[np.float64]
+
+    @cached_property
+    def context_prediction(self) -> NDArray[np.int16]:
+        """The most likely label (ties: the lowest index), -1 where the state is not ok; int16 [C, Q]."""
+        is_ok = self.context_state == OK
+        scores = self.context_logprob if (self.scale == 1).all() else self.context_logprob / self.scale
+        return np.where(is_ok, np.argmax(np.where(is_ok[..., None], scores, 0), axis=-1), -1).astype(np.int16)
 
     @cached_property
     def correct(self) -> NDArray[np.uint8]:
-        """1 where the most likely label is the right one (ties: the lowest label index), uint8 [S, P, K, Q]."""
-        right = (np.argmax(self.context_logprob, axis=-1) == self.gold) & (self.context_state == OK)
-        return np.asarray(right[self.context_of], dtype=np.uint8)
+        """1 where the prediction is the right label; uint8 [S, P, K, Q]."""
+        return np.asarray((self.context_prediction == self.gold)[self.context_of], dtype=np.uint8)
 
     @cached_property
     def state(self) -> NDArray[np.uint8]:
@@ -83,15 +101,109 @@ class Run:
         """Summed log-likelihood of each label in nats, NaN where the state is not ok; float32 [S, P, K, Q, L]."""
         return self.context_logprob[self.context_of]
 
+    @property
+    def label_scores(self) -> NDArray[np.float32]:
+        """What the labels are compared by: ``label_logprob`` as the study normalises it; float32 [S, P, K, Q, L]."""
+        if (self.scale == 1).all():
+            return self.label_logprob
+        return np.asarray(self.label_logprob / self.scale, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: ``splits`` hold the answers, test first; ``shots`` are the K axis, ``labels`` the L axis.
+
+    What is said of no split in particular is said of test.
+    """
+
+    study: Study
+    task: str
+    labels: tuple[str, ...]
+    shots: tuple[int, ...]
+    splits: dict[str, Items]
+    report: RunReport
+    folder: Path | None
+
+    @property
+    def correct(self) -> NDArray[np.uint8]:
+        """1 where the most likely label is the right one (ties: the lowest label index), uint8 [S, P, K, Q]."""
+        return self.splits["test"].correct
+
+    @property
+    def state(self) -> NDArray[np.uint8]:
+        """0 ok, 1 invalid, 2 overlong; uint8 [S, P, K, Q]."""
+        return self.splits["test"].state
+
+    @property
+    def label_logprob(self) -> NDArray[np.float32]:
+        """Summed log-likelihood of each label in nats, NaN where the state is not ok; float32 [S, P, K, Q, L]."""
+        return self.splits["test"].label_logprob
+
+    @property
+    def gold(self) -> NDArray[np.int64]:
+        """The right label of each query, int64 [Q]."""
+        return self.splits["test"].gold
+
+    @property
+    def weights(self) -> NDArray[np.int64]:
+        """How often each query counts, int64 [Q]."""
+        return self.splits["test"].weights
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical table: equal for runs with equal results, however they came about."""
+        digest = hashlib.sha256(json.dumps([self.labels, self.shots]).encode())
+        for items in self.splits.values():
+            digest.update(f"{items.split} {items.context_of.shape} {len(items.gold)}".encode())
+            digest.update(items.gold.astype("<i2").tobytes() + items.weights.astype("<i4").tobytes())
+            for contexts in items.context_of.reshape(-1, len(self.shots)):
+                digest.update(items.context_prediction[contexts].astype("<i2").tobytes())
+                digest.update(items.context_state[contexts].tobytes())
+                logprob = items.context_logprob[contexts]
+                # NaN has many bit patterns; any of them means that there is no answer.
+                digest.update(np.where(np.isnan(logprob), np.float32(np.nan), logprob).astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The canonical table, set by set: a row per split, set, permutation, shots and query, in this order.
+
+        ``example`` is the query's row in its split, ``weight`` how often it counts, ``gold`` and ``prediction`` are
+        label words, ``logprob_<label>`` summed log-likelihoods in nats; what has no answer is null.
+        """
+        for items in self.splits.values():
+            for index_set in range(len(items.context_of)):
+                yield _cell_table(items, index_set, self.labels, self.shots)
+
+    def to_arrow(self) -> pa.Table:
+        """The canonical table (see `tables`) in memory."""
+        return pa.concat_tables(self.tables())
+
+    def to_pandas(self) -> Any:
+        """The canonical table (see `tables`) as a pandas DataFrame; raises `ConfigError` without pandas."""
+        try:
+            import pandas  # noqa: F401 - pyarrow needs it, and its own error says less
+        except ImportError:
+            raise ConfigError("pandas is not installed; run pip install pandas, or use to_arrow()") from None
+        return self.to_arrow().to_pandas()
+
+    def export(self, path: str | Path) -> Path:
+        """Writes the canonical table (see `tables`) to a .csv, .jsonl or .parquet file; a file there is replaced whole.
+
+        Raises `ConfigError` for another ending and `RunStopped` where the file cannot be written. Streams set by set.
+        """
+        return write_tables(self.tables(), Path(path))
+
     def summary(self) -> SensitivitySummary:
         """Order and selection sensitivity and what else is said about the largest number of shots."""
         from iclperm.studies.sensitivity import sensitivity_summary
 
+        test = self.splits["test"]
         return sensitivity_summary(
-            self.correct[:, :, -1],
-            self.label_logprob[:, :, -1],
-            self.gold,
-            self.state[:, :, -1],
+            test.correct[:, :, -1],
+            test.label_scores[:, :, -1],
+            test.gold,
+            test.state[:, :, -1],
+            weights=test.weights,
             tokens=self.report,
             seed=self.study.seed,
         )
@@ -100,7 +212,28 @@ class Run:
         """Accuracy over the numbers of shots; None where only one was run."""
         from iclperm.stats import curve
 
-        return curve(self.correct, self.state) if len(self.shots) > 1 else None
+        return curve(self.correct, self.state, self.weights) if len(self.shots) > 1 else None
+
+    def over_shots(self) -> SensitivityOverShots | None:
+        """Order and selection sensitivity over the numbers of shots; None where fewer than two have demonstrations."""
+        from iclperm.studies.sensitivity import sensitivity_over_shots
+
+        if sum(shots > 0 for shots in self.shots) < 2:
+            return None
+        return sensitivity_over_shots(
+            self.correct,
+            self.state,
+            shots=self.shots,
+            weights=self.weights,
+            seed=self.study.seed,
+            resampled=self.study.resample == "per_k",
+        )
+
+    def report_content(self) -> dict[str, Any]:
+        """What report.json holds, JSON-safe."""
+        from iclperm.studies.sensitivity import report_content
+
+        return report_content(self.summary(), self.curve(), self.shots, over_shots=self.over_shots())
 
     def write_report(self, folder: str | Path | None = None) -> list[Path]:
         """Writes figures and report.json into ``folder``, by default the run's own; returns their paths."""
@@ -115,57 +248,67 @@ class Run:
                 target,
                 self.summary(),
                 curve=self.curve(),
+                over_shots=self.over_shots(),
                 shots=self.shots,
                 title=f"{self.task}, {Path(self.study.model).name}",
                 chance=1 / len(self.labels),
             )
 
 
-def open_run(path: str | Path) -> Run:
-    """A finished run from its folder alone; needs neither model nor data.
+def open_run(path: str | Path, *, normalize: str | None = None) -> Run:
+    """A finished run from its folder alone; needs neither model nor data. ``normalize`` replaces the study's.
 
     Raises `RunError` for a folder that is no run, is not finished, or is damaged (naming the file).
     """
     started = time.perf_counter()
     folder = RunFolder.open(path)
-    recorded = folder.plan
-    cells, queries = folder.table("demonstrations"), folder.table("queries")
-    names = np.array(cells["contexts"].to_pylist(), dtype=np.int64)
-    context_ids, context_of = np.unique(names, return_inverse=True)
-    states = np.array([STATES.index(state) for state in queries["state"].to_pylist()], dtype=np.uint8)
-    scores = Scores.empty(context_ids, states, len(recorded["labels"]))
-    for part, file in folder.parts().items():
+    files = folder.parts()
+    if len(files) < folder.num_parts:
+        raise RunError(
+            f"{path} is not finished ({len(files)} of {folder.num_parts} parts); run the same study into it to continue"
+        )
+    study, layout = folder.study(), Layout.of_folder(folder)
+    if normalize is not None:
+        study = Study(**{**study.model_dump(), "normalize": normalize})
+    scores = Scores(layout, len(folder.plan["labels"]))
+    for part, file in files.items():
         scores.fill(part, folder.read(file))
-    forwarded, is_complete = forwarded_tokens(folder)
-    if len(scores.parts) < recorded["work"]["parts"]:
-        done, total = len(scores.parts), recorded["work"]["parts"]
-        raise RunError(f"{path} is not finished ({done} of {total} parts); run the same study into it to continue")
+    scores.refuse_gaps()
+    counts = {**layout.counts, "num_parts": len(files), "num_parts_resumed": len(files), "num_quarantined": 0}
+    return finish(folder.plan, study, layout, scores, counts, folder, started)
+
+
+def finish(
+    plan: Mapping[str, Any],
+    study: Study,
+    layout: Layout,
+    scores: Scores,
+    counts: Mapping[str, int],
+    folder: RunFolder | None,
+    started: float,
+    forwarded: int = 0,
+) -> Run:
+    """Everything together; without a folder ``forwarded`` tokens are known, with one they are read back."""
+    is_complete, num_numerics = True, 1
+    if folder is not None:
+        forwarded, is_complete = forwarded_tokens(folder)
+        num_numerics = len({json.dumps(session["numerics"], sort_keys=True) for session in folder.binding_sessions()})
     report = RunReport(
-        tokens_naive=recorded["tokens"]["naive"],
-        tokens_unique=recorded["tokens"]["unique"],
+        **counts,
         tokens_forwarded=forwarded,
-        num_parts=len(scores.parts),
-        num_parts_resumed=len(scores.parts),
-        num_quarantined=0,
-        num_general_cells=recorded["work"]["general_cells"],
-        num_excluded=recorded["work"]["excluded"],
-        num_duplicates=recorded["work"]["duplicates"],
-        num_conflicting=recorded["work"]["conflicting"],
+        num_numerics=num_numerics,
         is_token_count_complete=is_complete,
         seconds=time.perf_counter() - started,
     )
-    scores.refuse_gaps()
+    scale = np.array(plan["label_lengths"][study.normalize], dtype=np.float64)
     return Run(
-        study=Study.from_file(folder.path / "study.yaml"),
-        task=recorded["task"],
-        labels=tuple(recorded["labels"]),
-        shots=tuple(recorded["study"]["shots"]),
-        gold=queries["gold"].to_numpy().astype(np.int64),
-        context_of=context_of.reshape(recorded["study"]["sets"], recorded["study"]["permutations"], -1),
-        context_logprob=scores.logprob,
-        context_state=scores.state,
+        study=study,
+        task=plan["task"],
+        labels=tuple(plan["labels"]),
+        shots=tuple(plan["study"]["shots"]),
+        splits=layout.items(scores, scale),
         report=report,
-        folder=folder.path,
+        folder=None if folder is None else folder.path,
     )
 
 
@@ -180,50 +323,79 @@ def finished(path: Path, setting: Setting) -> Run | None:
     """The run in this folder if it is this setting's and nothing is missing; no tokenizer or model is loaded."""
     try:
         folder = RunFolder.open(path)
-        if any(folder.plan.get(key) != value for key, value in setting.identity.items()):
+        known = {key: folder.plan.get(key) for key in setting.identity}
+        if known != setting.identity or folder.extents[-1] != setting.study.extent:
             return None
-        return open_run(path)
+        return replace(open_run(path, normalize=setting.study.normalize), study=setting.study)
     except IclpermError:
         return None
 
 
-def tables(work: Work) -> dict[str, pa.Table]:
-    """What third parties need to read the items: the demonstrations of each context, and the queries."""
-    setting, design = work.setting, work.setting.design
-    cells = list(np.ndindex(*work.prompts.context_of.shape[:2]))
-    orderings = design.orderings
-    hashes, words = setting.train.hashes, setting.task.words
+def tables(work: Work, number: int) -> dict[str, pa.Table]:
+    """What third parties need to read the items of a stage: the demonstrations of each context, and the queries."""
+    setting, prompts, extent = work.setting, work.prompts, work.stages[number].extent
+    train, words = setting.examples["train"], setting.task.words
+    cells = list(np.ndindex(extent["sets"], extent["permutations"]))
+    rows, place = [], 0
+    for group in setting.design.orderings:
+        within = slice(place, place := place + len(group.shots))
+        for cell in cells:
+            examples = group.rows[cell]
+            contexts = prompts.context_ids[prompts.context_of[cell][within]]
+            hashes = [train.hashes[row] for row in examples]
+            rows.append((*cell, examples.tolist(), hashes, list(group.shots), contexts.tolist()))
+    schema = {
+        "set": pa.int32(),
+        "permutation": pa.int32(),
+        "examples": _list_of(pa.int32()),
+        "content_hashes": _list_of(pa.string()),
+        "shots": _list_of(pa.int32()),
+        "contexts": _list_of(pa.int64()),
+    }
     demonstrations = {
-        "set": pa.array([index_set for index_set, _ in cells], pa.int32()),
-        "permutation": pa.array([permutation for _, permutation in cells], pa.int32()),
-        "examples": pa.array([orderings[cell].tolist() for cell in cells], pa.list_(pa.int32())),
-        "content_hashes": pa.array([[hashes[row] for row in orderings[cell]] for cell in cells]),
-        "shots": pa.array([list(design.shots)] * len(cells), pa.list_(pa.int32())),
-        "contexts": pa.array(
-            [work.prompts.context_ids[work.prompts.context_of[cell]].tolist() for cell in cells],
-            pa.list_(pa.int64()),
-        ),
+        name: pa.array(column, kind)
+        for (name, kind), column in zip(schema.items(), zip(*rows, strict=True), strict=True)
     }
-    queries = {
-        "query": pa.array(range(len(design.queries)), pa.int32()),
-        "example": pa.array(design.queries, pa.int32()),
-        "content_hash": pa.array([setting.test.hashes[row] for row in design.queries]),
-        "gold": pa.array(work.prompts.gold, pa.int16()),
-        "label": pa.array([words[label] for label in work.prompts.gold]),
-        "state": pa.array([STATES[state] for state in work.query_states]),
+    return {
+        "demonstrations": pa.table(demonstrations),
+        "queries": pa.concat_tables(_query_table(work, asked, extent, words) for asked in setting.design.asked),
     }
-    return {"demonstrations": pa.table(demonstrations), "queries": pa.table(queries)}
+
+
+def _list_of(kind: pa.DataType) -> pa.DataType:
+    """As Parquet names the elements of a list: a table read back is then written as the same bytes."""
+    return pa.list_(pa.field("element", kind))
+
+
+def _query_table(work: Work, asked: Asked, extent: Mapping[str, int], words: Sequence[str]) -> pa.Table:
+    count = extent["queries" if asked.split == "test" else "dev_queries"]
+    turns = asked.turns[:count]
+    number, begin = asked.num_distinct(count), work.begins[asked.split]
+    examples, rows = work.setting.examples[asked.split], asked.rows[:number]
+    gold = work.prompts.gold[begin : begin + number]
+    columns = {
+        "split": pa.array([asked.split] * number, pa.string()),
+        "query": pa.array(range(number), pa.int32()),
+        "example": pa.array(rows, pa.int32()),
+        "content_hash": pa.array([examples.hashes[row] for row in rows], pa.string()),
+        "gold": pa.array(gold, pa.int16()),
+        "label": pa.array([words[label] for label in gold], pa.string()),
+        "weight": pa.array(np.bincount(turns, minlength=number), pa.int32()),
+        "state": pa.array([STATES[state] for state in work.query_states[begin : begin + number]], pa.string()),
+    }
+    return pa.table(columns)
 
 
 def item_rows(
     work: Work,
+    part: Part,
     contexts: NDArray[np.int64],
     queries: NDArray[np.int64],
     logprob: NDArray[np.float32],
     state: NDArray[np.uint8],
 ) -> pa.Table:
     """Items as a table, one row for each context [N], query [N], label log-likelihoods [N, L] and state [N]."""
-    index_set, permutation, place = work.first_cells[contexts].T
+    index_set, permutation, place = work.stages[part.stage].first_cells[contexts].T
     is_missing = state != OK
     num_labels = logprob.shape[1]
     predictions = np.where(is_missing, 0, np.argmax(logprob, axis=1))
@@ -232,46 +404,107 @@ def item_rows(
         pa.array(logprob.ravel(), pa.float32()),
         mask=pa.array(is_missing),
     )
+    splits, begins = list(work.begins), np.array(list(work.begins.values()))
+    split = np.searchsorted(begins, queries, side="right") - 1
     return pa.table(
         {
             "context": pa.array(work.prompts.context_ids[contexts], pa.int64()),
             "set": pa.array(index_set, pa.int32()),
             "permutation": pa.array(permutation, pa.int32()),
             "shots": pa.array(np.array(work.setting.design.shots)[place], pa.int32()),
-            "query": pa.array(queries, pa.int32()),
+            "split": pa.DictionaryArray.from_arrays(pa.array(split, pa.int32()), splits),
+            "query": pa.array(queries - begins[split], pa.int32()),
             "gold": pa.array(work.prompts.gold[queries], pa.int16()),
             "prediction": pa.array(predictions, pa.int16(), mask=is_missing),
             "label_logprob": lists,
-            "state": pa.array([STATES[code] for code in state]).dictionary_encode(),
+            "state": pa.DictionaryArray.from_arrays(pa.array(state, pa.int32()), list(STATES)),
         }
     )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which contexts and queries a run has, read back from its folder or known from its work.
+
+    ``context_ids`` int64 [C] are those on disk; ``context_of`` int64 [S, P, K] index them. ``queries`` is the table of
+    all queries, split by split; ``counts`` are fields of `RunReport`.
+    """
+
+    context_ids: NDArray[np.int64]
+    context_of: NDArray[np.int64]
+    queries: pa.Table
+    counts: dict[str, int]
+
+    @classmethod
+    def of_folder(cls, folder: RunFolder) -> Layout:
+        return cls.of_tables(folder.table("demonstrations"), folder.table("queries"), folder.plans)
+
+    @classmethod
+    def of_tables(cls, cells: pa.Table, queries: pa.Table, plans: Sequence[Mapping[str, Any]]) -> Layout:
+        extent, last = plans[-1]["extents"][-1], plans[-1]
+        shape = (extent["sets"], extent["permutations"])
+        groups: dict[tuple[int, ...], list[list[int]]] = {}
+        for shots, contexts in zip(cells["shots"].to_pylist(), cells["contexts"].to_pylist(), strict=True):
+            groups.setdefault(tuple(shots), []).append(contexts)
+        names = [np.array(contexts, dtype=np.int64).reshape(*shape, -1) for contexts in groups.values()]
+        context_ids, context_of = np.unique(np.concatenate(names, axis=2), return_inverse=True)
+        counts = {
+            **last["counts"],
+            "tokens_naive": last["tokens"]["naive"],
+            "tokens_unique": last["tokens"]["unique"],
+            "num_general_cells": sum(plan["work"]["general_cells"] for plan in plans),
+            "num_oversampled": int(np.sum(queries["weight"].to_numpy() - 1)),
+        }
+        return cls(context_ids, context_of.reshape(*shape, -1), queries, counts)
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits, test first."""
+        return list(dict.fromkeys(self.queries["split"].to_pylist()))
+
+    @property
+    def begins(self) -> dict[str, int]:
+        """Where each split begins among all queries."""
+        names = self.queries["split"].to_pylist()
+        return {split: names.index(split) for split in self.splits}
+
+    def items(self, scores: Scores, scale: NDArray[np.float64]) -> dict[str, Items]:
+        """The results by split."""
+        split = np.array(self.queries["split"].to_pylist())
+        columns = {name: self.queries[name].to_numpy().astype(np.int64) for name in ("example", "weight", "gold")}
+        found = {}
+        for name in self.splits:
+            here = split == name
+            found[name] = Items(
+                split=name,
+                examples=columns["example"][here],
+                weights=columns["weight"][here],
+                gold=columns["gold"][here],
+                context_of=self.context_of,
+                context_logprob=scores.logprob[:, here],
+                context_state=scores.state[:, here],
+                scale=scale,
+            )
+        return found
 
 
 class Scores:
     """Results by distinct context, filled from tables of items; ``parts`` are those filled in."""
 
-    def __init__(self, context_ids: NDArray[np.int64], logprob: NDArray[np.float32], state: NDArray[np.uint8]) -> None:
-        self._order = np.argsort(context_ids)
-        self._sorted_ids = context_ids[self._order]
-        self.logprob = logprob
-        self.state = state
+    def __init__(self, layout: Layout, num_labels: int) -> None:
+        states = np.array([STATES.index(state) for state in layout.queries["state"].to_pylist()], dtype=np.uint8)
+        shape = (len(layout.context_ids), len(states))
+        pending = np.where(states == OK, _PENDING, states).astype(np.uint8)
+        self.state: NDArray[np.uint8] = np.broadcast_to(pending, shape).copy()
+        self.logprob = np.full((*shape, num_labels), np.nan, dtype=np.float32)
         self.parts: set[int] = set()
-
-    @classmethod
-    def empty(cls, context_ids: NDArray[np.int64], query_states: NDArray[np.uint8], num_labels: int) -> Scores:
-        shape = (len(context_ids), len(query_states))
-        state = np.broadcast_to(np.where(query_states == OK, _PENDING, query_states).astype(np.uint8), shape).copy()
-        return cls(context_ids, np.full((*shape, num_labels), np.nan, dtype=np.float32), state)
-
-    @classmethod
-    def of(cls, work: Work) -> Scores:
-        """No results yet."""
-        return cls.empty(work.prompts.context_ids, work.query_states, len(work.setting.task.words))
+        self._ids = layout.context_ids  # ascending
+        self._begins = layout.begins
 
     def fill(self, part: int, table: pa.Table) -> None:
-        contexts = self._order[np.searchsorted(self._sorted_ids, table["context"].to_numpy())]
-        queries = table["query"].to_numpy()
-        state = np.array([STATES.index(name) for name in table["state"].to_pylist()], dtype=np.uint8)
+        contexts = np.searchsorted(self._ids, table["context"].to_numpy())
+        queries = table["query"].to_numpy() + _decoded(table["split"], self._begins)
+        state = _decoded(table["state"], {name: code for code, name in enumerate(STATES)}).astype(np.uint8)
         values = table["label_logprob"].combine_chunks().flatten().to_numpy()
         is_ok = state == OK
         self.state[contexts, queries] = state
@@ -282,3 +515,82 @@ class Scores:
         """Raises `RunError` where all parts together leave answers out."""
         if missing := int(np.sum(self.state == _PENDING)):
             raise RunError(f"{missing} answers are in none of the run's files; run the study into another folder")
+
+
+def write_tables(tables: Iterable[pa.Table], path: Path) -> Path:
+    """Writes tables one after the other into a .csv, .jsonl or .parquet file, whole or not at all."""
+    if path.suffix not in _WRITERS:
+        raise ConfigError(f"{path} has no known ending; give one of {', '.join(_WRITERS)}")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with writable(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _WRITERS[path.suffix](iter(tables), unfinished)
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return path
+
+
+def _write_parquet(tables: Iterator[pa.Table], path: Path) -> None:
+    first = next(tables)
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        writer.write_table(first)
+        for table in tables:
+            writer.write_table(table)
+
+
+def _write_csv(tables: Iterator[pa.Table], path: Path) -> None:
+    first = next(tables)
+    with pa.csv.CSVWriter(path, first.schema) as writer:
+        writer.write_table(first)
+        for table in tables:
+            writer.write_table(table)
+
+
+def _write_jsonl(tables: Iterator[pa.Table], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for table in tables:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist())
+
+
+_WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
+
+
+def _cell_table(items: Items, index_set: int, labels: Sequence[str], shots: Sequence[int]) -> pa.Table:
+    contexts = items.context_of[index_set]
+    num_queries = len(items.gold)
+    shape = (*contexts.shape, num_queries)
+    permutation, place, query = (axis.ravel() for axis in np.indices(shape))
+    rows = contexts.ravel().repeat(num_queries)
+    prediction = items.context_prediction[rows, query]
+    logprob, state = items.context_logprob[rows, query], items.context_state[rows, query]
+    is_missing = state != OK
+    words = pa.array(labels, pa.string())
+    columns = {
+        "split": pa.array([items.split] * len(query), pa.string()),
+        "set": pa.array(np.full(len(query), index_set), pa.int32()),
+        "permutation": pa.array(permutation, pa.int32()),
+        "shots": pa.array(np.array(shots)[place], pa.int32()),
+        "query": pa.array(query, pa.int32()),
+        "example": pa.array(items.examples[query], pa.int32()),
+        "weight": pa.array(items.weights[query], pa.int32()),
+        "gold": words.take(pa.array(items.gold[query])),
+        "prediction": words.take(pa.array(prediction, mask=is_missing)),
+        "correct": pa.array(prediction == items.gold[query], mask=is_missing),
+        "state": pa.array(np.array(STATES)[state], pa.string()),
+    }
+    columns |= {
+        f"logprob_{label}": pa.array(logprob[:, number], pa.float32(), mask=is_missing)
+        for number, label in enumerate(labels)
+    }
+    return pa.table(columns)
+
+
+def _decoded(column: pa.ChunkedArray, codes: Mapping[str, int]) -> NDArray[np.int64]:
+    """Names as numbers, int64 [N]; a dictionary's names are looked up once."""
+    decoded = [
+        np.array([codes[name] for name in chunk.dictionary.to_pylist()], dtype=np.int64)[chunk.indices.to_numpy()]
+        for chunk in column.chunks
+    ]
+    return np.concatenate([*decoded, np.empty(0, np.int64)])

@@ -5,35 +5,35 @@ from __future__ import annotations
 import platform
 import re
 import secrets
+import shutil
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 
-from iclperm.errors import ConfigError, RunError
-from iclperm.prompts import Cell
-from iclperm.results import Run, RunReport, Scores, finished, forwarded_tokens, item_rows, open_run, tables
-from iclperm.store import DamagedItem, RunFolder, RunStopped
+from iclperm.errors import ConfigError, OutOfMemory, RunError
+from iclperm.results import Layout, Run, RunReport, Scores, finish, finished, item_rows, open_run, tables
+from iclperm.store import DamagedItem, RunFolder, RunStopped, recorded_extents
 from iclperm.study import Study
 from iclperm.tasks import builtin_tasks
-from iclperm.work import Product, Setting, StudyPlan, Work, lay_out, plan, sample_prompt
+from iclperm.work import Part, Product, Setting, StudyPlan, Work, lay_out, plan, sample_prompt, sample_tokens
 
 if TYPE_CHECKING:
     from iclperm.engine import Engine
     from iclperm.engine.engine import UnitResult
 
-__all__ = ["Progress", "Run", "RunReport", "StudyPlan", "open_run", "plan", "run", "sample_prompt"]
+__all__ = ["Progress", "Run", "RunReport", "StudyPlan", "open_run", "plan", "run", "sample_prompt", "sample_tokens"]
 
 Progress = Callable[[int, int], None]
 """Told the number of finished parts and of all parts, at the start and after each."""
 
-_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+_SECONDS_BETWEEN_LOOKS = 0.2
 _REMEDIES = {
     "threads": "set OMP_NUM_THREADS={there}",
     "dtype": "set dtype to {there}",
@@ -43,58 +43,65 @@ _REMEDIES = {
 }
 
 
-def run(study: Study, out: str | Path | None = None, *, progress: Progress | None = None) -> Run:
-    """Runs a study, or what is missing of it in the run folder ``out``; without ``out`` results are kept in memory.
+def run(
+    study: Study,
+    out: str | Path | None = None,
+    *,
+    extend: bool = False,
+    mixed: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Runs a study, or what is missing of it in the run folder ``out``; without a folder results are kept in memory.
 
-    Raises `ConfigError`, `DataError`, `TokenizationError` or `ModelError` for what does not fit, `RunError` for a
-    folder of another run, `RunStopped` where the folder cannot be written or memory does not suffice. Cost: the plan's
-    distinct tokens, each once.
+    ``out`` is the study's own unless given. ``extend`` lets a run grow in sets, permutations and queries; what is there
+    stays. ``mixed`` accepts parts whose last bits may differ, from another machine or version. Several processes may
+    run one study into one folder. Raises `ConfigError`, `DataError`, `TokenizationError` or `ModelError` for what does
+    not fit, `RunError` for a folder of another run, `RunStopped` where the folder cannot be written or memory does not
+    suffice. Cost: the plan's distinct tokens, each once.
     """
     started = time.perf_counter()
     setting = Setting.of(study)
-    if out is not None and (whole := finished(Path(out), setting)) is not None:
+    path = None if (out or study.out) is None else Path(out or study.out or "")
+    if path is not None and (whole := finished(path, setting)) is not None:
         return whole
-    work = lay_out(setting)
-    folder = None if out is None else RunFolder.create(out, work.identity(), _canonical_study(study), tables(work))
-    scores = Scores.of(work)
+    work = lay_out(setting, _grown_from(path, setting, extend))
+    by_stage = [tables(work, number) for number in range(len(work.stages))]
+    folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_stage)
+    layout = Layout.of_tables(by_stage[-1]["demonstrations"], by_stage[-1]["queries"], work.identities())
+    scores = Scores(layout, len(setting.task.words))
     quarantined = 0 if folder is None else _recover(folder, scores)
-    missing = [part for part in range(work.num_parts) if part not in scores.parts]
-    forwarded = _compute(work, missing, scores, folder, progress) if missing else 0
-    is_complete = True
-    if folder is not None:
-        forwarded, is_complete = forwarded_tokens(folder)
+    missing = [part for part in range(len(work.parts)) if part not in scores.parts]
+    forwarded = _compute(work, missing, scores, folder, mixed, progress) if missing else 0
     scores.refuse_gaps()
-    report = RunReport(
-        tokens_naive=work.tokens.naive,
-        tokens_unique=work.tokens.unique,
-        tokens_forwarded=forwarded,
-        num_parts=work.num_parts,
-        num_parts_resumed=work.num_parts - len(missing),
-        num_quarantined=quarantined,
-        num_general_cells=len(work.general),
-        num_excluded=setting.design.num_excluded,
-        num_duplicates=setting.num_duplicates,
-        num_conflicting=setting.num_conflicting,
-        is_token_count_complete=is_complete,
-        seconds=time.perf_counter() - started,
+    counts = {
+        **layout.counts,
+        "num_parts": len(work.parts),
+        "num_parts_resumed": len(work.parts) - len(missing),
+        "num_quarantined": quarantined,
+    }
+    return finish(work.identities()[0], study, layout, scores, counts, folder, started, forwarded)
+
+
+def _grown_from(path: Path | None, setting: Setting, extend: bool) -> list[dict[str, int]]:
+    """The extents that a run had before the one that is asked for; raises `RunError` where it would not be a growth."""
+    there = [] if path is None else recorded_extents(path, setting.identity)
+    last, here = (there or [{}])[-1], setting.study.extent
+    if not there or last == here:
+        return there[:-1]
+    changes = "; ".join(
+        f"{key} is {last[key]} there and {size} here" for key, size in here.items() if size != last[key]
     )
-    return Run(
-        study=study,
-        task=setting.task.name,
-        labels=setting.task.words,
-        shots=setting.design.shots,
-        gold=work.prompts.gold,
-        context_of=work.prompts.context_of,
-        context_logprob=scores.logprob,
-        context_state=scores.state,
-        report=report,
-        folder=None if folder is None else folder.path,
-    )
+    if any(size < last[key] for key, size in here.items()):
+        raise RunError(f"{path} holds a larger run: {changes}; ask for at least that, or give another folder")
+    if not extend:
+        raise RunError(f"{path} holds a smaller run: {changes}; add --extend to let it grow, or give another folder")
+    return there
 
 
 def _recover(folder: RunFolder, scores: Scores) -> int:
     """Reads back what is done; damaged files are set aside, the number of those with results is returned."""
-    folder.set_unreadable_sessions_aside()
+    for record in folder.unreadable_sessions():
+        folder.set_aside(record)
     quarantined = 0
     for part, file in folder.parts().items():
         try:
@@ -106,39 +113,64 @@ def _recover(folder: RunFolder, scores: Scores) -> int:
 
 
 def _compute(
-    work: Work, missing: Sequence[int], scores: Scores, folder: RunFolder | None, progress: Progress | None
+    work: Work,
+    missing: Sequence[int],
+    scores: Scores,
+    folder: RunFolder | None,
+    mixed: bool,
+    progress: Progress | None,
 ) -> int:
-    """Scores the missing parts, one file each; returns the tokens forwarded."""
+    """Scores the missing parts, one file each, as far as no other process does; returns the tokens forwarded."""
     from iclperm.engine import Engine
 
+    if folder is not None:
+        _refuse_small_disk(work, folder)
     study = work.setting.study
     with _enough_memory(work):
         engine = Engine.from_pretrained(
             work.setting.model, device=study.device, dtype=study.dtype, memory_budget=study.memory_budget
         )
-    environment, before = _environment(engine), engine.totals.tokens_forwarded
-    if folder is not None:
+        environment, before = _environment(engine), engine.totals.tokens_forwarded
+    if folder is not None and not mixed:
         _refuse_other_numerics(folder, environment["numerics"])
     session = _Session(folder, environment)
-    done = work.num_parts - len(missing)
     tell = progress or (lambda _done, _total: None)
+    num_parts = len(work.parts)
     session.write(tokens=0)
     try:
-        tell(done, work.num_parts)
-        with _enough_memory(work), closing(_tables(work, missing, engine)) as scored:
-            for part, table in scored:
-                # Units come from one call, which is still open here; its tokens are not among the totals yet.
-                open_call = engine.report.tokens_forwarded if part < work.num_product_parts else 0
-                session.num_parts += 1
-                session.write(tokens=engine.totals.tokens_forwarded - before + open_call)
-                if folder is not None:
-                    folder.write(part, table)
-                scores.fill(part, table)
-                done += 1
-                tell(done, work.num_parts)
+        tell(len(scores.parts), num_parts)
+        while missing:
+            with _enough_memory(work), closing(_tables(work, missing, folder, engine)) as scored:
+                for part, table in scored:
+                    session.num_parts += 1
+                    session.write(tokens=engine.totals.tokens_forwarded - before + _open_call(work, part, engine))
+                    if folder is not None:
+                        folder.write(part, table)
+                    scores.fill(part, table)
+                    tell(len(scores.parts), num_parts)
+            missing = [part for part in missing if part not in scores.parts]
+            if folder is not None and missing:
+                _read_others(folder, missing, scores)
+                tell(len(scores.parts), num_parts)
+                missing = [part for part in missing if part not in scores.parts]
     finally:
         session.write(tokens=engine.totals.tokens_forwarded - before, closed=True)
     return engine.totals.tokens_forwarded - before
+
+
+def _open_call(work: Work, part: int, engine: Engine) -> int:
+    """Tokens that are not among the engine's totals yet: units come from one call, which is still open here."""
+    return engine.report.tokens_forwarded if work.parts[part].product is not None else 0
+
+
+def _read_others(folder: RunFolder, missing: Sequence[int], scores: Scores) -> None:
+    """Reads what other processes finished meanwhile; where that is nothing, waits a moment for them."""
+    there = folder.parts()
+    if not any(part in there for part in missing):
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    for part in missing:
+        if part in there:
+            scores.fill(part, folder.read(there[part]))
 
 
 class _Session:
@@ -149,44 +181,80 @@ class _Session:
 
     def __init__(self, folder: RunFolder | None, environment: Mapping[str, Any]) -> None:
         self.num_parts = 0
+        self._started = time.time()
         self._name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
         self._folder = folder
         self._environment = environment
 
     def write(self, *, tokens: int, closed: bool = False) -> None:
         if self._folder is not None:
-            counts = {"tokens_forwarded": tokens, "parts": self.num_parts, "closed": closed}
+            seconds = round(time.time() - self._started, 3)
+            counts = {"tokens_forwarded": tokens, "parts": self.num_parts, "seconds": seconds, "closed": closed}
             self._folder.write_session(self._name, {**self._environment, **counts})
 
 
-def _tables(work: Work, missing: Sequence[int], engine: Engine) -> Generator[tuple[int, pa.Table]]:
-    product_parts = [part for part in missing if part < work.num_product_parts]
-    if work.product is not None and product_parts:
-        wanted = [unit for part in product_parts for unit in work.part_units(part)]
-        # Closed even when the run is interrupted here: only then does the engine count what it forwarded.
-        with closing(cast("Generator[UnitResult]", engine.execute(work.product.plan, wanted))) as results:
-            for part in product_parts:
-                units = islice(results, len(work.part_units(part)))
-                yield part, pa.concat_tables(_product_rows(work, work.product, units))
-    for part in missing[len(product_parts) :]:
-        yield part, _general_rows(work, work.part_cells(part), engine)
+def _tables(
+    work: Work, missing: Sequence[int], folder: RunFolder | None, engine: Engine
+) -> Generator[tuple[int, pa.Table]]:
+    """The parts that this process can claim, each with its rows; those of one product in one call of the engine."""
+    for _, group in groupby(missing, key=lambda part: id(work.parts[part].product)):
+        parts = list(group)
+        if (product := work.parts[parts[0]].product) is not None:
+            yield from _product_tables(work, product, _claimed(parts, folder), engine)
+        else:
+            for part in _claimed(parts, folder):
+                yield part, _general_rows(work, work.parts[part], engine)
 
 
-def _product_rows(work: Work, product: Product, results: Iterable[UnitResult]) -> Iterator[pa.Table]:
-    num_queries = len(work.prompts.queries)
-    general = np.array([cell.context * num_queries + cell.query for cell in work.general], dtype=np.int64)
-    for result in results:
-        contexts = np.repeat(product.contexts[result.contexts], len(result.queries))
-        queries = np.tile(product.queries[result.queries], len(result.contexts))
-        inside = ~np.isin(contexts * num_queries + queries, general)
-        logprob = result.logprob.reshape(len(contexts), -1)
-        yield item_rows(work, contexts[inside], queries[inside], logprob[inside], result.state.ravel()[inside])
+def _claimed(parts: Sequence[int], folder: RunFolder | None) -> Iterator[int]:
+    """Parts that nobody else works at or has finished; each is given back when the next is asked for."""
+    for part in parts:
+        if folder is None:
+            yield part
+        elif folder.claim(part):
+            try:
+                if not folder.has(part):
+                    yield part
+            finally:
+                folder.release(part)
 
 
-def _general_rows(work: Work, cells: Sequence[Cell], engine: Engine) -> pa.Table:
+def _product_tables(
+    work: Work, product: Product, parts: Iterator[int], engine: Engine
+) -> Generator[tuple[int, pa.Table]]:
+    part_of: dict[int, int] = {}
+
+    def units() -> Iterator[int]:
+        for part in parts:
+            part_of.update(dict.fromkeys(work.parts[part].units, part))
+            yield from work.parts[part].units
+
+    rows: list[pa.Table] = []
+    # Closed even when the run is interrupted here: only then does the engine count what it forwarded.
+    with closing(cast("Generator[UnitResult]", engine.execute(product.plan, units()))) as results:
+        for result in results:
+            part = part_of[result.unit]
+            rows.append(_product_rows(work, work.parts[part], result))
+            if len(rows) == len(work.parts[part].units):
+                yield part, pa.concat_tables(rows)
+                rows = []
+
+
+def _product_rows(work: Work, part: Part, result: UnitResult) -> pa.Table:
+    product = cast("Product", part.product)
+    contexts = np.repeat(product.contexts[result.contexts], len(result.queries))
+    queries = np.tile(product.queries[result.queries], len(result.contexts))
+    inside = ~np.isin(contexts * len(work.prompts.queries) + queries, work.general_cells)
+    logprob = result.logprob.reshape(len(contexts), -1)
+    return item_rows(work, part, contexts[inside], queries[inside], logprob[inside], result.state.ravel()[inside])
+
+
+def _general_rows(work: Work, part: Part, engine: Engine) -> pa.Table:
+    cells = part.cells
     scores = engine.loglikelihood([(cell.prompt, ids) for cell in cells for ids in cell.continuations])
     return item_rows(
         work,
+        part,
         np.array([cell.context for cell in cells], dtype=np.int64),
         np.array([cell.query for cell in cells], dtype=np.int64),
         scores.logprob.reshape(len(cells), -1),
@@ -194,17 +262,29 @@ def _general_rows(work: Work, cells: Sequence[Cell], engine: Engine) -> pa.Table
     )
 
 
+def _refuse_small_disk(work: Work, folder: RunFolder) -> None:
+    """Raises `RunStopped` where the files that are to come would not fit."""
+    needed = work.disk_bytes - sum(file.stat().st_size for file in folder.parts().values())
+    free = shutil.disk_usage(folder.path).free
+    if needed > free:
+        raise RunStopped(
+            f"{folder.path} needs about {needed / 1e6:.0f} MB more, but its disk has {free / 1e6:.0f} MB free; make "
+            "room, then run the same command to continue, or give another folder"
+        )
+
+
 @contextmanager
 def _enough_memory(work: Work) -> Iterator[None]:
     """Memory that runs out inside stops the run, with a remedy."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        # torch is the engine's alone; its error of this kind is known by its name, or by its words on a CPU.
-        is_named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
-        if not (is_named or isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error))):
+    except (MemoryError, RuntimeError, OutOfMemory) as error:
+        from iclperm.engine.memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
             raise
-        raise RunStopped(f"out of memory; {_smaller(work)}, or use a smaller model") from None
+        remedy = str(error) if isinstance(error, OutOfMemory) else f"{_smaller(work)}, or use a smaller model"
+        raise RunStopped(f"out of memory; {remedy}") from None
 
 
 def _smaller(work: Work) -> str:
@@ -228,24 +308,25 @@ def _environment(engine: Engine) -> dict[str, Any]:
 
 def _refuse_other_numerics(folder: RunFolder, numerics: Mapping[str, Any]) -> None:
     """A folder's parts come from equal numerics; a session that wrote none binds nobody."""
-    binding = [session for session in folder.sessions() if session.get("parts")] if folder.parts() else []
-    for session in binding:
+    for session in folder.binding_sessions() if folder.parts() else []:
         for key, here in numerics.items():
             there = session["numerics"].get(key)
             if there != here:
                 remedy = _REMEDIES.get(key, "continue where it began").format(there=there)
                 raise RunError(
                     f"{folder.path} was computed with {key} {there}, here it is {here}, and results could differ in "
-                    f"the last bits; {remedy} or give another folder"
+                    f"the last bits; {remedy}, accept that with --mixed, or give another folder"
                 )
 
 
-def _canonical_study(study: Study) -> str:
-    """The study with paths that hold from any working directory."""
+def _canonical_study(setting: Setting) -> Study:
+    """The study with its number of shots, and with paths that hold from any working directory."""
+    study = setting.study
     named = {"demo", *builtin_tasks()}
-    paths = {key: value for key, value in (("task", study.task), ("model", study.model)) if value not in named}
+    given = {key: getattr(study, key) for key in ("task", "data", "model", "out")}
+    paths = {key: value for key, value in given.items() if value is not None and value not in named}
     absolute = {key: str(Path(value).resolve()) for key, value in paths.items() if Path(value).exists()}
-    return study.model_copy(update=absolute).to_yaml()
+    return study.model_copy(update={**absolute, "shots": list(setting.design.shots)})
 
 
 def _version(name: str) -> str | None:

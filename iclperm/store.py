@@ -5,10 +5,13 @@ run/
   study.yaml                            the study, canonical
   plan.json                             what identifies the run, with hashes of both tables; the run id is its hash
   demonstrations.parquet                a row per (set, permutation): ordered examples, the context at each shots
-  queries.parquet                       a row per query: example, right label, state
+  queries.parquet                       a row per query: split, example, right label, weight, state
   environment/<session>.json            versions, parts and token counts of each session
   items/<part>-<sha256[:16]>.parquet    finished units: a row per (context, query)
-  tmp/  quarantine/                     files not yet finished; damaged files
+  tmp/  quarantine/                     files not yet finished, locks; damaged files
+
+A run that was extended has plan-001.json, demonstrations-001.parquet and queries-001.parquet too, and so on: the plan
+adds parts, the tables hold all rows of the larger extent. Nothing that was there is changed, but study.yaml.
 """
 
 from __future__ import annotations
@@ -19,15 +22,17 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 
-from iclperm.errors import RunError
+from iclperm.errors import ConfigError, RunError
+from iclperm.study import Study
 
 FORMAT = "iclperm-run 1"
 MAX_PARTS = 4_000
@@ -35,6 +40,7 @@ STATES = ("ok", "invalid", "overlong", "unparsed", "api_missing")
 """What an item can be; an error is a row, never absent and never zero."""
 OK, INVALID, OVERLONG, UNPARSED, API_MISSING = range(len(STATES))
 _ITEM = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
+_CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
 
 
@@ -47,33 +53,41 @@ class DamagedItem(RunError):
 
 
 class RunFolder:
-    """One run's files. Two processes with the same plan may write into one folder; another plan is refused.
+    """One run's files. Processes with the same plan may write into one folder; another plan is refused.
 
     A part is a fixed group of consecutive units; its file is its commit: written in ``tmp``, read back, synced,
-    renamed without replacing, the folder synced. What is done is read back from the files.
+    renamed without replacing, the folder synced. What is done is read back from the files. ``plans`` are those of the
+    extents that the run has grown to, each with its own digest.
     """
 
-    def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, plans: Sequence[Mapping[str, Any]]) -> None:
         self.path = path
-        self.plan = plan
+        self.plans = plans
+        self._locks: dict[int, FileLock] = {}
 
     @classmethod
-    def create(cls, path: str | Path, plan: Mapping[str, Any], study: str, tables: Mapping[str, pa.Table]) -> RunFolder:
-        """Opens the folder of this plan, or makes it.
+    def create(
+        cls,
+        path: str | Path,
+        plans: Sequence[Mapping[str, Any]],
+        study: Study,
+        tables: Sequence[Mapping[str, pa.Table]],
+    ) -> RunFolder:
+        """Opens the folder of these plans, or makes it; both sequences are by stage.
 
         Raises `RunError` where the folder holds other files or another plan (naming the differences), and `RunStopped`
         where it cannot be written.
         """
-        whole = {**plan, "tables": {name: _content_digest(table) for name, table in tables.items()}}
-        folder = cls(Path(path), json.loads(_canonical(whole)))
+        folder = cls(Path(path), _signed(plans, tables))
         with writable(folder.path):
-            folder._claim()
+            folder._claim_folder()
             folder._remove_stale()
-            folder._commit(_canonical(whole), "plan.json")
-            folder._refuse_another(_read_plan(folder.path))
-            folder._commit(study.encode(), "study.yaml")
-            for name, table in tables.items():
-                folder._write_table(name, table)
+            for number, plan in enumerate(folder.plans):
+                folder._write_plan(number, plan)
+            folder._write_study(study)
+            for number, by_name in enumerate(tables):
+                for name, table in by_name.items():
+                    folder._write_table(number, name, table)
         return folder
 
     @classmethod
@@ -83,23 +97,44 @@ class RunFolder:
         if not (path / "FORMAT").is_file() or not (path / "plan.json").is_file():
             raise RunError(f"{path} is not a run folder; give the folder that a run was written to")
         _check_format(path)
-        return cls(path, _read_plan(path))
+        return cls(path, [_read_plan(file) for file in _plan_files(path)])
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """What identifies the run."""
+        return self.plans[0]
+
+    @property
+    def extents(self) -> list[dict[str, int]]:
+        """How far the run went, stage by stage."""
+        return list(self.plans[-1]["extents"])
+
+    @property
+    def num_parts(self) -> int:
+        """Files of items of the finished run."""
+        return sum(int(plan["work"]["parts"]) for plan in self.plans)
 
     @property
     def run_id(self) -> str:
         """SHA-256 of the plan."""
-        return hashlib.sha256(_canonical(self.plan)).hexdigest()
+        return str(self.plan["digest"])
 
-    def study_text(self) -> str:
-        """The study as canonical YAML."""
-        return (self.path / "study.yaml").read_text(encoding="utf-8")
+    def study(self) -> Study:
+        """The study; raises `DamagedItem` where the file is not the plan's."""
+        path = self.path / "study.yaml"
+        study = _read_study(path)
+        if study is None or not (_agrees(study, self.plan["study"]) and _agrees(study, self.extents[-1])):
+            raise DamagedItem(f"{path} is damaged: it is not the plan's study; run the study again")
+        return study
 
-    def table(self, name: str) -> pa.Table:
-        """``demonstrations`` or ``queries``; raises `DamagedItem` where the content is not what the plan says."""
-        path = self.path / f"{name}.parquet"
+    def table(self, name: str, number: int = -1) -> pa.Table:
+        """``demonstrations`` or ``queries`` of a stage, by default the last; raises `DamagedItem` for another content
+        than the plan says."""
+        path = self.path / _of_stage(f"{name}.parquet", number % len(self.plans))
         try:
-            table = pq.read_table(path, page_checksum_verification=True)
-            is_whole = _content_digest(table) == self.plan["tables"][name]
+            raw = path.read_bytes()
+            table = pq.read_table(pa.BufferReader(raw), page_checksum_verification=True)
+            is_whole = _content_digest(table) == self.plans[number]["tables"][name] and _is_as_written(raw, table)
         except (OSError, pa.ArrowException, ValueError, KeyError):
             is_whole = False
         if not is_whole:
@@ -115,8 +150,35 @@ class RunFolder:
                 raise DamagedItem(f"{path} is no file of a run; move it elsewhere")
             if (part := int(match[1])) in found:
                 raise DamagedItem(f"{path} and {found[part].name} both claim part {part}; move the wrong one elsewhere")
+            if part >= self.num_parts:
+                raise DamagedItem(f"{path} is beyond the {self.num_parts} parts of the plan; move it elsewhere")
             found[part] = path
         return found
+
+    def has(self, part: int) -> bool:
+        """Whether a part is finished, by whomever."""
+        return any((self.path / "items").glob(f"{part:06d}-*.parquet"))
+
+    def claim(self, part: int) -> bool:
+        """Takes a part for this process; False while another process works at it. A killed process loses its claims.
+
+        Only saves work: without claims, as on a file system that has no locks, a part is computed twice.
+        """
+        lock = FileLock(self.path / "tmp" / f"{part:06d}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        except (OSError, NotImplementedError):
+            return True
+        self._locks[part] = lock
+        return True
+
+    def release(self, part: int) -> None:
+        """Gives a claim back."""
+        if (lock := self._locks.pop(part, None)) is not None:
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
     def read(self, path: Path) -> pa.Table:
         """One part's rows; raises `DamagedItem` naming the file where bytes and name or run disagree."""
@@ -166,20 +228,54 @@ class RunFolder:
         records = [_read_session(path) for path in self._session_files()]
         return records + [{} for _ in (self.path / "quarantine").glob("*.json*")]
 
-    def set_unreadable_sessions_aside(self) -> None:
-        """Moves records that cannot be read to ``quarantine``: what those sessions cost stays unknown."""
-        for path in self._session_files():
-            if not _read_session(path):
-                self.set_aside(path)
+    def binding_sessions(self) -> list[dict[str, Any]]:
+        """The records of the sessions that wrote parts."""
+        return [session for session in self.sessions() if session.get("parts")]
+
+    def unreadable_sessions(self) -> list[Path]:
+        """Records that cannot be read: what those sessions cost is unknown."""
+        return [path for path in self._session_files() if not _read_session(path)]
 
     def _session_files(self) -> list[Path]:
         return sorted((self.path / "environment").glob("*.json"))
 
-    def _write_table(self, name: str, table: pa.Table) -> None:
-        path = self.path / f"{name}.parquet"
+    def _write_plan(self, number: int, plan: Mapping[str, Any]) -> None:
+        path = self.path / _of_stage("plan.json", number)
         if path.exists():
             try:
-                self.table(name)
+                there = _read_plan(path)
+            except DamagedItem:
+                self._refuse_foreign_items(path)
+                self.set_aside(path)
+            else:
+                self._refuse_another(there, plan)
+        self._commit(_canonical(plan), path.name)
+        self._refuse_another(_read_plan(path), plan)  # another process may have been faster
+
+    def _refuse_foreign_items(self, path: Path) -> None:
+        """A damaged plan is written anew only where the items say that it was this one."""
+        items = sorted((self.path / "items").glob("*.parquet"))
+        owners = [owner for item in items if (owner := _owner(item)) is not None]
+        if items and self.run_id not in owners:
+            raise RunError(f"{path} is damaged, and the results beside it are not this study's; give another folder")
+
+    def _write_study(self, study: Study) -> None:
+        path = self.path / "study.yaml"
+        there = _read_study(path)
+        if there is not None and _agrees(there, self.plan["study"]):
+            if _agrees(there, self.extents[-1]):
+                return
+        elif path.exists():
+            self.set_aside(path)
+        with self._unfinished(study.to_yaml().encode(), path.name) as unfinished:
+            os.replace(unfinished, path)
+        _sync_folder(self.path)
+
+    def _write_table(self, number: int, name: str, table: pa.Table) -> None:
+        path = self.path / _of_stage(f"{name}.parquet", number)
+        if path.exists():
+            try:
+                self.table(name, number)
             except DamagedItem:
                 self.set_aside(path)
         self._commit(_parquet_bytes(table), path.name)
@@ -191,7 +287,7 @@ class RunFolder:
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     path.unlink()
 
-    def _claim(self) -> None:
+    def _claim_folder(self) -> None:
         """Makes the folder ours, or sees that it is."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / "FORMAT").exists():
@@ -203,12 +299,10 @@ class RunFolder:
         for name in ("items", "environment", "tmp", "quarantine"):
             (self.path / name).mkdir(exist_ok=True)
 
-    def _refuse_another(self, there: Mapping[str, Any]) -> None:
-        differences = list(_differences(there, self.plan))
+    def _refuse_another(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        differences = list(_differences(there, here))
         # What follows from another choice is no news beside it.
-        differences = [
-            line for line in differences if not line.startswith(("tokens.", "work.", "tables."))
-        ] or differences
+        differences = [line for line in differences if not line.startswith(_CONSEQUENCES)] or differences
         if differences:
             shown = "; ".join(differences[:3]) + (f"; and {len(differences) - 3} more" if differences[3:] else "")
             raise RunError(f"{self.path} holds another run: {shown}; give another folder")
@@ -277,12 +371,72 @@ def _check_format(path: Path) -> None:
         raise RunError(f"{path} has the format {found[:40]!r}; this version reads {FORMAT!r}")
 
 
+def recorded_extents(path: str | Path, identity: Mapping[str, Any]) -> list[dict[str, int]]:
+    """How far the run in a folder went, stage by stage, as far as its plans can be read; empty without a run, and for
+    one of another identity."""
+    extents: list[dict[str, int]] = []
+    for file in _plan_files(Path(path)):
+        with suppress(DamagedItem):
+            plan = _read_plan(file)
+            if file.name == "plan.json" and any(plan.get(key) != value for key, value in identity.items()):
+                return []
+            extents = list(plan["extents"])
+    return extents
+
+
+def _plan_files(path: Path) -> list[Path]:
+    return [file for file in (path / "plan.json", *sorted(path.glob("plan-[0-9][0-9][0-9].json"))) if file.exists()]
+
+
+def _of_stage(name: str, number: int) -> str:
+    stem, suffix = name.split(".")
+    return f"{stem}-{number:03d}.{suffix}" if number else name
+
+
+def _signed(plans: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, pa.Table]]) -> list[dict[str, Any]]:
+    """Plans as they are written: with the digests of their tables, the run's id, and their own digest."""
+    signed: list[dict[str, Any]] = []
+    for plan, by_name in zip(plans, tables, strict=True):
+        run = {"run": signed[0]["digest"]} if signed else {}
+        digests = {name: _content_digest(table) for name, table in by_name.items()}
+        whole = json.loads(_canonical({**plan, **run, "tables": digests}))
+        signed.append({**whole, "digest": hashlib.sha256(_canonical(whole)).hexdigest()})
+    return signed
+
+
 def _read_plan(path: Path) -> dict[str, Any]:
+    """Raises `DamagedItem` where a plan is not what its digest says."""
     try:
-        plan: dict[str, Any] = json.loads((path / "plan.json").read_bytes())
-    except ValueError:
-        raise RunError(f"{path / 'plan.json'} is damaged; give another folder") from None
+        plan: dict[str, Any] = json.loads(path.read_bytes())
+        rest = {key: value for key, value in plan.items() if key != "digest"}
+        is_whole = plan["digest"] == hashlib.sha256(_canonical(rest)).hexdigest()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise DamagedItem(f"{path} is damaged: its content is not what its digest says; run the study again")
     return plan
+
+
+def _owner(item: Path) -> str | None:
+    """The run that a file of items belongs to; None where it cannot be read."""
+    try:
+        metadata = pq.read_schema(item).metadata or {}
+    except (OSError, pa.ArrowException):
+        return None
+    return str(metadata.get(b"run", b"").decode())
+
+
+def _agrees(study: Study, choices: Mapping[str, Any]) -> bool:
+    """Whether a study makes these choices, those that depend on task or machine apart."""
+    return all(getattr(study, key) == value for key, value in choices.items() if key not in ("shots", "dtype"))
+
+
+def _read_study(path: Path) -> Study | None:
+    """The study in a file; None where there is none."""
+    try:
+        return Study.from_file(path)
+    except ConfigError:
+        return None
 
 
 def _read_session(path: Path) -> dict[str, Any]:
@@ -291,7 +445,8 @@ def _read_session(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_bytes())
     except ValueError:
         return {}
-    return record if isinstance(record, dict) and isinstance(record.get("numerics"), dict) else {}
+    is_whole = isinstance(record, dict) and isinstance(record.get("numerics"), dict)
+    return {**record, "name": path.stem} if is_whole else {}
 
 
 def _canonical(plan: Mapping[str, Any]) -> bytes:
@@ -302,7 +457,7 @@ def _differences(there: Any, here: Any, key: str = "") -> Iterator[str]:
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         for name in sorted({*there, *here}):
             yield from _differences(there.get(name), here.get(name), f"{key}.{name}" if key else name)
-    elif there != here:
+    elif there != here and key != "digest":
         yield f"{key} is {_shown(there)} there and {_shown(here)} here"
 
 
@@ -315,6 +470,13 @@ def _parquet_bytes(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
+
+
+def _is_as_written(raw: bytes, table: pa.Table) -> bool:
+    """Whether every byte is as this version writes the table; of another version's bytes only the values can tell."""
+    written = _parquet_bytes(table)
+    makers = {pq.read_metadata(pa.BufferReader(content)).created_by for content in (raw, written)}
+    return raw == written or len(makers) > 1
 
 
 def _digest(raw: bytes) -> str:

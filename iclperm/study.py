@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -12,6 +12,9 @@ from iclperm.config import Choices
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Shots = Annotated[int, Field(ge=0, le=100_000)]
+AskedSplit = Literal["test", "dev"]
+EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
+"""The keys that a finished run can be extended in."""
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
@@ -19,23 +22,36 @@ class Study(Choices):
     """The choices that define a study: ``sets`` x ``permutations`` x ``shots`` x ``queries`` on one model and task.
 
     ``model`` is ``demo``, a local folder or a hub id (with ``revision``); ``task`` is the name of a built-in task or
-    the path of a task file. ``shots`` is one k, a list of k (all on the same orderings, as prefixes), or None for the
-    task's own. ``memory_budget`` is in bytes. Raises `ConfigError` naming the key, the value and the remedy.
+    the path of a task file, ``data`` a folder that has its data where they are not where the task says. ``shots`` is
+    one k, a list of k, ``all`` (0 to the task's own), or None for the task's own; they are prefixes of the same
+    orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``queries`` are test queries;
+    ``dev_queries`` are scored beside them. ``normalize`` tells what log-likelihoods of labels are compared by: their
+    sum, the mean over tokens, or the mean over bytes. ``memory_budget`` is in bytes; ``out`` is the run folder.
+    Raises `ConfigError` naming the key, the value and the remedy.
     """
 
     kind: Literal["sensitivity"] = "sensitivity"
     model: Annotated[str, Field(min_length=1)] = "demo"
     revision: str | None = None
     task: Annotated[str, Field(min_length=1)] = "mini_news"
+    data: Annotated[str, Field(min_length=1)] | None = None
     sets: Count = 10
     permutations: Count = 10
-    shots: Shots | Annotated[list[Shots], Field(min_length=1)] | None = None
+    shots: Shots | Annotated[list[Shots], Field(min_length=1)] | Literal["all"] | None = None
+    resample: Literal["none", "per_k"] = "none"
     queries: Count = 500
+    dev_queries: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    design: Literal["random"] = "random"
+    scoring: Literal["loglikelihood"] = "loglikelihood"
+    normalize: Literal["sum", "mean", "bytes"] = "sum"
+    calibration: Literal["none"] = "none"
+    on_overlong: Literal["error", "drop"] = "error"
+    chat: Literal["none"] = "none"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(min_length=1)] = "auto"
     memory_budget: Annotated[int, Field(ge=1)] | None = None
-    on_overlong: Literal["error", "drop"] = "error"
+    out: Annotated[str, Field(min_length=1)] | None = None
 
     @field_validator("device")
     @classmethod
@@ -46,19 +62,35 @@ class Study(Choices):
 
     @field_validator("shots")
     @classmethod
-    def _distinct(cls, shots: int | list[int] | None) -> int | list[int] | None:
+    def _distinct(cls, shots: Any) -> Any:
         if isinstance(shots, list) and len(set(shots)) < len(shots):
             raise ValueError("every number of shots may be listed once")
         return shots
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Reads a study file; a task file named in it is looked up beside it first."""
+        """Reads a study file; task file, data and model named in it are looked up beside it first."""
         study = super().from_file(path)
-        beside = Path(path).parent / study.task
-        return study.model_copy(update={"task": str(beside)}) if beside.is_file() else study
+        given = {key: getattr(study, key) for key in ("task", "data", "model")}
+        beside = {key: Path(path).parent / name for key, name in given.items() if name not in (None, "demo")}
+        # A data folder may be called like a built-in task.
+        found = {key: place for key, place in beside.items() if (place.is_file() if key == "task" else place.is_dir())}
+        return study.model_copy(update={key: str(place) for key, place in found.items()})
+
+    @property
+    def query_counts(self) -> dict[AskedSplit, int]:
+        """How many queries of each split are asked, test first."""
+        counts: dict[AskedSplit, int] = {"test": self.queries, "dev": self.dev_queries}
+        return {split: count for split, count in counts.items() if count}
+
+    @property
+    def extent(self) -> dict[str, int]:
+        """How far the study goes; it can be extended without touching what there is."""
+        return {key: getattr(self, key) for key in EXTENT_KEYS}
 
     def shot_list(self, task_shots: int) -> tuple[int, ...]:
         """The numbers of shots to run, ascending; ``task_shots`` where the study names none."""
+        if self.shots == "all":
+            return tuple(range(task_shots + 1))
         shots = task_shots if self.shots is None else self.shots
-        return tuple(sorted(shots)) if isinstance(shots, list) else (shots,)
+        return tuple(sorted(shots)) if isinstance(shots, list) else (int(shots),)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,25 @@ from numpy.typing import NDArray
 
 from iclperm import demo
 from iclperm.designs import Design, draw
-from iclperm.errors import ConfigError, DataError, ModelError
-from iclperm.prompts import Cell, PromptCounts, Prompts, PromptText, prompt_text, tokenise
+from iclperm.errors import ConfigError, DataError, ModelError, TokenizationError
+from iclperm.prompts import (
+    Cell,
+    Ids,
+    PromptCounts,
+    Prompts,
+    PromptText,
+    PromptTokens,
+    prompt_text,
+    prompt_tokens,
+    tokenise,
+)
 from iclperm.store import MAX_PARTS, OK, OVERLONG
 from iclperm.study import Study
 from iclperm.tasks import Examples, Task
+from iclperm.tasks.sources import Split
 
 if TYPE_CHECKING:
+    from iclperm.engine.estimate import Estimate
     from iclperm.engine.plan import Plan
 
 GENERAL_CELLS_PER_PART = 4_096
@@ -32,6 +43,7 @@ UNIT_TOKENS = (1 << 12, 1 << 16)
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _WEIGHT_FILES = "*.safetensors"
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+_IDENTITY_KEYS = ("kind", "resample", "seed", "design", "scoring", "calibration", "on_overlong", "chat")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -39,26 +51,33 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 class StudyPlan:
     """What a study will compute, before any weight is loaded; tokens as `Engine.report` counts them.
 
-    ``num_duplicates`` rows of the data repeat another row, ``num_conflicting`` of them with another label.
+    ``num_queries`` distinct queries of all splits serve ``num_asked`` queries: examples of a class that is short count
+    several times. ``num_duplicates`` rows of the data repeat another row, ``num_conflicting`` of them with another
+    label. ``opening`` are the tokens that every prompt begins with. ``seconds`` is an estimate for this machine.
     """
 
     task: str
     num_sets: int
     num_permutations: int
     shots: tuple[int, ...]
+    num_asked: int
     num_queries: int
     num_contexts: int
     num_prompts: int
     tokens_naive: int
     tokens_unique: int
     kv_peak_tokens: int
+    kv_peak_bytes: int
     num_units: int
     num_parts: int
     num_overlong: int
+    num_excluded: int
     num_duplicates: int
     num_conflicting: int
     disk_bytes: int
+    opening: tuple[str, ...]
     prompts: PromptCounts
+    estimate: Estimate | None = None
 
     @property
     def saving(self) -> float:
@@ -73,9 +92,15 @@ class StudyPlan:
 def plan(study: Study) -> StudyPlan:
     """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
 
-    Raises the errors of `run` that can be known beforehand. O(tokens of demonstrations and queries).
+    Raises the errors of `run` that can be known beforehand. O(tokens of demonstrations and queries), and a second for
+    the estimate of the time.
     """
-    return lay_out(Setting.of(study, weights=False)).summary()
+    from iclperm.engine.estimate import estimate
+
+    work = lay_out(Setting.of(study, weights=False))
+    plans = [product.plan for stage in work.stages for product in stage.products]
+    seconds = estimate(work.setting.model, plans, device=study.device, dtype=study.dtype) if plans else None
+    return replace(work.summary(), estimate=seconds)
 
 
 def sample_prompt(
@@ -85,42 +110,46 @@ def sample_prompt(
 
     Raises `ConfigError` for a number of shots that the study does not run.
     """
-    task = Task.load(study.task)
-    train, test = task.examples("train"), task.examples("test")
-    design = draw(study, task, train, test)
+    task = Task.load(study.task, study.data)
+    examples = _examples(study, task)
+    design = draw(study, task, examples)
     wanted = design.shots[-1] if shots is None else shots
     if wanted not in design.shots:
         raise ConfigError(f"the study does not run {wanted} shots; it runs {', '.join(map(str, design.shots))}")
-    return prompt_text(design, task, train, test, cell=(index_set, permutation, design.shots.index(wanted), query))
+    return prompt_text(design, task, examples, cell=(index_set, permutation, design.shots.index(wanted), query))
+
+
+def sample_tokens(study: Study, prompt: PromptText) -> PromptTokens:
+    """How the study's model reads a prompt; needs its tokenizer, no weights."""
+    return prompt_tokens(prompt, _tokenizer(model_folder(study, weights=False)))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the study's names stand for, and the choices drawn from them."""
+    """What the study's names stand for, and the choices drawn from them; ``examples`` by split, train first."""
 
     study: Study
     task: Task
-    train: Examples
-    test: Examples
+    examples: dict[str, Examples]
     design: Design
     model: Path
 
     @classmethod
     def of(cls, study: Study, *, weights: bool = True) -> Setting:
         """Reads the data, draws the design and finds the model; without ``weights`` those of a hub id stay there."""
-        task = Task.load(study.task)
-        train, test = task.examples("train"), task.examples("test")
-        return cls(study, task, train, test, draw(study, task, train, test), model_folder(study, weights=weights))
+        task = Task.load(study.task, study.data)
+        examples = _examples(study, task)
+        return cls(study, task, examples, draw(study, task, examples), model_folder(study, weights=weights))
 
-    @property
-    def num_duplicates(self) -> int:
-        """Rows of train and test that repeat another row of their split."""
-        return self.train.num_duplicates + self.test.num_duplicates
-
-    @property
-    def num_conflicting(self) -> int:
-        """Duplicates whose label contradicts the row that was kept."""
-        return self.train.num_conflicting + self.test.num_conflicting
+    def counts(self, asked: Sequence[str]) -> dict[str, int]:
+        """Of train and the splits ``asked``: rows that repeat another row of their split, those of them whose label
+        contradicts the row that was kept, and queries left out as they repeat a demonstration (or dev a test row)."""
+        splits = [self.examples[split] for split in ("train", *asked)]
+        return {
+            "num_duplicates": sum(split.num_duplicates for split in splits),
+            "num_conflicting": sum(split.num_conflicting for split in splits),
+            "num_excluded": sum(split.num_excluded for split in self.design.asked if split.split in asked),
+        }
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -132,19 +161,31 @@ class Setting:
         return {**config, **config.get("text_config", {})}
 
     @cached_property
+    def dtype(self) -> str:
+        """The dtype that the model is loaded in."""
+        if self.study.dtype != "auto":
+            return self.study.dtype
+        from iclperm.engine.model import resolved_dtype
+
+        return resolved_dtype(self.config, device=self.study.device, dtype="auto")
+
+    @cached_property
     def identity(self) -> dict[str, Any]:
-        """What two sessions of one run must agree on, before tokenisation; content counts, not where it lies."""
-        choices = self.study.model_dump(include={"kind", "sets", "permutations", "queries", "seed", "dtype"})
+        """What two sessions of one run must agree on whatever its extent; content counts, not where it lies."""
         return {
             "task": self.task.name,
             "labels": list(self.task.words),
-            "study": {**choices, "on_overlong": self.study.on_overlong, "shots": list(self.design.shots)},
+            "study": {
+                **self.study.model_dump(include=set(_IDENTITY_KEYS)),
+                "shots": list(self.design.shots),
+                "dtype": self.dtype,
+            },
             "hashes": {
                 "model": _hash_files(self.model, ("config.json", _WEIGHT_FILES)),
                 "tokenizer": _hash_files(self.model, _TOKENIZER_FILES),
                 "wording": self.task.wording_hash(),
-                "train": self.train.digest,
-                "test": self.test.digest,
+                "train": self.examples["train"].digest,
+                "test": self.examples["test"].digest,
             },
         }
 
@@ -160,7 +201,7 @@ class Setting:
             raise ConfigError(
                 f"memory_budget: the model's config.json does not tell {error}; leave the budget out"
             ) from None
-        num_bytes = 2 if self.study.dtype in ("float16", "bfloat16") else 4
+        num_bytes = 2 if self.dtype in ("float16", "bfloat16") else 4
         return int(2 * num_layers * (config.get("num_key_value_heads") or num_heads) * head_size * num_bytes)
 
     @property
@@ -203,55 +244,83 @@ class Tokens:
         return Tokens(self.naive + other.naive, self.unique + other.unique, max(self.kv_peak, other.kv_peak))
 
 
+def _examples(study: Study, task: Task) -> dict[str, Examples]:
+    """The splits that a study needs, train first."""
+    splits: list[Split] = ["train", *study.query_counts]
+    return {split: task.examples(split) for split in splits}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one file holds: units of a product, or ``cells`` outside it, that ``stage`` added to the run."""
+
+    stage: int
+    product: Product | None
+    units: range
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a run's growth to ``extent`` adds: cells that no earlier stage has.
+
+    ``first_cells`` int64 [C, 3] hold the first (set, permutation, place on the K axis) of each context within the
+    extent, -1 where there is none. ``tokens`` are those of the added cells; ``whole`` those of the extent, had it been
+    computed at once.
+    """
+
+    extent: dict[str, int]
+    num_cells: int
+    products: tuple[Product, ...]
+    general: list[Cell]
+    first_cells: NDArray[np.int64]
+    tokens: Tokens
+    whole: Tokens
+
+    @property
+    def num_units(self) -> int:
+        """Units of the products."""
+        return sum(product.plan.num_units for product in self.products)
+
+    def parts(self, number: int) -> Iterator[Part]:
+        """The files of this stage, in the order of work."""
+        per_part = -(-self.num_units // MAX_PARTS) or 1
+        for product in self.products:
+            for begin in range(0, product.plan.num_units, per_part):
+                yield Part(number, product, range(begin, min(begin + per_part, product.plan.num_units)), [])
+        for begin in range(0, len(self.general), GENERAL_CELLS_PER_PART):
+            yield Part(number, None, range(0), self.general[begin : begin + GENERAL_CELLS_PER_PART])
+
+
 @dataclass(frozen=True)
 class Work:
     """A setting as tokens, units and parts.
 
-    ``kept`` int64 are the queries that fit the context window. Parts are first groups of the product's units, then
-    groups of the ``general`` cells; ``tokens`` are those of both.
+    ``kept`` int64 are the queries that fit the context window. ``stages`` are the extents that the run has grown to,
+    one after the other.
     """
 
     setting: Setting
     prompts: Prompts
     kept: NDArray[np.int64]
-    product: Product | None
-    general: list[Cell]
-    tokens: Tokens
+    stages: tuple[Stage, ...]
+    opening: tuple[str, ...]
 
     @property
-    def num_units(self) -> int:
-        """Units of the product."""
-        return self.product.plan.num_units if self.product else 0
-
-    @property
-    def units_per_part(self) -> int:
-        """Consecutive units that share a file."""
-        return -(-self.num_units // MAX_PARTS) or 1
-
-    @property
-    def num_product_parts(self) -> int:
-        """The parts that hold units of the product; those of general cells follow."""
-        return -(-self.num_units // self.units_per_part)
-
-    @property
-    def num_parts(self) -> int:
-        """Files of the whole run."""
-        return self.num_product_parts + -(-len(self.general) // GENERAL_CELLS_PER_PART)
-
-    def part_units(self, part: int) -> range:
-        """The units of a part of the product."""
-        return range(part * self.units_per_part, min((part + 1) * self.units_per_part, self.num_units))
-
-    def part_cells(self, part: int) -> list[Cell]:
-        """The cells of a general part."""
-        begin = (part - self.num_product_parts) * GENERAL_CELLS_PER_PART
-        return self.general[begin : begin + GENERAL_CELLS_PER_PART]
+    def tokens(self) -> Tokens:
+        """Those of the last extent, had it been computed at once."""
+        return self.stages[-1].whole
 
     @cached_property
-    def first_cells(self) -> NDArray[np.int64]:
-        """The first (set, permutation, position in shots) of each context, int64 [C, 3]."""
-        _, first = np.unique(self.prompts.context_of, return_index=True)
-        return np.stack(np.unravel_index(first, self.prompts.context_of.shape), axis=1)
+    def parts(self) -> list[Part]:
+        """Files of the whole run, in the order of their numbers."""
+        return [part for number, stage in enumerate(self.stages) for part in stage.parts(number)]
+
+    @cached_property
+    def general_cells(self) -> NDArray[np.int64]:
+        """All cells outside the products, as context * Q + query."""
+        cells = [cell for stage in self.stages for cell in stage.general]
+        return np.array([cell.context * len(self.prompts.queries) + cell.query for cell in cells], dtype=np.int64)
 
     @property
     def query_states(self) -> NDArray[np.uint8]:
@@ -260,64 +329,89 @@ class Work:
         states[self.kept] = OK
         return states
 
-    def identity(self) -> dict[str, Any]:
-        """What identifies the run."""
+    @property
+    def disk_bytes(self) -> int:
+        """About what the files of all parts take."""
+        num_cells = sum(stage.num_cells for stage in self.stages)
+        return num_cells * (4 * len(self.setting.task.words) + 4) + (len(self.parts) << 12)
+
+    @property
+    def begins(self) -> dict[str, int]:
+        """Where each split begins among all queries."""
+        offsets = self.setting.design.query_offsets.tolist()
+        return {asked.split: begin for asked, begin in zip(self.setting.design.asked, offsets[:-1], strict=True)}
+
+    def identities(self) -> list[dict[str, Any]]:
+        """What identifies the run, and each extent that it has grown to, by stage."""
+        stages = [self._stage_identity(number) for number in range(len(self.stages))]
+        return [{**self.setting.identity, "label_lengths": self._label_lengths(), **stages[0]}, *stages[1:]]
+
+    def _label_lengths(self) -> dict[str, list[int]]:
+        """What a label's log-likelihood can be divided by, [L] each: `Study.normalize`."""
+        texts = self.setting.task.continuations()
         return {
-            **self.setting.identity,
-            "tokens": {"naive": self.tokens.naive, "unique": self.tokens.unique},
+            "sum": [1] * len(texts),
+            "mean": [len(ids) for ids in self.prompts.continuations],
+            "bytes": [len(text.encode()) for text in texts],
+        }
+
+    def _stage_identity(self, number: int) -> dict[str, Any]:
+        stage, setting = self.stages[number], self.setting
+        has_dev = stage.extent["dev_queries"] > 0
+        return {
+            "extents": [stage.extent for stage in self.stages[: number + 1]],
+            "dev": setting.examples["dev"].digest if has_dev else None,
+            "tokens": {"naive": stage.whole.naive, "unique": stage.whole.unique},
+            "counts": setting.counts(["test", "dev"] if has_dev else ["test"]),
             "work": {
-                "contexts": len(self.prompts.context_ids),
-                "units": self.num_units,
-                "parts": self.num_parts,
-                "cut": _cut_hash(self.product),
-                "general_cells": len(self.general),
-                "excluded": self.setting.design.num_excluded,
-                "duplicates": self.setting.num_duplicates,
-                "conflicting": self.setting.num_conflicting,
+                "cells": stage.num_cells,
+                "units": stage.num_units,
+                "parts": sum(part.stage == number for part in self.parts),
+                "cut": _cut_hash(self.prompts, stage),
+                "general_cells": len(stage.general),
             },
         }
 
     def summary(self) -> StudyPlan:
         """The plan in numbers."""
-        design, num_labels = self.setting.design, len(self.setting.task.words)
-        num_prompts = len(self.prompts.context_ids) * len(self.kept)
+        setting, design = self.setting, self.setting.design
+        counts = setting.counts([asked.split for asked in design.asked])
         return StudyPlan(
-            task=self.setting.task.name,
-            num_sets=len(design.sets),
-            num_permutations=len(design.permutations),
+            task=setting.task.name,
+            num_sets=design.num_sets,
+            num_permutations=design.num_permutations,
             shots=design.shots,
-            num_queries=len(design.queries),
+            num_asked=sum(len(asked.turns) for asked in design.asked),
+            num_queries=design.num_queries,
             num_contexts=len(self.prompts.context_ids),
-            num_prompts=num_prompts,
+            num_prompts=len(self.prompts.context_ids) * len(self.kept),
             tokens_naive=self.tokens.naive,
             tokens_unique=self.tokens.unique,
             kv_peak_tokens=self.tokens.kv_peak,
-            num_units=self.num_units,
-            num_parts=self.num_parts,
-            num_overlong=len(design.queries) - len(self.kept),
-            num_duplicates=self.setting.num_duplicates,
-            num_conflicting=self.setting.num_conflicting,
-            disk_bytes=num_prompts * (4 * num_labels + 4) + (self.num_parts << 12),
+            kv_peak_bytes=self.tokens.kv_peak * setting.kv_token_bytes,
+            num_units=sum(stage.num_units for stage in self.stages),
+            num_parts=len(self.parts),
+            num_overlong=design.num_queries - len(self.kept),
+            num_excluded=counts["num_excluded"],
+            num_duplicates=counts["num_duplicates"],
+            num_conflicting=counts["num_conflicting"],
+            disk_bytes=self.disk_bytes,
+            opening=self.opening,
             prompts=self.prompts.counts,
         )
 
 
-def lay_out(setting: Setting) -> Work:
-    """Tokenises a setting's prompts and plans them; see `plan`."""
-    from iclperm.engine.model import load_tokenizer
-
-    tokenizer = load_tokenizer(setting.model)
-    if tokenizer is None:
-        raise ModelError(f"model folder '{setting.model}' has no tokenizer; add its tokenizer.json")
-    prompts = tokenise(setting.design, setting.task, setting.train, setting.test, tokenizer, setting.study.seed)
+def lay_out(setting: Setting, grown_from: Sequence[Mapping[str, int]] = ()) -> Work:
+    """Tokenises a setting's prompts and plans them; see `plan`. ``grown_from`` are the extents that the run had."""
+    tokenizer = _tokenizer(setting.model)
+    prompts = tokenise(setting.design, setting.task, setting.examples, tokenizer, setting.study.seed)
+    _refuse_foreign_tokenizer(tokenizer, setting, prompts)
     kept = _fitting_queries(setting, prompts)
-    fits = np.isin(np.arange(len(prompts.queries)), kept)
-    general = [cell for cell in prompts.general if fits[cell.query]]
-    product = _plan_product(setting, prompts, kept, general)
-    begins = range(0, len(general), GENERAL_CELLS_PER_PART)
-    costs = [_general_tokens(setting, general[begin : begin + GENERAL_CELLS_PER_PART]) for begin in begins]
-    tokens = sum(costs, _product_tokens(prompts, product, general))
-    return Work(setting, prompts, kept, product, general, tokens)
+    extents = [*map(dict, grown_from), setting.study.extent]
+    before: list[Mapping[str, int] | None] = [None, *extents[:-1]]
+    stages = tuple(_stage(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
+    opening = tuple(tokenizer.convert_ids_to_tokens(prompts.start.tolist()))
+    return Work(setting, prompts, kept, stages, opening)
 
 
 def model_folder(study: Study, *, weights: bool = True) -> Path:
@@ -344,40 +438,114 @@ def model_folder(study: Study, *, weights: bool = True) -> Path:
         ) from None
 
 
+def _tokenizer(model: Path) -> Any:
+    from iclperm.engine.model import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None:
+        raise ModelError(f"model folder '{model}' has no tokenizer; add its tokenizer.json")
+    return tokenizer
+
+
+def _stage(
+    setting: Setting,
+    prompts: Prompts,
+    kept: NDArray[np.int64],
+    extent: Mapping[str, int],
+    before: Mapping[str, int] | None,
+) -> Stage:
+    """The cells of ``extent`` that are not among those of the extent ``before``: at most two products, and the rest."""
+    contexts, queries = _extent_masks(setting, prompts, kept, extent)
+    old_contexts, old_queries = np.zeros_like(contexts), np.zeros_like(queries)
+    if before is not None:
+        old_contexts, old_queries = _extent_masks(setting, prompts, kept, before)
+    is_new = contexts[:, None] & queries & ~(old_contexts[:, None] & old_queries)
+    general = [cell for cell in prompts.general if is_new[cell.context, cell.query]]
+    factors = ((contexts & ~old_contexts, queries), (old_contexts, queries & ~old_queries))
+    products = [_plan_product(setting, prompts, *pair, general) for pair in factors]
+    begins = range(0, len(general), GENERAL_CELLS_PER_PART)
+    costs = [_product_tokens(prompts, product, general) for product in products if product]
+    costs += [_general_tokens(setting, general[begin : begin + GENERAL_CELLS_PER_PART]) for begin in begins]
+    tokens = sum(costs, Tokens())
+    return Stage(
+        extent=dict(extent),
+        num_cells=int(is_new.sum()),
+        products=tuple(product for product in products if product),
+        general=general,
+        first_cells=_first_cells(prompts, extent),
+        tokens=tokens,
+        whole=tokens if before is None else _stage(setting, prompts, kept, extent, None).tokens,
+    )
+
+
+def _extent_masks(
+    setting: Setting, prompts: Prompts, kept: NDArray[np.int64], extent: Mapping[str, int]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """The contexts [C] and the queries [Q] of an extent, without the queries that are too long."""
+    contexts = np.zeros(len(prompts.contexts), dtype=bool)
+    contexts[prompts.context_of[: extent["sets"], : extent["permutations"]]] = True
+    counts = {"test": extent["queries"], "dev": extent["dev_queries"]}
+    by_split = [np.arange(len(asked.rows)) < asked.num_distinct(counts[asked.split]) for asked in setting.design.asked]
+    queries = np.concatenate(by_split)
+    queries[np.setdiff1d(np.arange(len(queries)), kept)] = False
+    return contexts, queries
+
+
+def _first_cells(prompts: Prompts, extent: Mapping[str, int]) -> NDArray[np.int64]:
+    within = prompts.context_of[: extent["sets"], : extent["permutations"]]
+    contexts, first = np.unique(within, return_index=True)
+    cells = np.full((len(prompts.contexts), 3), -1, dtype=np.int64)
+    cells[contexts] = np.stack(np.unravel_index(first, within.shape), axis=1)
+    return cells
+
+
 def _plan_product(
-    setting: Setting, prompts: Prompts, kept: NDArray[np.int64], general: Sequence[Cell]
+    setting: Setting,
+    prompts: Prompts,
+    contexts: NDArray[np.bool_],
+    queries: NDArray[np.bool_],
+    general: Sequence[Cell],
 ) -> Product | None:
-    """Plans contexts and queries, without those that have all their cells apart; None where that leaves nothing."""
+    """Plans contexts [C] and queries [Q], without those that have all their cells apart; None where nothing is left."""
     from iclperm.engine.plan import ContextPaths, plan_product
     from iclperm.engine.tree import Rows
 
-    num_contexts = len(prompts.context_ids)
-    by_context, by_query = Counter(cell.context for cell in general), Counter(cell.query for cell in general)
-    has_cells = np.array([by_context[context] < len(kept) for context in range(num_contexts)], dtype=bool)
-    queries = np.array([query for query in kept if by_query[int(query)] < num_contexts], dtype=np.int64)
-    if not has_cells.any() or not len(queries):
+    apart = [cell for cell in general if contexts[cell.context] and queries[cell.query]]
+    by_context = np.bincount([cell.context for cell in apart], minlength=len(contexts))
+    by_query = np.bincount([cell.query for cell in apart], minlength=len(queries))
+    wanted = contexts & (by_context < queries.sum())
+    asked = np.flatnonzero(queries & (by_query < contexts.sum()))
+    rows, marks, marked = _marked_rows(prompts, wanted)
+    if not rows or not len(asked):
         return None
-    cells = prompts.context_of.ravel()
-    is_inside = has_cells[cells]
-    by_row = np.split(is_inside, np.cumsum([len(marks) for marks in prompts.marks])[:-1])
-    rows = [(row, marks[inside]) for row, marks, inside in zip(prompts.rows, prompts.marks, by_row, strict=True)]
-    rows = [(row, marks) for row, marks in rows if len(marks)]
     plan = plan_product(
-        ContextPaths(Rows.of([row for row, _ in rows]), Rows.of([marks for _, marks in rows])),
-        [prompts.queries[query] for query in queries],
+        ContextPaths(Rows.of(rows), Rows.of(marks)),
+        [prompts.queries[query] for query in asked],
         prompts.continuations,
         unit_tokens=setting.unit_tokens,
         kv_tokens=setting.kv_tokens,
     )
-    contexts = np.empty(plan.num_contexts, dtype=np.int64)
-    contexts[plan.context_index] = cells[is_inside]
-    return Product(plan, contexts, queries)
+    numbers = np.empty(plan.num_contexts, dtype=np.int64)
+    numbers[plan.context_index] = marked
+    return Product(plan, numbers, asked)
 
 
-def _product_tokens(prompts: Prompts, product: Product | None, general: Sequence[Cell]) -> Tokens:
+def _marked_rows(prompts: Prompts, wanted: NDArray[np.bool_]) -> tuple[list[Ids], list[Ids], NDArray[np.int64]]:
+    """Rows that hold every wanted context once, their marks, and the contexts at the marks."""
+    rows, marks, marked = [], [], []
+    missing = wanted.copy()
+    for row, lengths, contexts in zip(prompts.rows, prompts.marks, prompts.marked, strict=True):
+        inside = missing[contexts]
+        if inside.any():
+            missing[contexts] = False
+            rows.append(row[: lengths[inside][-1]])
+            marks.append(lengths[inside])
+            marked.append(contexts[inside])
+    return rows, marks, np.concatenate([*marked, np.empty(0, np.int64)])
+
+
+def _product_tokens(prompts: Prompts, product: Product, general: Sequence[Cell]) -> Tokens:
     """What the product costs; plain prompting would not need those of its cells that are apart."""
-    if product is None:
-        return Tokens()
     contexts, queries = set(product.contexts.tolist()), set(product.queries.tolist())
     twice = [cell for cell in general if cell.context in contexts and cell.query in queries]
     spared = sum(len(prompts.contexts[cell.context]) + len(prompts.queries[cell.query]) for cell in twice)
@@ -409,19 +577,44 @@ def _fitting_queries(setting: Setting, prompts: Prompts) -> NDArray[np.int64]:
     return np.flatnonzero(fits)
 
 
-def _cut_hash(product: Product | None) -> str | None:
-    """SHA-256 of which cells each unit holds: a part means the same to every session only if they agree."""
-    if product is None:
-        return None
-    core = product.plan.core
-    borders: Mapping[str, NDArray[Any]] = {
-        "blocks": product.plan.block_offsets,
-        "block": core.unit_block,
-        "begin": core.unit_context_begin,
-        "end": core.unit_context_end,
-    }
-    content = json.dumps({name: numbers.tolist() for name, numbers in borders.items()}) + str(product.plan.pack_tokens)
-    return hashlib.sha256(content.encode()).hexdigest()
+def _refuse_foreign_tokenizer(tokenizer: Any, setting: Setting, prompts: Prompts) -> None:
+    """Raises `TokenizationError` where ids or BOS show that the tokenizer was made for another model."""
+    whose = f"is this the own tokenizer of '{setting.model}'?"
+    parts = [*prompts.contexts, *prompts.queries, *prompts.continuations]
+    highest, size = max(int(ids.max(initial=0)) for ids in parts), int(setting.config.get("vocab_size") or 0)
+    if size and highest >= size:
+        raise TokenizationError(f"token id {highest} is out of range: the model has {size} token ids; {whose}")
+    own, given = setting.config.get("bos_token_id"), tokenizer.bos_token_id
+    own = {own} if isinstance(own, int) else set(own or ())
+    opening = prompts.start.tolist()
+    if own and given in opening and given not in own:
+        raise TokenizationError(
+            f"the tokenizer begins with BOS id {given}, but config.json says {min(own)}; {whose} If it is, correct "
+            "bos_token_id in config.json"
+        )
+    if opening.count(given) > 1:
+        raise TokenizationError(f"the tokenizer puts BOS (id {given}) in front of a prompt twice; repair its settings")
+    unknown = tokenizer.unk_token_id
+    if unknown is not None and (share := float(np.mean(np.concatenate(prompts.queries) == unknown))) > 0.5:
+        raise TokenizationError(f"{share:.0%} of the queries' tokens are unknown to the tokenizer; {whose}")
+
+
+def _cut_hash(prompts: Prompts, stage: Stage) -> str:
+    """SHA-256 of which cells each unit holds: a part means the same to every session only if they agree.
+
+    Cells are named by their tokens, so that prompts that come out otherwise are noticed too.
+    """
+    digest = hashlib.sha256(b"".join(ids.tobytes() + b"/" for ids in prompts.continuations))
+    for product in stage.products:
+        core = product.plan.core
+        borders = (product.plan.block_offsets, core.unit_block, core.unit_context_begin, core.unit_context_end)
+        for numbers in (*borders, product.plan.query_order, prompts.context_ids[product.contexts]):
+            digest.update(np.asarray(numbers, dtype="<i8").tobytes())
+        for query in product.queries:
+            digest.update(prompts.queries[query].astype("<i4").tobytes() + b"/")
+    for cell in stage.general:
+        digest.update(b"".join(ids.astype("<i4").tobytes() + b"/" for ids in (cell.prompt, *cell.continuations)))
+    return digest.hexdigest()
 
 
 def _hash_files(folder: Path, patterns: Sequence[str]) -> str:

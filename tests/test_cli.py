@@ -13,7 +13,7 @@ from iclperm import Study, cli, runner
 from iclperm.engine import Engine
 from iclperm.runner import Run
 from iclperm.store import writable
-from iclperm.tasks import Task
+from iclperm.tasks import Task, builtin_tasks
 
 COMMANDS = ("demo", "plan", "report", "run", "tasks")
 
@@ -83,15 +83,13 @@ def test_flags_win_over_the_study_file(call, study_file):
 
 def test_every_key_of_a_study_is_a_flag():
     assert set(cli.STUDY_KEYS) == set(Study.model_fields)
-    assert {"sets", "permutations", "shots", "queries", "seed", "memory_budget"} == {
-        key for key, field in Study.model_fields.items() if "int" in str(field.annotation)
-    }
+    assert {key for key, field in Study.model_fields.items() if "int" in str(field.annotation)} == cli._NUMBERS
 
 
 def test_tasks_are_listed_and_shown(call, study_file, tmp_path):
     code, printed, _ = call("tasks")
     assert code == 0
-    assert printed.startswith("mini_news  ")
+    assert all(f"{name} " in printed for name in builtin_tasks())
     code, printed, _ = call("tasks", "show", tmp_path / "colours.yaml", "--shots", 2)
     assert code == 0
     assert printed.count("Thing: ") == 3
@@ -106,7 +104,7 @@ def test_tasks_are_listed_and_shown(call, study_file, tmp_path):
     ("arguments", "code", "message"),
     [
         (["plan", "--sets", "many"], 2, "--sets is 'many'; give a whole number"),
-        (["plan", "--task", "agnews"], 2, "there is no task 'agnews'; built in: mini_news"),
+        (["plan", "--task", "agnews"], 2, "there is no task 'agnews'; built in: ag_news, mini_news"),
         (["plan", "--kind", "curve"], 2, "a study's key 'kind' is 'curve': input should be 'sensitivity'"),
         (["plan", "--shots", "2", "--permutations", "3"], 2, "permutations is 3, but 2 demonstrations have only 2"),
         (["plan", "absent.yaml"], 2, "absent.yaml: cannot be read"),
@@ -237,9 +235,10 @@ def test_repeated_rows_are_told(call, study_file, tmp_path):
     code, printed, _ = call("run", study_file, "--out", tmp_path / "run")
     assert code == 0
     assert "note: 2 rows of the data repeat another row and were left out, 1 of them under another label" in printed
-    assert "note: 1 test rows repeat a training row and were left out" in printed
-    planned = " ".join(call("plan", study_file)[1].split())
-    assert "repeated rows left out 2 of them with another label 1" in planned
+    assert "note: 1 query rows repeat a training row (or a test row) and were left out" in printed
+    planned = call("plan", study_file)[1]
+    assert "note: 2 rows of the data repeat another row and were left out, 1 of them under another label" in planned
+    assert "note: 1 query rows repeat a training row (or a test row) and were left out" in planned
 
 
 def test_a_target_that_cannot_be_written_is_resumable(call, study_file, tmp_path):
@@ -340,10 +339,13 @@ def test_what_the_demo_proposes_has_its_settings(call, tmp_path, monkeypatch):
     small = {"sets": 2, "permutations": 2, "shots": [0, 2, 8], "queries": 8}
     monkeypatch.setattr(cli, "DEMO_SETTING", small)
     _, printed, _ = call("demo", "--out", tmp_path / "demo")
-    proposed = next(line for line in printed.splitlines() if "iclperm plan" in line)
-    arguments = proposed.split("iclperm ")[1].split()
-    planned = json.loads(call(*arguments, "--json")[1])
-    assert (planned["num_sets"], planned["shots"], planned["num_queries"]) == (40, [0, 2, 8], 8)
+    proposed = [line.split("iclperm ")[1].split() for line in printed.splitlines() if "  iclperm run" in line]
+    extended, own = proposed
+    assert extended.count("12") == 2
+    small_growth = [{"12": "3"}.get(word, word) for word in extended]
+    assert json.loads(call(*small_growth, "--json")[1])["sensitivity"]["num_sets"] == 3
+    planned = json.loads(call("plan", own[1], "--json")[1])
+    assert (planned["num_sets"], planned["shots"], planned["num_queries"]) == (3, [0, 2, 8], 8)
 
 
 def test_the_demo_fits_a_screen_and_a_half(call, tmp_path, monkeypatch):

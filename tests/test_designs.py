@@ -27,6 +27,10 @@ def colours(tmp_path):
     return task, task.examples("train"), task.examples("test")
 
 
+def draw_all(study, task, train, test):
+    return draw(study, task, {"train": train, "test": test})
+
+
 @given(seed=st.integers(0, 2**63 - 1), size=st.integers(0, 5), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_permutations_are_distinct_and_stay_when_there_are_more(seed, size, data):
@@ -74,15 +78,15 @@ def test_a_remainder_goes_to_every_class_in_turn(colours):
 
 def test_a_design_grows_without_changing(colours):
     task, train, test = colours
-    small = draw(Study(sets=2, permutations=3, shots=6, queries=7, seed=5), task, train, test)
-    large = draw(Study(sets=4, permutations=9, shots=6, queries=20, seed=5), task, train, test)
-    np.testing.assert_array_equal(large.sets[:2], small.sets)
-    np.testing.assert_array_equal(large.permutations[:3], small.permutations)
-    np.testing.assert_array_equal(large.queries[:7], small.queries)
-    other = draw(Study(sets=2, permutations=3, shots=6, queries=7, seed=6), task, train, test)
-    assert not np.array_equal(other.sets, small.sets)
-    assert not np.array_equal(other.permutations, small.permutations)
-    assert not np.array_equal(other.queries, small.queries)
+    small = draw_all(Study(sets=2, permutations=3, shots=6, queries=7, seed=5), task, train, test)
+    large = draw_all(Study(sets=4, permutations=9, shots=6, queries=20, seed=5), task, train, test)
+    np.testing.assert_array_equal(large.orderings[0].sets[:2], small.orderings[0].sets)
+    np.testing.assert_array_equal(large.orderings[0].permutations[:3], small.orderings[0].permutations)
+    np.testing.assert_array_equal(large.asked[0].rows[:7], small.asked[0].rows)
+    other = draw_all(Study(sets=2, permutations=3, shots=6, queries=7, seed=6), task, train, test)
+    assert not np.array_equal(other.orderings[0].sets, small.orderings[0].sets)
+    assert not np.array_equal(other.orderings[0].permutations, small.orderings[0].permutations)
+    assert not np.array_equal(other.asked[0].rows, small.asked[0].rows)
 
 
 def test_nothing_depends_on_the_order_of_calls(colours):
@@ -101,11 +105,14 @@ def test_the_draws_are_pinned():
 
 def test_orderings_share_the_permutations(colours):
     task, train, test = colours
-    design = draw(Study(sets=3, permutations=4, shots=[0, 6], queries=6), task, train, test)
-    assert design.orderings.shape == (3, 4, 6)
+    design = draw_all(Study(sets=3, permutations=4, shots=[0, 6], queries=6), task, train, test)
+    (group,) = design.orderings
+    assert group.rows.shape == (3, 4, 6)
     for index_set, permutation in np.ndindex(3, 4):
-        expected = design.sets[index_set][design.permutations[permutation]]
-        np.testing.assert_array_equal(design.orderings[index_set, permutation], expected)
+        expected = group.sets[index_set][group.permutations[permutation]]
+        np.testing.assert_array_equal(group.rows[index_set, permutation], expected)
+        np.testing.assert_array_equal(design.demonstrations(index_set, permutation, 1), expected)
+        assert design.demonstrations(index_set, permutation, 0).size == 0
 
 
 def test_queries_are_balanced_distinct_and_never_demonstrations(tmp_path):
@@ -114,11 +121,12 @@ def test_queries_are_balanced_distinct_and_never_demonstrations(tmp_path):
     write_rows(tmp_path / "test.jsonl", repeated + make_rows(2, 30))
     task = Task.load(path)
     train, test = task.examples("train"), task.examples("test")
-    queries, num_excluded = draw_queries(0, 20, task, train, test)
-    assert num_excluded == 12
-    assert queries.min() >= 12
-    assert len(set(queries.tolist())) == 20
-    assert sorted(np.bincount(test.labels[queries]).tolist()) == [6, 7, 7]
+    asked = draw_queries(0, 20, task, test, set(train.hashes))
+    assert asked.num_excluded == 12
+    assert asked.rows.min() >= 12
+    assert len(set(asked.rows.tolist())) == 20
+    assert asked.weights.tolist() == [1] * 20
+    assert sorted(np.bincount(test.labels[asked.rows]).tolist()) == [6, 7, 7]
 
 
 @pytest.mark.parametrize(("size", "total"), [(3, 8), (4, 12), (6, 1)])
@@ -149,9 +157,9 @@ def test_a_query_never_reads_like_a_demonstration(tmp_path):
         write_rows(tmp_path / f"{split}.jsonl", rows)
     task = Task.load(path)
     train, test = task.examples("train"), task.examples("test")
-    queries, num_excluded = draw_queries(0, 3, task, train, test)
-    assert num_excluded == 27
-    read = {task.render_query(test.fields[query]) for query in queries}
+    asked = draw_queries(0, 3, task, test, set(train.hashes))
+    assert asked.num_excluded == 27
+    read = {task.render_query(test.fields[query]) for query in asked.rows}
     assert read == {f"Thing: Mine test {n}\nColour:" for n in range(3)}
 
 
@@ -159,21 +167,52 @@ def test_a_class_without_queries_has_a_remedy_that_works(tmp_path):
     path = make_task(tmp_path)
     write_rows(tmp_path / "test.jsonl", [row for row in make_rows(2, 30) if row["label"] != "Blue"])
     task = Task.load(path)
-    with pytest.raises(DataError, match=r"class 'Blue' has 0 usable test .*; add examples, or leave the label out"):
-        draw_queries(0, 3, task, task.examples("train"), task.examples("test"))
+    with pytest.raises(DataError, match=r"class 'Blue' has no usable test .* 3 queries need 1 of it; add examples"):
+        draw_queries(0, 3, task, task.examples("test"), set())
 
 
 def test_a_class_with_too_few_examples_is_named(tmp_path):
     path = make_task(tmp_path)
     write_rows(tmp_path / "train.jsonl", [row for row in make_rows(1, 60) if row["label"] != "Blue"])
     task = Task.load(path)
-    train, test = task.examples("train"), task.examples("test")
     message = "task 'colours': class 'Blue' has 0 train examples, but k = 6 needs 2 of it"
     with pytest.raises(DataError, match=message):
-        draw_set(0, 0, 6, task, train)
-    message = "task 'colours': class '.*' has 10 usable test examples, but 40 queries need 1[34] of it"
-    with pytest.raises(DataError, match=message):
-        draw_queries(0, 40, task, train, test)
+        draw_set(0, 0, 6, task, task.examples("train"))
+
+
+def test_a_short_class_is_oversampled_as_weights(tmp_path):
+    path = make_task(tmp_path)
+    write_rows(
+        tmp_path / "test.jsonl", [row for number, row in enumerate(make_rows(2, 30)) if number < 9 or number % 3]
+    )
+    task = Task.load(path)
+    test = task.examples("test")
+    asked = draw_queries(0, 30, task, test, set())
+    labels = test.labels[asked.rows]
+    assert [asked.weights[labels == label].tolist() for label in range(3)] == [[4, 3, 3], [1] * 10, [1] * 10]
+    assert len(set(asked.rows.tolist())) == len(asked.rows) == 23
+    # What is asked first stays first, whatever comes later, and so does how much of it there is.
+    for count in range(31):
+        few = draw_queries(0, count, task, test, set())
+        np.testing.assert_array_equal(few.rows, asked.rows[: asked.num_distinct(count)])
+        np.testing.assert_array_equal(few.turns, asked.turns[:count])
+        assert few.weights.sum() == count
+
+
+def test_dev_queries_repeat_neither_demonstrations_nor_test_queries(tmp_path):
+    rows = make_rows(2, 60)
+    path = make_task(tmp_path, data={"train": "train.jsonl", "test": "test.jsonl", "dev": "dev.jsonl"})
+    write_rows(tmp_path / "dev.jsonl", [*make_rows(1, 6), *rows])  # 6 demonstrations, 30 test rows, 30 others
+    task = Task.load(path)
+    examples = {split: task.examples(split) for split in ("train", "test", "dev")}
+    design = draw(Study(sets=2, permutations=3, shots=3, queries=9, dev_queries=12, seed=5), task, examples)
+    test, dev = design.asked
+    assert (test.split, dev.split, len(test.rows), len(dev.rows), design.num_queries) == ("test", "dev", 9, 12, 21)
+    assert dev.num_excluded == 36
+    assert dev.rows.min() >= 36
+    assert design.query_offsets.tolist() == [0, 9, 21]
+    alone = draw(Study(sets=2, permutations=3, shots=3, queries=9, seed=5), task, examples)
+    np.testing.assert_array_equal(alone.asked[0].rows, test.rows)
 
 
 @given(size=st.integers(1, 10**12), count=st.integers(0, 50), seed=st.integers(0, 100))

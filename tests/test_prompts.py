@@ -7,7 +7,7 @@ from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer,
 from iclperm import Study, Task
 from iclperm.designs import draw
 from iclperm.errors import TokenizationError
-from iclperm.prompts import prompt_text, tokenise
+from iclperm.prompts import prompt_text, prompt_tokens, tokenise
 
 TOKENIZERS = {"byte": byte_level_tokenizer, "dummy": dummy_prefix_tokenizer, "greedy": greedy_tokenizer}
 
@@ -19,10 +19,10 @@ def tokenizers():
 
 def lay_out(path, tokenizer, **choices):
     task = Task.load(path)
-    train, test = task.examples("train"), task.examples("test")
+    examples = {split: task.examples(split) for split in ("train", "test")}
     study = Study(**{"task": str(path), "sets": 2, "permutations": 3, "shots": [0, 1, 3], "queries": 6, **choices})
-    design = draw(study, task, train, test)
-    return (design, task, train, test), tokenise(design, task, train, test, tokenizer, study.seed)
+    design = draw(study, task, examples)
+    return (design, task, examples), tokenise(design, task, examples, tokenizer, study.seed)
 
 
 def assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizer):
@@ -83,7 +83,7 @@ def test_a_dummy_prefix_sends_only_zero_shot_cells_to_the_general_path(tmp_path,
 
 def test_parts_that_merge_leave_the_product_counted(tmp_path, tokenizers):
     parts, prompts = lay_out(make_task(tmp_path, separator=""), tokenizers["greedy"])
-    last = [parts[1].words[parts[2].labels[row]] for row in parts[0].orderings[:, :, 0].ravel()]
+    last = [parts[1].words[parts[2]["train"].labels[row]] for row in parts[0].orderings[0].rows[:, :, 0].ravel()]
     assert {"Red", "Green"} <= set(last)
     ends_in_red = np.array(last) == "Red"
     after_red = set(prompts.context_of[:, :, 1].ravel()[ends_in_red].tolist())
@@ -97,10 +97,39 @@ def test_contexts_are_distinct_and_prefixes_of_their_rows(tmp_path, tokenizers):
     _, prompts = lay_out(make_task(tmp_path), tokenizers["byte"], sets=3, permutations=6)
     assert len({ids.tobytes() for ids in prompts.contexts}) == len(prompts.contexts) == len(set(prompts.context_ids))
     assert len(set(prompts.context_of[:, :, 0].ravel())) == 1  # k = 0 is one context
-    cells = [row[:mark] for row, marks in zip(prompts.rows, prompts.marks, strict=True) for mark in marks]
     assert len(prompts.rows) == 18
-    for context, ids in zip(prompts.context_of.ravel(), cells, strict=True):
-        np.testing.assert_array_equal(prompts.contexts[context], ids)
+    np.testing.assert_array_equal(np.concatenate(prompts.marked), prompts.context_of.ravel())
+    for row, marks, contexts in zip(prompts.rows, prompts.marks, prompts.marked, strict=True):
+        for mark, context in zip(marks, contexts, strict=True):
+            np.testing.assert_array_equal(prompts.contexts[context], row[:mark])
+
+
+def test_each_number_of_shots_may_have_orderings_of_its_own(tmp_path, tokenizers):
+    choices = {"sets": 2, "permutations": 5, "shots": [0, 3, 4], "resample": "per_k"}
+    parts, prompts = lay_out(make_task(tmp_path), tokenizers["byte"], **choices)
+    assert [group.shots for group in parts[0].orderings] == [(0, 3), (4,)]
+    assert prompts.context_of.shape == (2, 5, 3)
+    assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizers["byte"])
+    three, four = (parts[0].orderings[group].sets for group in (0, 1))
+    assert not any(set(small) <= set(large) for small, large in zip(three.tolist(), four.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_tokens_shown_are_those_scored(tmp_path, tokenizers, name):
+    parts, prompts = lay_out(make_task(tmp_path), tokenizers[name])
+    apart = {(cell.context, cell.query): cell for cell in prompts.general}
+    for cell in [(0, 0, 0, 0), (1, 2, 1, 3), (1, 1, 2, 5)]:
+        context, query = int(prompts.context_of[cell[:3]]), cell[3]
+        shown = prompt_tokens(prompt_text(*parts, cell=cell), tokenizers[name])
+        own = apart.get((context, query))
+        joined = np.concatenate([prompts.contexts[context], prompts.queries[query]])
+        scored = (joined, prompts.continuations) if own is None else (own.prompt, own.continuations)
+        assert tokenizers[name].convert_tokens_to_ids(shown.pieces) == scored[0].tolist()
+        labels = [tokenizers[name].convert_tokens_to_ids(pieces) for pieces in shown.labels]
+        assert labels == [ids.tolist() for ids in scored[1]]
+        assert shown.opening == ["<s>"]
+        if own is None:
+            assert shown.num_context == len(prompts.contexts[context])
 
 
 def test_only_zero_shots(tmp_path, tokenizers):

@@ -128,7 +128,7 @@ def test_zero_shots_are_scored_once_and_shared_by_all_orderings(study):
     run = iclperm.run(study)
     zero_shot = run.label_logprob[:, :, 0]
     np.testing.assert_array_equal(zero_shot, np.broadcast_to(zero_shot[0, 0], zero_shot.shape))
-    assert len(set(run.context_of[:, :, 0].ravel())) == 1
+    assert len(set(run.splits["test"].context_of[:, :, 0].ravel())) == 1
 
 
 def test_a_finished_run_is_read_back_whole(tmp_path, study, monkeypatch):
@@ -285,12 +285,13 @@ def test_logits_that_are_no_numbers_are_invalid_never_a_prediction(tmp_path, stu
 
 def test_ties_go_to_the_lowest_label():
     logprob = np.array([[[-1.0, -1.0, -2.0], [-3.0, -1.0, -1.0]]], dtype=np.float32)
-    run = results.Run(
-        study=Study(), task="t", labels=("a", "b", "c"), shots=(1,), gold=np.array([0, 1]),
+    items = results.Items(
+        split="test", examples=np.array([0, 1]), weights=np.array([1, 1]), gold=np.array([0, 1]),
         context_of=np.zeros((1, 1, 1), np.int64), context_logprob=logprob,
-        context_state=np.zeros((1, 2), np.uint8), report=None, folder=None,
+        context_state=np.zeros((1, 2), np.uint8), scale=np.ones(3),
     )  # fmt: skip
-    assert run.correct.tolist() == [[[[1, 1]]]]
+    assert items.correct.tolist() == [[[[1, 1]]]]
+    assert dataclasses.replace(items, scale=np.array([1.0, 1.0, 4.0])).context_prediction.tolist() == [[2, 2]]
 
 
 def test_a_plan_tells_what_the_run_will_cost(study):
@@ -298,7 +299,11 @@ def test_a_plan_tells_what_the_run_will_cost(study):
     run = iclperm.run(study)
     assert planned.tokens_naive == run.report.tokens_naive
     assert planned.tokens_unique == run.report.tokens_unique == run.report.tokens_forwarded
-    assert planned.num_contexts == len(np.unique(run.context_of))
+    assert planned.num_contexts == len(np.unique(run.splits["test"].context_of))
+    assert planned.kv_peak_bytes == planned.kv_peak_tokens * 128
+    assert planned.opening == ("<s>",)
+    assert planned.estimate.seconds > 0
+    assert (planned.num_asked, planned.num_queries, planned.num_excluded) == (6, 6, 0)
     assert planned.num_prompts == planned.num_contexts * 6
     assert planned.saving > 1
     assert json.loads(json.dumps(planned.to_dict()))["saving"] == planned.saving
@@ -367,7 +372,8 @@ def test_a_prompt_that_the_study_does_not_have_is_refused(study):
 def test_a_report_is_written_beside_the_items(tmp_path, study):
     run = iclperm.run(study, tmp_path / "run")
     files = run.write_report()
-    assert {file.name for file in files} == {"heatmap.png", "heatmap.svg", "curve.png", "curve.svg", "report.json"}
+    figures = {f"{name}.{kind}" for name in ("heatmap", "curve", "r_over_k") for kind in ("png", "svg")}
+    assert {file.name for file in files} == {*figures, "report.json"}
     content = json.loads((tmp_path / "run/report.json").read_text())
     accuracy = np.array(content["sensitivity"]["accuracy"])
     np.testing.assert_allclose(accuracy, run.correct[:, :, -1].mean(axis=-1))
@@ -503,7 +509,9 @@ def test_other_threads_may_not_continue_a_run_and_the_remedy_is_named(tmp_path, 
         iclperm.run(study, tmp_path / "run", progress=stop_after(1))
     torch.set_num_threads(2)
     try:
-        with pytest.raises(RunError, match=r"with threads 1, here it is 2, .*; set OMP_NUM_THREADS=1 or give another"):
+        with pytest.raises(
+            RunError, match=r"threads 1, here it is 2, .*; set OMP_NUM_THREADS=1, accept that with --mixed"
+        ):
             iclperm.run(study, tmp_path / "run")
     finally:
         torch.set_num_threads(1)
@@ -575,9 +583,10 @@ def test_a_plan_counts_the_cells_outside_the_product(tmp_path, study, make_token
     study = study.model_copy(update={"model": str(make_model(tmp_path / "model", make_tokenizer()))})
     planned, run = iclperm.plan(study), iclperm.run(study)
     laid_out = work.lay_out(work.Setting.of(study))
-    per_context = Counter(cell.context for cell in laid_out.general)
+    (stage,) = laid_out.stages
+    per_context = Counter(cell.context for cell in stage.general)
     apart = {context for context, count in per_context.items() if count == 6}
-    assert not apart & set(laid_out.product.contexts.tolist())
+    assert not apart & set(stage.products[0].contexts.tolist())
     assert bool(apart) == (make_tokenizer is not byte_level_tokenizer)
     assert planned.tokens_unique == run.report.tokens_unique == run.report.tokens_forwarded
     # Prompt by prompt, each distinct prompt enters the model once.
@@ -599,10 +608,11 @@ def test_a_plan_counts_the_cells_outside_the_product(tmp_path, study, make_token
 
 def test_a_cell_both_inside_and_apart_is_prompted_once(study):
     laid_out = work.lay_out(work.Setting.of(study))
-    prompts, (context, *_), (query, *_) = laid_out.prompts, laid_out.product.contexts, laid_out.product.queries
+    prompts, product = laid_out.prompts, laid_out.stages[0].products[0]
+    (context, *_), (query, *_) = product.contexts, product.queries
     ids = np.concatenate([prompts.contexts[context], prompts.queries[query]])
     cell = Cell(int(context), int(query), ids, prompts.continuations)
-    both = work._product_tokens(prompts, laid_out.product, [cell])
+    both = work._product_tokens(prompts, product, [cell])
     assert both.naive + work._general_tokens(laid_out.setting, [cell]).naive == laid_out.tokens.naive
 
 
@@ -618,7 +628,8 @@ def test_a_plan_of_a_hub_model_fetches_no_weights(tmp_path, study, model, monkey
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fake_download)
     elsewhere = study.model_copy(update={"model": "org/large"})
-    assert iclperm.plan(elsewhere) == iclperm.plan(study)
+    planned = [dataclasses.replace(iclperm.plan(choice), estimate=None) for choice in (elsewhere, study)]
+    assert planned[0] == planned[1]
     assert asked
     assert not any("safetensors" in pattern for pattern in asked[0])
     assert_same_results(iclperm.run(elsewhere), iclperm.run(study))
@@ -667,7 +678,7 @@ def test_a_smaller_memory_budget_may_continue_a_run(tmp_path, study):
 def test_units_cut_in_another_way_are_not_mixed(tmp_path, study, monkeypatch):
     with pytest.raises(Stop):
         iclperm.run(study, tmp_path / "run", progress=stop_after(1))
-    monkeypatch.setattr(work, "_cut_hash", lambda _: "another cut")
+    monkeypatch.setattr(work, "_cut_hash", lambda *_: "another cut")
     with pytest.raises(RunError, match=r'holds another run: work\.cut is .* there and "another cut" here'):
         iclperm.run(study, tmp_path / "run")
 

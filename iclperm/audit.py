@@ -1,0 +1,157 @@
+"""What a run folder holds, read from its files alone: how far it is, and whether all of it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from iclperm.errors import IclpermError, RunError
+from iclperm.results import Layout, Scores, forwarded_tokens, open_run
+from iclperm.store import DamagedItem, RunFolder
+
+
+@dataclass(frozen=True)
+class Session:
+    """One call of ``run`` on a folder; ``is_closed`` is False where it was killed, or is still at work."""
+
+    name: str
+    seconds: float
+    num_parts: int
+    tokens_forwarded: int
+    is_closed: bool
+    numerics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far a run is. ``seconds_left`` goes by the tokens a second of all sessions; None where none is known."""
+
+    folder: Path
+    task: str
+    model: str
+    extents: list[dict[str, int]]
+    shots: list[int]
+    num_parts_done: int
+    num_parts: int
+    tokens_unique: int
+    tokens_forwarded: int
+    is_token_count_complete: bool
+    num_quarantined: int
+    disk_bytes: int
+    seconds_left: float | None
+    sessions: list[Session]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every part is there."""
+        return self.num_parts_done == self.num_parts
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        return {**asdict(self), "folder": str(self.folder), "is_finished": self.is_finished}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a check of every byte found: one line for each damage, and the digest of an undamaged, finished run."""
+
+    folder: Path
+    damage: list[str]
+    num_parts_done: int
+    num_parts: int
+    digest: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+
+def status(path: str | Path) -> RunStatus:
+    """How far a run is; reads names and records, no results. Raises `RunError` for a folder that is no run."""
+    folder = RunFolder.open(path)
+    plan, sessions = folder.plan, [_session(record) for record in folder.sessions() if record]
+    forwarded, is_complete = forwarded_tokens(folder)
+    done, unique = len(folder.parts()), int(folder.plans[-1]["tokens"]["unique"])
+    seconds = sum(session.seconds for session in sessions if session.num_parts)
+    share = 1 - done / folder.num_parts
+    return RunStatus(
+        folder=folder.path,
+        task=plan["task"],
+        model=folder.study().model,
+        extents=folder.extents,
+        shots=plan["study"]["shots"],
+        num_parts_done=done,
+        num_parts=folder.num_parts,
+        tokens_unique=unique,
+        tokens_forwarded=forwarded,
+        is_token_count_complete=is_complete,
+        num_quarantined=sum(1 for _ in (folder.path / "quarantine").iterdir()),
+        disk_bytes=sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file()),
+        seconds_left=share * unique * seconds / forwarded if forwarded and seconds else None,
+        sessions=sessions,
+    )
+
+
+def verify(path: str | Path) -> Verification:
+    """Checks every byte of a run folder; changes nothing. Raises `RunError` for a folder that is no run at all.
+
+    Damage is listed, not raised; the next ``run`` sets it aside and computes it anew. O(size of the folder).
+    """
+    try:
+        folder = RunFolder.open(path)
+    except DamagedItem as error:
+        return Verification(Path(path), [str(error)], 0, 0, None)
+    damage: list[str] = []
+
+    def checked(read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except (IclpermError, OSError) as error:
+            damage.append(str(error))
+            return None
+
+    checked(folder.study)
+    checked(_refuse_other_chain, folder)
+    for number in range(len(folder.plans)):
+        for name in ("demonstrations", "queries"):
+            checked(folder.table, name, number)
+    damage += [f"{file} cannot be read; what its session cost is unknown" for file in folder.unreadable_sessions()]
+    files = checked(folder.parts) or {}
+    parts = {part: checked(folder.read, file) for part, file in files.items()}
+    if not damage:
+        checked(_refuse_foreign_rows, folder, parts)
+    is_finished = len(files) == folder.num_parts
+    run = checked(open_run, path) if is_finished and not damage else None
+    return Verification(folder.path, damage, len(files), folder.num_parts, None if run is None else run.digest)
+
+
+def _refuse_other_chain(folder: RunFolder) -> None:
+    """Every later plan continues the ones before it."""
+    for number, plan in enumerate(folder.plans[1:], start=1):
+        if plan.get("run") != folder.run_id or plan["extents"][:-1] != folder.plans[number - 1]["extents"]:
+            name = f"plan-{number:03d}.json"
+            raise DamagedItem(f"{folder.path / name} does not continue this run; move it elsewhere")
+
+
+def _refuse_foreign_rows(folder: RunFolder, parts: Mapping[int, Any]) -> None:
+    """A finished run's parts hold every cell of the plans once; an unfinished one's hold none that it lacks."""
+    scores = Scores(Layout.of_folder(folder), len(folder.plan["labels"]))
+    for part, table in parts.items():
+        scores.fill(part, table)
+    num_rows = sum(map(len, parts.values()))
+    num_cells = sum(int(plan["work"]["cells"]) for plan in folder.plans)
+    if len(parts) == folder.num_parts and num_rows != num_cells:
+        raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {num_cells} cells")
+
+
+def _session(record: Mapping[str, Any]) -> Session:
+    return Session(
+        name=record["name"],
+        seconds=float(record.get("seconds", 0.0)),
+        num_parts=int(record.get("parts", 0)),
+        tokens_forwarded=int(record.get("tokens_forwarded", 0)),
+        is_closed=bool(record.get("closed", False)),
+        numerics=record["numerics"],
+    )

@@ -1,0 +1,267 @@
+"""What a terminal shows of plans, prompts, runs and folders; every number is in the objects' ``to_dict`` too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from iclperm.audit import RunStatus, Verification
+from iclperm.errors import printable
+from iclperm.prompts import PromptText, PromptTokens
+from iclperm.report.tables import curve_table, over_shots_table, sensitivity_tables, token_line
+from iclperm.results import Run, RunReport
+from iclperm.studies.sensitivity import conclusion
+from iclperm.study import Study
+from iclperm.tasks import Task
+from iclperm.work import StudyPlan
+
+_MAX_SHOWN_PIECES = 12
+
+
+def stdout() -> Console:
+    """The console for results; a file or a pipe has no width of its own, so tables get the room that they need."""
+    console = Console(highlight=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=120)
+
+
+def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
+    """The plan as a table, with what should be known before it runs."""
+    rows = {
+        "sets x permutations": f"{planned.num_sets} x {planned.num_permutations}",
+        "shots": listed(planned.shots),
+        "queries": f"{planned.num_queries:,}",
+        "distinct contexts": f"{planned.num_contexts:,}",
+        "distinct prompts": f"{planned.num_prompts:,}",
+        "tokens, prompt by prompt": f"{planned.tokens_naive:,}",
+        "tokens, distinct": f"{planned.tokens_unique:,}",
+        "saving": f"{planned.saving:.1f} times",
+        "peak of keys and values": f"{planned.kv_peak_tokens:,} tokens, {planned.kv_peak_bytes / 1e6:,.1f} MB",
+        "units of work": f"{planned.num_units:,}",
+        "files": f"{planned.num_parts:,}",
+        "disk space": f"about {planned.disk_bytes / 1e6:.1f} MB",
+        "estimated time": _estimated(planned),
+        "every prompt begins with": " ".join(map(printable, planned.opening)) or "no special token",
+        "prompts outside the product": f"{planned.prompts.num_general_cells:,}",
+        "queries too long": f"{planned.num_overlong:,}",
+    }
+    console.print(_facts(f"Plan for {printable(planned.task)}", rows))
+    counts = (planned.num_duplicates, planned.num_conflicting, planned.num_excluded)
+    oversampled = planned.num_asked - planned.num_queries
+    print_notes(console, [*foreign_task(study, planned.task), *_data_notes(*counts, oversampled)])
+
+
+def print_run(console: Console, run: Run, *, full: bool) -> None:
+    """What a run found, in brief or in full, ending in plain words."""
+    summary, curve, over_shots, shots = run.summary(), run.curve(), run.over_shots(), run.shots
+    head = [_head(run)] if full else [_head(run), _cost(run)]
+    console.print(*head, sep="\n", markup=False, soft_wrap=True)
+    tables = sensitivity_tables(summary, shots[-1], full=full)
+    if curve is not None:
+        tables.append(curve_table(curve, shots))
+    if over_shots is not None and full:
+        tables.append(over_shots_table(over_shots))
+    for table in tables:
+        console.print("", table, sep="\n")
+    if summary.tokens is not None and not full:
+        console.print("", token_line(summary.tokens), sep="\n", markup=False)
+    console.print("", "[bold]Conclusion[/bold]", sep="\n")
+    console.print(*conclusion(summary, shots[-1]), sep="\n", markup=False)
+    print_notes(console, [*summary.warnings, *foreign_task(run.study, run.task), *_run_notes(run.report)])
+
+
+def print_prompt(console: Console, prompt: PromptText, shots: int) -> None:
+    """One whole prompt, with its right label."""
+    text = Text()
+    text.append(printable(prompt.context), style="dim")
+    text.append(printable(prompt.query))
+    text.append(printable(prompt.continuations[prompt.gold]), style="bold green")
+    labels = ", ".join(printable(repr(continuation)) for continuation in prompt.continuations)
+    console.print(Panel(text, title=f"one prompt at k = {shots}, and its right label", title_align="left"))
+    console.print(f"every prompt is scored with {labels}", "", sep="\n", markup=False)
+
+
+def print_tokens(console: Console, prompt: PromptText, tokens: PromptTokens) -> None:
+    """How a model reads that prompt: what it opens with, tokens by part, and where each label stands."""
+    opening, length = len(tokens.opening), len(tokens.pieces)
+    rows = {
+        "opens with": " ".join(map(printable, tokens.opening)) or "no special token (this tokenizer adds none)",
+        "tokens of the demonstrations": f"{tokens.num_context - opening:,}",
+        "tokens of the query": f"{length - tokens.num_context:,}",
+        "tokens of the prompt": f"{length:,}",
+        "the prompt ends in": _pieces(tokens.pieces[-_MAX_SHOWN_PIECES:]),
+    }
+    console.print(_facts("Tokens", rows))
+    table = _table("Labels", ("label", "span", "tokens"))
+    for continuation, pieces in zip(prompt.continuations, tokens.labels, strict=True):
+        table.add_row(printable(repr(continuation)), f"{length}:{length + len(pieces)}", _pieces(pieces))
+    console.print(table)
+    if tokens.is_resplit:
+        print_notes(console, ["the query's last token merges with a label; it is scored with every label"])
+
+
+def print_status(console: Console, status: RunStatus) -> None:
+    """How far a run is, and what each session did."""
+    extent, left = status.extents[-1], status.seconds_left
+    forwarded = f"{'' if status.is_token_count_complete else 'at least '}{status.tokens_forwarded:,}"
+    rows = {
+        "state": "finished" if status.is_finished else "not finished: run the same study into it to continue",
+        "model": printable(status.model),
+        "shots": listed(status.shots),
+        **{name.replace("_", " "): f"{size:,}" for name, size in extent.items()},
+        "grown from": "; ".join(_sizes(before) for before in status.extents[:-1]) or "-",
+        "parts": f"{status.num_parts_done:,} of {status.num_parts:,}",
+        "tokens forwarded": f"{forwarded} of {status.tokens_unique:,} distinct",
+        "time left": "-" if left is None or status.is_finished else f"about {duration(left)}",
+        "disk space": f"{status.disk_bytes / 1e6:.1f} MB",
+        "files in quarantine": f"{status.num_quarantined:,}",
+    }
+    console.print(_facts(f"{printable(status.task)} in {status.folder}", rows))
+    table = _table("Sessions", ("session", "seconds", "parts", "tokens", "ended"))
+    for session in status.sessions:
+        ended = "yes" if session.is_closed else "no: at work, or killed"
+        counts = (f"{session.seconds:,.0f}", f"{session.num_parts:,}", f"{session.tokens_forwarded:,}")
+        table.add_row(session.name, *counts, ended)
+    console.print(table)
+
+
+def print_verification(console: Console, verification: Verification) -> None:
+    """What a check found."""
+    for damage in verification.damage:
+        console.print(f"damaged: {printable(damage)}", markup=False, soft_wrap=True)
+    done = f"{verification.num_parts_done:,} of {verification.num_parts:,} parts"
+    if verification.damage:
+        console.print("the next run sets this aside in quarantine/ and computes it anew", soft_wrap=True)
+    elif verification.digest is None:
+        console.print(f"whole so far, {done}: run the same study to continue", soft_wrap=True)
+    else:
+        console.print(f"whole, {done}", f"digest  {verification.digest}", sep="\n", soft_wrap=True)
+
+
+def print_tasks(console: Console, tasks: Sequence[Task]) -> None:
+    """The built-in tasks."""
+    table = _table("Built-in tasks", ("name", "classes", "k", "about"))
+    for task in tasks:
+        about = "; ".join(text for text in (task.description, task.source, task.licence) if text)
+        table.add_row(task.name, str(len(task.words)), str(task.shots), printable(about))
+    console.print(table)
+    console.print(
+        "iclperm tasks show NAME prints a prompt, iclperm tasks new NAME starts one of your own", soft_wrap=True
+    )
+
+
+def print_files(console: Console, files: Sequence[Path], folder: Path | None) -> None:
+    """Where figures and results are."""
+    names = ", ".join(file.name for file in files)
+    items = f"  {folder}: items/*.parquet, study.yaml"
+    lines = ("", "files:", f"  {files[0].parent}: {names}", items)
+    console.print(*lines, sep="\n", markup=False, soft_wrap=True)
+
+
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    """Lines that should not be missed."""
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def foreign_task(study: Study, task: str) -> list[str]:
+    """The bundled model answers any task without complaint; it has learnt one."""
+    if study.model != "demo" or task == "mini_news":
+        return []
+    return [f"the bundled model only knows its own headlines (mini_news); what it answers on {task} says little"]
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers with commas between."""
+    return ", ".join(map(str, numbers))
+
+
+def duration(seconds: float) -> str:
+    """A length of time in the largest unit that suits it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3_600:.1f} h"
+
+
+def _estimated(planned: StudyPlan) -> str:
+    estimate = planned.estimate
+    if estimate is None:
+        return "-"
+    rate = f"{estimate.flops_per_second / 1e9:,.0f} GFLOP/s"
+    return f"about {duration(estimate.seconds)} on this machine ({estimate.device}, {estimate.dtype}, {rate})"
+
+
+def _run_notes(report: RunReport) -> list[str]:
+    counts = (report.num_duplicates, report.num_conflicting, report.num_excluded, report.num_oversampled)
+    notes = _data_notes(*counts)
+    if report.num_numerics > 1:
+        notes.append(
+            f"parts come from {report.num_numerics} machines or versions whose last bits may differ (--mixed); "
+            "environment/ names them"
+        )
+    return notes
+
+
+def _data_notes(duplicates: int, conflicting: int, excluded: int, oversampled: int) -> list[str]:
+    """What of the data was left out because it repeats other data, and what counts several times."""
+    notes = []
+    if duplicates:
+        others = f", {conflicting:,} of them under another label" if conflicting else ""
+        notes.append(f"{duplicates:,} rows of the data repeat another row and were left out{others}")
+    if excluded:
+        notes.append(f"{excluded:,} query rows repeat a training row (or a test row) and were left out")
+    if oversampled:
+        notes.append(
+            f"{oversampled:,} of the queries asked for repeat another, because a class is short: the repeated ones "
+            "count several times in accuracies, once in intervals"
+        )
+    return notes
+
+
+def _head(run: Run) -> str:
+    sets, permutations, _, queries = run.correct.shape
+    others = "".join(f", {len(items.gold)} {split} queries" for split, items in run.splits.items() if split != "test")
+    return printable(
+        f"{run.task} on {run.study.model}: {sets} sets x {permutations} permutations, k = {listed(run.shots)}, "
+        f"{queries} queries{others}"
+    )
+
+
+def _cost(run: Run) -> str:
+    cost = run.report
+    if cost.num_parts_resumed == cost.num_parts:
+        return f"nothing to compute: all {cost.num_parts} parts were found in {run.folder}"
+    resumed = (
+        f", {cost.num_parts_resumed} of {cost.num_parts} parts found already done" if cost.num_parts_resumed else ""
+    )
+    damaged = f", {cost.num_quarantined} damaged files set aside and computed anew" if cost.num_quarantined else ""
+    return f"computed in {cost.seconds:.0f} s{resumed}{damaged}"
+
+
+def _sizes(extent: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {size:,}" for name, size in extent.items())
+
+
+def _pieces(pieces: Sequence[str]) -> str:
+    return " ".join(printable(piece) for piece in pieces)
+
+
+def _facts(title: str, rows: Mapping[str, str]) -> Table:
+    table = _table(title, ("", ""))
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _table(title: str, header: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=title, title_justify="left")
+    table.title_style, table.show_header = "bold", any(header)
+    for name in header:
+        table.add_column(name, overflow="fold")
+    return table

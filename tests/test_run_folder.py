@@ -1,0 +1,397 @@
+"""Run folders: they grow without changing, survive any kill, tell every damage, and may be shared by processes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tiny import byte_level_tokenizer, make_model, make_task
+
+import iclperm
+from iclperm import Study, audit, runner, store, work
+from iclperm.errors import RunError
+from iclperm.store import RunFolder, RunStopped
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"), byte_level_tokenizer())
+
+
+@pytest.fixture
+def study(tmp_path, model):
+    data = {"train": "train.jsonl", "test": "test.jsonl", "dev": 0.3}
+    task = str(make_task(tmp_path, data=data))
+    return Study(model=str(model), task=task, sets=2, permutations=2, shots=[0, 3], queries=4)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # models this small only lose by more
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def many_parts(monkeypatch):
+    monkeypatch.setattr(work, "UNIT_TOKENS", (60, 60))
+
+
+def grown(study, **sizes):
+    return study.model_copy(update=sizes)
+
+
+def files(folder, pattern="**/*"):
+    """Content by name, of all that may never change once it is there."""
+    found = {path.relative_to(folder): path for path in folder.glob(pattern) if path.is_file()}
+    return {
+        name: path.read_bytes()
+        for name, path in found.items()
+        if not {"environment", "tmp"} & set(name.parts) and name.name != "study.yaml"
+    }
+
+
+def damage(path, place=None):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2 if place is None else place] ^= 1
+    path.write_bytes(raw)
+    return bytes(raw)
+
+
+GROWTH = [{"sets": 4}, {"permutations": 5}, {"queries": 9}, {"dev_queries": 3}, {"sets": 3, "queries": 6}]
+
+
+@pytest.mark.parametrize("sizes", GROWTH, ids=str)
+def test_a_run_grows_to_what_a_larger_one_is(tmp_path, study, sizes):
+    small = iclperm.run(study, tmp_path / "run")
+    before = files(tmp_path / "run")
+    large = grown(study, **sizes)
+    extended = iclperm.run(large, tmp_path / "run", extend=True)
+    assert before.items() <= files(tmp_path / "run").items()
+    whole = iclperm.run(large, tmp_path / "whole")
+    assert extended.digest == whole.digest != small.digest
+    assert extended.report.num_parts_resumed == small.report.num_parts < extended.report.num_parts
+    for name in ("tokens_naive", "tokens_unique", "num_duplicates", "num_excluded", "num_general_cells"):
+        assert getattr(extended.report, name) == getattr(whole.report, name), name
+    assert audit.verify(tmp_path / "run").digest == whole.digest
+    # The same command again, now without a word about growth, finds nothing to do.
+    again = iclperm.run(large, tmp_path / "run")
+    assert again.digest == whole.digest
+    assert again.report.num_parts_resumed == again.report.num_parts
+    reopened = iclperm.open_run(tmp_path / "run")
+    assert reopened.digest == whole.digest
+    assert reopened.study.extent == large.extent
+
+
+def test_a_run_grows_again_and_again_and_through_interruptions(tmp_path, study):
+    sizes = [{}, {"sets": 3}, {"sets": 3, "permutations": 4}, {"sets": 3, "permutations": 4, "queries": 7}]
+    for step in sizes:
+        interrupted_once = []
+
+        def interrupt(done, total, seen=interrupted_once):
+            if done < total and not seen and done:
+                seen.append(done)
+                raise KeyboardInterrupt
+
+        try:
+            iclperm.run(grown(study, **step), tmp_path / "run", extend=True, progress=interrupt)
+        except KeyboardInterrupt:
+            iclperm.run(grown(study, **step), tmp_path / "run", extend=True)
+    run = iclperm.open_run(tmp_path / "run")
+    assert run.digest == iclperm.run(grown(study, **sizes[-1])).digest
+    assert [extent["sets"] for extent in audit.status(tmp_path / "run").extents] == [2, 3, 3, 3]
+    assert not audit.verify(tmp_path / "run").damage
+
+
+def test_an_unfinished_run_may_grow(tmp_path, study):
+    def interrupt(done, _total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        iclperm.run(study, tmp_path / "run", progress=interrupt)
+    large = grown(study, sets=3, queries=6)
+    assert iclperm.run(large, tmp_path / "run", extend=True).digest == iclperm.run(large).digest
+
+
+def test_growth_is_asked_for_and_never_shrinks(tmp_path, study):
+    iclperm.run(study, tmp_path / "run")
+    before = files(tmp_path / "run")
+    with pytest.raises(RunError, match="holds a smaller run: sets is 2 there and 3 here; add --extend to let it grow"):
+        iclperm.run(grown(study, sets=3), tmp_path / "run")
+    with pytest.raises(RunError, match=r"holds a larger run: .*queries is 4 there and 3 here; ask for at least"):
+        iclperm.run(grown(study, sets=3, queries=3), tmp_path / "run", extend=True)
+    with pytest.raises(RunError, match=r"holds another run: .*study\.seed is 0 there and 1 here"):
+        iclperm.run(grown(study, sets=3, seed=1), tmp_path / "run", extend=True)
+    assert files(tmp_path / "run") == before
+
+
+def test_growth_that_changes_earlier_prompts_is_refused(tmp_path, study, monkeypatch):
+    iclperm.run(study, tmp_path / "run")
+    before = files(tmp_path / "run")
+    cut = work._cut_hash
+    monkeypatch.setattr(work, "_cut_hash", lambda *work: cut(*work)[::-1])
+    with pytest.raises(RunError, match=r"holds another run: work\.cut is"):
+        iclperm.run(grown(study, sets=3), tmp_path / "run", extend=True)
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("victim", ["plan.json", "study.yaml", "queries.parquet", "demonstrations.parquet", "items"])
+def test_every_damage_is_told_and_mended_and_the_damaged_bytes_are_kept(tmp_path, study, victim):
+    folder = tmp_path / "run"
+    whole = iclperm.run(study, folder)
+    kept = files(folder)
+    path = sorted((folder / "items").iterdir())[1] if victim == "items" else folder / victim
+    place = path.read_bytes().index(b"random") if victim == "study.yaml" else None
+    wrong = damage(path, place)
+    found = audit.verify(folder)
+    assert len(found.damage) == 1
+    assert path.name in found.damage[0]
+    assert found.digest is None
+    assert path.read_bytes() == wrong  # a check changes nothing
+    mended = iclperm.run(study, folder)
+    assert mended.digest == whole.digest
+    assert mended.report.num_quarantined == (victim == "items")
+    assert mended.report.num_parts_resumed == mended.report.num_parts - (victim == "items")
+    assert [kept.read_bytes() for kept in (folder / "quarantine").iterdir()] == [wrong]
+    assert kept.items() <= files(folder).items()
+    assert not audit.verify(folder).damage
+
+
+def test_a_damaged_later_plan_is_mended_by_growing_again(tmp_path, study):
+    folder, large = tmp_path / "run", grown(study, sets=3)
+    iclperm.run(study, folder)
+    whole = iclperm.run(large, folder, extend=True)
+    damage(folder / "plan-001.json")
+    assert "plan-001.json is damaged" in audit.verify(folder).damage[0]
+    assert iclperm.run(large, folder, extend=True).digest == whole.digest
+    assert not audit.verify(folder).damage
+    assert [path.name for path in (folder / "quarantine").iterdir()] == ["plan-001.json"]
+
+
+def test_a_damaged_plan_beside_foreign_results_is_left_alone(tmp_path, study):
+    folder = tmp_path / "run"
+    iclperm.run(study, folder)
+    damage(folder / "plan.json")
+    before = files(folder)
+    with pytest.raises(RunError, match=r"plan\.json is damaged, and the results beside it are not this study's"):
+        iclperm.run(grown(study, seed=3), folder)
+    assert files(folder) == before
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, -1])
+def test_a_truncated_file_is_damage(tmp_path, study, cut):
+    folder = tmp_path / "run"
+    whole = iclperm.run(study, folder)
+    path = next((folder / "items").iterdir())
+    path.write_bytes(path.read_bytes()[:cut])
+    assert path.name in audit.verify(folder).damage[0]
+    assert iclperm.run(study, folder).digest == whole.digest
+
+
+def test_verification_finds_what_no_digest_shows(tmp_path, study):
+    folder = tmp_path / "run"
+    iclperm.run(study, folder)
+    first, second = sorted((folder / "items").iterdir())[:2]
+    run = RunFolder.open(folder)
+    rows = run.read(second)
+    second.unlink()
+    run.write(1, run.read(first))  # well-formed, but the wrong cells
+    assert "answers" in audit.verify(folder).damage[0]
+    (folder / "items/notes.txt").write_text("x")
+    assert "is no file of a run" in audit.verify(folder).damage[0]
+    assert rows.num_rows
+
+
+def test_an_unfinished_run_is_whole_but_has_no_digest(tmp_path, study):
+    def interrupt(done, _total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        iclperm.run(study, tmp_path / "run", progress=interrupt)
+    found = audit.verify(tmp_path / "run")
+    assert (found.damage, found.digest, found.num_parts_done) == ([], None, 2)
+    status = audit.status(tmp_path / "run")
+    assert (status.num_parts_done, status.is_finished, len(status.sessions)) == (2, False, 1)
+    assert status.num_parts == found.num_parts > 2
+    assert 0 < status.tokens_forwarded < status.tokens_unique
+    assert status.seconds_left > 0
+    assert status.sessions[0].is_closed
+    assert json.loads(json.dumps(status.to_dict()))["sessions"][0]["num_parts"] == 2
+    iclperm.run(study, tmp_path / "run")
+    assert audit.status(tmp_path / "run").is_finished
+    assert len(audit.status(tmp_path / "run").sessions) == 2
+
+
+def test_parts_of_other_numerics_are_mixed_on_demand_only_and_said_so(tmp_path, study, monkeypatch):
+    def interrupt(done, _total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        iclperm.run(study, tmp_path / "run", progress=interrupt)
+    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+    with pytest.raises(RunError, match=r"was computed with processor .*, accept that with --mixed, or give another"):
+        iclperm.run(study, tmp_path / "run")
+    mixed = iclperm.run(study, tmp_path / "run", mixed=True)
+    assert mixed.report.num_numerics == 2
+    assert iclperm.open_run(tmp_path / "run").report.num_numerics == 2
+    assert iclperm.run(study).report.num_numerics == 1
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_start(tmp_path, study, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(runner.shutil, "disk_usage", lambda _: usage._replace(free=100))
+    monkeypatch.setattr(iclperm.Engine, "from_pretrained", None)
+    with pytest.raises(RunStopped, match=r"run needs about 0 MB more, but its disk has 0 MB free; make room"):
+        iclperm.run(study, tmp_path / "run")
+
+
+def test_the_predicted_disk_space_is_about_what_a_run_takes(tmp_path, study):
+    planned = iclperm.plan(study)
+    iclperm.run(study, tmp_path / "run")
+    taken = sum(path.stat().st_size for path in (tmp_path / "run/items").iterdir())
+    assert taken / 2 < planned.disk_bytes < 4 * taken
+
+
+WORKER = """
+import sys
+import time
+import torch
+import iclperm
+from iclperm import Study, work
+
+torch.set_num_threads(1)
+work.UNIT_TOKENS = (200, 200)
+import iclperm.engine
+print("ready", flush=True)
+sys.stdin.readline()
+run = iclperm.run(Study.from_file(sys.argv[1]), sys.argv[2], progress=lambda *_: time.sleep(0.1))
+print(run.digest, flush=True)
+"""
+
+
+def start(study, tmp_path, out):
+    (tmp_path / "study.yaml").write_text(study.to_yaml())
+    arguments = [sys.executable, "-P", "-c", WORKER, tmp_path / "study.yaml", out]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def let_run(*processes):
+    """All have loaded what they need; now they begin together."""
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def num_items(folder):
+    return len(list((folder / "items").glob("*.parquet"))) if (folder / "items").exists() else 0
+
+
+def test_a_run_killed_again_and_again_is_the_unbroken_run(tmp_path, monkeypatch):
+    """Kills at whatever moment, some before the first part and some in the middle of one."""
+    study = Study(sets=3, permutations=4, shots=[0, 2, 4], queries=40)
+    folder, waits = tmp_path / "killed", iter([0.3, 0.02, 0.1, 0.05])
+    for wait in waits:
+        with start(study, tmp_path, folder) as process:
+            before = num_items(folder)
+            let_run(process)
+            while process.poll() is None and num_items(folder) == before:
+                time.sleep(0.01)
+            time.sleep(wait)
+            process.send_signal(signal.SIGKILL)
+    monkeypatch.setattr(work, "UNIT_TOKENS", (200, 200))
+    killed = num_items(folder)
+    continued = iclperm.run(study, folder)
+    assert continued.report.num_parts_resumed == killed >= 4
+    whole = iclperm.run(study, tmp_path / "whole")
+    assert continued.digest == whole.digest == audit.verify(folder).digest
+    assert files(folder, "items/*") == files(tmp_path / "whole", "items/*")
+    assert not continued.report.is_token_count_complete
+
+
+def test_two_processes_share_the_work_of_one_folder(tmp_path, monkeypatch):
+    study = Study(sets=3, permutations=4, shots=[0, 2, 4], queries=40)
+    folder = tmp_path / "shared"
+    with start(study, tmp_path, folder) as first, start(study, tmp_path, folder) as second:
+        let_run(first, second)
+        digests = {process.communicate()[0].split()[-1] for process in (first, second)}
+    assert (first.returncode, second.returncode) == (0, 0)
+    monkeypatch.setattr(work, "UNIT_TOKENS", (200, 200))
+    whole = iclperm.run(study, tmp_path / "whole")
+    assert digests == {whole.digest} == {audit.verify(folder).digest}
+    status = audit.status(folder)
+    written = [session.num_parts for session in status.sessions]
+    # Each part is computed once: nobody waits for a part that is being computed while others are left.
+    assert sum(written) == status.num_parts
+    assert len(written) == 2
+    assert min(written) > 0
+
+
+def test_claims_keep_others_away_and_die_with_their_process(tmp_path, study):
+    iclperm.run(study, tmp_path / "run")
+    mine, others = RunFolder.open(tmp_path / "run"), RunFolder.open(tmp_path / "run")
+    assert mine.claim(0)
+    assert not others.claim(0)
+    assert others.claim(1)
+    mine.release(0)
+    assert others.claim(0)
+    script = (
+        "import sys, time; from iclperm.store import RunFolder\n"
+        "folder = RunFolder.open(sys.argv[1]); print(folder.claim(5), flush=True); time.sleep(600)"
+    )
+    arguments = [sys.executable, "-P", "-c", script, tmp_path / "run"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "True\n"
+        is_free = mine.claim(5)
+        process.kill()
+    assert not is_free
+    assert mine.claim(5)
+
+
+def test_a_file_system_without_locks_only_costs_double_work(tmp_path, study, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(store.FileLock, "acquire", refuse)
+    assert iclperm.run(study, tmp_path / "run").digest == iclperm.run(study).digest
+
+
+def test_the_tables_of_every_extent_can_be_read_without_us(tmp_path, study):
+    iclperm.run(study, tmp_path / "run")
+    run = iclperm.run(grown(study, sets=3, dev_queries=3), tmp_path / "run", extend=True)
+    cells = pq.read_table(tmp_path / "run/demonstrations-001.parquet").to_pylist()
+    queries = pq.read_table(tmp_path / "run/queries-001.parquet").to_pylist()
+    assert [(row["split"], row["query"]) for row in queries] == [
+        *(("test", query) for query in range(4)),
+        *(("dev", query) for query in range(3)),
+    ]
+    items = [row for path in (tmp_path / "run/items").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    found = {(row["context"], row["split"], row["query"]): row for row in items}
+    assert len(found) == len(items)
+    labels = run.labels
+    for row in cells:
+        for place, context in enumerate(row["contexts"]):
+            for split, split_items in run.splits.items():
+                for query in range(len(split_items.gold)):
+                    item = found[context, split, query]
+                    cell = (row["set"], row["permutation"], place, query)
+                    np.testing.assert_array_equal(
+                        np.array(item["label_logprob"], np.float32), split_items.label_logprob[cell]
+                    )
+                    assert (item["prediction"] == item["gold"]) == split_items.correct[cell]
+    assert {row["label"] for row in queries} <= set(labels)
+    assert Path(tmp_path / "run/FORMAT").read_text() == "iclperm-run 1\n"
