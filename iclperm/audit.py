@@ -87,8 +87,8 @@ def status(path: str | Path) -> RunStatus:
         tokens_unique=unique,
         tokens_forwarded=forwarded,
         is_token_count_complete=is_complete,
-        num_quarantined=sum(1 for _ in (folder.path / "quarantine").iterdir()),
-        disk_bytes=sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file()),
+        num_quarantined=sum(1 for _ in (folder.path / "quarantine").glob("*")),
+        disk_bytes=sum(map(_num_bytes, folder.path.rglob("*"))),
         seconds_left=share * unique * seconds / forwarded if forwarded and seconds else None,
         sessions=sessions,
     )
@@ -119,31 +119,47 @@ def verify(path: str | Path) -> Verification:
             checked(folder.table, name, number)
     damage += [f"{file} cannot be read; what its session cost is unknown" for file in folder.unreadable_sessions()]
     files = checked(folder.parts) or {}
-    parts = {part: checked(folder.read, file) for part, file in files.items()}
-    if not damage:
-        checked(_refuse_foreign_rows, folder, parts)
+    scores = None if damage else Scores(Layout.of_folder(folder), len(folder.plan["labels"]))
+    num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
+    if not damage and len(files) == folder.num_parts:
+        checked(_refuse_other_number, folder, num_rows)
+    del scores  # before the run is read once more
     is_finished = len(files) == folder.num_parts
     run = checked(open_run, path) if is_finished and not damage else None
     return Verification(folder.path, damage, len(files), folder.num_parts, None if run is None else run.digest)
 
 
 def _refuse_other_chain(folder: RunFolder) -> None:
-    """Every later plan continues the ones before it."""
+    """Every later plan continues the ones before it, and none between them is gone."""
     for number, plan in enumerate(folder.plans[1:], start=1):
+        path = folder.plan_path(number)
+        if not path.exists():
+            raise DamagedItem(f"{path} is gone; run the study again")
         if plan.get("run") != folder.run_id or plan["extents"][:-1] != folder.plans[number - 1]["extents"]:
-            name = f"plan-{number:03d}.json"
-            raise DamagedItem(f"{folder.path / name} does not continue this run; move it elsewhere")
+            raise DamagedItem(f"{path} does not continue this run; move it elsewhere")
 
 
-def _refuse_foreign_rows(folder: RunFolder, parts: Mapping[int, Any]) -> None:
-    """A finished run's parts hold every cell of the plans once; an unfinished one's hold none that it lacks."""
-    scores = Scores(Layout.of_folder(folder), len(folder.plan["labels"]))
-    for part, table in parts.items():
+def _num_rows(folder: RunFolder, part: int, file: Path, scores: Scores | None) -> int:
+    """Answers in one part; raises where it is damaged, or holds what the plan does not have."""
+    table = folder.read(file)
+    if scores is not None:
         scores.fill(part, table)
-    num_rows = sum(map(len, parts.values()))
+    return len(table)
+
+
+def _refuse_other_number(folder: RunFolder, num_rows: int) -> None:
+    """A finished run's parts hold every cell of the plans once."""
     num_cells = sum(int(plan["work"]["cells"]) for plan in folder.plans)
-    if len(parts) == folder.num_parts and num_rows != num_cells:
+    if num_rows != num_cells:
         raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {num_cells} cells")
+
+
+def _num_bytes(path: Path) -> int:
+    """Size of a file; none where it is a folder, or gone by now: a run may be at work."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0
 
 
 def _session(record: Mapping[str, Any]) -> Session:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from iclperm.studies.sensitivity import SensitivityOverShots, SensitivitySummary
 
 _PENDING = 255
+_ROWS_PER_TABLE = 1 << 18  # of the canonical table, some 50 MB; one permutation's rows at least
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,12 @@ class Items:
     @cached_property
     def context_prediction(self) -> NDArray[np.int16]:
         """The most likely label (ties: the lowest index), -1 where the state is not ok; int16 [C, Q]."""
-        is_ok = self.context_state == OK
-        scores = self.context_logprob if (self.scale == 1).all() else self.context_logprob / self.scale
-        return np.where(is_ok, np.argmax(np.where(is_ok[..., None], scores, 0), axis=-1), -1).astype(np.int16)
+        predictions = np.full(self.context_state.shape, -1, dtype=np.int16)
+        for context, (logprob, state) in enumerate(zip(self.context_logprob, self.context_state, strict=True)):
+            is_ok = state == OK
+            scores = logprob if (self.scale == 1).all() else logprob / self.scale
+            predictions[context, is_ok] = np.argmax(scores[is_ok], axis=-1)
+        return predictions
 
     @cached_property
     def correct(self) -> NDArray[np.uint8]:
@@ -151,13 +156,15 @@ class Run:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical table: equal for runs with equal results, however they came about."""
+        """SHA-256 of the canonical table: equal for runs with equal results, however they came about.
+
+        Predictions follow from the log-likelihoods and from how they are normalised; they are no part of it.
+        """
         digest = hashlib.sha256(json.dumps([self.labels, self.shots]).encode())
         for items in self.splits.values():
             digest.update(f"{items.split} {items.context_of.shape} {len(items.gold)}".encode())
             digest.update(items.gold.astype("<i2").tobytes() + items.weights.astype("<i4").tobytes())
             for contexts in items.context_of.reshape(-1, len(self.shots)):
-                digest.update(items.context_prediction[contexts].astype("<i2").tobytes())
                 digest.update(items.context_state[contexts].tobytes())
                 logprob = items.context_logprob[contexts]
                 # NaN has many bit patterns; any of them means that there is no answer.
@@ -165,14 +172,17 @@ class Run:
         return digest.hexdigest()
 
     def tables(self) -> Iterator[pa.Table]:
-        """The canonical table, set by set: a row per split, set, permutation, shots and query, in this order.
+        """The canonical table, piece by piece: a row per split, set, permutation, shots and query, in this order.
 
         ``example`` is the query's row in its split, ``weight`` how often it counts, ``gold`` and ``prediction`` are
         label words, ``logprob_<label>`` summed log-likelihoods in nats; what has no answer is null.
         """
         for items in self.splits.values():
-            for index_set in range(len(items.context_of)):
-                yield _cell_table(items, index_set, self.labels, self.shots)
+            num_sets, num_permutations, _ = items.context_of.shape
+            step = max(1, _ROWS_PER_TABLE // (len(self.shots) * len(items.gold)))
+            for index_set, begin in product(range(num_sets), range(0, num_permutations, step)):
+                permutations = np.arange(begin, min(begin + step, num_permutations))
+                yield _cell_table(items, index_set, permutations, self.labels, self.shots)
 
     def to_arrow(self) -> pa.Table:
         """The canonical table (see `tables`) in memory."""
@@ -189,7 +199,7 @@ class Run:
     def export(self, path: str | Path) -> Path:
         """Writes the canonical table (see `tables`) to a .csv, .jsonl or .parquet file; a file there is replaced whole.
 
-        Raises `ConfigError` for another ending and `RunStopped` where the file cannot be written. Streams set by set.
+        Raises `ConfigError` for another ending and `RunStopped` where the file cannot be written. Streams.
         """
         return write_tables(self.tables(), Path(path))
 
@@ -292,7 +302,7 @@ def finish(
     is_complete, num_numerics = True, 1
     if folder is not None:
         forwarded, is_complete = forwarded_tokens(folder)
-        num_numerics = len({json.dumps(session["numerics"], sort_keys=True) for session in folder.binding_sessions()})
+        num_numerics = len(folder.numerics())
     report = RunReport(
         **counts,
         tokens_forwarded=forwarded,
@@ -316,7 +326,9 @@ def forwarded_tokens(folder: RunFolder) -> tuple[int, bool]:
     """The tokens that all sessions are known to have forwarded, and whether none forwarded more."""
     sessions = folder.sessions()
     forwarded = sum(session.get("tokens_forwarded", 0) for session in sessions)
-    return forwarded, all(session.get("closed", False) for session in sessions)
+    recorded = sum(session.get("parts", 0) for session in sessions)
+    is_complete = all(session.get("closed", False) for session in sessions) and recorded >= len(folder.parts())
+    return forwarded, is_complete
 
 
 def finished(path: Path, setting: Setting) -> Run | None:
@@ -327,7 +339,7 @@ def finished(path: Path, setting: Setting) -> Run | None:
         if known != setting.identity or folder.extents[-1] != setting.study.extent:
             return None
         return replace(open_run(path, normalize=setting.study.normalize), study=setting.study)
-    except IclpermError:
+    except (IclpermError, OSError):
         return None
 
 
@@ -470,11 +482,11 @@ class Layout:
 
     def items(self, scores: Scores, scale: NDArray[np.float64]) -> dict[str, Items]:
         """The results by split."""
-        split = np.array(self.queries["split"].to_pylist())
         columns = {name: self.queries[name].to_numpy().astype(np.int64) for name in ("example", "weight", "gold")}
+        ends = [*self.begins.values(), len(self.queries)][1:]
         found = {}
-        for name in self.splits:
-            here = split == name
+        for (name, begin), end in zip(self.begins.items(), ends, strict=True):
+            here = slice(begin, end)  # a view: the results of a large run are held once
             found[name] = Items(
                 split=name,
                 examples=columns["example"][here],
@@ -502,8 +514,14 @@ class Scores:
         self._begins = layout.begins
 
     def fill(self, part: int, table: pa.Table) -> None:
-        contexts = np.searchsorted(self._ids, table["context"].to_numpy())
+        """Takes the rows of a part; raises `RunError` where they are none of the plan's."""
+        ids = table["context"].to_numpy()
+        contexts = np.searchsorted(self._ids, ids)
         queries = table["query"].to_numpy() + _decoded(table["split"], self._begins)
+        if not np.array_equal(self._ids.take(contexts, mode="clip"), ids) or queries.max(initial=-1) >= len(
+            self.state.T
+        ):
+            raise RunError(f"part {part} holds answers that the plan does not have; run the study into another folder")
         state = _decoded(table["state"], {name: code for code, name in enumerate(STATES)}).astype(np.uint8)
         values = table["label_logprob"].combine_chunks().flatten().to_numpy()
         is_ok = state == OK
@@ -557,8 +575,10 @@ def _write_jsonl(tables: Iterator[pa.Table], path: Path) -> None:
 _WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 
-def _cell_table(items: Items, index_set: int, labels: Sequence[str], shots: Sequence[int]) -> pa.Table:
-    contexts = items.context_of[index_set]
+def _cell_table(
+    items: Items, index_set: int, permutations: NDArray[np.int64], labels: Sequence[str], shots: Sequence[int]
+) -> pa.Table:
+    contexts = items.context_of[index_set, permutations]
     num_queries = len(items.gold)
     shape = (*contexts.shape, num_queries)
     permutation, place, query = (axis.ravel() for axis in np.indices(shape))
@@ -570,7 +590,7 @@ def _cell_table(items: Items, index_set: int, labels: Sequence[str], shots: Sequ
     columns = {
         "split": pa.array([items.split] * len(query), pa.string()),
         "set": pa.array(np.full(len(query), index_set), pa.int32()),
-        "permutation": pa.array(permutation, pa.int32()),
+        "permutation": pa.array(permutations[permutation], pa.int32()),
         "shots": pa.array(np.array(shots)[place], pa.int32()),
         "query": pa.array(query, pa.int32()),
         "example": pa.array(items.examples[query], pa.int32()),

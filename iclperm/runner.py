@@ -8,7 +8,8 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
@@ -66,12 +67,15 @@ def run(
         return whole
     work = lay_out(setting, _grown_from(path, setting, extend))
     by_stage = [tables(work, number) for number in range(len(work.stages))]
+    machine = _Machine(work)
+    if path is not None:
+        _refuse_bad_growth(path, work, by_stage, machine, mixed)
     folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_stage)
     layout = Layout.of_tables(by_stage[-1]["demonstrations"], by_stage[-1]["queries"], work.identities())
     scores = Scores(layout, len(setting.task.words))
     quarantined = 0 if folder is None else _recover(folder, scores)
     missing = [part for part in range(len(work.parts)) if part not in scores.parts]
-    forwarded = _compute(work, missing, scores, folder, mixed, progress) if missing else 0
+    forwarded = _compute(work, missing, scores, folder, machine, mixed, progress) if missing else 0
     scores.refuse_gaps()
     counts = {
         **layout.counts,
@@ -98,6 +102,56 @@ def _grown_from(path: Path | None, setting: Setting, extend: bool) -> list[dict[
     return there
 
 
+class _Machine:
+    """Where a run goes on: the engine and what its results' last bits depend on, found out when first asked for."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    @cached_property
+    def engine(self) -> Engine:
+        from iclperm.engine import Engine
+
+        study = self._work.setting.study
+        with _enough_memory(self._work):
+            return Engine.from_pretrained(
+                self._work.setting.model, device=study.device, dtype=study.dtype, memory_budget=study.memory_budget
+            )
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        with _enough_memory(self._work):
+            return _environment(self.engine)
+
+    def admit(self, folder: RunFolder, mixed: bool) -> None:
+        """Raises `RunStopped` where the disk is too small, `RunError` for other numerics than those in the folder."""
+        _refuse_small_disk(self._work, folder)
+        numerics = self.environment["numerics"]
+        if not mixed:
+            _refuse_other_numerics(folder, numerics)
+
+
+def _refuse_bad_growth(
+    path: Path, work: Work, by_stage: Sequence[Mapping[str, pa.Table]], machine: _Machine, mixed: bool
+) -> None:
+    """Raises what forbids a run to grow before its folder says that it is larger: it would no longer be finished."""
+    try:
+        folder = RunFolder.open(path)
+    except RunError:
+        return  # there is none yet, or it is to be mended first
+    num_stages = len(folder.plans)
+    if not any(stage.num_cells for stage in work.stages[num_stages:]):
+        return
+    with suppress(DamagedItem):  # what is to be mended cannot be asked
+        states = folder.table("queries")["state"], by_stage[num_stages - 1]["queries"]["state"]
+        if num_overlong := np.sum(np.not_equal(*(state.to_numpy() for state in states))):
+            raise RunError(
+                f"{path} cannot grow: with the new demonstrations {num_overlong} of its queries no longer fit the "
+                "context window and would be dropped from what is there; give another folder"
+            )
+        machine.admit(folder, mixed)
+
+
 def _recover(folder: RunFolder, scores: Scores) -> int:
     """Reads back what is done; damaged files are set aside, the number of those with results is returned."""
     for record in folder.unreadable_sessions():
@@ -117,22 +171,15 @@ def _compute(
     missing: Sequence[int],
     scores: Scores,
     folder: RunFolder | None,
+    machine: _Machine,
     mixed: bool,
     progress: Progress | None,
 ) -> int:
     """Scores the missing parts, one file each, as far as no other process does; returns the tokens forwarded."""
-    from iclperm.engine import Engine
-
     if folder is not None:
-        _refuse_small_disk(work, folder)
-    study = work.setting.study
-    with _enough_memory(work):
-        engine = Engine.from_pretrained(
-            work.setting.model, device=study.device, dtype=study.dtype, memory_budget=study.memory_budget
-        )
-        environment, before = _environment(engine), engine.totals.tokens_forwarded
-    if folder is not None and not mixed:
-        _refuse_other_numerics(folder, environment["numerics"])
+        machine.admit(folder, mixed)
+    environment, engine = machine.environment, machine.engine
+    before = engine.totals.tokens_forwarded
     session = _Session(folder, environment)
     tell = progress or (lambda _done, _total: None)
     num_parts = len(work.parts)
@@ -144,9 +191,8 @@ def _compute(
                 for part, table in scored:
                     session.num_parts += 1
                     session.write(tokens=engine.totals.tokens_forwarded - before + _open_call(work, part, engine))
-                    if folder is not None:
-                        folder.write(part, table)
-                    scores.fill(part, table)
+                    committed = table if folder is None else folder.write(part, table, environment["numerics"])
+                    scores.fill(part, committed)
                     tell(len(scores.parts), num_parts)
             missing = [part for part in missing if part not in scores.parts]
             if folder is not None and missing:
@@ -307,10 +353,10 @@ def _environment(engine: Engine) -> dict[str, Any]:
 
 
 def _refuse_other_numerics(folder: RunFolder, numerics: Mapping[str, Any]) -> None:
-    """A folder's parts come from equal numerics; a session that wrote none binds nobody."""
-    for session in folder.binding_sessions() if folder.parts() else []:
+    """A folder's parts come from equal numerics; each part says itself from which."""
+    for recorded in folder.numerics():
         for key, here in numerics.items():
-            there = session["numerics"].get(key)
+            there = recorded.get(key)
             if there != here:
                 remedy = _REMEDIES.get(key, "continue where it began").format(there=there)
                 raise RunError(

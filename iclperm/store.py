@@ -7,7 +7,7 @@ run/
   demonstrations.parquet                a row per (set, permutation): ordered examples, the context at each shots
   queries.parquet                       a row per query: split, example, right label, weight, state
   environment/<session>.json            versions, parts and token counts of each session
-  items/<part>-<sha256[:16]>.parquet    finished units: a row per (context, query)
+  items/<part>-<sha256[:16]>.parquet    finished units: a row per (context, query); its footer tells run, part, numerics
   tmp/  quarantine/                     files not yet finished, locks; damaged files
 
 A run that was extended has plan-001.json, demonstrations-001.parquet and queries-001.parquet too, and so on: the plan
@@ -16,6 +16,7 @@ adds parts, the tables hold all rows of the larger extent. Nothing that was ther
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -41,6 +42,7 @@ STATES = ("ok", "invalid", "overlong", "unparsed", "api_missing")
 OK, INVALID, OVERLONG, UNPARSED, API_MISSING = range(len(STATES))
 _ITEM = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 _CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
+_FOLDERS_CANNOT_BE_SYNCED = (errno.EINVAL, errno.ENOTSUP)  # said by some mounted file systems
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
 
 
@@ -99,6 +101,10 @@ class RunFolder:
         _check_format(path)
         return cls(path, [_read_plan(file) for file in _plan_files(path)])
 
+    def plan_path(self, number: int) -> Path:
+        """The plan of a stage."""
+        return self.path / _of_stage("plan.json", number)
+
     @property
     def plan(self) -> Mapping[str, Any]:
         """What identifies the run."""
@@ -144,16 +150,26 @@ class RunFolder:
     def parts(self) -> dict[int, Path]:
         """The finished parts; raises `DamagedItem` for a file whose name is none of ours or whose part occurs twice."""
         found: dict[int, Path] = {}
-        for path in sorted((self.path / "items").glob("*")):
+        has_grown = self._has_grown()
+        for path in sorted((self.path / "items").glob("[!.]*")):
             match = _ITEM.fullmatch(path.name)
             if match is None:
                 raise DamagedItem(f"{path} is no file of a run; move it elsewhere")
             if (part := int(match[1])) in found:
                 raise DamagedItem(f"{path} and {found[part].name} both claim part {part}; move the wrong one elsewhere")
-            if part >= self.num_parts:
-                raise DamagedItem(f"{path} is beyond the {self.num_parts} parts of the plan; move it elsewhere")
-            found[part] = path
+            if part < self.num_parts:
+                found[part] = path
+            elif not has_grown:
+                raise DamagedItem(
+                    f"{path} is beyond the {self.num_parts} parts of the plan; if the plan of a growth was lost, let "
+                    "the run grow to that again with --extend, else move the file elsewhere"
+                )
         return found
+
+    def numerics(self) -> list[dict[str, Any]]:
+        """What decided about the last bits of the finished parts, each different one once; read from their footers."""
+        found = {_metadata(path).get(b"numerics", b"") for path in self.parts().values()} - {b""}
+        return [json.loads(raw) for raw in sorted(found)]
 
     def has(self, part: int) -> bool:
         """Whether a part is finished, by whomever."""
@@ -181,28 +197,36 @@ class RunFolder:
             lock.release()
 
     def read(self, path: Path) -> pa.Table:
-        """One part's rows; raises `DamagedItem` naming the file where bytes and name or run disagree."""
-        raw = path.read_bytes()
+        """One part's rows; raises `DamagedItem` naming the file where bytes and name, part or run disagree, `RunError`
+        where the system refuses to read it."""
+        raw = _bytes_of(path)
         match = _ITEM.fullmatch(path.name)
         if match is None or _digest(raw) != match[2]:
             raise DamagedItem(f"{path} is damaged: its content is not what its name says; run the study again")
         table = pq.read_table(pa.BufferReader(raw))
-        if (table.schema.metadata or {}).get(b"run") != self.run_id.encode():
+        metadata = table.schema.metadata or {}
+        if metadata.get(b"run") != self.run_id.encode():
             raise DamagedItem(f"{path} belongs to another run; move it elsewhere")
+        if metadata.get(b"part") != str(int(match[1])).encode():
+            raise DamagedItem(f"{path} is another part than its name says; run the study again")
         return table
 
-    def write(self, part: int, table: pa.Table) -> Path:
-        """Commits one part; a part that another process has finished meanwhile is kept as it is.
+    def write(self, part: int, table: pa.Table, numerics: Mapping[str, Any]) -> pa.Table:
+        """Commits one part, computed with ``numerics``; returns its rows, those of another process if it was faster.
 
         Raises `RunStopped` where it cannot be written and `RunError` where the same part came out different.
         """
-        raw = _parquet_bytes(table.replace_schema_metadata({"run": self.run_id, "part": str(part)}))
+        about = {"run": self.run_id, "part": str(part), "numerics": json.dumps(numerics, sort_keys=True)}
+        raw = _parquet_bytes(table.replace_schema_metadata(about))
         name = f"items/{part:06d}-{_digest(raw)}.parquet"
         with writable(self.path):
             for other in (self.path / "items").glob(f"{part:06d}-*.parquet"):
-                if other.name != Path(name).name:
+                there = self.read(other)
+                if there.schema.metadata.get(b"numerics") == about["numerics"].encode() and not there.equals(table):
                     raise RunError(f"part {part} came out different from {other}; this machine does not repeat itself")
-            return self._commit(raw, name)
+                return there
+            self._commit(raw, name)
+        return table
 
     def set_aside(self, path: Path) -> Path:
         """Moves a damaged file to ``quarantine``; its part will be computed anew."""
@@ -212,14 +236,15 @@ class RunFolder:
                 if not target.exists():
                     break
                 target = target.with_name(f"{path.name}.{number}")
-            path.rename(target)
+            with suppress(FileNotFoundError):  # another process that met the damage was faster
+                path.rename(target)
         return target
 
     def write_session(self, session: str, content: Mapping[str, Any]) -> None:
         """Writes or replaces the record of one session, durably."""
         target = self.path / "environment" / f"{session}.json"
         with writable(self.path):
-            with self._unfinished(_canonical(content), target.name) as unfinished:
+            with self._unfinished(_canonical(_sealed(content)), target.name) as unfinished:
                 os.replace(unfinished, target)
             _sync_folder(target.parent)
 
@@ -227,10 +252,6 @@ class RunFolder:
         """The records of all sessions, oldest first; empty for those that cannot be read or were set aside."""
         records = [_read_session(path) for path in self._session_files()]
         return records + [{} for _ in (self.path / "quarantine").glob("*.json*")]
-
-    def binding_sessions(self) -> list[dict[str, Any]]:
-        """The records of the sessions that wrote parts."""
-        return [session for session in self.sessions() if session.get("parts")]
 
     def unreadable_sessions(self) -> list[Path]:
         """Records that cannot be read: what those sessions cost is unknown."""
@@ -240,7 +261,7 @@ class RunFolder:
         return sorted((self.path / "environment").glob("*.json"))
 
     def _write_plan(self, number: int, plan: Mapping[str, Any]) -> None:
-        path = self.path / _of_stage("plan.json", number)
+        path = self.plan_path(number)
         if path.exists():
             try:
                 there = _read_plan(path)
@@ -249,27 +270,33 @@ class RunFolder:
                 self.set_aside(path)
             else:
                 self._refuse_another(there, plan)
+        elif number == 0:
+            self._refuse_foreign_items(path)
         self._commit(_canonical(plan), path.name)
         self._refuse_another(_read_plan(path), plan)  # another process may have been faster
 
     def _refuse_foreign_items(self, path: Path) -> None:
-        """A damaged plan is written anew only where the items say that it was this one."""
+        """A plan that is damaged or gone is written anew only where the items say that it was this one."""
         items = sorted((self.path / "items").glob("*.parquet"))
-        owners = [owner for item in items if (owner := _owner(item)) is not None]
-        if items and self.run_id not in owners:
-            raise RunError(f"{path} is damaged, and the results beside it are not this study's; give another folder")
+        if items and not any(_metadata(item).get(b"run") == self.run_id.encode() for item in items):
+            state = "damaged" if path.exists() else "gone"
+            raise RunError(f"{path} is {state}, and the results beside it are not this study's; give another folder")
 
     def _write_study(self, study: Study) -> None:
         path = self.path / "study.yaml"
         there = _read_study(path)
         if there is not None and _agrees(there, self.plan["study"]):
-            if _agrees(there, self.extents[-1]):
+            if _agrees(there, self.extents[-1]) or self._has_grown():
                 return
         elif path.exists():
             self.set_aside(path)
         with self._unfinished(study.to_yaml().encode(), path.name) as unfinished:
             os.replace(unfinished, path)
         _sync_folder(self.path)
+
+    def _has_grown(self) -> bool:
+        """Whether another process has let the run grow beyond what this one knows."""
+        return len(_plan_files(self.path)) > len(self.plans)
 
     def _write_table(self, number: int, name: str, table: pa.Table) -> None:
         path = self.path / _of_stage(f"{name}.parquet", number)
@@ -291,7 +318,8 @@ class RunFolder:
         """Makes the folder ours, or sees that it is."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / "FORMAT").exists():
-            if any(entry.name != "tmp" for entry in self.path.iterdir()):
+            others = {entry.name for entry in self.path.iterdir()} - {"tmp"}
+            if others and not (self.path / "FORMAT").exists():  # unless another process has just made the folder
                 raise RunError(f"{self.path} holds other files; give a new or empty folder")
             (self.path / "tmp").mkdir(exist_ok=True)
             self._commit(f"{FORMAT}\n".encode(), "FORMAT")
@@ -349,8 +377,21 @@ def _sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _FOLDERS_CANNOT_BE_SYNCED:
+            raise
     finally:
         os.close(descriptor)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedItem(f"{path} is gone; run the study again") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise RunError(f"{path} cannot be read: {reason}; make it readable, or move it elsewhere") from None
 
 
 @contextmanager
@@ -399,36 +440,45 @@ def _signed(plans: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, pa
     for plan, by_name in zip(plans, tables, strict=True):
         run = {"run": signed[0]["digest"]} if signed else {}
         digests = {name: _content_digest(table) for name, table in by_name.items()}
-        whole = json.loads(_canonical({**plan, **run, "tables": digests}))
-        signed.append({**whole, "digest": hashlib.sha256(_canonical(whole)).hexdigest()})
+        signed.append(_sealed({**plan, **run, "tables": digests}))
     return signed
+
+
+def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Content with its own digest."""
+    whole: dict[str, Any] = json.loads(_canonical(content))
+    return {**whole, "digest": hashlib.sha256(_canonical(whole)).hexdigest()}
+
+
+def _unsealed(raw: bytes) -> dict[str, Any] | None:
+    """What was sealed; None where that is not what its digest says."""
+    try:
+        content: dict[str, Any] = json.loads(raw)
+        rest = {key: value for key, value in content.items() if key != "digest"}
+        return content if content == _sealed(rest) else None
+    except (ValueError, AttributeError):
+        return None
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
     """Raises `DamagedItem` where a plan is not what its digest says."""
-    try:
-        plan: dict[str, Any] = json.loads(path.read_bytes())
-        rest = {key: value for key, value in plan.items() if key != "digest"}
-        is_whole = plan["digest"] == hashlib.sha256(_canonical(rest)).hexdigest()
-    except (ValueError, KeyError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
+    plan = _unsealed(_bytes_of(path))
+    if plan is None:
         raise DamagedItem(f"{path} is damaged: its content is not what its digest says; run the study again")
     return plan
 
 
-def _owner(item: Path) -> str | None:
-    """The run that a file of items belongs to; None where it cannot be read."""
+def _metadata(item: Path) -> Mapping[bytes, bytes]:
+    """What a file of items says about itself; empty where it cannot be read."""
     try:
-        metadata = pq.read_schema(item).metadata or {}
+        return pq.read_schema(item).metadata or {}
     except (OSError, pa.ArrowException):
-        return None
-    return str(metadata.get(b"run", b"").decode())
+        return {}
 
 
 def _agrees(study: Study, choices: Mapping[str, Any]) -> bool:
-    """Whether a study makes these choices, those that depend on task or machine apart."""
-    return all(getattr(study, key) == value for key, value in choices.items() if key not in ("shots", "dtype"))
+    """Whether a study makes these choices, the dtype apart, which depends on the machine."""
+    return all(getattr(study, key) == value for key, value in choices.items() if key != "dtype")
 
 
 def _read_study(path: Path) -> Study | None:
@@ -442,11 +492,10 @@ def _read_study(path: Path) -> Study | None:
 def _read_session(path: Path) -> dict[str, Any]:
     """A session's record; empty where it cannot be read."""
     try:
-        record = json.loads(path.read_bytes())
-    except ValueError:
+        record = _unsealed(path.read_bytes())
+    except OSError:
         return {}
-    is_whole = isinstance(record, dict) and isinstance(record.get("numerics"), dict)
-    return {**record, "name": path.stem} if is_whole else {}
+    return {} if record is None else {**record, "name": path.stem}
 
 
 def _canonical(plan: Mapping[str, Any]) -> bytes:

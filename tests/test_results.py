@@ -145,6 +145,7 @@ def test_normalised_labels_are_compared_by_token_or_byte(run, folder):
         np.testing.assert_array_equal(other.correct, expected)
         np.testing.assert_array_equal(other.label_logprob, run.label_logprob)
         assert other.study.normalize == normalize
+        assert other.digest == run.digest
         again = iclperm.run(run.study.model_copy(update={"normalize": normalize}), folder / "run")
         np.testing.assert_array_equal(again.correct, expected)
         assert again.report.num_parts_resumed == again.report.num_parts

@@ -1,19 +1,23 @@
 """Run folders: they grow without changing, survive any kill, tell every damage, and may be shared by processes."""
 
+import errno
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tiny import byte_level_tokenizer, make_model, make_task
+from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 import iclperm
 from iclperm import Study, audit, runner, store, work
@@ -178,6 +182,230 @@ def test_a_damaged_later_plan_is_mended_by_growing_again(tmp_path, study):
     assert [path.name for path in (folder / "quarantine").iterdir()] == ["plan-001.json"]
 
 
+def test_a_lost_later_plan_is_told_and_mended_by_growing_again(tmp_path, study):
+    folder, large = tmp_path / "run", grown(study, sets=3)
+    iclperm.run(study, folder)
+    whole = iclperm.run(large, folder, extend=True)
+    kept = files(folder)
+    (folder / "plan-001.json").unlink()
+    assert "if the plan of a growth was lost, let the run grow to that again" in audit.verify(folder).damage[-1]
+    with pytest.raises(RunError, match=r"is beyond the .* parts of the plan; if the plan of a growth was lost"):
+        iclperm.run(study, folder)
+    assert iclperm.run(large, folder, extend=True).digest == whole.digest
+    assert files(folder) == kept
+
+
+def test_a_lost_plan_between_others_is_told_and_mended(tmp_path, study):
+    folder = tmp_path / "run"
+    iclperm.run(study, folder)
+    iclperm.run(grown(study, sets=3), folder, extend=True)
+    whole = iclperm.run(grown(study, sets=3, queries=6), folder, extend=True)
+    kept = files(folder)
+    (folder / "plan-001.json").unlink()
+    assert "plan-001.json is gone; run the study again" in audit.verify(folder).damage[0]
+    assert iclperm.run(grown(study, sets=3, queries=6), folder).digest == whole.digest
+    # Beside it a table may have been set aside, which could not be told from a damaged one; it is written anew.
+    assert kept.items() <= files(folder).items()
+    assert not audit.verify(folder).damage
+
+
+def refuse_disk(monkeypatch):
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(runner.shutil, "disk_usage", lambda _: usage._replace(free=100))
+
+
+def refuse_machine(monkeypatch):
+    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+
+
+@pytest.mark.parametrize(
+    ("refuse", "reason"), [(refuse_disk, "needs about 0 MB more"), (refuse_machine, "was computed with processor")]
+)
+def test_a_growth_that_is_refused_leaves_the_run_finished(tmp_path, study, monkeypatch, refuse, reason):
+    whole = iclperm.run(study, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    refuse(monkeypatch)
+    with pytest.raises(RunError, match=reason):
+        iclperm.run(grown(study, sets=4), tmp_path / "run", extend=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert iclperm.open_run(tmp_path / "run").digest == whole.digest
+
+
+def test_growth_that_makes_earlier_prompts_too_long_is_refused(tmp_path, study):
+    rows = [{**row, "text": "very " * 15 * (number >= 30) + row["text"]} for number, row in enumerate(make_rows(1, 60))]
+    write_rows(tmp_path / "train.jsonl", rows)
+    rows = [{**row, "text": "big " * number + row["text"]} for number, row in enumerate(make_rows(2, 30))]
+    write_rows(tmp_path / "test.jsonl", rows)
+    narrow = str(make_model(tmp_path / "narrow", window=200))
+    small = grown(study, model=narrow, sets=1, shots=[3], queries=30, on_overlong="drop", seed=1)
+    large = grown(small, sets=6)
+    added = iclperm.plan(large).num_overlong - iclperm.plan(small).num_overlong
+    assert added > 0
+    whole = iclperm.run(small, tmp_path / "run")
+    before = files(tmp_path / "run")
+    with pytest.raises(
+        RunError, match=rf"run cannot grow: with the new demonstrations {added} of its queries no longer"
+    ):
+        iclperm.run(large, tmp_path / "run", extend=True)
+    assert files(tmp_path / "run") == before
+    assert iclperm.open_run(tmp_path / "run").digest == whole.digest
+
+
+def test_a_run_may_grow_while_another_process_finishes_the_smaller_one(tmp_path, study):
+    folder, large = tmp_path / "run", grown(study, sets=4)
+    digests = []
+
+    def grow(done, total):
+        if done < total and done == 1 and not digests:
+            digests.append(iclperm.run(large, folder, extend=True).digest)
+
+    small = iclperm.run(study, folder, progress=grow)
+    assert small.digest == iclperm.run(study).digest
+    assert digests == [iclperm.run(large).digest] == [audit.verify(folder).digest]
+
+
+def test_a_process_that_knows_less_does_not_shrink_the_study(tmp_path, study):
+    folder, large = tmp_path / "run", grown(study, sets=4)
+    iclperm.run(study, folder)
+    layout = work.lay_out(work.Setting.of(study))  # looked at before the other let it grow
+    whole = iclperm.run(large, folder, extend=True)
+    RunFolder.create(folder, layout.identities(), study, [runner.tables(layout, 0)])
+    assert iclperm.open_run(folder).digest == whole.digest
+    assert iclperm.open_run(folder).study.sets == 4
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_shared(tmp_path, study, monkeypatch):
+    other = iclperm.run(study, tmp_path / "other")
+    list_folder = Path.iterdir
+
+    def made_meanwhile(path):
+        if path == tmp_path / "run" and not (path / "FORMAT").exists():
+            shutil.copytree(tmp_path / "other", path, dirs_exist_ok=True)
+        return list_folder(path)
+
+    monkeypatch.setattr(Path, "iterdir", made_meanwhile)
+    run = iclperm.run(study, tmp_path / "run")
+    assert run.digest == other.digest
+    assert run.report.num_parts_resumed == run.report.num_parts
+
+
+def test_results_beside_a_lost_plan_are_left_alone_by_another_study(tmp_path, study):
+    folder = tmp_path / "run"
+    whole = iclperm.run(study, folder)
+    (folder / "plan.json").unlink()
+    before = files(folder)
+    with pytest.raises(RunError, match=r"plan\.json is gone, and the results beside it are not this study's"):
+        iclperm.run(grown(study, seed=3), folder)
+    assert files(folder) == before
+    mended = iclperm.run(study, folder)
+    assert mended.digest == whole.digest
+    assert mended.report.num_parts_resumed == mended.report.num_parts
+
+
+def test_a_file_under_another_parts_name_is_damage(tmp_path, study):
+    folder = tmp_path / "run"
+    whole = iclperm.run(study, folder)
+    first, second = sorted((folder / "items").iterdir())[:2]
+    second.unlink()
+    wrong = first.with_name(first.name.replace("000000", "000001"))
+    shutil.copy(first, wrong)
+    assert f"{wrong.name} is another part than its name says" in audit.verify(folder).damage[0]
+    mended = iclperm.run(study, folder)
+    assert mended.digest == whole.digest
+    assert mended.report.num_quarantined == 1
+
+
+@pytest.mark.parametrize(("name", "there", "wrong"), [
+    ("study.yaml", b"- 3", b"- 2"),
+    ("environment/*.json", b'"tokens_forwarded": ', b'"tokens_forwarded": 1'),
+])  # fmt: skip
+def test_a_changed_digit_is_damage(tmp_path, study, name, there, wrong):
+    whole = iclperm.run(study, tmp_path / "run")
+    (path,) = (tmp_path / "run").glob(name)
+    assert there in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(there, wrong))
+    assert path.name in audit.verify(tmp_path / "run").damage[0]
+    assert iclperm.run(study, tmp_path / "run").digest == whole.digest
+
+
+def test_a_copy_without_empty_folders_and_with_hidden_files_is_whole(tmp_path, study):
+    """As archives and file managers leave it."""
+    folder = tmp_path / "run"
+    whole = iclperm.run(study, folder)
+    for name in ("tmp", "quarantine"):
+        (folder / name).rmdir()
+    (folder / "items/.DS_Store").write_text("x")
+    assert audit.verify(folder).digest == whole.digest
+    assert audit.status(folder).num_quarantined == 0
+    assert iclperm.open_run(folder).digest == whole.digest
+
+
+def test_a_file_that_the_system_refuses_is_named_and_left_alone(tmp_path, study):
+    folder = tmp_path / "run"
+    iclperm.run(study, folder)
+    path = next((folder / "items").iterdir())
+    path.unlink()
+    path.mkdir()
+    for use in (iclperm.open_run, lambda folder: iclperm.run(study, folder)):
+        with pytest.raises(RunError, match=f"{path.name} cannot be read: is a directory; make it readable"):
+            use(folder)
+    assert path.name in audit.verify(folder).damage[0]
+
+
+def test_damage_that_two_processes_meet_is_set_aside_once(tmp_path, study):
+    iclperm.run(study, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    path = folder.parts()[0]
+    for _ in range(2):
+        folder.set_aside(path)
+    assert [kept.name for kept in (tmp_path / "run/quarantine").iterdir()] == [path.name]
+    with pytest.raises(store.DamagedItem, match=f"{path.name} is gone"):
+        folder.read(path)
+
+
+def test_of_two_results_for_a_part_the_first_stays(tmp_path, study):
+    iclperm.run(study, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    before = files(tmp_path / "run")
+    path = folder.parts()[0]
+    rows, (numerics,) = folder.read(path), folder.numerics()
+    column = rows.schema.get_field_index("prediction")
+    other = rows.set_column(column, "prediction", pa.chunked_array([pa.array([7] * len(rows), pa.int16())]))
+    # Another machine's, as --mixed allows: never two files, and what is there is what counts.
+    assert folder.write(0, other, {**numerics, "processor": "another"}).equals(rows)
+    assert folder.write(0, rows, {**numerics, "processor": "another"}).equals(rows)
+    with pytest.raises(RunError, match=r"part 0 came out different from .*; this machine does not repeat itself"):
+        folder.write(0, other, numerics)
+    assert files(tmp_path / "run") == before
+
+
+def test_numerics_are_known_without_any_record(tmp_path, study, monkeypatch):
+    folder = tmp_path / "run"
+    iclperm.run(study, folder)
+    shutil.rmtree(folder / "environment")
+    next((folder / "items").iterdir()).unlink()
+    refuse_machine(monkeypatch)
+    with pytest.raises(RunError, match=r"was computed with processor .*, here it is another processor"):
+        iclperm.run(study, folder)
+    mixed = iclperm.run(study, folder, mixed=True)
+    assert mixed.report.num_numerics == 2
+    assert not mixed.report.is_token_count_complete
+
+
+@pytest.mark.parametrize(("code", "is_refused"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_file_system_that_cannot_sync_folders_will_do(tmp_path, study, monkeypatch, code, is_refused):
+    sync = os.fsync
+
+    def files_only(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        sync(descriptor)
+
+    monkeypatch.setattr(store.os, "fsync", files_only)
+    with pytest.raises(RunStopped) if is_refused else nullcontext():
+        iclperm.run(study, tmp_path / "run")
+
+
 def test_a_damaged_plan_beside_foreign_results_is_left_alone(tmp_path, study):
     folder = tmp_path / "run"
     iclperm.run(study, folder)
@@ -205,7 +433,7 @@ def test_verification_finds_what_no_digest_shows(tmp_path, study):
     run = RunFolder.open(folder)
     rows = run.read(second)
     second.unlink()
-    run.write(1, run.read(first))  # well-formed, but the wrong cells
+    run.write(1, run.read(first), {})  # well-formed, but the wrong cells
     assert "answers" in audit.verify(folder).damage[0]
     (folder / "items/notes.txt").write_text("x")
     assert "is no file of a run" in audit.verify(folder).damage[0]

@@ -14,6 +14,7 @@ from itertools import product, takewhile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -283,6 +284,18 @@ def test_logits_that_are_no_numbers_are_invalid_never_a_prediction(tmp_path, stu
     assert_same_results(iclperm.open_run(tmp_path / "run"), run)
 
 
+def test_the_canonical_table_comes_in_pieces_of_bounded_size(study, monkeypatch):
+    run = iclperm.run(grown := study.model_copy(update={"permutations": 5}))
+    whole = run.to_arrow()
+    assert [len(piece) for piece in run.tables()] == [5 * 3 * 6] * grown.sets
+    monkeypatch.setattr(results, "_ROWS_PER_TABLE", 40)
+    pieces = list(run.tables())
+    assert [len(piece) for piece in pieces] == [36, 36, 18] * grown.sets
+    assert pa.concat_tables(pieces).equals(whole)
+    columns = [whole[name].to_pylist() for name in ("set", "permutation", "shots", "query")]
+    assert list(zip(*columns, strict=True)) == list(product(range(2), range(5), (0, 1, 3), range(6)))
+
+
 def test_ties_go_to_the_lowest_label():
     logprob = np.array([[[-1.0, -1.0, -2.0], [-3.0, -1.0, -1.0]]], dtype=np.float32)
     items = results.Items(
@@ -521,10 +534,10 @@ def test_tokens_are_on_record_before_a_part_is(tmp_path, study, monkeypatch, man
     """Whatever happens after a part was written, the tokens that it took are known."""
     write, recorded = store.RunFolder.write, []
 
-    def noting(folder, part, table):
+    def noting(folder, part, table, numerics):
         (session,) = folder.sessions()
         recorded.append((session["tokens_forwarded"], session["parts"], session["closed"]))
-        return write(folder, part, table)
+        return write(folder, part, table, numerics)
 
     monkeypatch.setattr(store.RunFolder, "write", noting)
     run = iclperm.run(study, tmp_path / "run")
