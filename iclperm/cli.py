@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from iclperm.errors import ConfigError, IclpermError, printable
+from iclperm.errors import ConfigError, IclpermError, RunError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,6 +61,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Entry point; exits with 0 done, 1 failed, 2 usage, 3 stopped and resumable."""
     arguments = list(sys.argv[1:] if args is None else args)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what a terminal's encoding lacks
     with _termination_as_interrupt():
         code = _run_command(arguments)
     sys.exit(code)
@@ -82,8 +85,11 @@ def _termination_as_interrupt() -> Iterator[None]:
 def _run_command(arguments: list[str]) -> int:
     try:
         return int(cli.main(arguments, prog_name="iclperm", standalone_mode=False) or 0)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"error: {printable(_usage(error))}", err=True)
         return error.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("stopped; what is finished is kept, the same command continues", err=True)
@@ -95,15 +101,28 @@ def _run_command(arguments: list[str]) -> int:
         return _exit_code(error)
 
 
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with a command as one line, with the command that helps."""
+    words = error.format_message().replace("\n", " ").rstrip(".")
+    command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "iclperm"
+    return f"{words[:1].lower()}{words[1:]}; {command} --help tells more"
+
+
 def _one_line(error: Exception) -> str:
+    return printable(_words(error)).replace("\n", " ")
+
+
+def _words(error: Exception) -> str:
     if isinstance(error, IclpermError):
-        return printable(str(error))
+        return str(error)
     if _is_out_of_memory(error):
-        return printable(
+        return (
             "out of memory; what is finished is kept: free some and repeat the command, or repeat it with a smaller "
             f"--memory-budget ({type(error).__name__}: {error})"
-        ).replace("\n", " ")
-    return printable(f"unexpected {type(error).__name__}: {error}; --debug shows where").replace("\n", " ")
+        )
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {(error.strerror or str(error)).lower()}; repair it, or give another path"
+    return f"unexpected {type(error).__name__}: {error}; --debug shows where"
 
 
 def _exit_code(error: Exception) -> int:
@@ -317,7 +336,9 @@ def new(name: str, out: Path | None) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        raise ConfigError(
+            f"{path} cannot be written: {(error.strerror or str(error)).lower()}; name another file with --out"
+        ) from None
     click.echo(f"{path}: put your data beside it, then: iclperm tasks show {path}")
 
 
@@ -329,7 +350,24 @@ def _study(study: Path | None, flags: dict[str, str | None]) -> Study:
         return Study(**given)
     if not study.is_dir():
         return Study(**{**Study.from_file(study).model_dump(), **given})
-    return Study(**{**Study.from_file(study / "study.yaml").model_dump(), "out": str(study), **given})
+    return Study(**{**_study_of_run(study).model_dump(), "out": str(study), **given})
+
+
+def _study_of_run(folder: Path) -> Study:
+    """The study in a run's folder; of a file that was cut off, the rest would be another study."""
+    from iclperm.config import read_yaml
+    from iclperm.study import Study
+
+    if not (folder / "FORMAT").is_file():
+        raise RunError(f"{folder} is not a run folder; give a study file, or the folder that a run was written to")
+    path, (*_, last) = folder / "study.yaml", Study.model_fields
+    try:
+        study, is_whole = Study.from_file(path), last in read_yaml(path)
+    except ConfigError:
+        is_whole = False
+    if not is_whole:
+        raise RunError(f"{path} is damaged; run the study from its own file with --out {folder}, which mends the run")
+    return study
 
 
 def _value(key: str, text: str) -> str | int | list[int]:

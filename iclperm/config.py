@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +25,7 @@ class Choices(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
 
-    def __init__(self, **choices: Any) -> None:
+    def __init__(self, /, **choices: Any) -> None:
         for key in choices:
             if key not in type(self).model_fields:
                 raise ConfigError(f"{_noun(type(self))} has no key {key!r}; {_nearest(key, type(self).model_fields)}")
@@ -47,7 +48,8 @@ class Choices(BaseModel):
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """One mapping from a YAML file: no aliases, no repeated keys, at most 1 MiB and 20 levels; else `ConfigError`."""
+    """One mapping from a YAML file: no aliases, no repeated keys, no NUL, at most 1 MiB and 20 levels; else
+    `ConfigError`."""
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
@@ -60,9 +62,17 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"is not UTF-8 (byte {error.start}); save it as UTF-8") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that there is not
         raise ConfigError(f"is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError("must be a mapping of keys to values")
+    if not isinstance(content, dict):
+        raise ConfigError("must be a mapping of keys to values; write lines such as 'seed: 1'")
+    refuse_other_keys(content)
     return content
+
+
+def refuse_other_keys(mapping: Mapping[Any, Any]) -> None:
+    """Raises `ConfigError` for a key that is no text."""
+    for key in mapping:
+        if not isinstance(key, str):
+            raise ConfigError(f"the key {_shown(key)} is not text{_quotes(key)}")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -81,11 +91,23 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for key, count in keys.items():
+            if count > 1:
                 raise yaml.YAMLError(f"the key {key!r} occurs twice (line {node.start_mark.line + 1})")
         return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if "\0" in value:
+            raise yaml.YAMLError(f"a NUL character (line {node.start_mark.line + 1}); remove it")
+        return value
+
+
+def _quotes(value: Any) -> str:
+    """What makes text of a value that YAML took for something else."""
+    reason = "YAML reads yes, no, on and off as booleans: " if isinstance(value, bool) else ""
+    return "" if isinstance(value, (list, dict)) else f"; {reason}put it in quotes"
 
 
 def _noun(cls: type[Choices]) -> str:
@@ -106,6 +128,8 @@ def _first_problem(noun: str, choices: Mapping[str, Any], error: ValidationError
         return f"{noun} needs the key {'.'.join(place)!r}"
     messages = dict.fromkeys(_message(problem) for other, problem in of_first_key if other == place)
     message = " or ".join(messages).replace(" or Input should be ", " or ")
+    if any(problem["type"] == "string_type" for other, problem in of_first_key if other == place):
+        message += _quotes(problem["input"])
     if not place:
         return message
     return f"{noun}'s key {'.'.join(place)!r} is {_shown(problem['input'])}: {message[0].lower()}{message[1:]}"

@@ -159,7 +159,8 @@ def draw_set(seed: int, index: int, size: int, task: Task, train: Examples) -> N
     """First draw of set number ``index``: ``size`` train rows, balanced over the classes, in default order; int64
     [size].
 
-    A remainder goes to classes drawn anew for each set. Default order: by label word, then by text. Raises `DataError`.
+    A remainder goes to classes drawn anew for each set, first to those that have an example more than their share.
+    Default order: by label word, then by text. Raises `DataError`.
     """
     return next(_set_draws(seed, index, size, task, train))
 
@@ -174,7 +175,8 @@ def _set_draws(
     class_stream = _stream(seed, f"favoured classes{own}", index)
     streams = [_stream(seed, f"demonstrations{own}", index, label) for label in range(num_labels)]
     while True:
-        favoured = _random_order(class_stream, num_labels)[:remainder]
+        favoured = sorted(_random_order(class_stream, num_labels), key=lambda label: len(pools[label]) <= share)
+        favoured = favoured[:remainder]
         rows: list[int] = []
         for label, (pool, stream) in enumerate(zip(pools, streams, strict=True)):
             needed = share + int(label in favoured)

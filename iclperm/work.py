@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from iclperm import demo
 from iclperm.designs import Design, draw
-from iclperm.errors import ConfigError, DataError, ModelError, TokenizationError
+from iclperm.errors import ConfigError, DataError, ModelError, RequestError, TokenizationError
 from iclperm.prompts import (
     Cell,
     Ids,
@@ -41,6 +42,7 @@ GENERAL_CELLS_PER_PART = 4_096
 UNIT_FLOPS = 2_000_000_000_000  # a kill costs at most a unit: ten seconds at the fp32 rate of two cores
 UNIT_TOKENS = (1 << 12, 1 << 16)
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
 _WEIGHT_FILES = "*.safetensors"
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _IDENTITY_KEYS = ("kind", "resample", "seed", "design", "scoring", "calibration", "on_overlong", "chat")
@@ -108,7 +110,7 @@ def sample_prompt(
 ) -> PromptText:
     """The text of one prompt of a study, by default the first at its largest number of shots; needs no model.
 
-    Raises `ConfigError` for a number of shots that the study does not run.
+    Raises `ConfigError` for a number of shots that the study does not run, and for a query that it does not have.
     """
     task = Task.load(study.task, study.data)
     examples = _examples(study, task)
@@ -116,6 +118,10 @@ def sample_prompt(
     wanted = design.shots[-1] if shots is None else shots
     if wanted not in design.shots:
         raise ConfigError(f"the study does not run {wanted} shots; it runs {', '.join(map(str, design.shots))}")
+    if not 0 <= query < design.num_queries:
+        raise ConfigError(
+            f"there is no query {query}: the data have {design.num_queries} distinct ones here; give a smaller number"
+        )
     return prompt_text(design, task, examples, cell=(index_set, permutation, design.shots.index(wanted), query))
 
 
@@ -155,10 +161,14 @@ class Setting:
     def config(self) -> dict[str, Any]:
         """The model's config.json, the part on text flattened in."""
         try:
-            config = json.loads((self.model / "config.json").read_bytes())
-        except (OSError, ValueError) as error:
+            raw = json.loads((self.model / "config.json").read_bytes())
+            config = {**raw, **(raw.get("text_config") or {})}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"'{self.model / 'config.json'}' cannot be read: {error}; give a model folder") from None
-        return {**config, **config.get("text_config", {})}
+        for key in {*_WINDOW_KEYS, *_SIZE_KEYS} & set(config):
+            if not isinstance(config[key], int | None):
+                raise ModelError(f"'{self.model / 'config.json'}' says {key} is {config[key]!r}; give a whole number")
+        return {key: value for key, value in config.items() if value is not None}
 
     @cached_property
     def dtype(self) -> str:
@@ -199,7 +209,7 @@ class Setting:
             head_size = config.get("head_dim") or (config.get("hidden_size") or config["n_embd"]) // num_heads
         except KeyError as error:
             raise ConfigError(
-                f"memory_budget: the model's config.json does not tell {error}; leave the budget out"
+                f"'{self.model / 'config.json'}' does not tell {error}; give the folder of a language model"
             ) from None
         num_bytes = 2 if self.dtype in ("float16", "bfloat16") else 4
         return int(2 * num_layers * (config.get("num_key_value_heads") or num_heads) * head_size * num_bytes)
@@ -409,20 +419,38 @@ def lay_out(setting: Setting, grown_from: Sequence[Mapping[str, int]] = ()) -> W
     kept = _fitting_queries(setting, prompts)
     extents = [*map(dict, grown_from), setting.study.extent]
     before: list[Mapping[str, int] | None] = [None, *extents[:-1]]
-    stages = tuple(_stage(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
+    with _sufficient_budget(setting):
+        stages = tuple(_stage(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
     opening = tuple(tokenizer.convert_ids_to_tokens(prompts.start.tolist()))
     return Work(setting, prompts, kept, stages, opening)
+
+
+@contextmanager
+def _sufficient_budget(setting: Setting) -> Iterator[None]:
+    """A plan that the memory budget is too small for is refused in the words of the study."""
+    try:
+        yield
+    except RequestError as error:
+        if (budget := setting.study.memory_budget) is None:
+            raise
+        raise ConfigError(
+            f"memory_budget is {budget}, at {setting.kv_token_bytes} bytes a token: {error}; raise it or lower 'shots'"
+        ) from None
 
 
 def model_folder(study: Study, *, weights: bool = True) -> Path:
     """The folder of a study's model: the bundled one, a local one, or a hub id's, fetched where it is not there yet.
 
-    Raises `ModelError` naming the model and the remedy.
+    Raises `ModelError` naming the model and the remedy, `ConfigError` for a revision of a model that has none.
     """
-    if study.model == "demo":
-        return demo.model_path()
-    if Path(study.model).is_dir():
-        return Path(study.model)
+    local = demo.model_path() if study.model == "demo" else Path(study.model)
+    if local.is_dir():
+        if study.revision is not None:
+            raise ConfigError(
+                f"revision is {study.revision!r}, but the model {study.model!r} is a folder; a hub id has revisions: "
+                "leave it out"
+            )
+        return local
     if not _HUB_NAME.fullmatch(study.model):
         raise ModelError(f"there is no model folder {study.model!r}; give 'demo', a folder or a hub id")
     from huggingface_hub import snapshot_download

@@ -1,13 +1,16 @@
 """The command line: one call of the API, one line for an error, four exit codes."""
 
+import csv
 import json
 import os
+import re
 import subprocess
 import sys
 
 import click
+import pyarrow.parquet as pq
 import pytest
-from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
+from tiny import LABELS, byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 from iclperm import Study, cli, runner
 from iclperm.engine import Engine
@@ -15,7 +18,7 @@ from iclperm.runner import Run
 from iclperm.store import writable
 from iclperm.tasks import Task, builtin_tasks
 
-COMMANDS = ("demo", "plan", "report", "run", "tasks")
+COMMANDS = ("demo", "export", "plan", "report", "run", "status", "tasks", "verify")
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +130,30 @@ def test_debug_shows_the_traceback(call):
     assert complaint.splitlines()[-1].startswith("error: there is no task 'agnews'")
 
 
-def test_usage_errors_have_their_own_code(call):
-    assert call("plan", "--nonsense")[0] == 2
-    assert call("run")[0] == 2
-    assert call("nonsense")[0] == 2
-    assert call("--help")[0] == 0
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--setz", 3], "no such option '--setz'"),
+        (["run"], "there is no run folder; name one with --out, or with the study's key 'out'"),
+        (["rnu"], "no such command 'rnu'"),
+        (["report"], "missing argument 'FOLDER'; iclperm report --help tells more"),
+        (["export", "run"], "missing option '--out'; iclperm export --help tells more"),
+        (["tasks", "show", "mini_news", "--query", "-1"], "invalid value for '--query': -1 is not in the range"),
+        (["report", "run", "--normalize", "median"], "invalid value for '--normalize': 'median' is not one of 'sum', "),
+    ],
+)
+def test_a_usage_error_is_one_line_and_a_code(call, arguments, message):
+    code, printed, complaint = call(*arguments)
+    assert (code, printed) == (2, "")
+    assert complaint.startswith(f"error: {message}")
+    assert complaint.count("\n") == 1
+
+
+def test_without_a_command_there_is_help(call):
+    assert call()[2].startswith("Usage: iclperm")
+    code, printed, complaint = call("--help")
+    assert (code, complaint) == (0, "")
+    assert printed.startswith("Usage: iclperm")
 
 
 def test_an_interrupt_leaves_a_resumable_run(call, study_file, tmp_path, monkeypatch):
@@ -267,13 +289,18 @@ def test_data_cannot_steer_the_terminal(call, tmp_path):
     assert "\\x1b[2J[bold]" in printed
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["tasks", "show"]])
+def test_every_command_is_known_to_these_tests():
+    assert tuple(sorted(cli.cli.commands)) == COMMANDS
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["tasks", "show"], ["tasks", "new"]])
 def test_help_loads_nothing_heavy(command):
     script = (
         "import sys; from iclperm import cli\n"
         "try: cli.main(sys.argv[1:])\n"
         "except SystemExit as done: assert done.code == 0, done.code\n"
-        "heavy = {'torch', 'numba', 'transformers', 'matplotlib', 'scipy', 'pyarrow'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numba', 'numpy', 'transformers', 'matplotlib', 'scipy', 'pyarrow', 'pydantic', 'rich'}\n"
+        "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     environment = {**os.environ, "COLUMNS": "100"}
@@ -357,3 +384,245 @@ def test_the_demo_fits_a_screen_and_a_half(call, tmp_path, monkeypatch):
     assert max(map(len, shown)) <= 80
     assert len(printed.splitlines()) <= 75
     assert "…" not in printed
+
+
+def run_small(call, study_file, out, *arguments):
+    code, printed, complaint = call("run", study_file, "--out", out, "--json", *arguments)
+    assert code == 0, complaint
+    return json.loads(printed)
+
+
+def stop_after_one_part(monkeypatch):
+    """The run has many parts, and is interrupted when the first is done."""
+    monkeypatch.setattr("iclperm.work.UNIT_TOKENS", (1, 1))
+
+    def interrupted(done, total):
+        if 0 < done < total:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_line_printer", lambda: interrupted)
+
+
+def test_status_and_verify_of_a_finished_run(call, study_file, tmp_path):
+    out = tmp_path / "[/red]run"  # what rich would take for its markup
+    digest = run_small(call, study_file, out)["digest"]
+    code, printed, complaint = call("status", out)
+    assert (code, complaint) == (0, "")
+    assert str(out) in printed.replace("\n", "")
+    assert "finished" in printed
+    assert "1 of 1" in printed
+    state = json.loads(call("status", out, "--json")[1])
+    assert (state["is_finished"], state["num_parts_done"], len(state["sessions"])) == (True, 1, 1)
+    code, printed, complaint = call("verify", out)
+    assert (code, complaint) == (0, "")
+    assert printed == f"whole, 1 of 1 parts\ndigest  {digest}\n"
+    assert json.loads(call("verify", out, "--json")[1])["digest"] == digest
+
+
+def test_an_unfinished_run_has_a_code_and_its_folder_continues_it(call, study_file, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    stop_after_one_part(monkeypatch)
+    code, _, complaint = call("run", study_file, "--out", out)
+    assert code == 3
+    assert "the same command continues" in complaint
+    monkeypatch.undo()
+    monkeypatch.setattr("iclperm.work.UNIT_TOKENS", (1, 1))
+    for command, words in (("status", "not finished: run the same study into it"), ("verify", "whole so far, 1 of ")):
+        code, printed, _ = call(command, out)
+        assert code == 3
+        assert words in printed
+    for command in (("report", out), ("export", out, "--out", tmp_path / "a.csv")):
+        code, printed, complaint = call(*command)
+        assert (code, printed, complaint[:7]) == (1, "", "error: ")
+        assert complaint.count("\n") == 1
+    code, printed, _ = call("run", out)
+    assert code == 0
+    assert ", 1 of " in printed
+    assert "parts found already done" in printed
+    digest = json.loads(call("verify", out, "--json")[1])["digest"]
+    assert digest == run_small(call, study_file, tmp_path / "unbroken")["digest"]
+
+
+def test_damage_has_a_code_and_the_next_run_mends_it(call, study_file, tmp_path):
+    out = tmp_path / "run"
+    digest = run_small(call, study_file, out)["digest"]
+    (item,) = (out / "items").iterdir()
+    raw = bytearray(item.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    item.write_bytes(raw)
+    code, printed, complaint = call("verify", out)
+    assert (code, complaint) == (1, "")
+    assert printed.startswith(f"damaged: {item} is damaged")
+    assert "the next run sets this aside in quarantine/" in printed
+    assert json.loads(call("verify", out, "--json")[1])["digest"] is None
+    code, printed, _ = call("run", out)
+    assert code == 0
+    assert "1 damaged files set aside and computed anew" in printed
+    assert (out / "quarantine" / item.name).read_bytes() == raw
+    assert json.loads(call("verify", out, "--json")[1])["digest"] == digest
+
+
+def test_a_damaged_plan_is_mended_from_the_folder_alone(call, study_file, tmp_path):
+    out = tmp_path / "run"
+    digest = run_small(call, study_file, out)["digest"]
+    whole = (out / "plan.json").read_bytes()
+    (out / "plan.json").write_bytes(whole[: len(whole) // 2])
+    assert call("verify", out)[0] == 1
+    assert json.loads(call("run", out, "--json")[1])["digest"] == digest
+    assert (out / "plan.json").read_bytes() == whole
+
+
+def test_a_folder_that_is_no_run_is_not_taken_for_one(call, study_file, tmp_path):
+    for command in ("run", "plan"):
+        code, printed, complaint = call(command, tmp_path)
+        assert (code, printed) == (1, "")
+        assert complaint.startswith(f"error: {tmp_path} is not a run folder; give a study file, or the folder")
+
+
+def test_a_damaged_study_of_a_run_is_not_run_as_another(call, study_file, tmp_path):
+    out = tmp_path / "run"
+    digest = run_small(call, study_file, out)["digest"]
+    whole = (out / "study.yaml").read_bytes()
+    for damaged in (whole[:20], whole[: whole.index(b"out:")], b"\xff" + whole):
+        (out / "study.yaml").write_bytes(damaged)
+        code, printed, complaint = call("run", out)
+        assert (code, printed) == (1, "")
+        remedy = f"run the study from its own file with --out {out}, which mends the run"
+        assert complaint == f"error: {out / 'study.yaml'} is damaged; {remedy}\n"
+    assert run_small(call, study_file, out)["digest"] == digest
+    assert (out / "study.yaml").read_bytes() == whole
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_every_answer_is_exported(call, study_file, tmp_path, ending):
+    run_small(call, study_file, tmp_path / "run")
+    target = tmp_path / f"answers.{ending}"
+    target.write_text("an older one")
+    code, printed, complaint = call("export", tmp_path / "run", "--out", target)
+    assert (code, printed, complaint) == (0, f"{target}\n", "")
+    rows = list(read_exported(target))
+    assert len(rows) == 2 * 3 * 2 * 6
+    assert {str(row["shots"]) for row in rows} == {"0", "3"}
+    assert {row["split"] for row in rows} == {"test"}
+
+
+def read_exported(path):
+    if path.suffix == ".csv":
+        return csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    if path.suffix == ".jsonl":
+        return map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return pq.read_table(path).to_pylist()
+
+
+def test_an_export_of_another_ending_is_refused(call, study_file, tmp_path):
+    run_small(call, study_file, tmp_path / "run")
+    code, printed, complaint = call("export", tmp_path / "run", "--out", tmp_path / "answers.xlsx")
+    assert (code, printed) == (2, "")
+    assert complaint.startswith("error: ")
+    assert complaint.count("\n") == 1
+    assert all(word in complaint for word in ("answers.xlsx", ".csv", ".jsonl", ".parquet"))
+    assert not (tmp_path / "answers.xlsx").exists()
+
+
+def test_a_task_of_ones_own_is_started_and_never_replaced(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, printed, _ = call("tasks", "new", "reviews")
+    assert code == 0
+    assert printed == "reviews.yaml: put your data beside it, then: iclperm tasks show reviews.yaml\n"
+    rows = [f"That was fine {number},{('negative', 'positive')[number % 2]}\n" for number in range(40)]
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows))
+    assert "Text: That was fine" in call("tasks", "show", "reviews.yaml")[1]
+    before = (tmp_path / "reviews.yaml").read_bytes()
+    code, printed, complaint = call("tasks", "new", "reviews")
+    assert (code, printed) == (2, "")
+    assert complaint == "error: reviews.yaml cannot be written: file exists; name another file with --out\n"
+    assert (tmp_path / "reviews.yaml").read_bytes() == before
+    assert call("tasks", "new", "reviews", "--out", "other.yaml")[0] == 0
+    assert (tmp_path / "other.yaml").read_bytes() == before
+    code, _, complaint = call("tasks", "new", "../up")
+    assert (code, complaint.count("\n")) == (2, 1)
+    assert complaint.startswith("error: the task name '../up' must be letters")
+
+
+def test_the_tokens_of_a_prompt_and_its_labels_are_shown(call, study_file, tmp_path, model):
+    code, printed, _ = call("tasks", "show", tmp_path / "colours.yaml", "--model", model, "--shots", 2, "--query", 3)
+    assert code == 0
+    facts = dict(re.findall(r"^(tokens of the \w+|opens with) +(\S+)", printed, flags=re.MULTILINE))
+    assert facts["opens with"] == "<s>"
+    of = {name: int(facts[f"tokens of the {name}"]) for name in ("demonstrations", "query", "prompt")}
+    assert of["prompt"] == 1 + of["demonstrations"] + of["query"]
+    spans = re.findall(r"^' (\w+)' +(\d+):(\d+)", printed, flags=re.MULTILINE)
+    assert [word for word, *_ in spans] == ["Red", "Green", "Blue"]
+    assert {int(begin) for _, begin, _ in spans} == {of["prompt"]}
+    code, printed, complaint = call("tasks", "show", tmp_path / "colours.yaml", "--query", 100)
+    assert (code, printed) == (2, "")
+    assert complaint == "error: there is no query 100: the data have 30 distinct ones here; give a smaller number\n"
+
+
+def test_labels_that_look_like_markup_are_shown_as_they_are(call, tmp_path, model):
+    labels = ["[red]", "[/red]", "[bold]"]
+    path = make_task(tmp_path, labels=dict(zip(LABELS, labels, strict=True)))
+    code, printed, complaint = call("tasks", "show", path, "--model", model)
+    assert (code, complaint) == (0, "")
+    table = printed[printed.index("Labels") :]
+    assert all(f"' {label}'" in table for label in labels)
+
+
+def test_a_run_grows_on_demand(call, study_file, tmp_path):
+    out = tmp_path / "run"
+    run_small(call, study_file, out)
+    code, _, complaint = call("run", out, "--sets", 3)
+    assert code == 1
+    assert "sets is 2 there and 3 here; add --extend to let it grow" in complaint
+    grown = json.loads(call("run", out, "--sets", 3, "--queries", 9, "--extend", "--json")[1])
+    assert grown["run"]["num_parts_resumed"] == 1
+    assert grown["digest"] == run_small(call, study_file, tmp_path / "a", "--sets", 3, "--queries", 9)["digest"]
+    assert "sets 2" in call("status", out)[1]
+    assert call("run", out)[0] == 0  # its own study has grown with it
+
+
+def test_results_of_another_machine_are_mixed_on_demand(call, study_file, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    run_small(call, study_file, out)
+    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+    code, _, complaint = call("run", out, "--sets", 3, "--extend")
+    assert code == 1
+    assert "accept that with --mixed" in complaint
+    code, printed, _ = call("run", out, "--sets", 3, "--extend", "--mixed")
+    assert code == 0
+    assert "parts come from 2 machines or versions" in " ".join(printed.split())
+
+
+def test_a_plan_estimates_the_time_without_weights(call, study_file, model, tmp_path):
+    folder = tmp_path / "weightless"
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    code, printed, _ = call("plan", study_file, "--model", folder)
+    assert code == 0
+    assert re.search(r"estimated time +about \d+ s on this machine \(cpu, float32, ", printed)
+    planned = json.loads(call("plan", study_file, "--model", folder, "--json")[1])
+    assert planned["estimate"]["seconds"] > 0
+    assert planned["disk_bytes"] > 0
+
+
+def test_a_report_compares_labels_in_another_way(call, study_file, tmp_path):
+    run_small(call, study_file, tmp_path / "run")
+    for normalize in ("sum", "mean", "bytes"):
+        code, printed, _ = call("report", tmp_path / "run", "--normalize", normalize, "--out", tmp_path / normalize)
+        assert code == 0
+        assert "Mean accuracy" in printed
+    contents = {name: json.loads((tmp_path / name / "report.json").read_text()) for name in ("sum", "mean", "bytes")}
+    scores = {name: content["sensitivity"]["calibration"]["nll"] for name, content in contents.items()}
+    assert scores["sum"] != scores["bytes"]
+
+
+def test_output_survives_a_terminal_that_lacks_its_signs(study_file, tmp_path):
+    write_rows(tmp_path / "test.jsonl", [{**row, "text": "東 " + row["text"]} for row in make_rows(2, 30)])
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    script = "import sys; from iclperm import cli; cli.main(sys.argv[1:])"
+    command = [sys.executable, "-P", "-c", script, "tasks", "show", str(tmp_path / "colours.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "\\u6771 The " in done.stdout

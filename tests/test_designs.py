@@ -148,6 +148,19 @@ def test_sets_differ_until_there_are_no_more(tmp_path, size, total):
         draw_sets(0, 2, 0, task, train)
 
 
+def test_a_remainder_never_goes_to_a_class_that_has_no_more(tmp_path):
+    path = make_task(tmp_path)
+    rows = make_rows(1, 12)
+    write_rows(tmp_path / "train.jsonl", [*(row for row in rows if row["label"] != "Blue"), rows[2]])
+    task = Task.load(path)
+    train = task.examples("train")
+    for seed in range(20):
+        counts = [np.bincount(train.labels[rows], minlength=3) for rows in draw_sets(seed, 6, 4, task, train)]
+        assert {tuple(of_set.tolist()) for of_set in counts} <= {(2, 1, 1), (1, 2, 1)}
+    with pytest.raises(DataError, match="class 'Blue' has 1 train examples, but k = 6 needs 2 of it"):
+        draw_sets(0, 1, 6, task, train)
+
+
 def test_a_query_never_reads_like_a_demonstration(tmp_path):
     shown = "Thing: {{ text.split('.')[0] }}\nColour:"
     path = make_task(tmp_path, query=shown, demonstration=shown + " {{ label }}")

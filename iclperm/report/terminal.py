@@ -47,7 +47,7 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
         "files": f"{planned.num_parts:,}",
         "disk space": f"about {planned.disk_bytes / 1e6:.1f} MB",
         "estimated time": _estimated(planned),
-        "every prompt begins with": " ".join(map(printable, planned.opening)) or "no special token",
+        "every prompt begins with": _pieces(planned.opening) or "no special token",
         "prompts outside the product": f"{planned.prompts.num_general_cells:,}",
         "queries too long": f"{planned.num_overlong:,}",
     }
@@ -91,17 +91,18 @@ def print_tokens(console: Console, prompt: PromptText, tokens: PromptTokens) -> 
     """How a model reads that prompt: what it opens with, tokens by part, and where each label stands."""
     opening, length = len(tokens.opening), len(tokens.pieces)
     rows = {
-        "opens with": " ".join(map(printable, tokens.opening)) or "no special token (this tokenizer adds none)",
+        "opens with": _pieces(tokens.opening) or "no special token (this tokenizer adds none)",
         "tokens of the demonstrations": f"{tokens.num_context - opening:,}",
         "tokens of the query": f"{length - tokens.num_context:,}",
         "tokens of the prompt": f"{length:,}",
         "the prompt ends in": _pieces(tokens.pieces[-_MAX_SHOWN_PIECES:]),
     }
     console.print(_facts("Tokens", rows))
-    table = _table("Labels", ("label", "span", "tokens"))
-    for continuation, pieces in zip(prompt.continuations, tokens.labels, strict=True):
-        table.add_row(printable(repr(continuation)), f"{length}:{length + len(pieces)}", _pieces(pieces))
-    console.print(table)
+    labels = [
+        (printable(repr(continuation)), f"{length}:{length + len(pieces)}", _pieces(pieces))
+        for continuation, pieces in zip(prompt.continuations, tokens.labels, strict=True)
+    ]
+    console.print(_table("Labels", ("label", "span", "tokens"), labels))
     if tokens.is_resplit:
         print_notes(console, ["the query's last token merges with a label; it is scored with every label"])
 
@@ -122,13 +123,18 @@ def print_status(console: Console, status: RunStatus) -> None:
         "disk space": f"{status.disk_bytes / 1e6:.1f} MB",
         "files in quarantine": f"{status.num_quarantined:,}",
     }
-    console.print(_facts(f"{printable(status.task)} in {status.folder}", rows))
-    table = _table("Sessions", ("session", "seconds", "parts", "tokens", "ended"))
-    for session in status.sessions:
-        ended = "yes" if session.is_closed else "no: at work, or killed"
-        counts = (f"{session.seconds:,.0f}", f"{session.num_parts:,}", f"{session.tokens_forwarded:,}")
-        table.add_row(session.name, *counts, ended)
-    console.print(table)
+    console.print(_facts(printable(f"{status.task} in {status.folder}"), rows))
+    sessions = [
+        (
+            printable(session.name),
+            f"{session.seconds:,.0f}",
+            f"{session.num_parts:,}",
+            f"{session.tokens_forwarded:,}",
+            "yes" if session.is_closed else "no: at work, or killed",
+        )
+        for session in status.sessions
+    ]
+    console.print(_table("Sessions", ("session", "seconds", "parts", "tokens", "ended"), sessions))
 
 
 def print_verification(console: Console, verification: Verification) -> None:
@@ -146,11 +152,11 @@ def print_verification(console: Console, verification: Verification) -> None:
 
 def print_tasks(console: Console, tasks: Sequence[Task]) -> None:
     """The built-in tasks."""
-    table = _table("Built-in tasks", ("name", "classes", "k", "about"))
+    rows = []
     for task in tasks:
         about = "; ".join(text for text in (task.description, task.source, task.licence) if text)
-        table.add_row(task.name, str(len(task.words)), str(task.shots), printable(about))
-    console.print(table)
+        rows.append((task.name, str(len(task.words)), str(task.shots), printable(about)))
+    console.print(_table("Built-in tasks", ("name", "classes", "k", "about"), rows))
     console.print(
         "iclperm tasks show NAME prints a prompt, iclperm tasks new NAME starts one of your own", soft_wrap=True
     )
@@ -159,8 +165,8 @@ def print_tasks(console: Console, tasks: Sequence[Task]) -> None:
 def print_files(console: Console, files: Sequence[Path], folder: Path | None) -> None:
     """Where figures and results are."""
     names = ", ".join(file.name for file in files)
-    items = f"  {folder}: items/*.parquet, study.yaml"
-    lines = ("", "files:", f"  {files[0].parent}: {names}", items)
+    items = printable(f"  {folder}: items/*.parquet, study.yaml")
+    lines = ("", "files:", printable(f"  {files[0].parent}: {names}"), items)
     console.print(*lines, sep="\n", markup=False, soft_wrap=True)
 
 
@@ -236,7 +242,7 @@ def _head(run: Run) -> str:
 def _cost(run: Run) -> str:
     cost = run.report
     if cost.num_parts_resumed == cost.num_parts:
-        return f"nothing to compute: all {cost.num_parts} parts were found in {run.folder}"
+        return printable(f"nothing to compute: all {cost.num_parts} parts were found in {run.folder}")
     resumed = (
         f", {cost.num_parts_resumed} of {cost.num_parts} parts found already done" if cost.num_parts_resumed else ""
     )
@@ -249,19 +255,19 @@ def _sizes(extent: Mapping[str, int]) -> str:
 
 
 def _pieces(pieces: Sequence[str]) -> str:
-    return " ".join(printable(piece) for piece in pieces)
+    return " ".join(printable(piece).replace("\n", "\\n").replace("\t", "\\t") for piece in pieces)
 
 
 def _facts(title: str, rows: Mapping[str, str]) -> Table:
-    table = _table(title, ("", ""))
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    return _table(title, ("", ""), list(rows.items()))
 
 
-def _table(title: str, header: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=title, title_justify="left")
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    # Text, or rich would take brackets in paths, labels and tokens for its markup.
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=Text(title), title_justify="left")
     table.title_style, table.show_header = "bold", any(header)
     for name in header:
         table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table

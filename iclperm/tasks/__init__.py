@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, field_validator
 
-from iclperm.config import Choices
+from iclperm.config import Choices, refuse_other_keys
 from iclperm.errors import ConfigError, DataError
 from iclperm.tasks.loaders import missing_column
 from iclperm.tasks.sources import Dataset, Split, Word, found_in
@@ -88,18 +89,24 @@ class Task(Choices):
     _templates: dict[str, Template] = PrivateAttr(default_factory=dict)
     _contents: dict[Split, list[_Content]] = PrivateAttr(default_factory=dict)
 
+    @field_validator("data", mode="before")
+    @classmethod
+    def _keyed_by_text(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            refuse_other_keys(data)
+        return data
+
     @field_validator("labels")
     @classmethod
     def _distinct_words(cls, labels: list[str] | dict[str | int, str]) -> list[str] | dict[str | int, str]:
-        words = [" ".join(word.split()) for word in (labels.values() if isinstance(labels, dict) else labels)]
-        for word in words:
+        words = Counter(" ".join(word.split()) for word in (labels.values() if isinstance(labels, dict) else labels))
+        for word, count in words.items():
             if not word:
                 raise ValueError("a label word is blank; give every label a word")
-            if words.count(word) > 1:
+            if count > 1:
                 raise ValueError(f"the label word {word!r} occurs twice; give every label its own word")
-        values = [str(value) for value in labels]
-        for value in values:
-            if not value.strip() or values.count(value) > 1:
+        for value, count in Counter(map(str, labels)).items():
+            if not value.strip() or count > 1:
                 raise ValueError(f"the data's label {value!r} is blank or occurs twice; list every label once")
         return labels
 
@@ -123,6 +130,27 @@ class Task(Choices):
         for name in ("demonstration", "continuation"):
             if "label" not in self._templates[name].variables:
                 raise ConfigError(f"the template {name!r} does not show the label; write {{{{ label }}}} in it")
+        if not self._templates["query"].variables:
+            raise ConfigError(
+                "the template 'query' shows no field, so all queries are the same; write {{ }} around one of "
+                f"{', '.join(self.fields)}"
+            )
+        self._refuse_equal_continuations()
+
+    def _refuse_equal_continuations(self) -> None:
+        """Labels that differ as words may still read alike where a template cuts them."""
+        try:
+            texts = self.continuations()
+        except DataError as error:
+            raise ConfigError(str(error)) from None
+        words: dict[str, str] = {}
+        for word, text in zip(self.words, texts, strict=True):
+            if not text.strip():
+                raise ConfigError(f"the template 'continuation' makes the label {word!r} blank; show {{{{ label }}}}")
+            if (other := words.setdefault(text, word)) != word:
+                raise ConfigError(
+                    f"the template 'continuation' makes {text!r} of both {other!r} and {word!r}; let it tell them apart"
+                )
 
     @classmethod
     def load(cls, name: str | Path, data: str | Path | None = None) -> Self:

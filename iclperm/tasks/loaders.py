@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def read_rows(path: Path, columns: Collection[str]) -> list[Row]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}; give the path of a data file") from None
     return checked(str(path), reader(path, raw, columns))
 
 
@@ -86,13 +87,21 @@ def _jsonl(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
 def _json_object(place: str, line: bytes) -> dict[str, Any]:
     _refuse_oversize(place, len(line))
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once_each)
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: not UTF-8 (byte {error.start} of the line); save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not one JSON object a line: {error}") from None
+        raise DataError(f"{place}: not one JSON object a line: {error}; repair the row") from None
     if not isinstance(row, dict):
-        raise DataError(f"{place}: a JSON object is needed, not {type(row).__name__}")
+        raise DataError(f"{place}: a JSON object is needed, not {type(row).__name__}; write one object a line")
+    return row
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r} occurs twice")
     return row
 
 
@@ -107,8 +116,8 @@ def _tsv(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
 def _table_rows(path: Path, raw: bytes, delimiter: str) -> Iterator[Row]:
     records = iter(_records(path, _text(path, raw), delimiter))
     place, names = next(records, (f"{path}:1", []))
-    for name in names:
-        if not name.strip() or names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if not name.strip() or count > 1:
             raise DataError(f"{place}: the column name {name!r} is blank or occurs twice; give every column its own")
     for place, values in records:
         if len(values) != len(names):
@@ -162,7 +171,9 @@ def _parquet(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
         file = pq.ParquetFile(pa.BufferReader(raw))
         names = file.schema_arrow.names
         for column in columns:
-            if names.count(column) != 1:
+            if names.count(column) > 1:
+                raise DataError(f"{path}: the column {column!r} occurs twice; give every column its own name")
+            if column not in names:
                 raise missing_column(f"{path}:row 1", column, names)
         table = file.read(columns=list(columns))
     except (pa.ArrowException, OSError) as error:
