@@ -310,13 +310,12 @@ def finish(
         is_token_count_complete=is_complete,
         seconds=time.perf_counter() - started,
     )
-    scale = np.array(plan["label_lengths"][study.normalize], dtype=np.float64)
     return Run(
         study=study,
         task=plan["task"],
         labels=tuple(plan["labels"]),
         shots=tuple(plan["study"]["shots"]),
-        splits=layout.items(scores, scale),
+        splits=layout.items(scores, layout.scale(plan, study)),
         report=report,
         folder=None if folder is None else folder.path,
     )
@@ -446,6 +445,7 @@ class Layout:
     context_of: NDArray[np.int64]
     queries: pa.Table
     counts: dict[str, int]
+    num_odd_labels: int
 
     @classmethod
     def of_folder(cls, folder: RunFolder) -> Layout:
@@ -467,7 +467,13 @@ class Layout:
             "num_general_cells": sum(plan["work"]["general_cells"] for plan in plans),
             "num_oversampled": int(np.sum(queries["weight"].to_numpy() - 1)),
         }
-        return cls(context_ids, context_of.reshape(*shape, -1), queries, counts)
+        return cls(
+            context_ids,
+            context_of.reshape(*shape, -1),
+            queries,
+            counts,
+            sum(plan["work"]["odd_labels"] for plan in plans),
+        )
 
     @property
     def splits(self) -> list[str]:
@@ -479,6 +485,16 @@ class Layout:
         """Where each split begins among all queries."""
         names = self.queries["split"].to_pylist()
         return {split: names.index(split) for split in self.splits}
+
+    def scale(self, plan: Mapping[str, Any], study: Study) -> NDArray[np.float64]:
+        """What log-likelihoods are divided by before labels are compared, float64 [L]; raises `ConfigError` where it
+        is not the same for all queries."""
+        if study.normalize == "mean" and self.num_odd_labels:
+            raise ConfigError(
+                f"normalize is 'mean', but in {self.num_odd_labels} cells the labels have other numbers of tokens; "
+                "give 'sum' or 'bytes'"
+            )
+        return np.array(plan["label_lengths"][study.normalize], dtype=np.float64)
 
     def items(self, scores: Scores, scale: NDArray[np.float64]) -> dict[str, Items]:
         """The results by split."""

@@ -72,6 +72,7 @@ def run(
         _refuse_bad_growth(path, work, by_stage, machine, mixed)
     folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_stage)
     layout = Layout.of_tables(by_stage[-1]["demonstrations"], by_stage[-1]["queries"], work.identities())
+    layout.scale(work.identities()[0], study)  # may refuse
     scores = Scores(layout, len(setting.task.words))
     quarantined = 0 if folder is None else _recover(folder, scores)
     missing = [part for part in range(len(work.parts)) if part not in scores.parts]
@@ -371,7 +372,7 @@ def _canonical_study(setting: Setting) -> Study:
     named = {"demo", *builtin_tasks()}
     given = {key: getattr(study, key) for key in ("task", "data", "model", "out")}
     paths = {key: value for key, value in given.items() if value is not None and value not in named}
-    absolute = {key: str(Path(value).resolve()) for key, value in paths.items() if Path(value).exists()}
+    absolute = {key: str(Path(value).resolve()) for key, value in paths.items() if key == "out" or Path(value).exists()}
     return study.model_copy(update={**absolute, "shots": list(setting.design.shots)})
 
 

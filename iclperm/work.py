@@ -95,13 +95,15 @@ def plan(study: Study) -> StudyPlan:
     """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
 
     Raises the errors of `run` that can be known beforehand. O(tokens of demonstrations and queries), and a second for
-    the estimate of the time.
+    the estimate of the time, which there is none of for a device that this machine lacks.
     """
     from iclperm.engine.estimate import estimate
+    from iclperm.engine.model import has_device
 
     work = lay_out(Setting.of(study, weights=False))
     plans = [product.plan for stage in work.stages for product in stage.products]
-    seconds = estimate(work.setting.model, plans, device=study.device, dtype=study.dtype) if plans else None
+    is_possible = bool(plans) and has_device(study.device)
+    seconds = estimate(work.setting.model, plans, device=study.device, dtype=study.dtype) if is_possible else None
     return replace(work.summary(), estimate=seconds)
 
 
@@ -365,6 +367,11 @@ class Work:
             "bytes": [len(text.encode()) for text in texts],
         }
 
+    def _num_odd_labels(self, stage: Stage) -> int:
+        """Cells whose labels have other numbers of tokens than those of the products."""
+        usual = [len(ids) for ids in self.prompts.continuations]
+        return sum([len(ids) for ids in cell.continuations] != usual for cell in stage.general)
+
     def _stage_identity(self, number: int) -> dict[str, Any]:
         stage, setting = self.stages[number], self.setting
         has_dev = stage.extent["dev_queries"] > 0
@@ -379,6 +386,7 @@ class Work:
                 "parts": sum(part.stage == number for part in self.parts),
                 "cut": _cut_hash(self.prompts, stage),
                 "general_cells": len(stage.general),
+                "odd_labels": self._num_odd_labels(stage),
             },
         }
 

@@ -10,6 +10,7 @@ import sys
 import click
 import pyarrow.parquet as pq
 import pytest
+import torch
 from tiny import LABELS, byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 from iclperm import Study, cli, runner
@@ -626,3 +627,23 @@ def test_output_survives_a_terminal_that_lacks_its_signs(study_file, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert "\\u6771 The " in done.stdout
+
+
+def test_a_plan_for_a_device_that_is_elsewhere_has_no_estimate(call, study_file):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    code, printed, _ = call("plan", study_file, "--device", "cuda")
+    assert code == 0
+    assert "estimated time -" in " ".join(printed.split())
+    assert json.loads(call("plan", study_file, "--device", "cuda", "--json")[1])["estimate"] is None
+
+
+def test_a_run_folder_is_found_again_from_anywhere(call, study_file, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert call("run", study_file, "--out", "run")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    code, printed, _ = call("run", tmp_path / "here/run/study.yaml")
+    assert code == 0
+    assert "nothing to compute" in printed
+    assert not (tmp_path / "run").exists()

@@ -11,8 +11,9 @@ import torch
 from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 import iclperm
-from iclperm import Study
+from iclperm import Study, work
 from iclperm.errors import ConfigError
+from iclperm.prompts import Cell
 from iclperm.store import INVALID, RunStopped
 
 LABELS = {"Red": "Red", "Green": "Green and lush", "Blue": "Blue"}
@@ -157,3 +158,23 @@ def test_a_digest_tells_results_apart_and_nothing_else(run, folder):
     assert iclperm.open_run(folder / "run").digest == run.digest
     assert iclperm.run(run.study).digest == run.digest
     assert iclperm.run(run.study.model_copy(update={"seed": 1})).digest != run.digest
+
+
+def test_a_mean_over_tokens_needs_the_same_tokens_everywhere(folder, monkeypatch):
+    study = Study.from_file(folder / "run/study.yaml").model_copy(update={"normalize": "mean", "out": None})
+    assert iclperm.run(study).study.normalize == "mean"
+    monkeypatch.setattr(work.Work, "_num_odd_labels", lambda *_: 3)
+    monkeypatch.setattr(iclperm.Engine, "from_pretrained", None)  # refused before anything is computed
+    with pytest.raises(
+        ConfigError, match="normalize is 'mean', but in 3 cells the labels have other numbers of tokens"
+    ):
+        iclperm.run(study)
+
+
+def test_cells_with_labels_of_their_own_are_counted(run, folder):
+    laid_out = work.lay_out(work.Setting.of(Study.from_file(folder / "run/study.yaml")))
+    (stage,) = laid_out.stages
+    usual = laid_out.prompts.continuations
+    cells = [Cell(0, 0, usual[0], usual), Cell(0, 1, usual[0], [np.append(ids, 1) for ids in usual])]
+    assert laid_out._num_odd_labels(replace(stage, general=cells)) == 1
+    assert laid_out._num_odd_labels(stage) == 0

@@ -134,6 +134,12 @@ def load_shapes(
     return model, place
 
 
+def has_device(name: str) -> bool:
+    """Whether this machine has a device."""
+    place = _device(name)
+    return place.type == "cpu" or bool(getattr(torch, place.type).is_available())
+
+
 def resolved_dtype(config: Mapping[str, Any], *, device: str, dtype: str) -> str:
     """What ``load`` makes of a dtype, from a model's config.json alone."""
     if dtype != "auto":
@@ -181,7 +187,8 @@ def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {_first_line(error)}") from error
+        reason = " ".join(str(error).split())[:300]  # its first line may end in a colon
+        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
 
 
 def _first_line(error: BaseException) -> str:
