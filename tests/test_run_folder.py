@@ -623,3 +623,24 @@ def test_the_tables_of_every_extent_can_be_read_without_us(tmp_path, study):
                     assert (item["prediction"] == item["gold"]) == split_items.correct[cell]
     assert {row["label"] for row in queries} <= set(labels)
     assert Path(tmp_path / "run/FORMAT").read_text() == "iclperm-run 1\n"
+
+
+# Every released format is read for ever: a small run of each (this one was extended), and the digest that it had.
+RELEASED = {"format-1": "10a25d72b09ea2a5c0d81f1fd85186f861d845411b09dba6c70f502918a3d6a7"}
+RUNS = Path(__file__).parent / "data/runs"
+
+
+def test_every_released_format_is_kept():
+    assert {path.name for path in RUNS.iterdir()} == set(RELEASED)
+
+
+@pytest.mark.parametrize(("name", "digest"), RELEASED.items())
+def test_runs_of_every_released_format_are_read(name, digest):
+    run = iclperm.open_run(RUNS / name)
+    assert run.digest == digest
+    assert run.correct.shape == (3, 2, 2, 4)
+    assert run.splits["dev"].correct.shape == (3, 2, 2, 2)
+    found = audit.verify(RUNS / name)
+    assert (found.damage, found.digest) == ([], digest)
+    assert audit.status(RUNS / name).is_finished
+    assert run.summary().num_queries == 4
