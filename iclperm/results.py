@@ -42,7 +42,8 @@ class RunReport:
     ``tokens_forwarded`` were forwarded. Of the ``num_duplicates`` rows of the data that repeat another,
     ``num_conflicting`` have another label than the one that was kept. ``num_oversampled`` queries asked for repeat
     another, as their class is short. More than one of ``num_numerics`` means that parts come from machines or versions
-    whose last bits may differ.
+    whose last bits may differ. ``is_growing`` tells that the run was extended and that is not finished: these are the
+    results before.
     """
 
     tokens_naive: int
@@ -59,6 +60,7 @@ class RunReport:
     num_numerics: int
     is_token_count_complete: bool
     seconds: float
+    is_growing: bool
 
 
 @dataclass(frozen=True)
@@ -268,24 +270,27 @@ class Run:
 def open_run(path: str | Path, *, normalize: str | None = None) -> Run:
     """A finished run from its folder alone; needs neither model nor data. ``normalize`` replaces the study's.
 
-    Raises `RunError` for a folder that is no run, is not finished, or is damaged (naming the file).
+    A run that is still growing is read as it was before (`RunReport.is_growing`). Raises `RunError` for a folder that
+    is no run, is not finished, or is damaged (naming the file).
     """
     started = time.perf_counter()
-    folder = RunFolder.open(path)
+    whole = RunFolder.open(path)
+    folder = whole.at_finished_extent()
     files = folder.parts()
     if len(files) < folder.num_parts:
         raise RunError(
             f"{path} is not finished ({len(files)} of {folder.num_parts} parts); run the same study into it to continue"
         )
-    study, layout = folder.study(), Layout.of_folder(folder)
-    if normalize is not None:
-        study = Study(**{**study.model_dump(), "normalize": normalize})
+    layout = Layout.of_folder(folder)
+    changes = folder.extents[-1] | ({} if normalize is None else {"normalize": normalize})
+    study = Study(**{**whole.study().model_dump(), **changes})
     scores = Scores(layout, len(folder.plan["labels"]))
     for part, file in files.items():
         scores.fill(part, folder.read(file))
     scores.refuse_gaps()
     counts = {**layout.counts, "num_parts": len(files), "num_parts_resumed": len(files), "num_quarantined": 0}
-    return finish(folder.plan, study, layout, scores, counts, folder, started)
+    is_growing = len(whole.plans) > len(folder.plans)
+    return finish(folder.plan, study, layout, scores, counts, folder, started, is_growing=is_growing)
 
 
 def finish(
@@ -297,6 +302,7 @@ def finish(
     folder: RunFolder | None,
     started: float,
     forwarded: int = 0,
+    is_growing: bool = False,
 ) -> Run:
     """Everything together; without a folder ``forwarded`` tokens are known, with one they are read back."""
     is_complete, num_numerics = True, 1
@@ -309,6 +315,7 @@ def finish(
         num_numerics=num_numerics,
         is_token_count_complete=is_complete,
         seconds=time.perf_counter() - started,
+        is_growing=is_growing,
     )
     return Run(
         study=study,
@@ -337,7 +344,8 @@ def finished(path: Path, setting: Setting) -> Run | None:
         known = {key: folder.plan.get(key) for key in setting.identity}
         if known != setting.identity or folder.extents[-1] != setting.study.extent:
             return None
-        return replace(open_run(path, normalize=setting.study.normalize), study=setting.study)
+        run = open_run(path, normalize=setting.study.normalize)
+        return None if run.report.is_growing else replace(run, study=setting.study)
     except (IclpermError, OSError):
         return None
 

@@ -115,6 +115,12 @@ class RunFolder:
         """How far the run went, stage by stage."""
         return list(self.plans[-1]["extents"])
 
+    def at_finished_extent(self) -> RunFolder:
+        """This run at the last extent whose parts are all there; as it is where not even the first is finished."""
+        there = set(self.parts())
+        earlier = (RunFolder(self.path, self.plans[:number]) for number in range(len(self.plans), 0, -1))
+        return next((folder for folder in earlier if there.issuperset(range(folder.num_parts))), self)
+
     @property
     def num_parts(self) -> int:
         """Files of items of the finished run."""

@@ -116,6 +116,30 @@ def test_a_run_grows_again_and_again_and_through_interruptions(tmp_path, study):
     assert not audit.verify(tmp_path / "run").damage
 
 
+def test_a_growing_run_still_has_the_results_before(tmp_path, study):
+    small = iclperm.run(study, tmp_path / "run")
+    large = grown(study, sets=3, queries=6)
+
+    def interrupt(done, _total):
+        if done > small.report.num_parts:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        iclperm.run(large, tmp_path / "run", extend=True, progress=interrupt)
+    before = iclperm.open_run(tmp_path / "run")
+    assert before.report.is_growing
+    assert before.digest == small.digest
+    assert before.study.extent == study.extent
+    for name in ("tokens_naive", "tokens_unique", "num_parts"):
+        assert getattr(before.report, name) == getattr(small.report, name)
+    status = audit.status(tmp_path / "run")
+    assert (status.is_finished, status.num_parts_done) == (False, small.report.num_parts + 1)
+    assert audit.verify(tmp_path / "run").digest is None
+    whole = iclperm.run(large, tmp_path / "run")  # the same command, with or without a word about growth
+    assert not whole.report.is_growing
+    assert whole.digest == iclperm.run(large).digest == iclperm.open_run(tmp_path / "run").digest
+
+
 def test_an_unfinished_run_may_grow(tmp_path, study):
     def interrupt(done, _total):
         if done:

@@ -206,6 +206,10 @@ def _estimated(planned: StudyPlan) -> str:
 def _run_notes(report: RunReport) -> list[str]:
     counts = (report.num_duplicates, report.num_conflicting, report.num_excluded, report.num_oversampled)
     notes = _data_notes(*counts)
+    if report.is_growing:
+        notes.append(
+            "the run is growing, which is not finished: these are its results before; iclperm status tells more"
+        )
     if report.num_numerics > 1:
         notes.append(
             f"parts come from {report.num_numerics} machines or versions whose last bits may differ (--mixed); "
