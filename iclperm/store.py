@@ -6,6 +6,7 @@ run/
   plan.json                             what identifies the run, with hashes of both tables; the run id is its hash
   demonstrations.parquet                a row per (set, permutation): ordered examples, the context at each shots
   queries.parquet                       a row per query: split, example, right label, weight, state
+  *.parquet.sha256                      of both tables, as sha256sum writes and checks it
   environment/<session>.json            versions, parts and token counts of each session
   items/<part>-<sha256[:16]>.parquet    finished units: a row per (context, query); its footer tells run, part, numerics
   tmp/  quarantine/                     files not yet finished, locks; damaged files
@@ -66,6 +67,7 @@ class RunFolder:
         self.path = path
         self.plans = plans
         self._locks: dict[int, FileLock] = {}
+        self._about: dict[Path, Mapping[bytes, bytes]] = {}
 
     @classmethod
     def create(
@@ -145,8 +147,10 @@ class RunFolder:
         path = self.path / _of_stage(f"{name}.parquet", number % len(self.plans))
         try:
             raw = path.read_bytes()
-            table = pq.read_table(pa.BufferReader(raw), page_checksum_verification=True)
-            is_whole = _content_digest(table) == self.plans[number]["tables"][name] and _is_as_written(raw, table)
+            # Only whole files are parsed: a reader of Parquet may crash on others.
+            is_whole = _checksum_path(path).read_bytes() == _checksum(path.name, raw)
+            table = pq.read_table(pa.BufferReader(raw)) if is_whole else None
+            is_whole = is_whole and _content_digest(table) == self.plans[number]["tables"][name]
         except (OSError, pa.ArrowException, ValueError, KeyError):
             is_whole = False
         if not is_whole:
@@ -174,7 +178,7 @@ class RunFolder:
 
     def numerics(self) -> list[dict[str, Any]]:
         """What decided about the last bits of the finished parts, each different one once; read from their footers."""
-        found = {_metadata(path).get(b"numerics", b"") for path in self.parts().values()} - {b""}
+        found = {self._about_item(path).get(b"numerics", b"") for path in self.parts().values()} - {b""}
         return [json.loads(raw) for raw in sorted(found)]
 
     def has(self, part: int) -> bool:
@@ -205,17 +209,22 @@ class RunFolder:
     def read(self, path: Path) -> pa.Table:
         """One part's rows; raises `DamagedItem` naming the file where bytes and name, part or run disagree, `RunError`
         where the system refuses to read it."""
-        raw = _bytes_of(path)
-        match = _ITEM.fullmatch(path.name)
-        if match is None or _digest(raw) != match[2]:
-            raise DamagedItem(f"{path} is damaged: its content is not what its name says; run the study again")
-        table = pq.read_table(pa.BufferReader(raw))
-        metadata = table.schema.metadata or {}
+        table = pq.read_table(_whole_item(path))
+        metadata = self._about[path] = table.schema.metadata or {}
         if metadata.get(b"run") != self.run_id.encode():
             raise DamagedItem(f"{path} belongs to another run; move it elsewhere")
-        if metadata.get(b"part") != str(int(match[1])).encode():
+        if metadata.get(b"part") != str(int(path.name.split("-")[0])).encode():
             raise DamagedItem(f"{path} is another part than its name says; run the study again")
         return table
+
+    def _about_item(self, path: Path) -> Mapping[bytes, bytes]:
+        """What a file of items says about itself; empty where it is damaged."""
+        if path not in self._about:
+            try:
+                self._about[path] = pq.read_schema(_whole_item(path)).metadata or {}
+            except RunError:
+                return {}
+        return self._about[path]
 
     def write(self, part: int, table: pa.Table, numerics: Mapping[str, Any]) -> pa.Table:
         """Commits one part, computed with ``numerics``; returns its rows, those of another process if it was faster.
@@ -284,7 +293,7 @@ class RunFolder:
     def _refuse_foreign_items(self, path: Path) -> None:
         """A plan that is damaged or gone is written anew only where the items say that it was this one."""
         items = sorted((self.path / "items").glob("*.parquet"))
-        if items and not any(_metadata(item).get(b"run") == self.run_id.encode() for item in items):
+        if items and not any(self._about_item(item).get(b"run") == self.run_id.encode() for item in items):
             state = "damaged" if path.exists() else "gone"
             raise RunError(f"{path} is {state}, and the results beside it are not this study's; give another folder")
 
@@ -309,9 +318,14 @@ class RunFolder:
         if path.exists():
             try:
                 self.table(name, number)
+                return
             except DamagedItem:
                 self.set_aside(path)
-        self._commit(_parquet_bytes(table), path.name)
+        raw, checksum = _parquet_bytes(table), _checksum_path(path)
+        if checksum.exists() and checksum.read_bytes() != _checksum(path.name, raw):
+            self.set_aside(checksum)  # damaged, or that of a file which another version wrote
+        self._commit(_checksum(path.name, raw), checksum.name)
+        self._commit(raw, path.name)
 
     def _remove_stale(self) -> None:
         """Removes what killed sessions left; should one still be at work, it stops and can be continued."""
@@ -388,6 +402,14 @@ def _sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _whole_item(path: Path) -> pa.BufferReader:
+    """A file of items, seen to be what its name says: a reader of Parquet may crash on any other."""
+    raw, match = _bytes_of(path), _ITEM.fullmatch(path.name)
+    if match is None or _digest(raw) != match[2]:
+        raise DamagedItem(f"{path} is damaged: its content is not what its name says; run the study again")
+    return pa.BufferReader(raw)
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -474,14 +496,6 @@ def _read_plan(path: Path) -> dict[str, Any]:
     return plan
 
 
-def _metadata(item: Path) -> Mapping[bytes, bytes]:
-    """What a file of items says about itself; empty where it cannot be read."""
-    try:
-        return pq.read_schema(item).metadata or {}
-    except (OSError, pa.ArrowException):
-        return {}
-
-
 def _agrees(study: Study, choices: Mapping[str, Any]) -> bool:
     """Whether a study makes these choices, the dtype apart, which depends on the machine."""
     return all(getattr(study, key) == value for key, value in choices.items() if key != "dtype")
@@ -527,15 +541,17 @@ def _parquet_bytes(table: pa.Table) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _is_as_written(raw: bytes, table: pa.Table) -> bool:
-    """Whether every byte is as this version writes the table; of another version's bytes only the values can tell."""
-    written = _parquet_bytes(table)
-    makers = {pq.read_metadata(pa.BufferReader(content)).created_by for content in (raw, written)}
-    return raw == written or len(makers) > 1
-
-
 def _digest(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def _checksum_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _checksum(name: str, raw: bytes) -> bytes:
+    """As sha256sum writes it."""
+    return f"{hashlib.sha256(raw).hexdigest()}  {name}\n".encode()
 
 
 def _content_digest(table: pa.Table) -> str:

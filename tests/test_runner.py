@@ -349,7 +349,7 @@ def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, 
 
     def failing(descriptor):
         calls.append(descriptor)
-        if len(calls) > 17:
+        if len(calls) > 21:
             raise OSError(code, "No space left on device")
         write(descriptor)
 
@@ -459,17 +459,14 @@ def test_no_flipped_bit_of_a_table_goes_unnoticed(tmp_path, study, name):
     path = tmp_path / f"run/{name}.parquet"
     raw = path.read_bytes()
     rng = np.random.default_rng(0)
-    num_noticed = 0
     for place in rng.choice(len(raw), 60, replace=False):
         damaged = bytearray(raw)
         damaged[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
-        try:
-            assert_same_results(iclperm.open_run(tmp_path / "run"), whole)
-        except RunError as error:
-            assert f"{name}.parquet is damaged" in str(error)  # noqa: PT017
-            num_noticed += 1
-    assert num_noticed > 20
+        with pytest.raises(RunError, match=rf"{name}\.parquet is damaged"):
+            iclperm.open_run(tmp_path / "run")
+    path.write_bytes(raw)
+    assert_same_results(iclperm.open_run(tmp_path / "run"), whole)
 
 
 def test_a_table_that_says_something_else_is_set_aside_and_written_anew(tmp_path, study):
