@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -247,8 +248,8 @@ void tree_attention(const py::array& q, const py::array& k_new, const py::array&
                     const py::array& v_pool, py::array& out, const Vector<std::int64_t>& visit_row_offsets,
                     const Vector<std::int64_t>& visit_pos, const Vector<std::int64_t>& span_offsets,
                     const Vector<std::int64_t>& span_source, const Vector<std::int64_t>& span_begin,
-                    const Vector<std::int64_t>& span_end, float scaling, float softcap, std::int64_t window,
-                    int num_threads) {
+                    const Vector<std::int64_t>& span_end, const std::optional<Vector<std::int64_t>>& query_rows,
+                    float scaling, float softcap, std::int64_t window, int num_threads) {
   const iclperm::Element element = element_of(q, "q");
   const std::int64_t head_dim = q.ndim() == 3 ? q.shape(2) : 0;
   const auto heads = [&](const py::array& array, const char* name) {
@@ -275,6 +276,8 @@ void tree_attention(const py::array& q, const py::array& k_new, const py::array&
                  .span_source = sized(span_source, num_spans, "span_source", per_span),
                  .span_begin = span_begin.data(),
                  .span_end = sized(span_end, num_spans, "span_end", per_span)},
+      .query_rows = query_rows ? query_rows->data() : nullptr,
+      .num_query_rows = query_rows ? static_cast<std::int64_t>(view(*query_rows, "query_rows").size()) : 0,
       .scaling = scaling,
       .softcap = softcap,
       .window = window};
@@ -283,17 +286,82 @@ void tree_attention(const py::array& q, const py::array& k_new, const py::array&
   iclperm::tree_attention(call, isa, num_threads);
 }
 
-void elementwise(iclperm::Activation activation, const py::array& x, py::array& out, int num_threads) {
+// The row stride of an array that has x's shape.
+std::int64_t stride_like(const py::array& array, const py::array& x, iclperm::Element element, const char* name) {
+  const auto strides = strides_of(array, 2, element, name);
+  require(x.shape(0) == array.shape(0) && x.shape(1) == array.shape(1),
+          std::string(name) + " has shape " + shape_text(array) + " and x " + shape_text(x) + "; they must be equal");
+  return strides[0];
+}
+
+void elementwise(iclperm::Activation activation, const py::array& x, py::array& out,
+                 const std::optional<py::array>& factor, int num_threads) {
   const iclperm::Element element = element_of(x, "x");
   const auto x_strides = strides_of(x, 2, element, "x");
-  const auto out_strides = strides_of(out, 2, element, "out");
-  require(x.shape(0) == out.shape(0) && x.shape(1) == out.shape(1),
-          "out has shape " + shape_text(out) + " and x " + shape_text(x) + "; they must be equal");
-  const iclperm::Elementwise call{activation, element,      x.shape(0),           x.shape(1),
-                                  x.data(),   x_strides[0], writable(out, "out"), out_strides[0]};
+  const iclperm::Elementwise call{.activation = activation,
+                                  .element = element,
+                                  .num_rows = x.shape(0),
+                                  .num_columns = x.shape(1),
+                                  .x = x.data(),
+                                  .x_stride = x_strides[0],
+                                  .y = writable(out, "out"),
+                                  .y_stride = stride_like(out, x, element, "out"),
+                                  .factor = factor ? factor->data() : nullptr,
+                                  .factor_stride = factor ? stride_like(*factor, x, element, "factor") : 0};
   const iclperm::Isa isa = iclperm::selected_isa();
   const py::gil_scoped_release release;
   iclperm::elementwise(call, isa, num_threads);
+}
+
+void rms_norm(const py::array& x, const py::array& weight, py::array& out, std::optional<py::array> sum, float eps,
+              float offset, int num_threads) {
+  const iclperm::Element element = element_of(x, "x");
+  const auto x_strides = strides_of(x, 2, element, "x");
+  strides_of(weight, 1, element, "weight");
+  require(weight.shape(0) == x.shape(1),
+          "weight has shape " + shape_text(weight) + "; x asks for " + std::to_string(x.shape(1)) + " entries");
+  const iclperm::RmsNorm call{.element = element,
+                              .num_rows = x.shape(0),
+                              .num_columns = x.shape(1),
+                              .x = x.data(),
+                              .x_stride = x_strides[0],
+                              .sum = sum ? writable(*sum, "sum") : nullptr,
+                              .sum_stride = sum ? stride_like(*sum, x, element, "sum") : 0,
+                              .weight = weight.data(),
+                              .offset = offset,
+                              .eps = eps,
+                              .out = writable(out, "out"),
+                              .out_stride = stride_like(out, x, element, "out")};
+  const iclperm::Isa isa = iclperm::selected_isa();
+  const py::gil_scoped_release release;
+  iclperm::rms_norm(call, isa, num_threads);
+}
+
+void rotate(py::array& x, const py::array& cosines, const py::array& sines, int num_threads) {
+  const iclperm::Element element = element_of(x, "x");
+  const auto x_strides = strides_of(x, 3, element, "x");
+  const auto cosine_strides = strides_of(cosines, 2, iclperm::Element::float32, "cosines");
+  const auto sine_strides = strides_of(sines, 2, iclperm::Element::float32, "sines");
+  for (const auto& [table, name] : {std::pair{&cosines, "cosines"}, std::pair{&sines, "sines"}}) {
+    require(table->shape(0) == x.shape(0) && table->shape(1) == cosines.shape(1) && table->shape(1) % 2 == 0 &&
+                table->shape(1) <= x.shape(2),
+            std::string(name) + " has shape " + shape_text(*table) + "; x " + shape_text(x) +
+                " asks for a row each of an even number of columns, at most its last axis, as many in both");
+  }
+  const iclperm::Rotation call{.element = element,
+                               .num_rows = x.shape(0),
+                               .num_heads = x.shape(1),
+                               .num_columns = cosines.shape(1),
+                               .x = writable(x, "x"),
+                               .row_stride = x_strides[0],
+                               .head_stride = x_strides[1],
+                               .cosines = static_cast<const float*>(cosines.data()),
+                               .cosine_stride = cosine_strides[0],
+                               .sines = static_cast<const float*>(sines.data()),
+                               .sine_stride = sine_strides[0]};
+  const iclperm::Isa isa = iclperm::selected_isa();
+  const py::gil_scoped_release release;
+  iclperm::rotate(call, isa, num_threads);
 }
 
 py::tuple head_rows(const py::array& logits, const Vector<std::int64_t>& pair_row, const Vector<std::int64_t>& pair_id,
@@ -341,18 +409,23 @@ void bind_kernels(py::module_& module) {
   module.def("tree_attention", &tree_attention, py::arg("q"), py::arg("k_new"), py::arg("v_new"), py::arg("k_pool"),
              py::arg("v_pool"), py::arg("out"), py::arg("visit_row_offsets"), py::arg("visit_pos"),
              py::arg("span_offsets"), py::arg("span_source"), py::arg("span_begin"), py::arg("span_end"), py::kw_only(),
-             py::arg("scaling"), py::arg("softcap") = 0.0f, py::arg("window") = 0, py::arg("num_threads") = 1);
+             py::arg("query_rows") = py::none(), py::arg("scaling"), py::arg("softcap") = 0.0f, py::arg("window") = 0,
+             py::arg("num_threads") = 1);
   const auto def_activation = [&](const char* name, Activation activation) {
     module.def(
         name,
-        [activation](const py::array& x, py::array& out, int num_threads) {
-          elementwise(activation, x, out, num_threads);
+        [activation](const py::array& x, py::array& out, const std::optional<py::array>& factor, int num_threads) {
+          elementwise(activation, x, out, factor, num_threads);
         },
-        py::arg("x"), py::arg("out"), py::kw_only(), py::arg("num_threads") = 1);
+        py::arg("x"), py::arg("out"), py::arg("factor") = py::none(), py::kw_only(), py::arg("num_threads") = 1);
   };
   def_activation("silu", Activation::silu);
   def_activation("gelu_tanh", Activation::gelu_tanh);
   def_activation("gelu_erf", Activation::gelu_erf);
+  module.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("out"), py::arg("sum") = py::none(),
+             py::kw_only(), py::arg("eps"), py::arg("offset") = 0.0f, py::arg("num_threads") = 1);
+  module.def("rotate", &rotate, py::arg("x"), py::arg("cosines"), py::arg("sines"), py::kw_only(),
+             py::arg("num_threads") = 1);
   module.def("head_rows", &head_rows, py::arg("logits"), py::arg("pair_row"), py::arg("pair_id"), py::kw_only(),
              py::arg("softcap") = 0.0f, py::arg("num_threads") = 1);
 }

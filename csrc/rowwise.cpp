@@ -45,6 +45,18 @@ void elementwise(const Elementwise& call, Isa isa, int num_threads) {
           [&](std::int64_t begin, std::int64_t end) { rows(call, begin, end); });
 }
 
+void rms_norm(const RmsNorm& call, Isa isa, int num_threads) {
+  const auto rows = ICLPERM_SELECT(isa, norm_rows);
+  by_rows(call.num_rows, call.num_columns, num_threads,
+          [&](std::int64_t begin, std::int64_t end) { rows(call, begin, end); });
+}
+
+void rotate(const Rotation& call, Isa isa, int num_threads) {
+  const auto rows = ICLPERM_SELECT(isa, rotate_rows);
+  by_rows(call.num_rows, call.num_heads * call.num_columns, num_threads,
+          [&](std::int64_t begin, std::int64_t end) { rows(call, begin, end); });
+}
+
 void head_rows(const HeadRowsCall& call, Isa isa, int num_threads) {
   check(call);
   const auto reduce = ICLPERM_SELECT(isa, reduce_logits);

@@ -1,4 +1,4 @@
-// Functions of one row at a time: activations, and what scoring needs of a row of logits.
+// Functions of one row at a time: activations, norms, rotations, and what scoring needs of a row of logits.
 //
 // An element's or a row's bits depend on that row alone, never on the rows beside it or on the number of threads.
 #pragma once
@@ -12,7 +12,8 @@ namespace iclperm {
 
 enum class Activation : std::uint8_t { silu, gelu_tanh, gelu_erf };
 
-// y = activation(x) on [num_rows, num_columns], columns contiguous; strides count elements.
+// y = activation(x), times factor unless that is nullptr, on [num_rows, num_columns], columns contiguous; strides count
+// elements.
 struct Elementwise {
   Activation activation;
   Element element;
@@ -21,6 +22,36 @@ struct Elementwise {
   std::int64_t x_stride;
   void* y;
   std::int64_t y_stride;
+  const void* factor;
+  std::int64_t factor_stride;
+};
+
+// out = z / sqrt(mean(z^2) + eps) * (offset + weight) of each row z of [num_rows, num_columns]: z = x, or z = sum + x
+// unless sum is nullptr, rounded and left there.
+struct RmsNorm {
+  Element element;
+  std::int64_t num_rows, num_columns;
+  const void* x;
+  std::int64_t x_stride;
+  void* sum;
+  std::int64_t sum_stride;
+  const void* weight;  // [num_columns]
+  float offset, eps;
+  void* out;
+  std::int64_t out_stride;
+};
+
+// Rotary embedding in place: columns i and i + half, half = num_columns / 2, of every head of x [num_rows, num_heads,
+// >= num_columns] are turned by the row's cosines and sines [num_rows, num_columns].
+struct Rotation {
+  Element element;
+  std::int64_t num_rows, num_heads, num_columns;
+  void* x;
+  std::int64_t row_stride, head_stride;
+  const float* cosines;
+  std::int64_t cosine_stride;
+  const float* sines;
+  std::int64_t sine_stride;
 };
 
 // Of each row of logits [R, V], soft-capped: log-sum-exp, first index of the maximum, and whether all are finite. Of
@@ -40,8 +71,13 @@ struct HeadRowsCall {
   float* gathered;               // [N]
 };
 
-// Error in float32: at most 2e-7 * |x| for all three. x may be y.
+// Error in float32: at most 2e-7 * |x|, or |x factor|, for all three. x or factor may be y.
 void elementwise(const Elementwise& call, Isa isa, int num_threads);
+
+// Sums of squares are in float32, in the order of columns. x may be out.
+void rms_norm(const RmsNorm& call, Isa isa, int num_threads);
+
+void rotate(const Rotation& call, Isa isa, int num_threads);
 
 // Throws std::invalid_argument naming the first pair outside [R, V]. One pass over the logits.
 void head_rows(const HeadRowsCall& call, Isa isa, int num_threads);
@@ -51,6 +87,8 @@ void head_rows(const HeadRowsCall& call, Isa isa, int num_threads);
 // All handle rows [begin, end), the last one pairs [begin, end).
 #define ICLPERM_ROWWISE_KERNELS                                                         \
   void elementwise_rows(const Elementwise& call, std::int64_t begin, std::int64_t end); \
+  void norm_rows(const RmsNorm& call, std::int64_t begin, std::int64_t end);            \
+  void rotate_rows(const Rotation& call, std::int64_t begin, std::int64_t end);         \
   void reduce_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end);   \
   void gather_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end);
 namespace baseline {

@@ -31,8 +31,11 @@ void apply(const Elementwise& call, std::int64_t begin, std::int64_t end) {
   for (std::int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(call.x) + row * call.x_stride;
     T* y = static_cast<T*>(call.y) + row * call.y_stride;
+    const T* factor = call.factor ? static_cast<const T*>(call.factor) + row * call.factor_stride : nullptr;
     for (std::int64_t i = 0; i < call.num_columns; i += LANES) {
-      store_some(y + i, call.num_columns - i, Function::of(load_some(x + i, call.num_columns - i)));
+      const std::int64_t count = call.num_columns - i;
+      const vfloat value = Function::of(load_some(x + i, count));
+      store_some(y + i, count, factor ? value * load_some(factor + i, count) : value);
     }
   }
 }
@@ -46,6 +49,64 @@ void apply_as(const Elementwise& call, std::int64_t begin, std::int64_t end) {
       return apply<GeluTanh, T>(call, begin, end);
     case Activation::gelu_erf:
       return apply<GeluErf, T>(call, begin, end);
+  }
+}
+
+// z of a row, sum + x where there is a sum, and the sum of its squares: lane l of part p adds up the columns that are
+// p LANES + l modulo PARTS LANES. Several parts, since each fma of one waits for the one before.
+template <typename T>
+inline float add_and_square(const T* x, T* sum, std::int64_t num_columns) {
+  constexpr int PARTS = 4;
+  vfloat squares[PARTS] = {};
+  for (std::int64_t begin = 0; begin < num_columns; begin += PARTS * LANES) {
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; ++part) {
+      const std::int64_t i = begin + part * LANES;
+      const std::int64_t count = num_columns - i;
+      if (count <= 0) break;
+      if (sum) store_some(sum + i, count, load_some(sum + i, count) + load_some(x + i, count));
+      const vfloat z = load_some(sum ? sum + i : x + i, count);
+      squares[part] = fma(z, z, squares[part]);
+    }
+  }
+  return sum_lanes((squares[0] + squares[1]) + (squares[2] + squares[3]));
+}
+
+template <typename T>
+void norm_as(const RmsNorm& call, std::int64_t begin, std::int64_t end) {
+  const T* weight = static_cast<const T*>(call.weight);
+  for (std::int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(call.x) + row * call.x_stride;
+    T* sum = call.sum ? static_cast<T*>(call.sum) + row * call.sum_stride : nullptr;
+    T* out = static_cast<T*>(call.out) + row * call.out_stride;
+    const float mean = add_and_square(x, sum, call.num_columns) / static_cast<float>(call.num_columns);
+    const vfloat scale = splat(1.0f / sqrtf(mean + call.eps));
+    const T* z = sum ? sum : x;
+    for (std::int64_t i = 0; i < call.num_columns; i += LANES) {
+      const std::int64_t count = call.num_columns - i;
+      store_some(out + i, count, load_some(z + i, count) * scale * (call.offset + load_some(weight + i, count)));
+    }
+  }
+}
+
+template <typename T>
+void rotate_as(const Rotation& call, std::int64_t begin, std::int64_t end) {
+  const std::int64_t half = call.num_columns / 2;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const float* cosines = call.cosines + row * call.cosine_stride;
+    const float* sines = call.sines + row * call.sine_stride;
+    for (std::int64_t head = 0; head < call.num_heads; ++head) {
+      T* x = static_cast<T*>(call.x) + row * call.row_stride + head * call.head_stride;
+      for (std::int64_t i = 0; i < half; i += LANES) {
+        const std::int64_t count = half - i;
+        const vfloat low = load_some(x + i, count);
+        const vfloat high = load_some(x + half + i, count);
+        const vfloat low_turn = high * load_some(sines + i, count);
+        const vfloat high_turn = low * load_some(sines + half + i, count);
+        store_some(x + i, count, fma(low, load_some(cosines + i, count), -low_turn));
+        store_some(x + half + i, count, fma(high, load_some(cosines + half + i, count), high_turn));
+      }
+    }
   }
 }
 
@@ -127,6 +188,14 @@ void gather_as(const HeadRowsCall& call, std::int64_t begin, std::int64_t end) {
 
 void elementwise_rows(const Elementwise& call, std::int64_t begin, std::int64_t end) {
   call.element == Element::float32 ? apply_as<float>(call, begin, end) : apply_as<bfloat16>(call, begin, end);
+}
+
+void norm_rows(const RmsNorm& call, std::int64_t begin, std::int64_t end) {
+  call.element == Element::float32 ? norm_as<float>(call, begin, end) : norm_as<bfloat16>(call, begin, end);
+}
+
+void rotate_rows(const Rotation& call, std::int64_t begin, std::int64_t end) {
+  call.element == Element::float32 ? rotate_as<float>(call, begin, end) : rotate_as<bfloat16>(call, begin, end);
 }
 
 void reduce_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end) {

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -27,9 +28,9 @@ void require(bool holds, const std::string& message) {
 void check_shapes(const TreeAttention& call) {
   const std::int64_t hkv = call.k_new.num_heads;
   require(call.head_dim >= 1, "head_dim is " + std::to_string(call.head_dim) + "; at least 1 is needed");
-  require(hkv >= 1 && call.q.num_heads >= 1 && call.q.num_heads % hkv == 0, "q has " + std::to_string(call.q.num_heads) +
-                                                       " heads, not a multiple of the " + std::to_string(hkv) +
-                                                       " key-value heads of k_new");
+  require(hkv >= 1 && call.q.num_heads >= 1 && call.q.num_heads % hkv == 0,
+          "q has " + std::to_string(call.q.num_heads) + " heads, not a multiple of the " + std::to_string(hkv) +
+              " key-value heads of k_new");
   const auto same = [](const ConstHeadRows& x, const ConstHeadRows& like, const char* name, const char* like_name) {
     require(x.num_rows == like.num_rows && x.num_heads == like.num_heads,
             std::string(name) + " is [" + std::to_string(x.num_rows) + ", " + std::to_string(x.num_heads) + ", d]; " +
@@ -39,8 +40,9 @@ void check_shapes(const TreeAttention& call) {
   same(call.v_new, call.k_new, "v_new", "k_new");
   same(call.v_pool, call.k_pool, "v_pool", "k_pool");
   same({nullptr, call.out.num_rows, call.out.num_heads, 0, 0}, call.q, "out", "q");
-  require(call.k_new.num_rows == call.q.num_rows, "k_new has " + std::to_string(call.k_new.num_rows) + " rows and q " +
-                                                      std::to_string(call.q.num_rows) + "; they must be equal");
+  require(call.query_rows != nullptr || call.k_new.num_rows == call.q.num_rows,
+          "k_new has " + std::to_string(call.k_new.num_rows) + " rows and q " + std::to_string(call.q.num_rows) +
+              "; they must be equal");
   require(call.k_pool.num_heads == hkv, "k_pool has " + std::to_string(call.k_pool.num_heads) + " heads and k_new " +
                                             std::to_string(hkv) + "; they must be equal");
   require(std::isfinite(call.scaling), "scaling is " + std::to_string(call.scaling) + "; it must be finite");
@@ -80,13 +82,44 @@ void check_visit(const TreeAttention& call, std::int64_t visit) {
                                            std::to_string(visits.pos[visit]));
 }
 
+void check_query_rows(const TreeAttention& call) {
+  const Visits& visits = call.visits;
+  require(call.num_query_rows <= call.q.num_rows, "query_rows has " + std::to_string(call.num_query_rows) +
+                                                      " entries, more than the " + std::to_string(call.q.num_rows) +
+                                                      " rows of q");
+  for (std::int64_t n = 0; n < call.num_query_rows; ++n) {
+    const std::int64_t row = call.query_rows[n];
+    require(visits.row_offsets[0] <= row && row < visits.row_offsets[visits.num_visits],
+            "query_rows holds " + std::to_string(row) + ", a row that no visit owns");
+    require(n == 0 || call.query_rows[n - 1] < row, "query_rows does not rise at entry " + std::to_string(n));
+  }
+}
+
 void check(const TreeAttention& call, int num_threads) {
   const Visits& visits = call.visits;
   require(num_threads >= 1, "num_threads is " + std::to_string(num_threads) + "; at least 1 is needed");
   check_shapes(call);
-  check_offsets(visits.row_offsets, visits.num_visits, call.q.num_rows, "visit_row_offsets");
+  check_offsets(visits.row_offsets, visits.num_visits, call.k_new.num_rows, "visit_row_offsets");
   check_offsets(visits.span_offsets, visits.num_visits, visits.num_spans, "span_offsets");
   for (std::int64_t v = 0; v < visits.num_visits; ++v) check_visit(call, v);
+  check_query_rows(call);
+}
+
+// The rows of q that visits own, and the pack row of each row of q.
+struct Queries {
+  std::int64_t begin, end;
+  std::vector<std::int64_t> pack_rows;
+};
+
+Queries queries_of(const TreeAttention& call) {
+  if (call.query_rows != nullptr) {
+    return {0, call.num_query_rows, {call.query_rows, call.query_rows + call.num_query_rows}};
+  }
+  const Visits& visits = call.visits;
+  Queries all{visits.row_offsets[0], visits.row_offsets[visits.num_visits],
+              std::vector<std::int64_t>(at(call.q.num_rows))};
+  std::iota(all.pack_rows.begin(), all.pack_rows.end(), 0);
+  return all;
 }
 
 struct BlockGroup {
@@ -100,14 +133,16 @@ struct Work {
 };
 
 // Cuts visits into blocks of at most MAX_LINES lines and puts consecutive ones together up to the same number.
-Work divide(const TreeAttention& call) {
+Work divide(const TreeAttention& call, const Queries& queries) {
   const std::int64_t group_size = call.q.num_heads / call.k_new.num_heads;
   const std::int64_t max_rows = std::max<std::int64_t>(1, MAX_LINES / group_size);
   Work work;
   std::int64_t lines = 0;
+  std::int64_t row = queries.begin;
   for (std::int64_t v = 0; v < call.visits.num_visits; ++v) {
-    const std::int64_t visit_end = call.visits.row_offsets[v + 1];
-    for (std::int64_t row = call.visits.row_offsets[v]; row < visit_end;) {
+    std::int64_t visit_end = row;
+    while (visit_end < queries.end && queries.pack_rows[at(visit_end)] < call.visits.row_offsets[v + 1]) ++visit_end;
+    while (row < visit_end) {
       const std::int64_t end = std::min(row + max_rows, visit_end);
       const std::int64_t num_lines = (end - row) * group_size;
       if (work.groups.empty() || lines + num_lines > MAX_LINES) {
@@ -174,10 +209,13 @@ void clear_rows(const MutableHeadRows& out, std::int64_t head_dim, Element eleme
 
 }  // namespace
 
-void tree_attention(const TreeAttention& call, Isa isa, int num_threads) {
-  check(call, num_threads);
+void tree_attention(const TreeAttention& asked, Isa isa, int num_threads) {
+  check(asked, num_threads);
   const auto attend = ICLPERM_SELECT(isa, attend);
-  const Work work = divide(call);
+  const Queries queries = queries_of(asked);
+  TreeAttention call = asked;
+  call.query_rows = queries.pack_rows.data();  // the kernels always have it
+  const Work work = divide(call, queries);
   const std::int64_t num_heads = call.k_new.num_heads;
   const std::int64_t num_items = static_cast<std::int64_t>(work.groups.size()) * num_heads;
 
@@ -191,8 +229,8 @@ void tree_attention(const TreeAttention& call, Isa isa, int num_threads) {
     attend(call, {work.blocks.data() + group.begin, group.end - group.begin, item % num_heads},
            memory[at(worker)]->scratch());
   });
-  clear_rows(call.out, call.head_dim, call.element, 0, call.visits.row_offsets[0]);
-  clear_rows(call.out, call.head_dim, call.element, call.visits.row_offsets[call.visits.num_visits], call.q.num_rows);
+  clear_rows(call.out, call.head_dim, call.element, 0, queries.begin);
+  clear_rows(call.out, call.head_dim, call.element, queries.end, call.q.num_rows);
 }
 
 }  // namespace iclperm

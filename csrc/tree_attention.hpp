@@ -47,17 +47,21 @@ struct Visits {
 struct TreeAttention {
   Element element;
   std::int64_t head_dim;
-  ConstHeadRows q;             // [M, Hq, d]
+  ConstHeadRows q;             // [M, Hq, d], or [Q, Hq, d] with query_rows
   ConstHeadRows k_new, v_new;  // [M, Hkv, d]
   ConstHeadRows k_pool, v_pool;
-  MutableHeadRows out;  // [M, Hq, d]
+  MutableHeadRows out;  // as q
   Visits visits;
+  // [num_query_rows], ascending: row n of q and out is that of pack row query_rows[n]. nullptr: of pack row n.
+  const std::int64_t* query_rows;
+  std::int64_t num_query_rows;
   float scaling;
   float softcap;        // 0: none
   std::int64_t window;  // 0: none; else a row sees the keys less than `window` positions before it
 };
 
-// Throws std::invalid_argument naming the visit and the number that is wrong. Rows that no visit owns become zero.
+// Throws std::invalid_argument naming the visit and the number that is wrong. Rows of out that no visit owns,
+// or that lie past query_rows, become zero.
 // Cost: 4 * head_dim * Hq flops for every visible (row, key) pair, tiles' edges rounded up.
 void tree_attention(const TreeAttention& call, Isa isa, int num_threads);
 
@@ -68,7 +72,7 @@ constexpr int MAX_LINES = 256;  // (row, head) pairs that a work item holds; mor
 constexpr int MAX_LANES = 16;   // floats in the widest vector
 constexpr int VECTOR_ALIGNMENT = 64;
 
-// Rows [row_begin, row_end) of a visit, all heads of a group: lines [line_begin, ...) of its work item.
+// Rows [row_begin, row_end) of q, all of one visit, all heads of a group: lines [line_begin, ...) of its work item.
 struct Block {
   std::int64_t visit;
   std::int64_t row_begin;

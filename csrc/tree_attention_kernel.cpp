@@ -85,12 +85,16 @@ inline void multiply(int num_rows, std::int64_t num_vecs, const float* a, std::i
 
 class Path {
  public:
-  Path(const Visits& visits, const Block& block)
-      : visits_(visits),
-        own_begin_(visits.row_offsets[block.visit]),
-        own_pos_(visits.pos[block.visit]),
-        first_pos_(own_pos_ + block.row_begin - own_begin_),
-        length_(own_pos_ + block.row_end - own_begin_) {}
+  Path(const TreeAttention& call, const Block& block)
+      : visits_(call.visits),
+        rows_(call.query_rows),
+        own_begin_(visits_.row_offsets[block.visit]),
+        own_pos_(visits_.pos[block.visit]),
+        first_pos_(position(block.row_begin)),
+        length_(position(block.row_end - 1) + 1) {}
+
+  // Of a row of q.
+  std::int64_t position(std::int64_t row) const { return own_pos_ + rows_[row] - own_begin_; }
 
   // Whether a row of the block sees a key at positions [first, first + TILE).
   bool reaches(std::int64_t first, std::int64_t window) const {
@@ -119,6 +123,7 @@ class Path {
 
  private:
   const Visits& visits_;
+  const std::int64_t* const rows_;
   const std::int64_t own_begin_, own_pos_, first_pos_, length_;
 };
 
@@ -309,12 +314,12 @@ void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch
   std::int64_t longest = 0;
   for (std::int64_t b = 0; b < item.num_blocks; ++b) {
     const Block& block = item.blocks[b];
-    const Path path(call.visits, block);
+    const Path path(call, block);
     scratch.cursors[b] = {call.visits.span_offsets[block.visit], 0};
     first = min(first, call.window > 0 ? max(path.first_pos() - call.window + 1, 0) / TILE * TILE : 0);
     longest = max(longest, path.length());
     for_lines(block, item.kv_head, group_size, [&](std::int64_t line, std::int64_t row, std::int64_t head) {
-      lines.start(line, row_of<T>(call.q, row, head), path.first_pos() + row - block.row_begin);
+      lines.start(line, row_of<T>(call.q, row, head), path.position(row));
     });
   }
 
@@ -331,7 +336,7 @@ void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch
     };
     for (std::int64_t b = 0; b < item.num_blocks; ++b) {
       const Block& block = item.blocks[b];
-      const Path path(call.visits, block);
+      const Path path(call, block);
       if (!path.reaches(first, call.window)) continue;
       PathTile own;
       path.tile(first, scratch.cursors[b], own);

@@ -42,6 +42,7 @@ def tree_attention(
     span_begin: Int64s,
     span_end: Int64s,
     *,
+    query_rows: Int64s | None = None,
     scaling: float,
     softcap: float = 0.0,
     window: int = 0,
@@ -52,19 +53,44 @@ def tree_attention(
     q, out: [M, Hq, d]; k_new, v_new: [M, Hkv, d]; k_pool, v_pool: [slots, Hkv, d]; Hq a multiple of Hkv. Visit v owns
     rows [visit_row_offsets[v], visit_row_offsets[v + 1]) at positions visit_pos[v], visit_pos[v] + 1, ...; the keys at
     positions [0, visit_pos[v]) are its spans span_offsets[v] .. span_offsets[v + 1], in order: [span_begin, span_end)
-    of the pool's slots (span_source 0) or of the pack's rows (1). Rows without a visit become zero. ``softcap`` and
+    of the pool's slots (span_source 0) or of the pack's rows (1). Rows without a visit become zero. With ``query_rows``
+    [Q], ascending, q and out hold those pack rows alone, [>= Q, Hq, d], at no cost for the others. ``softcap`` and
     ``window`` are off at 0; a row sees the keys less than ``window`` positions before it. Sums are in float32.
     Cost: 4 d Hq flops for every visible pair of row and key.
     """
 
-def silu(x: Elements, out: Elements, *, num_threads: int = 1) -> None:
-    """x / (1 + exp(-x)) on [M, N]; out may be x. In float32 within 2e-7 |x|."""
+def silu(x: Elements, out: Elements, factor: Elements | None = None, *, num_threads: int = 1) -> None:
+    """x / (1 + exp(-x)), times ``factor`` if given, on [M, N]; out may be an input. In float32 within 2e-7 |x|."""
 
-def gelu_tanh(x: Elements, out: Elements, *, num_threads: int = 1) -> None:
-    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) on [M, N]; out may be x. In float32 within 2e-7 |x|."""
+def gelu_tanh(x: Elements, out: Elements, factor: Elements | None = None, *, num_threads: int = 1) -> None:
+    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); the rest as for ``silu``."""
 
-def gelu_erf(x: Elements, out: Elements, *, num_threads: int = 1) -> None:
-    """x / 2 (1 + erf(x / sqrt(2))) on [M, N]; out may be x. In float32 within 2e-7 |x|."""
+def gelu_erf(x: Elements, out: Elements, factor: Elements | None = None, *, num_threads: int = 1) -> None:
+    """x / 2 (1 + erf(x / sqrt(2))); the rest as for ``silu``."""
+
+def rms_norm(
+    x: Elements,
+    weight: Elements,
+    out: Elements,
+    sum: Elements | None = None,
+    *,
+    eps: float,
+    offset: float = 0.0,
+    num_threads: int = 1,
+) -> None:
+    """z / sqrt(mean(z^2) + eps) (offset + weight) of each row z = x of [M, N]; out may be x.
+
+    With ``sum`` [M, N], z = sum + x instead, which is left there. In float32 inside, rounded once.
+    """
+
+def rotate(
+    x: Elements, cosines: npt.NDArray[np.float32], sines: npt.NDArray[np.float32], *, num_threads: int = 1
+) -> None:
+    """Rotary embedding of x [M, H, d] in place, by float32 cosines and sines [M, r], r even, r <= d.
+
+    Columns i and i + r / 2 of a head become x_i cos_i - x_(i + r/2) sin_i and x_(i + r/2) cos_(i + r/2) +
+    x_i sin_(i + r/2); columns from r on stay.
+    """
 
 def head_rows(
     logits: Elements, pair_row: Int64s, pair_id: Int64s, *, softcap: float = 0.0, num_threads: int = 1

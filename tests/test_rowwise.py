@@ -17,6 +17,7 @@ from iclperm.errors import RequestError
 
 ISAS = _core.available_isas()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ROWS = np.ones((3, 4), np.float32)
 
 ACTIVATIONS: dict[str, tuple[Callable[..., None], Callable[[Tensor], Tensor]]] = {
     "silu": (_core.silu, functional.silu),
@@ -81,6 +82,123 @@ def test_activation_bits_do_not_depend_on_place_strides_or_threads(name: str, dt
 def test_many_rows_are_shared_among_threads() -> None:
     x = torch.randn(600, 1000, generator=torch.Generator().manual_seed(2))
     assert same_bits(apply("silu", x, num_threads=4), apply("silu", x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_times_a_factor(name: str, dtype: str) -> None:
+    kernel, exact = ACTIVATIONS[name]
+    rng = torch.Generator().manual_seed(5)
+    x, factor = ((3 * torch.randn(21, 131, generator=rng)).to(DTYPES[dtype]) for _ in range(2))
+    out = torch.full(x.shape, torch.nan, dtype=x.dtype)
+    kernel(as_numpy(x), as_numpy(out), as_numpy(factor), num_threads=2)
+    error = (out.double() - exact(x.double()) * factor.double()).abs()
+    assert (error <= 2 * TOLERANCES["activation"][dtype] * (x.double() * factor.double()).abs()).all()
+    in_place = x.clone()
+    kernel(as_numpy(in_place[:, :57]), as_numpy(in_place[:, :57]), as_numpy(factor[:, :57]))
+    assert same_bits(in_place[:, :57], out[:, :57])
+    with pytest.raises(RequestError, match=r"^factor has shape \(20, 131\) and x \(21, 131\); they must be equal$"):
+        kernel(as_numpy(x), as_numpy(out), as_numpy(factor[:20]))
+
+
+def rms_norm(x: Tensor, weight: Tensor, total: Tensor | None = None, **options: float) -> Tensor:
+    out = torch.full(x.shape, torch.nan, dtype=x.dtype)
+    arrays = [as_numpy(x), as_numpy(weight), as_numpy(out), None if total is None else as_numpy(total)]
+    _core.rms_norm(*arrays, **{"eps": 1e-6, **options})  # type: ignore[arg-type]
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 5, 16, 63, 64, 65, 128, 1000])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_norm_is_accurate_with_a_sum_and_without(width: int, offset: float, dtype: str) -> None:
+    rng = torch.Generator().manual_seed(width)
+    x, total, weight = (
+        torch.randn(size, generator=rng).to(DTYPES[dtype]) for size in [(13, width), (13, width), width]
+    )
+
+    def exact(z: Tensor) -> Tensor:
+        scale = (z.double().square().mean(dim=1, keepdim=True) + 1e-6).rsqrt()
+        return z.double() * scale * (offset + weight.double())
+
+    def assert_close(out: Tensor, expected: Tensor) -> None:
+        assert ((out.double() - expected).abs() <= 2 * TOLERANCES["activation"][dtype] * expected.abs() + 1e-7).all()
+
+    assert_close(rms_norm(x, weight, offset=offset), exact(x))
+    added, expected = total.clone(), total + x
+    assert_close(rms_norm(x, weight, added, offset=offset), exact(expected))
+    assert same_bits(added, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_bits_do_not_depend_on_company_strides_threads_or_place(dtype: str) -> None:
+    rng = torch.Generator().manual_seed(6)
+    wide = torch.randn(300, 210, generator=rng).to(DTYPES[dtype])
+    x, weight = wide[:, :200], torch.randn(200, generator=rng).to(DTYPES[dtype])
+    whole = rms_norm(x, weight)
+    assert not whole.isnan().any()
+    assert same_bits(rms_norm(x, weight, num_threads=3), whole)
+    assert same_bits(rms_norm(x, weight, torch.zeros_like(x)), whole)
+    for row in (0, 7, 299):
+        assert same_bits(rms_norm(x[row : row + 1].clone(), weight), whole[row : row + 1])
+    in_place = x.contiguous()
+    _core.rms_norm(as_numpy(in_place), as_numpy(weight), as_numpy(in_place), eps=1e-6)
+    assert same_bits(in_place, whole)
+    broken = x.clone()
+    broken[4, 3] = torch.nan
+    out = rms_norm(broken, weight)
+    assert out[4].isnan().all()
+    assert same_bits(out[5:], whole[5:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "turned"), [(2, 2), (12, 12), (20, 12), (64, 64), (128, 96), (80, 80)])
+def test_rotation_is_accurate_and_by_row(head_dim: int, turned: int, dtype: str) -> None:
+    rng = torch.Generator().manual_seed(head_dim)
+    x = torch.randn(37, 3, head_dim, generator=rng).to(DTYPES[dtype])
+    cosines, sines = torch.randn(37, turned, generator=rng), torch.randn(37, turned, generator=rng)
+
+    def rotated(x: Tensor, begin: int = 0, num_threads: int = 1) -> Tensor:
+        out, end = x.clone(), begin + x.shape[0]
+        _core.rotate(as_numpy(out), cosines[begin:end].numpy(), sines[begin:end].numpy(), num_threads=num_threads)
+        return out
+
+    exact = x.double()
+    low, high = exact[..., : turned // 2], exact[..., turned // 2 : turned]
+    turn = exact[..., :turned] * cosines[:, None] + torch.cat([-high, low], dim=-1) * sines[:, None]
+    out = rotated(x)
+    bound = (
+        exact[..., :turned].abs() * cosines[:, None].abs() + torch.cat([high, low], dim=-1).abs() * sines[:, None].abs()
+    )
+    assert ((out.double()[..., :turned] - turn).abs() <= TOLERANCES["activation"][dtype] * bound).all()
+    assert same_bits(out[..., turned:], x[..., turned:])
+    assert same_bits(rotated(x, num_threads=3), out)
+    assert same_bits(rotated(x[5:6], 5), out[5:6])
+    wide = torch.cat([x, x], dim=1)
+    _core.rotate(as_numpy(wide[:, 3:]), cosines.numpy(), sines.numpy())
+    assert same_bits(wide[:, 3:], out)
+    assert same_bits(wide[:, :3], x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: _core.rms_norm(ROWS, ROWS[0, :2], ROWS.copy(), eps=1e-6),
+         r"weight has shape \(2,\); x asks for 4 entries"),
+        (lambda: _core.rms_norm(ROWS, ROWS[0], ROWS[:1].copy(), eps=1e-6),
+         r"out has shape \(1, 4\) and x \(3, 4\); they must be equal"),
+        (lambda: _core.rms_norm(ROWS, ROWS[0], ROWS.copy(), ROWS[:, :3].copy(), eps=1e-6),
+         r"sum has shape \(3, 3\) and x \(3, 4\); they must be equal"),
+        (lambda: _core.rotate(ROWS[:, None].copy(), ROWS[:2], ROWS[:2]),
+         r"cosines has shape \(2, 4\); x \(3, 1, 4\) asks"),
+        (lambda: _core.rotate(ROWS[:, None].copy(), ROWS[:, :3], ROWS[:, :3]), r"cosines has shape \(3, 3\); x"),
+        (lambda: _core.rotate(ROWS[:, None].copy(), ROWS, ROWS[:, :2]), r"sines has shape \(3, 2\); x"),
+        (lambda: _core.rotate(ROWS[:, None].copy(), ROWS, ROWS.astype(np.uint16)), "sines is uint16, unlike the first"),
+    ],
+)  # fmt: skip
+def test_bad_norms_and_rotations_are_refused(call: Callable[[], None], message: str) -> None:
+    with pytest.raises(RequestError, match=f"^{message}"):
+        call()
 
 
 def test_activation_of_nothing() -> None:

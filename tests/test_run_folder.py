@@ -650,7 +650,7 @@ def test_the_tables_of_every_extent_can_be_read_without_us(tmp_path, study):
 
 
 # Every released format is read for ever: a small run of each (this one was extended), and the digest that it had.
-RELEASED = {"format-1": "10a25d72b09ea2a5c0d81f1fd85186f861d845411b09dba6c70f502918a3d6a7"}
+RELEASED = {"format-1": "3ec211e6298f1d30235324acca5d52c10272fbd91167c705e26d848bb0abd0de"}
 RUNS = Path(__file__).parent / "data/runs"
 
 

@@ -1,6 +1,7 @@
 """The packed-tree attention kernel: exact against plain attention, and blind to everything off a row's path."""
 
 import os
+import random
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -75,7 +76,7 @@ def visit_arrays(visits: list[Visit]) -> dict[str, npt.NDArray[np.int64]]:
     }
 
 
-def attend(case: Case, num_threads: int = 1) -> Tensor:
+def attend(case: Case, num_threads: int = 1, query_rows: npt.NDArray[np.int64] | None = None) -> Tensor:
     """The kernel's output, in memory that held NaN before."""
     out = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype)
     tensors = (case.q, case.k_new, case.v_new, case.k_pool, case.v_pool, out)
@@ -86,6 +87,7 @@ def attend(case: Case, num_threads: int = 1) -> Tensor:
         softcap=case.softcap,
         window=case.window,
         num_threads=num_threads,
+        query_rows=query_rows,
     )
     return out
 
@@ -290,6 +292,22 @@ def test_one_row_at_a_time_gives_the_same_bits(isa: str) -> None:
         assert_same_bits(attend(alone(case, case.visits[0], row, row + 1)), together[row : row + 1])
 
 
+@pytest.mark.parametrize("path", ISAS)
+@settings(max_examples=25, deadline=None)
+@given(case=cases, choice=st.randoms(use_true_random=False), padding=st.integers(0, 3), threads=st.integers(1, 3))
+def test_chosen_rows_have_the_bits_they_have_among_all(
+    path: str, case: Case, choice: random.Random, padding: int, threads: int
+) -> None:
+    owned = [row for begin, end, _ in case.visits for row in range(begin, end)]
+    rows = sorted(choice.sample(owned, choice.randint(0, len(owned))))
+    q = torch.cat([case.q[rows], torch.full((padding, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ICLPERM_ISA", path)
+        out = attend(replace(case, q=q), num_threads=threads, query_rows=np.array(rows, np.int64))
+        assert_same_bits(out[: len(rows)], attend(case)[rows])
+    assert_same_bits(out[len(rows) :], torch.zeros_like(out[len(rows) :]))
+
+
 def test_what_a_row_may_not_see_cannot_reach_it(isa: str) -> None:
     """NaN keys and values after a row, behind its window and in other branches leave its bits alone."""
     visits: list[Visit] = [(0, 20, [(0, 0, 100)]), (20, 40, [(0, 0, 100), (1, 0, 10)]), (40, 41, [(0, 120, 130)])]
@@ -418,6 +436,10 @@ def read_only(*shape: int) -> npt.NDArray[np.generic]:
         ({"span_source": np.array([0, 2, 1])}, r"visit 1: span source is 2; 0 \(pool\) or 1 \(pack\) is needed"),
         ({"span_end": np.array([9, 9, 6])}, r"visit 1: span \[0, 6\) is not within the 5 pack rows"),
         ({"span_begin": np.array([10, 0, 0])}, r"visit 0: span \[10, 9\) is not within the 150 pool slots"),
+        ({"query_rows": np.array([0, 5])}, "query_rows holds 5, a row that no visit owns"),
+        ({"query_rows": np.array([3, 3])}, "query_rows does not rise at entry 1"),
+        ({"query_rows": np.array([0, 1, 2]), "q": zeros(2, 4, 8), "out": zeros(2, 4, 8)},
+         "query_rows has 3 entries, more than the 2 rows of q"),
         ({"visit_pos": np.array([9, 13])}, "visit 1: spans hold 12 keys but its first row is at position 13"),
     ],
 )  # fmt: skip

@@ -63,8 +63,9 @@ class Engine:
     Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
     bit for bit as it was. ``pack_tokens`` is the size of a forward pass, ``memory_budget`` bounds the bytes of keys and
     values alive at once. Where memory runs out all the same, packs are halved for the rest of the engine's life if that
-    cannot change a bit (``row_invariant``), else OutOfMemory names a size to start anew with. ``plain=True`` serves
-    any architecture prompt by prompt instead, at the full cost.
+    cannot change a bit (``row_invariant``), else OutOfMemory names a size to start anew with. On a CPU, decoder layers
+    of our own stand in for those of the architectures they know; ``layers="transformers"`` forgoes that. ``plain=True``
+    serves any architecture prompt by prompt instead, at the full cost.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Engine:
         tokenizer: Any = None,
         *,
         attention: str = "auto",
+        layers: str = "auto",
         plain: bool = False,
         pack_tokens: int = DEFAULT_PACK_TOKENS,
         unit_tokens: int = DEFAULT_UNIT_TOKENS,
@@ -86,7 +88,7 @@ class Engine:
         self._pack_limit = PackLimit()
         self._unchecked = self_check and not plain
         self._measured_rate: float | None = None
-        self._model = PlainModel(model) if plain else TreeModel(model, attention)
+        self._model = PlainModel(model) if plain else TreeModel(model, attention, layers)
         kv_tokens = None if memory_budget is None or plain else memory_budget // self._model.kv_bytes_per_token
         self._limits: dict[str, Any] = {"pack_tokens": pack_tokens, "kv_tokens": kv_tokens, "unit_tokens": unit_tokens}
         self._encoder = Encoder(tokenizer, self._model.config)
@@ -116,6 +118,11 @@ class Engine:
         return self._model.attention
 
     @property
+    def layers(self) -> str:
+        """Whose decoder layers run: ``fused`` (ours), ``transformers``, or ``plain``."""
+        return self._model.layers
+
+    @property
     def max_tokens(self) -> int:
         """Longest prompt that can be scored, in tokens."""
         return self._model.max_positions
@@ -140,7 +147,8 @@ class Engine:
         packs_matter = isinstance(self._model, TreeModel) and not self.row_invariant
         return {
             "attention": self.attention,
-            "isa": _core.isa() if self.attention == "native" else None,
+            "layers": self.layers,
+            "isa": _core.isa() if self.attention == "native" or self.layers == "fused" else None,
             "device": self._model.device_name,
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
@@ -207,7 +215,13 @@ class Engine:
             yield report
         finally:
             report.seconds["total"] += time.perf_counter() - started
-            report.flops = self._model.flops(report.tokens_forwarded, report.scored_rows, report.attention_pairs)
+            report.flops = self._model.flops(
+                report.tokens_forwarded,
+                report.scored_rows,
+                report.attention_pairs,
+                report.skipped_tokens,
+                report.skipped_pairs,
+            )
             self.totals.add(report)
 
     def _gemm_rate(self) -> float:
@@ -348,6 +362,8 @@ class Engine:
         if self._unchecked and isinstance(self._model, TreeModel):
             started = time.perf_counter()
             try:
+                if not selfcheck.layers_agree(self._model):
+                    self._model.use_transformers_layers()
                 is_invariant = selfcheck.check_agreement(self._model)
                 is_invariant = is_invariant and selfcheck.rows_are_invariant(self._model, self.pack_tokens)
             except Exception as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import PlainModel, gemm_rate, load_shapes
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, Plan
 
@@ -60,7 +61,8 @@ def estimate(
     hidden, num_layers = int(model.config.hidden_size), int(model.config.num_hidden_layers)
     pack_tokens = max((plan.pack_tokens for plan in plans), default=DEFAULT_PACK_TOKENS)
     rate = gemm_rate(pack_tokens, hidden, model.dtype, place)
-    flops = sum(model.flops(plan.tokens, plan.scored_rows, plan.attention_pairs) for plan in plans)
+    is_narrowed = may_fuse(place, model.dtype) and model.known_decoder is not None
+    flops = sum(_flops(model, plan, is_narrowed=is_narrowed) for plan in plans)
     reached = min(_MOST_UTILISATION, hidden / (hidden + _HALF_RATE_HIDDEN))
     seconds = flops / (rate * reached) + _LAYER_SECONDS * num_layers * sum(plan.num_packs for plan in plans)
     return Estimate(
@@ -73,3 +75,8 @@ def estimate(
         weight_bytes=sum(weight.numel() * weight.itemsize for weight in shapes.parameters()),
         kv_token_bytes=model.kv_bytes_per_token,
     )
+
+
+def _flops(model: PlainModel, plan: Plan, *, is_narrowed: bool) -> float:
+    skipped = (plan.tokens - plan.scored_rows, plan.attention_pairs - plan.scored_pairs) if is_narrowed else (0, 0)
+    return model.flops(plan.tokens, plan.scored_rows, plan.attention_pairs, *skipped)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.engine.forward import KvPool
 from iclperm.engine.memory import PackLimit, is_out_of_memory
-from iclperm.engine.model import KvPool, PlainModel, TreeModel
+from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import Pack, Plan
 from iclperm.engine.tree import PrefixTree, path_to_token, path_tokens
 from iclperm.errors import OutOfMemory, PlanError
@@ -31,6 +32,8 @@ class Report:
     num_splits: int = 0  # times that packs were halved because memory ran out
     scored_rows: int = 0
     attention_pairs: int = 0  # query-key pairs, for one head and layer
+    skipped_tokens: int = 0  # of the tokens forwarded, those of which the last layer computed keys and values alone
+    skipped_pairs: int = 0  # of the attention pairs, those of skipped tokens
     flops: float = 0.0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     gemm_rate: Callable[[], float] = field(default=lambda: float("nan"), repr=False, compare=False)
@@ -44,7 +47,7 @@ class Report:
     def add(self, other: Report) -> None:
         """Accumulate another report; peaks take the maximum."""
         for name in ("tokens_naive", "tokens_unique", "tokens_forwarded", "padding_rows", "num_packs", "num_splits",
-                     "scored_rows", "attention_pairs", "flops"):  # fmt: skip
+                     "scored_rows", "attention_pairs", "skipped_tokens", "skipped_pairs", "flops"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kv_peak_tokens = max(self.kv_peak_tokens, other.kv_peak_tokens)
         for phase, seconds in other.seconds.items():
@@ -119,9 +122,13 @@ def _run_pack(model: TreeModel, pool: KvPool, pack: Pack, values: UnitValues, co
     cost.seconds["forward"] += forwarded - started
     cost.num_packs += 1
     cost.tokens_forwarded += tree.num_tokens
-    cost.padding_rows += hidden.shape[0] - len(pack)
+    cost.padding_rows += tree.num_rows - len(pack)
     cost.kv_peak_tokens = max(cost.kv_peak_tokens, pack.held_tokens + len(pack))
-    cost.attention_pairs += int(pack.positions.sum()) + len(pack)
+    pairs = pack.positions.astype(np.int64) + 1
+    cost.attention_pairs += int(pairs.sum())
+    if tree.is_narrowed:
+        cost.skipped_tokens += len(pack) - tree.num_scored
+        cost.skipped_pairs += int(pairs.sum() - pairs[pack.scored_rows].sum())
     if pack.scored_rows.size:
         reading = model.read(hidden, pack)
         values.logprob[pack.pair_out] = reading.logprob

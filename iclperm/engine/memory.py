@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from iclperm.engine.model import TreeModel, padded_rows
+from iclperm.engine.forward import padded_rows
+from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import Plan
 from iclperm.errors import OutOfMemory
 

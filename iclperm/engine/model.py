@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,17 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, A
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from iclperm.engine.forward import KvPool, TreeForward, padded_rows
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.kernels.attention import AttentionRule, PackAttention, prepare
+from iclperm.engine.kernels.attention import AttentionRule, prepare
 from iclperm.engine.kernels.head import Reading, read_logits
+from iclperm.engine.layers import FusedDecoder, is_untouched, known_decoder, may_fuse
 from iclperm.engine.plan import Pack
 from iclperm.errors import ModelError
 from iclperm.reference.scoring import evaluating
 
 # Free of "sdpa", "flash" and "flex_attention", which transformers looks for inside implementation names.
 ATTENTION_NAME = "iclperm_tree"
-
-# A matrix product splits its rows among the threads; a share of fewer than 4 rows, or no multiple of 4, takes another
-# code path and other bits (measured: MKL, fp32, 2 threads: 9, 10 and 11 rows differ from all of 12 to 2048).
-_ROW_MULTIPLE = 8
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 # Rotary types whose scale depends on the length of the prompt beyond their original window.
@@ -227,61 +224,6 @@ def _refuse_folder_without_weights(folder: Path) -> None:
     raise ModelError(f"model folder '{folder}' has no weights; it needs model.safetensors")
 
 
-class KvPool:
-    """Keys and values of the open path: one pair of tensors [slots, Hkv, d] a layer, slots as the plan numbers them."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = max(1, num_slots)
-        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def layer(self, number: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pool of a layer, made at its first use in the shape of its k and v [M, Hkv, d]."""
-        if number == len(self._layers):
-            self._layers.append(
-                (k.new_zeros(self._num_slots, *k.shape[1:]), v.new_zeros(self._num_slots, *v.shape[1:]))
-            )
-        return self._layers[number]
-
-
-@dataclass
-class TreeForward:
-    """One pack on its way through the layers; the attention function finds it in its keyword ``tree``."""
-
-    pack: Pack
-    num_rows: int  # of the pack with its padding
-    pool: KvPool
-    attend: PackAttention
-    config: Any
-    num_layers: int = 0
-    num_tokens: int = 0  # rows of the pack that the first layer saw, padding not counted
-
-    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
-        """Attend q [M, Hq, d] over the tree, then keep what later packs need of k and v [M, Hkv, d]."""
-        if self.num_layers == 0:
-            self.num_tokens = q.shape[0] - (self.num_rows - len(self.pack))
-        if v.shape[-1] != q.shape[-1]:
-            raise ModelError(
-                f"{self.config.model_type!r} has values of {v.shape[-1]} and keys of {q.shape[-1]} dimensions a head, "
-                "which the tree cannot serve; run it with plain=True (--plain)"
-            )
-        k_pool, v_pool = self.pool.layer(self.num_layers, k, v)
-        self.num_layers += 1
-        out = self.attend(q, k, v, k_pool, v_pool, rule)
-        for begin, end, slot in zip(self.pack.retain_begin, self.pack.retain_end, self.pack.retain_slot, strict=True):
-            k_pool[slot : slot + end - begin] = k[begin:end]
-            v_pool[slot : slot + end - begin] = v[begin:end]
-        return out
-
-    def window(self, module: nn.Module, arguments: dict[str, Any]) -> int:
-        """The sliding window of a layer, 0 for none; some architectures tell it to their mask alone."""
-        if "sliding_window" in arguments:
-            return int(arguments["sliding_window"] or 0)
-        kinds = getattr(self.config, "layer_types", None)
-        if kinds and kinds[getattr(module, "layer_idx", self.num_layers)] != "sliding_attention":
-            return 0
-        return int(getattr(self.config, "sliding_window", None) or 0)
-
-
 def _tree_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -303,11 +245,7 @@ def _tree_attention(
             f"{type(module).__name__} passes {unknown[0]!r} to its attention, which the tree cannot serve; "
             "run it with plain=True (--plain)"
         )
-    if attention_mask is not None:
-        raise ModelError(
-            f"{type(module).__name__} gives its attention a mask of its own, which the tree cannot serve; "
-            "run it with plain=True (--plain)"
-        )
+    forward.refuse_mask(module, attention_mask)
     scaling = arguments.get("scaling")
     rule = AttentionRule(
         scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
@@ -321,16 +259,10 @@ def _tree_attention(
 AttentionInterface.register(ATTENTION_NAME, _tree_attention)
 
 
-def padded_rows(num_rows: int) -> int:
-    """Rows to run a matrix product with, so that each row's bits do not depend on how many there are."""
-    least = max(num_rows, _ROW_MULTIPLE * torch.get_num_threads())
-    return -(-least // _ROW_MULTIPLE) * _ROW_MULTIPLE
-
-
 class PlainModel:
     """A causal language model as it is: what prompt-by-prompt scoring needs to know of it."""
 
-    attention = "plain"
+    attention = layers = "plain"
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -368,12 +300,30 @@ class PlainModel:
     def _num_heads(self) -> int:
         return int(getattr(self.config, "num_attention_heads", None) or 0)
 
-    def flops(self, num_tokens: int, num_scored: int, attention_pairs: int) -> float:
-        """Floating-point operations of the matrix products and the attention of a call."""
-        attention = 4 * attention_pairs * self._num_heads * self._head_dim
-        attention *= self.config.num_hidden_layers
-        body = self._body_parameters()
-        return float(2 * body * num_tokens + 2 * self._head.weight.numel() * num_scored + attention)
+    def flops(
+        self,
+        num_tokens: int,
+        num_scored: int,
+        attention_pairs: int,
+        skipped_tokens: int = 0,
+        skipped_pairs: int = 0,
+    ) -> float:
+        """Floating-point operations of the matrix products and the attention of a call.
+
+        Of ``num_tokens`` and of ``attention_pairs``, those skipped were spared what the last layer does for scored rows
+        alone.
+        """
+        pairs = attention_pairs * self.config.num_hidden_layers - skipped_pairs
+        attention = 4 * pairs * self._num_heads * self._head_dim
+        products = self._body_parameters() * num_tokens + self._head.weight.numel() * num_scored
+        if skipped_tokens and (known := self.known_decoder) is not None:
+            products -= known.scored_only_parameters * skipped_tokens
+        return float(2 * products + attention)
+
+    @property
+    def known_decoder(self) -> FusedDecoder | None:
+        """The decoder in layers of our own; None if they do not know it. Read anew, since parts may be replaced."""
+        return known_decoder(self.model.get_decoder())  # type: ignore[no-untyped-call]
 
     def _body_parameters(self) -> float:
         """Parameters that one token is multiplied with: no embeddings, not the head, of experts those it goes to."""
@@ -426,8 +376,10 @@ class TreeModel(PlainModel):
     Raises ModelError naming the feature if the architecture cannot be served exactly.
     """
 
-    def __init__(self, model: PreTrainedModel, attention: str = "auto") -> None:
+    def __init__(self, model: PreTrainedModel, attention: str = "auto", layers: str = "auto") -> None:
         super().__init__(model)
+        if layers not in ("auto", "transformers"):
+            raise ModelError(f"layers {layers!r} are unknown; choose auto or transformers")
         if attention not in ("auto", "native", "torch"):
             raise ModelError(f"attention {attention!r} is unknown; choose auto, native or torch")
         native = self.device.type == "cpu" and self.dtype in (torch.float32, torch.bfloat16)
@@ -445,15 +397,35 @@ class TreeModel(PlainModel):
         self._softcap = float(getattr(self.config, "final_logit_softcapping", None) or 0.0)
         self._logit_scale = _logit_scale(self.config)
         self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
+        self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
+
+    @property
+    def layers(self) -> str:  # type: ignore[override]
+        """Whose decoder layers run: ``fused`` (ours) or ``transformers``."""
+        with _lock_of(self.model):
+            return "transformers" if self.fused_decoder() is None else "fused"
+
+    def use_transformers_layers(self) -> None:
+        """From now on run transformers' own layers."""
+        self._may_fuse = False
+
+    def fused_decoder(self) -> FusedDecoder | None:
+        """The decoder in our layers where they may run; None if it is not known, or if somebody hooked into it."""
+        known = self.known_decoder if self._may_fuse else None
+        return known if known is not None and is_untouched(self._decoder, self.dtype) else None
 
     @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Within: attention through the tree. After: the model as it was, bit for bit. One thread at a time."""
+    def attached(self, *, fused: bool = True) -> Iterator[None]:
+        """Within: attention through the tree, in our layers if ``fused`` and they may run.
+
+        After: the model as it was, bit for bit. One thread at a time.
+        """
         with _lock_of(self.model), evaluating(self.model), ExitStack() as undo:
             for config in self._configs:
                 undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
                 config._attn_implementation = ATTENTION_NAME
-            for module, forward in self._overrides:
+            decoder = self.fused_decoder() if fused else None
+            for module, forward in [*self._overrides, *(() if decoder is None else decoder.overrides)]:
                 if "forward" not in vars(module):  # a hook of somebody else's stays
                     undo.callback(delattr, module, "forward")
                     module.forward = forward
@@ -461,13 +433,11 @@ class TreeModel(PlainModel):
                 yield
 
     def forward(self, pack: Pack, pool: KvPool) -> tuple[torch.Tensor, TreeForward]:
-        """Final hidden states [M', H] of a pack of M tokens, padded to M'; fills the pool as the pack says."""
-        num_rows = padded_rows(len(pack))
-        attend = prepare(pack, num_rows, self.device, self.attention)
-        tree = TreeForward(pack, num_rows, pool, attend, self.config)
+        """Final hidden states [R, H] of a pack's scored rows; fills the pool as the pack says."""
+        tree = self.start(pack, pool)
         hidden = self._decoder(
-            input_ids=self._padded(pack.token_ids, num_rows),
-            position_ids=self._padded(pack.positions, num_rows),
+            input_ids=self._padded(pack.token_ids, tree.num_rows),
+            position_ids=self._padded(pack.positions, tree.num_rows),
             use_cache=False,
             tree=tree,
         ).last_hidden_state[0]
@@ -476,15 +446,23 @@ class TreeModel(PlainModel):
                 f"{self.config.model_type!r} has {self.config.num_hidden_layers} layers but only "
                 f"{tree.num_layers} attend; other kinds of layer cannot be served, use plain=True (--plain)"
             )
-        return hidden, tree
+        if tree.is_narrowed:
+            return hidden[: tree.num_scored], tree
+        return hidden[torch.from_numpy(pack.scored_rows.astype(np.int64)).to(hidden.device)], tree
 
-    def read(self, hidden: torch.Tensor, pack: Pack) -> Reading:
-        """Log-probabilities of the pack's wanted pairs; logits exist for a chunk of scored rows at a time."""
-        rows = torch.from_numpy(pack.scored_rows.astype(np.int64)).to(hidden.device)
-        scored = hidden[rows]
+    def start(self, pack: Pack, pool: KvPool) -> TreeForward:
+        """A pack before its first layer."""
+        num_rows = padded_rows(len(pack))
+        return TreeForward(pack, num_rows, pool, prepare(pack, num_rows, self.device, self.attention), self.config)
+
+    def read(self, scored: torch.Tensor, pack: Pack) -> Reading:
+        """Log-probabilities of the pack's wanted pairs from its scored rows' hidden states [R, H].
+
+        Logits exist for a chunk of rows at a time.
+        """
         chunk = padded_rows(_LOGIT_CHUNK_BYTES // (self.vocab_size * 4))
         parts: list[Reading] = []
-        for begin in range(0, len(rows), chunk):
+        for begin in range(0, len(scored), chunk):
             part = scored[begin : begin + chunk]
             lo, hi = np.searchsorted(pack.pair_row, [begin, begin + part.shape[0]])
             parts.append(

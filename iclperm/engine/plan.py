@@ -145,6 +145,14 @@ class Plan:
         beneath += int(self.context_lengths.sum()) * sum(block.num_tokens for block in self.blocks)
         return _path_pairs(self.contexts) + beneath
 
+    @property
+    def scored_pairs(self) -> int:
+        """Those of ``attention_pairs`` whose query is a scored row. O(targets)."""
+        if not self.blocks:
+            return _target_pairs(self.contexts)
+        beneath = self.num_contexts * sum(map(_target_pairs, self.blocks))
+        return beneath + int(self.context_lengths.sum()) * sum(map(_distinct_targets, self.blocks))
+
     def repacked(self, pack_tokens: int) -> Plan:
         """The same units in packs of at most ``pack_tokens`` (at least 8); what they give differs in rounding at most.
 
@@ -325,6 +333,13 @@ def _path_pairs(tree: PrefixTree) -> int:
     """Pairs of a tree's tokens with the tokens on their path, themselves included."""
     length = np.diff(tree.token_offsets)
     return int((length * tree.depth + length * (length + 1) // 2).sum())
+
+
+def _target_pairs(tree: PrefixTree) -> int:
+    """Pairs of the tokens at which something is asked with the tokens on their path, themselves included."""
+    tokens = np.unique(tree.target_token)
+    nodes = np.searchsorted(tree.token_offsets, tokens, side="right") - 1
+    return int((tree.depth[nodes] + tokens - tree.token_offsets[nodes] + 1).sum())
 
 
 def _whole_rows(contexts: Sequence[Ids]) -> ContextPaths:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
 from iclperm.engine.executor import Report, execute
+from iclperm.engine.forward import KvPool, TreeForward, padded_rows
 from iclperm.engine.kernels import rowwise
+from iclperm.engine.layers import FusedDecoder, FusedLayer
 from iclperm.engine.memory import PackLimit
-from iclperm.engine.model import TreeModel, padded_rows
+from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, plan_requests
 from iclperm.engine.tree import IntArray, Rows
 from iclperm.errors import IclpermError, ModelError, SelfCheckError
@@ -18,7 +24,58 @@ from iclperm.reference import scoring
 
 # Largest difference in nats per token that passes; half precision differs by its own rounding.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+# Largest difference between our layers and transformers', as a share of the largest number that comes out of a layer.
+LAYER_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 _LONGEST = 600
+
+
+def layers_agree(model: TreeModel) -> bool:
+    """Whether our layers do what transformers' do, each on the hidden states that a few prompts bring to it.
+
+    True where ours do not run. Cost: 6 short prompts, twice.
+    """
+    decoder = model.fused_decoder()
+    if decoder is None:
+        return True
+    rows, begins = _rows(_prompts(model))
+    plan = plan_requests(rows, begins, pack_tokens=rows.tokens.size)
+    (pack,) = plan.packs(0)
+    ours = model.start(pack, KvPool(plan.core.pool_slots))
+    with model.attached(fused=False), _compared(decoder, ours) as verdicts:
+        model.forward(pack, KvPool(plan.core.pool_slots))
+    return all(verdicts)
+
+
+@contextmanager
+def _compared(decoder: FusedDecoder, ours: TreeForward) -> Iterator[list[bool]]:
+    """Within: each layer also runs as ours, on the same hidden states; whether the two agree is in the list."""
+    verdicts: list[bool] = []
+
+    def comparing(layer: FusedLayer, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def both(hidden: torch.Tensor, **arguments: Any) -> torch.Tensor:
+            theirs = forward(hidden, **arguments)
+            verdicts.append(_close(layer(hidden, **{**arguments, "tree": ours})[0], theirs[0], ours))
+            return theirs
+
+        return both
+
+    with ExitStack() as undo:
+        for layer in decoder.layers:
+            layer.module.forward = comparing(layer, layer.module.forward)
+            undo.callback(delattr, layer.module, "forward")
+        yield verdicts
+
+
+def _close(ours: torch.Tensor, theirs: torch.Tensor, tree: TreeForward) -> bool:
+    """Whether rows [M or R', H] of ours equal theirs [M, H] but for rounding; padding is left out."""
+    if tree.is_narrowed:
+        ours, theirs = ours[: tree.num_scored], theirs[torch.from_numpy(tree.pack.scored_rows.astype(np.int64))]
+    else:
+        ours, theirs = ours[: len(tree.pack)], theirs[: len(tree.pack)]
+    scale = float(theirs.abs().nan_to_num(0.0, 0.0).max())
+    return torch.allclose(
+        ours.float(), theirs.float(), rtol=0.0, atol=LAYER_TOLERANCE[ours.dtype] * scale, equal_nan=True
+    )
 
 
 def check_agreement(model: TreeModel) -> bool:
@@ -28,8 +85,7 @@ def check_agreement(model: TreeModel) -> bool:
     Cost: 6 short prompts, three times.
     """
     requests = _prompts(model)
-    rows = Rows.of([context + continuation for context, continuation in requests])
-    begins = np.array([len(context) for context, _ in requests], np.int64)
+    rows, begins = _rows(requests)
     plain = scoring.loglikelihood(model.model, requests)
     # In small packs keys and values cross pack borders.
     together, apart = (_through_tree(model, rows, begins, pack) for pack in (1 << 14, max(8, rows.tokens.size // 4)))
@@ -57,6 +113,11 @@ def _through_tree(model: TreeModel, rows: Rows, begins: IntArray, pack_tokens: i
         ) from error
     values = np.concatenate([unit.logprob for unit in units])[plan.contexts.row_items].astype(np.float64)
     return np.add.reduceat(values, plan.contexts.row_offsets[:-1])
+
+
+def _rows(requests: list[tuple[list[int], list[int]]]) -> tuple[Rows, IntArray]:
+    begins = np.array([len(context) for context, _ in requests], np.int64)
+    return Rows.of([context + continuation for context, continuation in requests]), begins
 
 
 def _prompts(model: TreeModel) -> list[tuple[list[int], list[int]]]:

@@ -1,8 +1,9 @@
 """Attention of one pack over its tree: the C++ kernel on a CPU, torch operations elsewhere.
 
 Both read the ancestors' keys and values where they lie, in the pool of the open path or in the pack itself, and both
-take q ``[M, Hq, d]``, k and v ``[M, Hkv, d]`` and return ``[M, Hq, d]`` in the dtype of q. Rows that no visit owns
-(padding) come back zero.
+take q ``[M, Hq, d]``, k and v ``[M, Hkv, d]`` and return ``[M, Hq, d]`` in the dtype of q. With ``query_rows`` [R],
+ascending, q is ``[>= R, Hq, d]`` and holds those rows of the pack alone. Rows that no visit owns (padding) come back
+zero.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from iclperm import _core
 from iclperm.engine.plan import Pack
+from iclperm.engine.tree import IntArray
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class PackAttention(Protocol):
         k_pool: torch.Tensor,
         v_pool: torch.Tensor,
         rule: AttentionRule,
+        query_rows: IntArray | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -67,6 +70,7 @@ class NativeAttention:
         k_pool: torch.Tensor,
         v_pool: torch.Tensor,
         rule: AttentionRule,
+        query_rows: IntArray | None = None,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
         _core.tree_attention(
@@ -77,6 +81,7 @@ class NativeAttention:
             as_numpy(v_pool),
             as_numpy(out),
             *self._visits,
+            query_rows=query_rows,
             scaling=rule.scaling,
             softcap=rule.softcap,
             window=rule.window,
@@ -118,12 +123,17 @@ class TorchAttention:
         k_pool: torch.Tensor,
         v_pool: torch.Tensor,
         rule: AttentionRule,
+        query_rows: IntArray | None = None,
     ) -> torch.Tensor:
         keys = torch.cat([k_pool[self._slots], k]).transpose(0, 1)
         values = torch.cat([v_pool[self._slots], v]).transpose(0, 1)
-        visible = self._visible
+        visible, row_pos, num_owned = self._visible, self._row_pos, self._num_owned
+        if query_rows is not None:
+            rows = torch.zeros(q.shape[0], dtype=torch.int64)
+            rows[: query_rows.size] = torch.from_numpy(query_rows)
+            visible, row_pos, num_owned = visible[rows], row_pos[rows], query_rows.size
         if rule.window:
-            visible = visible & (self._row_pos[:, None] - self._key_pos[None, :] < rule.window)
+            visible = visible & (row_pos[:, None] - self._key_pos[None, :] < rule.window)
         num_kv, num_heads = k.shape[1], q.shape[1]
         grouped = q.transpose(0, 1).reshape(num_kv, num_heads // num_kv, *q.shape[::2])
         scores = torch.einsum("hgmd,hkd->hgmk", grouped.float(), keys.float()) * rule.scaling
@@ -136,7 +146,7 @@ class TorchAttention:
         out = torch.einsum("hgmk,hkd->hgmd", weights, values)
         out = out.reshape(num_heads, *q.shape[::2]).transpose(0, 1).to(q.dtype)
         out[(visible & broken).any(dim=-1)] = torch.nan
-        out[self._num_owned :] = 0
+        out[num_owned:] = 0
         return out
 
 

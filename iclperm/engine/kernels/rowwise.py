@@ -8,7 +8,9 @@ here do not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import activations
@@ -54,6 +56,59 @@ def activation(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | No
         return out.view(x.shape)
 
     return forward
+
+
+def gate(module: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """activation(x) * factor for rows x and factor [M, N], in the memory of x if it can; None as ``activation``."""
+    kernel = _KERNELS.get(type(module))
+    if kernel is None or activation(module) is None:
+        return None
+
+    def forward(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        out = x if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
+        kernel(as_numpy(x), as_numpy(out), as_numpy(factor), num_threads=torch.get_num_threads())
+        return out
+
+    return forward
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """x / sqrt(mean(x^2) + eps) * (offset + weight) over the last axis, rounded once."""
+
+    weight: torch.Tensor
+    eps: float
+    offset: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The norm of x [..., H], in new memory."""
+        return self._run(x, torch.empty(x.shape, dtype=x.dtype))
+
+    def in_place(self, x: torch.Tensor) -> torch.Tensor:
+        """The norm of contiguous x [..., H], in its own memory."""
+        return self._run(x, x)
+
+    def of_sum(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        """Add x [M, H] to ``total`` [M, H] in place; the norm of that, in new memory."""
+        return self._run(x, torch.empty(x.shape, dtype=x.dtype), as_numpy(total))
+
+    def _run(self, x: torch.Tensor, out: torch.Tensor, total: np.ndarray | None = None) -> torch.Tensor:
+        _core.rms_norm(
+            as_numpy(x.view(-1, x.shape[-1])),
+            as_numpy(self.weight),
+            as_numpy(out.view(-1, x.shape[-1])),
+            total,
+            eps=self.eps,
+            offset=self.offset,
+            num_threads=torch.get_num_threads(),
+        )
+        return out
+
+
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Turn the halves of each head of x [M, heads, d] in place, by tables [M, r]; columns from r on stay."""
+    _core.rotate(as_numpy(x), cosines.float().numpy(), sines.float().numpy(), num_threads=torch.get_num_threads())
+    return x
 
 
 class RotaryTable:

@@ -1,0 +1,291 @@
+"""Decoder layers of our own, for architectures whose layers are known piece by piece.
+
+They compute what transformers' layers do with fewer passes over memory: our row-wise kernels between the matrix
+products, which stay torch's. Of the last layer, keys and values are computed for every row, and everything else for the
+rows alone that logits are read of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from iclperm.engine.forward import TreeForward
+from iclperm.engine.kernels import rowwise
+from iclperm.engine.kernels.attention import AttentionRule
+from iclperm.engine.kernels.rowwise import RmsNorm
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """Names of a layer's norms by where they stand; empty where none does."""
+
+    before_attention: str = ""
+    after_attention: str = ""
+    before_mlp: str = ""
+    after_mlp: str = ""
+
+
+_BEFORE = _Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
+_AFTER = _Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+_AROUND = _Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What sets an architecture's layers apart; its classes are ``<prefix>DecoderLayer``, ``<prefix>MLP``, ..."""
+
+    prefix: str
+    norms: _Norms = _BEFORE
+    decoder: str = "Model"
+    qk_norm: str = ""  # of queries and keys: "", "head" (each head by itself), "whole" (all heads together)
+    norm_offset: float = 0.0  # added to the norms' weights
+    window: str = ""  # where a layer's sliding window is told: "", "layer" (its attention), "config"
+    softcap: bool = False
+    is_packed: bool = False  # q, k, v are one matrix, gate and up another
+
+
+_FAMILIES = {
+    "llama": _Family("Llama"),
+    "mistral": _Family("Mistral", window="config"),
+    "qwen2": _Family("Qwen2", window="layer"),
+    "qwen3": _Family("Qwen3", qk_norm="head", window="layer"),
+    "gemma": _Family("Gemma", norm_offset=1.0),
+    "gemma2": _Family("Gemma2", _AROUND, norm_offset=1.0, window="layer", softcap=True),
+    "gemma3": _Family("Gemma3", _AROUND, "TextModel", qk_norm="head", norm_offset=1.0, window="layer"),
+    "olmo2": _Family("Olmo2", _AFTER, qk_norm="whole"),
+    "phi3": _Family("Phi3", window="config", is_packed=True),
+}
+
+
+@dataclass(frozen=True)
+class FusedDecoder:
+    """A decoder's layers and final norm as we run them; ``overrides`` are the modules with their new forwards."""
+
+    layers: list[FusedLayer]
+    norm: nn.Module
+    family: _Family
+
+    @property
+    def overrides(self) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+        for layer in self.layers:
+            yield layer.module, layer
+        yield self.norm, _norm(self.norm, self.family)
+
+    @property
+    def scored_only_parameters(self) -> int:
+        """Entries of the last layer's matrices that meet scored rows alone."""
+        return sum(linear.weight.numel() for linear in self.layers[-1].scored_only)
+
+
+def may_fuse(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether our kernels run on a device in a dtype."""
+    return device.type == "cpu" and dtype in _DTYPES
+
+
+def known_decoder(decoder: nn.Module) -> FusedDecoder | None:
+    """The decoder as our layers run it; None unless every part is the very class that we know, and nothing more."""
+    name = type(decoder).__module__.removeprefix("transformers.models.").partition(".")[0]
+    family = _FAMILIES.get(name)
+    if family is None or not _is(decoder, name, family.prefix + family.decoder):
+        return None
+    modules, norm = decoder.layers, decoder.norm
+    if not isinstance(modules, nn.ModuleList) or not isinstance(norm, nn.Module) or not len(modules):
+        return None
+    if not (_is_norm(norm, name, family) and all(_is_known_layer(module, name, family) for module in modules)):
+        return None
+    layers = [FusedLayer(module, family, is_last=module is modules[-1]) for module in modules]
+    return FusedDecoder(layers, norm, family)
+
+
+def is_untouched(decoder: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether nobody's hook or forward sits in the layers, and all their numbers are ``dtype`` on the CPU."""
+    modules = [module for part in (decoder.layers, decoder.norm) for module in part.modules()]  # type: ignore[union-attr]
+    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        return False
+    return all(map(_is_unhooked, modules)) and all(
+        parameter.dtype == dtype and parameter.device.type == "cpu"
+        for module in modules
+        for parameter in module.parameters(recurse=False)
+    )
+
+
+def _is_unhooked(module: nn.Module) -> bool:
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._compiled_call_impl is not None
+        or "forward" in vars(module)
+    )
+
+
+def _is(module: object, name: str, cls: str) -> bool:
+    """Whether an object is of a class of transformers' own, itself and not derived from it."""
+    kind = type(module)
+    return kind.__module__ == f"transformers.models.{name}.modeling_{name}" and kind.__qualname__ == cls
+
+
+def _is_norm(module: nn.Module, name: str, family: _Family) -> bool:
+    return _is(module, name, family.prefix + "RMSNorm") and _holds(module, ["weight"])
+
+
+def _is_known_layer(layer: nn.Module, name: str, family: _Family) -> bool:
+    norms = [norm for norm in vars(family.norms).values() if norm]
+    dropouts = ["resid_attn_dropout", "resid_mlp_dropout"] if family.is_packed else []
+    return (
+        _is(layer, name, family.prefix + "DecoderLayer")
+        and _holds(layer, [], ["self_attn", "mlp", *norms, *dropouts])
+        and all(_is_norm(getattr(layer, norm), name, family) for norm in norms)
+        and all(type(getattr(layer, dropout)) is nn.Dropout for dropout in dropouts)
+        and _is_known_attention(layer.self_attn, name, family)
+        and _is_known_mlp(layer.mlp, name, family)
+    )
+
+
+def _is_known_attention(attention: Any, name: str, family: _Family) -> bool:
+    linears = ["qkv_proj", "o_proj"] if family.is_packed else ["q_proj", "k_proj", "v_proj", "o_proj"]
+    norms = ["q_norm", "k_norm"] if family.qk_norm else []
+    return (
+        _is(attention, name, family.prefix + "Attention")
+        and _holds(attention, [], [*linears, *norms])
+        and all(type(getattr(attention, linear)) is nn.Linear for linear in linears)
+        and all(_is_norm(getattr(attention, norm), name, family) for norm in norms)
+    )
+
+
+def _is_known_mlp(mlp: Any, name: str, family: _Family) -> bool:
+    linears = ["gate_up_proj", "down_proj"] if family.is_packed else ["gate_proj", "up_proj", "down_proj"]
+    return (
+        _is(mlp, name, family.prefix + "MLP")
+        and _holds(mlp, [], [*linears, _activation_name(family)])
+        and all(type(getattr(mlp, linear)) is nn.Linear for linear in linears)
+        and rowwise.gate(getattr(mlp, _activation_name(family))) is not None
+    )
+
+
+def _activation_name(family: _Family) -> str:
+    return "activation_fn" if family.is_packed else "act_fn"
+
+
+def _holds(module: nn.Module, parameters: list[str], children: list[str] | None = None) -> bool:
+    """Whether a module has these parameters and children, and no others."""
+    return sorted(module._parameters) == parameters and sorted(module._modules) == sorted(children or [])
+
+
+def _norm(module: Any, family: _Family) -> RmsNorm:
+    eps = module.eps if family.norm_offset else module.variance_epsilon
+    return RmsNorm(module.weight.detach(), float(eps), family.norm_offset)
+
+
+class FusedLayer:
+    """A decoder layer's forward: hidden states [1, M, H] to [1, M, H], of the last layer [1, R', H].
+
+    R' are the pack's R scored rows and their padding. Called by the decoder in place of the module's own.
+    """
+
+    def __init__(self, module: Any, family: _Family, *, is_last: bool) -> None:
+        self.module = module
+        self._family = family
+        self._is_last = is_last
+        self._attention, self._mlp = module.self_attn, module.mlp
+
+    @property
+    def scored_only(self) -> list[nn.Linear]:
+        """The matrices that meet scored rows alone if this is the last layer."""
+        queries = [] if self._family.is_packed else [self._attention.q_proj]
+        linears = [child for child in self._mlp.children() if isinstance(child, nn.Linear)]
+        return [*queries, self._attention.o_proj, *linears]
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        tree: TreeForward,
+        attention_mask: torch.Tensor | None = None,
+        **_: object,
+    ) -> torch.Tensor:
+        tree.refuse_mask(self._attention, attention_mask)
+        hidden = hidden_states[0]
+        rows, index = tree.narrowed() if self._is_last else (None, None)
+        q, k, v = self._queries_keys_values(self._normed("before_attention", hidden), position_embeddings, index)
+        attended = tree.attention(q, k, v, self._rule(tree), rows)
+        residual = hidden if index is None else hidden[index]
+        # The residual is added into what comes out of a product, which is ours, never into what came in.
+        total = self._normed_in_place("after_attention", self._attention.o_proj(attended.flatten(1)))
+        out = self._normed_in_place("after_mlp", self._gated(self._normed_sum(residual, total)))
+        return out.add_(total)[None]
+
+    def _queries_keys_values(
+        self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], index: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [M or R', Hq, d], k and v [M, Hkv, d] of x [M, H], rotated."""
+        attention = self._attention
+        if self._family.is_packed:
+            kv_size = attention.num_key_value_heads * attention.head_dim
+            packed = attention.qkv_proj(x)
+            q, k, v = packed.split([packed.shape[1] - 2 * kv_size, kv_size, kv_size], dim=1)
+            q = q if index is None else q[index]
+        else:
+            k, v = attention.k_proj(x), attention.v_proj(x)
+            q = attention.q_proj(x if index is None else x[index])
+        cosines, sines = (table[0] for table in tables)
+        q = self._heads(q, "q_norm")
+        q = rowwise.rotate(q, cosines, sines) if index is None else rowwise.rotate(q, cosines[index], sines[index])
+        return q, rowwise.rotate(self._heads(k, "k_norm"), cosines, sines), self._heads(v)
+
+    def _heads(self, x: torch.Tensor, norm: str = "") -> torch.Tensor:
+        """x [M, heads * d] as [M, heads, d], normed as the family norms queries and keys."""
+        head_dim = self._attention.head_dim
+        heads = x.view(x.shape[0], x.shape[1] // head_dim, head_dim)
+        if norm and self._family.qk_norm:
+            of = _norm(getattr(self._attention, norm), self._family)
+            of.in_place(heads if self._family.qk_norm == "head" else x)
+        return heads
+
+    def _rule(self, tree: TreeForward) -> AttentionRule:
+        attention = self._attention
+        told = {"layer": attention, "config": attention.config}.get(self._family.window)
+        softcap = attention.attn_logit_softcapping if self._family.softcap else None
+        return AttentionRule(
+            scaling=float(attention.scaling),
+            softcap=float(softcap or 0.0),
+            window=tree.window(attention, {} if told is None else {"sliding_window": told.sliding_window}),
+        )
+
+    def _norm_at(self, place: str) -> RmsNorm | None:
+        name = getattr(self._family.norms, place)
+        return _norm(getattr(self.module, name), self._family) if name else None
+
+    def _normed(self, place: str, x: torch.Tensor) -> torch.Tensor:
+        norm = self._norm_at(place)
+        return x if norm is None else norm(x)
+
+    def _normed_in_place(self, place: str, x: torch.Tensor) -> torch.Tensor:
+        norm = self._norm_at(place)
+        return x if norm is None else norm.in_place(x)
+
+    def _normed_sum(self, residual: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        """Add the residual to ``total``; what the MLP is given of it."""
+        norm = self._norm_at("before_mlp")
+        return total.add_(residual) if norm is None else norm.of_sum(residual, total)
+
+    def _gated(self, x: torch.Tensor) -> torch.Tensor:
+        """The MLP of x [M, H]."""
+        gated = rowwise.gate(getattr(self._mlp, _activation_name(self._family)))
+        assert gated is not None
+        gates, factors = (
+            self._mlp.gate_up_proj(x).chunk(2, dim=1)
+            if self._family.is_packed
+            else (self._mlp.gate_proj(x), self._mlp.up_proj(x))
+        )
+        out: torch.Tensor = self._mlp.down_proj(gated(gates, factors))
+        return out

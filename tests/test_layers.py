@@ -1,0 +1,311 @@
+"""Our decoder layers against transformers' and against plain scoring; what they skip is needed nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_engine import COMPANIONS, SMALL_PACKS, assert_agrees, branching_requests, product_parts, random_ids
+from torch import nn
+from transformers import PreTrainedModel
+from zoo import ZOO
+
+from iclperm import _core
+from iclperm.engine import Engine, plan_product, plan_requests, selfcheck
+from iclperm.engine.forward import KvPool, padded_rows
+from iclperm.engine.layers import FusedLayer, known_decoder
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plan import Pack
+from iclperm.engine.tree import Rows
+from iclperm.errors import ModelError
+from iclperm.reference import scoring
+
+KNOWN = ["llama", "llama3-rope-tied", "qwen2", "qwen2-window", "qwen3", "gemma", "gemma2", "gemma3", "mistral-window",
+         "phi3", "phi3-window", "olmo2"]  # fmt: skip
+OTHERS = [name for name in ZOO if name not in KNOWN]
+
+
+def count_norms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Calls of the kernel that only our layers use."""
+    calls: list[int] = []
+    original = _core.rms_norm
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(_core, "rms_norm", counted)
+    return calls
+
+
+@pytest.mark.parametrize("attention", ["native", "torch"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_architectures_run_in_our_layers_and_are_exact(
+    name: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, requests, calls = ZOO[name].build(), branching_requests(), count_norms(monkeypatch)
+    engine = Engine(model, attention=attention, **SMALL_PACKS)
+    assert_agrees(engine.loglikelihood(requests), model, requests)
+    assert engine.layers == engine.numerics["layers"] == "fused"
+    report = engine.report
+    assert len(calls) >= report.num_packs * (2 * model.config.num_hidden_layers + 1), "another path ran"
+    assert report.skipped_tokens == report.tokens_forwarded - report.scored_rows > 0
+    rows = Rows.of([context + continuation for context, continuation in requests])
+    plan = plan_requests(rows, np.array([len(context) for context, _ in requests]))
+    assert report.skipped_pairs == plan.attention_pairs - plan.scored_pairs > 0
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_transformers_layers_are_exact_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, requests, calls = ZOO[name].build(), branching_requests(), count_norms(monkeypatch)
+    engine = Engine(model, layers="transformers", **SMALL_PACKS)
+    assert_agrees(engine.loglikelihood(requests), model, requests)
+    assert engine.layers == engine.numerics["layers"] == "transformers"
+    assert not calls
+    assert engine.report.skipped_tokens == engine.report.skipped_pairs == 0
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_architectures_keep_transformers_layers(name: str) -> None:
+    assert Engine(ZOO[name].build()).layers == "transformers"
+
+
+@pytest.mark.parametrize("name", [name for name in COMPANIONS if name in KNOWN])
+def test_transformers_layers_give_the_same_bits_in_any_company(name: str) -> None:
+    model, requests = ZOO[name].build(), branching_requests()
+    together = Engine(model, layers="transformers")
+    expected = together.loglikelihood(requests).logprob
+    assert together.row_invariant
+    apart = Engine(model, layers="transformers", **SMALL_PACKS).loglikelihood(requests).logprob
+    np.testing.assert_array_equal(apart, expected)
+
+
+def test_the_names_of_layers_are_checked() -> None:
+    with pytest.raises(ModelError, match="layers 'fast' are unknown; choose auto or transformers"):
+        Engine(ZOO["llama"].build(), layers="fast")
+    assert Engine(ZOO["llama"].build(), plain=True).layers == "plain"
+
+
+def test_bfloat16_is_no_worse_than_plain_bfloat16() -> None:
+    """Against float32 with the same weights; summed over models, since one alone is mostly chance."""
+    rng = np.random.default_rng(5)
+    requests = [(random_ids(rng, int(length)), random_ids(rng, 2)) for length in rng.integers(4, 30, 40)]
+    ours = plain = 0.0
+    for name in ("llama", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "phi3", "mistral-window"):
+        model = ZOO[name].build().bfloat16()
+        engine = Engine(model, **SMALL_PACKS)
+        fast = engine.loglikelihood(requests).logprob
+        assert engine.layers == "fused"
+        slow = np.array([p.logprob for p in scoring.loglikelihood(model, requests)])
+        exact = np.array([p.logprob for p in scoring.loglikelihood(model.float(), requests)])
+        ours += float(np.abs(fast - exact).mean())
+        plain += float(np.abs(slow - exact).mean())
+    assert ours <= plain
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "olmo2", "phi3"])
+def test_bfloat16_gives_the_same_bits_in_any_company(name: str) -> None:
+    model, requests = ZOO[name].build().bfloat16(), branching_requests()
+    together = Engine(model)
+    expected = together.loglikelihood(requests).logprob
+    assert together.layers == "fused"
+    assert together.row_invariant
+    np.testing.assert_array_equal(Engine(model, **SMALL_PACKS).loglikelihood(requests).logprob, expected)
+
+
+def one_pack(model: TreeModel) -> tuple[Pack, KvPool]:
+    rng = np.random.default_rng(0)
+    rows = Rows.of([random_ids(rng, 30), random_ids(rng, 12), random_ids(rng, 21)])
+    plan = plan_requests(rows, np.array([20, 3, 15]), pack_tokens=256)
+    (pack,) = plan.packs(0)
+    return pack, KvPool(plan.core.pool_slots)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_scored_row_s_bits_do_not_depend_on_which_others_are_scored(name: str) -> None:
+    model = TreeModel(ZOO[name].build())
+    pack, pool = one_pack(model)
+    with model.attached():
+        whole, tree = model.forward(pack, pool)
+        assert tree.is_narrowed
+        for chosen in ([0], [3, 4], range(0, pack.scored_rows.size, 2), []):
+            part = replace(pack, scored_rows=pack.scored_rows[list(chosen)])
+            hidden, _ = model.forward(part, pool)
+            assert torch.equal(hidden, whole[list(chosen)])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2", "phi3"])
+def test_the_last_layer_multiplies_scored_rows_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TreeModel(ZOO[name].build())
+    pack, pool = one_pack(model)
+    seen: dict[int, int] = {}
+    linear = nn.functional.linear
+
+    def counted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        seen[id(weight)] = x.shape[0]
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(nn.functional, "linear", counted)
+    known = known_decoder(model.model.get_decoder())
+    assert known is not None
+    narrow = {id(module.weight) for module in known.layers[-1].scored_only}
+    assert len(narrow) == (3 if name == "phi3" else 5)
+    for scored in (pack.scored_rows, pack.scored_rows[:0]):
+        with model.attached():
+            model.forward(replace(pack, scored_rows=scored), pool)
+        rows = padded_rows(scored.size) if scored.size else 0
+        assert rows < padded_rows(len(pack))
+        assert {seen[weight] for weight in narrow} == {rows}
+        assert {count for weight, count in seen.items() if weight not in narrow} == {padded_rows(len(pack))}
+    assert known.scored_only_parameters == sum(module.weight.numel() for module in known.layers[-1].scored_only)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_hidden_states_beside_the_scored_ones_may_be_nan_but_for_keys_and_values(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows after every scored row of their path reach nobody: NaN in them, before the last layer, changes no bit."""
+    model = TreeModel(ZOO[name].build())
+    pack, pool = one_pack(model)
+    pack = replace(pack, scored_rows=pack.scored_rows[:1])
+    later = np.flatnonzero(pack.positions > pack.positions[pack.scored_rows[0]])
+    assert later.size
+    with model.attached():
+        clean, _ = model.forward(pack, pool)
+    original = FusedLayer.__call__
+
+    def poisoned(self: FusedLayer, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        if self._is_last:
+            hidden_states[0, later] = torch.nan
+        return original(self, hidden_states, **arguments)
+
+    monkeypatch.setattr(FusedLayer, "__call__", poisoned)
+    with model.attached():
+        dirty, _ = model.forward(pack, pool)
+    assert torch.equal(dirty, clean)
+
+
+def test_units_resumed_give_the_same_bits() -> None:
+    contexts, queries, labels = product_parts()
+    plan = plan_product(contexts, queries, labels, pack_tokens=24, unit_tokens=30, repeated_share=1.0)
+    engine = Engine(ZOO["gemma3"].build(), **SMALL_PACKS)
+    unbroken = {result.unit: result.logprob for result in engine.execute(plan)}
+    assert engine.report.skipped_tokens == plan.tokens - plan.scored_rows
+    assert engine.report.skipped_pairs == plan.attention_pairs - plan.scored_pairs
+    for unit in reversed(range(plan.num_units)):
+        (alone,) = engine.execute(plan, [unit])
+        np.testing.assert_array_equal(alone.logprob, unbroken[unit])
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_model_is_bit_for_bit_as_before(name: str) -> None:
+    model = ZOO[name].build()
+    prompt = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+    before = model(prompt).logits.clone()
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    engine = Engine(model)
+    engine.loglikelihood(branching_requests())
+    assert engine.layers == "fused"
+    assert torch.equal(model(prompt).logits, before)
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
+
+
+def hook(model: PreTrainedModel) -> None:
+    model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: 0.5 * output)
+
+
+def pre_hook(model: PreTrainedModel) -> None:
+    model.model.layers[2].register_forward_pre_hook(lambda module, inputs: (0.5 * inputs[0],))
+
+
+def forward_of_their_own(model: PreTrainedModel) -> None:
+    model.model.norm.forward = lambda hidden: 0.5 * hidden
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def replaced_part(model: PreTrainedModel) -> None:
+    model.model.layers[0].self_attn.o_proj.__class__ = Doubled
+
+
+def added_part(model: PreTrainedModel) -> None:
+    model.model.layers[0].mlp.adapter = nn.Linear(2, 2)
+
+
+CHANGES = [hook, pre_hook, forward_of_their_own, replaced_part, added_part]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_somebody_changed_in_a_model_is_respected(change: Callable[[PreTrainedModel], None]) -> None:
+    model, requests = ZOO["qwen2"].build(), branching_requests()
+    engine = Engine(model, **SMALL_PACKS)
+    unchanged = engine.loglikelihood(requests).logprob
+    assert engine.layers == "fused"
+    change(model)  # after the engine was made
+    out = engine.loglikelihood(requests)
+    assert engine.layers == "transformers"
+    for fast, plain in zip(out.logprob, scoring.loglikelihood(model, requests), strict=True):
+        assert abs(fast - plain.logprob) <= 1e-4 * plain.num_tokens
+    assert (np.abs(out.logprob - unchanged).max() > 1e-2) == (change is not added_part)
+
+
+def test_a_hook_on_every_module_is_respected() -> None:
+    engine, seen = Engine(ZOO["llama"].build(), self_check=False), []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: seen.append(module))
+    try:
+        assert engine.layers == "transformers"
+        engine.loglikelihood([([1, 2], [3])])
+    finally:
+        handle.remove()
+    assert any(isinstance(module, nn.SiLU) or "Activation" in type(module).__name__ for module in seen)
+    assert engine.layers == "fused"
+
+
+def test_numbers_of_another_type_keep_transformers_layers() -> None:
+    model = ZOO["gemma2"].build().bfloat16()
+    engine = Engine(model, self_check=False)
+    assert engine.layers == "fused"
+    model.model.layers[1].post_attention_layernorm.float()
+    assert engine.layers == "transformers"
+    assert np.isfinite(engine.loglikelihood([([1, 2], [3])]).logprob).all()
+
+
+def test_an_activation_without_a_kernel_keeps_transformers_layers() -> None:
+    entry = ZOO["llama"]
+    model = replace(entry, settings={**entry.settings, "hidden_act": "relu"}).build()
+    assert Engine(model).layers == "transformers"
+
+
+def test_layers_that_differ_on_first_use_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, requests = ZOO["gemma2"].build(), branching_requests()
+    agreed = Engine(model)
+    agreed.loglikelihood(requests[:1])
+    assert agreed.layers == "fused"
+    rule = FusedLayer._rule
+    monkeypatch.setattr(FusedLayer, "_rule", lambda self, tree: replace(rule(self, tree), softcap=0.0))
+    engine = Engine(model)
+    assert_agrees(engine.loglikelihood(requests), model, requests)
+    assert engine.layers == engine.numerics["layers"] == "transformers"
+    assert engine.report.skipped_tokens == 0
+
+
+def test_each_layer_is_compared_within_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bool] = []
+    close = selfcheck._close
+
+    def counted(ours: torch.Tensor, theirs: torch.Tensor, tree: Any) -> bool:
+        compared.append(tree.is_narrowed)
+        perturbed = theirs * (1 + 10 * selfcheck.LAYER_TOLERANCE[ours.dtype])
+        assert not close(ours, perturbed, tree)
+        return close(ours, theirs, tree)
+
+    monkeypatch.setattr(selfcheck, "_close", counted)
+    Engine(ZOO["gemma3"].build()).loglikelihood([([1], [2])])
+    assert compared == [False, False, True]
