@@ -61,6 +61,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Entry point; exits with 0 done, 1 failed, 2 usage, 3 stopped and resumable."""
     arguments = list(sys.argv[1:] if args is None else args)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # Threads that spin at barriers make a run several times slower where anything else wants a core. Before torch.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what a terminal's encoding lacks
     with _termination_as_interrupt():
@@ -262,7 +264,9 @@ def verify(folder: Path, as_json: bool) -> int:
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Where figures and report.json go; the run folder by default."
 )
-@click.option("--normalize", type=click.Choice(["sum", "mean", "bytes"]), help="As in the study, instead of it.")
+@click.option(
+    "--normalize", type=click.Choice(["sum", "mean", "bytes"]), help="Instead of the study's; into FOLDER/report-..."
+)
 @_with_json
 @_with_debug
 def report(folder: Path, out: Path | None, normalize: str | None, as_json: bool) -> int:
@@ -271,6 +275,8 @@ def report(folder: Path, out: Path | None, normalize: str | None, as_json: bool)
     from iclperm.runner import open_run
 
     found = open_run(folder, normalize=normalize)
+    if normalize is not None and out is None:
+        out = folder / f"report-{normalize}"  # beside the study's own report, not over it
     refused = _show(terminal.stdout(), found, as_json, out=out, full=True)
     if refused is None:
         return 0

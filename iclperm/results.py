@@ -24,13 +24,14 @@ from iclperm.designs import Asked
 from iclperm.errors import ConfigError, IclpermError, RunError
 from iclperm.store import OK, STATES, RunFolder, writable
 from iclperm.study import Study
-from iclperm.work import Part, Setting, Work
+from iclperm.work import Part, Setting, Work, uneven_labels
 
 if TYPE_CHECKING:
     from iclperm.stats import Curve
     from iclperm.studies.sensitivity import SensitivityOverShots, SensitivitySummary
 
 _PENDING = 255
+_HEAVY_WEIGHT = 5  # from here on single queries decide about a class
 _ROWS_PER_TABLE = 1 << 18  # of the canonical table, some 50 MB; one permutation's rows at least
 
 
@@ -120,7 +121,7 @@ class Items:
 class Run:
     """A finished run: ``splits`` hold the answers, test first; ``shots`` are the K axis, ``labels`` the L axis.
 
-    What is said of no split in particular is said of test.
+    ``label_tokens`` are the labels' lengths. What is said of no split in particular is said of test.
     """
 
     study: Study
@@ -128,6 +129,7 @@ class Run:
     labels: tuple[str, ...]
     shots: tuple[int, ...]
     splits: dict[str, Items]
+    label_tokens: tuple[int, ...]
     report: RunReport
     folder: Path | None
 
@@ -220,6 +222,25 @@ class Run:
             seed=self.study.seed,
         )
 
+    @property
+    def warnings(self) -> list[str]:
+        """What should be known before the numbers are believed."""
+        test = self.splits["test"]
+        warnings = uneven_labels(self.label_tokens, self.study.normalize)
+        answers = np.unique(test.context_prediction[test.context_state == OK])
+        if len(answers) == 1:
+            warnings.append(
+                f"every answer in every cell is {self.labels[answers[0]]!r}: accuracy is the share of that label, and "
+                "nothing else is measured"
+            )
+        heaviest = int(np.argmax(test.weights))
+        if test.weights[heaviest] >= _HEAVY_WEIGHT:
+            warnings.append(
+                f"a query of the label {self.labels[test.gold[heaviest]]!r} counts {test.weights[heaviest]} times, "
+                "because its class is short; lower 'queries' or add examples"
+            )
+        return warnings
+
     def curve(self) -> Curve | None:
         """Accuracy over the numbers of shots; None where only one was run."""
         from iclperm.stats import curve
@@ -245,7 +266,12 @@ class Run:
         """What report.json holds, JSON-safe."""
         from iclperm.studies.sensitivity import report_content
 
-        return report_content(self.summary(), self.curve(), self.shots, over_shots=self.over_shots())
+        content = report_content(self.summary(), self.curve(), self.shots, over_shots=self.over_shots())
+        return {**content, **self._remarks}
+
+    @property
+    def _remarks(self) -> dict[str, Any]:
+        return {"normalize": self.study.normalize, "warnings": self.warnings}
 
     def write_report(self, folder: str | Path | None = None) -> list[Path]:
         """Writes figures and report.json into ``folder``, by default the run's own; returns their paths."""
@@ -264,6 +290,7 @@ class Run:
                 shots=self.shots,
                 title=f"{self.task}, {Path(self.study.model).name}",
                 chance=1 / len(self.labels),
+                remarks=self._remarks,
             )
 
 
@@ -323,6 +350,7 @@ def finish(
         labels=tuple(plan["labels"]),
         shots=tuple(plan["study"]["shots"]),
         splits=layout.items(scores, layout.scale(plan, study)),
+        label_tokens=tuple(plan["label_lengths"]["mean"]),
         report=report,
         folder=None if folder is None else folder.path,
     )

@@ -41,6 +41,8 @@ MAX_PARTS = 4_000
 STATES = ("ok", "invalid", "overlong", "unparsed", "api_missing")
 """What an item can be; an error is a row, never absent and never zero."""
 OK, INVALID, OVERLONG, UNPARSED, API_MISSING = range(len(STATES))
+# Threads that still read when the interpreter ends can abort the process.
+_IN_THIS_THREAD: dict[str, bool] = {"use_threads": False, "pre_buffer": False}
 _ITEM = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 _CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
 _FOLDERS_CANNOT_BE_SYNCED = (errno.EINVAL, errno.ENOTSUP)  # said by some mounted file systems
@@ -149,7 +151,7 @@ class RunFolder:
             raw = path.read_bytes()
             # Only whole files are parsed: a reader of Parquet may crash on others.
             is_whole = _checksum_path(path).read_bytes() == _checksum(path.name, raw)
-            table = pq.read_table(pa.BufferReader(raw)) if is_whole else None
+            table = pq.read_table(pa.BufferReader(raw), **_IN_THIS_THREAD) if is_whole else None
             is_whole = is_whole and _content_digest(table) == self.plans[number]["tables"][name]
         except (OSError, pa.ArrowException, ValueError, KeyError):
             is_whole = False
@@ -209,7 +211,7 @@ class RunFolder:
     def read(self, path: Path) -> pa.Table:
         """One part's rows; raises `DamagedItem` naming the file where bytes and name, part or run disagree, `RunError`
         where the system refuses to read it."""
-        table = pq.read_table(_whole_item(path))
+        table = pq.read_table(_whole_item(path), **_IN_THIS_THREAD)
         metadata = self._about[path] = table.schema.metadata or {}
         if metadata.get(b"run") != self.run_id.encode():
             raise DamagedItem(f"{path} belongs to another run; move it elsewhere")

@@ -55,7 +55,8 @@ class StudyPlan:
 
     ``num_queries`` distinct queries of all splits serve ``num_asked`` queries: examples of a class that is short count
     several times. ``num_duplicates`` rows of the data repeat another row, ``num_conflicting`` of them with another
-    label. ``opening`` are the tokens that every prompt begins with. ``seconds`` is an estimate for this machine.
+    label. ``opening`` are the tokens that every prompt begins with, ``label_tokens`` the
+    lengths of the labels. ``seconds`` is an estimate for this machine.
     """
 
     task: str
@@ -78,6 +79,7 @@ class StudyPlan:
     num_conflicting: int
     disk_bytes: int
     opening: tuple[str, ...]
+    label_tokens: tuple[int, ...]
     prompts: PromptCounts
     estimate: Estimate | None = None
 
@@ -130,6 +132,16 @@ def sample_prompt(
 def sample_tokens(study: Study, prompt: PromptText) -> PromptTokens:
     """How the study's model reads a prompt; needs its tokenizer, no weights."""
     return prompt_tokens(prompt, _tokenizer(model_folder(study, weights=False)))
+
+
+def uneven_labels(label_tokens: Sequence[int], normalize: str) -> list[str]:
+    """What to know where labels of unequal lengths are compared by their sums."""
+    if normalize != "sum" or len(set(label_tokens)) < 2:
+        return []
+    return [
+        f"the labels have {min(label_tokens)} to {max(label_tokens)} tokens, and sums of log-likelihoods favour short "
+        "ones; compare with --normalize mean"
+    ]
 
 
 @dataclass(frozen=True)
@@ -415,6 +427,7 @@ class Work:
             num_conflicting=counts["num_conflicting"],
             disk_bytes=self.disk_bytes,
             opening=self.opening,
+            label_tokens=tuple(len(ids) for ids in self.prompts.continuations),
             prompts=self.prompts.counts,
         )
 
@@ -604,7 +617,10 @@ def _fitting_queries(setting: Setting, prompts: Prompts) -> NDArray[np.int64]:
     fed = prompts.fed_tokens()
     fits = fed <= (window or fed.max())
     if not fits.any():
-        raise DataError(f"every prompt is longer than the context window of {window} tokens; lower 'shots'")
+        raise DataError(
+            f"each of the {len(fed)} queries makes some prompt that is longer than the context window of {window} tokens "
+            f"(the longest feeds {int(fed.max())}); lower 'shots'"
+        )
     if not fits.all() and setting.study.on_overlong == "error":
         raise DataError(
             f"{int(np.sum(~fits))} of {len(fits)} queries make prompts longer than the context window of {window} "

@@ -237,7 +237,7 @@ def test_a_query_over_the_context_window_is_dropped_on_demand(call, rerun, place
 def test_every_prompt_over_the_context_window(rerun, place):
     place.config(max_position_embeddings=10)
     place.study({"on_overlong": "drop"})
-    fragments = ["every prompt is longer than the context window of 10 tokens; lower 'shots'"]
+    fragments = ["queries makes some prompt that is longer than the context window of 10 tokens", "lower 'shots'"]
     refused_and_harmless(rerun, place, 1, fragments)
 
 

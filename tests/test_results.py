@@ -178,3 +178,17 @@ def test_cells_with_labels_of_their_own_are_counted(run, folder):
     cells = [Cell(0, 0, usual[0], usual), Cell(0, 1, usual[0], [np.append(ids, 1) for ids in usual])]
     assert laid_out._num_odd_labels(replace(stage, general=cells)) == 1
     assert laid_out._num_odd_labels(stage) == 0
+
+
+def test_what_makes_numbers_doubtful_is_said(run):
+    assert any("the labels have" in warning and "favour short" in warning for warning in run.warnings)
+    assert not any("every answer" in warning or "counts" in warning for warning in run.warnings)
+    items = run.splits["test"]
+    same = np.broadcast_to(np.float32([-1, -2, -3]), items.context_logprob.shape)
+    weights = np.where(np.arange(len(items.gold)) == 3, 9, 1)
+    doubtful = replace(run, splits={"test": replace(items, context_logprob=same, weights=weights)})
+    label = run.labels[items.gold[3]]
+    assert f"every answer in every cell is {run.labels[0]!r}" in " ".join(doubtful.warnings)
+    assert f"a query of the label {label!r} counts 9 times" in " ".join(doubtful.warnings)
+    assert doubtful.report_content()["warnings"] == doubtful.warnings
+    assert replace(run, label_tokens=(1, 1, 1)).warnings == []

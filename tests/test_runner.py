@@ -260,7 +260,7 @@ def test_prompts_over_the_context_window(tmp_path, study):
     assert not np.isnan(run.label_logprob[..., ~overlong, :]).any()
     assert not run.correct[..., overlong].any()
     assert_same_results(iclperm.open_run(tmp_path / "run"), run)
-    with pytest.raises(DataError, match="every prompt is longer than the context window of 20 tokens"):
+    with pytest.raises(DataError, match="some prompt that is longer than the context window of 20 tokens"):
         iclperm.plan(narrow.model_copy(update={"model": str(make_model(tmp_path / "tiny", window=20))}))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from iclperm.stats import Curve
 from iclperm.studies.sensitivity import SensitivityOverShots, SensitivitySummary, report_content
@@ -20,12 +21,13 @@ def write_report(
     shots: Sequence[int] | None = None,
     title: str = "",
     chance: float | None = None,
+    remarks: Mapping[str, Any] | None = None,
 ) -> list[Path]:
     """Write the heat map, the curve where there is one, r over k where at least two k >= 1 were run (each PNG and SVG)
     and report.json; return the paths in `folder`.
 
     `shots` are the numbers of demonstrations along the curve, the last of them that of the heat map; `title` names task
-    and model; `chance` is the accuracy of guessing. report.json comes last and whole, so that where it stands the
+    and model; `chance` is the accuracy of guessing; `remarks` are further entries of report.json. report.json comes last and whole, so that where it stands the
     figures stand too. Files of the same names are replaced: everything here can be made again from the stored items.
     """
     from iclperm.report.figures import curve_plot, heat_map, ratio_plot
@@ -37,7 +39,8 @@ def write_report(
         paths += curve_plot(curve, shots, folder / "curve", title=title, chance=chance)
     if over_shots is not None and sum(k > 0 for k in over_shots.shots) >= 2:
         paths += ratio_plot(over_shots, folder / "r_over_k", title=title)
-    return [*paths, _write_json(folder / "report.json", report_content(summary, curve, shots, over_shots))]
+    content = {**report_content(summary, curve, shots, over_shots), **(remarks or {})}
+    return [*paths, _write_json(folder / "report.json", content)]
 
 
 def _write_json(path: Path, content: dict[str, object]) -> Path:

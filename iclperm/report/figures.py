@@ -258,8 +258,8 @@ def _ratio_axes(figure: Figure, foot: float) -> tuple[Axes, Axes]:
     """Two panels over one axis of k, above `foot` inches of caption."""
     height = figure.get_figheight()
     bottom, panel, gap = foot + 0.5, 1.7, 0.16
-    lower = figure.add_axes((0.15, bottom / height, 0.82, panel / height))
-    upper = figure.add_axes((0.15, (bottom + panel + gap) / height, 0.82, panel / height), sharex=lower)
+    lower = figure.add_axes((0.17, bottom / height, 0.8, panel / height))
+    upper = figure.add_axes((0.17, (bottom + panel + gap) / height, 0.8, panel / height), sharex=lower)
     upper.tick_params(labelbottom=False)
     return upper, lower
 
@@ -270,9 +270,10 @@ def _draw_ratio(axes: Axes, over_shots: SensitivityOverShots, drawn: npt.NDArray
     axes.vlines(shots, r.low[drawn], r.high[drawn], color="black", linewidth=1.1)
     _draw_points(axes, over_shots, drawn, r.estimate, {"color": "black", "marker": "o"})
     low, high = _ratio_limits(r.estimate[drawn], r.low[drawn], r.high[drawn])
-    powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+    steps = [digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)]
+    ticks = [step for step in steps if low <= step <= high]
     axes.set(ylabel="r", yscale="log", ylim=(low, high), xticks=_shot_ticks(shots.tolist()))
-    axes.set_yticks([2.0**power for power in powers], [f"{2.0**power:g}" for power in powers])
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
 
 

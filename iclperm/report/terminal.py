@@ -20,9 +20,14 @@ from iclperm.results import Run, RunReport
 from iclperm.studies.sensitivity import conclusion
 from iclperm.study import Study
 from iclperm.tasks import Task
-from iclperm.work import StudyPlan
+from iclperm.work import StudyPlan, uneven_labels
 
 _MAX_SHOWN_PIECES = 12
+_COMPARED = {
+    "sum": "",
+    "mean": ", labels compared by the mean over tokens",
+    "bytes": ", labels compared by the mean over bytes",
+}
 
 
 def stdout() -> Console:
@@ -54,7 +59,8 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     console.print(_facts(f"Plan for {printable(planned.task)}", rows))
     counts = (planned.num_duplicates, planned.num_conflicting, planned.num_excluded)
     oversampled = planned.num_asked - planned.num_queries
-    print_notes(console, [*foreign_task(study, planned.task), *_data_notes(*counts, oversampled)])
+    uneven = uneven_labels(planned.label_tokens, study.normalize)
+    print_notes(console, [*foreign_task(study, planned.task), *uneven, *_data_notes(*counts, oversampled)])
 
 
 def print_run(console: Console, run: Run, *, full: bool) -> None:
@@ -73,7 +79,9 @@ def print_run(console: Console, run: Run, *, full: bool) -> None:
         console.print("", token_line(summary.tokens), sep="\n", markup=False)
     console.print("", "[bold]Conclusion[/bold]", sep="\n")
     console.print(*conclusion(summary, shots[-1]), sep="\n", markup=False)
-    print_notes(console, [*summary.warnings, *foreign_task(run.study, run.task), *_run_notes(run.report)])
+    print_notes(
+        console, [*summary.warnings, *run.warnings, *foreign_task(run.study, run.task), *_run_notes(run.report)]
+    )
 
 
 def print_prompt(console: Console, prompt: PromptText, shots: int) -> None:
@@ -239,7 +247,7 @@ def _head(run: Run) -> str:
     others = "".join(f", {len(items.gold)} {split} queries" for split, items in run.splits.items() if split != "test")
     return printable(
         f"{run.task} on {run.study.model}: {sets} sets x {permutations} permutations, k = {listed(run.shots)}, "
-        f"{queries} queries{others}"
+        f"{queries} queries{others}{_COMPARED[run.study.normalize]}"
     )
 
 
