@@ -249,7 +249,8 @@ def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: S
         if not len(pool) and len(turns):
             raise DataError(
                 f"task {task.name!r}: class {task.words[label]!r} has no usable {split} examples, but {count} queries "
-                f"need {len(turns)} of it; add examples (or enlarge the split's share), or remove the label with its rows"
+                f"need {len(turns)} of it; add examples (or enlarge the split's share), or remove the label and its "
+                "rows"
             )
         if len(turns):
             order = keyed_permutation(len(pool), seed, f"queries{suffix}", int(label))

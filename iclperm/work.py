@@ -618,8 +618,8 @@ def _fitting_queries(setting: Setting, prompts: Prompts) -> NDArray[np.int64]:
     fits = fed <= (window or fed.max())
     if not fits.any():
         raise DataError(
-            f"each of the {len(fed)} queries makes some prompt that is longer than the context window of {window} tokens "
-            f"(the longest feeds {int(fed.max())}); lower 'shots'"
+            f"each of the {len(fed)} queries makes some prompt that is longer than the context window of {window} "
+            f"tokens (the longest feeds {int(fed.max())}); lower 'shots'"
         )
     if not fits.all() and setting.study.on_overlong == "error":
         raise DataError(

@@ -23,12 +23,13 @@ def write_report(
     chance: float | None = None,
     remarks: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write the heat map, the curve where there is one, r over k where at least two k >= 1 were run (each PNG and SVG)
-    and report.json; return the paths in `folder`.
+    """Write the heat map, the curve and r over k where they are (each PNG and SVG) and report.json; return the paths in
+    `folder`.
 
     `shots` are the numbers of demonstrations along the curve, the last of them that of the heat map; `title` names task
-    and model; `chance` is the accuracy of guessing; `remarks` are further entries of report.json. report.json comes last and whole, so that where it stands the
-    figures stand too. Files of the same names are replaced: everything here can be made again from the stored items.
+    and model; `chance` is the accuracy of guessing; `remarks` are further entries of report.json. That comes last and
+    whole, so that where it stands the figures stand too. Files of the same names are replaced: everything here can be
+    made again from the stored items.
     """
     from iclperm.report.figures import curve_plot, heat_map, ratio_plot
 
