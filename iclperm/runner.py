@@ -237,7 +237,8 @@ class _Session:
         if self._folder is not None:
             seconds = round(time.time() - self._started, 3)
             counts = {"tokens_forwarded": tokens, "parts": self.num_parts, "seconds": seconds, "closed": closed}
-            self._folder.write_session(self._name, {**self._environment, **counts})
+            # What it cost is told to the last part after a kill; after a power loss the count may be incomplete.
+            self._folder.write_session(self._name, {**self._environment, **counts}, durable=closed)
 
 
 def _tables(

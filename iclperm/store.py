@@ -257,13 +257,14 @@ class RunFolder:
                 path.rename(target)
         return target
 
-    def write_session(self, session: str, content: Mapping[str, Any]) -> None:
-        """Writes or replaces the record of one session, durably."""
+    def write_session(self, session: str, content: Mapping[str, Any], *, durable: bool = True) -> None:
+        """Writes or replaces the record of one session; one that is not ``durable`` survives a kill, no power loss."""
         target = self.path / "environment" / f"{session}.json"
         with writable(self.path):
-            with self._unfinished(_canonical(_sealed(content)), target.name) as unfinished:
+            with self._unfinished(_canonical(_sealed(content)), target.name, durable=durable) as unfinished:
                 os.replace(unfinished, target)
-            _sync_folder(target.parent)
+            if durable:
+                _sync_folder(target.parent)
 
     def sessions(self) -> list[dict[str, Any]]:
         """The records of all sessions, oldest first; empty for those that cannot be read or were set aside."""
@@ -368,15 +369,16 @@ class RunFolder:
         return target
 
     @contextmanager
-    def _unfinished(self, raw: bytes, name: str) -> Iterator[Path]:
-        """A synced file in ``tmp`` that holds ``raw``, gone at the end unless it was moved."""
+    def _unfinished(self, raw: bytes, name: str, *, durable: bool = True) -> Iterator[Path]:
+        """A synced (``durable``) file in ``tmp`` that holds ``raw``, gone at the end unless it was moved."""
         # Process numbers repeat between containers that share a folder; a random name is nobody else's.
         path = self.path / "tmp" / f"{name}.{secrets.token_hex(8)}"
         try:
             with path.open("xb") as file:
                 file.write(raw)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             if path.read_bytes() != raw:
                 raise RunStopped(f"{path} does not read back as written; check the disk, then run again")
             yield path
