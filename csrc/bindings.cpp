@@ -400,7 +400,7 @@ void bind_kernels(py::module_& module) {
   module.def("isa", [] { return iclperm::isa_name(iclperm::selected_isa()); });
   module.def("available_isas", [] {
     py::list names;
-    for (const auto isa : {iclperm::Isa::baseline, iclperm::Isa::avx2, iclperm::Isa::avx512}) {
+    for (const auto isa : {iclperm::Isa::baseline, iclperm::Isa::avx2, iclperm::Isa::avx512, iclperm::Isa::avx512_bf16}) {
       if (iclperm::isa_available(isa)) names.append(iclperm::isa_name(isa));
     }
     return names;

@@ -7,7 +7,7 @@
 
 namespace iclperm {
 
-enum class Isa { baseline, avx2, avx512 };
+enum class Isa { baseline, avx2, avx512, avx512_bf16 };
 
 // The best one this processor has, or the one that the environment variable ICLPERM_ISA names.
 // Throws std::invalid_argument when that one is unknown or cannot run here.
@@ -22,10 +22,11 @@ const char* isa_name(Isa isa);
 
 // The function of that name in the namespace of an instruction set.
 #if defined(ICLPERM_X86_PATHS)
-#define ICLPERM_SELECT(isa, function)                            \
-  ((isa) == ::iclperm::Isa::avx512 ? ::iclperm::avx512::function \
-   : (isa) == ::iclperm::Isa::avx2 ? ::iclperm::avx2::function   \
-                                   : ::iclperm::baseline::function)
+#define ICLPERM_SELECT(isa, function)                                      \
+  ((isa) == ::iclperm::Isa::avx512_bf16 ? ::iclperm::avx512_bf16::function \
+   : (isa) == ::iclperm::Isa::avx512    ? ::iclperm::avx512::function      \
+   : (isa) == ::iclperm::Isa::avx2      ? ::iclperm::avx2::function        \
+                                        : ::iclperm::baseline::function)
 #else
 #define ICLPERM_SELECT(isa, function) (static_cast<void>(isa), ::iclperm::baseline::function)
 #endif

@@ -100,6 +100,9 @@ ICLPERM_ROWWISE_KERNELS
 namespace avx512 {
 ICLPERM_ROWWISE_KERNELS
 }
+namespace avx512_bf16 {
+ICLPERM_ROWWISE_KERNELS
+}
 #undef ICLPERM_ROWWISE_KERNELS
 
 }  // namespace iclperm

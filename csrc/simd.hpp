@@ -71,7 +71,13 @@ inline vfloat fma(vfloat a, vfloat b, vfloat c) {
 }
 
 // The larger; the second if either is NaN.
-inline vfloat max(vfloat a, vfloat b) { return select(a > b, a, b); }
+inline vfloat max(vfloat a, vfloat b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#else
+  return select(a > b, a, b);
+#endif
+}
 
 inline vfloat abs(vfloat x) { return as_float(as_int(x) & 0x7fffffff); }
 
@@ -93,14 +99,45 @@ inline vfloat load(const bfloat16* from) {
 
 inline void store(float* to, vfloat x) { std::memcpy(to, &x, sizeof x); }
 
-// Rounds to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; a NaN stays one. The instruction takes denormal numbers for zero.
 inline void store(bfloat16* to, vfloat x) {
+#if defined(__AVX512BF16__)
+  const __m256bh narrow = _mm512_cvtneps_pbh(x);
+#else
   const vuint bits = as_uint(x);
   const vuint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const vuint quiet = (bits >> 16) | 0x40u;
   const vhalf narrow = __builtin_convertvector(x == x ? rounded : quiet, vhalf);
+#endif
   std::memcpy(to, &narrow, sizeof narrow);
 }
+
+// Two bfloat16 that one instruction multiplies with two others, where the processor has it.
+struct Pair {
+  bfloat16 first, second;
+};
+
+inline vuint load(const Pair* from) {
+  vuint x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline void store(Pair* to, vuint x) { std::memcpy(to, &x, sizeof x); }
+
+// Read as bytes, since it may lie in memory of floats.
+inline vuint splat(const Pair& x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return vuint{} + bits;
+}
+
+#if defined(__AVX512BF16__)
+// c + a.second * b.second + a.first * b.first, rounded twice; denormal numbers count as zero.
+inline vfloat fma(vuint a, vuint b, vfloat c) {
+  return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+#endif
 
 // The first `count` lanes, 0 < count; whole vectors where count >= LANES. Missing lanes read as zero.
 template <typename T>
@@ -109,6 +146,12 @@ inline vfloat load_some(const T* from, std::int64_t count) {
   T padded[LANES] = {};
   for (std::int64_t lane = 0; lane < count; ++lane) padded[lane] = from[lane];
   return load(padded);
+}
+
+// The pairs (a[i], b[i]) of the first `count` entries, 0 < count, as load_some; b may be null for zeros.
+inline vuint zip_some(const bfloat16* a, const bfloat16* b, std::int64_t count) {
+  const vuint low = as_uint(load_some(a, count)) >> 16;
+  return b == nullptr ? low : low | as_uint(load_some(b, count));
 }
 
 template <typename T>
@@ -204,6 +247,32 @@ inline vfloat exp(vfloat x) {
   const vfloat scaled = as_float(as_uint(p) + (as_uint(shifted) << 23));
   const vfloat floored = select(x < -87.3365447505f, vfloat{}, scaled);
   return select(x < 88.7228390520f, floored, x * INF);
+}
+
+// exp of x <= 0 within 2e-7, relative, plus 6e-8 |x|; 0 from about -88 down (denormal results may come out). NaN stays.
+// 2^f for |f| <= 1/2 by a polynomial fitted for the smallest relative error.
+inline vfloat exp_below(vfloat x) {
+  const vfloat t = max(splat(-160.0f), x * 1.44269504088896341f);
+#if defined(__AVX512F__)
+  const vfloat n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT);
+#else
+  constexpr float ROUND = 12582912.0f;  // as in exp
+  const vfloat shifted = t + ROUND;
+  const vfloat n = shifted - ROUND;
+#endif
+  const vfloat f = t - n;
+  vfloat p = splat(1.326472731307149e-3f);
+  p = fma(p, f, splat(9.671512991189957e-3f));
+  p = fma(p, f, splat(5.550733581185341e-2f));
+  p = fma(p, f, splat(2.4022242426872253e-1f));
+  p = fma(p, f, splat(6.931470036506653e-1f));
+  p = fma(p, f, splat(1.0f));
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(p, n);
+#else
+  const vfloat scaled = as_float(as_uint(p) + (as_uint(shifted) << 23));
+  return select(t < -126.0f, vfloat{}, select(t == t, scaled, t));
+#endif
 }
 
 // tanh within 2.5 ulp: Cephes' polynomial near zero, where 1 - 2 / (exp(2x) + 1) would cancel.

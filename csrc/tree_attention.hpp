@@ -68,7 +68,7 @@ void tree_attention(const TreeAttention& call, Isa isa, int num_threads);
 // What follows is between the dispatcher and the kernels.
 
 constexpr int TILE = 64;        // positions a tile, multiples of it counted from the root
-constexpr int MAX_LINES = 256;  // (row, head) pairs that a work item holds; more only where one row has more
+constexpr int MAX_LINES = 512;  // (row, head) pairs that a work item holds; more only where one row has more
 constexpr int MAX_LANES = 16;   // floats in the widest vector
 constexpr int VECTOR_ALIGNMENT = 64;
 
@@ -98,7 +98,7 @@ struct Cursor {
 struct Scratch {
   float* keys;                   // [d, TILE] the tile's keys, transposed
   float* values;                 // [TILE, padded d]
-  float* queries;                // [lines, d], scaled
+  float* queries;                // [lines, d]
   float* accumulator;            // [lines, padded d]
   float* sums;                   // [lines, MAX_LANES] of probabilities, by lane
   float* maxima;                 // [lines]
@@ -115,6 +115,9 @@ namespace avx2 {
 void attend(const TreeAttention& call, const WorkItem& item, Scratch& scratch);
 }
 namespace avx512 {
+void attend(const TreeAttention& call, const WorkItem& item, Scratch& scratch);
+}
+namespace avx512_bf16 {
 void attend(const TreeAttention& call, const WorkItem& item, Scratch& scratch);
 }
 

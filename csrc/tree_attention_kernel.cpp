@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "simd.hpp"
 #include "tree_attention.hpp"
 
@@ -17,10 +19,49 @@ struct PathTile {
   std::int64_t rows[TILE];
 };
 
+// What a step of a product's chain multiplies: a float, or a pair of bfloat16 where one instruction does that.
+template <typename T>
+struct OperandOf {
+  using Type = float;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct OperandOf<bfloat16> {
+  using Type = Pair;
+};
+#endif
+template <typename E>
+constexpr std::int64_t WIDTH = std::is_same_v<E, Pair> ? 2 : 1;  // entries
+
 inline std::int64_t min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 inline std::int64_t max(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) { return min(max(x, low), high); }
 inline std::int64_t vectors(std::int64_t floats) { return (floats + LANES - 1) / LANES; }
+
+// Operands that `entries` entries make.
+template <typename E>
+inline std::int64_t operands(std::int64_t entries) {
+  return (entries + WIDTH<E> - 1) / WIDTH<E>;
+}
+
+// LANES operands from the i-th on of a row of `size` entries, as bits; what lies past its end is zero.
+template <typename E, typename T>
+inline vfloat operands_at(const T* row, std::int64_t i, std::int64_t size) {
+  if constexpr (std::is_same_v<E, Pair>) {
+    if (size - 2 * i >= 2 * LANES) return as_float(load(reinterpret_cast<const Pair*>(row + 2 * i)));
+    T padded[2 * LANES] = {};
+    std::memcpy(padded, row + 2 * i, sizeof(T) * static_cast<std::size_t>(min(2 * LANES, size - 2 * i)));
+    return as_float(load(reinterpret_cast<const Pair*>(padded)));
+  } else {
+    return load_some(row + i, size - i);
+  }
+}
+
+// The scratch's floats as what they hold.
+template <typename E>
+inline const E* as(const float* scratch) {
+  return reinterpret_cast<const E*>(scratch);
+}
 
 template <typename T>
 inline const T* row_of(const ConstHeadRows& x, std::int64_t row, std::int64_t head) {
@@ -28,9 +69,9 @@ inline const T* row_of(const ConstHeadRows& x, std::int64_t row, std::int64_t he
 }
 
 // c[NUM_ROWS, NUM_VECS] (+)= a[NUM_ROWS, depth] x b[depth, NUM_VECS]: one chain of fma per element.
-template <int NUM_ROWS, int NUM_VECS>
-void multiply_block(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride, std::int64_t depth,
-                    float* c, std::int64_t c_stride, bool accumulate) {
+template <typename E, int NUM_ROWS, int NUM_VECS>
+void multiply_block(const E* a, std::int64_t a_stride, const E* b, std::int64_t b_stride, std::int64_t depth, float* c,
+                    std::int64_t c_stride, bool accumulate) {
   vfloat sum[NUM_ROWS][NUM_VECS];
 #pragma GCC unroll 6
   for (int r = 0; r < NUM_ROWS; ++r) {
@@ -38,12 +79,12 @@ void multiply_block(const float* a, std::int64_t a_stride, const float* b, std::
     for (int v = 0; v < NUM_VECS; ++v) sum[r][v] = accumulate ? load(c + r * c_stride + v * LANES) : vfloat{};
   }
   for (std::int64_t i = 0; i < depth; ++i) {
-    vfloat right[NUM_VECS];
+    decltype(load(b)) right[NUM_VECS];
 #pragma GCC unroll 4
     for (int v = 0; v < NUM_VECS; ++v) right[v] = load(b + i * b_stride + v * LANES);
 #pragma GCC unroll 6
     for (int r = 0; r < NUM_ROWS; ++r) {
-      const vfloat left = splat(a[r * a_stride + i]);
+      const auto left = splat(a[r * a_stride + i]);
 #pragma GCC unroll 4
       for (int v = 0; v < NUM_VECS; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
     }
@@ -55,30 +96,33 @@ void multiply_block(const float* a, std::int64_t a_stride, const float* b, std::
   }
 }
 
-using MultiplyBlock = void (*)(const float*, std::int64_t, const float*, std::int64_t, std::int64_t, float*,
-                               std::int64_t, bool);
+template <typename E>
+using MultiplyBlock = void (*)(const E*, std::int64_t, const E*, std::int64_t, std::int64_t, float*, std::int64_t,
+                               bool);
 
-template <int NUM_VECS>
-inline MultiplyBlock block_of_rows(int num_rows) {
-  constexpr MultiplyBlock by_rows[ROWS] = {multiply_block<1, NUM_VECS>, multiply_block<2, NUM_VECS>,
-                                           multiply_block<3, NUM_VECS>, multiply_block<4, NUM_VECS>,
-                                           multiply_block<5, NUM_VECS>, multiply_block<6, NUM_VECS>};
+template <typename E, int NUM_VECS>
+inline MultiplyBlock<E> block_of_rows(int num_rows) {
+  constexpr MultiplyBlock<E> by_rows[ROWS] = {multiply_block<E, 1, NUM_VECS>, multiply_block<E, 2, NUM_VECS>,
+                                              multiply_block<E, 3, NUM_VECS>, multiply_block<E, 4, NUM_VECS>,
+                                              multiply_block<E, 5, NUM_VECS>, multiply_block<E, 6, NUM_VECS>};
   return by_rows[num_rows - 1];
 }
 
-inline MultiplyBlock block_of(int num_rows, std::int64_t num_vecs) {
+template <typename E>
+inline MultiplyBlock<E> block_of(int num_rows, std::int64_t num_vecs) {
   if constexpr (VECS == 4) {
-    if (num_vecs == 4) return block_of_rows<4>(num_rows);
-    if (num_vecs == 3) return block_of_rows<3>(num_rows);
+    if (num_vecs == 4) return block_of_rows<E, 4>(num_rows);
+    if (num_vecs == 3) return block_of_rows<E, 3>(num_rows);
   }
-  return num_vecs == 2 ? block_of_rows<2>(num_rows) : block_of_rows<1>(num_rows);
+  return num_vecs == 2 ? block_of_rows<E, 2>(num_rows) : block_of_rows<E, 1>(num_rows);
 }
 
 // c (+)= a x b for up to ROWS rows and any number of vectors.
-inline void multiply(int num_rows, std::int64_t num_vecs, const float* a, std::int64_t a_stride, const float* b,
+template <typename E>
+inline void multiply(int num_rows, std::int64_t num_vecs, const E* a, std::int64_t a_stride, const E* b,
                      std::int64_t b_stride, std::int64_t depth, float* c, std::int64_t c_stride, bool accumulate) {
   for (std::int64_t v = 0; v < num_vecs; v += VECS) {
-    const MultiplyBlock block = block_of(num_rows, min(VECS, num_vecs - v));
+    const MultiplyBlock<E> block = block_of<E>(num_rows, min(VECS, num_vecs - v));
     block(a, a_stride, b + v * LANES, b_stride, depth, c + v * LANES, c_stride, accumulate);
   }
 }
@@ -129,6 +173,8 @@ class Path {
 
 template <typename T>
 class Gather {
+  using E = typename OperandOf<T>::Type;
+
  public:
   Gather(const TreeAttention& call, std::int64_t kv_head) : call_(call), kv_head_(kv_head) {}
 
@@ -142,11 +188,8 @@ class Gather {
       keys(tile.rows + c, scratch.keys + c);
     }
     const std::int64_t stride = vectors(call_.head_dim) * LANES;
-    for (std::int64_t c = column; c < TILE && tile.rows[c] != NO_ROW; ++c) {
-      const T* value = key_or_value(call_.v_pool, call_.v_new, tile.rows[c]);
-      for (std::int64_t i = 0; i < call_.head_dim; i += LANES) {
-        store(scratch.values + c * stride + i, load_some(value + i, call_.head_dim - i));
-      }
+    for (std::int64_t c = column / WIDTH<E>; c * WIDTH<E> < TILE && tile.rows[c * WIDTH<E>] != NO_ROW; ++c) {
+      values(tile.rows + c * WIDTH<E>, scratch.values + c * stride);
     }
     std::memcpy(scratch.tile_rows, tile.rows, sizeof tile.rows);
     scratch.tile_kv_head = kv_head_;
@@ -157,18 +200,33 @@ class Gather {
     return row >= 0 ? row_of<T>(pool, row, kv_head_) : row_of<T>(pack, ~row, kv_head_);
   }
 
-  // LANES keys become LANES columns of the transposed tile.
+  // LANES keys become LANES columns of the transposed tile, an operand a row.
   void keys(const std::int64_t* rows, float* columns) const {
-    for (std::int64_t i = 0; i < call_.head_dim; i += LANES) {
+    const std::int64_t depth = operands<E>(call_.head_dim);
+    for (std::int64_t i = 0; i < depth; i += LANES) {
       vfloat x[LANES];
       for (int lane = 0; lane < LANES; ++lane) {
         x[lane] = rows[lane] == NO_ROW
                       ? vfloat{}
-                      : load_some(key_or_value(call_.k_pool, call_.k_new, rows[lane]) + i, call_.head_dim - i);
+                      : operands_at<E>(key_or_value(call_.k_pool, call_.k_new, rows[lane]), i, call_.head_dim);
       }
       transpose(x);
-      for (std::int64_t lane = 0; lane < min(LANES, call_.head_dim - i); ++lane) {
-        store(columns + (i + lane) * TILE, x[lane]);
+      for (std::int64_t lane = 0; lane < min(LANES, depth - i); ++lane) store(columns + (i + lane) * TILE, x[lane]);
+    }
+  }
+
+  // The values of one operand's positions become a row.
+  void values(const std::int64_t* rows, float* row) const {
+    const T* value = key_or_value(call_.v_pool, call_.v_new, rows[0]);
+    if constexpr (std::is_same_v<E, Pair>) {
+      const T* next = rows[1] == NO_ROW ? nullptr : key_or_value(call_.v_pool, call_.v_new, rows[1]);
+      for (std::int64_t i = 0; i < call_.head_dim; i += LANES) {
+        const vuint pairs = zip_some(value + i, next == nullptr ? nullptr : next + i, call_.head_dim - i);
+        store(row + i, as_float(pairs));
+      }
+    } else {
+      for (std::int64_t i = 0; i < call_.head_dim; i += LANES) {
+        store(row + i, load_some(value + i, call_.head_dim - i));
       }
     }
   }
@@ -183,28 +241,33 @@ struct Seen {
   bool empty() const { return begin >= end; }
 };
 
+template <typename T>
 class Lines {
+  using E = typename OperandOf<T>::Type;
+
  public:
   Lines(const TreeAttention& call, Scratch& scratch)
-      : call_(call), scratch_(scratch), depth_(call.head_dim), vecs_(vectors(depth_)), stride_(vecs_ * LANES) {}
+      : call_(call),
+        scratch_(scratch),
+        head_dim_(call.head_dim),
+        depth_(operands<E>(head_dim_)),
+        vecs_(vectors(head_dim_)),
+        stride_(vecs_ * LANES) {}
 
-  template <typename T>
   void start(std::int64_t line, const T* query, std::int64_t pos) {
-    const vfloat scaling = splat(call_.scaling);
     for (std::int64_t i = 0; i < depth_; i += LANES) {
-      store_some(scratch_.queries + line * depth_ + i, depth_ - i, scaling * load_some(query + i, depth_ - i));
-      store(scratch_.accumulator + line * stride_ + i, vfloat{});
+      store_some(scratch_.queries + line * depth_ + i, depth_ - i, operands_at<E>(query, i, head_dim_));
     }
+    for (std::int64_t i = 0; i < stride_; i += LANES) store(scratch_.accumulator + line * stride_ + i, vfloat{});
     store(scratch_.sums + line * LANES, vfloat{});
     scratch_.maxima[line] = -INF;
     scratch_.line_pos[line] = pos;
   }
 
-  template <typename T>
   void finish(std::int64_t line, T* out) const {
     const vfloat sum = splat(sum_lanes(load(scratch_.sums + line * LANES)));
-    for (std::int64_t i = 0; i < depth_; i += LANES) {
-      store_some(out + i, depth_ - i, load(scratch_.accumulator + line * stride_ + i) / sum);
+    for (std::int64_t i = 0; i < head_dim_; i += LANES) {
+      store_some(out + i, head_dim_ - i, load(scratch_.accumulator + line * stride_ + i) / sum);
     }
   }
 
@@ -234,32 +297,39 @@ class Lines {
 
     alignas(VECTOR_ALIGNMENT) float scores[ROWS * TILE];
     const std::int64_t skipped = any.begin / LANES * LANES;
-    multiply(num_lines, vectors(any.end - skipped), scratch_.queries + line * depth_, depth_, scratch_.keys + skipped,
-             TILE, depth_, scores + skipped, TILE, false);
+    multiply(num_lines, vectors(any.end - skipped), as<E>(scratch_.queries) + line * depth_, depth_,
+             as<E>(scratch_.keys) + skipped, TILE, depth_, scores + skipped, TILE, false);
+    // In the place of the scores: those of a line are read before its probabilities are written.
     for (int r = 0; r < num_lines; ++r) {
       if (!by_line[r].empty()) soften(scores + r * TILE, by_line[r], line + r);
     }
     // What all lines see is multiplied together; before and after it, each line by itself, in the order of positions.
+    all = {(all.begin + WIDTH<E> - 1) / WIDTH<E> * WIDTH<E>, all.end / WIDTH<E> * WIDTH<E>};
     if (all.empty()) all = {TILE, TILE};
     for (int r = 0; r < num_lines; ++r) {
-      add_values(scores + r * TILE, {by_line[r].begin, min(by_line[r].end, all.begin)}, line + r, 1);
+      add_values(scores + r * TILE, {by_line[r].begin, min(by_line[r].end, all.begin)}, line + r);
     }
-    add_values(scores, all, line, num_lines);
+    add_whole_operands(scores, all, line, num_lines);
     for (int r = 0; r < num_lines; ++r) {
-      add_values(scores + r * TILE, {max(by_line[r].begin, all.end), by_line[r].end}, line + r, 1);
+      add_values(scores + r * TILE, {max(by_line[r].begin, all.end), by_line[r].end}, line + r);
     }
   }
 
   // Scores become probabilities up to the factor exp(maximum), which moves on when the tile raises the maximum.
   void soften(float* scores, Seen seen, std::int64_t line) {
+    using Probability = std::conditional_t<std::is_same_v<E, Pair>, bfloat16, float>;
+    Probability* probabilities = reinterpret_cast<Probability*>(scores);
     const std::int64_t first = seen.begin / LANES;
     const std::int64_t last = vectors(seen.end);
     vfloat highest = splat(-INF);
     for (std::int64_t v = first; v < last; ++v) {
-      const vint column = lane_index() + static_cast<std::int32_t>(v * LANES);
-      const vint visible =
-          (column >= static_cast<std::int32_t>(seen.begin)) & (column < static_cast<std::int32_t>(seen.end));
-      const vfloat score = select(visible, capped(load(scores + v * LANES), call_.softcap), splat(-INF));
+      vfloat score = capped(call_.scaling * load(scores + v * LANES), call_.softcap);
+      if (v * LANES < seen.begin || (v + 1) * LANES > seen.end) {
+        const vint column = lane_index() + static_cast<std::int32_t>(v * LANES);
+        const vint visible =
+            (column >= static_cast<std::int32_t>(seen.begin)) & (column < static_cast<std::int32_t>(seen.end));
+        score = select(visible, score, splat(-INF));
+      }
       store(scores + v * LANES, score);
       highest = max(highest, score);
     }
@@ -267,8 +337,8 @@ class Lines {
     const vfloat maximum = splat(scratch_.maxima[line]);
     vfloat sum = load(scratch_.sums + line * LANES);
     for (std::int64_t v = first; v < last; ++v) {
-      const vfloat probability = exp(load(scores + v * LANES) - maximum);
-      store(scores + v * LANES, probability);
+      const vfloat probability = exp_below(load(scores + v * LANES) - maximum);
+      store(probabilities + v * LANES, probability);
       sum += probability;
     }
     store(scratch_.sums + line * LANES, sum);
@@ -278,22 +348,47 @@ class Lines {
   void raise_maximum(std::int64_t line, float highest) {
     float& maximum = scratch_.maxima[line];
     if (!(highest > maximum)) return;
-    const vfloat factor = exp(splat(maximum - highest));
+    const vfloat factor = exp_below(splat(maximum - highest));
     float* accumulator = scratch_.accumulator + line * stride_;
     for (std::int64_t i = 0; i < stride_; i += LANES) store(accumulator + i, factor * load(accumulator + i));
     store(scratch_.sums + line * LANES, factor * load(scratch_.sums + line * LANES));
     maximum = highest;
   }
 
-  void add_values(const float* probabilities, Seen seen, std::int64_t line, int num_lines) {
+  // One line's probabilities times values; of an operand that it sees half of, the other half's value is made zero.
+  void add_values(const float* probabilities, Seen seen, std::int64_t line) {
     if (seen.empty()) return;
-    multiply(num_lines, vecs_, probabilities + seen.begin, TILE, scratch_.values + seen.begin * stride_, stride_,
-             seen.end - seen.begin, scratch_.accumulator + line * stride_, stride_, true);
+    if constexpr (std::is_same_v<E, Pair>) {
+      if (seen.begin % 2) add_half<E>(probabilities, seen.begin++ / 2, 0xffff0000u, line);
+      const bool is_cut = seen.end % 2 && seen.begin < seen.end;
+      if (is_cut) --seen.end;
+      add_whole_operands(probabilities, seen, line, 1);
+      if (is_cut) add_half<E>(probabilities, seen.end / 2, 0x0000ffffu, line);
+    } else {
+      add_whole_operands(probabilities, seen, line, 1);
+    }
+  }
+
+  void add_whole_operands(const float* probabilities, Seen seen, std::int64_t line, int num_lines) {
+    if (seen.empty()) return;
+    const std::int64_t first = seen.begin / WIDTH<E>;
+    multiply(num_lines, vecs_, as<E>(probabilities) + first, TILE, as<E>(scratch_.values) + first * stride_, stride_,
+             seen.end / WIDTH<E> - first, scratch_.accumulator + line * stride_, stride_, true);
+  }
+
+  template <typename P>
+  void add_half(const float* probabilities, std::int64_t pair, std::uint32_t half, std::int64_t line) {
+    const auto left = splat(as<P>(probabilities)[pair]) & half;
+    const P* values = as<P>(scratch_.values) + pair * stride_;
+    float* accumulator = scratch_.accumulator + line * stride_;
+    for (std::int64_t i = 0; i < stride_; i += LANES) {
+      store(accumulator + i, fma(left, load(values + i) & half, load(accumulator + i)));
+    }
   }
 
   const TreeAttention& call_;
   Scratch& scratch_;
-  const std::int64_t depth_, vecs_, stride_;
+  const std::int64_t head_dim_, depth_, vecs_, stride_;
 };
 
 // Calls each(line, row, head) for the lines of a block: a row's heads stand together.
@@ -307,7 +402,7 @@ inline void for_lines(const Block& block, std::int64_t kv_head, std::int64_t gro
 
 template <typename T>
 void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch) {
-  Lines lines(call, scratch);
+  Lines<T> lines(call, scratch);
   const Gather<T> gather(call, item.kv_head);
   const std::int64_t group_size = call.q.num_heads / call.k_new.num_heads;
   std::int64_t first = FAR;

@@ -1,6 +1,6 @@
-"""Attention of one pack over its tree: the C++ kernel on a CPU, torch operations elsewhere.
+"""Attention of one pack over its tree: the C++ kernel on a CPU, Triton's on a GPU, torch operations elsewhere.
 
-Both read the ancestors' keys and values where they lie, in the pool of the open path or in the pack itself, and both
+All read the ancestors' keys and values where they lie, in the pool of the open path or in the pack itself, and all
 take q ``[M, Hq, d]``, k and v ``[M, Hkv, d]`` and return ``[M, Hq, d]`` in the dtype of q. With ``query_rows`` [R],
 ascending, q is ``[>= R, Hq, d]`` and holds those rows of the pack alone. Rows that no visit owns (padding) come back
 zero.
@@ -44,8 +44,14 @@ class PackAttention(Protocol):
 
 
 def prepare(pack: Pack, num_rows: int, device: torch.device, backend: str) -> PackAttention:
-    """The attention of ``pack`` run as ``num_rows`` rows; ``backend`` is ``native`` (CPU) or ``torch``."""
-    return NativeAttention(pack) if backend == "native" else TorchAttention(pack, num_rows, device)
+    """The attention of ``pack`` run as ``num_rows`` rows; ``backend`` is ``native`` (CPU), ``triton`` or ``torch``."""
+    if backend == "native":
+        return NativeAttention(pack)
+    if backend == "triton":
+        from iclperm.engine.kernels.triton_attention import TritonAttention  # Triton is slow to import
+
+        return TritonAttention(pack)
+    return TorchAttention(pack, num_rows, device)
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
