@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from hypothesis import settings
 
 from iclperm import _core
 
+if not torch.cuda.is_available():  # read when a kernel's module is imported: Triton kernels then take CPU tensors
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("iclperm", deadline=None)
 settings.load_profile("iclperm")
 torch.set_num_threads(1)  # models this small only lose by more; what threads change has tests of its own

@@ -1,4 +1,4 @@
-"""Element-wise work whose result at a row depends on that row alone, bit for bit.
+"""Element-wise work whose result at a row depends on that row alone, bit for bit: in C++ on a CPU, else in Triton.
 
 torch's own CPU kernels cut a tensor into chunks by its size and the thread count and treat the ends of a chunk with
 other instructions, so an activation or a cosine can change in its last bit with the rows beside it. The replacements
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import activations
@@ -30,6 +29,11 @@ _KERNELS: dict[type[nn.Module], Callable[..., None]] = {
     activations.GELUActivation: _core.gelu_erf,
     nn.GELU: _core.gelu_erf,
 }
+
+
+def runs_triton(x: torch.Tensor) -> bool:
+    """Whether norms, rotations, gates and the head of ``x`` are Triton's; its kernels are imported on first use."""
+    return x.device.type != "cpu"
 
 
 # Exact in any instruction: comparisons, products and copies.
@@ -65,7 +69,12 @@ def gate(module: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tens
         return None
 
     def forward(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        out = x if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
+        out = x if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if runs_triton(x):
+            from iclperm.engine.kernels import triton_rowwise
+
+            triton_rowwise.gate(kernel.__name__, x, factor, out)
+            return out
         kernel(as_numpy(x), as_numpy(out), as_numpy(factor), num_threads=torch.get_num_threads())
         return out
 
@@ -82,7 +91,7 @@ class RmsNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The norm of x [..., H], in new memory."""
-        return self._run(x, torch.empty(x.shape, dtype=x.dtype))
+        return self._run(x, torch.empty(x.shape, dtype=x.dtype, device=x.device))
 
     def in_place(self, x: torch.Tensor) -> torch.Tensor:
         """The norm of contiguous x [..., H], in its own memory."""
@@ -90,14 +99,19 @@ class RmsNorm:
 
     def of_sum(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         """Add x [M, H] to ``total`` [M, H] in place; the norm of that, in new memory."""
-        return self._run(x, torch.empty(x.shape, dtype=x.dtype), as_numpy(total))
+        return self._run(x, torch.empty(x.shape, dtype=x.dtype, device=x.device), total)
 
-    def _run(self, x: torch.Tensor, out: torch.Tensor, total: np.ndarray | None = None) -> torch.Tensor:
+    def _run(self, x: torch.Tensor, out: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
+        if runs_triton(x):
+            from iclperm.engine.kernels import triton_rowwise
+
+            triton_rowwise.rms_norm(x, self.weight, out, total, eps=self.eps, offset=self.offset)
+            return out
         _core.rms_norm(
             as_numpy(x.view(-1, x.shape[-1])),
             as_numpy(self.weight),
             as_numpy(out.view(-1, x.shape[-1])),
-            total,
+            None if total is None else as_numpy(total),
             eps=self.eps,
             offset=self.offset,
             num_threads=torch.get_num_threads(),
@@ -107,6 +121,11 @@ class RmsNorm:
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Turn the halves of each head of x [M, heads, d] in place, by tables [M, r]; columns from r on stay."""
+    if runs_triton(x):
+        from iclperm.engine.kernels import triton_rowwise
+
+        triton_rowwise.rotate(x, cosines, sines)
+        return x
     _core.rotate(as_numpy(x), cosines.float().numpy(), sines.float().numpy(), num_threads=torch.get_num_threads())
     return x
 

@@ -1,0 +1,418 @@
+"""Element-wise rows in Triton: norms, rotations, gated activations, with the roundings of the C++ kernels.
+
+Everything is computed in float32 and rounded once. A row's bits do not depend on the rows beside it: block shapes and
+launch options depend on a row's width alone. All of it is bound by memory, so each kernel reads what it needs once and
+writes it once; 16 bytes a thread and access, from 512 to 8192 elements a program.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from iclperm.engine.kernels.triton_launch import TYPE_NAMES, Compilation
+from iclperm.errors import RequestError
+
+DTYPES = tuple(TYPE_NAMES)
+
+# Said at every launch, since what triton does unasked differs between 3.9 and 3.10.
+FUSION = {"enable_fp_fusion": True}
+
+# Widest rows that a program holds in registers: 32 elements a thread. Wider ones are read twice.
+_WIDEST_BLOCK = 8192
+# Narrow rows (the norm of a head) share a program until it has this many elements.
+_LEAST_ELEMENTS = 2048
+_GATE_COLUMNS = 1024
+_ROTATED_ELEMENTS = 512  # of a head's half, times rows
+
+
+def on_device(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """Within, kernels run on the device of ``x``, in its current stream."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def hyperbolic_tangent(x: tl.tensor) -> tl.tensor:
+    """Within 3 ulp: Cephes' polynomial near zero, where 1 - 2 / (exp(2 x) + 1) would cancel."""
+    z = x * x
+    p = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1
+    magnitude = tl.abs(x)
+    near = x + (p * z - 3.33332819422e-1) * z * x
+    far = 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(magnitude, 10.0)) + 1.0)
+    return tl.where(magnitude < 0.625, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sigmoid(x: tl.tensor) -> tl.tensor:
+    t = tl.exp(-tl.abs(x))
+    return tl.math.div_rn(tl.where(x < 0, t, 1.0), 1.0 + t)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _activated(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    if KIND == "silu":
+        return x * _sigmoid(x)
+    elif KIND == "gelu_tanh":  # (1 + tanh(u)) / 2 = sigmoid(2 u), which does not cancel
+        return x * _sigmoid(1.5957691216057308 * (x + 0.044715 * (x * x * x)))
+    else:
+        return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gate_kernel(
+    x: tl.tensor,  # [num_rows, NUM_COLUMNS], as the two that follow
+    factor: tl.tensor,
+    out: tl.tensor,
+    x_stride: tl.tensor,
+    factor_stride: tl.tensor,
+    out_stride: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = columns < NUM_COLUMNS
+    value = _activated(tl.load(x + row * x_stride + columns, mask=is_inside, other=0.0).to(tl.float32), KIND)
+    value *= tl.load(factor + row * factor_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + columns, value.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_or_self(
+    x: tl.tensor, total: tl.tensor, x_place: tl.tensor, total_place: tl.tensor, is_inside: tl.tensor, ADD: tl.constexpr
+) -> tl.tensor:
+    """x, or total + x rounded as it will be stored; float32."""
+    z = tl.load(x + x_place, mask=is_inside, other=0.0).to(tl.float32)
+    if ADD:
+        z += tl.load(total + total_place, mask=is_inside, other=0.0).to(tl.float32)
+        z = z.to(total.dtype.element_ty).to(tl.float32)
+    return z
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scaled(
+    z: tl.tensor, scale: tl.tensor, weight: tl.tensor, columns: tl.tensor, offset: tl.tensor, WIDTH: tl.constexpr
+) -> tl.tensor:
+    factor = offset + tl.load(weight + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    return z * scale[:, None] * factor[None, :]
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _rms_norm_kernel(
+    x: tl.tensor,  # [num_rows / heads, heads, WIDTH], as total and out
+    total: tl.tensor,
+    weight: tl.tensor,  # [WIDTH]
+    out: tl.tensor,
+    num_rows: tl.tensor,
+    x_stride: tl.tensor,
+    x_head_stride: tl.tensor,
+    total_stride: tl.tensor,
+    out_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    eps: tl.tensor,
+    offset: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = (rows < num_rows)[:, None]
+    group, head = (rows // NUM_HEADS).to(tl.int64)[:, None], (rows % NUM_HEADS).to(tl.int64)[:, None]
+    x_rows = group * x_stride + head * x_head_stride
+    out_rows = group * out_stride + head * out_head_stride
+    total_rows = group * total_stride
+    columns = tl.arange(0, BLOCK)
+    if WIDTH <= BLOCK:
+        is_inside = is_row & (columns < WIDTH)[None, :]
+        z = _sum_or_self(x, total, x_rows + columns[None, :], total_rows + columns[None, :], is_inside, ADD)
+        mean = tl.math.div_rn(tl.sum(z * z, axis=1), 1.0 * WIDTH)
+        scale = tl.math.div_rn(1.0, tl.math.sqrt_rn(mean + eps))
+        if ADD:
+            tl.store(total + total_rows + columns[None, :], z.to(total.dtype.element_ty), mask=is_inside)
+        normed = _scaled(z, scale, weight, columns, offset, WIDTH)
+        tl.store(out + out_rows + columns[None, :], normed.to(out.dtype.element_ty), mask=is_inside)
+    else:
+        # The second pass adds up anew, so that no thread waits for what another has stored.
+        squares = tl.zeros([ROWS, BLOCK], tl.float32)
+        for begin in range(0, WIDTH, BLOCK):
+            here = begin + columns[None, :]
+            z = _sum_or_self(x, total, x_rows + here, total_rows + here, is_row & (here < WIDTH), ADD)
+            squares += z * z
+        mean = tl.math.div_rn(tl.sum(squares, axis=1), 1.0 * WIDTH)
+        scale = tl.math.div_rn(1.0, tl.math.sqrt_rn(mean + eps))
+        for begin in range(0, WIDTH, BLOCK):
+            here = begin + columns[None, :]
+            is_inside = is_row & (here < WIDTH)
+            z = _sum_or_self(x, total, x_rows + here, total_rows + here, is_inside, ADD)
+            if ADD:
+                tl.store(total + total_rows + here, z.to(total.dtype.element_ty), mask=is_inside)
+            normed = _scaled(z, scale, weight, begin + columns, offset, WIDTH)
+            tl.store(out + out_rows + here, normed.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _rotate_kernel(
+    x: tl.tensor,  # [num_rows, NUM_HEADS, >= 2 HALF]
+    cosines: tl.tensor,  # [num_rows, 2 HALF]
+    sines: tl.tensor,
+    num_rows: tl.tensor,
+    row_stride: tl.tensor,
+    head_stride: tl.tensor,
+    cosine_stride: tl.tensor,
+    sine_stride: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)[None, :]
+    is_inside = (rows < num_rows)[:, None] & (columns < HALF)
+    wide_rows = rows.to(tl.int64)[:, None]
+    cosine_places, sine_places = wide_rows * cosine_stride + columns, wide_rows * sine_stride + columns
+    low_cosines = tl.load(cosines + cosine_places, mask=is_inside, other=0.0).to(tl.float32)
+    high_cosines = tl.load(cosines + cosine_places + HALF, mask=is_inside, other=0.0).to(tl.float32)
+    low_sines = tl.load(sines + sine_places, mask=is_inside, other=0.0).to(tl.float32)
+    high_sines = tl.load(sines + sine_places + HALF, mask=is_inside, other=0.0).to(tl.float32)
+    places = x + wide_rows * row_stride + columns
+    for head in range(NUM_HEADS):
+        here = places + tl.cast(head, tl.int64) * head_stride
+        low = tl.load(here, mask=is_inside, other=0.0).to(tl.float32)
+        high = tl.load(here + HALF, mask=is_inside, other=0.0).to(tl.float32)
+        tl.store(here, (low * low_cosines - high * low_sines).to(x.dtype.element_ty), mask=is_inside)
+        tl.store(here + HALF, (high * high_cosines + low * high_sines).to(x.dtype.element_ty), mask=is_inside)
+
+
+def gate(kind: str, x: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> None:
+    """out = activation(x) * factor for x, factor and out [M, N]; ``kind`` is silu, gelu_tanh or gelu_erf.
+
+    Columns must be contiguous; ``out`` may be x or factor. Raises RequestError for what does not fit.
+    """
+    _check({"x": x, "factor": factor, "out": out})
+    _check_axes("x", x, 2)
+    for name, given in (("factor", factor), ("out", out)):
+        _check_shape(name, given, x.shape)
+    if not x.numel():
+        return
+    num_rows, num_columns = x.shape
+    with on_device(x):
+        _gate_kernel[(num_rows, triton.cdiv(num_columns, _GATE_COLUMNS))](
+            x,
+            factor,
+            out,
+            x.stride(0),
+            factor.stride(0),
+            out.stride(0),
+            NUM_COLUMNS=num_columns,
+            KIND=kind,
+            BLOCK=_GATE_COLUMNS,
+            num_warps=4,
+            **FUSION,
+        )
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    total: torch.Tensor | None = None,
+    *,
+    eps: float,
+    offset: float = 0.0,
+) -> None:
+    """out = z / sqrt(mean(z^2) + eps) * (offset + weight) over the last axis of z = x, or of z = total + x.
+
+    x and out [M, heads, H] or [M, H], weight [H]; columns must be contiguous. ``total`` [M, H] is rounded and left
+    there before its norm is taken. x may be out. Raises RequestError for what does not fit.
+    """
+    tensors = {"x": x, "out": out, "weight": weight, **({} if total is None else {"total": total})}
+    _check(tensors)
+    for name, given in tensors.items():
+        _check_shape(name, given, x.shape[-1:] if name == "weight" else x.shape)
+    _check_axes("x", x, *([2] if total is not None else [2, 3]))
+    if not x.numel():
+        return
+    # Rows that lie evenly are one head each, whatever their axes: a kernel is compiled for each number of heads.
+    are_even = x.is_contiguous() and out.is_contiguous()
+    read, written = (y.view(-1, 1, y.shape[-1]) if are_even or y.ndim == 2 else y for y in (x, out))
+    width, num_rows = x.shape[-1], read.shape[0] * read.shape[1]
+    blocks = _norm_blocks(width)
+    with on_device(x):
+        _rms_norm_kernel[(triton.cdiv(num_rows, blocks["ROWS"]),)](
+            read,
+            read if total is None else total,
+            weight,
+            written,
+            num_rows,
+            read.stride(0),
+            read.stride(1),
+            0 if total is None else total.stride(0),
+            written.stride(0),
+            written.stride(1),
+            eps,
+            offset,
+            NUM_HEADS=read.shape[1],
+            WIDTH=width,
+            ADD=total is not None,
+            **blocks,
+            num_warps=_warps(**blocks),
+            **FUSION,
+        )
+
+
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+    """Turn columns i and i + r / 2 of each head of x [M, heads, d] in place, by tables [M, r]; those from r on stay.
+
+    The tables may be of another dtype than x; columns must be contiguous. Raises RequestError for what does not fit.
+    """
+    _check({"x": x})
+    _check({"cosines": cosines, "sines": sines})
+    _check_axes("x", x, 3)
+    _check_axes("cosines", cosines, 2)
+    num_rows, num_heads, head_dim = x.shape
+    turned = cosines.shape[1]
+    if cosines.shape[0] != num_rows or turned % 2 or turned > head_dim:
+        raise RequestError(
+            f"cosines has shape {tuple(cosines.shape)}; x {tuple(x.shape)} asks for {num_rows} rows of an even number "
+            f"of columns, at most {head_dim}"
+        )
+    _check_shape("sines", sines, cosines.shape)
+    if cosines.device != x.device:
+        raise RequestError(f"cosines is on {cosines.device} and x on {x.device}; move one of them")
+    if not x.numel() or not turned:
+        return
+    blocks = _rotate_blocks(turned // 2)
+    with on_device(x):
+        _rotate_kernel[(triton.cdiv(num_rows, blocks["ROWS"]),)](
+            x,
+            cosines,
+            sines,
+            num_rows,
+            x.stride(0),
+            x.stride(1),
+            cosines.stride(0),
+            sines.stride(0),
+            NUM_HEADS=num_heads,
+            HALF=turned // 2,
+            **blocks,
+            num_warps=4,
+            **FUSION,
+        )
+
+
+def _norm_blocks(width: int) -> dict[str, int]:
+    block = min(_WIDEST_BLOCK, triton.next_power_of_2(width))
+    return {"ROWS": max(1, _LEAST_ELEMENTS // block), "BLOCK": block}
+
+
+def _rotate_blocks(half: int) -> dict[str, int]:
+    block = triton.next_power_of_2(half)
+    return {"ROWS": max(1, _ROTATED_ELEMENTS // block), "BLOCK": block}
+
+
+def _warps(ROWS: int, BLOCK: int) -> int:
+    """Warps of a norm's program: 16 elements a thread, and up to 32 in the widest."""
+    return max(4, min(8, ROWS * BLOCK // 512))
+
+
+def _check(tensors: dict[str, torch.Tensor]) -> None:
+    """Raise RequestError naming the first tensor of another dtype or device than the first, or of strided columns."""
+    first_name, first = next(iter(tensors.items()))
+    if first.dtype not in DTYPES:
+        raise RequestError(f"{first_name} is {first.dtype}; float32, bfloat16 or float16 is needed")
+    for name, given in tensors.items():
+        if given.dtype != first.dtype or given.device != first.device:
+            raise RequestError(
+                f"{name} is {given.dtype} on {given.device}, {first_name} {first.dtype} on {first.device}; "
+                "make them equal"
+            )
+        if given.shape[-1] > 1 and given.stride(-1) != 1:
+            raise RequestError(f"the last axis of {name} has stride {given.stride(-1)}; it must be contiguous")
+
+
+def _check_axes(name: str, given: torch.Tensor, *num_axes: int) -> None:
+    if given.ndim not in num_axes:
+        raise RequestError(f"{name} has shape {tuple(given.shape)}; {' or '.join(map(str, num_axes))} axes are needed")
+
+
+def _check_shape(name: str, given: torch.Tensor, expected: torch.Size) -> None:
+    if given.shape != expected:
+        raise RequestError(f"{name} has shape {tuple(given.shape)} and must have {tuple(expected)}")
+
+
+def resource_cases() -> list[Compilation]:
+    """Every launch configuration at widths of models in use, to be compiled without a device."""
+    return [case for dtype in DTYPES for case in (*_gate_cases(dtype), *_norm_cases(dtype), *_rotate_cases(dtype))]
+
+
+def _gate_cases(dtype: torch.dtype) -> list[Compilation]:
+    pointer = "*" + TYPE_NAMES[dtype]
+    strides = ("x_stride", "factor_stride", "out_stride")
+    shape = {"NUM_COLUMNS": 8960, "BLOCK": _GATE_COLUMNS}
+    return [
+        Compilation(
+            name=f"{kind} {TYPE_NAMES[dtype]}",
+            kernel=_gate_kernel,
+            signature=dict.fromkeys(("x", "factor", "out"), pointer)
+            | dict.fromkeys(strides, "i32")
+            | dict.fromkeys(("NUM_COLUMNS", "KIND", "BLOCK"), "constexpr"),
+            constexprs={**shape, "KIND": kind},
+            num_warps=4,
+            num_stages=3,
+            multiples_of_16=strides,
+            options=FUSION,
+        )
+        for kind in ("silu", "gelu_tanh", "gelu_erf")
+    ]
+
+
+def _norm_cases(dtype: torch.dtype) -> list[Compilation]:
+    pointer = "*" + TYPE_NAMES[dtype]
+    strides = ("x_stride", "x_head_stride", "total_stride", "out_stride", "out_head_stride")
+    constexprs = ("NUM_HEADS", "WIDTH", "ADD", "ROWS", "BLOCK")
+    return [
+        Compilation(
+            name=f"rms_norm {num_heads} x {width}{' of sum' * adds} {TYPE_NAMES[dtype]}",
+            kernel=_rms_norm_kernel,
+            signature=dict.fromkeys(("x", "total", "weight", "out"), pointer)
+            | dict.fromkeys(("num_rows", *strides), "i32")
+            | dict.fromkeys(("eps", "offset"), "fp32")
+            | dict.fromkeys(constexprs, "constexpr"),
+            constexprs={"NUM_HEADS": num_heads, "WIDTH": width, "ADD": adds, **_norm_blocks(width)},
+            num_warps=_warps(**_norm_blocks(width)),
+            num_stages=3,
+            multiples_of_16=strides,
+            options=FUSION,
+        )
+        for num_heads, width, adds in [
+            (1, 1536, False), (1, 1536, True), (1, 4096, True), (1, 8192, True), (1, 12288, True), (16, 128, False),
+        ]
+    ]  # fmt: skip
+
+
+def _rotate_cases(dtype: torch.dtype) -> list[Compilation]:
+    pointer = "*" + TYPE_NAMES[dtype]
+    strides = ("row_stride", "head_stride", "cosine_stride", "sine_stride")
+    constexprs = ("NUM_HEADS", "HALF", "ROWS", "BLOCK")
+    return [
+        Compilation(
+            name=f"rotate {num_heads} x {2 * half} {TYPE_NAMES[dtype]}",
+            kernel=_rotate_kernel,
+            signature=dict.fromkeys(("x", "cosines", "sines"), pointer)
+            | dict.fromkeys(("num_rows", *strides), "i32")
+            | dict.fromkeys(constexprs, "constexpr"),
+            constexprs={"NUM_HEADS": num_heads, "HALF": half, **_rotate_blocks(half)},
+            num_warps=4,
+            num_stages=3,
+            multiples_of_16=strides,
+            options=FUSION,
+        )
+        for num_heads, half in [(14, 32), (12, 64), (8, 128), (32, 40)]
+    ]

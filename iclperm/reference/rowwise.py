@@ -1,0 +1,48 @@
+"""Row-wise functions in float64: what the fused kernels between and after the matrix products must compute."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def gate(kind: str, x: Tensor, factor: Tensor) -> Tensor:
+    """activation(x) * factor of x and factor [M, N]; ``kind`` is silu, gelu_tanh or gelu_erf. Float64 [M, N]."""
+    wide = x.double()
+    activated = {
+        "silu": functional.silu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "gelu_erf": functional.gelu,
+    }[kind](wide)
+    return activated * factor.double()
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * (offset + weight) over the last axis of x [..., H]. Float64 [..., H]."""
+    wide = x.double()
+    scale = (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+    return wide * scale * (offset + weight.double())
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Columns i and i + r / 2 of each head of x [M, heads, d] turned by tables [M, r], the others as they are.
+
+    Float64 [M, heads, d]. Rotary embedding (Su et al., 2021, eq. 34) with the halves of a head as the pairs.
+    """
+    turned = cosines.shape[1]
+    wide, cos, sin = x.double(), cosines.double()[:, None], sines.double()[:, None]
+    low, high = wide[..., : turned // 2], wide[..., turned // 2 : turned]
+    return torch.cat([wide[..., :turned] * cos + torch.cat([-high, low], dim=-1) * sin, wide[..., turned:]], dim=-1)
+
+
+def head_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0, softcap: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Logits [R, V] of hidden [R, H] and weight [V, H] before and after the soft-cap (0: none), in float64.
+
+    scale * (hidden weight^T + bias), then softcap * tanh(logits / softcap).
+    """
+    logits = hidden.double() @ weight.double().T
+    if bias is not None:
+        logits = logits + bias.double()
+    logits = logits * scale
+    return logits, softcap * torch.tanh(logits / softcap) if softcap else logits
