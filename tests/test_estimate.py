@@ -60,7 +60,8 @@ def test_seconds_follow_from_the_work_the_rate_and_the_packs(tmp_path: Path, kno
     rows = Rows.of([[1, 2, 3]])
     other = plan_requests(rows, np.array([2]), pack_tokens=64)
     one, both = estimate(folder, [plan]), estimate(folder, iter([plan, other]))
-    assert known_rate == [(size, 32, torch.float32, torch.device("cpu")) for size in (8, 64)]
+    of_full = [asked for asked in known_rate if asked[2] == torch.float32]
+    assert of_full == [(size, 32, torch.float32, torch.device("cpu")) for size in (8, 64)]
     layers = 3
     reached = 32 / (32 + 100)
     assert one.flops_per_second == RATE
@@ -114,3 +115,15 @@ def test_what_cannot_be_loaded_cannot_be_estimated(tmp_path: Path) -> None:
 def test_the_rate_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert estimate(model_path(), []).flops_per_second > 1e8
+
+
+def test_bfloat16_is_measured_where_the_processor_multiplies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_rate: list[tuple[Any, ...]]
+) -> None:
+    folder = save_config("llama", tmp_path)
+    monkeypatch.setattr(module, "gemm_rate", lambda rows, hidden, dtype, device: 3e9 if dtype.itemsize == 2 else RATE)
+    monkeypatch.setattr(module._core, "available_isas", lambda: ["baseline", "avx512_bf16"])
+    assert estimate(folder, []).bfloat16_speedup == 3
+    assert estimate(folder, [], dtype="bfloat16").bfloat16_speedup is None
+    monkeypatch.setattr(module._core, "available_isas", lambda: ["baseline", "avx512"])
+    assert estimate(folder, []).bfloat16_speedup is None

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from zoo import ZOO
 
 from iclperm import _core
-from iclperm.engine import Engine, plan_product, plan_requests, selfcheck
+from iclperm.engine import Engine, forward, layers, plan_product, plan_requests, selfcheck
 from iclperm.engine.forward import KvPool, padded_rows
 from iclperm.engine.layers import FusedLayer, known_decoder
 from iclperm.engine.model import TreeModel
@@ -52,7 +52,7 @@ def test_known_architectures_run_in_our_layers_and_are_exact(
     assert_agrees(engine.loglikelihood(requests), model, requests)
     assert engine.layers == engine.numerics["layers"] == "fused"
     report = engine.report
-    assert len(calls) >= report.num_packs * (2 * model.config.num_hidden_layers + 1), "another path ran"
+    assert len(calls) >= report.num_packs * 2 * model.config.num_hidden_layers, "another path ran"
     assert report.skipped_tokens == report.tokens_forwarded - report.scored_rows > 0
     rows = Rows.of([context + continuation for context, continuation in requests])
     plan = plan_requests(rows, np.array([len(context) for context, _ in requests]))
@@ -143,25 +143,94 @@ def test_the_last_layer_multiplies_scored_rows_alone(name: str, monkeypatch: pyt
     model = TreeModel(ZOO[name].build())
     pack, pool = one_pack(model)
     seen: dict[int, int] = {}
-    linear = nn.functional.linear
+    linear = layers.linear
 
-    def counted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        seen[id(weight)] = x.shape[0]
-        return linear(x, weight, bias)
+    def counted(module: nn.Linear, x: torch.Tensor, outputs: slice = slice(None)) -> torch.Tensor:
+        seen[id(module), outputs.start, outputs.stop] = x.shape[0]
+        return linear(module, x, outputs)
 
-    monkeypatch.setattr(nn.functional, "linear", counted)
+    monkeypatch.setattr(layers, "linear", counted)
     known = known_decoder(model.model.get_decoder())
     assert known is not None
-    narrow = {id(module.weight) for module in known.layers[-1].scored_only}
-    assert len(narrow) == (3 if name == "phi3" else 5)
+    last = known.layers[-1]
+    attention = last.module.self_attn
+    q_size = attention.o_proj.in_features
+    queries = (attention.qkv_proj, None, q_size) if name == "phi3" else (attention.q_proj, None, None)
+    narrow = {(id(module), None, None) for module in last.scored_only} | {(id(queries[0]), *queries[1:])}
+    assert len(narrow) == (4 if name == "phi3" else 5)
+    of_last = {id(module) for module in last.module.modules()}
     for scored in (pack.scored_rows, pack.scored_rows[:0]):
         with model.attached():
             model.forward(replace(pack, scored_rows=scored), pool)
         rows = padded_rows(scored.size) if scored.size else 0
         assert rows < padded_rows(len(pack))
-        assert {seen[weight] for weight in narrow} == {rows}
-        assert {count for weight, count in seen.items() if weight not in narrow} == {padded_rows(len(pack))}
-    assert known.scored_only_parameters == sum(module.weight.numel() for module in known.layers[-1].scored_only)
+        assert {seen[key] for key in narrow} == {rows}
+        others = {seen[key] for key in seen if key[0] in of_last and key not in narrow}
+        assert others == {padded_rows(len(pack))}, "keys and values need all rows"
+    assert known.scored_only_parameters == q_size * attention.o_proj.out_features + sum(
+        module.weight.numel() for module in last.scored_only
+    )
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_first_layer_computes_a_token_once_and_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, requests = ZOO[name].build(), branching_requests()
+    engine = Engine(model, **SMALL_PACKS)
+    engine.loglikelihood(requests)
+    seen: list[int] = []
+    heads = FusedLayer._heads
+
+    def counted(self: FusedLayer, hidden: torch.Tensor, index: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        if self._is_first:
+            seen.append(hidden.shape[0])
+        return heads(self, hidden, index)
+
+    monkeypatch.setattr(FusedLayer, "_heads", counted)
+    shared = engine.loglikelihood(requests).logprob
+    report = engine.report
+    rows = Rows.of([context + continuation for context, continuation in requests])
+    plan = plan_requests(rows, np.array([len(context) for context, _ in requests]))
+    assert report.looked_up_tokens == report.tokens_forwarded - plan.num_ids > 0
+    assert plan.num_ids <= sum(seen) < report.tokens_forwarded + report.padding_rows
+    once = FusedLayer._first_heads
+    monkeypatch.setattr(FusedLayer, "_first_heads", lambda self, hidden, tree, index: heads(self, hidden, index))
+    assert np.array_equal(engine.loglikelihood(requests).logprob, shared)
+    assert engine.report.looked_up_tokens == 0 < engine.report.flops - report.flops
+    monkeypatch.setattr(FusedLayer, "_first_heads", once)
+    monkeypatch.setattr(forward.TokenRows.__init__, "__defaults__", (1,))  # every pack starts the table anew
+    assert np.array_equal(engine.loglikelihood(requests).logprob, shared)
+    assert engine.report.looked_up_tokens < report.looked_up_tokens
+
+
+def test_rows_by_token_are_computed_once_until_the_table_is_full() -> None:
+    asked: list[list[int]] = []
+
+    def of(rows: forward.TokenRows, ids: list[int]) -> int:
+        given = np.array(ids)
+
+        def compute(new: np.ndarray) -> torch.Tensor:
+            asked.append(given[new].tolist())
+            return torch.from_numpy(given[new])[:, None].float().repeat(1, 4)
+
+        table, places, num_computed = rows.of(given, compute)
+        assert table[torch.from_numpy(places), 0].tolist() == ids
+        return num_computed
+
+    rows = forward.TokenRows(max_bytes=4 * 16)
+    assert [of(rows, ids) for ids in ([7, 3, 7], [3, 3], [9, 7, 1], [5, 3], [9, 8, 7, 6, 5, 4, 3], [3, 9])] == [
+        2, 0, 2, 2, 7, 0,
+    ]  # fmt: skip
+    assert asked == [[3, 7], [1, 9], [3, 5], [3, 4, 5, 6, 7, 8, 9]]
+
+
+@pytest.mark.parametrize("part", ["embed_tokens", ""])
+def test_somebody_s_hook_before_the_first_layer_is_obeyed(part: str) -> None:
+    model = ZOO["llama"].build()
+    engine = Engine(model, self_check=False)
+    handle = model.model.get_submodule(part).register_forward_pre_hook(lambda module, arguments: None)
+    assert engine.layers == "transformers"
+    handle.remove()
+    assert engine.layers == "fused"
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -13,6 +13,7 @@ from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer,
 from tolerances import TOLERANCES
 
 from iclperm.engine import Engine
+from iclperm.engine import engine as engine_module
 from iclperm.errors import IclpermError, ModelError, RequestError
 from iclperm.reference import scoring
 
@@ -171,16 +172,18 @@ def test_a_model_without_tokenizer_takes_token_ids(tmp_path: Path) -> None:
     assert np.isfinite(engine.loglikelihood([([5, 6], [7])]).logprob[0])
 
 
-def test_memory_budget_bounds_the_keys_and_values(folder: Path) -> None:
-    layers, kv_heads, head_dim, both, bytes_each = 2, 1, 8, 2, 4
-    per_token = layers * kv_heads * head_dim * both * bytes_each
+def test_a_memory_budget_is_refused_before_the_weights_are_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = [([3] * 40 + [a], [b]) for a in range(10) for b in range(4)]
-    engine = Engine.from_pretrained(folder, memory_budget=60 * per_token, self_check=False)
-    narrow = engine.loglikelihood(requests)
-    assert engine.report.kv_peak_tokens <= 60
-    np.testing.assert_array_equal(narrow.logprob, Engine.from_pretrained(folder).loglikelihood(requests).logprob)
-    with pytest.raises(RequestError, match="a KV budget of 20 tokens cannot hold the deepest path"):
-        Engine.from_pretrained(folder, memory_budget=20 * per_token, self_check=False).loglikelihood(requests)
+    expected = Engine.from_pretrained(folder).loglikelihood(requests).logprob
+    engine = Engine.from_pretrained(folder, memory_budget="50%")
+    np.testing.assert_array_equal(engine.loglikelihood(requests).logprob, expected)
+    monkeypatch.setattr(engine_module, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
+    with pytest.raises(RequestError, match=r"memory_budget is 2000 bytes .* but the weights alone take \d+"):
+        Engine.from_pretrained(folder, memory_budget=2000)
+    with pytest.raises(RequestError, match=r"memory_budget is 'much'; give bytes, .* or a share of what is free"):
+        Engine.from_pretrained(folder, memory_budget="much")
 
 
 TEXTS = [

@@ -1,11 +1,16 @@
-"""Memory that runs out: packs are halved where that cannot change a bit; elsewhere one line says what to do."""
+"""What memory is foretold and allowed; where it runs out, packs are halved or one line says what to do."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +19,16 @@ import torch
 from transformers import PreTrainedModel
 from zoo import VOCAB, ZOO
 
+from iclperm import Study
 from iclperm.engine import Engine, Plan, plan_product
+from iclperm.engine import budget as budget_module
 from iclperm.engine import executor as executor_module
+from iclperm.engine.budget import free_bytes, parse_budget, resolve_budget
+from iclperm.engine.estimate import estimate
 from iclperm.engine.memory import is_out_of_memory
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import Pack
-from iclperm.errors import OutOfMemory, PlanError
+from iclperm.errors import ConfigError, OutOfMemory, PlanError, RequestError
 
 HOST = "[enforce fail at alloc_cpu.cpp:130] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
 ERRORS = [
@@ -182,7 +191,7 @@ def test_where_packs_may_change_bits_the_size_to_use_is_named(
         assert engine.report.num_splits == 0
         size, budget = map(int, re.findall(r"pack_tokens=(\d+).* at most (\d+) bytes", str(raised.value))[0])
         assert size < 1024
-        assert budget == (plan.core.pool_slots + size) * engine._model.kv_bytes_per_token
+        assert budget == engine.footprint(plan.repacked(size)).peak
 
 
 def test_the_size_named_is_a_size_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,3 +274,124 @@ def test_other_errors_pass_unchanged(llama: PreTrainedModel, monkeypatch: pytest
         engine.score(CONTEXTS, QUERIES, LABELS)
     assert raised.value is error
     assert engine.pack_tokens == 1024
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (1, 1), ("1000", 1000), ("2GB", 2_000_000_000), ("2 GiB", 2 << 30), ("1.5kib", 1536), ("7B", 7),
+        (0.5, 0.5), ("50%", 0.5), ("0.25", 0.25), (1.0, 1.0), ("100 %", 1.0),
+    ],
+)  # fmt: skip
+def test_budgets_are_bytes_or_shares(given: Any, expected: float) -> None:
+    parsed = parse_budget(given)
+    assert (parsed, type(parsed)) == (expected, type(expected))
+    assert Study(memory_budget=given).memory_budget == expected
+
+
+@pytest.mark.parametrize("given", [0, -1, 1.5, 0.0, True, "", "much", "0", "120%", "-5MB", "4G", "nan", float("nan")])
+def test_what_is_no_budget_is_refused(llama: PreTrainedModel, given: Any) -> None:
+    with pytest.raises(ValueError, match='give bytes, as 2000000000 or "2GB" or "2GiB", or a share'):
+        parse_budget(given)
+    with pytest.raises(RequestError, match=r"memory_budget is .*; give bytes"):
+        Engine(llama, memory_budget=given)
+    with pytest.raises(ConfigError, match="key 'memory_budget'"):
+        Study(memory_budget=given)
+
+
+def test_a_share_is_one_of_what_system_and_group_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = torch.device("cpu")
+    monkeypatch.setattr(budget_module, "_CONTROL_GROUP", tmp_path)
+    free = free_bytes(host)
+    assert 0 < free < 1 << 50
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    assert free_bytes(host) > 1 << 20
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert free_bytes(host) == 300
+    assert resolve_budget("50%", host, held=100) == 200
+    assert resolve_budget(77, host) == 77
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "phi3", "gpt2", "opt", "qwen2-moe"])
+def test_the_shapes_alone_foretell_what_the_model_does(name: str, tmp_path: Path) -> None:
+    model = ZOO[name].build()
+    model.config.save_pretrained(tmp_path)
+    plan, engine = several_units(), Engine(model)
+    foretold = estimate(tmp_path, [plan]).memory
+    assert foretold == engine.footprint(plan)
+    assert foretold is not None
+    assert foretold.weights == sum(p.nbytes for p in model.parameters())
+    assert foretold.kv == plan.core.pool_slots * engine._model.kv_bytes_per_token
+    assert foretold.peak == sum(vars(foretold).values())
+    bfloat = estimate(tmp_path, [plan], dtype="bfloat16").memory
+    assert bfloat is not None
+    assert 2 * bfloat.weights == foretold.weights
+    assert f"weights {foretold.weights / 2**20:.1f} MiB + keys and values " in str(foretold)
+
+
+def test_a_budget_makes_packs_as_small_as_it_takes(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = several_units()
+    whole = ready(llama)
+    expected = [result.logprob for result in whole.execute(plan)]
+    budget = whole._sizes.peak(plan, 32)
+    engine = Engine(llama, memory_budget=budget)
+    assert engine.footprint(plan).peak <= budget < whole.footprint(plan).peak
+    size = engine._fitted(plan).pack_tokens
+    assert 32 <= size < 64
+    assert engine._sizes.peak(plan, size + 8) > budget, "the packs are the largest that fit"
+    assert engine.row_invariant is None
+    engine.loglikelihood([([1], [2])])
+    tried = replace_forward(monkeypatch, lambda _: None)
+    for result, logprob in zip(engine.execute(plan), expected, strict=True):
+        np.testing.assert_array_equal(result.logprob, logprob)
+    assert max(tried) == size
+
+
+def test_a_budget_that_nothing_fits_is_refused_with_the_numbers(llama: PreTrainedModel) -> None:
+    plan, weights = several_units(), sum(p.nbytes for p in llama.parameters())
+    with pytest.raises(
+        RequestError, match=rf"memory_budget is {weights - 1} bytes .*, but the weights alone take {weights}"
+    ):
+        Engine(llama, memory_budget=weights - 1)
+    engine = Engine(llama, memory_budget=weights + 1)
+    with pytest.raises(
+        RequestError, match=r"but even in packs of 8 tokens (\d+) are needed \(weights .*\); raise it"
+    ) as raised:
+        list(engine.execute(plan))
+    needed = int(re.findall(r"tokens (\d+) are", str(raised.value))[0])
+    assert Engine(llama, memory_budget=needed).footprint(plan).peak == needed
+    with pytest.raises(
+        RequestError, match="memory_budget bounds the packs of a tree, and plain=True has none; leave it"
+    ):
+        Engine(llama, plain=True, memory_budget=needed)
+
+
+def test_more_of_anything_takes_more_memory(llama: PreTrainedModel) -> None:
+    sizes = Engine(llama)._sizes
+    activations = [sizes.footprint(several_units(), size).activations for size in range(8, 80, 8)]
+    assert activations == sorted(set(activations))
+    longer = plan_product([ids(9, 150)], QUERIES, LABELS)
+    assert sizes.footprint(longer).kv > sizes.footprint(several_units()).kv
+
+
+def test_code_that_is_kept_of_products_is_bounded(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, sizes = several_units(), Engine(llama)._sizes
+    if not sizes.num_products:
+        pytest.skip("this processor's products leave nothing behind")
+    before = sizes.footprint(plan).working
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "2")
+    assert sizes.footprint(plan).working == before, "the other cache still keeps them"
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "2")
+    assert sizes.footprint(plan).working < before
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is measured on Linux")
+def test_the_peak_foretold_is_the_peak_measured(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "memory.py"
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(script), "--model", "10m", "--repeats", "1", "--json", str(figures)]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (case,) = json.loads(figures.read_text())["figures"]
+    assert 0.75 < case["measured/foretold"] < 1.25
+    assert case["measured MiB"] > case["weights MiB"] + case["kv MiB"]

@@ -17,10 +17,13 @@ from transformers import PreTrainedModel
 
 from iclperm import _core
 from iclperm.engine import selfcheck
+from iclperm.engine.budget import Budget, resolve_budget
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
+from iclperm.engine.footprint import Footprint, Sizes
+from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.memory import PackLimit, is_out_of_memory
-from iclperm.engine.model import PlainModel, TreeModel, load
+from iclperm.engine.model import PlainModel, TreeModel, load, load_shapes
 from iclperm.engine.plan import (
     DEFAULT_PACK_TOKENS,
     DEFAULT_UNIT_TOKENS,
@@ -61,11 +64,12 @@ class Engine:
     """Scores prompts through a shared-prefix tree, exactly.
 
     Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
-    bit for bit as it was. ``pack_tokens`` is the size of a forward pass, ``memory_budget`` bounds the bytes of keys and
-    values alive at once. Where memory runs out all the same, packs are halved for the rest of the engine's life if that
-    cannot change a bit (``row_invariant``), else OutOfMemory names a size to start anew with. On a CPU, decoder layers
-    of our own stand in for those of the architectures they know; ``layers="transformers"`` forgoes that. ``plain=True``
-    serves any architecture prompt by prompt instead, at the full cost.
+    bit for bit as it was. ``pack_tokens`` is the size of a forward pass at most. ``memory_budget`` (bytes, or a share
+    of what is free) bounds weights, keys and values, activations and logits as ``footprint`` foretells them: packs are
+    made as small as that takes. Where memory runs out all the same, packs are halved for the rest of the engine's life
+    if that cannot change a bit (``row_invariant``), else OutOfMemory names a size to start anew with. Decoder layers
+    of our own stand in for those of the architectures they know; ``layers="transformers"`` forgoes that.
+    ``plain=True`` serves any architecture prompt by prompt instead, at the full cost.
     """
 
     def __init__(
@@ -78,19 +82,25 @@ class Engine:
         plain: bool = False,
         pack_tokens: int = DEFAULT_PACK_TOKENS,
         unit_tokens: int = DEFAULT_UNIT_TOKENS,
-        memory_budget: int | None = None,
+        memory_budget: Budget | None = None,
         self_check: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.report = Report()
         self.totals = Report()
         self.row_invariant: bool | None = None  # found out on first use, by a call or by ``numerics``
-        self._pack_limit = PackLimit()
         self._unchecked = self_check and not plain
         self._measured_rate: float | None = None
         self._model = PlainModel(model) if plain else TreeModel(model, attention, layers)
-        kv_tokens = None if memory_budget is None or plain else memory_budget // self._model.kv_bytes_per_token
-        self._limits: dict[str, Any] = {"pack_tokens": pack_tokens, "kv_tokens": kv_tokens, "unit_tokens": unit_tokens}
+        self._checks = self._unchecked
+        self._pack_limit = PackLimit(lambda plan, size: self._sizes.peak(plan, size))
+        self._memory_budget: int | None = None
+        if memory_budget is not None:
+            if plain:
+                raise RequestError("memory_budget bounds the packs of a tree, and plain=True has none; leave it out")
+            self._memory_budget = resolve_budget(memory_budget, self._model.device, held=self._sizes.weights)
+            pack_tokens = min(pack_tokens, self._sizes.most_pack_tokens(self._memory_budget))
+        self._limits = {"pack_tokens": pack_tokens, "unit_tokens": unit_tokens}
         self._encoder = Encoder(tokenizer, self._model.config)
 
     @classmethod
@@ -104,6 +114,10 @@ class Engine:
         **options: Any,
     ) -> Engine:
         """Load a folder or hub id: safetensors only, no remote code; raises ModelError in one line otherwise."""
+        if (budget := options.get("memory_budget")) is not None:
+            shapes, place = load_shapes(name, device=device, dtype=dtype, revision=revision)
+            options["memory_budget"] = resolve_budget(budget, place)
+            Sizes.of(PlainModel(shapes), place).most_pack_tokens(options["memory_budget"])  # may refuse
         model, tokenizer = load(name, device=device, dtype=dtype, revision=revision)
         return cls(model, tokenizer, **options)
 
@@ -114,7 +128,7 @@ class Engine:
 
     @property
     def attention(self) -> str:
-        """The attention path taken: ``native`` (the C++ kernel), ``torch``, or ``plain``."""
+        """The attention path taken: ``native`` (the C++ kernel), ``triton``, ``torch``, or ``plain``."""
         return self._model.attention
 
     @property
@@ -145,18 +159,25 @@ class Engine:
                 self._first_use(report)
         # Of two sizes each was probed against eight rows a thread, so equal bits within one are equal bits across.
         packs_matter = isinstance(self._model, TreeModel) and not self.row_invariant
+        on_cpu = self._model.device.type == "cpu"
         return {
             "attention": self.attention,
             "layers": self.layers,
-            "isa": _core.isa() if self.attention == "native" or self.layers == "fused" else None,
+            "products": "onednn" if self.layers == "fused" and self._model.uses_onednn else "torch",
+            "isa": _core.isa() if on_cpu and (self.attention == "native" or self.layers == "fused") else None,
+            "triton": None if on_cpu else installed_version(),
             "device": self._model.device_name,
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "pack_tokens": self._limits["pack_tokens"] if packs_matter else None,
-            "kv_tokens": self._limits["kv_tokens"] if packs_matter else None,
+            "memory_budget": self._memory_budget if packs_matter else None,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
+
+    def footprint(self, plan: Plan) -> Footprint:
+        """What a plan is foretold to take of memory, at its peak and by part, in the packs that it would run in."""
+        return self._sizes.footprint(plan, self._fitted(plan).pack_tokens)
 
     def loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]]) -> Scores:
         """Log-likelihood of each continuation after its context: the general path.
@@ -221,6 +242,7 @@ class Engine:
                 report.attention_pairs,
                 report.skipped_tokens,
                 report.skipped_pairs,
+                report.looked_up_tokens,
             )
             self.totals.add(report)
 
@@ -230,13 +252,16 @@ class Engine:
         return self._measured_rate
 
     def _plan(self, make: Callable[..., Plan], *parts: Any) -> Plan:
-        try:
-            return make(*parts, **{**self._limits, "pack_tokens": self.pack_tokens})
-        except RequestError as error:
-            if self._limits["kv_tokens"] is None:
-                raise
-            per_token = self._model.kv_bytes_per_token
-            raise RequestError(f"{error} (memory_budget, at {per_token} bytes a token)") from error
+        return make(*parts, **{**self._limits, "pack_tokens": self.pack_tokens})
+
+    @property
+    def _sizes(self) -> Sizes:
+        """Read anew, since the first use may take other layers."""
+        return Sizes.of(self._model, self._model.device, checks=self._checks)
+
+    def _fitted(self, plan: Plan) -> Plan:
+        """The plan in packs that the memory budget holds; itself if it is."""
+        return plan if self._memory_budget is None else self._sizes.fitted(plan, self._memory_budget)
 
     def _execute(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitResult]:
         for values in self._run(plan, units, report):
@@ -256,6 +281,7 @@ class Engine:
     def _run(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
         self._admit(plan)
         self._first_use(report)
+        plan = self._fitted(plan)
         done: list[int] = []
         try:
             for values in self._values(plan, units, report):
@@ -325,12 +351,6 @@ class Engine:
 
     def _admit(self, plan: Plan) -> None:
         """Refuse what the model cannot take, before any forward pass."""
-        budget = self._limits["kv_tokens"]
-        if budget is not None and plan.kv_peak_tokens > budget:
-            raise RequestError(
-                f"the plan holds the keys and values of {plan.kv_peak_tokens} tokens at once, but memory_budget allows "
-                f"{budget}; plan with kv_tokens={budget}"
-            )
         if plan.max_id >= self._model.vocab_size:
             raise RequestError(
                 f"token id {plan.max_id} is out of range: the model has {self._model.vocab_size} token ids; "
@@ -364,6 +384,8 @@ class Engine:
             try:
                 if not selfcheck.layers_agree(self._model):
                     self._model.use_transformers_layers()
+                if not selfcheck.head_agrees(self._model):
+                    self._model.use_logits()
                 is_invariant = selfcheck.check_agreement(self._model)
                 is_invariant = is_invariant and selfcheck.rows_are_invariant(self._model, self.pack_tokens)
             except Exception as error:

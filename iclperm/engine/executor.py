@@ -34,6 +34,7 @@ class Report:
     attention_pairs: int = 0  # query-key pairs, for one head and layer
     skipped_tokens: int = 0  # of the tokens forwarded, those of which the last layer computed keys and values alone
     skipped_pairs: int = 0  # of the attention pairs, those of skipped tokens
+    looked_up_tokens: int = 0  # of the tokens forwarded, those whose first q, k, v another of their id had brought
     flops: float = 0.0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     gemm_rate: Callable[[], float] = field(default=lambda: float("nan"), repr=False, compare=False)
@@ -47,7 +48,8 @@ class Report:
     def add(self, other: Report) -> None:
         """Accumulate another report; peaks take the maximum."""
         for name in ("tokens_naive", "tokens_unique", "tokens_forwarded", "padding_rows", "num_packs", "num_splits",
-                     "scored_rows", "attention_pairs", "skipped_tokens", "skipped_pairs", "flops"):  # fmt: skip
+                     "scored_rows", "attention_pairs", "skipped_tokens", "skipped_pairs", "looked_up_tokens",
+                     "flops"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kv_peak_tokens = max(self.kv_peak_tokens, other.kv_peak_tokens)
         for phase, seconds in other.seconds.items():
@@ -106,7 +108,7 @@ def _attempt(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        limit.shrink(model, plan, unit, largest)
+        limit.shrink(plan, unit, largest)
         cost.num_splits += 1
         return None
     finally:
@@ -126,6 +128,7 @@ def _run_pack(model: TreeModel, pool: KvPool, pack: Pack, values: UnitValues, co
     cost.kv_peak_tokens = max(cost.kv_peak_tokens, pack.held_tokens + len(pack))
     pairs = pack.positions.astype(np.int64) + 1
     cost.attention_pairs += int(pairs.sum())
+    cost.looked_up_tokens += tree.num_looked_up
     if tree.is_narrowed:
         cost.skipped_tokens += len(pack) - tree.num_scored
         cost.skipped_pairs += int(pairs.sum() - pairs[pack.scored_rows].sum())

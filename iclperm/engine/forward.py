@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from iclperm.errors import ModelError
 # A matrix product splits its rows among the threads; a share of fewer than 4 rows, or no multiple of 4, takes another
 # code path and other bits (measured: MKL, fp32, 2 threads: 9, 10 and 11 rows differ from all of 12 to 2048).
 _ROW_MULTIPLE = 8
+TOKEN_ROWS_BYTES = 64 << 20
 
 
 def padded_rows(num_rows: int) -> int:
@@ -25,10 +27,62 @@ def padded_rows(num_rows: int) -> int:
     return -(-least // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
+def padded_index(rows: IntArray, device: torch.device) -> torch.Tensor:
+    """An index of rows [R], filled up with zeros to as many as a matrix product needs; empty if there are none."""
+    index = torch.zeros(padded_rows(rows.size) if rows.size else 0, dtype=torch.int64)
+    index[: rows.size] = torch.from_numpy(rows)
+    return index.to(device)
+
+
+class TokenRows:
+    """Rows [N] that depend on a token id alone, each computed once: the first layer's q, k, v before rotation.
+
+    When ``max_bytes`` are full it starts anew with the ids that are asked for.
+    """
+
+    def __init__(self, max_bytes: int = TOKEN_ROWS_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._places = np.empty(0, np.int64)  # in the table, of each id; -1 for none
+        self._table: torch.Tensor | None = None
+        self._num_rows = 0
+
+    def of(self, ids: IntArray, compute: Callable[[IntArray], torch.Tensor]) -> tuple[torch.Tensor, IntArray, int]:
+        """A table, the place in it of each of ``ids`` [M], and how many rows had to be computed.
+
+        ``compute`` gives rows [m or more, N] for the ids at m indices into ``ids``.
+        """
+        if int(ids.max()) >= self._places.size:
+            self._places = np.append(self._places, np.full(int(ids.max()) + 1 - self._places.size, -1))
+        new = self._unknown(ids)
+        if new.size and self._table is not None and self._num_rows + new.size > self._table.shape[0]:
+            self._places[:], self._num_rows = -1, 0
+            new = self._unknown(ids)
+        if new.size:
+            rows = compute(new)[: new.size]
+            if self._table is None or new.size > self._table.shape[0]:
+                most = self._max_bytes // (rows.shape[1] * rows.itemsize)
+                self._table = rows.new_empty(max(new.size, most), rows.shape[1])
+            end = self._num_rows + new.size
+            self._table[self._num_rows : end] = rows
+            self._places[ids[new]] = np.arange(self._num_rows, end)
+            self._num_rows = end
+        assert self._table is not None
+        return self._table, self._places[ids], int(new.size)
+
+    def _unknown(self, ids: IntArray) -> IntArray:
+        """Where ids that have no row yet first occur."""
+        unknown = np.flatnonzero(self._places[ids] < 0)
+        return unknown[np.unique(ids[unknown], return_index=True)[1]]
+
+
 class KvPool:
-    """Keys and values of the open path: one pair of tensors [slots, Hkv, d] a layer, slots as the plan numbers them."""
+    """Keys and values of the open path: one pair of tensors [slots, Hkv, d] a layer, slots as the plan numbers them.
+
+    What else a pack leaves to later ones is here too: the first layer's rows by token.
+    """
 
     def __init__(self, num_slots: int) -> None:
+        self.token_rows = TokenRows()
         self._num_slots = max(1, num_slots)
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -49,10 +103,12 @@ class TreeForward:
     num_rows: int  # of the pack with its padding
     pool: KvPool
     attend: PackAttention
+    device: torch.device
     config: Any
     num_layers: int = 0
     num_tokens: int = 0  # rows of the pack that the first layer saw, padding not counted
     is_narrowed: bool = False  # the last layer went on with the scored rows alone
+    num_looked_up: int = 0  # tokens whose first q, k, v were computed for an earlier one of the same id
 
     @property
     def num_scored(self) -> int:
@@ -63,9 +119,20 @@ class TreeForward:
         """The scored rows [R], and the same as an index padded as matrix products need it: for the last layer."""
         self.is_narrowed = True
         rows = self.pack.scored_rows.astype(np.int64)
-        index = torch.zeros(padded_rows(rows.size) if rows.size else 0, dtype=torch.int64)
-        index[: rows.size] = torch.from_numpy(rows)
-        return rows, index
+        return rows, padded_index(rows, self.device)
+
+    def by_token(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A table and each row's place in it [M], of what ``compute`` gives for an index of rows; once a token id."""
+        ids = np.full(self.num_rows, self.pack.token_ids[0], np.int64)
+        ids[: len(self.pack)] = self.pack.token_ids
+        device = self.device
+
+        def rows(new: IntArray) -> torch.Tensor:
+            return compute(padded_index(new, device))
+
+        table, places, num_computed = self.pool.token_rows.of(ids, rows)
+        self.num_looked_up = len(self.pack) - num_computed
+        return table, torch.from_numpy(places).to(device)
 
     def attention(
         self,

@@ -17,9 +17,11 @@ from torch import nn
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.attention import AttentionRule
+from iclperm.engine.kernels.linear import linear
 from iclperm.engine.kernels.rowwise import RmsNorm
+from iclperm.engine.kernels.triton_launch import may_launch
 
-_DTYPES = (torch.float32, torch.bfloat16)
+_CPU_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,18 @@ class FusedDecoder:
     @property
     def scored_only_parameters(self) -> int:
         """Entries of the last layer's matrices that meet scored rows alone."""
-        return sum(linear.weight.numel() for linear in self.layers[-1].scored_only)
+        return sum(linear.weight.numel() for linear in self.layers[-1].scored_only) + self.layers[-1].num_query_weights
+
+    @property
+    def token_only_parameters(self) -> int:
+        """Entries of the first layer's matrices that meet each token id once."""
+        first = self.layers[0]
+        return first.num_query_weights + first.num_key_value_weights
 
 
 def may_fuse(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether our kernels run on a device in a dtype."""
-    return device.type == "cpu" and dtype in _DTYPES
+    return dtype in _CPU_DTYPES if device.type == "cpu" else may_launch(device, dtype)
 
 
 def known_decoder(decoder: nn.Module) -> FusedDecoder | None:
@@ -97,30 +105,38 @@ def known_decoder(decoder: nn.Module) -> FusedDecoder | None:
     family = _FAMILIES.get(name)
     if family is None or not _is(decoder, name, family.prefix + family.decoder):
         return None
-    modules, norm = decoder.layers, decoder.norm
+    embedding, modules, norm = _parts(decoder)
     if not isinstance(modules, nn.ModuleList) or not isinstance(norm, nn.Module) or not len(modules):
+        return None
+    if type(embedding) is not nn.Embedding and not _is(embedding, name, family.prefix + "TextScaledWordEmbedding"):
         return None
     if not (_is_norm(norm, name, family) and all(_is_known_layer(module, name, family) for module in modules)):
         return None
-    layers = [FusedLayer(module, family, is_last=module is modules[-1]) for module in modules]
+    layers = [
+        FusedLayer(module, family, is_first=module is modules[0], is_last=module is modules[-1]) for module in modules
+    ]
     return FusedDecoder(layers, norm, family)
 
 
-def is_untouched(decoder: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether nobody's hook or forward sits in the layers, and all their numbers are ``dtype`` on the CPU."""
-    modules = [module for part in (decoder.layers, decoder.norm) for module in part.modules()]  # type: ignore[union-attr]
-    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
-        return False
-    return all(map(_is_unhooked, modules)) and all(
-        parameter.dtype == dtype and parameter.device.type == "cpu"
+def is_untouched(decoder: nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether nobody's hook or forward sits in the decoder, and all its numbers are ``dtype`` on ``device``."""
+    modules = [decoder, *(module for part in _parts(decoder) for module in part.modules())]
+    return all(map(is_unhooked, modules)) and all(
+        parameter.dtype == dtype and parameter.device == device
         for module in modules
         for parameter in module.parameters(recurse=False)
     )
 
 
-def _is_unhooked(module: nn.Module) -> bool:
+def _parts(decoder: Any) -> tuple[nn.Module, ...]:
+    return decoder.embed_tokens, decoder.layers, decoder.norm
+
+
+def is_unhooked(module: nn.Module) -> bool:
+    """Whether nobody's hook or forward sits in a module itself, or in all modules there are."""
     return not (
-        module._forward_hooks
+        nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._compiled_call_impl is not None
         or "forward" in vars(module)
@@ -191,18 +207,41 @@ class FusedLayer:
     R' are the pack's R scored rows and their padding. Called by the decoder in place of the module's own.
     """
 
-    def __init__(self, module: Any, family: _Family, *, is_last: bool) -> None:
+    def __init__(self, module: Any, family: _Family, *, is_first: bool, is_last: bool) -> None:
         self.module = module
         self._family = family
-        self._is_last = is_last
+        self._is_first, self._is_last = is_first, is_last
         self._attention, self._mlp = module.self_attn, module.mlp
 
     @property
+    def products(self) -> Iterator[tuple[nn.Linear, slice]]:
+        """Every matrix that rows are multiplied with, and which of its outputs at a time."""
+        whole = slice(None)
+        if self._family.is_packed:
+            yield from ((self._attention.qkv_proj, outputs) for outputs in self._packed_outputs)
+        else:
+            yield from ((getattr(self._attention, name), whole) for name in ("q_proj", "k_proj", "v_proj"))
+        yield from ((module, whole) for module in self.scored_only)
+
+    @property
     def scored_only(self) -> list[nn.Linear]:
-        """The matrices that meet scored rows alone if this is the last layer."""
-        queries = [] if self._family.is_packed else [self._attention.q_proj]
+        """The matrices that, beside that of the queries, meet scored rows alone if this is the last layer."""
         linears = [child for child in self._mlp.children() if isinstance(child, nn.Linear)]
-        return [*queries, self._attention.o_proj, *linears]
+        return [self._attention.o_proj, *linears]
+
+    @property
+    def num_query_weights(self) -> int:
+        """Entries of the matrix that gives queries."""
+        return self._sizes[0] * self._hidden_size
+
+    @property
+    def num_key_value_weights(self) -> int:
+        """Entries of the matrices that give keys and values."""
+        return 2 * self._sizes[1] * self._hidden_size
+
+    @property
+    def _hidden_size(self) -> int:
+        return int(self._attention.o_proj.out_features)
 
     def __call__(
         self,
@@ -216,33 +255,58 @@ class FusedLayer:
         tree.refuse_mask(self._attention, attention_mask)
         hidden = hidden_states[0]
         rows, index = tree.narrowed() if self._is_last else (None, None)
-        q, k, v = self._queries_keys_values(self._normed("before_attention", hidden), position_embeddings, index)
+        q, k, v = self._first_heads(hidden, tree, index) if self._is_first else self._heads(hidden, index)
+        cosines, sines = (table[0] for table in position_embeddings)
+        k = rowwise.rotate(k, cosines, sines)
+        q = rowwise.rotate(q, cosines, sines) if index is None else rowwise.rotate(q, cosines[index], sines[index])
         attended = tree.attention(q, k, v, self._rule(tree), rows)
         residual = hidden if index is None else hidden[index]
         # The residual is added into what comes out of a product, which is ours, never into what came in.
-        total = self._normed_in_place("after_attention", self._attention.o_proj(attended.flatten(1)))
+        total = self._normed_in_place("after_attention", linear(self._attention.o_proj, attended.flatten(1)))
         out = self._normed_in_place("after_mlp", self._gated(self._normed_sum(residual, total)))
         return out.add_(total)[None]
 
-    def _queries_keys_values(
-        self, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], index: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [M or R', Hq, d], k and v [M, Hkv, d] of x [M, H], rotated."""
+    def _heads(self, hidden: torch.Tensor, index: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """q [M or R', Hq, d], k and v [M, Hkv, d] of hidden [M, H], before rotation."""
         attention = self._attention
+        x = self._normed("before_attention", hidden)
+        narrow = x if index is None else x[index]
         if self._family.is_packed:
-            kv_size = attention.num_key_value_heads * attention.head_dim
-            packed = attention.qkv_proj(x)
-            q, k, v = packed.split([packed.shape[1] - 2 * kv_size, kv_size, kv_size], dim=1)
-            q = q if index is None else q[index]
+            of_q, of_k, of_v = self._packed_outputs
+            q = linear(attention.qkv_proj, narrow, of_q)
+            k, v = linear(attention.qkv_proj, x, of_k), linear(attention.qkv_proj, x, of_v)
         else:
-            k, v = attention.k_proj(x), attention.v_proj(x)
-            q = attention.q_proj(x if index is None else x[index])
-        cosines, sines = (table[0] for table in tables)
-        q = self._heads(q, "q_norm")
-        q = rowwise.rotate(q, cosines, sines) if index is None else rowwise.rotate(q, cosines[index], sines[index])
-        return q, rowwise.rotate(self._heads(k, "k_norm"), cosines, sines), self._heads(v)
+            q = linear(attention.q_proj, narrow)
+            k, v = linear(attention.k_proj, x), linear(attention.v_proj, x)
+        return self._by_head(q, "q_norm"), self._by_head(k, "k_norm"), self._by_head(v)
 
-    def _heads(self, x: torch.Tensor, norm: str = "") -> torch.Tensor:
+    def _first_heads(
+        self, hidden: torch.Tensor, tree: TreeForward, index: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """As ``_heads`` in the first layer, whose hidden states depend on the token alone: once a token id."""
+
+        def rows(some: torch.Tensor) -> torch.Tensor:
+            return torch.cat([part.flatten(1) for part in self._heads(hidden[some], None)], dim=1)
+
+        table, places = tree.by_token(rows)
+        q_size, kv_size = self._sizes
+        q, k, v = torch.split(table, [q_size, kv_size, kv_size], dim=1)
+        q = q[places if index is None else places[index]]
+        return self._by_head(q), self._by_head(k[places]), self._by_head(v[places])
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """Columns of q, and of k or v."""
+        attention = self._attention
+        return attention.o_proj.in_features, attention.config.num_key_value_heads * attention.head_dim
+
+    @property
+    def _packed_outputs(self) -> tuple[slice, slice, slice]:
+        """Outputs of the one matrix that are q, k and v."""
+        q_size, kv_size = self._sizes
+        return slice(q_size), slice(q_size, q_size + kv_size), slice(q_size + kv_size, None)
+
+    def _by_head(self, x: torch.Tensor, norm: str = "") -> torch.Tensor:
         """x [M, heads * d] as [M, heads, d], normed as the family norms queries and keys."""
         head_dim = self._attention.head_dim
         heads = x.view(x.shape[0], x.shape[1] // head_dim, head_dim)
@@ -283,9 +347,8 @@ class FusedLayer:
         gated = rowwise.gate(getattr(self._mlp, _activation_name(self._family)))
         assert gated is not None
         gates, factors = (
-            self._mlp.gate_up_proj(x).chunk(2, dim=1)
+            linear(self._mlp.gate_up_proj, x).chunk(2, dim=1)
             if self._family.is_packed
-            else (self._mlp.gate_proj(x), self._mlp.up_proj(x))
+            else (linear(self._mlp.gate_proj, x), linear(self._mlp.up_proj, x))
         )
-        out: torch.Tensor = self._mlp.down_proj(gated(gates, factors))
-        return out
+        return linear(self._mlp.down_proj, gated(gates, factors))

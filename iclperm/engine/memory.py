@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from iclperm.engine.forward import padded_rows
-from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import Plan
 from iclperm.errors import OutOfMemory
 
@@ -23,10 +24,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 class PackLimit:
     """The largest packs that memory is known to hold; one for the life of an engine.
 
-    ``pack_tokens`` is None until memory first runs out. ``may_shrink`` says that the size of a pack changes no bit.
+    ``pack_tokens`` is None until memory first runs out. ``may_shrink`` says that the size of a pack changes no bit;
+    ``peak`` foretells the bytes that a plan takes in packs of a size.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peak: Callable[[Plan, int], int]) -> None:
+        self._peak = peak
         self.pack_tokens: int | None = None
         self.may_shrink = False
 
@@ -36,7 +39,7 @@ class PackLimit:
             return plan
         return plan.repacked(self.pack_tokens)
 
-    def shrink(self, model: TreeModel, plan: Plan, unit: int, tried: int) -> None:
+    def shrink(self, plan: Plan, unit: int, tried: int) -> None:
         """Halve the packs of a unit that was tried in packs of up to ``tried`` tokens.
 
         Raises OutOfMemory if a matrix product would get no smaller, or if smaller packs might change results.
@@ -45,11 +48,11 @@ class PackLimit:
         if halved >= padded_rows(tried):
             raise OutOfMemory(
                 f"unit {unit} does not fit in memory even in packs of {tried} tokens, the smallest there are "
-                f"(its prompts take up to {plan.max_tokens * model.kv_bytes_per_token} bytes of keys and values); "
+                f"({self._peak(plan, halved)} bytes are foretold, the model's weights among them); "
                 "use fewer shots, a smaller model or dtype, or a machine with more memory"
             )
         if not self.may_shrink:
-            budget = (plan.core.pool_slots + halved) * model.kv_bytes_per_token
+            budget = self._peak(plan, halved)
             raise OutOfMemory(
                 f"unit {unit} does not fit in memory in packs of {tried} tokens, and smaller ones are not known to "
                 f"give the same bits; start anew with pack_tokens={halved}, a memory_budget of at most {budget} bytes, "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -22,8 +23,10 @@ from transformers.utils import logging as transformers_logging
 from iclperm.engine.forward import KvPool, TreeForward, padded_rows
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.attention import AttentionRule, prepare
-from iclperm.engine.kernels.head import Reading, read_logits
-from iclperm.engine.layers import FusedDecoder, is_untouched, known_decoder, may_fuse
+from iclperm.engine.kernels.head import Reading, read_hidden, read_logits
+from iclperm.engine.kernels.linear import uses_onednn
+from iclperm.engine.kernels.triton_launch import MAX_HEAD_DIM, may_launch
+from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, known_decoder, may_fuse
 from iclperm.engine.plan import Pack
 from iclperm.errors import ModelError
 from iclperm.reference.scoring import evaluating
@@ -43,7 +46,7 @@ _HARMLESS_ARGUMENTS = {
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.\d+\.")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
-_LOGIT_CHUNK_BYTES = 64 << 20
+LOGIT_CHUNK_BYTES = 64 << 20
 _RATE_SECONDS = 0.5
 
 
@@ -286,6 +289,11 @@ class PlainModel:
             torch.cuda.empty_cache()
 
     @property
+    def uses_onednn(self) -> bool:
+        """Whether layers of ours run oneDNN's matrix products."""
+        return uses_onednn(self.device, self.dtype)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token, over all layers."""
         heads = getattr(self.config, "num_key_value_heads", None) or self._num_heads
@@ -307,17 +315,19 @@ class PlainModel:
         attention_pairs: int,
         skipped_tokens: int = 0,
         skipped_pairs: int = 0,
+        looked_up_tokens: int = 0,
     ) -> float:
         """Floating-point operations of the matrix products and the attention of a call.
 
         Of ``num_tokens`` and of ``attention_pairs``, those skipped were spared what the last layer does for scored rows
-        alone.
+        alone, and those looked up the products of the first that depend on the token id alone.
         """
         pairs = attention_pairs * self.config.num_hidden_layers - skipped_pairs
         attention = 4 * pairs * self._num_heads * self._head_dim
         products = self._body_parameters() * num_tokens + self._head.weight.numel() * num_scored
-        if skipped_tokens and (known := self.known_decoder) is not None:
+        if (skipped_tokens or looked_up_tokens) and (known := self.known_decoder) is not None:
             products -= known.scored_only_parameters * skipped_tokens
+            products -= known.token_only_parameters * looked_up_tokens
         return float(2 * products + attention)
 
     @property
@@ -380,15 +390,23 @@ class TreeModel(PlainModel):
         super().__init__(model)
         if layers not in ("auto", "transformers"):
             raise ModelError(f"layers {layers!r} are unknown; choose auto or transformers")
-        if attention not in ("auto", "native", "torch"):
-            raise ModelError(f"attention {attention!r} is unknown; choose auto, native or torch")
+        if attention not in ("auto", "native", "triton", "torch"):
+            raise ModelError(f"attention {attention!r} is unknown; choose auto, native, triton or torch")
         native = self.device.type == "cpu" and self.dtype in (torch.float32, torch.bfloat16)
         if attention == "native" and not native:
             raise ModelError(
                 f"native attention runs float32 and bfloat16 on a CPU, not {self.dtype} on {self.device}; "
                 "choose attention='torch'"
             )
-        self.attention = ("native" if native else "torch") if attention == "auto" else attention
+        by_triton = self._head_dim <= MAX_HEAD_DIM and may_launch(self.device, self.dtype)
+        if attention == "triton" and not by_triton:
+            raise ModelError(
+                f"triton attention runs float32, bfloat16 and float16 with heads of up to {MAX_HEAD_DIM} dimensions on "
+                f"CUDA devices where triton is installed, not {self.dtype} with {self._head_dim} on {self.device}; "
+                "choose attention='torch'"
+            )
+        best = "native" if native else "triton" if by_triton and self.device.type == "cuda" else "torch"
+        self.attention = best if attention == "auto" else attention
         _refuse_architecture(model, self.config)
         self.max_positions = min(self.max_positions, _length_independent_positions(self.config))
         self._decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
@@ -398,6 +416,7 @@ class TreeModel(PlainModel):
         self._logit_scale = _logit_scale(self.config)
         self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
         self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
+        self._may_fuse_head = layers == "auto" and may_launch(self.device, self.dtype)
 
     @property
     def layers(self) -> str:  # type: ignore[override]
@@ -409,10 +428,26 @@ class TreeModel(PlainModel):
         """From now on run transformers' own layers."""
         self._may_fuse = False
 
+    def use_logits(self) -> None:
+        """From now on compute logits and read them, as ``read`` does where the fused head does not run."""
+        self._may_fuse_head = False
+
+    @property
+    def fuses_head(self) -> bool:
+        """Whether scored rows are read without their logits ever being stored: the head is a plain matrix of ours."""
+        head = self._head
+        return (
+            self._may_fuse_head
+            and type(head) is nn.Linear
+            and is_unhooked(head)
+            and head.weight.dtype == self.dtype
+            and rowwise.runs_triton(head.weight)
+        )
+
     def fused_decoder(self) -> FusedDecoder | None:
         """The decoder in our layers where they may run; None if it is not known, or if somebody hooked into it."""
         known = self.known_decoder if self._may_fuse else None
-        return known if known is not None and is_untouched(self._decoder, self.dtype) else None
+        return known if known is not None and is_untouched(self._decoder, self.dtype, self.device) else None
 
     @contextmanager
     def attached(self, *, fused: bool = True) -> Iterator[None]:
@@ -453,22 +488,31 @@ class TreeModel(PlainModel):
     def start(self, pack: Pack, pool: KvPool) -> TreeForward:
         """A pack before its first layer."""
         num_rows = padded_rows(len(pack))
-        return TreeForward(pack, num_rows, pool, prepare(pack, num_rows, self.device, self.attention), self.config)
+        attend = prepare(pack, num_rows, self.device, self.attention)
+        return TreeForward(pack, num_rows, pool, attend, self.device, self.config)
 
     def read(self, scored: torch.Tensor, pack: Pack) -> Reading:
-        """Log-probabilities of the pack's wanted pairs from its scored rows' hidden states [R, H].
+        """Log-probabilities of the pack's wanted pairs from its scored rows' hidden states [R, H]."""
+        read = self.read_fused if self.fuses_head and scored.dtype == self.dtype else self.read_logits
+        return read(scored, pack.pair_row, pack.pair_id)
 
-        Logits exist for a chunk of rows at a time.
-        """
-        chunk = padded_rows(_LOGIT_CHUNK_BYTES // (self.vocab_size * 4))
+    def read_fused(
+        self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
+    ) -> Reading:
+        """What ``pair_id`` [X] at rows ``pair_row`` of ``scored`` [R, H] is worth; no logits exist."""
+        return read_hidden(scored, self._head, self._logit_scale, self._softcap, pair_row, pair_id)
+
+    def read_logits(
+        self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
+    ) -> Reading:
+        """As ``read_fused``, rows of ``pair_row`` ascending; logits exist for a chunk of rows at a time."""
+        chunk = padded_rows(LOGIT_CHUNK_BYTES // (self.vocab_size * 4))
         parts: list[Reading] = []
         for begin in range(0, len(scored), chunk):
             part = scored[begin : begin + chunk]
-            lo, hi = np.searchsorted(pack.pair_row, [begin, begin + part.shape[0]])
+            lo, hi = np.searchsorted(pair_row, [begin, begin + part.shape[0]])
             parts.append(
-                read_logits(
-                    self._logits(part), self._softcap, pack.pair_row[lo:hi] - np.int32(begin), pack.pair_id[lo:hi]
-                )
+                read_logits(self._logits(part), self._softcap, pair_row[lo:hi] - np.int32(begin), pair_id[lo:hi])
             )
         return Reading(*(np.concatenate([getattr(p, name) for p in parts]) for name in Reading.__dataclass_fields__))
 

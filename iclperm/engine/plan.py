@@ -138,6 +138,14 @@ class Plan:
         return self.num_contexts * sum(map(_distinct_targets, self.blocks))
 
     @property
+    def num_ids(self) -> int:
+        """Distinct token ids in a run of all units. O(nodes)."""
+        seen = np.zeros(self.max_id + 1, bool)
+        for tree in (self.contexts, *self.blocks):
+            seen[tree.tokens] = True
+        return int(seen.sum())
+
+    @property
     def attention_pairs(self) -> int:
         """Query-key pairs of one head and layer in an unbroken run of all units, sliding windows aside. O(nodes)."""
         # A query token at depth d beneath a context of c tokens sees c + d + 1 keys.

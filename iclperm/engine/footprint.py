@@ -1,0 +1,342 @@
+"""What a plan takes of memory, foretold from the shapes of a model, and the largest packs that a budget holds.
+
+The model may lie on the meta device. Counted is what scoring adds to a process that has its libraries loaded: on a
+CPU what the process grows by, on a GPU what the device holds in tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from iclperm.engine.budget import bytes_in_words
+from iclperm.engine.forward import TOKEN_ROWS_BYTES, padded_rows
+from iclperm.engine.kernels.linear import uses_onednn
+from iclperm.engine.kernels.triton_launch import may_launch
+from iclperm.engine.layers import may_fuse
+from iclperm.engine.model import LOGIT_CHUNK_BYTES, PlainModel, TreeModel
+from iclperm.engine.plan import Plan
+from iclperm.errors import RequestError
+
+_FLOAT32 = 4
+# glibc's heap takes more than is alive in it, as it reuses the gaps between a layer's tensors badly (measured
+# 1.0-1.8); single tensors from this size on have pages of their own, which go back when they are freed.
+_HEAP_FACTOR = 1.45
+_OWN_PAGES = 32 << 20
+# What oneDNN keeps of each product it has seen (rows x inputs x outputs): generated code, measured with torch 2.13.
+_PRODUCT_BYTES = 570_000
+# Both of its caches, torch's and its own, keep a product that either keeps.
+_CACHES, _MOST_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), 1024
+# Numbers of rows that the first-use check brings, as measured; in float32 plain scoring is MKL's, which keeps no code
+# but buffers.
+_CHECKED_ROW_COUNTS = {torch.float32: 6, torch.bfloat16: 13}
+_MKL_BYTES = 6_500_000
+# Shapes of products whose rows the first layer (new token ids) and the last (scored rows) count for themselves.
+_FIRST_PRODUCTS, _LAST_PRODUCTS = 2, 4
+_WALKED_UNITS = 16
+_LONGEST_WINDOW = 600
+# A pack's tokens, positions, visits and spans: 8-10 bytes a token measured, twice while they are handed over.
+_PACK_BYTES_PER_TOKEN = 24
+_NODE_BYTES = 40
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes at the peak of a run, by part.
+
+    ``weights`` counts tied weights once; ``kv`` is the pool of the open path; ``token_rows`` are queries, keys and
+    values that the first layer keeps by token id; ``activations`` are those of the largest pack in the layer that needs
+    most; ``logits`` are those of the rows read at once, as far as they do not fit where activations were. On a CPU,
+    ``working`` is what the host needs beside: the plan, and what the libraries keep for later; 0 on a GPU.
+    """
+
+    weights: int
+    kv: int
+    token_rows: int
+    activations: int
+    logits: int
+    working: int
+
+    @property
+    def peak(self) -> int:
+        """All of it."""
+        return self.weights + self.kv + self.token_rows + self.activations + self.logits + self.working
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.weights,
+            "keys and values": self.kv,
+            "rows by token": self.token_rows,
+            "activations": self.activations,
+            "logits": self.logits,
+            "working memory": self.working,
+        }
+        told = " + ".join(f"{name} {bytes_in_words(size)}" for name, size in parts.items() if size)
+        return f"{told} = {bytes_in_words(self.peak)}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model's memory follows from; bytes of one token unless it says otherwise."""
+
+    device: torch.device
+    weights: int  # of all parameters
+    kv: int  # keys and values over all layers
+    first: int  # what the first layer keeps of a token id
+    layer: int  # what the layer that needs most needs
+    scores: int  # torch's attention: for one token and one key
+    logits: int
+    num_checked_logits: int  # rows of logits that the first-use check holds at once
+    most_logits: int  # rows of logits that are read at once
+    matrix: int  # of the largest matrix of a layer
+    num_products: int  # shapes of matrices that oneDNN generates code for
+    num_checked_rows: int  # numbers of rows that it does so for in the first-use check
+    num_first: int  # of those shapes, such as meet a number of new token ids, not all rows of a pack
+    num_last: int  # such as meet a number of scored rows
+    buffers: int  # what MKL keeps in all
+
+    @classmethod
+    def of(cls, model: PlainModel, place: torch.device, *, checks: bool = True) -> Sizes:
+        """Those of a model that is, or will be, served on ``place``; ``checks``: its first-use check runs."""
+        paths, body = _Paths.of(model, place), list(_matrices(model))
+        return cls(
+            device=place,
+            weights=sum(weight.nbytes for weight in model.model.parameters()),
+            kv=model.kv_bytes_per_token,
+            first=sum(_head_columns(model)) * model.dtype.itemsize if paths.is_fused else 0,
+            layer=_layer_bytes(model, paths),
+            scores=3 * _FLOAT32 * _num_heads(model.config) + 2 if paths.attention == "torch" else 0,
+            logits=_logit_bytes(model, paths),
+            num_checked_logits=_checked_logits(model) if checks else 0,
+            most_logits=padded_rows(LOGIT_CHUNK_BYTES // (model.vocab_size * _FLOAT32)),
+            matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
+            num_products=len({(weight.shape, has_bias) for weight, has_bias in body}) if paths.has_onednn else 0,
+            num_checked_rows=_CHECKED_ROW_COUNTS.get(model.dtype, 0) if checks else 0,
+            num_first=_FIRST_PRODUCTS if paths.is_fused else 0,
+            num_last=_LAST_PRODUCTS * paths.is_fused + (model.dtype != torch.float32),
+            buffers=_MKL_BYTES if place.type == "cpu" and model.dtype == torch.float32 else 0,
+        )
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the model shares the memory of the process."""
+        return self.device.type == "cpu"
+
+    def footprint(self, plan: Plan, pack_tokens: int | None = None) -> Footprint:
+        """What all units of a plan take, in packs of at most ``pack_tokens`` (the plan's own by default).
+
+        A resumed run takes no more. Cost: O(nodes of the plan's trees + tokens of its first 16 units).
+        """
+        return self._footprint(plan, pack_tokens or plan.pack_tokens, self._token_rows(plan), self._working(plan))
+
+    def _footprint(self, plan: Plan, pack_tokens: int, token_rows: int, working: int) -> Footprint:
+        tokens = min(pack_tokens, _unit_tokens(plan))
+        rows, scored = padded_rows(tokens), _scored_rows(plan, tokens)
+        activations = rows * (self.layer + self.scores * (plan.core.pool_slots + rows))
+        if self.is_host:
+            activations = int(activations * _HEAP_FACTOR) + self.matrix
+        read, checked = min(scored, self.most_logits) * self.logits, self.num_checked_logits * self.logits
+        has_own_pages = self.is_host and read >= _OWN_PAGES
+        return Footprint(
+            weights=self.weights,
+            kv=plan.core.pool_slots * self.kv,
+            token_rows=token_rows,
+            activations=activations,
+            logits=max(read if has_own_pages else read - activations, checked - activations, 0),
+            working=working,
+        )
+
+    def peak(self, plan: Plan, pack_tokens: int) -> int:
+        """Bytes at the peak in packs of at most ``pack_tokens``."""
+        return self.footprint(plan, pack_tokens).peak
+
+    def most_pack_tokens(self, budget: int) -> int:
+        """Tokens whose activations are within ``budget`` bytes beside the weights; whatever the plan, no more are.
+
+        Raises RequestError if the weights alone are over the budget.
+        """
+        if self.weights > budget:
+            raise RequestError(
+                f"memory_budget is {budget} bytes ({bytes_in_words(budget)}), but the weights alone take "
+                f"{self.weights} ({bytes_in_words(self.weights)}); raise it, or use a smaller model or dtype"
+            )
+        return max(padded_rows(1), (budget - self.weights) // self.layer // 8 * 8)
+
+    def fitted(self, plan: Plan, budget: int) -> Plan:
+        """The plan in the largest packs, up to its own, whose footprint is within ``budget`` bytes; itself if it is.
+
+        Raises RequestError if even the smallest packs are over it.
+        """
+        fixed = self._token_rows(plan), self._working(plan)
+        sizes = [*range(padded_rows(1), plan.pack_tokens, 8), plan.pack_tokens]
+        fitting = bisect_right(sizes, budget, key=lambda size: self._footprint(plan, size, *fixed).peak)
+        if not fitting:
+            least = self._footprint(plan, sizes[0], *fixed)
+            raise RequestError(
+                f"memory_budget is {budget} bytes, but even in packs of {sizes[0]} tokens {least.peak} are needed "
+                f"({least}); raise it, or use fewer shots, a smaller model or dtype"
+            )
+        largest = sizes[fitting - 1]
+        return plan if largest == plan.pack_tokens else plan.repacked(largest)
+
+    def _token_rows(self, plan: Plan) -> int:
+        if not (self.first and self.is_host):
+            return TOKEN_ROWS_BYTES if self.first else 0
+        # On a host only what is written takes memory.
+        return min(TOKEN_ROWS_BYTES, plan.num_ids * self.first)
+
+    def _working(self, plan: Plan) -> int:
+        """Trees, a unit's packs, and what the libraries keep; of the size of packs it is as good as independent."""
+        if not self.is_host:
+            return 0
+        trees = sum(4 * tree.num_tokens + _NODE_BYTES * tree.num_nodes for tree in (plan.contexts, *plan.blocks))
+        products = self._products_seen(plan) if self.num_products else 0
+        return trees + _PACK_BYTES_PER_TOKEN * _unit_tokens(plan) + self.buffers + _PRODUCT_BYTES * products
+
+    def _products_seen(self, plan: Plan) -> int:
+        """How many products oneDNN meets: those of packs, of new token ids, of scored rows, and of the check."""
+        whole, new, scored = _row_counts(plan)
+        seen = self.num_products * (self.num_checked_rows + whole) + self.num_first * new + self.num_last * scored
+        return min(seen, max(int(os.environ.get(name, _MOST_PRODUCTS)) for name in _CACHES))
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """Which of the ways through a layer a model takes."""
+
+    attention: str
+    is_fused: bool
+    fuses_head: bool
+    has_onednn: bool
+
+    @classmethod
+    def of(cls, model: PlainModel, place: torch.device) -> _Paths:
+        """As the model says if it is one that is served, else as it would be on ``place``."""
+        if isinstance(model, TreeModel):
+            attention, is_fused, fuses_head = model.attention, model.layers == "fused", model.fuses_head
+        else:
+            launches = may_launch(place, model.dtype)
+            is_native = place.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
+            attention = "native" if is_native else "triton" if launches else "torch"
+            is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
+            head: object = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            fuses_head = launches and type(head) is nn.Linear
+        # Of float32, torch itself sends no product to oneDNN.
+        has_onednn = uses_onednn(place, model.dtype) and (is_fused or model.dtype != torch.float32)
+        return cls(attention, is_fused, fuses_head, has_onednn)
+
+
+def checked_tokens(model: PlainModel) -> int:
+    """Tokens of the longest context that the first-use check scores: it outgrows a short sliding window."""
+    window = int(getattr(model.config, "sliding_window", None) or 0)
+    length = 48 if not 0 < window <= _LONGEST_WINDOW else window + 24
+    return max(4, min(length, model.max_positions - 4))
+
+
+def _matrices(model: PlainModel) -> Iterator[tuple[torch.Tensor, bool]]:
+    """The matrices that a layer's rows are multiplied with, and whether each has a bias; experts are stacked."""
+    head: object = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for module in model.model.modules():
+        if module is not head and not isinstance(module, nn.Embedding):
+            has_bias = getattr(module, "bias", None) is not None
+            yield from ((weight, has_bias) for weight in module.parameters(recurse=False) if weight.ndim >= 2)
+
+
+def _num_heads(config: Any) -> int:
+    return int(config.num_attention_heads)
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _head_columns(model: PlainModel) -> tuple[int, int]:
+    """Columns of queries, and of keys and values together."""
+    kv = model.kv_bytes_per_token // (model.config.num_hidden_layers * model.dtype.itemsize)
+    return _num_heads(model.config) * _head_dim(model.config), kv
+
+
+def _layer_bytes(model: PlainModel, paths: _Paths) -> int:
+    """What is alive for one token in the layer that needs most.
+
+    In ours that is the MLP: embeddings, hidden states, normed hidden states, the sum and what comes out; queries and
+    what they attended; keys and values; rotary tables; gates and factors, and their product where it has no place.
+    """
+    itemsize, hidden, inner = model.dtype.itemsize, int(model.config.hidden_size), _inner_width(model.config)
+    heads, kv = _head_columns(model)
+    tables = 2 * _head_dim(model.config) * (itemsize + _FLOAT32)
+    if paths.is_fused:
+        is_packed = any("gate_up_proj" in name for name, _ in model.model.named_parameters())
+        return (5 * hidden + 2 * heads + kv + (3 if is_packed else 2) * inner) * itemsize + tables
+    # Norms and rotations of transformers' make copies, those of norms in float32, and so does torch's attention.
+    in_mlp = (4 * hidden + 3 * inner) * itemsize
+    in_attention = (3 * hidden + 4 * heads + 2 * kv) * itemsize
+    in_torch = _FLOAT32 * (2 * heads + kv) if paths.attention == "torch" else 0
+    in_norm = 3 * hidden * (itemsize + _FLOAT32)
+    return max(in_mlp, in_attention + in_torch, in_norm) + tables
+
+
+def _inner_width(config: Any) -> int:
+    """Entries of a row inside the MLP; with experts, of all those that a token goes to."""
+    given = [int(getattr(config, name, 0) or 0) for name in ("intermediate_size", "ffn_dim", "n_inner")]
+    dense = max(given) or 4 * int(config.hidden_size)
+    expert = int(getattr(config, "moe_intermediate_size", 0) or 0)
+    return max(dense, int(getattr(config, "num_experts_per_tok", 0) or 0) * (expert or dense))
+
+
+def _logit_bytes(model: PlainModel, paths: _Paths) -> int:
+    """One row's logits; where torch reads them, also in float32, twice more for a soft-cap."""
+    itemsize = model.dtype.itemsize
+    if paths.fuses_head:
+        return 0
+    if paths.attention == "native":
+        return model.vocab_size * itemsize
+    softcap = getattr(model.config, "final_logit_softcapping", None)
+    return model.vocab_size * (itemsize + _FLOAT32 * ((itemsize < _FLOAT32) + 2 * bool(softcap)))
+
+
+def _checked_logits(model: PlainModel) -> int:
+    """Rows of logits that the first-use check holds: of a prompt's every token, or of two products of the probe."""
+    softcap = getattr(model.config, "final_logit_softcapping", None)
+    return max(2 * padded_rows(64), checked_tokens(model) * (3 if softcap else 1))
+
+
+def _row_counts(plan: Plan) -> tuple[int, int, int]:
+    """How many different numbers of rows there are of packs, of token ids new to a run, and of scored rows.
+
+    The first units are walked; each of the others may end in a pack of another size.
+    """
+    whole, new, scored = set(), set(), set()
+    is_known = np.zeros(plan.max_id + 1, bool)
+    held, num_walked = 0, min(plan.num_units, _WALKED_UNITS)
+    for unit in range(num_walked):
+        for pack in plan.packs(unit, held):
+            ids = np.unique(pack.token_ids)
+            whole.add(padded_rows(len(pack)))
+            if num_new := int(np.count_nonzero(~is_known[ids])):
+                new.add(padded_rows(num_new))
+            if pack.scored_rows.size:
+                scored.add(padded_rows(pack.scored_rows.size))
+            is_known[ids] = True
+        held = plan.core.held_after(unit)
+    num_sizes = len(whole) + min(plan.num_units - num_walked, plan.pack_tokens // 8)
+    return num_sizes, len(new), len(scored)
+
+
+def _unit_tokens(plan: Plan) -> int:
+    """Most tokens that a unit forwards, with its path where that may have to be forwarded again."""
+    path = plan.core.pool_slots if plan.num_units > 1 else 0
+    return int(plan.core.unit_tokens.max(initial=0)) + path
+
+
+def _scored_rows(plan: Plan, tokens: int) -> int:
+    """About the most rows of a pack of so many tokens that logits are read of: somewhat more than the average."""
+    share = plan.scored_rows / max(1, plan.tokens)
+    return min(tokens, plan.scored_rows, 8 + int(1.25 * share * tokens))
