@@ -48,10 +48,10 @@ STUDY_KEYS = {
     "chat": "none.",
     "dtype": "auto, float32, bfloat16 or float16.",
     "device": "auto, cpu, cuda, ...",
-    "memory_budget": "Bytes that keys and values may take.",
+    "memory_budget": "Memory for weights, keys and values, activations and logits: 4GiB, or 50% of what is free.",
     "out": "Run folder; an unfinished run continues.",
 }
-_NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed", "memory_budget"})
+_NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed"})
 _SECONDS_BETWEEN_LINES = 5.0
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -65,6 +65,9 @@ def main(args: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what a terminal's encoding lacks
+    # oneDNN and torch keep the code of every product's shape, half a megabyte each, 1024 by default. Before torch, too.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
     with _termination_as_interrupt():
         code = _run_command(arguments)
     sys.exit(code)
@@ -346,6 +349,49 @@ def new(name: str, out: Path | None) -> None:
             f"{path} cannot be written: {(error.strerror or str(error)).lower()}; name another file with --out"
         ) from None
     click.echo(f"{path}: put your data beside it, then: iclperm tasks show {path}")
+
+
+@cli.command()
+@click.option(
+    "--case", "cases", default="monte_carlo", show_default=True, metavar="NAMES", help="Commas between, or all."
+)
+@click.option(
+    "--model", "models", default="qwen2-25m", show_default=True, metavar="NAMES", help="Likewise; see --list."
+)
+@click.option("--dtype", "dtypes", default="float32,bfloat16", show_default=True, metavar="NAMES", help="Likewise.")
+@click.option("--peer", "peers", metavar="NAMES", help="Whom to compare with; all that can run here by default.")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Rounds; medians are shown.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of each contender; all cores by default.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, or cuda where there is one.")
+@click.option("--scale", type=float, help="Share of a case to measure; 1 but for models that would take hours.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the token ids.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="JSON lines, a row for each contender; continued if there."
+)
+@click.option("--quick", is_flag=True, help="The bundled model, a tenth of the case, once: does it run, do all agree?")
+@click.option("--whole", is_flag=True, help="No samples: slow contenders score every prompt too (hours).")
+@click.option("--prepare", metavar="NAMES", help="Make the environments of these peers, or of all, and stop.")
+@click.option("--list", "is_list", is_flag=True, help="Cases, models and peers, and which of them can run here.")
+@click.option("--table", type=click.Path(path_type=Path), help="Show the table of an earlier --out, and stop.")
+@_with_json
+@_with_debug
+def bench(
+    prepare: str | None, table: Path | None, out: Path | None, is_list: bool, as_json: bool, **given: Any
+) -> int | None:
+    """Measure iclperm against the tools in use, on this machine: agreement first, then speed."""
+    from iclperm import bench as benchmark
+
+    def say(words: str) -> None:
+        click.echo(words, err=True)
+
+    if is_list:
+        click.echo(benchmark.listing(given["device"]))
+    elif prepare is not None:
+        return 0 if benchmark.prepare(prepare, say) else FAILED
+    else:
+        rows = benchmark.read_rows(table) if table else benchmark.run(benchmark.options(**given), say, out)
+        click.echo("\n".join(row.to_json() for row in rows) if as_json else benchmark.render(rows), nl=as_json)
+    return None
 
 
 def _study(study: Path | None, flags: dict[str, str | None]) -> Study:

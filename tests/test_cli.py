@@ -85,9 +85,25 @@ def test_flags_win_over_the_study_file(call, study_file):
     assert "tokens, distinct" in printed
 
 
+def test_a_plan_tells_the_memory_by_part(call, study_file):
+    code, printed, _ = call("plan", study_file, "--memory-budget", "50%", "--json")
+    assert code == 0
+    estimate = json.loads(printed)["estimate"]
+    parts = estimate["memory"]
+    assert sum(parts.values()) < estimate["memory_budget"]
+    assert parts["weights"] == estimate["weight_bytes"]
+    code, printed, _ = call("plan", study_file, "--memory-budget", "4GiB")
+    assert code == 0
+    assert "in packs of 1024 tokens (budget 4.00 GiB)" in " ".join(printed.split())
+    code, _, said = call("plan", study_file, "--memory-budget", "4 barrels")
+    assert code == 2
+    assert "'memory_budget' is '4 barrels': give bytes, as" in said
+
+
 def test_every_key_of_a_study_is_a_flag():
     assert set(cli.STUDY_KEYS) == set(Study.model_fields)
-    assert {key for key, field in Study.model_fields.items() if "int" in str(field.annotation)} == cli._NUMBERS
+    numbers = {key for key, field in Study.model_fields.items() if "int" in str(field.annotation)}
+    assert numbers - {"memory_budget"} == cli._NUMBERS
 
 
 def test_tasks_are_listed_and_shown(call, study_file, tmp_path):

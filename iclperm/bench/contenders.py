@@ -1,0 +1,204 @@
+"""The contenders: who they are, how they are run, and a process for each that is asked in JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm.bench.environments import ENVIRONMENTS, PeerError, last_line
+from iclperm.bench.peers.protocol import Workload
+
+PEERS = Path(__file__).parent / "peers"
+_PASS_SECONDS = 3600.0
+_STOP_SECONDS = 20.0
+# What the command line sets for iclperm itself is not for the others.
+_NOT_INHERITED = ("GOMP_SPINCOUNT", "PYTHONHOME")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A scorer in a process of its own.
+
+    ``script`` is a file of the folder ``peers``, ``environment`` the name of one of ENVIRONMENTS or None for iclperm's
+    own. ``sampling`` says what may stand for a whole case where that takes long: "prompts", scaled by their tokens, or
+    "paths", scaled by their distinct tokens, ``share`` of them. ``tolerance`` is the largest difference from the oracle
+    in float32, in nats a label's token.
+    """
+
+    name: str
+    what: str
+    script: Path
+    environment: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    sampling: str | None = None
+    share: float = 1.0
+    tolerance: float = 1e-4
+    needs_cuda: bool = False
+
+    @property
+    def python(self) -> str:
+        return sys.executable if self.environment is None else str(ENVIRONMENTS[self.environment].python)
+
+    def obstacle(self, device: str) -> str | None:
+        """Why it cannot run here, with the remedy; None if it can."""
+        if self.needs_cuda and not device.startswith("cuda"):
+            return "it needs a CUDA device; run it with --device cuda where there is one"
+        if self.environment is not None and not ENVIRONMENTS[self.environment].is_ready:
+            return f"its environment is not there; iclperm bench --prepare {self.environment} makes it"
+        return None
+
+
+OURS = Contender("iclperm", "this package", PEERS / "ours.py", variables={"GOMP_SPINCOUNT": "1000"})
+ORACLE = Contender("oracle", "transformers, one unpadded prompt at a time", PEERS / "oracle.py")
+PEER_CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender(
+            "plain",
+            "transformers, length-sorted padded batches",
+            PEERS / "plain.py",
+            sampling="prompts",
+        ),
+        Contender(
+            "prefix_reuse",
+            "transformers, each context's cache expanded over its queries by hand",
+            PEERS / "prefix_reuse.py",
+            sampling="paths",
+            share=0.5,
+        ),
+        Contender(
+            "lm_eval",
+            "lm-evaluation-harness, hf backend",
+            PEERS / "lm_eval_hf.py",
+            environment="lm_eval",
+            sampling="prompts",
+        ),
+        Contender(
+            "vllm",
+            "vLLM, prefix caching, one generated token with chosen log-probabilities",
+            PEERS / "vllm_prefix.py",
+            environment="vllm",
+            tolerance=1e-3,
+        ),
+        Contender(
+            "llama_cpp",
+            "llama.cpp, sequences copied from the shared prefix",
+            PEERS / "llama_sequences.py",
+            environment="llama_cpp",
+            sampling="paths",
+            share=0.5,
+            tolerance=1e-3,
+        ),
+        Contender(
+            "flex",
+            "transformers, packed tree through FlexAttention",
+            PEERS / "flex_packed.py",
+            needs_cuda=True,
+        ),
+    )
+}
+
+
+class Worker:
+    """The process of a contender, alive between requests and idle while others are asked.
+
+    Use as a context manager; what it prints goes to ``log``. Raises PeerError with its last words where it fails.
+    """
+
+    def __init__(self, contender: Contender, log: Path, threads: int) -> None:
+        self._name, self._log = contender.name, log
+        kept = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
+        if contender.environment is not None:
+            kept.pop("PYTHONPATH", None)
+        with log.open("w", encoding="utf-8") as errors:
+            self._process = subprocess.Popen(
+                [contender.python, str(contender.script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                encoding="utf-8",
+                env={**kept, "OMP_NUM_THREADS": str(threads), **contender.variables},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the process: it leaves when its input ends, and is killed if it does not."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue  # it has gone before
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def load(self, model: Path, dtype: str, threads: int, device: str) -> dict[str, Any]:
+        return self._ask("load", model=str(model), dtype=dtype, threads=threads, device=device)
+
+    def warm(self, work: Path) -> dict[str, Any]:
+        return self._ask("warm", work=str(work))
+
+    def linear(self) -> dict[str, float]:
+        """Seconds a token of the body's linear layers alone, by ``torch`` and by the ``engine``; iclperm's process."""
+        answer = self._ask("linear")
+        return {path: float(answer[path]) for path in ("torch", "engine")}
+
+    def score(self, work: Path, out: Path) -> tuple[dict[str, Any], npt.NDArray[np.float32]]:
+        """What it says of the pass, and its log-likelihoods [N, L]."""
+        answer = self._ask("score", work=str(work), out=str(out))
+        return answer, np.load(out, allow_pickle=False)
+
+    def _ask(self, do: str, **request: Any) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write(json.dumps({"do": do, **request}) + "\n")
+            stdin.flush()
+        except BrokenPipeError:
+            raise self._gone() from None
+        if not select.select([stdout], [], [], _PASS_SECONDS)[0]:
+            raise PeerError(f"{self._name} did not answer for {_PASS_SECONDS:.0f} s; try a smaller --scale")
+        line = stdout.readline()
+        if not line:
+            raise self._gone()
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PeerError(f"{self._name} failed: {answer['error']}")
+        return answer
+
+    def _gone(self) -> PeerError:
+        code = self._process.wait()
+        return PeerError(f"{self._name} stopped with exit code {code}: {last_line(self._log)}; its log is {self._log}")
+
+
+def sampled(contender: Contender, work: Workload, prompts: int, whole: bool) -> Workload:
+    """The part of a workload that a contender is asked for."""
+    from iclperm.bench.cases import even_sample, first_paths
+
+    if whole or contender.sampling is None:
+        return work
+    if contender.sampling == "prompts":
+        return even_sample(work, prompts)
+    return first_paths(work, max(1, round(len(work.paths) * contender.share)))

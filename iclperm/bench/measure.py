@@ -1,0 +1,457 @@
+"""One run of the benchmark: contenders in turns, agreement first, a row for each as soon as it is finished."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm.bench.cases import CASES, Case, distinct_tokens, even_sample, warm_up
+from iclperm.bench.contenders import ORACLE, OURS, PEER_CONTENDERS, Contender, Worker, sampled
+from iclperm.bench.environments import PeerError
+from iclperm.bench.models import MODELS, BenchModel, facts
+from iclperm.bench.peers.protocol import Workload
+from iclperm.errors import ConfigError, DataError
+
+Say = Callable[[str], None]
+Logprobs = npt.NDArray[np.float32]
+
+_ORACLE_STRIDE = 3  # of a slow peer's sample of prompts, those that the oracle scores as well
+_HALF_PRECISION_SLACK = 2.0  # a contender's error may be this many times that of unpadded transformers
+_WORKER_BYTES = 1.5e9  # beside the weights
+_MEMORY_SHARE = 0.8
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure. ``peers`` None: every one that can run here. ``scale`` None: the model's own."""
+
+    cases: tuple[str, ...] = ("monte_carlo",)
+    models: tuple[str, ...] = ("qwen2-25m",)
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    peers: tuple[str, ...] | None = None
+    repeats: int = 3
+    threads: int = field(default_factory=available_cores)
+    device: str = "cpu"
+    scale: float | None = None
+    is_whole: bool = False  # no samples: every contender scores every prompt
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _refuse_unknown("case", self.cases, CASES)
+        _refuse_unknown("model", self.models, MODELS)
+        _refuse_unknown("dtype", self.dtypes, ("float32", "bfloat16"))
+        _refuse_unknown("peer", self.peers or (), PEER_CONTENDERS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender on one case, model and dtype: all that the table is made of, as one line of JSON.
+
+    ``share`` is the part of the case's tokens that a pass scored. Of the same rounds are ``ours_seconds`` and, on all
+    distinct tokens, the linear layers alone: ``torch_linear_seconds`` by the model's own modules, ``linear_seconds`` by
+    whichever is faster, those or the engine's products. ``difference`` is the largest from the float32 oracle, in nats
+    a label's token; ``flips`` the share of prompts whose best label is not float32's, ``near_ties`` that of prompts
+    whose two best labels lie within unpadded transformers' own error in this dtype.
+    """
+
+    case: str
+    model: str
+    dtype: str
+    device: str
+    threads: int
+    scale: float
+    contender: str
+    what: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    prompts: int = 0
+    tokens_naive: int = 0
+    tokens_unique: int = 0
+    tokens_forwarded: int = 0
+    share: float = 1.0
+    seconds: list[float] = field(default_factory=list)
+    ours_seconds: list[float] = field(default_factory=list)
+    linear_seconds: list[float] = field(default_factory=list)
+    torch_linear_seconds: list[float] = field(default_factory=list)
+    load_seconds: float = 0.0
+    warm_seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    difference: float | None = None
+    bound: float | None = None
+    flips: float | None = None
+    near_ties: float | None = None
+    failure: str | None = None
+
+    @property
+    def block(self) -> tuple[str, str, str, str, int, float]:
+        """What the rows that are compared with each other have in common."""
+        return self.model, self.case, self.dtype, self.device, self.threads, self.scale
+
+    @property
+    def agrees(self) -> bool:
+        return self.difference is not None and self.bound is not None and self.difference <= self.bound
+
+    @property
+    def whole_seconds(self) -> list[float]:
+        """Seconds of each pass, scaled to all tokens of the case."""
+        return [seconds / self.share for seconds in self.seconds]
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times faster iclperm was; None for a contender that failed or disagreed."""
+        if self.failure is not None or not self.agrees or not self.seconds or not self.ours_seconds:
+            return None
+        return statistics.median(self.whole_seconds) / statistics.median(self.ours_seconds)
+
+    @property
+    def times_linear(self) -> float | None:
+        """Its seconds as a multiple of those of the linear layers alone, by the model's own modules."""
+        alone = self.torch_linear_seconds or self.linear_seconds
+        if self.failure is not None or not self.agrees or not self.seconds or not alone:
+            return None
+        return statistics.median(self.whole_seconds) / statistics.median(alone)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Raises DataError for a line that is no row."""
+        names = {each.name for each in fields(cls)}
+        try:
+            return cls(**{key: value for key, value in json.loads(line).items() if key in names})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"not a row of the benchmark: {line[:60]!r} ({error}); give a file that it wrote") from None
+
+
+def run(options: BenchOptions, say: Say, out: Path | None = None) -> list[Row]:
+    """Measure what the options name; rows that ``out`` already holds are not measured again.
+
+    Each row is appended to ``out`` as it is finished. A peer that cannot run, fails or disagrees has a row that says
+    why. Raises PeerError if iclperm itself or the oracle fails.
+    """
+    finished = [] if out is None or not out.exists() else read_rows(out)
+
+    def keep(row: Row) -> None:
+        finished.append(row)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with out.open("a", encoding="utf-8") as file:
+                file.write(row.to_json() + "\n")
+
+    with tempfile.TemporaryDirectory(prefix="iclperm-bench-") as scratch:
+        references: dict[tuple[str, str], Logprobs] = {}
+        for model, case, dtype in itertools.product(options.models, options.cases, options.dtypes):
+            block = _Block(options, MODELS[model], CASES[case], dtype, Path(scratch), say, references)
+            for row in block.rows([row for row in finished if row.block == block.key and row.failure is None]):
+                keep(row)
+    return _latest(finished)
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The rows of a file, the latest of each contender alone; raises DataError naming the file."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        rows = [Row.from_json(line) for line in lines if line.strip()]
+    except (DataError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: {error}") from None
+    return _latest(rows)
+
+
+def _latest(rows: Sequence[Row]) -> list[Row]:
+    """A row for each contender of each block: the last one."""
+    return list({(row.block, row.contender): row for row in rows}.values())
+
+
+class _Block:
+    """One case on one model in one dtype."""
+
+    def __init__(
+        self,
+        options: BenchOptions,
+        model: BenchModel,
+        case: Case,
+        dtype: str,
+        scratch: Path,
+        say: Say,
+        references: dict[tuple[str, str], Logprobs],
+    ) -> None:
+        self.options, self.model, self.dtype, self.say = options, model, dtype, say
+        self.scratch, self.references = scratch, references
+        self.scale = model.scale if options.scale is None else options.scale
+        self.case = case.scaled(self.scale)
+        self.key = (model.name, case.name, dtype, options.device, options.threads, self.scale)
+
+    def rows(self, finished: Sequence[Row]) -> Iterator[Row]:
+        """Measure the contenders that have no finished row yet."""
+        done = {row.contender for row in finished}
+        able, unable = self._contenders(done)
+        yield from (self.row(contender, failure=why) for contender, why in unable)
+        if not able and OURS.name in done:
+            return
+        self.folder = self.model.folder()
+        about = facts(self.folder)
+        self.work = self.case.build(about["vocab_size"], self.options.seed)
+        if self.work.max_tokens > about["max_tokens"]:
+            why = f"its longest prompt has {self.work.max_tokens} tokens, the model's window {about['max_tokens']}"
+            yield self.row(OURS, failure=f"{self.case.name} does not fit {self.model.name}: {why}")
+            return
+        self.say_of(f"{len(self.work.cells):,} prompts, {', '.join(['iclperm', *(each.name for each in able)])}")
+        self._set_yardsticks()
+        for group in _groups(able, about["float32_bytes"] / (1 if self.dtype == "float32" else 2)):
+            yield from _Rounds(self, (OURS, *group)).rows()
+
+    def _contenders(self, done: set[str]) -> tuple[list[Contender], list[tuple[Contender, str]]]:
+        able: list[Contender] = []
+        unable: list[tuple[Contender, str]] = []
+        names = PEER_CONTENDERS if self.options.peers is None else self.options.peers
+        for contender in (PEER_CONTENDERS[name] for name in names if name not in done):
+            obstacle = contender.obstacle(self.options.device)
+            if obstacle is None:
+                able.append(contender)
+            elif not (contender.needs_cuda and self.options.peers is None):
+                self.say_of(f"{contender.name} is skipped: {obstacle}")
+                unable.append((contender, obstacle))
+        return able, unable
+
+    def _set_yardsticks(self) -> None:
+        """What agreement is held against: the oracle's log-likelihoods, and float32's of all prompts."""
+        self.distinct = distinct_tokens(self.work)
+        sample = even_sample(self.work, self.model.sample)
+        self.oracle_cells = sample.cells[:: _ORACLE_STRIDE if len(sample.cells) > _ORACLE_STRIDE else 1]
+        work = self.file(replace(self.work, cells=self.oracle_cells), "oracle")
+        self.oracle = self._score_once(ORACLE, "float32", work)
+        self.oracle_error = 0.0
+        self.reference: Logprobs | None = None
+        if self.dtype != "float32":
+            self.oracle_error = self.difference(self._score_once(ORACLE, self.dtype, work), self.oracle_cells)
+            self.reference = self._float32()
+
+    def _float32(self) -> Logprobs:
+        key = (self.model.name, self.case.name)
+        if key not in self.references:
+            self.references[key] = self._score_once(OURS, "float32", self.file(self.work, "reference"))
+        reference = self.references[key]
+        error = self.difference(reference, self.work.cells)
+        if not error <= OURS.tolerance:
+            raise PeerError(
+                f"iclperm in float32 is {error:.2g} nats a token from the oracle on {self.case.name}, over "
+                f"{OURS.tolerance:.0e}; nothing can be held against it"
+            )
+        return reference
+
+    def _score_once(self, contender: Contender, dtype: str, work: Path) -> Logprobs:
+        self.say_of(f"{contender.name} in {dtype}, not timed")
+        with Worker(contender, self.scratch / f"{contender.name}.log", self.options.threads) as worker:
+            worker.load(self.folder, dtype, self.options.threads, self.options.device)
+            return worker.score(work, self.scratch / f"{contender.name}.npy")[1]
+
+    def difference(self, logprobs: Logprobs, cells: npt.NDArray[np.int64]) -> float:
+        """Largest difference from the oracle in nats a token, over its own prompts, which are all in ``cells``."""
+        places = {tuple(cell): place for place, cell in enumerate(cells.tolist())}
+        chosen = logprobs[[places[tuple(cell)] for cell in self.oracle_cells.tolist()]]
+        lengths = np.array([label.size for label in self.work.labels])
+        largest = float((np.abs(chosen.astype(np.float64) - self.oracle) / lengths).max())
+        return largest if np.isfinite(largest) else float("inf")
+
+    def bound(self, contender: Contender) -> float:
+        if self.dtype == "float32":
+            return contender.tolerance
+        return _HALF_PRECISION_SLACK * self.oracle_error
+
+    def flips(self, logprobs: Logprobs, cells: npt.NDArray[np.int64]) -> float | None:
+        """Share of prompts whose best label is not the one in float32."""
+        if self.reference is None:
+            return None
+        expected = self.reference[cells[:, 0] * len(self.work.queries) + cells[:, 1]]
+        return float((expected.argmax(axis=1) != logprobs.argmax(axis=1)).mean())
+
+    def near_ties(self) -> float | None:
+        """Share of prompts whose two best labels in float32 lie within the oracle's own error in this dtype."""
+        if self.reference is None:
+            return None
+        best = np.partition(self.reference, -2, axis=1)[:, -2:]
+        return float((best[:, 1] - best[:, 0] <= self.oracle_error).mean())
+
+    def file(self, work: Workload, name: str) -> Path:
+        return work.save(self.scratch / f"{name}.npz")
+
+    def row(self, contender: Contender, **values: Any) -> Row:
+        model, case, dtype, device, threads, scale = self.key
+        return Row(
+            case=case, model=model, dtype=dtype, device=device, threads=threads, scale=scale,
+            contender=contender.name, what=contender.what, machine=machine(), **values,
+        )  # fmt: skip
+
+    def say_of(self, words: str) -> None:
+        self.say(f"{self.model.name} {self.case.name} {self.dtype}: {words}")
+
+
+@dataclass
+class _Entrant:
+    """A contender within its rounds."""
+
+    contender: Contender
+    worker: Worker
+    work: Workload
+    file: Path
+    share: float
+    about: dict[str, Any]
+    seconds: list[float] = field(default_factory=list)
+
+
+class _Rounds:
+    """iclperm and some peers, in turns."""
+
+    def __init__(self, block: _Block, contenders: Sequence[Contender]) -> None:
+        self.block, self.contenders = block, contenders
+        self.ours_seconds: list[float] = []
+        self.linear_seconds: list[float] = []
+        self.torch_linear_seconds: list[float] = []
+
+    def rows(self) -> Iterator[Row]:
+        with ExitStack() as stack:
+            entrants: list[_Entrant] = []
+            for contender in self.contenders:
+                try:
+                    entrants.append(self._enter(contender, stack))
+                except PeerError as error:
+                    yield self._failed(contender, error)
+            for number, last in enumerate([False] * (self.block.options.repeats - 1) + [True]):
+                for entrant in list(entrants):
+                    try:
+                        self._pass(entrant, number)
+                    except PeerError as error:
+                        entrants.remove(entrant)
+                        entrant.worker.stop()
+                        yield self._failed(entrant.contender, error, entrant.about)
+                    else:
+                        if last:
+                            yield self._finished(entrant)
+
+    def _enter(self, contender: Contender, stack: ExitStack) -> _Entrant:
+        """Load and warm up, while nobody else works."""
+        block, options = self.block, self.block.options
+        self.block.say_of(f"{contender.name} loads")
+        worker = stack.enter_context(Worker(contender, block.scratch / f"{contender.name}.log", options.threads))
+        work = sampled(contender, block.work, block.model.sample, options.is_whole)
+        loaded = worker.load(block.folder, block.dtype, options.threads, options.device)
+        warmed = worker.warm(block.file(warm_up(block.work), "warm"))
+        settings = {**loaded.get("settings", {}), **warmed.get("settings", {})}
+        about = {"versions": loaded["versions"], "settings": settings,
+                 "load_seconds": loaded["wall"], "warm_seconds": warmed["wall"]}  # fmt: skip
+        file = block.file(work, contender.name)
+        return _Entrant(contender, worker, work, file, self._share(contender, work), about)
+
+    def _share(self, contender: Contender, work: Workload) -> float:
+        """Of the tokens that the case costs it, those in its part."""
+        if work is self.block.work:
+            return 1.0
+        if contender.sampling == "paths":
+            return distinct_tokens(work) / self.block.distinct
+        return float(work.lengths.sum() / self.block.work.lengths.sum())
+
+    def _pass(self, entrant: _Entrant, number: int) -> None:
+        name = entrant.contender.name
+        answer, logprobs = entrant.worker.score(entrant.file, self.block.scratch / f"{name}.npy")
+        entrant.seconds.append(float(answer.pop("seconds")))
+        self.block.say_of(
+            f"{name} {number + 1}/{self.block.options.repeats} {entrant.seconds[-1]:.2f} s"
+            + (f", {entrant.share:.1%} of the case" if entrant.share < 1 else "")
+        )
+        if number == 0:
+            self._judge(entrant, logprobs)
+        entrant.about["answer"] = answer
+        if entrant.contender is OURS:
+            self.ours_seconds.append(entrant.seconds[-1])
+            linear = entrant.worker.linear()
+            self.linear_seconds.append(min(linear.values()) * self.block.distinct)
+            self.torch_linear_seconds.append(linear["torch"] * self.block.distinct)
+
+    def _judge(self, entrant: _Entrant, logprobs: Logprobs) -> None:
+        """Agreement, before any figure; one that disagrees goes no further."""
+        block, work = self.block, entrant.work
+        shape = (len(work.cells), len(work.labels))
+        if logprobs.shape != shape:
+            raise PeerError(f"{entrant.contender.name} gave log-likelihoods {logprobs.shape} where {shape} are asked")
+        difference, bound = block.difference(logprobs, work.cells), block.bound(entrant.contender)
+        entrant.about |= {"difference": difference, "bound": bound, "flips": block.flips(logprobs, work.cells),
+                          "near_ties": block.near_ties()}  # fmt: skip
+        if not difference <= bound:
+            raise PeerError(
+                f"{entrant.contender.name} disagrees: largest difference {difference:.2g} nats a token, over "
+                f"{bound:.2g}; no speed-up is given"
+            )
+        if entrant.contender is OURS and block.dtype == "float32":
+            block.references[block.model.name, block.case.name] = logprobs
+
+    def _failed(self, contender: Contender, error: PeerError, about: Mapping[str, Any] | None = None) -> Row:
+        if contender is OURS:
+            raise error
+        self.block.say_of(str(error))
+        known = {key: value for key, value in (about or {}).items() if key != "answer"}
+        return self.block.row(contender, failure=str(error), **known)
+
+    def _finished(self, entrant: _Entrant) -> Row:
+        answer = entrant.about.pop("answer")
+        return self.block.row(
+            entrant.contender,
+            prompts=len(self.block.work.cells),
+            tokens_naive=int(self.block.work.lengths.sum()),
+            tokens_unique=self.block.distinct,
+            tokens_forwarded=round(answer["tokens"] / entrant.share),
+            share=entrant.share,
+            seconds=entrant.seconds,
+            ours_seconds=self.ours_seconds,
+            linear_seconds=self.linear_seconds,
+            torch_linear_seconds=self.torch_linear_seconds,
+            phases=answer.get("phases", {}),
+            **entrant.about,
+        )
+
+
+def machine() -> dict[str, Any]:
+    """Processor, the vector instructions that matter, cores, memory and system."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = {flag for line in lines[:40] if line.startswith("flags") for flag in line.split()}
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "simd": sorted(flags & {"avx2", "avx512f", "avx512_bf16", "amx_tile"}),
+        "cores": available_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _groups(contenders: Sequence[Contender], weight_bytes: float) -> list[tuple[Contender, ...]]:
+    """Peers that fit in memory at once, beside iclperm."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE
+    size = max(1, int(memory / (weight_bytes + _WORKER_BYTES)) - 1)
+    return [tuple(contenders[begin : begin + size]) for begin in range(0, len(contenders), size)] or [()]
+
+
+def _refuse_unknown(kind: str, given: Sequence[str], known: Any) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"there is no {kind} {name!r}; choose among {', '.join(known)}")

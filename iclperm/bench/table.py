@@ -1,0 +1,188 @@
+"""The rows of the benchmark as Markdown: a table for each case, model and dtype, and the bars met or missed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from iclperm.bench.cases import CASES
+from iclperm.bench.measure import Row
+
+_OURS = "iclperm"
+_HEADER = ("contender", "seconds", "tokens forwarded", "x linear layers", "iclperm is faster", "largest difference")
+_HALF_HEADER = ("flips",)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A ratio that the benchmark must show on a case, a model and a dtype."""
+
+    words: str
+    model: str
+    case: str
+    dtype: str
+    contender: str
+    limit: float
+    is_ceiling: bool = False
+
+
+BARS = (
+    Bar("seconds / linear layers alone", "qwen2-25m", "monte_carlo", "float32", _OURS, 1.20, is_ceiling=True),
+    Bar("seconds / linear layers alone", "qwen2-25m", "monte_carlo", "bfloat16", _OURS, 1.35, is_ceiling=True),
+    Bar("planning and bookkeeping / seconds", "qwen2-25m", "monte_carlo", "float32", _OURS, 0.03, is_ceiling=True),
+    Bar("planning and bookkeeping / seconds", "qwen2-25m", "monte_carlo", "bfloat16", _OURS, 0.03, is_ceiling=True),
+    Bar("times faster than in float32", "qwen2-25m", "monte_carlo", "bfloat16", _OURS, 1.8),
+    Bar("times faster than plain", "qwen2-25m", "monte_carlo", "float32", "plain", 12),
+    Bar("times faster than prefix_reuse", "qwen2-25m", "monte_carlo", "float32", "prefix_reuse", 1.5),
+    Bar("times faster than prefix_reuse", "qwen2-25m", "monte_carlo", "bfloat16", "prefix_reuse", 1.8),
+    Bar("times faster than vllm", "qwen2-25m", "monte_carlo", "float32", "vllm", 1.2),
+    Bar("times faster than vllm", "qwen2-25m", "monte_carlo", "bfloat16", "vllm", 1.4),
+    Bar("times faster than llama_cpp", "qwen2-25m", "monte_carlo", "float32", "llama_cpp", 1.7),
+    Bar("times faster than llama_cpp", "qwen2-25m", "monte_carlo", "bfloat16", "llama_cpp", 1.7),
+    Bar("times faster than plain", "qwen2-25m", "nothing_shared", "float32", "plain", 0.95),
+    Bar("times faster than plain", "qwen2-25m", "nothing_shared", "bfloat16", "plain", 0.95),
+    Bar("times faster than plain", "demo", "monte_carlo", "float32", "plain", 4),
+    Bar("times faster than vllm", "demo", "monte_carlo", "float32", "vllm", 2),
+)
+
+
+def render(rows: Sequence[Row]) -> str:
+    """All rows as Markdown."""
+    if not rows:
+        return "no rows\n"
+    parts = [_about(rows)]
+    ordered = sorted(rows, key=lambda row: (row.block, row.contender != _OURS))
+    for _, block in groupby(ordered, key=lambda row: row.block):
+        parts.append("\n".join(_block(list(block))))
+    parts.append("\n".join(_bars(rows)))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _about(rows: Sequence[Row]) -> str:
+    machines = dict.fromkeys(
+        f"{row.machine.get('processor')}, {row.machine.get('cores')} cores, "
+        f"{', '.join(row.machine.get('simd', []))}, {row.machine.get('system')}, Python {row.machine.get('python')}"
+        for row in rows
+    )
+    versions = {
+        f"{row.contender}: {', '.join(f'{name} {version}' for name, version in row.versions.items())}"
+        for row in rows
+        if row.versions
+    }
+    return "\n".join(["# iclperm bench", "", *machines, "", *(f"- {line}" for line in sorted(versions))])
+
+
+def _block(rows: Sequence[Row]) -> Iterator[str]:
+    first = next((row for row in rows if row.seconds), rows[0])
+    half = first.dtype != "float32"
+    scale = "" if first.scale == 1 else f", {first.scale:.3g} of it"
+    yield f"## {first.case} on {first.model} in {first.dtype}"
+    yield ""
+    yield f"{CASES[first.case].what if first.case in CASES else first.case}{scale}. {first.device}, "\
+          f"{first.threads} threads."  # fmt: skip
+    if first.seconds:
+        linear = statistics.median(first.torch_linear_seconds or first.linear_seconds)
+        yield (
+            f"{first.prompts:,} prompts of {first.tokens_naive:,} tokens, {first.tokens_unique:,} distinct: "
+            f"{first.tokens_naive / first.tokens_unique:.1f} times fewer. "
+            f"Linear layers alone: {linear:.2f} s{_by_products(first, linear)}. "
+            f"Medians of {len(first.seconds)} (least to most)."
+        )
+    if half and first.near_ties is not None:
+        yield f"Near-ties: {first.near_ties:.1%} of the prompts, their two best labels within the dtype's own error."
+    yield ""
+    header = (*_HEADER, *(_HALF_HEADER if half else ()), "notes")
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'|'.join(['---'] * len(header))}|"
+    yield from (f"| {' | '.join(_cells(row, half))} |" for row in rows)
+    ours = next((row for row in rows if row.contender == _OURS and row.seconds), None)
+    if ours is not None:
+        yield ""
+        yield f"Where iclperm's time goes: {_phases(ours)}."
+
+
+def _by_products(row: Row, linear: float) -> str:
+    faster = statistics.median(row.linear_seconds)
+    return "" if faster >= 0.98 * linear else f", {faster:.2f} s by the products that the engine runs instead"
+
+
+def _cells(row: Row, half: bool) -> list[str]:
+    name = f"**{row.contender}**" if row.contender == _OURS else row.contender
+    empty = [""] * (1 if half else 0)
+    if row.failure is not None:
+        return [name, "", "", "", "", _difference(row), *empty, row.failure.replace("|", "/")]
+    speed_up = "" if row.contender == _OURS or row.speed_up is None else f"{row.speed_up:.2f} x"
+    flips = [] if not half else ["" if row.flips is None else f"{row.flips:.2%}"]
+    return [name, _seconds(row), f"{row.tokens_forwarded:,}", _times(row.times_linear), speed_up, _difference(row),
+            *flips, _notes(row)]  # fmt: skip
+
+
+def _seconds(row: Row) -> str:
+    seconds = row.whole_seconds
+    text = f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+    return text if row.share == 1 else f"{text}, scaled from {row.share:.1%}"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _difference(row: Row) -> str:
+    return "" if row.difference is None or row.bound is None else f"{row.difference:.1e} of {row.bound:.1e} nats"
+
+
+def _notes(row: Row) -> str:
+    settings = [f"{name} {value}" for name, value in row.settings.items()]
+    return "; ".join([row.what, *settings, f"ready after {row.load_seconds + row.warm_seconds:.0f} s"])
+
+
+def _phases(row: Row) -> str:
+    total = row.phases["total"]
+    named = {phase: row.phases.get(phase, 0.0) for phase in ("plan", "forward", "head")}
+    named["rest"] = total - sum(named.values())
+    return ", ".join(f"{phase} {seconds:.2f} s ({seconds / total:.1%})" for phase, seconds in named.items())
+
+
+def _bars(rows: Sequence[Row]) -> Iterator[str]:
+    """Each bar that the rows can tell, met or missed."""
+    verdicts = [(bar, value) for bar in BARS for value in _values(bar, rows)]
+    if not verdicts:
+        return
+    yield "## Bars"
+    yield ""
+    yield "| model | case | dtype | what | wanted | measured | |"
+    yield "|---|---|---|---|---|---|---|"
+    for bar, value in verdicts:
+        is_met = value <= bar.limit if bar.is_ceiling else value >= bar.limit
+        wanted = f"{'at most' if bar.is_ceiling else 'at least'} {bar.limit:g}"
+        yield (
+            f"| {bar.model} | {bar.case} | {bar.dtype} | {bar.words} | {wanted} | {value:.3g} | "
+            f"{'met' if is_met else '**missed**'} |"
+        )
+
+
+def _values(bar: Bar, rows: Sequence[Row]) -> Iterator[float]:
+    """What was measured for a bar, on the whole case on a CPU."""
+    for row in rows:
+        wanted = (bar.model, bar.case, bar.dtype, bar.contender)
+        if (row.model, row.case, row.dtype, row.contender) != wanted or row.device != "cpu" or row.scale != 1:
+            continue
+        value = _value(bar, row, rows)
+        if value is not None:
+            yield value
+
+
+def _value(bar: Bar, row: Row, rows: Sequence[Row]) -> float | None:
+    if row.contender != _OURS:
+        return row.speed_up
+    if bar.words.startswith("seconds"):
+        return row.times_linear
+    if bar.words.startswith("planning"):
+        total = row.phases.get("total")
+        return None if not total else 1 - (row.phases["forward"] + row.phases["head"]) / total
+    for other in rows:
+        if other.contender == _OURS and other.block == (*row.block[:2], "float32", *row.block[3:]) and other.seconds:
+            return statistics.median(other.seconds) / statistics.median(row.seconds)
+    return None
