@@ -46,8 +46,9 @@ PHASES: list[tuple[str, Any, str]] = [
 
 
 @contextmanager
-def clocked(seconds: defaultdict[str, float]) -> Iterator[None]:
-    """Within: the seconds of every phase, and those of the engine, add up in ``seconds``."""
+def clocked(seconds: defaultdict[str, float]) -> Iterator[list[Engine]]:
+    """Within: the seconds of every phase and of loading add up in ``seconds``; gives the engines that were loaded."""
+    engines: list[Engine] = []
     originals = [(owner, name, owner.__dict__[name]) for _, owner, name in PHASES]
     load = Engine.__dict__["from_pretrained"]
 
@@ -55,22 +56,18 @@ def clocked(seconds: defaultdict[str, float]) -> Iterator[None]:
         started = time.perf_counter()
         engine: Engine = load.__func__(Engine, name, **choices)
         seconds["load"] += time.perf_counter() - started
-        seconds["engines"] = 1
-        ENGINES.append(engine)
+        engines.append(engine)
         return engine
 
     for (phase, _, _), (owner, name, original) in zip(PHASES, originals, strict=True):
         setattr(owner, name, _timed(original, phase, seconds))
     Engine.from_pretrained = staticmethod(loading)  # type: ignore[method-assign, assignment]
     try:
-        yield
+        yield engines
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
         Engine.from_pretrained = load  # type: ignore[method-assign]
-
-
-ENGINES: list[Engine] = []
 
 
 def _timed(original: Any, phase: str, seconds: defaultdict[str, float]) -> Any:
@@ -89,13 +86,12 @@ def _timed(original: Any, phase: str, seconds: defaultdict[str, float]) -> Any:
 def measure() -> dict[str, float]:
     """One run of the demo study: seconds by phase."""
     seconds: defaultdict[str, float] = defaultdict(float)
-    with tempfile.TemporaryDirectory() as folder, clocked(seconds):
+    with tempfile.TemporaryDirectory() as folder, clocked(seconds) as engines:
         started = time.perf_counter()
         run = iclperm.run(Study(**DEMO_SETTING), Path(folder) / "run")
         wall = time.perf_counter() - started
-    totals = ENGINES.pop().totals.seconds
-    engine = seconds.pop("load") + totals["total"]
-    assert seconds.pop("engines") == 1
+    (loaded,) = engines
+    engine = seconds.pop("load") + loaded.totals.seconds["total"]
     assert run.report.num_parts_resumed == 0
     return {"wall": wall, "engine": engine, **seconds}
 

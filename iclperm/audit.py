@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from iclperm.errors import IclpermError, RunError
-from iclperm.results import Layout, Scores, forwarded_tokens, open_run
+from iclperm.results import Layout, Scores, digest_of, forwarded_tokens
 from iclperm.store import DamagedItem, RunFolder
 
 
@@ -119,14 +121,11 @@ def verify(path: str | Path) -> Verification:
             checked(folder.table, name, number)
     damage += [f"{file} cannot be read; what its session cost is unknown" for file in folder.unreadable_sessions()]
     files = checked(folder.parts) or {}
-    scores = None if damage else Scores(Layout.of_folder(folder), len(folder.plan["labels"]))
+    scores = None if damage else Scores(Layout.of_folder(folder), np.ones(len(folder.plan["labels"])), folder)
     num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
-    if not damage and len(files) == folder.num_parts:
-        checked(_refuse_other_number, folder, num_rows)
-    del scores  # before the run is read once more
-    is_finished = len(files) == folder.num_parts
-    run = checked(open_run, path) if is_finished and not damage else None
-    return Verification(folder.path, damage, len(files), folder.num_parts, None if run is None else run.digest)
+    is_whole = not damage and len(files) == folder.num_parts
+    digest = checked(_digest, folder, scores, num_rows) if is_whole else None
+    return Verification(folder.path, damage, len(files), folder.num_parts, digest)
 
 
 def _refuse_other_chain(folder: RunFolder) -> None:
@@ -147,11 +146,13 @@ def _num_rows(folder: RunFolder, part: int, file: Path, scores: Scores | None) -
     return len(table)
 
 
-def _refuse_other_number(folder: RunFolder, num_rows: int) -> None:
-    """A finished run's parts hold every cell of the plans once."""
+def _digest(folder: RunFolder, scores: Scores, num_rows: int) -> str:
+    """That of a finished run; raises where its parts do not hold every cell of the plans once."""
     num_cells = sum(int(plan["work"]["cells"]) for plan in folder.plans)
     if num_rows != num_cells:
         raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {num_cells} cells")
+    scores.refuse_gaps()
+    return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items().values())
 
 
 def _num_bytes(path: Path) -> int:

@@ -7,12 +7,12 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 _PENDING = 255
 _HEAVY_WEIGHT = 5  # from here on single queries decide about a class
-_ROWS_PER_TABLE = 1 << 18  # of the canonical table, some 50 MB; one permutation's rows at least
+_ROWS_PER_TABLE = 1 << 18  # of the canonical table, some 50 MB; one context's rows at least
+_READ_BACK = ["context", "split", "query", "state", "label_logprob"]
+_BYTES_AT_ONCE = 1 << 27  # of log-likelihoods read back; what needs more reads the files once for every so many
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,28 @@ class RunReport:
     is_growing: bool
 
 
+class LogLikelihoods(Protocol):
+    """Those of all labels by distinct context, [C, Q, L] in nats, wherever they are; NaN where there is no answer.
+
+    ``[contexts]``, int64 [N] and distinct, gives float32 [N, Q, L]: of a run in a folder it reads the files that hold
+    them, and raises `RunError` where those are damaged or gone by now. An array is one, too.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, contexts: NDArray[np.int64], /) -> NDArray[np.float32]: ...
+
+
 @dataclass(frozen=True)
 class Items:
     """The answers to the queries of one split. Distinct contexts are stored once; the properties spread them over all
     cells.
 
     ``examples`` int64 [Q] are rows of the split, each query once; ``weights`` int64 [Q] tell how often each counts;
-    ``gold`` int64 [Q] is the right label. ``context_of`` int64 [S, P, K] tells each cell's distinct context;
-    ``context_logprob`` float32 [C, Q, L] (nats) and ``context_state`` uint8 [C, Q] (see `iclperm.store.STATES`) are the
-    results by context; ``scale`` float64 [L] is what log-likelihoods are divided by before labels are compared.
+    ``gold`` int64 [Q] is the right label. ``context_of`` int64 [S, P, K] tells each cell's distinct context. By
+    context there are ``context_state`` uint8 [C, Q] (see `iclperm.store.STATES`), ``context_prediction`` [C, Q], the
+    most likely label (ties: the lowest index) and -1 where the state is not ok, and ``context_logprob`` [C, Q, L], read
+    when asked for. ``scale`` float64 [L] is what log-likelihoods were divided by before labels were compared.
     """
 
     split: str
@@ -80,24 +95,18 @@ class Items:
     weights: NDArray[np.int64]
     gold: NDArray[np.int64]
     context_of: NDArray[np.int64]
-    context_logprob: NDArray[np.float32]
     context_state: NDArray[np.uint8]
+    context_prediction: NDArray[np.signedinteger[Any]]
+    context_logprob: LogLikelihoods
     scale: NDArray[np.float64]
-
-    @cached_property
-    def context_prediction(self) -> NDArray[np.int16]:
-        """The most likely label (ties: the lowest index), -1 where the state is not ok; int16 [C, Q]."""
-        predictions = np.full(self.context_state.shape, -1, dtype=np.int16)
-        for context, (logprob, state) in enumerate(zip(self.context_logprob, self.context_state, strict=True)):
-            is_ok = state == OK
-            scores = logprob if (self.scale == 1).all() else logprob / self.scale
-            predictions[context, is_ok] = np.argmax(scores[is_ok], axis=-1)
-        return predictions
 
     @cached_property
     def correct(self) -> NDArray[np.uint8]:
         """1 where the prediction is the right label; uint8 [S, P, K, Q]."""
-        return np.asarray((self.context_prediction == self.gold)[self.context_of], dtype=np.uint8)
+        correct = np.empty((*self.context_of.shape, len(self.gold)), dtype=np.bool_)
+        for cell in np.ndindex(self.context_of.shape[:2]):
+            np.equal(self.context_prediction[self.context_of[cell]], self.gold, out=correct[cell])
+        return correct.view(np.uint8)
 
     @cached_property
     def state(self) -> NDArray[np.uint8]:
@@ -106,15 +115,33 @@ class Items:
 
     @cached_property
     def label_logprob(self) -> NDArray[np.float32]:
-        """Summed log-likelihood of each label in nats, NaN where the state is not ok; float32 [S, P, K, Q, L]."""
-        return self.context_logprob[self.context_of]
+        """Summed log-likelihood of each label in nats, NaN where the state is not ok; float32 [S, P, K, Q, L].
 
-    @property
-    def label_scores(self) -> NDArray[np.float32]:
-        """What the labels are compared by: ``label_logprob`` as the study normalises it; float32 [S, P, K, Q, L]."""
-        if (self.scale == 1).all():
-            return self.label_logprob
-        return np.asarray(self.label_logprob / self.scale, dtype=np.float32)
+        Read when first asked for, and held from then on: 4·S·P·K·Q·L bytes, a gigabyte for 64 million prompts of four
+        labels. `logprob_by_cell` gives the same cell by cell.
+        """
+        num_queries, num_labels = self.context_logprob.shape[1:]
+        tensor = np.empty((*self.context_of.shape, num_queries, num_labels), dtype=np.float32)
+        for place, logprob in zip(np.ndindex(self.context_of.shape), self.logprob_by_cell(), strict=True):
+            tensor[place] = logprob
+        return tensor
+
+    def logprob_by_cell(self, shots: slice = slice(None)) -> Iterator[NDArray[np.float32]]:
+        """`label_logprob` [Q, L] of each set, permutation and place on the K axis within ``shots``, in this order.
+
+        Reads every file once for some 128 MB of what it gives, and holds no more of it at once.
+        """
+        contexts = self.context_of[:, :, shots].ravel()
+        step = max(1, _BYTES_AT_ONCE // (4 * max(1, int(np.prod(self.context_logprob.shape[1:])))))
+        for begin in range(0, len(contexts), step):
+            distinct, places = np.unique(contexts[begin : begin + step], return_inverse=True)
+            values = self.context_logprob[distinct]
+            yield from (values[place].copy() for place in places)  # or what was given would keep all of it
+            del values
+
+    def scores_by_cell(self, shots: slice = slice(None)) -> Iterator[NDArray[np.float32]]:
+        """As `logprob_by_cell`, what the labels are compared by: log-likelihoods as the study normalises them."""
+        return (np.asarray(logprob / self.scale, dtype=np.float32) for logprob in self.logprob_by_cell(shots))
 
 
 @dataclass(frozen=True)
@@ -145,7 +172,10 @@ class Run:
 
     @property
     def label_logprob(self) -> NDArray[np.float32]:
-        """Summed log-likelihood of each label in nats, NaN where the state is not ok; float32 [S, P, K, Q, L]."""
+        """Summed log-likelihood of each label in nats, NaN where the state is not ok; float32 [S, P, K, Q, L].
+
+        The one large tensor, read when first asked for: see `Items.label_logprob`.
+        """
         return self.splits["test"].label_logprob
 
     @property
@@ -164,16 +194,7 @@ class Run:
 
         Predictions follow from the log-likelihoods and from how they are normalised; they are no part of it.
         """
-        digest = hashlib.sha256(json.dumps([self.labels, self.shots]).encode())
-        for items in self.splits.values():
-            digest.update(f"{items.split} {items.context_of.shape} {len(items.gold)}".encode())
-            digest.update(items.gold.astype("<i2").tobytes() + items.weights.astype("<i4").tobytes())
-            for contexts in items.context_of.reshape(-1, len(self.shots)):
-                digest.update(items.context_state[contexts].tobytes())
-                logprob = items.context_logprob[contexts]
-                # NaN has many bit patterns; any of them means that there is no answer.
-                digest.update(np.where(np.isnan(logprob), np.float32(np.nan), logprob).astype("<f4").tobytes())
-        return digest.hexdigest()
+        return digest_of(self.labels, self.shots, self.splits.values())
 
     def tables(self) -> Iterator[pa.Table]:
         """The canonical table, piece by piece: a row per split, set, permutation, shots and query, in this order.
@@ -182,11 +203,10 @@ class Run:
         label words, ``logprob_<label>`` summed log-likelihoods in nats; what has no answer is null.
         """
         for items in self.splits.values():
-            num_sets, num_permutations, _ = items.context_of.shape
-            step = max(1, _ROWS_PER_TABLE // (len(self.shots) * len(items.gold)))
-            for index_set, begin in product(range(num_sets), range(0, num_permutations, step)):
-                permutations = np.arange(begin, min(begin + step, num_permutations))
-                yield _cell_table(items, index_set, permutations, self.labels, self.shots)
+            step, logprobs = max(1, _ROWS_PER_TABLE // len(items.gold)), items.logprob_by_cell()
+            for begin in range(0, items.context_of.size, step):
+                cells = np.arange(begin, min(begin + step, items.context_of.size))
+                yield _cell_table(items, cells, list(islice(logprobs, len(cells))), self.labels, self.shots)
 
     def to_arrow(self) -> pa.Table:
         """The canonical table (see `tables`) in memory."""
@@ -208,13 +228,17 @@ class Run:
         return write_tables(self.tables(), Path(path))
 
     def summary(self) -> SensitivitySummary:
-        """Order and selection sensitivity and what else is said about the largest number of shots."""
+        """Order and selection sensitivity and what else is said about the largest number of shots; made once."""
+        return self._summary
+
+    @cached_property
+    def _summary(self) -> SensitivitySummary:
         from iclperm.studies.sensitivity import sensitivity_summary
 
         test = self.splits["test"]
         return sensitivity_summary(
             test.correct[:, :, -1],
-            test.label_scores[:, :, -1],
+            test.scores_by_cell(slice(-1, None)),
             test.gold,
             test.state[:, :, -1],
             weights=test.weights,
@@ -227,10 +251,10 @@ class Run:
         """What should be known before the numbers are believed."""
         test = self.splits["test"]
         warnings = uneven_labels(self.label_tokens, self.study.normalize)
-        answers = np.unique(test.context_prediction[test.context_state == OK])
-        if len(answers) == 1:
+        highest = int(test.context_prediction.max(initial=-1))
+        if highest >= 0 and all(np.isin(answers, (-1, highest)).all() for answers in test.context_prediction):
             warnings.append(
-                f"every answer in every cell is {self.labels[answers[0]]!r}: accuracy is the share of that label, and "
+                f"every answer in every cell is {self.labels[highest]!r}: accuracy is the share of that label, and "
                 "nothing else is measured"
             )
         heaviest = int(np.argmax(test.weights))
@@ -249,6 +273,10 @@ class Run:
 
     def over_shots(self) -> SensitivityOverShots | None:
         """Order and selection sensitivity over the numbers of shots; None where fewer than two have demonstrations."""
+        return self._over_shots
+
+    @cached_property
+    def _over_shots(self) -> SensitivityOverShots | None:
         from iclperm.studies.sensitivity import sensitivity_over_shots
 
         if sum(shots > 0 for shots in self.shots) < 2:
@@ -298,7 +326,8 @@ def open_run(path: str | Path, *, normalize: str | None = None) -> Run:
     """A finished run from its folder alone; needs neither model nor data. ``normalize`` replaces the study's.
 
     A run that is still growing is read as it was before (`RunReport.is_growing`). Raises `RunError` for a folder that
-    is no run, is not finished, or is damaged (naming the file).
+    is no run, is not finished, or is damaged (naming the file). Every file is read; states and predictions are kept, a
+    byte or two a distinct prompt, and log-likelihoods stay in the folder until they are asked for.
     """
     started = time.perf_counter()
     whole = RunFolder.open(path)
@@ -311,19 +340,18 @@ def open_run(path: str | Path, *, normalize: str | None = None) -> Run:
     layout = Layout.of_folder(folder)
     changes = folder.extents[-1] | ({} if normalize is None else {"normalize": normalize})
     study = Study(**{**whole.study().model_dump(), **changes})
-    scores = Scores(layout, len(folder.plan["labels"]))
+    scores = Scores(layout, layout.scale(folder.plan, study), folder)
     for part, file in files.items():
         scores.fill(part, folder.read(file))
     scores.refuse_gaps()
     counts = {**layout.counts, "num_parts": len(files), "num_parts_resumed": len(files), "num_quarantined": 0}
     is_growing = len(whole.plans) > len(folder.plans)
-    return finish(folder.plan, study, layout, scores, counts, folder, started, is_growing=is_growing)
+    return finish(folder.plan, study, scores, counts, folder, started, is_growing=is_growing)
 
 
 def finish(
     plan: Mapping[str, Any],
     study: Study,
-    layout: Layout,
     scores: Scores,
     counts: Mapping[str, int],
     folder: RunFolder | None,
@@ -349,7 +377,7 @@ def finish(
         task=plan["task"],
         labels=tuple(plan["labels"]),
         shots=tuple(plan["study"]["shots"]),
-        splits=layout.items(scores, layout.scale(plan, study)),
+        splits=scores.items(),
         label_tokens=tuple(plan["label_lengths"]["mean"]),
         report=report,
         folder=None if folder is None else folder.path,
@@ -532,59 +560,143 @@ class Layout:
             )
         return np.array(plan["label_lengths"][study.normalize], dtype=np.float64)
 
-    def items(self, scores: Scores, scale: NDArray[np.float64]) -> dict[str, Items]:
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a part: context [N], query [N] and state [N]; log-likelihoods [M, L] of those that are ok."""
+
+    contexts: NDArray[np.int64]
+    queries: NDArray[np.int64]
+    state: NDArray[np.uint8]
+    logprob: NDArray[np.float32]
+
+
+class Scores:
+    """Results by distinct context, filled from tables of items.
+
+    ``state`` uint8 [C, Q] and ``prediction`` [C, Q] are held. Log-likelihoods, many times as large, stay in the parts'
+    files and are read again when asked for; without a ``folder`` the tables are kept. ``scale`` float64 [L] is what
+    they are divided by before labels are compared.
+    """
+
+    def __init__(self, layout: Layout, scale: NDArray[np.float64], folder: RunFolder | None = None) -> None:
+        states = np.array([STATES.index(state) for state in layout.queries["state"].to_pylist()], dtype=np.uint8)
+        shape = (len(layout.context_ids), len(states))
+        pending = np.where(states == OK, _PENDING, states).astype(np.uint8)
+        self.scale = scale
+        self.state: NDArray[np.uint8] = np.broadcast_to(pending, shape).copy()
+        self.prediction: NDArray[np.signedinteger[Any]] = np.full(shape, -1, dtype=np.min_scalar_type(-len(scale)))
+        self._layout = layout
+        self._ids = layout.context_ids  # ascending
+        self._begins = layout.begins
+        self._contexts: dict[int, NDArray[np.int64]] = {}
+        self._tables: dict[int, pa.Table] = {}
+        self._folder = folder
+
+    @property
+    def parts(self) -> Set[int]:
+        """The parts that were filled in."""
+        return self._contexts.keys()
+
+    def fill(self, part: int, table: pa.Table) -> None:
+        """Takes the rows of a part; raises `RunError` where they are none of the plan's."""
+        rows = self._rows(part, table)
+        is_ok = rows.state == OK
+        self.state[rows.contexts, rows.queries] = rows.state
+        self.prediction[rows.contexts[is_ok], rows.queries[is_ok]] = predictions(rows.logprob, self.scale)
+        self._contexts[part] = np.unique(rows.contexts)
+        if self._folder is None:
+            self._tables[part] = table.select(_READ_BACK)
+
+    def logprob(self, contexts: NDArray[np.int64], queries: slice) -> NDArray[np.float32]:
+        """Log-likelihoods of distinct contexts, float32 [N, Q, L] (nats), NaN where there are none.
+
+        Reads the parts that hold one of them; raises `RunError` where that has become impossible.
+        """
+        begin, end, _ = queries.indices(self.state.shape[1])
+        places = np.full(len(self.state), -1, dtype=np.int64)
+        places[contexts] = np.arange(len(contexts))
+        values = np.full((len(contexts), end - begin, len(self.scale)), np.nan, dtype=np.float32)
+        for part in [part for part, inside in self._contexts.items() if (places[inside] >= 0).any()]:
+            rows = self._rows(part, self._tables[part] if self._folder is None else self._folder.part(part, _READ_BACK))
+            is_ok = rows.state == OK
+            place, query = places[rows.contexts[is_ok]], rows.queries[is_ok] - begin
+            wanted = (place >= 0) & (query >= 0) & (query < end - begin)
+            values[place[wanted], query[wanted]] = rows.logprob[wanted]
+        return values
+
+    def _rows(self, part: int, table: pa.Table) -> _Rows:
+        ids = table["context"].to_numpy()
+        contexts = np.searchsorted(self._ids, ids)
+        queries = table["query"].to_numpy() + _decoded(table["split"], self._begins)
+        is_known = np.array_equal(self._ids.take(contexts, mode="clip"), ids)
+        if not is_known or queries.max(initial=-1) >= self.state.shape[1]:
+            raise RunError(f"part {part} holds answers that the plan does not have; run the study into another folder")
+        state = _decoded(table["state"], {name: code for code, name in enumerate(STATES)}).astype(np.uint8)
+        values = table["label_logprob"].combine_chunks().flatten().to_numpy()
+        return _Rows(contexts, queries, state, values.reshape(-1, len(self.scale)))
+
+    def items(self) -> dict[str, Items]:
         """The results by split."""
-        columns = {name: self.queries[name].to_numpy().astype(np.int64) for name in ("example", "weight", "gold")}
-        ends = [*self.begins.values(), len(self.queries)][1:]
+        queries = self._layout.queries
+        columns = {name: queries[name].to_numpy().astype(np.int64) for name in ("example", "weight", "gold")}
+        ends = [*self._begins.values(), len(queries)][1:]
         found = {}
-        for (name, begin), end in zip(self.begins.items(), ends, strict=True):
+        for (name, begin), end in zip(self._begins.items(), ends, strict=True):
             here = slice(begin, end)  # a view: the results of a large run are held once
             found[name] = Items(
                 split=name,
                 examples=columns["example"][here],
                 weights=columns["weight"][here],
                 gold=columns["gold"][here],
-                context_of=self.context_of,
-                context_logprob=scores.logprob[:, here],
-                context_state=scores.state[:, here],
-                scale=scale,
+                context_of=self._layout.context_of,
+                context_state=self.state[:, here],
+                context_prediction=self.prediction[:, here],
+                context_logprob=_Stored(self, here),
+                scale=self.scale,
             )
         return found
 
-
-class Scores:
-    """Results by distinct context, filled from tables of items; ``parts`` are those filled in."""
-
-    def __init__(self, layout: Layout, num_labels: int) -> None:
-        states = np.array([STATES.index(state) for state in layout.queries["state"].to_pylist()], dtype=np.uint8)
-        shape = (len(layout.context_ids), len(states))
-        pending = np.where(states == OK, _PENDING, states).astype(np.uint8)
-        self.state: NDArray[np.uint8] = np.broadcast_to(pending, shape).copy()
-        self.logprob = np.full((*shape, num_labels), np.nan, dtype=np.float32)
-        self.parts: set[int] = set()
-        self._ids = layout.context_ids  # ascending
-        self._begins = layout.begins
-
-    def fill(self, part: int, table: pa.Table) -> None:
-        """Takes the rows of a part; raises `RunError` where they are none of the plan's."""
-        ids = table["context"].to_numpy()
-        contexts = np.searchsorted(self._ids, ids)
-        queries = table["query"].to_numpy() + _decoded(table["split"], self._begins)
-        if not np.array_equal(self._ids.take(contexts, mode="clip"), ids) or queries.max(initial=-1) >= len(
-            self.state.T
-        ):
-            raise RunError(f"part {part} holds answers that the plan does not have; run the study into another folder")
-        state = _decoded(table["state"], {name: code for code, name in enumerate(STATES)}).astype(np.uint8)
-        values = table["label_logprob"].combine_chunks().flatten().to_numpy()
-        is_ok = state == OK
-        self.state[contexts, queries] = state
-        self.logprob[contexts[is_ok], queries[is_ok]] = values.reshape(-1, self.logprob.shape[2])
-        self.parts.add(part)
-
     def refuse_gaps(self) -> None:
         """Raises `RunError` where all parts together leave answers out."""
-        if missing := int(np.sum(self.state == _PENDING)):
+        if missing := int(np.count_nonzero(self.state == _PENDING)):
             raise RunError(f"{missing} answers are in none of the run's files; run the study into another folder")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The log-likelihoods of some queries, read when contexts are asked for."""
+
+    scores: Scores
+    queries: slice
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        num_contexts, num_queries = self.scores.state[:, self.queries].shape
+        return num_contexts, num_queries, len(self.scores.scale)
+
+    def __getitem__(self, contexts: NDArray[np.int64], /) -> NDArray[np.float32]:
+        return self.scores.logprob(contexts, self.queries)
+
+
+def predictions(logprob: NDArray[np.float32], scale: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The most likely of the labels [..., L], compared as ``scale`` [L] says; ties go to the lowest index."""
+    return np.asarray(np.argmax(logprob if (scale == 1).all() else logprob / scale, axis=-1))
+
+
+def digest_of(labels: Sequence[str], shots: Sequence[int], splits: Iterable[Items]) -> str:
+    """SHA-256 of the canonical table: see `Run.digest`. Reads as `Items.logprob_by_cell` does."""
+    digest = hashlib.sha256(json.dumps([labels, shots]).encode())
+    for items in splits:
+        digest.update(f"{items.split} {items.context_of.shape} {len(items.gold)}".encode())
+        digest.update(items.gold.astype("<i2").tobytes() + items.weights.astype("<i4").tobytes())
+        logprobs = items.logprob_by_cell()
+        for contexts in items.context_of.reshape(-1, len(shots)):
+            digest.update(items.context_state[contexts].tobytes())
+            for logprob in islice(logprobs, len(shots)):
+                # NaN has many bit patterns; any of them means that there is no answer.
+                digest.update(np.where(np.isnan(logprob), np.float32(np.nan), logprob).astype("<f4").tobytes())
+    return digest.hexdigest()
 
 
 def write_tables(tables: Iterable[pa.Table], path: Path) -> Path:
@@ -628,29 +740,38 @@ _WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parqu
 
 
 def _cell_table(
-    items: Items, index_set: int, permutations: NDArray[np.int64], labels: Sequence[str], shots: Sequence[int]
+    items: Items,
+    cells: NDArray[np.int64],
+    logprobs: Sequence[NDArray[np.float32]],
+    labels: Sequence[str],
+    shots: Sequence[int],
 ) -> pa.Table:
-    contexts = items.context_of[index_set, permutations]
+    """Rows of the canonical table: cells [N] of the flattened [S, P, K], with the log-likelihoods [Q, L] of each."""
     num_queries = len(items.gold)
-    shape = (*contexts.shape, num_queries)
-    permutation, place, query = (axis.ravel() for axis in np.indices(shape))
-    rows = contexts.ravel().repeat(num_queries)
-    prediction = items.context_prediction[rows, query]
-    logprob, state = items.context_logprob[rows, query], items.context_state[rows, query]
+    contexts = items.context_of.ravel()[cells]
+    axes = np.unravel_index(cells, items.context_of.shape)
+    index_set, permutation, place = (axis.repeat(num_queries) for axis in axes)
+    logprob = np.concatenate(logprobs)
+    state, prediction = items.context_state[contexts].ravel(), items.context_prediction[contexts].ravel()
+
+    def by_query(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.tile(values, len(cells))
+
+    query, gold = by_query(np.arange(num_queries)), by_query(items.gold)
     is_missing = state != OK
     words = pa.array(labels, pa.string())
     columns = {
-        "split": pa.array([items.split] * len(query), pa.string()),
-        "set": pa.array(np.full(len(query), index_set), pa.int32()),
-        "permutation": pa.array(permutations[permutation], pa.int32()),
+        "split": pa.array([items.split], pa.string()).take(pa.array(np.zeros(len(query), np.int8))),
+        "set": pa.array(index_set, pa.int32()),
+        "permutation": pa.array(permutation, pa.int32()),
         "shots": pa.array(np.array(shots)[place], pa.int32()),
         "query": pa.array(query, pa.int32()),
-        "example": pa.array(items.examples[query], pa.int32()),
-        "weight": pa.array(items.weights[query], pa.int32()),
-        "gold": words.take(pa.array(items.gold[query])),
+        "example": pa.array(by_query(items.examples), pa.int32()),
+        "weight": pa.array(by_query(items.weights), pa.int32()),
+        "gold": words.take(pa.array(gold)),
         "prediction": words.take(pa.array(prediction, mask=is_missing)),
-        "correct": pa.array(prediction == items.gold[query], mask=is_missing),
-        "state": pa.array(np.array(STATES)[state], pa.string()),
+        "correct": pa.array(prediction == gold, mask=is_missing),
+        "state": pa.array(STATES, pa.string()).take(pa.array(state)),
     }
     columns |= {
         f"logprob_{label}": pa.array(logprob[:, number], pa.float32(), mask=is_missing)

@@ -18,12 +18,23 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from iclperm.errors import ConfigError, OutOfMemory, RunError
+from iclperm.errors import OutOfMemory, RunError
 from iclperm.results import Layout, Run, RunReport, Scores, finish, finished, item_rows, open_run, tables
 from iclperm.store import DamagedItem, RunFolder, RunStopped, recorded_extents
 from iclperm.study import Study
 from iclperm.tasks import builtin_tasks
-from iclperm.work import Part, Product, Setting, StudyPlan, Work, lay_out, plan, sample_prompt, sample_tokens
+from iclperm.work import (
+    Part,
+    Product,
+    Setting,
+    StudyPlan,
+    Work,
+    halved_peaks,
+    lay_out,
+    plan,
+    sample_prompt,
+    sample_tokens,
+)
 
 if TYPE_CHECKING:
     from iclperm.engine import Engine
@@ -41,6 +52,7 @@ _REMEDIES = {
     "device": "choose that device",
     "torch": "install torch=={there}",
     "transformers": "install transformers=={there}",
+    "memory_budget": "set memory_budget to {there} (null for none)",
 }
 
 
@@ -72,8 +84,7 @@ def run(
         _refuse_bad_growth(path, work, by_stage, machine, mixed)
     folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_stage)
     layout = Layout.of_tables(by_stage[-1]["demonstrations"], by_stage[-1]["queries"], work.identities())
-    layout.scale(work.identities()[0], study)  # may refuse
-    scores = Scores(layout, len(setting.task.words))
+    scores = Scores(layout, layout.scale(work.identities()[0], study), folder)
     quarantined = 0 if folder is None else _recover(folder, scores)
     missing = [part for part in range(len(work.parts)) if part not in scores.parts]
     forwarded = _compute(work, missing, scores, folder, machine, mixed, progress) if missing else 0
@@ -84,7 +95,7 @@ def run(
         "num_parts_resumed": len(work.parts) - len(missing),
         "num_quarantined": quarantined,
     }
-    return finish(work.identities()[0], study, layout, scores, counts, folder, started, forwarded)
+    return finish(work.identities()[0], study, scores, counts, folder, started, forwarded)
 
 
 def _grown_from(path: Path | None, setting: Setting, extend: bool) -> list[dict[str, int]]:
@@ -336,11 +347,9 @@ def _enough_memory(work: Work) -> Iterator[None]:
 
 
 def _smaller(work: Work) -> str:
-    try:
-        needed = work.tokens.kv_peak * work.setting.kv_token_bytes
-    except ConfigError:
-        return "lower 'shots'"
-    return f"keys and values take up to {needed} bytes: set memory_budget to {max(needed // 2, 1)} to continue"
+    needed, less = halved_peaks(work)
+    remedy = f"set memory_budget to {less} to continue" if less < needed else "lower 'shots'"
+    return f"{needed} bytes are foretold, weights among them: {remedy}"
 
 
 def _environment(engine: Engine) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class RunFolder:
         self.plans = plans
         self._locks: dict[int, FileLock] = {}
         self._about: dict[Path, Mapping[bytes, bytes]] = {}
+        self._files: dict[int, Path] = {}
 
     @classmethod
     def create(
@@ -208,16 +209,22 @@ class RunFolder:
             Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
 
-    def read(self, path: Path) -> pa.Table:
+    def read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         """One part's rows; raises `DamagedItem` naming the file where bytes and name, part or run disagree, `RunError`
         where the system refuses to read it."""
-        table = pq.read_table(_whole_item(path), **_IN_THIS_THREAD)
+        table = pq.read_table(_whole_item(path), columns=columns, **_IN_THIS_THREAD)
         metadata = self._about[path] = table.schema.metadata or {}
+        part = int(path.name.split("-")[0])
         if metadata.get(b"run") != self.run_id.encode():
             raise DamagedItem(f"{path} belongs to another run; move it elsewhere")
-        if metadata.get(b"part") != str(int(path.name.split("-")[0])).encode():
+        if metadata.get(b"part") != str(part).encode():
             raise DamagedItem(f"{path} is another part than its name says; run the study again")
+        self._files[part] = path
         return table
+
+    def part(self, part: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of a part that was read or written before, from its file; raises as `read` does."""
+        return self.read(self._files[part], columns)
 
     def _about_item(self, path: Path) -> Mapping[bytes, bytes]:
         """What a file of items says about itself; empty where it is damaged."""
@@ -242,7 +249,7 @@ class RunFolder:
                 if there.schema.metadata.get(b"numerics") == about["numerics"].encode() and not there.equals(table):
                     raise RunError(f"part {part} came out different from {other}; this machine does not repeat itself")
                 return there
-            self._commit(raw, name)
+            self._files[part] = self._commit(raw, name)
         return table
 
     def set_aside(self, path: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator
 
 from iclperm.config import Choices
+from iclperm.engine.budget import parse_budget
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Shots = Annotated[int, Field(ge=0, le=100_000)]
@@ -26,8 +27,8 @@ class Study(Choices):
     one k, a list of k, ``all`` (0 to the task's own), or None for the task's own; they are prefixes of the same
     orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``queries`` are test queries;
     ``dev_queries`` are scored beside them. ``normalize`` tells what log-likelihoods of labels are compared by: their
-    sum, the mean over tokens, or the mean over bytes. ``memory_budget`` is in bytes; ``out`` is the run folder.
-    Raises `ConfigError` naming the key, the value and the remedy.
+    sum, the mean over tokens, or the mean over bytes. ``memory_budget`` is bytes (a number, "4GiB") or a share of
+    what is free (0.5, "50%"); ``out`` is the run folder. Raises `ConfigError` naming the key, the value and the remedy.
     """
 
     kind: Literal["sensitivity"] = "sensitivity"
@@ -50,7 +51,7 @@ class Study(Choices):
     chat: Literal["none"] = "none"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(min_length=1)] = "auto"
-    memory_budget: Annotated[int, Field(ge=1)] | None = None
+    memory_budget: int | float | str | None = None
     out: Annotated[str, Field(min_length=1)] | None = None
 
     @field_validator("device")
@@ -59,6 +60,11 @@ class Study(Choices):
         if not _DEVICE.fullmatch(device):
             raise ValueError("give auto, cpu, cuda, cuda:1, mps or xpu")
         return device
+
+    @field_validator("memory_budget")
+    @classmethod
+    def _budget(cls, budget: Any) -> Any:
+        return None if budget is None else parse_budget(budget)
 
     @field_validator("shots")
     @classmethod

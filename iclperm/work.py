@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +35,7 @@ from iclperm.tasks.sources import Split
 
 if TYPE_CHECKING:
     from iclperm.engine.estimate import Estimate
+    from iclperm.engine.footprint import Sizes
     from iclperm.engine.plan import Plan
 
 GENERAL_CELLS_PER_PART = 4_096
@@ -105,8 +105,10 @@ def plan(study: Study) -> StudyPlan:
     work = lay_out(Setting.of(study, weights=False))
     plans = [product.plan for stage in work.stages for product in stage.products]
     is_possible = bool(plans) and has_device(study.device)
-    seconds = estimate(work.setting.model, plans, device=study.device, dtype=study.dtype) if is_possible else None
-    return replace(work.summary(), estimate=seconds)
+    if not is_possible:
+        return work.summary()
+    chosen: dict[str, Any] = study.model_dump(include={"device", "dtype", "memory_budget"})
+    return replace(work.summary(), estimate=estimate(work.setting.model, plans, **chosen))
 
 
 def sample_prompt(
@@ -227,12 +229,6 @@ class Setting:
             ) from None
         num_bytes = 2 if self.dtype in ("float16", "bfloat16") else 4
         return int(2 * num_layers * (config.get("num_key_value_heads") or num_heads) * head_size * num_bytes)
-
-    @property
-    def kv_tokens(self) -> int | None:
-        """How many tokens' keys and values fit the memory budget; None without a budget."""
-        budget = self.study.memory_budget
-        return None if budget is None else budget // self.kv_token_bytes
 
     @property
     def unit_tokens(self) -> int:
@@ -440,23 +436,43 @@ def lay_out(setting: Setting, grown_from: Sequence[Mapping[str, int]] = ()) -> W
     kept = _fitting_queries(setting, prompts)
     extents = [*map(dict, grown_from), setting.study.extent]
     before: list[Mapping[str, int] | None] = [None, *extents[:-1]]
-    with _sufficient_budget(setting):
-        stages = tuple(_stage(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
+    stages = tuple(_stage(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
+    _refuse_small_budget(setting, stages)
     opening = tuple(tokenizer.convert_ids_to_tokens(prompts.start.tolist()))
     return Work(setting, prompts, kept, stages, opening)
 
 
-@contextmanager
-def _sufficient_budget(setting: Setting) -> Iterator[None]:
-    """A plan that the memory budget is too small for is refused in the words of the study."""
+def _sizes(setting: Setting) -> Sizes:
+    """What the memory that a model takes follows from; no weights."""
+    from iclperm.engine.footprint import Sizes
+    from iclperm.engine.model import PlainModel, load_shapes
+
+    shapes, place = load_shapes(setting.model, device=setting.study.device, dtype=setting.study.dtype)
+    return Sizes.of(PlainModel(shapes), place)
+
+
+def _refuse_small_budget(setting: Setting, stages: Sequence[Stage]) -> None:
+    """Raises `ConfigError` where the products do not fit into the study's memory budget, however small the packs."""
+    from iclperm.engine.budget import resolve_budget
+    from iclperm.engine.model import has_device
+
+    given = setting.study.memory_budget
+    if given is None or not has_device(setting.study.device):
+        return
+    sizes = _sizes(setting)
     try:
-        yield
+        for plan in (product.plan for stage in stages for product in stage.products):
+            sizes.fitted(plan, resolve_budget(given, sizes.device))
     except RequestError as error:
-        if (budget := setting.study.memory_budget) is None:
-            raise
-        raise ConfigError(
-            f"memory_budget is {budget}, at {setting.kv_token_bytes} bytes a token: {error}; raise it or lower 'shots'"
-        ) from None
+        raise ConfigError(str(error)) from None
+
+
+def halved_peaks(work: Work) -> tuple[int, int]:
+    """Bytes that a run is foretold to take at its peak, and those that it would take in packs of half the size."""
+    sizes = _sizes(work.setting)
+    plans = [product.plan for stage in work.stages for product in stage.products]
+    peaks = [[sizes.peak(plan, plan.pack_tokens // share) for plan in plans] for share in (1, 2)]
+    return max(peaks[0], default=0), max(peaks[1], default=0)
 
 
 def model_folder(study: Study, *, weights: bool = True) -> Path:
@@ -572,7 +588,6 @@ def _plan_product(
         [prompts.queries[query] for query in asked],
         prompts.continuations,
         unit_tokens=setting.unit_tokens,
-        kv_tokens=setting.kv_tokens,
     )
     numbers = np.empty(plan.num_contexts, dtype=np.int64)
     numbers[plan.context_index] = marked
@@ -607,7 +622,7 @@ def _general_tokens(setting: Setting, cells: Sequence[Cell]) -> Tokens:
 
     requests = [(cell.prompt, ids) for cell in cells for ids in cell.continuations]
     begins = np.array([len(prompt) for prompt, _ in requests], dtype=np.int64)
-    requested = plan_requests(Rows.of(list(map(np.concatenate, requests))), begins, kv_tokens=setting.kv_tokens)
+    requested = plan_requests(Rows.of(list(map(np.concatenate, requests))), begins)
     return Tokens(requested.tokens_naive, requested.tokens_unique, requested.kv_peak_tokens)
 
 

@@ -368,7 +368,7 @@ def test_a_template_that_adds_up_without_bound(rerun, place, sign):
 
 def test_a_memory_budget_that_no_prompt_fits(call, place):
     place.study({"memory_budget": 1_000})
-    fragments = ["memory_budget is 1000, at 128 bytes a token", "it needs at least 70; raise it or lower 'shots'"]
+    fragments = ["memory_budget is 1000 bytes, but ", "raise it, or use fewer shots, a smaller model"]
     for out in ((), ("--out", place.folder / "new")):
         command = "run" if out else "plan"
         assert_refused(call(command, place.folder / "study.yaml", *out, "--json"), 2, fragments)

@@ -121,9 +121,11 @@ def test_an_export_that_fails_leaves_what_was_there(run, tmp_path, monkeypatch):
 
 def test_what_has_no_answer_is_null(run):
     items = run.splits["test"]
-    state, logprob = items.context_state.copy(), items.context_logprob.copy()
-    state[0, 0], logprob[0, 0] = INVALID, np.nan
-    broken = replace(run, splits={"test": replace(items, context_state=state, context_logprob=logprob)})
+    state, prediction = items.context_state.copy(), items.context_prediction.copy()
+    logprob = items.context_logprob[np.arange(len(state))]
+    state[0, 0], prediction[0, 0], logprob[0, 0] = INVALID, -1, np.nan
+    changed = {"context_state": state, "context_prediction": prediction, "context_logprob": logprob}
+    broken = replace(run, splits={"test": replace(items, **changed)})
     context = items.context_of[0, 0, 0]
     rows = [row for row in broken.to_arrow().to_pylist() if row["state"] == "invalid"]
     assert len(rows) == np.sum(items.context_of == 0) > 0
@@ -184,9 +186,9 @@ def test_what_makes_numbers_doubtful_is_said(run):
     assert any("the labels have" in warning and "favour short" in warning for warning in run.warnings)
     assert not any("every answer" in warning or "counts" in warning for warning in run.warnings)
     items = run.splits["test"]
-    same = np.broadcast_to(np.float32([-1, -2, -3]), items.context_logprob.shape)
     weights = np.where(np.arange(len(items.gold)) == 3, 9, 1)
-    doubtful = replace(run, splits={"test": replace(items, context_logprob=same, weights=weights)})
+    same = replace(items, context_prediction=np.zeros_like(items.context_prediction), weights=weights)
+    doubtful = replace(run, splits={"test": same})
     label = run.labels[items.gold[3]]
     assert f"every answer in every cell is {run.labels[0]!r}" in " ".join(doubtful.warnings)
     assert f"a query of the label {label!r} counts 9 times" in " ".join(doubtful.warnings)

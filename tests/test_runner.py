@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
 from iclperm import Study, results, runner, store, work
+from iclperm.engine import footprint
 from iclperm.errors import ConfigError, DataError, ModelError, RunError
 from iclperm.prompts import Cell
 from iclperm.reference.scoring import score_one
@@ -287,10 +289,10 @@ def test_logits_that_are_no_numbers_are_invalid_never_a_prediction(tmp_path, stu
 def test_the_canonical_table_comes_in_pieces_of_bounded_size(study, monkeypatch):
     run = iclperm.run(grown := study.model_copy(update={"permutations": 5}))
     whole = run.to_arrow()
-    assert [len(piece) for piece in run.tables()] == [5 * 3 * 6] * grown.sets
+    assert [len(piece) for piece in run.tables()] == [grown.sets * 5 * 3 * 6]
     monkeypatch.setattr(results, "_ROWS_PER_TABLE", 40)
     pieces = list(run.tables())
-    assert [len(piece) for piece in pieces] == [36, 36, 18] * grown.sets
+    assert [len(piece) for piece in pieces] == [36] * 5
     assert pa.concat_tables(pieces).equals(whole)
     columns = [whole[name].to_pylist() for name in ("set", "permutation", "shots", "query")]
     assert list(zip(*columns, strict=True)) == list(product(range(2), range(5), (0, 1, 3), range(6)))
@@ -300,11 +302,11 @@ def test_ties_go_to_the_lowest_label():
     logprob = np.array([[[-1.0, -1.0, -2.0], [-3.0, -1.0, -1.0]]], dtype=np.float32)
     items = results.Items(
         split="test", examples=np.array([0, 1]), weights=np.array([1, 1]), gold=np.array([0, 1]),
-        context_of=np.zeros((1, 1, 1), np.int64), context_logprob=logprob,
-        context_state=np.zeros((1, 2), np.uint8), scale=np.ones(3),
+        context_of=np.zeros((1, 1, 1), np.int64), context_state=np.zeros((1, 2), np.uint8),
+        context_prediction=results.predictions(logprob, np.ones(3)), context_logprob=logprob, scale=np.ones(3),
     )  # fmt: skip
     assert items.correct.tolist() == [[[[1, 1]]]]
-    assert dataclasses.replace(items, scale=np.array([1.0, 1.0, 4.0])).context_prediction.tolist() == [[2, 2]]
+    assert results.predictions(logprob, np.array([1.0, 1.0, 4.0])).tolist() == [[2, 2]]
 
 
 def test_a_plan_tells_what_the_run_will_cost(study):
@@ -396,11 +398,23 @@ def test_a_report_is_written_beside_the_items(tmp_path, study):
         iclperm.run(study).write_report()
 
 
-def test_a_memory_budget_bounds_keys_and_values_and_changes_no_result(study):
-    whole = iclperm.plan(study)
-    token_bytes = 2 * 2 * 1 * 8 * 4  # keys and values, layers, heads, head size, float32
-    tight = study.model_copy(update={"memory_budget": 100 * token_bytes})
-    assert iclperm.plan(tight).kv_peak_tokens <= 100 < whole.kv_peak_tokens
+def tighter(study):
+    """A study whose memory budget leaves it smaller packs."""
+    return study.model_copy(update={"memory_budget": iclperm.plan(study).estimate.memory.peak - 1})
+
+
+@pytest.fixture
+def no_code_is_kept(monkeypatch):
+    """What oneDNN keeps of products is far more than a tiny model takes, and no less in smaller packs."""
+    monkeypatch.setattr(footprint, "_PRODUCT_BYTES", 0)
+
+
+@pytest.mark.usefixtures("no_code_is_kept")
+def test_a_memory_budget_bounds_the_memory_foretold_and_changes_no_result(study):
+    tight = tighter(study)
+    whole, planned = iclperm.plan(study).estimate, iclperm.plan(tight).estimate
+    assert planned.memory.peak <= tight.memory_budget == planned.memory_budget < whole.memory.peak
+    assert planned.pack_tokens < whole.pack_tokens
     assert_same_results(iclperm.run(tight), iclperm.run(study))
 
 
@@ -649,19 +663,22 @@ def test_a_plan_of_a_hub_model_fetches_no_weights(tmp_path, study, model, monkey
 @pytest.mark.parametrize(
     "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 9 GB")]
 )
+@pytest.mark.usefixtures("no_code_is_kept")
 def test_memory_that_runs_out_stops_the_run_with_the_size_to_use(tmp_path, study, monkeypatch, error):
     def exhausted(*_):
         raise error
         yield
 
-    whole = iclperm.plan(study)
-    monkeypatch.setattr(runner, "_tables", exhausted)
-    token_bytes = 2 * 2 * 1 * 8 * 4
-    half = whole.kv_peak_tokens * token_bytes // 2
-    with pytest.raises(RunStopped, match=rf"out of memory; .*: set memory_budget to {half} to continue"):
-        iclperm.run(study, tmp_path / "run")
-    monkeypatch.undo()
-    assert iclperm.plan(study.model_copy(update={"memory_budget": half})).kv_peak_tokens <= whole.kv_peak_tokens // 2
+    whole = iclperm.plan(study).estimate
+    advice = rf"out of memory; {whole.memory.peak} bytes are foretold, .*: set memory_budget to (\d+) to continue"
+    with monkeypatch.context() as memory:
+        memory.setattr(runner, "_tables", exhausted)
+        with pytest.raises(RunStopped, match=advice) as raised:
+            iclperm.run(study, tmp_path / "run")
+    budget = int(re.search(advice, str(raised.value))[1])
+    advised = study.model_copy(update={"memory_budget": budget})
+    assert iclperm.plan(advised).estimate.pack_tokens <= whole.pack_tokens // 2
+    assert_same_results(iclperm.run(advised, tmp_path / "run"), iclperm.run(study))
 
 
 def test_other_errors_of_the_engine_are_not_taken_for_memory(study, monkeypatch):
@@ -674,12 +691,12 @@ def test_other_errors_of_the_engine_are_not_taken_for_memory(study, monkeypatch)
         iclperm.run(study)
 
 
-@pytest.mark.usefixtures("many_parts")
+@pytest.mark.usefixtures("many_parts", "no_code_is_kept")
 def test_a_smaller_memory_budget_may_continue_a_run(tmp_path, study):
     whole = iclperm.run(study)
     with pytest.raises(Stop):
         iclperm.run(study, tmp_path / "run", progress=stop_after(1))
-    tight = iclperm.run(study.model_copy(update={"memory_budget": 100 * 128}), tmp_path / "run")
+    tight = iclperm.run(tighter(study), tmp_path / "run")
     assert tight.report.num_parts_resumed == 1
     assert_same_results(tight, whole)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
 from iclperm.stats import Calibration, Curve, Interval, NeededDesign, SensitivityIntervals, VarianceComponents
+from iclperm.stats.sensitivity import query_weights
 from iclperm.store import STATES
 
 FloatArray = npt.NDArray[np.float64]
@@ -219,7 +220,7 @@ class SensitivitySummary:
 
 def sensitivity_summary(
     correct: npt.ArrayLike,
-    label_logprob: npt.ArrayLike | None = None,
+    label_logprob: npt.ArrayLike | Iterator[npt.NDArray[Any]] | None = None,
     targets: npt.ArrayLike | None = None,
     state: npt.ArrayLike | None = None,
     *,
@@ -231,7 +232,8 @@ def sensitivity_summary(
 
     Args:
         correct: [S, P, Q] 0 or 1.
-        label_logprob: [S, P, Q, L] log-likelihood of each label in nats, for near-ties and, with targets, calibration.
+        label_logprob: [S, P, Q, L] log-likelihood of each label in nats, for near-ties and, with targets, calibration;
+            or an iterator over the [Q, L] of each set and permutation, held one by one.
         targets: [Q] index of the right label.
         state: [S, P, Q] integers, 0 = ok.
         weights: [Q] how often each query counts in every mean and share: accuracy and all that is computed of it,
@@ -245,11 +247,11 @@ def sensitivity_summary(
     items = np.asarray(correct)
     if items.ndim != 3:
         raise RequestError(f"a sensitivity summary needs correct of shape [S, P, Q], got {list(items.shape)}")
-    _check_label_logprob(label_logprob, items.shape)
     cells = stats.accuracy(items, state, weights)
     if cells.num_queries == 0:
         raise DataError(_no_common_query(np.asarray(state)))
     matrix = cells.values
+    labels = None if label_logprob is None else _about_labels(label_logprob, items.shape, targets, state, weights)
     crossed = min(matrix.shape) >= 2
     components = stats.variance_components(items, state) if crossed and cells.num_queries >= 2 else None
     intervals = stats.generalized_interval(matrix, seed=seed) if crossed else None
@@ -258,7 +260,7 @@ def sensitivity_summary(
     return SensitivitySummary(
         accuracy=matrix,
         num_queries=cells.num_queries,
-        num_labels=None if label_logprob is None else np.shape(label_logprob)[-1],
+        num_labels=None if labels is None else labels.num_labels,
         dropped=cells.dropped,
         missing=_missing(state, weights),
         mean=float(matrix.mean()),
@@ -272,8 +274,8 @@ def sensitivity_summary(
         best=_ranked(matrix, 1.0),
         worst=_ranked(matrix, 0.0),
         low_tail=_ranked(matrix, 0.05),
-        calibration=_calibration(label_logprob, targets, state, weights),
-        near_ties=None if label_logprob is None else stats.near_tie_rate(label_logprob, state, weights=weights),
+        calibration=None if labels is None else labels.calibration,
+        near_ties=None if labels is None else labels.near_ties,
         tokens=None if tokens is None else _tokens(tokens),
         warnings=tuple(stats.skewness_warnings(matrix)),
     )
@@ -458,10 +460,50 @@ def _component_summary(components: VarianceComponents, same_label_sequence: bool
     }
 
 
-def _check_label_logprob(label_logprob: npt.ArrayLike | None, shape: tuple[int, ...]) -> None:
-    if label_logprob is not None and np.shape(label_logprob)[:-1] != shape:
-        wanted, got = [*shape, "L"], list(np.shape(label_logprob))
+class _AboutLabels(NamedTuple):
+    """What the log-likelihoods of the labels tell."""
+
+    num_labels: int
+    calibration: Calibration | None
+    near_ties: float
+
+
+def _about_labels(
+    label_logprob: npt.ArrayLike | Iterator[npt.NDArray[Any]],
+    shape: tuple[int, ...],
+    targets: npt.ArrayLike | None,
+    state: npt.ArrayLike | None,
+    weights: npt.ArrayLike | None,
+) -> _AboutLabels:
+    """Calibration and near-ties of the orderings [S, P], one after the other: their log-likelihoods are never held
+    together."""
+    states = np.zeros(shape, np.uint8) if state is None else np.asarray(state)
+    unusable = states.any(axis=(0, 1))
+    # einsum casts in small buffers; a matrix product would make a float copy of the whole tensor
+    num_ok = np.einsum("spq,q->sp", (states == 0).view(np.uint8), query_weights(weights, shape[-1]))
+    num_near, scores = 0.0, []
+    for cell, logprob in zip(np.ndindex(shape[:2]), _by_ordering(label_logprob, shape), strict=True):
+        if num_ok[cell]:
+            num_near += num_ok[cell] * stats.near_tie_rate(logprob, states[cell], weights=weights)
+        if targets is not None:
+            scores.append(stats.calibration(logprob, targets, unusable, weights=weights))
+    return _AboutLabels(
+        num_labels=logprob.shape[-1],
+        calibration=Calibration(*np.array(scores).T.reshape(-1, *shape[:2])) if scores else None,
+        near_ties=num_near / float(num_ok.sum()),
+    )
+
+
+def _by_ordering(
+    label_logprob: npt.ArrayLike | Iterator[npt.NDArray[Any]], shape: tuple[int, ...]
+) -> Iterator[npt.NDArray[Any]]:
+    if isinstance(label_logprob, Iterator):
+        return label_logprob
+    tensor = np.asarray(label_logprob)
+    if tensor.shape[:-1] != shape:
+        wanted, got = [*shape, "L"], list(tensor.shape)
         raise RequestError(f"label_logprob must have shape {wanted} to fit correct, got {got}")
+    return iter(tensor.reshape(-1, *tensor.shape[2:]))
 
 
 def _no_common_query(state: npt.NDArray[Any]) -> str:
@@ -508,17 +550,6 @@ def _ranked(matrix: FloatArray, quantile: float) -> Ordering:
     value = np.ravel(matrix)[order[max(math.ceil(quantile * matrix.size) - 1, 0)]]
     s, p = np.argwhere(matrix == value)[0]
     return Ordering(int(s), int(p), float(value))
-
-
-def _calibration(
-    label_logprob: npt.ArrayLike | None,
-    targets: npt.ArrayLike | None,
-    state: npt.ArrayLike | None,
-    weights: npt.ArrayLike | None,
-) -> Calibration | None:
-    if label_logprob is None or targets is None:
-        return None
-    return stats.calibration(label_logprob, targets, state, weights=weights)
 
 
 _AtOneK = tuple[float, float, Interval, Interval, Interval, Interval]
