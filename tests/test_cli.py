@@ -19,7 +19,7 @@ from iclperm.runner import Run
 from iclperm.store import writable
 from iclperm.tasks import Task, builtin_tasks
 
-COMMANDS = ("demo", "export", "plan", "report", "run", "status", "tasks", "verify")
+COMMANDS = ("bench", "demo", "export", "plan", "report", "run", "status", "tasks", "verify")
 
 
 @pytest.fixture(scope="module")
