@@ -21,20 +21,23 @@ from iclperm.errors import ConfigError, IclpermError, RunError, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from iclperm.runner import Progress, Run
+    from iclperm.runner import Progress, Run, StudyRuns
     from iclperm.store import RunStopped
     from iclperm.study import Study
 
 FAILED, USAGE, STOPPED = 1, 2, 3
 DEMO_SETTING: dict[str, Any] = {"sets": 10, "permutations": 10, "shots": [0, 1, 2, 4, 8], "queries": 120}
 STUDY_KEYS = {
-    "kind": "What is studied: sensitivity.",
+    "kind": "What is studied: sensitivity, search, curve, convergence, transfer or selection.",
     "model": "demo, a model folder or a hub id.",
     "revision": "Revision of a hub id.",
     "task": "Built-in task or path of a task file.",
+    "tasks": "Those of a transfer, with commas between.",
+    "models": "Those of a transfer, likewise.",
     "data": "Folder with the task's data, where they are not where the task says.",
     "sets": "Number of demonstration sets.",
     "permutations": "Number of orders, shared by all sets.",
+    "demonstrations": "Sets of train rows to use instead of drawn ones: 4,17,9;3,2,11.",
     "shots": "Number of demonstrations, several (0,1,2,4,8), or all.",
     "resample": "none: several shots are prefixes of one order; per_k: each has sets and orders of its own.",
     "queries": "Number of test queries.",
@@ -44,6 +47,8 @@ STUDY_KEYS = {
     "scoring": "How answers are found: loglikelihood.",
     "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, or over bytes.",
     "calibration": "none.",
+    "criterion": "What a search chooses an order by: dev_accuracy, majority_agreement, global_entropy, ...",
+    "select": "How many demonstrations a selection keeps.",
     "on_overlong": "error, or drop the queries that do not fit the context window.",
     "chat": "none.",
     "dtype": "auto, float32, bfloat16 or float16.",
@@ -51,7 +56,8 @@ STUDY_KEYS = {
     "memory_budget": "Memory for weights, keys and values, activations and logits: 4GiB, or 50% of what is free.",
     "out": "Run folder; an unfinished run continues.",
 }
-_NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed"})
+_NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed", "select"})
+_LISTS = frozenset({"tasks", "models"})
 _SECONDS_BETWEEN_LINES = 5.0
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -220,7 +226,12 @@ def plan(study: Path | None, as_json: bool, **flags: str | None) -> None:
 
     chosen = _study(study, flags)
     planned = plan_study(chosen)
-    if as_json:
+    if isinstance(planned, dict):
+        if as_json:
+            click.echo(json.dumps({name: part.to_dict() for name, part in planned.items()}, indent=1))
+        else:
+            terminal.print_plans(terminal.stdout(), planned, chosen)
+    elif as_json:
         click.echo(json.dumps(planned.to_dict(), indent=1))
     else:
         terminal.print_plan(terminal.stdout(), planned, chosen)
@@ -235,12 +246,13 @@ def status(folder: Path, as_json: bool) -> int:
     from iclperm import audit
     from iclperm.report import terminal
 
-    found = audit.status(folder)
+    found = [audit.status(path) for path in _run_folders(folder)]
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1))
+        _print_json([status.to_dict() for status in found])
     else:
-        terminal.print_status(terminal.stdout(), found)
-    return 0 if found.is_finished else STOPPED
+        for status in found:
+            terminal.print_status(terminal.stdout(), status)
+    return 0 if all(status.is_finished for status in found) else STOPPED
 
 
 @cli.command()
@@ -252,14 +264,15 @@ def verify(folder: Path, as_json: bool) -> int:
     from iclperm import audit
     from iclperm.report import terminal
 
-    found = audit.verify(folder)
+    found = [audit.verify(path) for path in _run_folders(folder)]
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1))
+        _print_json([verified.to_dict() for verified in found])
     else:
-        terminal.print_verification(terminal.stdout(), found)
-    if found.damage:
+        for verified in found:
+            terminal.print_verification(terminal.stdout(), verified, named=len(found) > 1)
+    if any(verified.damage for verified in found):
         return FAILED
-    return STOPPED if found.digest is None else 0
+    return STOPPED if any(verified.digest is None for verified in found) else 0
 
 
 @cli.command()
@@ -270,17 +283,21 @@ def verify(folder: Path, as_json: bool) -> int:
 @click.option(
     "--normalize", type=click.Choice(["sum", "mean", "bytes"]), help="Instead of the study's; into FOLDER/report-..."
 )
+@click.option(
+    "--kind", help="Another kind's report of the same answers: sensitivity, search, curve, convergence or features."
+)
 @_with_json
 @_with_debug
-def report(folder: Path, out: Path | None, normalize: str | None, as_json: bool) -> int:
+def report(folder: Path, out: Path | None, normalize: str | None, kind: str | None, as_json: bool) -> int:
     """All tables of a finished run, and its figures."""
     from iclperm.report import terminal
     from iclperm.runner import open_run
 
     found = open_run(folder, normalize=normalize)
-    if normalize is not None and out is None:
-        out = folder / f"report-{normalize}"  # beside the study's own report, not over it
-    refused = _show(terminal.stdout(), found, as_json, out=out, full=True)
+    if (normalize is not None or kind is not None) and out is None:
+        # beside the study's own report, not over it
+        out = folder / "-".join(("report", *(part for part in (kind, normalize) if part)))
+    refused = _show(terminal.stdout(), found, as_json, out=out, full=True, kind=kind)
     if refused is None:
         return 0
     reason = _one_line(refused).split(";")[0]
@@ -294,9 +311,37 @@ def report(folder: Path, out: Path | None, normalize: str | None, as_json: bool)
 @_with_debug
 def export(folder: Path, out: Path) -> None:
     """Write every answer of a finished run into one file: a row per split, set, permutation, shots and query."""
-    from iclperm.runner import open_run
+    from iclperm.results import open_run
 
+    folders = _run_folders(folder)
+    if len(folders) > 1:
+        names = ", ".join(str(path) for path in folders)
+        raise ConfigError(f"{folder} holds several runs; export them one by one: {names}")
     click.echo(open_run(folder).export(out))
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--axes", help="What the axes of an array are, a letter each of S, P, K, Q: SPQ.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for figures and report.json; none by default.")
+@_with_json
+@_with_debug
+def stats(files: tuple[Path, ...], axes: str | None, out: Path | None, as_json: bool) -> None:
+    """Statistics of answers from elsewhere: .npy, .npz, .csv, .parquet, or sample logs of lm-evaluation-harness."""
+    from iclperm.report import terminal, write_report
+    from iclperm.stats.files import describe, load
+
+    found = describe(load(list(files), axes=axes))
+    paths = [] if out is None else write_report(_made(out), found, kind="stats")
+    if as_json:
+        _print_json([found.to_dict()])
+        return
+    console = terminal.stdout()
+    terminal.print_tables(console, found.tables(full=True))
+    terminal.print_conclusion(console, found.conclusion())
+    terminal.print_notes(console, found.warnings)
+    if paths:
+        console.print("", *map(str, paths), sep="\n", markup=False, soft_wrap=True)
 
 
 @cli.group(invoke_without_command=True)
@@ -394,6 +439,24 @@ def bench(
     return None
 
 
+def _made(folder: Path) -> Path:
+    """A folder, made where it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    """The folder of a run, or those of a study of several runs."""
+    from iclperm import compound
+
+    return [*compound.folders(folder).values()] if compound.is_compound(folder) else [folder]
+
+
+def _print_json(contents: list[dict[str, Any]]) -> None:
+    """One content by itself, several as a list."""
+    click.echo(json.dumps(contents if len(contents) > 1 else contents[0], indent=1, allow_nan=False))
+
+
 def _study(study: Path | None, flags: dict[str, str | None]) -> Study:
     from iclperm.study import Study
 
@@ -422,14 +485,27 @@ def _study_of_run(folder: Path) -> Study:
     return study
 
 
-def _value(key: str, text: str) -> str | int | list[int]:
-    """A flag's text as the study wants it; "1,2,4" is a list of shots."""
+def _value(key: str, text: str) -> Any:
+    """A flag's text as the study wants it; "1,2,4" is a list of shots, "4,17;3,2" are two sets of demonstrations."""
+    if key in _LISTS:
+        return text.split(",")
+    if key == "demonstrations":
+        return _rows(text)
     if key not in _NUMBERS or (key, text) == ("shots", "all"):
         return text
     try:
         return [int(part) for part in text.split(",")] if key == "shots" and "," in text else int(text)
     except ValueError:
         raise ConfigError(f"--{key.replace('_', '-')} is {text!r}; give a whole number") from None
+
+
+def _rows(text: str) -> list[list[int]]:
+    try:
+        return [[int(row) for row in rows.split(",")] for rows in text.split(";")]
+    except ValueError:
+        raise ConfigError(
+            f"--demonstrations is {text!r}; give rows with commas and sets with semicolons between"
+        ) from None
 
 
 @contextmanager
@@ -462,7 +538,7 @@ def _line_printer() -> Progress:
     return tell
 
 
-def _show_new(console: Console, finished: Run, as_json: bool) -> int:
+def _show_new(console: Console, finished: Run | StudyRuns, as_json: bool) -> int:
     """What a run found, in brief; the exit code."""
     refused = _show(console, finished, as_json)
     if refused is None:
@@ -472,35 +548,43 @@ def _show_new(console: Console, finished: Run, as_json: bool) -> int:
 
 
 def _show(
-    console: Console, finished: Run, as_json: bool, *, out: Path | None = None, full: bool = False
+    console: Console,
+    finished: Run | StudyRuns,
+    as_json: bool,
+    *,
+    out: Path | None = None,
+    full: bool = False,
+    kind: str | None = None,
 ) -> RunStopped | None:
     """Prints a run, then writes its figures; a folder that refuses them hides no result, its error is returned."""
     from iclperm.report import terminal
 
     if not as_json:
-        terminal.print_run(console, finished, full=full)
-    files, refused = _write_report(finished, out)
+        terminal.print_run(console, finished, full=full, kind=kind)
+    files, refused = _write_report(finished, out, kind)
     if as_json:
-        click.echo(json.dumps(_as_json(finished, files), indent=1, allow_nan=False))
+        _print_json([_as_json(finished, files, kind)])
     elif files:
         terminal.print_files(console, files, finished.folder)
     return refused
 
 
-def _write_report(finished: Run, out: Path | None) -> tuple[list[Path], RunStopped | None]:
+def _write_report(
+    finished: Run | StudyRuns, out: Path | None, kind: str | None
+) -> tuple[list[Path], RunStopped | None]:
     from iclperm.store import RunStopped
 
     try:
-        return finished.write_report(out), None
+        return finished.write_report(out, kind), None
     except RunStopped as error:
         return [], error
 
 
-def _as_json(finished: Run, files: Sequence[Path]) -> dict[str, Any]:
-    from iclperm.studies.sensitivity import plain
+def _as_json(finished: Run | StudyRuns, files: Sequence[Path], kind: str | None) -> dict[str, Any]:
+    from iclperm.studies.findings import plain
 
     return {
-        **finished.report_content(),
+        **finished.report_content(kind),
         "run": plain(finished.report),
         "digest": finished.digest,
         "folder": str(finished.folder),

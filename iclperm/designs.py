@@ -135,8 +135,25 @@ def _groups(study: Study, shots: tuple[int, ...]) -> list[tuple[int, ...]]:
 def _draw_orderings(study: Study, shots: tuple[int, ...], task: Task, train: Examples) -> Orderings:
     # Orderings of their own are drawn by keys of their own, or small sets would be parts of large ones.
     own = "" if study.resample == "none" else f" of {shots[-1]}"
-    sets = draw_sets(study.seed, study.sets, shots[-1], task, train, own)
+    if study.demonstrations is None:
+        sets = draw_sets(study.seed, study.sets, shots[-1], task, train, own)
+    else:
+        sets = _given_sets(study.demonstrations, shots[-1], task, train)
     return Orderings(sets, draw_permutations(study.seed, study.permutations, shots[-1], own), shots)
+
+
+def _given_sets(rows: list[list[int]], size: int, task: Task, train: Examples) -> NDArray[np.int64]:
+    """Sets that the study names, int64 [S, size], in the order in which it names them."""
+    sets = np.array(rows, dtype=np.int64)
+    if sets.shape[1] != size:
+        raise ConfigError(
+            f"the largest of 'shots' is {size}, but 'demonstrations' has sets of {sets.shape[1]}; make them equal"
+        )
+    if sets.max() >= len(train):
+        raise DataError(
+            f"'demonstrations' names row {sets.max()}, but task {task.name!r} has {len(train)} train rows; correct it"
+        )
+    return sets
 
 
 def draw_sets(seed: int, count: int, size: int, task: Task, train: Examples, own: str = "") -> NDArray[np.int64]:

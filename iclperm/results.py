@@ -21,13 +21,15 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from iclperm.designs import Asked
-from iclperm.errors import ConfigError, IclpermError, RunError
+from iclperm.errors import ConfigError, DataError, IclpermError, RunError
 from iclperm.store import OK, STATES, RunFolder, writable
+from iclperm.studies import findings_of
 from iclperm.study import Study
-from iclperm.work import Part, Setting, Work, uneven_labels
+from iclperm.work import Demonstrations, Part, Setting, Work, uneven_labels
 
 if TYPE_CHECKING:
     from iclperm.stats import Curve
+    from iclperm.studies.findings import Findings
     from iclperm.studies.sensitivity import SensitivityOverShots, SensitivitySummary
 
 _PENDING = 255
@@ -290,18 +292,55 @@ class Run:
             resampled=self.study.resample == "per_k",
         )
 
-    def report_content(self) -> dict[str, Any]:
-        """What report.json holds, JSON-safe."""
-        from iclperm.studies.sensitivity import report_content
+    @property
+    def title(self) -> str:
+        """Task and model, for the head of a figure."""
+        return f"{self.task}, {Path(self.study.model).name}"
 
-        content = report_content(self.summary(), self.curve(), self.shots, over_shots=self.over_shots())
-        return {**content, **self._remarks}
+    @cached_property
+    def demonstrations(self) -> Demonstrations:
+        """What stood in the contexts, read from the study's data again; raises `DataError` or `ConfigError` where the
+        data is not what the run was made with."""
+        found = Demonstrations.of(self.study)
+        if self.folder is not None:
+            table = RunFolder.open(self.folder).table("demonstrations")
+            recorded = dict(
+                zip(
+                    table["examples"].combine_chunks().flatten().to_pylist(),
+                    table["content_hashes"].combine_chunks().flatten().to_pylist(),
+                    strict=True,
+                )
+            )
+            if any(recorded.get(row) != content for row, content in found.hashes.items()):
+                raise DataError(
+                    f"the data of {self.study.task!r} is not what {self.folder} was run with; put that back, or name "
+                    "its folder with the study's key 'data'"
+                )
+        return found
+
+    def findings(self, kind: str | None = None) -> Findings:
+        """What the study's kind, or another ``kind`` of the same design, makes of the answers; made once.
+
+        Raises `ConfigError` for a kind that there is not, and `DataError` where the run lacks what it needs.
+        """
+        kind = kind or self.study.kind
+        if kind not in self._findings:
+            self._findings[kind] = findings_of(self, kind)
+        return self._findings[kind]
+
+    @cached_property
+    def _findings(self) -> dict[str, Findings]:
+        return {}
+
+    def report_content(self, kind: str | None = None) -> dict[str, Any]:
+        """What report.json holds, JSON-safe."""
+        return {"kind": kind or self.study.kind, **self.findings(kind).to_dict(), **self._remarks}
 
     @property
     def _remarks(self) -> dict[str, Any]:
         return {"normalize": self.study.normalize, "warnings": self.warnings}
 
-    def write_report(self, folder: str | Path | None = None) -> list[Path]:
+    def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
         """Writes figures and report.json into ``folder``, by default the run's own; returns their paths."""
         from iclperm.report import write_report
 
@@ -310,16 +349,8 @@ class Run:
             raise RunError("this run is in memory only; name a folder for its report")
         with writable(Path(target)):
             Path(target).mkdir(parents=True, exist_ok=True)
-            return write_report(
-                target,
-                self.summary(),
-                curve=self.curve(),
-                over_shots=self.over_shots(),
-                shots=self.shots,
-                title=f"{self.task}, {Path(self.study.model).name}",
-                chance=1 / len(self.labels),
-                remarks=self._remarks,
-            )
+            findings = self.findings(kind)
+            return write_report(target, findings, kind=kind or self.study.kind, remarks=self._remarks)
 
 
 def open_run(path: str | Path, *, normalize: str | None = None) -> Run:

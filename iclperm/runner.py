@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
+from iclperm import compound, results
+from iclperm import work as works
+from iclperm.compound import StudyRuns
 from iclperm.errors import OutOfMemory, RunError
-from iclperm.results import Layout, Run, RunReport, Scores, finish, finished, item_rows, open_run, tables
+from iclperm.results import Layout, Run, RunReport, Scores, finish, finished, item_rows, tables
 from iclperm.store import DamagedItem, RunFolder, RunStopped, recorded_extents
-from iclperm.study import Study
+from iclperm.study import COMPOUND, Study
 from iclperm.tasks import builtin_tasks
 from iclperm.work import (
     Part,
@@ -31,7 +34,6 @@ from iclperm.work import (
     Work,
     halved_peaks,
     lay_out,
-    plan,
     sample_prompt,
     sample_tokens,
 )
@@ -40,7 +42,18 @@ if TYPE_CHECKING:
     from iclperm.engine import Engine
     from iclperm.engine.engine import UnitResult
 
-__all__ = ["Progress", "Run", "RunReport", "StudyPlan", "open_run", "plan", "run", "sample_prompt", "sample_tokens"]
+__all__ = [
+    "Progress",
+    "Run",
+    "RunReport",
+    "StudyPlan",
+    "StudyRuns",
+    "open_run",
+    "plan",
+    "run",
+    "sample_prompt",
+    "sample_tokens",
+]
 
 Progress = Callable[[int, int], None]
 """Told the number of finished parts and of all parts, at the start and after each."""
@@ -63,7 +76,7 @@ def run(
     extend: bool = False,
     mixed: bool = False,
     progress: Progress | None = None,
-) -> Run:
+) -> Run | StudyRuns:
     """Runs a study, or what is missing of it in the run folder ``out``; without a folder results are kept in memory.
 
     ``out`` is the study's own unless given. ``extend`` lets a run grow in sets, permutations and queries; what is there
@@ -72,6 +85,31 @@ def run(
     not fit, `RunError` for a folder of another run, `RunStopped` where the folder cannot be written or memory does not
     suffice. Cost: the plan's distinct tokens, each once.
     """
+    if study.kind in COMPOUND:
+        parts = Path(out or study.out or "") if out or study.out else None
+        return compound.run_all(study, parts, lambda part, at: _run_one(part, at, extend, mixed, progress))
+    return _run_one(study, out, extend, mixed, progress)
+
+
+def plan(study: Study) -> StudyPlan | dict[str, StudyPlan]:
+    """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
+
+    Of a study of several runs the plan of each, by name. Raises the errors of `run` that can be known beforehand.
+    O(tokens of demonstrations and queries), and a second for the estimate of the time, which there is none of for a
+    device that this machine lacks.
+    """
+    return compound.plans(study, works.plan) if study.kind in COMPOUND else works.plan(study)
+
+
+def open_run(path: str | Path, *, normalize: str | None = None) -> Run | StudyRuns:
+    """A finished run, or the runs of a compound study, from its folder alone: see `iclperm.results.open_run`."""
+    if compound.is_compound(path):
+        return compound.open_all(Path(path), lambda folder: results.open_run(folder, normalize=normalize))
+    return results.open_run(path, normalize=normalize)
+
+
+def _run_one(study: Study, out: str | Path | None, extend: bool, mixed: bool, progress: Progress | None) -> Run:
+    """See `run`."""
     started = time.perf_counter()
     setting = Setting.of(study)
     path = None if (out or study.out) is None else Path(out or study.out or "")

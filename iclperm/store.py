@@ -404,6 +404,20 @@ def _rename_without_replacing(source: Path, target: Path) -> None:
                 os.rename(source, target)
 
 
+def write_whole(path: Path, raw: bytes) -> None:
+    """Writes or replaces a file that is whole whenever it is there, and survives a power loss."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
 def _sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

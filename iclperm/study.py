@@ -10,10 +10,34 @@ from pydantic import Field, field_validator
 
 from iclperm.config import Choices
 from iclperm.engine.budget import parse_budget
+from iclperm.errors import ConfigError
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Shots = Annotated[int, Field(ge=0, le=100_000)]
+Row = Annotated[int, Field(ge=0)]
 AskedSplit = Literal["test", "dev"]
+Kind = Literal["sensitivity", "search", "curve", "convergence", "transfer", "selection"]
+Criterion = Literal[
+    "dev_accuracy",
+    "majority_agreement",
+    "global_entropy",
+    "local_entropy",
+    "mutual_information",
+    "dev_log_likelihood",
+]
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "search": {"permutations": 128, "dev_queries": 1000},
+    "transfer": {"permutations": 128, "dev_queries": 1000},
+    "curve": {"sets": 5, "permutations": 20, "shots": 20, "queries": 256},
+    "selection": {"sets": 5, "permutations": 20, "shots": 20, "queries": 256, "dev_queries": 256},
+    "convergence": {"permutations": 50, "shots": 20, "queries": 1024},
+}
+"""What a kind's design is unless the study says otherwise: as the papers have it, or propose it as the next check."""
+OVER_ALL_SHOTS = ("curve", "convergence", "selection")
+"""Kinds that run every number of shots up to the one that is given."""
+COMPOUND = ("transfer", "selection")
+"""Kinds that are made of several runs: see `iclperm.compound`."""
+_OF_KIND = {"tasks": "transfer", "models": "transfer", "criterion": "search", "select": "selection"}
 EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
 """The keys that a finished run can be extended in."""
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
@@ -28,16 +52,23 @@ class Study(Choices):
     orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``queries`` are test queries;
     ``dev_queries`` are scored beside them. ``normalize`` tells what log-likelihoods of labels are compared by: their
     sum, the mean over tokens, or the mean over bytes. ``memory_budget`` is bytes (a number, "4GiB") or a share of
-    what is free (0.5, "50%"); ``out`` is the run folder. Raises `ConfigError` naming the key, the value and the remedy.
+    what is free (0.5, "50%"); ``out`` is the run folder. ``demonstrations`` are sets of train rows to use instead of
+    drawn ones. A ``kind`` has defaults of its own (`DEFAULTS`); the kinds in `OVER_ALL_SHOTS` run every k up to
+    ``shots``. ``tasks`` and ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search,
+    ``select`` is how many demonstrations a selection keeps. Raises `ConfigError` naming the key, the value and the
+    remedy.
     """
 
-    kind: Literal["sensitivity"] = "sensitivity"
+    kind: Kind = "sensitivity"
     model: Annotated[str, Field(min_length=1)] = "demo"
     revision: str | None = None
     task: Annotated[str, Field(min_length=1)] = "mini_news"
+    tasks: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     data: Annotated[str, Field(min_length=1)] | None = None
     sets: Count = 10
     permutations: Count = 10
+    demonstrations: Annotated[list[Annotated[list[Row], Field(min_length=1)]], Field(min_length=1)] | None = None
     shots: Shots | Annotated[list[Shots], Field(min_length=1)] | Literal["all"] | None = None
     resample: Literal["none", "per_k"] = "none"
     queries: Count = 500
@@ -47,12 +78,38 @@ class Study(Choices):
     scoring: Literal["loglikelihood"] = "loglikelihood"
     normalize: Literal["sum", "mean", "bytes"] = "sum"
     calibration: Literal["none"] = "none"
+    criterion: Criterion = "dev_accuracy"
+    select: Count = 6
     on_overlong: Literal["error", "drop"] = "error"
     chat: Literal["none"] = "none"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(min_length=1)] = "auto"
     memory_budget: int | float | str | None = None
     out: Annotated[str, Field(min_length=1)] | None = None
+
+    def __init__(self, /, **choices: Any) -> None:
+        kind = choices.get("kind", "sensitivity")
+        given = choices.get("demonstrations")
+        sets = {"sets": len(given)} if isinstance(given, list) and given else {}
+        defaults = DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
+        super().__init__(**{**defaults, **sets, **choices})
+        for key, only in _OF_KIND.items():
+            applies = kind == only or (key == "criterion" and kind == "transfer")
+            if not applies and getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(f"a study's key {key!r} is for the kind {only}, not {kind}; leave it out")
+        if self.demonstrations is not None:
+            self._refuse_uneven(self.demonstrations)
+
+    def _refuse_uneven(self, given: list[list[int]]) -> None:
+        sizes = sorted({len(rows) for rows in given})
+        if len(sizes) > 1:
+            raise ConfigError(f"a study's key 'demonstrations' has sets of {sizes[0]} to {sizes[-1]}; give equal sizes")
+        if self.sets != len(given):
+            raise ConfigError(f"a study's key 'sets' is {self.sets}, but {len(given)} 'demonstrations' are given")
+        if any(len(set(rows)) < len(rows) for rows in given):
+            raise ConfigError("a study's key 'demonstrations' has a row twice in one set; give every row once")
+        if self.resample != "none":
+            raise ConfigError("a study's key 'resample' is 'per_k', but its 'demonstrations' are given; leave one out")
 
     @field_validator("device")
     @classmethod
@@ -96,7 +153,9 @@ class Study(Choices):
 
     def shot_list(self, task_shots: int) -> tuple[int, ...]:
         """The numbers of shots to run, ascending; ``task_shots`` where the study names none."""
-        if self.shots == "all":
-            return tuple(range(task_shots + 1))
-        shots = task_shots if self.shots is None else self.shots
-        return tuple(sorted(shots)) if isinstance(shots, list) else (int(shots),)
+        size = None if self.demonstrations is None else len(self.demonstrations[0])
+        if isinstance(self.shots, list):
+            return tuple(sorted(self.shots))
+        shots = (task_shots if size is None else size) if self.shots in (None, "all") else int(self.shots)
+        is_whole = self.shots == "all" or self.kind in OVER_ALL_SHOTS
+        return tuple(range(shots + 1)) if is_whole else (shots,)

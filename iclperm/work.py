@@ -203,6 +203,7 @@ class Setting:
             "labels": list(self.task.words),
             "study": {
                 **self.study.model_dump(include=set(_IDENTITY_KEYS)),
+                **({} if self.study.demonstrations is None else {"demonstrations": self.study.demonstrations}),
                 "shots": list(self.design.shots),
                 "dtype": self.dtype,
             },
@@ -238,6 +239,57 @@ class Setting:
         num_layers = config.get("num_hidden_layers") or config.get("n_layer") or 0
         num_parameters = 12 * num_layers * width**2 + config.get("vocab_size", 0) * width
         return int(np.clip(UNIT_FLOPS // (2 * max(num_parameters, 1)), *UNIT_TOKENS))
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """What stood in a study's contexts and queries: its design drawn again from its data.
+
+    ``rows`` int64 [S, P, K] are train rows in the order of the prompt, ``labels`` int64 [S, P, K] their labels;
+    ``permutations`` int64 [P, K] are shared by the ``sets`` int64 [S, K], rows in default order.
+    """
+
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    permutations: NDArray[np.int64]
+    sets: NDArray[np.int64]
+    texts: dict[int, str]
+    """The fields of each train row that is used, joined by spaces; without template and label."""
+    hashes: dict[int, str]
+    """Of the content of each of these rows."""
+    _queries: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, study: Study) -> Demonstrations:
+        """Reads the task's data; raises `DataError` for a study whose numbers of shots have demonstrations of their
+        own, and what reading data raises."""
+        task = Task.load(study.task, study.data)
+        examples = _examples(study, task)
+        design = draw(study, task, examples)
+        if len(design.orderings) > 1:
+            raise DataError("with resample: per_k every k has demonstrations of its own; run with resample: none")
+        (group,), train = design.orderings, examples["train"]
+        used = np.unique(group.sets).tolist()
+        return cls(
+            rows=group.rows,
+            labels=train.labels[group.rows],
+            permutations=group.permutations,
+            sets=group.sets,
+            texts={row: _joined(train.fields[row]) for row in used},
+            hashes={row: train.hashes[row] for row in used},
+            _queries={
+                asked.split: [_joined(examples[asked.split].fields[row]) for row in asked.rows]
+                for asked in design.asked
+            },
+        )
+
+    def query_texts(self, split: str) -> list[str]:
+        """The fields of each distinct query of a split, joined by spaces; [Q]."""
+        return self._queries[split]
+
+
+def _joined(fields: Mapping[str, Any]) -> str:
+    return " ".join(map(str, fields.values()))
 
 
 @dataclass(frozen=True)

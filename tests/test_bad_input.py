@@ -121,7 +121,7 @@ def test_the_study_of_these_tests_is_sound(rerun, place):
     ("changes", "fragments"),
     [
         ({"permutatoins": 3}, ["study.yaml: a study has no key 'permutatoins'; did you mean 'permutations'?"]),
-        ({"self": 3}, ["study.yaml: a study has no key 'self'; did you mean 'sets'?"]),
+        ({"self": 3}, ["study.yaml: a study has no key 'self'; did you mean 'select'?"]),
         ({"zzz": 3}, ["study.yaml: a study has no key 'zzz'; valid keys: kind, model"]),
         ({True: 3}, ["study.yaml: the key True is not text", "YAML reads yes, no, on and off as booleans"]),
         ({"task": "colors"}, ["there is no task 'colors'; built in: ag_news, mini_news, or give a task file's path"]),

@@ -19,7 +19,7 @@ from iclperm.runner import Run
 from iclperm.store import writable
 from iclperm.tasks import Task, builtin_tasks
 
-COMMANDS = ("bench", "demo", "export", "plan", "report", "run", "status", "tasks", "verify")
+COMMANDS = ("bench", "demo", "export", "plan", "report", "run", "stats", "status", "tasks", "verify")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_plan_tells_the_memory_by_part(call, study_file):
 def test_every_key_of_a_study_is_a_flag():
     assert set(cli.STUDY_KEYS) == set(Study.model_fields)
     numbers = {key for key, field in Study.model_fields.items() if "int" in str(field.annotation)}
-    assert numbers - {"memory_budget"} == cli._NUMBERS
+    assert numbers - {"memory_budget", "demonstrations"} == cli._NUMBERS
 
 
 def test_tasks_are_listed_and_shown(call, study_file, tmp_path):
@@ -125,7 +125,7 @@ def test_tasks_are_listed_and_shown(call, study_file, tmp_path):
     [
         (["plan", "--sets", "many"], 2, "--sets is 'many'; give a whole number"),
         (["plan", "--task", "agnews"], 2, "there is no task 'agnews'; built in: ag_news, mini_news"),
-        (["plan", "--kind", "curve"], 2, "a study's key 'kind' is 'curve': input should be 'sensitivity'"),
+        (["plan", "--kind", "curves"], 2, "a study's key 'kind' is 'curves': input should be 'sensitivity'"),
         (["plan", "--shots", "2", "--permutations", "3"], 2, "permutations is 3, but 2 demonstrations have only 2"),
         (["plan", "absent.yaml"], 2, "absent.yaml: cannot be read"),
         (["report", "absent"], 1, "absent is not a run folder"),
@@ -228,11 +228,11 @@ def test_a_folder_that_refuses_figures_hides_no_result(call, study_file, tmp_pat
     assert call("run", study_file, "--out", out)[0] == 0
     write_report = Run.write_report
 
-    def refused(run, folder=None):
+    def refused(run, folder=None, kind=None):
         if folder is None:
             with writable(run.folder):
                 raise PermissionError(13, "Permission denied")
-        return write_report(run, folder)
+        return write_report(run, folder, kind)
 
     monkeypatch.setattr(Run, "write_report", refused)
     code, printed, complaint = call("report", out)

@@ -17,20 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
 from iclperm.reference import stats as reference
 from iclperm.report import write_report
-from iclperm.report.figures import curve_plot, heat_map, ratio_plot
+from iclperm.report.figures import curve_plot, heat_map, ratio_plot, save
 from iclperm.report.tables import curve_table, over_shots_table, sensitivity_tables, token_line
+from iclperm.studies.findings import Table, plain
 from iclperm.studies.sensitivity import (
+    Sensitivity,
     SensitivityOverShots,
     SensitivitySummary,
     conclusion,
-    plain,
-    report_content,
     sensitivity_over_shots,
     sensitivity_summary,
 )
@@ -125,7 +124,7 @@ class TestSummary:
         assert math.isnan(summary.printed.order) == (shape[1] < 2)
         assert "Order against selection" in rendered(summary)
         assert "as there is only one" in conclusion(summary)[0] or min(shape[:2]) >= 2
-        write_report(tmp_path, summary)
+        write_report(tmp_path, Sensitivity(summary), kind="sensitivity")
         assert json.loads((tmp_path / "report.json").read_text())["sensitivity"]["num_queries"] == shape[2]
 
     def test_says_what_a_small_design_cannot_tell(self) -> None:
@@ -158,7 +157,7 @@ class TestSummary:
         assert f"r = choice / order = {quoted}" in told
         assert quote.startswith("This is the r to quote (as printed in arXiv 2511.09700, jackknife interval)")
         assert quote.endswith(f"{summary.effects.ratio.high:.2f}].")
-        assert report_content(summary, None, [8])["sensitivity"]["conclusion"] == [first, told, quote]
+        assert Sensitivity(summary, (8,)).to_dict()["sensitivity"]["conclusion"] == [first, told, quote]
 
     def test_an_r_that_only_item_noise_holds_off_1_is_left_open(self) -> None:
         summary = full_summary()
@@ -291,7 +290,7 @@ class TestOverShots:
             assert np.isnan(values[0])
             assert np.isnan(values[1:]).all() == absent or num_queries == 1, name
         assert "-" in printed(over_shots_table(found))
-        assert len(ratio_plot(found, tmp_path / "r")) == 2
+        assert len(save(ratio_plot(found), tmp_path / "r")) == 2
         assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["order"][0] is None
 
     def test_without_a_common_query_nothing_is_said(self) -> None:
@@ -323,12 +322,12 @@ class TestOverShots:
             shown = " ".join(printed(over_shots_table(prefixes), width).split())
             assert f"* {prefixes.caution}" in shown
         assert re.findall(r"(\d\*?) as printed", shown) == ["1*", "4*", "8"]
-        drawn = " ".join(printed_text(ratio_plot(prefixes, tmp_path / "a")[1]))
+        drawn = " ".join(printed_text(save(ratio_plot(prefixes), tmp_path / "a")[1]))
         assert prefixes.caution in drawn
         assert clean.caution is None
         assert clean.is_order_alone.all()
         assert "*" not in printed(over_shots_table(clean))
-        assert "resample" not in " ".join(printed_text(ratio_plot(clean, tmp_path / "b")[1]))
+        assert "resample" not in " ".join(printed_text(save(ratio_plot(clean), tmp_path / "b")[1]))
         only_longest = sensitivity_over_shots(answers((3, 3, 2, 9)), shots=[0, 8])
         assert only_longest.caution is None
 
@@ -343,22 +342,16 @@ class TestOverShots:
                 assert all(f"{value[place]:.4f}" in line for value in values)
                 assert line.rstrip().endswith(f"{r.low[place]:.4f} to {r.high[place]:.4f}")
 
-    def test_points_are_hollow_where_order_is_not_order_alone(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_points_are_hollow_where_order_is_not_order_alone(self) -> None:
         from matplotlib.figure import Figure
 
-        figures: list[Figure] = []
-        save = Figure.savefig
-        monkeypatch.setattr(
-            Figure, "savefig", lambda figure, *args, **more: figures.append(figure) or save(figure, *args, **more)
-        )
-        ratio_plot(over_shots(), tmp_path / "r")
-        for axes in figures[0].axes:
+        plot, figure = ratio_plot(over_shots()), Figure()
+        plot.draw(figure)
+        for axes in figure.axes:
             hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
             assert hollow
             assert all(np.array_equal(line.get_xdata(), [1, 4]) for line in hollow)
-        ratio = next(line for axes in figures[0].axes for line in axes.lines if line.get_color() == "black")
+        ratio = next(line for axes in figure.axes for line in axes.lines if line.get_color() == "black")
         np.testing.assert_array_equal(ratio.get_ydata(), over_shots().ratio.estimate[1:])
 
     def test_shots_that_do_not_fit_are_named(self, tmp_path: Path) -> None:
@@ -371,7 +364,7 @@ class TestOverShots:
                 sensitivity_over_shots(np.ones((2, 3, 2, 4), int), shots=shots)
         nothing = sensitivity_over_shots(np.ones((2, 3, 1, 4), int), shots=[0])
         with pytest.raises(RequestError, match="at least one k >= 1"):
-            ratio_plot(nothing, tmp_path / "r")
+            save(ratio_plot(nothing), tmp_path / "r")
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -395,7 +388,7 @@ class TestJson:
         )
         curve = stats.curve(correct, state, weights)
         over = sensitivity_over_shots(correct, state, shots=[0, 4, 8], weights=weights)
-        known = list(numbers(report_content(summary, curve, [0, 4, 8], over)))
+        known = list(numbers(Sensitivity(summary, (0, 4, 8), curve, over).to_dict()))
         tables = [*sensitivity_tables(summary, 8), curve_table(curve, [0, 4, 8]), over_shots_table(over)]
         # a percent sign tells a share; constants of the method and exponents stand in words that are not numbers
         words = re.compile(r"5 % ordering|one ordering in 20|95 %|1e-4")
@@ -406,7 +399,7 @@ class TestJson:
                 assert any(f"{abs(scale * value):.{digits}f}" == number for value in known), (table.title, number)
 
     def test_round_trips_with_null_for_what_is_not_finite(self) -> None:
-        content = report_content(sensitivity_summary(np.ones((3, 3, 5), int)))
+        content = Sensitivity(sensitivity_summary(np.ones((3, 3, 5), int))).to_dict()
         read = json.loads(json.dumps(content, allow_nan=False))
         assert read == content
         assert read["sensitivity"]["spreads"]["mean_std"] == {"order": 0, "selection": 0, "ratio": None}
@@ -431,7 +424,7 @@ class TestJson:
 
     def test_a_curve_stands_beside_its_shots(self) -> None:
         curve = stats.curve(answers((3, 3, 2, 20)))
-        content = report_content(sensitivity_summary(answers((3, 3, 20))), curve, [0, 4])
+        content = Sensitivity(sensitivity_summary(answers((3, 3, 20))), (0, 4), curve).to_dict()
         assert content["curve"]["shots"] == [0, 4]
         assert content["curve"]["mean"] == curve.mean.tolist()
 
@@ -491,7 +484,7 @@ class TestTables:
     def test_lowest_and_highest_are_called_so(self) -> None:
         summary = full_summary()
         table = next(table for table in sensitivity_tables(summary) if str(table.title).startswith("Beyond"))
-        assert [column.header for column in table.columns] == ["", "mean", "lowest", "highest"]
+        assert list(table.header) == ["", "mean", "lowest", "highest"]
         assert summary.calibration is not None
         assert f"{summary.calibration.ece.min():.4f}" in printed(table)
 
@@ -532,7 +525,7 @@ class TestFigures:
     def test_the_heat_map_prints_cells_means_and_sensitivities(self, tmp_path: Path) -> None:
         matrix = np.random.default_rng(2).random((3, 4))
         r = stats.jackknife_ratio_interval(matrix)
-        png, svg = heat_map(matrix, tmp_path / "map", title="a title", ratio=r)
+        png, svg = save(heat_map(matrix, title="a title", ratio=r), tmp_path / "map")
         assert png.read_bytes().startswith(PNG_SIGNATURE)
         text = printed_text(svg)
         for value in (*matrix.ravel(), *matrix.mean(axis=0), *matrix.mean(axis=1)):
@@ -544,21 +537,21 @@ class TestFigures:
 
     def test_a_large_heat_map_prints_no_cells(self, tmp_path: Path) -> None:
         matrix = np.random.default_rng(3).random((10, 21))
-        text = printed_text(heat_map(matrix, tmp_path / "map")[1])
+        text = printed_text(save(heat_map(matrix), tmp_path / "map")[1])
         assert f"{matrix[0, 0]:.3f}".removeprefix("0") not in text
         assert {"20", "permutation", "set"} <= set(text)
 
     @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (6, 1), (40, 300)])
     def test_every_shape_can_be_drawn(self, shape: tuple[int, int], tmp_path: Path) -> None:
-        assert all(path.stat().st_size > 1000 for path in heat_map(np.full(shape, 0.25), tmp_path / "map"))
+        assert all(path.stat().st_size > 1000 for path in save(heat_map(np.full(shape, 0.25)), tmp_path / "map"))
 
     def test_files_are_the_same_twice_whatever_the_settings(self, tmp_path: Path) -> None:
         import matplotlib
 
         matrix, curve = np.random.default_rng(4).random((4, 4)), stats.curve(answers((3, 3, 3, 20)))
-        first = [*heat_map(matrix, tmp_path / "a"), *curve_plot(curve, [0, 1, 4], tmp_path / "b")]
+        first = [*save(heat_map(matrix), tmp_path / "a"), *save(curve_plot(curve, [0, 1, 4]), tmp_path / "b")]
         with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "none", "savefig.transparent": True}):
-            second = [*heat_map(matrix, tmp_path / "c"), *curve_plot(curve, [0, 1, 4], tmp_path / "d")]
+            second = [*save(heat_map(matrix), tmp_path / "c"), *save(curve_plot(curve, [0, 1, 4]), tmp_path / "d")]
             assert matplotlib.rcParams["font.size"] == 30
         for one, other in zip(first, second, strict=True):
             assert one.read_bytes() == other.read_bytes()
@@ -566,24 +559,26 @@ class TestFigures:
 
     def test_the_curve_names_both_bands(self, tmp_path: Path) -> None:
         curve = stats.curve(answers((3, 3, 3, 20)))
-        png, svg = curve_plot(curve, [0, 1, 4], tmp_path / "curve", chance=0.25)
+        png, svg = save(curve_plot(curve, [0, 1, 4], chance=0.25), tmp_path / "curve")
         assert png.read_bytes().startswith(PNG_SIGNATURE)
         assert {"mean", "spread over permutations", "spread over sets", "chance"} <= set(printed_text(svg))
 
     def test_a_band_that_is_undefined_is_left_out(self, tmp_path: Path) -> None:
-        _, svg = curve_plot(stats.curve(answers((1, 3, 3, 20))), [0, 1, 4], tmp_path / "curve")
+        _, svg = save(curve_plot(stats.curve(answers((1, 3, 3, 20))), [0, 1, 4]), tmp_path / "curve")
         text = printed_text(svg)
         assert "spread over permutations" in text
         assert "spread over sets" not in text
 
     def test_shots_must_fit_the_curve(self, tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="shots has 2 entries, the curve 3"):
-            curve_plot(stats.curve(answers((2, 2, 3, 5))), [0, 1], tmp_path / "curve")
+            save(curve_plot(stats.curve(answers((2, 2, 3, 5))), [0, 1]), tmp_path / "curve")
 
 
 def test_the_report_is_written_whole_and_replaced(tmp_path: Path) -> None:
     curve = stats.curve(answers((3, 3, 2, 20)))
-    first = write_report(tmp_path, sensitivity_summary(answers((3, 3, 20))), curve=curve, shots=[0, 4], title="one")
+    first = write_report(
+        tmp_path, Sensitivity(sensitivity_summary(answers((3, 3, 20))), (0, 4), curve, title="one"), kind="sensitivity"
+    )
     assert [path.name for path in first] == ["heatmap.png", "heatmap.svg", "curve.png", "curve.svg", "report.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in first)
     heat_map_text = printed_text(tmp_path / "heatmap.svg")
@@ -595,12 +590,14 @@ def test_the_report_is_written_whole_and_replaced(tmp_path: Path) -> None:
     both = [*("r_over_k.png", "r_over_k.svg"), "report.json"]
     for shots, files in (([1, 4], both), ([0, 4], both[-1:])):
         over = sensitivity_over_shots(answers((3, 3, 2, 20)), shots=shots)
-        paths = write_report(tmp_path, full_summary(), over_shots=over, shots=shots, title="two")
+        paths = write_report(
+            tmp_path, Sensitivity(full_summary(), tuple(shots), None, over, title="two"), kind="sensitivity"
+        )
         assert [path.name for path in paths[2:]] == files
         written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
         assert written["over_shots"] == json.loads(json.dumps(over.to_dict()))
     assert "two" in printed_text(tmp_path / "r_over_k.svg")
-    write_report(tmp_path, full_summary())
+    write_report(tmp_path, Sensitivity(full_summary()), kind="sensitivity")
     read = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert read["sensitivity"]["accuracy"] == full_summary().accuracy.tolist()
     assert not {"curve", "over_shots"} & set(read)

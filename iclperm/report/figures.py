@@ -19,18 +19,20 @@ import numpy.typing as npt
 from iclperm.errors import RequestError
 from iclperm.stats import Curve, Interval, order_sensitivity, selection_sensitivity, sensitivity_ratio
 from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
-from iclperm.studies.sensitivity import SensitivityOverShots
+from iclperm.studies.findings import Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from iclperm.studies.sensitivity import SensitivityOverShots
 
 _MAX_PRINTED_CELLS = 200
 _MAX_TICKS = 20
 _WIDEST_R = 16.0  # intervals of r beyond 1/16 and 16 leave the frame
 _CAPTION_LETTERS = 84
 _COLOURS = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#5F5F5F"  # Okabe-Ito
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#5F5F5F"  # Okabe-Ito
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # ships with Matplotlib: the same letters everywhere
     "font.size": 8.5,
@@ -41,18 +43,16 @@ _STYLE: Any = {
 }
 
 
-def heat_map(
-    accuracy: npt.ArrayLike, stem: str | Path, *, title: str = "", ratio: Interval | None = None
-) -> list[Path]:
-    """Draw accuracy [S, P] with the means of sets and permutations at the margins.
+def heat_map(accuracy: npt.ArrayLike, *, title: str = "", ratio: Interval | None = None) -> Plot:
+    """Accuracy [S, P] with the means of sets and permutations at the margins.
 
     Sets are rows and permutations columns; every cell's value is printed while S·P <= 200. The title carries order and
     selection sensitivity and r as printed in arXiv 2511.09700; `ratio` is that r with the interval that belongs to it
-    (`jackknife_ratio_interval`), left out where there is none. Writes `stem`.png and `stem`.svg and returns both
-    paths. Raises RequestError on another shape or a NaN.
+    (`jackknife_ratio_interval`), left out where there is none. Raises RequestError on another shape or a NaN.
     """
     matrix = accuracy_matrix(accuracy)
-    with _figure(_heat_map_size(*matrix.shape)) as figure:
+
+    def draw(figure: Figure) -> None:
         cells, by_set, by_permutation, bar = _heat_map_axes(figure, *matrix.shape)
         scale, printed = _scale(matrix), matrix.size <= _MAX_PRINTED_CELLS
         image = _draw_cells(cells, matrix, scale, printed)
@@ -60,61 +60,71 @@ def heat_map(
         _draw_cells(by_permutation, matrix.mean(axis=0, keepdims=True), scale, printed)
         _label_heat_map(cells, by_set, by_permutation, matrix.shape)
         figure.colorbar(image, cax=bar, label="accuracy").outline.set_visible(False)
-        _head(figure, title or "Accuracy by set and permutation", _sensitivity_line(matrix, ratio))
-        return _save(figure, Path(stem))
+        head(figure, title or "Accuracy by set and permutation", _sensitivity_line(matrix, ratio))
+
+    return Plot(_heat_map_size(*matrix.shape), draw)
 
 
-def curve_plot(
-    curve: Curve, shots: Sequence[int], stem: str | Path, *, title: str = "", chance: float | None = None
-) -> list[Path]:
-    """Draw accuracy against the number of shots, with the spread over permutations and over sets as two bands.
+def curve_plot(curve: Curve, shots: Sequence[int], *, title: str = "", chance: float | None = None) -> Plot:
+    """Accuracy against the number of shots, with the spread over permutations and over sets as two bands.
 
     Each band is the mean plus and minus one standard deviation; a band that is undefined (P = 1 or S = 1) is left out.
-    `chance` draws a level to compare with. Writes `stem`.png and `stem`.svg and returns both paths.
-    Raises RequestError if shots and curve differ in length. After arXiv 2503.22002, Figure 1.
+    `chance` draws a level to compare with. Raises RequestError if shots and curve differ in length. After arXiv
+    2503.22002, Figure 1.
     """
     if len(shots) != len(curve.mean):
         raise RequestError(f"shots has {len(shots)} entries, the curve {len(curve.mean)}")
-    with _figure((4.8, 3.4)) as figure:
+
+    def draw(figure: Figure) -> None:
         axes = figure.add_axes((0.13, 0.14, 0.84, 0.69))
         _draw_curve(axes, curve, shots)
         if chance is not None:
-            axes.axhline(chance, color=_GREY, linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
-        axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=_shot_ticks(shots))
-        _plain_frame(axes)
+            axes.axhline(chance, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
+        axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=shot_ticks(shots))
+        plain_frame(axes)
         axes.legend(frameon=False, loc="best", handlelength=1.8)
-        _head(figure, title or "Accuracy against the number of demonstrations", "bands: mean ± one standard deviation")
-        return _save(figure, Path(stem))
+        head(figure, title or "Accuracy against the number of demonstrations", "bands: mean ± one standard deviation")
+
+    return Plot((4.8, 3.4), draw)
 
 
-def ratio_plot(over_shots: SensitivityOverShots, stem: str | Path, *, title: str = "") -> list[Path]:
-    """Draw r as printed with its jackknife interval, and both sensitivities under it, against k >= 1.
+def ratio_plot(over_shots: SensitivityOverShots, *, title: str = "") -> Plot:
+    """r as printed with its jackknife interval, and both sensitivities under it, against k >= 1.
 
     Points are hollow where order is not order alone, and a caption says why. r has a logarithmic axis with a line at 1.
-    Writes `stem`.png and `stem`.svg and returns both paths. Raises RequestError where no k >= 1 was run.
+    Raises RequestError where no k >= 1 was run.
     """
     drawn = np.array(over_shots.shots) >= 1
     if not drawn.any():
         raise RequestError("r over k needs a run with at least one k >= 1, this one has k = 0 only")
     caption = textwrap.wrap(f"Hollow points: {over_shots.caution}", _CAPTION_LETTERS) if over_shots.caution else []
     foot = 0.14 * len(caption)
-    with _figure((4.8, 4.7 + foot)) as figure:
+
+    def draw(figure: Figure) -> None:
         upper, lower = _ratio_axes(figure, foot)
         _draw_ratio(upper, over_shots, drawn)
         for name, values, style in (
-            ("order", over_shots.order, {"color": _BLUE, "marker": "o"}),
-            ("selection", over_shots.selection, {"color": _ORANGE, "marker": "s"}),
+            ("order", over_shots.order, {"color": BLUE, "marker": "o"}),
+            ("selection", over_shots.selection, {"color": ORANGE, "marker": "s"}),
         ):
             _draw_points(lower, over_shots, drawn, values, {"label": f"to {name}", **style})
         lower.set(xlabel="number of demonstrations k", ylabel="sensitivity of accuracy")
         lower.set_ylim(bottom=0)
         lower.legend(frameon=False, loc="best", handlelength=1.8)
         for axes in (upper, lower):
-            _plain_frame(axes)
-        _head(
+            plain_frame(axes)
+        head(
             figure, title or "Order against selection over k", "r = selection / order, as printed, with 95 % jackknife"
         )
-        figure.text(0.02, 0.08 / figure.get_figheight(), "\n".join(caption), va="bottom", fontsize=7.5, color=_GREY)
+        figure.text(0.02, 0.08 / figure.get_figheight(), "\n".join(caption), va="bottom", fontsize=7.5, color=GREY)
+
+    return Plot((4.8, 4.7 + foot), draw)
+
+
+def save(plot: Plot, stem: str | Path) -> list[Path]:
+    """Draws a figure into `stem`.png and `stem`.svg; returns both paths."""
+    with _figure(plot.size) as figure:
+        plot.draw(figure)
         return _save(figure, Path(stem))
 
 
@@ -139,11 +149,11 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def _head(figure: Figure, title: str, line: str) -> None:
-    """Title and one line of figures under it, at fixed distances from the top whatever the height."""
+def head(figure: Figure, title: str, line: str) -> None:
+    """Title and one line under it, at fixed distances from the top whatever the height."""
     inch = 1 / figure.get_figheight()
     figure.text(0.02, 1 - 0.12 * inch, title, va="top", ha="left", fontsize=10.5, fontweight="bold")
-    figure.text(0.02, 1 - 0.36 * inch, line, va="top", ha="left", color=_GREY)
+    figure.text(0.02, 1 - 0.36 * inch, line, va="top", ha="left", color=GREY)
 
 
 def _sensitivity_line(matrix: FloatArray, interval: Interval | None) -> str:
@@ -233,8 +243,8 @@ def _ticks(count: int) -> list[int]:
 def _draw_curve(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
     axes.plot(shots, curve.mean, color="black", linewidth=1.6, marker="o", markersize=4, label="mean", zorder=3)
     # one band filled, one hatched: both stay visible where they overlap, in print too
-    filled: dict[str, Any] = {"facecolor": (_BLUE, 0.22), "edgecolor": (_BLUE, 0.8)}
-    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": (_ORANGE, 0.75), "hatch": "//////"}
+    filled: dict[str, Any] = {"facecolor": (BLUE, 0.22), "edgecolor": (BLUE, 0.8)}
+    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": (ORANGE, 0.75), "hatch": "//////"}
     bands = (("permutations", curve.std_permutations, filled), ("sets", curve.std_sets, hatched))
     for name, spread, style in bands:
         if np.isfinite(spread).all():
@@ -242,13 +252,14 @@ def _draw_curve(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
             axes.fill_between(shots, low, high, label=f"spread over {name}", linewidth=0.8, **style)
 
 
-def _plain_frame(axes: Axes) -> None:
+def plain_frame(axes: Axes) -> None:
+    """Two axes and light horizontal lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E4E4E4", linewidth=0.7)
     axes.set_axisbelow(True)
 
 
-def _shot_ticks(shots: Sequence[int]) -> list[int]:
+def shot_ticks(shots: Sequence[int]) -> list[int]:
     """Every k, or evenly many of them where they would run into each other; the last always."""
     step = math.ceil(len(shots) / _MAX_TICKS)
     return list(shots)[::-step][::-1]
@@ -266,13 +277,13 @@ def _ratio_axes(figure: Figure, foot: float) -> tuple[Axes, Axes]:
 
 def _draw_ratio(axes: Axes, over_shots: SensitivityOverShots, drawn: npt.NDArray[np.bool_]) -> None:
     shots, r = np.array(over_shots.shots)[drawn], over_shots.ratio
-    axes.axhline(1.0, color=_GREY, linewidth=0.9, linestyle=(0, (4, 2)))
+    axes.axhline(1.0, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)))
     axes.vlines(shots, r.low[drawn], r.high[drawn], color="black", linewidth=1.1)
     _draw_points(axes, over_shots, drawn, r.estimate, {"color": "black", "marker": "o"})
     low, high = _ratio_limits(r.estimate[drawn], r.low[drawn], r.high[drawn])
     steps = [digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)]
     ticks = [step for step in steps if low <= step <= high]
-    axes.set(ylabel="r", yscale="log", ylim=(low, high), xticks=_shot_ticks(shots.tolist()))
+    axes.set(ylabel="r", yscale="log", ylim=(low, high), xticks=shot_ticks(shots.tolist()))
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
 

@@ -1,16 +1,12 @@
-"""The results as rich tables; `SensitivitySummary.to_dict` holds the same numbers as JSON."""
+"""The results as tables; `SensitivitySummary.to_dict` holds the same numbers as JSON."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Literal
-
-from rich import box
-from rich.table import Table
 
 from iclperm.errors import RequestError
 from iclperm.stats import Calibration, Curve, Interval, VarianceComponents, explain_components
+from iclperm.studies.findings import Table, interval_words, number
 from iclperm.studies.sensitivity import Ordering, SensitivityOverShots, SensitivitySummary, Tokens, over_orderings
 
 _MAX_MEANS = 20
@@ -50,10 +46,10 @@ def curve_table(curve: Curve, shots: Sequence[int]) -> Table:
     if len(shots) != len(curve.mean):
         raise RequestError(f"shots has {len(shots)} entries, the curve {len(curve.mean)}")
     rows = zip(shots, curve.mean, curve.std_permutations, curve.std_sets, strict=True)
-    return _table(
+    return Table(
         "Accuracy against k, with standard deviations",
         ("k", "accuracy", "std over orders", "std of set means"),
-        [(str(shot), *(_number(value) for value in values)) for shot, *values in rows],
+        [(str(shot), *(number(value) for value in values)) for shot, *values in rows],
     )
 
 
@@ -75,13 +71,10 @@ def over_shots_table(over_shots: SensitivityOverShots) -> Table:
             ("", "noise-free", effects, over_shots.ratio_effect),
         ):
             interval = Interval(r.estimate[place], r.low[place], r.high[place], r.level)
-            rows.append((name, kind, *(_number(value[place]) for value in values), _range(interval)))
-    table = _table(
-        "Order against selection over k", ("k", "", "to order", "to selection", "r", "95 % of r"), rows, texts=(1,)
-    )
-    if over_shots.caution is not None:
-        table.caption, table.caption_justify = f"* {over_shots.caution}", "left"
-    return table
+            rows.append((name, kind, *(number(value[place]) for value in values), interval_words(interval)))
+    header = ("k", "", "to order", "to selection", "r", "95 % of r")
+    caption = "" if over_shots.caution is None else f"* {over_shots.caution}"
+    return Table("Order against selection over k", header, rows, texts=(1,), caption=caption)
 
 
 def token_line(tokens: Tokens) -> str:
@@ -94,9 +87,9 @@ def token_line(tokens: Tokens) -> str:
 def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) -> Table:
     sets, permutations = summary.accuracy.shape
     rows: list[Sequence[str]] = [
-        ("mean", _number(summary.mean), f"standard error {_number(summary.mean_se)}, clustered by query"),
+        ("mean", number(summary.mean), f"standard error {number(summary.mean_se)}, clustered by query"),
         ("best ordering", *_ordering(summary.best)),
-        ("5 % ordering", _number(summary.low_tail.accuracy), "one ordering in 20 is no better than this"),
+        ("5 % ordering", number(summary.low_tail.accuracy), "one ordering in 20 is no better than this"),
         ("worst ordering", *_ordering(summary.worst)),
     ]
     missing = ", ".join(f"{name} {share:.2%}" for name, share in summary.missing.items() if share) or "none"
@@ -106,7 +99,7 @@ def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) 
     if full and summary.near_ties is not None:
         rows.append(("near-ties", f"{summary.near_ties:.2%}", "two best labels within 1e-4 nats"))
     title = f"Accuracy{_at(shots)}: {sets} sets x {permutations} permutations, {summary.num_queries} queries"
-    return _table(title, ("", "", ""), rows, texts=(2,))
+    return Table(title, ("", "", ""), rows, texts=(2,))
 
 
 def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) -> Table:
@@ -117,16 +110,16 @@ def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) ->
         del estimators["rms"]
     for estimator, name in estimators.items():
         spread = summary.spreads[estimator]
-        rows.append((name, _number(spread.order), _number(spread.selection), _number(spread.ratio)))
+        rows.append((name, number(spread.order), number(spread.selection), number(spread.ratio)))
         if estimator == "mean_std" and summary.jackknife is not None:
-            rows.append(("  95 %, jackknife", "", "", _range(summary.jackknife)))
+            rows.append(("  95 %, jackknife", "", "", interval_words(summary.jackknife)))
         if estimator == "rms" and summary.intervals is not None:
-            rows.append(("  95 %, generalised", *(_range(interval) for interval in summary.intervals)))
+            rows.append(("  95 %, generalised", *(interval_words(interval) for interval in summary.intervals)))
     if summary.effects is not None:
-        rows.append(("RMS without item noise", *(_number(effect.estimate) for effect in summary.effects)))
-        rows.append(("  95 %, generalised", *(_range(effect) for effect in summary.effects)))
+        rows.append(("RMS without item noise", *(number(effect.estimate) for effect in summary.effects)))
+        rows.append(("  95 %, generalised", *(interval_words(effect) for effect in summary.effects)))
     header = ("sensitivity of accuracy", "to order", "to selection", "r = sel. / order")
-    return _table(f"Order against selection{_at(shots)}", header, rows)
+    return Table(f"Order against selection{_at(shots)}", header, rows)
 
 
 def _component_table(components: VarianceComponents, shots: int | None, in_words: Sequence[str] | None) -> Table:
@@ -134,23 +127,23 @@ def _component_table(components: VarianceComponents, shots: int | None, in_words
     effects = zip(components.sigma2._asdict().items(), components.shares, words, strict=True)
     rows = [(effect, f"{value:+.6f}", f"{share:.1%}", because) for (effect, value), share, because in effects]
     title = f"Shares of the variance of single answers{_at(shots)}"
-    return _table(title, ("", "variance", "share", "because"), rows, texts=(3,))
+    return Table(title, ("", "variance", "share", "because"), rows, texts=(3,))
 
 
 def _means_table(summary: SensitivitySummary, shots: int | None) -> Table:
     by_set, by_permutation = summary.set_means, summary.permutation_means
     rows = [
-        (str(index), *(_number(means[index]) if index < len(means) else "" for means in (by_set, by_permutation)))
+        (str(index), *(number(means[index]) if index < len(means) else "" for means in (by_set, by_permutation)))
         for index in range(max(summary.accuracy.shape))
     ]
-    return _table(f"Mean accuracy{_at(shots)}", ("index", "set", "permutation"), rows)
+    return Table(f"Mean accuracy{_at(shots)}", ("index", "set", "permutation"), rows)
 
 
 def _calibration_table(calibration: Calibration, shots: int | None) -> Table:
     names = {"nll": "negative log-likelihood (nats)", "brier": "Brier score", "ece": "expected calibration error"}
     scores = over_orderings(calibration)
-    rows = [(name, *map(_number, scores[field].values())) for field, name in names.items()]
-    return _table(f"Beyond accuracy{_at(shots)}, over all orderings", ("", "mean", "lowest", "highest"), rows)
+    rows = [(name, *map(number, scores[field].values())) for field, name in names.items()]
+    return Table(f"Beyond accuracy{_at(shots)}, over all orderings", ("", "mean", "lowest", "highest"), rows)
 
 
 def _token_table(tokens: Tokens) -> Table:
@@ -159,25 +152,11 @@ def _token_table(tokens: Tokens) -> Table:
         ("distinct", f"{tokens.unique:,}", f"{tokens.saving:.1f} times fewer: shared prefixes counted once"),
         ("forwarded", _forwarded(tokens), "sent through the model, in all sessions"),
     ]
-    return _table("Tokens, for all k", ("", "", ""), rows, texts=(2,))
+    return Table("Tokens, for all k", ("", "", ""), rows, texts=(2,))
 
 
 def _forwarded(tokens: Tokens) -> str:
     return f"{tokens.forwarded:,}" if tokens.complete else f"at least {tokens.forwarded:,}"
-
-
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[int] = ()) -> Table:
-    """A table that wraps where it is narrow and cuts nothing: names keep their line, values break at spaces only."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
-    table.padding, table.show_header = (0, 1, 0, 0), any(header)
-    table.add_column(header[0], no_wrap=True, min_width=max(len(row[0]) for row in rows))
-    for column, name in enumerate(header[1:], start=1):
-        words = (word for cell in [name, *(row[column] for row in rows)] for word in cell.split(" "))
-        justify: Literal["left", "right"] = "left" if column in texts else "right"
-        table.add_column(name, justify=justify, overflow="fold", min_width=max(map(len, words)))
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _at(shots: int | None) -> str:
@@ -185,12 +164,4 @@ def _at(shots: int | None) -> str:
 
 
 def _ordering(ordering: Ordering) -> tuple[str, str]:
-    return _number(ordering.accuracy), f"set {ordering.set}, permutation {ordering.permutation}"
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4f}"
-
-
-def _range(interval: Interval) -> str:
-    return "-" if math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
+    return number(ordering.accuracy), f"set {ordering.set}, permutation {ordering.permutation}"

@@ -13,12 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from iclperm.audit import RunStatus, Verification
+from iclperm.compound import StudyRuns
 from iclperm.engine.budget import bytes_in_words
 from iclperm.errors import printable
 from iclperm.prompts import PromptText, PromptTokens
-from iclperm.report.tables import curve_table, over_shots_table, sensitivity_tables, token_line
+from iclperm.report.tables import token_line
 from iclperm.results import Run, RunReport
-from iclperm.studies.sensitivity import conclusion
+from iclperm.studies.findings import Table as FoundTable
+from iclperm.studies.sensitivity import Tokens
 from iclperm.study import Study
 from iclperm.tasks import Task
 from iclperm.work import StudyPlan, uneven_labels
@@ -67,25 +69,46 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     print_notes(console, [*notes, *_faster_dtype(planned)])
 
 
-def print_run(console: Console, run: Run, *, full: bool) -> None:
-    """What a run found, in brief or in full, ending in plain words."""
-    summary, curve, over_shots, shots = run.summary(), run.curve(), run.over_shots(), run.shots
+def print_plans(console: Console, planned: Mapping[str, StudyPlan], study: Study) -> None:
+    """The plans of a study of several runs, and what they come to together."""
+    for name, part in planned.items():
+        console.print("", f"[bold]{name}[/bold]", sep="\n")
+        print_plan(console, part, study)
+    seconds = [part.estimate.seconds for part in planned.values() if part.estimate is not None]
+    rows = {
+        "runs": f"{len(planned)}",
+        "distinct prompts": f"{sum(part.num_prompts for part in planned.values()):,}",
+        "tokens, distinct": f"{sum(part.tokens_unique for part in planned.values()):,}",
+        "estimated time": f"about {duration(sum(seconds))}" if len(seconds) == len(planned) else "-",
+    }
+    console.print("", _facts("Together", rows), sep="\n")
+
+
+def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str | None = None) -> None:
+    """What a run found, in brief or in full, ending in plain words; ``kind`` as `Run.findings` takes it."""
+    findings = run.findings(kind)
     head = [_head(run)] if full else [_head(run), _cost(run)]
     console.print(*head, sep="\n", markup=False, soft_wrap=True)
-    tables = sensitivity_tables(summary, shots[-1], full=full)
-    if curve is not None:
-        tables.append(curve_table(curve, shots))
-    if over_shots is not None and full:
-        tables.append(over_shots_table(over_shots))
+    print_tables(console, findings.tables(full))
+    if not full:
+        console.print("", token_line(Tokens.of(run.report)), sep="\n", markup=False)
+    print_conclusion(console, findings.conclusion())
+    print_notes(
+        console,
+        [*findings.warnings, *run.warnings, *_foreign_tasks(run), *_run_notes(run.report)],
+    )
+
+
+def print_tables(console: Console, tables: Sequence[FoundTable]) -> None:
+    """One after the other, an empty line before each."""
     for table in tables:
         console.print("", table, sep="\n")
-    if summary.tokens is not None and not full:
-        console.print("", token_line(summary.tokens), sep="\n", markup=False)
+
+
+def print_conclusion(console: Console, sentences: Sequence[str]) -> None:
+    """The result in plain words."""
     console.print("", "[bold]Conclusion[/bold]", sep="\n")
-    console.print(*conclusion(summary, shots[-1]), sep="\n", markup=False)
-    print_notes(
-        console, [*summary.warnings, *run.warnings, *foreign_task(run.study, run.task), *_run_notes(run.report)]
-    )
+    console.print(*sentences, sep="\n", markup=False)
 
 
 def print_prompt(console: Console, prompt: PromptText, shots: int) -> None:
@@ -149,8 +172,10 @@ def print_status(console: Console, status: RunStatus) -> None:
     console.print(_table("Sessions", ("session", "seconds", "parts", "tokens", "ended"), sessions))
 
 
-def print_verification(console: Console, verification: Verification) -> None:
-    """What a check found."""
+def print_verification(console: Console, verification: Verification, *, named: bool = False) -> None:
+    """What a check found, under the folder's name where it is one of several (``named``)."""
+    if named:
+        console.print(printable(str(verification.folder)), markup=False, soft_wrap=True)
     for damage in verification.damage:
         console.print(f"damaged: {printable(damage)}", markup=False, soft_wrap=True)
     done = f"{verification.num_parts_done:,} of {verification.num_parts:,} parts"
@@ -186,6 +211,11 @@ def print_notes(console: Console, notes: Sequence[str]) -> None:
     """Lines that should not be missed."""
     for note in notes:
         console.print(f"note: {note}", markup=False)
+
+
+def _foreign_tasks(run: Run | StudyRuns) -> list[str]:
+    runs = [run] if isinstance(run, Run) else run.runs.values()
+    return list(dict.fromkeys(note for one in runs for note in foreign_task(one.study, one.task)))
 
 
 def foreign_task(study: Study, task: str) -> list[str]:
@@ -265,7 +295,9 @@ def _data_notes(duplicates: int, conflicting: int, excluded: int, oversampled: i
     return notes
 
 
-def _head(run: Run) -> str:
+def _head(run: Run | StudyRuns) -> str:
+    if not isinstance(run, Run):
+        return "\n".join(f"{name}: {_head(one)}" for name, one in run.runs.items())
     sets, permutations, _, queries = run.correct.shape
     others = "".join(f", {len(items.gold)} {split} queries" for split, items in run.splits.items() if split != "test")
     return printable(
@@ -274,7 +306,7 @@ def _head(run: Run) -> str:
     )
 
 
-def _cost(run: Run) -> str:
+def _cost(run: Run | StudyRuns) -> str:
     cost = run.report
     if cost.num_parts_resumed == cost.num_parts:
         return printable(f"nothing to compute: all {cost.num_parts} parts were found in {run.folder}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,10 @@ from iclperm.errors import DataError, RequestError
 from iclperm.stats import Calibration, Curve, Interval, NeededDesign, SensitivityIntervals, VarianceComponents
 from iclperm.stats.sensitivity import query_weights
 from iclperm.store import STATES
+from iclperm.studies.findings import Plot, Table, plain
+
+if TYPE_CHECKING:
+    from iclperm.results import Run
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -40,6 +44,12 @@ class Tokens(NamedTuple):
     forwarded: int
     complete: bool = True
     """False where a session ended without a record of its tokens: `forwarded` is then the least it can be."""
+
+    @classmethod
+    def of(cls, report: TokenReport) -> Tokens:
+        """What an engine or a run counted; an engine always knows what it forwarded."""
+        complete = getattr(report, "is_token_count_complete", True)
+        return cls(report.tokens_naive, report.tokens_unique, report.tokens_forwarded, complete)
 
     @property
     def saving(self) -> float:
@@ -218,6 +228,72 @@ class SensitivitySummary:
         return content
 
 
+@dataclass(frozen=True)
+class Sensitivity:
+    """The findings of a sensitivity study: its summary at the largest number of shots, and what changes over shots."""
+
+    summary: SensitivitySummary
+    shots: tuple[int, ...] = ()
+    """The numbers of demonstrations that were run, the last of them that of the summary; empty where not known."""
+    curve: Curve | None = None
+    over_shots: SensitivityOverShots | None = None
+    title: str = ""
+    chance: float | None = None
+    """Accuracy of guessing."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """See `Findings`."""
+        return self.summary.warnings
+
+    def conclusion(self) -> list[str]:
+        """See `Findings`."""
+        return conclusion(self.summary, self._last)
+
+    def tables(self, full: bool) -> list[Table]:
+        """See `Findings`."""
+        from iclperm.report.tables import curve_table, over_shots_table, sensitivity_tables
+
+        tables = sensitivity_tables(self.summary, self._last, full=full)
+        if self.curve is not None:
+            tables.append(curve_table(self.curve, self.shots))
+        if self.over_shots is not None and full:
+            tables.append(over_shots_table(self.over_shots))
+        return tables
+
+    def plots(self) -> dict[str, Plot]:
+        """The heat map of accuracies, the curve and r over shots, as far as they were run."""
+        from iclperm.report.figures import curve_plot, heat_map, ratio_plot
+
+        title = ", ".join(part for part in (self.title, f"k = {self._last}" if self.shots else "") if part)
+        plots = {"heatmap": heat_map(self.summary.accuracy, title=title, ratio=self.summary.jackknife)}
+        if self.curve is not None:
+            plots["curve"] = curve_plot(self.curve, self.shots, title=self.title, chance=self.chance)
+        if self.over_shots is not None and sum(k > 0 for k in self.over_shots.shots) >= 2:
+            plots["r_over_k"] = ratio_plot(self.over_shots, title=self.title)
+        return plots
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary and, where they were run, curve and sensitivity over shots; JSON-safe."""
+        content: dict[str, Any] = {"sensitivity": self.summary.to_dict(self._last)}
+        if self.curve is not None:
+            content["curve"] = {"shots": plain(self.shots), **plain(self.curve)}
+        if self.over_shots is not None:
+            content["over_shots"] = self.over_shots.to_dict()
+        return content
+
+    @property
+    def _last(self) -> int | None:
+        return self.shots[-1] if self.shots else None
+
+
+def findings(run: Run) -> Sensitivity:
+    """Order against selection in a finished run."""
+    return Sensitivity(
+        run.summary(), run.shots, run.curve(), run.over_shots(), title=run.title, chance=1 / len(run.labels)
+    )
+
+
 def sensitivity_summary(
     correct: npt.ArrayLike,
     label_logprob: npt.ArrayLike | Iterator[npt.NDArray[Any]] | None = None,
@@ -276,7 +352,7 @@ def sensitivity_summary(
         low_tail=_ranked(matrix, 0.05),
         calibration=None if labels is None else labels.calibration,
         near_ties=None if labels is None else labels.near_ties,
-        tokens=None if tokens is None else _tokens(tokens),
+        tokens=None if tokens is None else Tokens.of(tokens),
         warnings=tuple(stats.skewness_warnings(matrix)),
     )
 
@@ -340,24 +416,6 @@ def over_orderings(calibration: Calibration) -> dict[str, dict[str, float]]:
     }
 
 
-def report_content(
-    summary: SensitivitySummary,
-    curve: Curve | None = None,
-    shots: Sequence[int] | None = None,
-    over_shots: SensitivityOverShots | None = None,
-) -> dict[str, Any]:
-    """The content of `report.json`: the summary and, where they were run, curve and sensitivity over shots. JSON-safe.
-
-    `shots` are the numbers of demonstrations that were run, the last of them that of the summary.
-    """
-    content: dict[str, Any] = {"kind": "sensitivity", "sensitivity": summary.to_dict(shots[-1] if shots else None)}
-    if curve is not None:
-        content["curve"] = {"shots": plain(shots), **plain(curve)}
-    if over_shots is not None:
-        content["over_shots"] = over_shots.to_dict()
-    return content
-
-
 def conclusion(summary: SensitivitySummary, shots: int | None = None) -> list[str]:
     """The result in plain sentences: what order and choice of `shots` demonstrations do, and whether r differs from 1.
 
@@ -367,23 +425,6 @@ def conclusion(summary: SensitivitySummary, shots: int | None = None) -> list[st
     if shots == 0:
         return [f"At k = 0 there are no demonstrations to order or to choose; accuracy is {100 * summary.mean:.1f} %."]
     return [_movements(summary, shots), *_verdict(summary)]
-
-
-def plain(value: Any) -> Any:
-    """`value` as lists, dictionaries, strings, booleans and finite numbers; NaN and infinity become None."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return plain(value._asdict())
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _movements(summary: SensitivitySummary, shots: int | None) -> str:
@@ -443,11 +484,6 @@ def _remedy(summary: SensitivitySummary) -> str:
         f"if r is {needed.ratio:.2f}, about {needed.num_sets:,} sets x {needed.num_permutations:,} permutations would "
         "settle it"
     )
-
-
-def _tokens(report: TokenReport) -> Tokens:
-    complete = getattr(report, "is_token_count_complete", True)  # an engine always knows what it forwarded
-    return Tokens(report.tokens_naive, report.tokens_unique, report.tokens_forwarded, complete)
 
 
 def _component_summary(components: VarianceComponents, same_label_sequence: bool) -> dict[str, Any]:

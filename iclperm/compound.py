@@ -1,0 +1,275 @@
+"""Studies made of several runs: one for each task and model of a transfer, or a curve and what was selected by it.
+
+Each run has a folder of its own within the study's, and resumes, grows and is verified as any run is. Nothing is stored
+beside them that does not follow from them:
+
+study/
+  FORMAT        "iclperm-runs 1"
+  study.yaml    the study, canonical
+  <name>/       a run folder
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iclperm.errors import ConfigError, RunError
+from iclperm.results import Run, RunReport, open_run
+from iclperm.store import writable, write_whole
+from iclperm.studies.findings import Findings
+from iclperm.study import Study
+from iclperm.tasks import Task
+from iclperm.work import Demonstrations, StudyPlan
+
+FORMAT = "iclperm-runs 1"
+Runner = Callable[[Study, Path | None], Run]
+"""Runs one of the studies, or what is missing of it in a folder."""
+
+
+@dataclass(frozen=True)
+class StudyRuns:
+    """The finished runs of one study, by name, and what they say together."""
+
+    study: Study
+    runs: dict[str, Run]
+    folder: Path | None
+
+    @property
+    def report(self) -> RunReport:
+        """What all runs cost and met together."""
+        reports = [run.report for run in self.runs.values()]
+        total: dict[str, Any] = {
+            field.name: sum(getattr(report, field.name) for report in reports) for field in fields(RunReport)
+        }
+        total["num_numerics"] = max(report.num_numerics for report in reports)
+        total["is_token_count_complete"] = all(report.is_token_count_complete for report in reports)
+        total["is_growing"] = any(report.is_growing for report in reports)
+        return RunReport(**total)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the runs' digests, by name."""
+        return hashlib.sha256(json.dumps([[name, run.digest] for name, run in self.runs.items()]).encode()).hexdigest()
+
+    @property
+    def title(self) -> str:
+        """Tasks and models."""
+        return "; ".join(dict.fromkeys(run.title for run in self.runs.values()))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What should be known of each run before the numbers are believed."""
+        return [f"{name}: {warning}" for name, run in self.runs.items() for warning in run.warnings]
+
+    def findings(self, kind: str | None = None) -> Findings:
+        """What the runs say together; raises `ConfigError` for another ``kind`` than the study's."""
+        if kind not in (None, self.study.kind):
+            raise ConfigError(f"this is a study of the kind {self.study.kind}; ask one of its runs for {kind!r}")
+        return self._findings
+
+    @cached_property
+    def _findings(self) -> Findings:
+        if self.study.kind == "transfer":
+            from iclperm.studies import transfer
+
+            return transfer.findings(self.runs)
+        from iclperm.studies import selection
+
+        return selection.findings(self.runs["source"], self.runs["chosen"])
+
+    def report_content(self, kind: str | None = None) -> dict[str, Any]:
+        """What report.json holds, JSON-safe."""
+        return {"kind": self.study.kind, **self.findings(kind).to_dict(), **self._remarks}
+
+    @property
+    def _remarks(self) -> dict[str, Any]:
+        return {"normalize": self.study.normalize, "warnings": self.warnings}
+
+    def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
+        """Writes figures and report.json into ``folder``, by default the study's own; returns their paths."""
+        from iclperm.report import write_report
+
+        target = folder or self.folder
+        if target is None:
+            raise RunError("these runs are in memory only; name a folder for their report")
+        with writable(Path(target)):
+            Path(target).mkdir(parents=True, exist_ok=True)
+            return write_report(target, self.findings(kind), kind=self.study.kind, remarks=self._remarks)
+
+
+def run_all(study: Study, out: Path | None, run: Runner) -> StudyRuns:
+    """Runs the studies that a compound one is made of, one after the other; see `iclperm.run`."""
+    refuse_open_shots(study)
+    if out is not None:
+        _claim(out, study)
+    runs: dict[str, Run] = {}
+    for name, part in _first(study).items():
+        runs[name] = run(part, None if out is None else out / name)
+    if study.kind == "selection":
+        part = _chosen(study, runs["source"])
+        runs["chosen"] = run(part, None if out is None else out / _name_of_chosen(part))
+    return StudyRuns(study, runs, out)
+
+
+def plans(study: Study, plan: Callable[[Study], StudyPlan]) -> dict[str, StudyPlan]:
+    """The plans of the runs by name. What a selection will choose is not known before: any demonstrations stand in."""
+    refuse_open_shots(study)
+    parts = _first(study)
+    if study.kind == "selection":
+        from iclperm.studies.selection import STRATEGIES
+
+        sets = Demonstrations.of(parts["source"]).sets
+        if study.select > sets.shape[1]:
+            raise _too_many(study)
+        stand_in = np.concatenate([np.roll(sets, turn, axis=1)[:, : study.select] for turn in range(len(STRATEGIES))])
+        parts["chosen"] = _given(study, stand_in)
+    return {name: plan(part) for name, part in parts.items()}
+
+
+def open_all(path: Path, open_one: Callable[[Path], Run] = open_run) -> StudyRuns:
+    """The finished runs of a study from its folder; raises `RunError` where one is not finished."""
+    study = Study.from_file(path / "study.yaml")
+    return StudyRuns(study, {name: open_one(folder) for name, folder in folders(path).items()}, path)
+
+
+def is_compound(path: str | Path) -> bool:
+    """Whether a folder holds the runs of a compound study."""
+    try:
+        return (Path(path) / "FORMAT").read_text(encoding="utf-8").strip() == FORMAT
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def folders(path: Path) -> dict[str, Path]:
+    """The run folders of a compound study by name, as far as they are known; those of a selection once it was made."""
+    study = Study.from_file(path / "study.yaml")
+    found = {name: path / name for name in _first(study)}
+    if study.kind == "selection":
+        source = open_run(found["source"])
+        found["chosen"] = path / _name_of_chosen(_chosen(study, source))
+    return found
+
+
+def refuse_open_shots(study: Study) -> None:
+    """Raises `ConfigError` where the tasks of a transfer would run other numbers of shots."""
+    if study.kind != "transfer":
+        return
+    counts = {name: study.shot_list(Task.load(name, study.data).shots)[-1] for name in _tasks(study)}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConfigError(f"an order carries over between equal numbers of shots, but there are {told}; set 'shots'")
+
+
+def _first(study: Study) -> dict[str, Study]:
+    """The studies that can begin at once, by the names of their folders."""
+    plain = {"tasks": None, "models": None, "out": None}
+    if study.kind == "selection":
+        return {"source": _changed(study, kind="curve", select=Study.model_fields["select"].default, out=None)}
+    pairs = [(task, model) for task in _tasks(study) for model in _models(study)]
+    if len(pairs) < 2:
+        raise ConfigError("a transfer needs two tasks or two models at least; name them under 'tasks' or 'models'")
+    names = [_name(task, model, len(_tasks(study)), len(_models(study))) for task, model in pairs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two of the tasks or models have one name: {', '.join(names)}; give each once")
+    return {
+        name: _changed(study, kind="search", task=task, model=model, **plain)
+        for name, (task, model) in zip(names, pairs, strict=True)
+    }
+
+
+def _tasks(study: Study) -> list[str]:
+    return study.tasks or [study.task]
+
+
+def _models(study: Study) -> list[str]:
+    return study.models or [study.model]
+
+
+def _name(task: str, model: str, num_tasks: int, num_models: int) -> str:
+    parts = ([Path(task).stem] if num_tasks > 1 else []) + ([Path(model).name] if num_models > 1 else [])
+    return re.sub(r"[^\w.-]", "_", "-".join(parts))
+
+
+def _chosen(study: Study, source: Run) -> Study:
+    from iclperm.studies import selection
+
+    if study.select > len(source.shots) - 1:
+        raise _too_many(study)
+    return _given(study, selection.choose(source, num_chosen=study.select, seed=study.seed).rows)
+
+
+def _too_many(study: Study) -> ConfigError:
+    return ConfigError(f"a study's key 'select' is {study.select}, but 'shots' is {study.shots}; lower the first")
+
+
+def _given(study: Study, rows: np.ndarray[Any, Any]) -> Study:
+    """A curve over demonstrations that are given, in random orders, on test queries."""
+    return _changed(
+        study,
+        kind="curve",
+        sets=len(rows),
+        demonstrations=rows.tolist(),
+        shots=int(rows.shape[1]),
+        dev_queries=0,
+        select=Study.model_fields["select"].default,
+        out=None,
+    )
+
+
+def _name_of_chosen(study: Study) -> str:
+    """Another choice is another run: the source may have grown since."""
+    content = json.dumps([study.demonstrations, study.permutations, study.queries])
+    return f"chosen-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def _changed(study: Study, **changes: Any) -> Study:
+    return Study(**{**study.model_dump(), **changes})
+
+
+def _claim(path: Path, study: Study) -> None:
+    """Makes the folder, or refuses one that holds something else."""
+    with writable(path):
+        path.mkdir(parents=True, exist_ok=True)
+        if not is_compound(path):
+            if any(path.iterdir()):
+                raise RunError(f"{path} holds other files; give another folder")
+            write_whole(path / "FORMAT", f"{FORMAT}\n".encode())
+        recorded = path / "study.yaml"
+        if recorded.exists():
+            _refuse_other(path, Study.from_file(recorded), study)
+        write_whole(recorded, _canonical(study).to_yaml().encode())
+
+
+_FREE = ("sets", "permutations", "queries", "dev_queries", "device", "memory_budget", "out", "criterion", "normalize")
+
+
+def _refuse_other(path: Path, there: Study, here: Study) -> None:
+    """Raises `RunError` where the folder's study is another one; its runs refuse what they cannot continue."""
+    before, now = _canonical(there).model_dump(exclude=set(_FREE)), _canonical(here).model_dump(exclude=set(_FREE))
+    for key, value in now.items():
+        if before[key] != value:
+            raise RunError(
+                f"{path} holds another study: {key} is {before[key]} there and {value} here; give another folder"
+            )
+
+
+def _canonical(study: Study) -> Study:
+    """With paths that hold from any working directory."""
+
+    def whole(name: str) -> str:
+        return str(Path(name).resolve()) if Path(name).exists() else name
+
+    changes: dict[str, Any] = {key: whole(value) for key in ("task", "model", "data") if (value := getattr(study, key))}
+    for key in ("tasks", "models"):
+        if names := getattr(study, key):
+            changes[key] = [whole(name) for name in names]
+    return study.model_copy(update={**changes, "out": None})
