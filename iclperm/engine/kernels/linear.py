@@ -1,7 +1,8 @@
 """Matrix products of our decoder layers: oneDNN's on an x86 CPU, torch's own elsewhere.
 
-torch sends float32 products on a CPU to MKL, which is 10-25 % slower than oneDNN on processors that are not Intel's
-(benchmarks/results), and whose rows can change their last bits below 8 rows a thread; oneDNN's do not from 2 rows on.
+torch sends float32 products on a CPU to MKL, which on AMD's processors keeps to AVX2: where there is AVX-512 it is
+15-25 % slower than oneDNN, elsewhere 8-25 % faster (benchmarks/products.py). Its rows can change their last bits below 8
+rows a thread; oneDNN's do not from 2 rows on. In bfloat16 torch takes oneDNN itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import platform
 
 import torch
 from torch import nn
+
+from iclperm import _core
 
 _X86 = ("x86_64", "AMD64")
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -24,7 +27,13 @@ def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
         and platform.machine() in _X86
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and ("avx512" in _core.available_isas() if dtype == torch.float32 else _has_bfloat16())
     )
+
+
+def _has_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 here at all; torch has a way of its own elsewhere."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL) -> torch.Tensor:

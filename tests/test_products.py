@@ -1,0 +1,36 @@
+"""Which matrix products the decoder layers run, on processors that this machine is not."""
+
+import pytest
+import torch
+from torch import nn
+
+from iclperm import _core
+from iclperm.engine.kernels import linear as products
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_right_whatever_this_processor_takes(dtype):
+    torch.manual_seed(0)
+    module = nn.Linear(48, 24).to(dtype).requires_grad_(False)
+    x = torch.randn(9, 48).to(dtype)
+    found = products.linear(module, x)
+    assert found.dtype == dtype
+    exact = x.double() @ module.weight.double().T + module.bias.double()
+    torch.testing.assert_close(found.double(), exact, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
+    torch.testing.assert_close(products.linear(module, x, slice(4, 9)).double(), exact[:, 4:9], atol=2e-2, rtol=1e-2)
+
+
+def test_the_choice_goes_by_what_the_processor_has(monkeypatch):
+    for isas, bfloat16, chosen in (
+        (("baseline", "avx2"), False, (False, False)),
+        (("baseline", "avx2", "avx512"), True, (True, True)),
+        (("baseline", "avx2", "avx512"), False, (True, False)),
+    ):
+        monkeypatch.setattr(_core, "available_isas", lambda isas=isas: isas)
+        monkeypatch.setattr(products, "_has_bfloat16", lambda has=bfloat16: has)
+        if products.platform.machine() in products._X86 and torch.backends.mkldnn.is_available():
+            assert tuple(products.uses_onednn(CPU, dtype) for dtype in (torch.float32, torch.bfloat16)) == chosen
+    assert not products.uses_onednn(CPU, torch.float16)
+    assert not products.uses_onednn(torch.device("meta"), torch.float32)
