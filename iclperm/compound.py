@@ -125,7 +125,7 @@ def plans(study: Study, plan: Callable[[Study], StudyPlan]) -> dict[str, StudyPl
     refuse_open_shots(study)
     parts = _first(study)
     if study.kind == "selection":
-        from iclperm.studies.selection import STRATEGIES
+        from iclperm.stats.demonstrations import STRATEGIES
 
         sets = Demonstrations.of(parts["source"]).sets
         if study.select > sets.shape[1]:
@@ -204,7 +204,7 @@ def _chosen(study: Study, source: Run) -> Study:
 
     if study.select > len(source.shots) - 1:
         raise _too_many(study)
-    return _given(study, selection.choose(source, num_chosen=study.select, seed=study.seed).rows)
+    return _given(study, selection.choose(source, study.select).rows)
 
 
 def _too_many(study: Study) -> ConfigError:

@@ -1,0 +1,404 @@
+"""Kind `transfer` (arXiv 2511.09700): does the best order of one task serve another one, or another model?
+
+Index permutations depend on the seed and the size of the sets only. So runs that share both have the same permutations,
+and everything here is arithmetic on their stored answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm import stats
+from iclperm.errors import ConfigError, DataError, RequestError
+from iclperm.stats import Interval
+from iclperm.stats.features import jackknife_interval
+from iclperm.stats.search import choose
+from iclperm.stats.sensitivity import accuracy_matrix
+from iclperm.studies.findings import Plot, Table, interval_words, number, plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from iclperm.results import Run
+
+FloatArray = npt.NDArray[np.float64]
+
+_SAME = ("permutations", "seed", "resample", "design", "criterion")
+"""Keys of the study that must be equal, or the permutations and what chooses among them are not the same."""
+
+
+_PAIRS_IN_WORDS = 3
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The best permutations of N sources on N targets: tasks, or models; every matrix has sources as rows."""
+
+    names: tuple[str, ...]
+    chosen: tuple[npt.NDArray[np.int64], ...]
+    """[1] for each source, or [S] where every set chooses its own."""
+    accuracy: FloatArray
+    """[N, N] of the target on test under the source's best permutation, mean over the target's sets."""
+    ratio: tuple[tuple[Interval, ...], ...]
+    """accuracy / that under the target's own best permutation; 1 on the diagonal."""
+    gain: tuple[tuple[Interval, ...], ...]
+    """accuracy - `average` of the target: what the source's permutation gains over a random one."""
+    average: FloatArray
+    """[N] of each target over all orderings."""
+    maximum: FloatArray
+    """[N] of each target, highest mean accuracy of one permutation (of each set, where sets choose) on test."""
+    agreement: FloatArray
+    """[N, N] correlation over permutations of mean test accuracy, of two tasks; NaN where one is constant."""
+    by_set: bool
+
+    @property
+    def kept(self) -> FloatArray:
+        """[N, N] gain / the gain of the target's own best permutation; NaN where that gains nothing."""
+        gains = np.array([[interval.estimate for interval in row] for row in self.gain])
+        own = np.diag(gains)
+        return np.where(own > 0, gains / np.where(own > 0, own, 1.0), np.nan)
+
+    @property
+    def random_ratio(self) -> FloatArray:
+        """[N] average / accuracy under the target's own best permutation: the ratio of no transfer at all."""
+        own = np.diag(self.accuracy)
+        return np.where(own > 0, self.average / np.where(own > 0, own, 1.0), np.nan)
+
+    def rate(self, one: str, other: str) -> float:
+        """½·(ratio one → other + ratio other → one), the transfer rate of arXiv 2511.09700. Raises RequestError for
+        another name."""
+        a, b = (self._place(name) for name in (one, other))
+        return (self.ratio[a][b].estimate + self.ratio[b][a].estimate) / 2
+
+    def _place(self, name: str) -> int:
+        if name not in self.names:
+            raise RequestError(f"no source is called {name!r}; choose one of {', '.join(self.names)}")
+        return self.names.index(name)
+
+
+def transfer_rate(own: tuple[float, float], transferred: tuple[float, float]) -> float:
+    """½·(transferred₀/own₀ + transferred₁/own₁): own best accuracies of two tasks and those under the other's best.
+
+    With the printed .616, .244 (own) and .593, .207 (under the other's) it gives the printed .905. arXiv 2511.09700,
+    Table 7.
+    """
+    return sum(there / here for here, there in zip(own, transferred, strict=True)) / 2
+
+
+def transfer(
+    sources: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]], *, by_set: bool = False, level: float = 0.95
+) -> Transfer:
+    """What the best permutation of each source does for every other: no model is called.
+
+    Args:
+        sources: by name the criterion on dev and the accuracy on test, [S, P] each; the same P index permutations in
+            the same order. S may differ, unless `by_set`.
+        by_set: every set chooses its own best permutation, which then meets the target's set of the same number.
+            Otherwise a source has one: that of the highest mean over its sets, ties to the lowest.
+        level: of the intervals.
+
+    Intervals leave out one of the target's sets at a time, with the choices held: they speak of other sets of the
+    target, not of other permutations that could have been chosen. NaN for one set. Raises RequestError for fewer than
+    two sources, shapes that do not fit, and another P, naming the source. Cost: O(N²·S + N·S·P).
+    """
+    if len(sources) < 2:
+        raise RequestError(f"a transfer needs at least 2 tasks or models, got {len(sources)}")
+    names = tuple(sources)
+    dev, test = ([accuracy_matrix(pair[place]) for pair in sources.values()] for place in (0, 1))
+    _refuse_other_shapes(names, dev, test, by_set)
+    chosen = tuple(choose(scores if by_set else scores.mean(axis=0, keepdims=True)) for scores in dev)
+    found = [[_at(target, permutations) for target in test] for permutations in chosen]  # each [S]
+    means = [target.mean(axis=1) for target in test]
+    pairs = range(len(names))
+    return Transfer(
+        names=names,
+        chosen=chosen,
+        accuracy=np.array([[values.mean() for values in row] for row in found]),
+        ratio=tuple(tuple(_ratio(found[a][b], found[b][b], level) for b in pairs) for a in pairs),
+        gain=tuple(tuple(_difference(found[a][b], means[b], level) for b in pairs) for a in pairs),
+        average=np.array([mean.mean() for mean in means]),
+        maximum=np.array([t.max(axis=1).mean() if by_set else t.mean(axis=0).max() for t in test]),
+        agreement=_agreement([target.mean(axis=0) for target in test]),
+        by_set=by_set,
+    )
+
+
+@dataclass(frozen=True)
+class TransferFindings:
+    """What a transfer study says: one permutation for each source, and beside it one for each set."""
+
+    transfer: Transfer
+    by_set: Transfer | None
+    """None where the sources have different numbers of sets."""
+    shots: int | None
+    warnings: tuple[str, ...]
+
+    def conclusion(self) -> list[str]:
+        """The result in plain sentences."""
+        names = self.transfer.names
+        pairs = [(names[a], names[b]) for a, b in zip(*np.triu_indices(len(names), 1), strict=True)]
+        if len(pairs) <= _PAIRS_IN_WORDS:
+            return [*(self._pair(*pair) for pair in pairs), self._gains()]
+        (low, least), (high, most) = self._extremes(pairs)
+        return [
+            f"{self._start} transfer rate of {len(pairs)} pairs goes from {low:.3f} ({' and '.join(least)}) to "
+            f"{high:.3f} ({' and '.join(most)}).",
+            self._gains(),
+        ]
+
+    def tables(self, full: bool) -> list[Table]:
+        """A row for each pair; in full the choice by set and the agreement between sources too."""
+        t = self.transfer
+        found = [_pairs_table(t, "Transfer of the best permutation"), _targets_table(t)]
+        if full and self.by_set is not None:
+            found.append(_pairs_table(self.by_set, "Transfer, every set with a best permutation of its own"))
+        if full:
+            rows = [(name, *map(_signed, t.agreement[place])) for place, name in enumerate(t.names)]
+            found.append(
+                Table(
+                    "Do the same permutations serve both?",
+                    ("", *t.names),
+                    rows,
+                    caption="Correlation over permutations of mean test accuracy; noise of few queries and sets pulls "
+                    "it towards 0.",
+                )
+            )
+        return found
+
+    def plots(self) -> dict[str, Plot]:
+        """A heat map of the ratios."""
+        side = 0.9 * len(self.transfer.names)
+        label = 0.075 * max(map(len, self.transfer.names))
+        return {"transfer": Plot((max(side + label + 1.7, 4.6), side + label + 1.35), self._draw)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number that is shown, JSON-safe."""
+        content: dict[str, Any] = plain(self)
+        for name, found in (("transfer", self.transfer), ("by_set", self.by_set)):
+            if found is not None:
+                content[name]["kept"] = plain(found.kept)
+                content[name]["random_ratio"] = plain(found.random_ratio)
+                content[name]["rates"] = [
+                    {"one": one, "other": other, "rate": plain(found.rate(one, other))}
+                    for place, one in enumerate(found.names)
+                    for other in found.names[place + 1 :]
+                ]
+        return content | {"conclusion": self.conclusion()}
+
+    @property
+    def _start(self) -> str:
+        return "The" if self.shots is None else f"At k = {self.shots}, the"
+
+    def _pair(self, one: str, other: str) -> str:
+        t = self.transfer
+        a, b = t.names.index(one), t.names.index(other)
+        return (
+            f"{self._start} best permutation of {one} has on {other} {_percent(t.ratio[a][b])} of the accuracy of the "
+            f"best one there (a random one: {100 * t.random_ratio[b]:.1f} %); the other way round it is "
+            f"{_percent(t.ratio[b][a])} (random: {100 * t.random_ratio[a]:.1f} %). Transfer rate: "
+            f"{t.rate(one, other):.3f}."
+        )
+
+    def _extremes(self, pairs: list[tuple[str, str]]) -> list[tuple[float, tuple[str, str]]]:
+        rates = [(self.transfer.rate(*pair), pair) for pair in pairs]
+        return [min(rates), max(rates)]
+
+    def _gains(self) -> str:
+        t = self.transfer
+        others = [(a, b) for a in range(len(t.names)) for b in range(len(t.names)) if a != b]
+        better = sum(t.gain[a][b].low > 0 for a, b in others)
+        told = (
+            f"A permutation from elsewhere beats a random one, beyond the spread of the sets, in {better} of "
+            f"{len(others)} transfers"
+        )
+        own = sum(t.gain[a][a].low > 0 for a in range(len(t.names)))
+        return f"{told}; a target's own best permutation does in {own} of {len(t.names)}."
+
+    def _draw(self, figure: Figure) -> None:
+        from iclperm.report import figures
+
+        t = self.transfer
+        ratios = np.array([[interval.estimate for interval in row] for row in t.ratio])
+        width, height = figure.get_size_inches()
+        label, side = 0.075 * max(map(len, t.names)), 0.9 * len(t.names)
+        axes = figure.add_axes(((label + 0.45) / width, (label + 0.5) / height, side / width, side / height))
+        reach = max(float(np.nanmax(np.abs(ratios - 1))), 0.01)
+        image = axes.imshow(ratios, cmap="PuOr", vmin=1 - reach, vmax=1 + reach, interpolation="nearest")
+        for (a, b), value in np.ndenumerate(ratios):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.42
+            interval = t.ratio[a][b]
+            text = f"{value:.3f}"
+            if a != b and not math.isnan(interval.low):
+                text += f"\n{interval.low:.2f} to {interval.high:.2f}"
+            axes.text(b, a, text, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
+        places = range(len(t.names))
+        axes.set(xticks=places, yticks=places, xlabel="on this target", ylabel="best permutation of")
+        turned = max(map(len, t.names)) > 10
+        axes.set_xticklabels(t.names, rotation=90 if turned else 0)
+        axes.set_yticklabels(t.names)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        bar = figure.add_axes(((label + 0.6 + side) / width, (label + 0.5) / height, 0.12 / width, side / height))
+        figure.colorbar(image, cax=bar).outline.set_visible(False)
+        figures.head(
+            figure, "Transfer of the best permutation", "accuracy / that of the target's own best; 95 % interval"
+        )
+
+
+def findings(runs: Mapping[str, Run]) -> TransferFindings:
+    """The findings of several search runs, by the name of their task or model, at their largest number of shots.
+
+    Raises ConfigError where the runs differ in k, P, seed or what else fixes the permutations, and DataError where one
+    has no dev split, naming it.
+    """
+    if len(runs) < 2:
+        raise ConfigError(f"a transfer needs at least 2 runs, got {len(runs)}; name more with 'tasks' or 'models'")
+    first, *others = runs
+    for name in others:
+        _refuse_other_permutations(first, runs[first], name, runs[name])
+    sources = {name: _dev_and_test(name, run) for name, run in runs.items()}
+    same_sets = len({np.shape(dev)[0] for dev, _ in sources.values()}) == 1
+    found = transfer(sources)
+    return TransferFindings(
+        found,
+        transfer(sources, by_set=True) if same_sets else None,
+        runs[first].shots[-1],
+        tuple(_warnings(found)),
+    )
+
+
+def _dev_and_test(name: str, run: Run) -> tuple[FloatArray, FloatArray]:
+    if "dev" not in run.splits:
+        raise DataError(f"the run of {name} has no dev queries to choose by; run it with 'dev_queries', such as 1000")
+    test = run.splits["test"]
+    on_test = stats.accuracy(test.correct[:, :, -1], test.state[:, :, -1], test.weights).values
+    if run.study.criterion == "dev_accuracy":
+        dev = run.splits["dev"]
+        return stats.accuracy(dev.correct[:, :, -1], dev.state[:, :, -1], dev.weights).values, on_test
+    from iclperm.studies.search import dev_scores
+
+    return dev_scores(run)[run.study.criterion], on_test
+
+
+def _refuse_other_permutations(first: str, one: Run, name: str, other: Run) -> None:
+    """Raises ConfigError where two runs do not have the same index permutations at their largest number of shots."""
+    if one.shots[-1] != other.shots[-1]:
+        raise ConfigError(
+            f"{first} has k = {one.shots[-1]} and {name} k = {other.shots[-1]}: a permutation of one is none of the "
+            "other; run both with the same 'shots'"
+        )
+    for key in _SAME:
+        here, there = (getattr(run.study, key) for run in (one, other))
+        if here != there:
+            raise ConfigError(f"{first} has {key} {here} and {name} {there}; run both with the same {key!r}")
+
+
+def _refuse_other_shapes(names: tuple[str, ...], dev: list[FloatArray], test: list[FloatArray], by_set: bool) -> None:
+    for name, scores, accuracies in zip(names, dev, test, strict=True):
+        if scores.shape != accuracies.shape:
+            raise RequestError(
+                f"{name} has dev {list(scores.shape)} and test {list(accuracies.shape)}; give both [S, P]"
+            )
+        if scores.shape[1] != dev[0].shape[1]:
+            raise RequestError(
+                f"{names[0]} has {dev[0].shape[1]} permutations and {name} {scores.shape[1]}; give the same"
+            )
+        if by_set and len(scores) != len(dev[0]):
+            raise RequestError(f"{names[0]} has {len(dev[0])} sets and {name} {len(scores)}; leave out by_set")
+
+
+def _at(accuracy: FloatArray, permutations: npt.NDArray[np.int64]) -> FloatArray:
+    """[S] accuracy [S, P] at one permutation, or at one of each set."""
+    places = np.broadcast_to(permutations, len(accuracy))
+    return np.asarray(accuracy[np.arange(len(accuracy)), places])
+
+
+def _ratio(there: FloatArray, own: FloatArray, level: float) -> Interval:
+    def ratio(a: Any, b: Any) -> Any:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(np.asarray(b) > 0, np.divide(a, b), np.nan)
+
+    left_out = ratio(*(values.sum() - values for values in (there, own)))
+    return jackknife_interval(float(ratio(there.sum(), own.sum())), left_out, level=level)
+
+
+def _difference(there: FloatArray, average: FloatArray, level: float) -> Interval:
+    lead = there - average
+    num = len(lead)
+    left_out = (lead.sum() - lead) / (num - 1) if num > 1 else [math.nan]
+    return jackknife_interval(float(lead.mean()), left_out, level=level)
+
+
+def _agreement(means: list[FloatArray]) -> FloatArray:
+    """[N, N] Pearson's correlation; NaN where one does not vary."""
+    centred = [mean - mean.mean() for mean in means]
+    sizes = [float(np.sqrt(mean @ mean)) for mean in centred]
+    return np.array(
+        [
+            [float(x @ y) / (m * n) if min(m, n) > 1e-12 else math.nan for y, n in zip(centred, sizes, strict=True)]
+            for x, m in zip(centred, sizes, strict=True)
+        ]
+    )
+
+
+def _warnings(found: Transfer) -> list[str]:
+    lines = []
+    if any(math.isnan(row[0].low) for row in found.gain):
+        lines.append("a target has one set only: nothing bounds what its other sets would give")
+    dead = [name for place, name in enumerate(found.names) if not found.gain[place][place].low > 0]
+    if dead:
+        lines.append(
+            f"on {', '.join(dead)} the own best permutation cannot be told from a random one over sets: ratios there "
+            "say nothing about transfer"
+        )
+    return lines
+
+
+def _pairs_table(found: Transfer, title: str) -> Table:
+    rows = []
+    for a, source in enumerate(found.names):
+        for b, target in enumerate(found.names):
+            if a != b:
+                ratio, gain, own = found.ratio[a][b], found.gain[a][b], found.gain[b][b]
+                cells = (number(found.accuracy[a, b]), number(ratio.estimate), interval_words(ratio))
+                rows.append(
+                    (f"{source} → {target}", *cells, number(gain.estimate), interval_words(gain), number(own.estimate))
+                )
+    header = ("", "accuracy", "ratio", "95 % interval", "gain", "95 % interval", "own gain")
+    return Table(
+        title,
+        header,
+        rows,
+        caption="Ratio: to the accuracy of the target's own best, both chosen on dev. Gain: over a random permutation. "
+        "Intervals: jackknife over the target's sets, choices held.",
+    )
+
+
+def _targets_table(found: Transfer) -> Table:
+    own = np.diag(found.accuracy)
+    rows = [
+        (name, *map(number, (found.average[b], own[b], found.random_ratio[b], found.maximum[b])))
+        for b, name in enumerate(found.names)
+    ]
+    return Table(
+        "The targets alone",
+        ("", "random", "own best (dev)", "random / own best", "Max (test)"),
+        rows,
+        caption="Max is chosen by the test labels, luck included.",
+    )
+
+
+def _percent(ratio: Interval) -> str:
+    bounds = "" if math.isnan(ratio.low) else f" [{100 * ratio.low:.1f} to {100 * ratio.high:.1f}]"
+    return f"{100 * ratio.estimate:.1f} %{bounds}"
+
+
+def _signed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:+.2f}"
