@@ -332,7 +332,7 @@ def stats(files: tuple[Path, ...], axes: str | None, out: Path | None, as_json: 
     from iclperm.stats.files import describe, load
 
     found = describe(load(list(files), axes=axes))
-    paths = [] if out is None else write_report(_made(out), found, kind="stats")
+    paths = [] if out is None else write_report(_made(out), found, {"kind": "stats", **found.to_dict()})
     if as_json:
         _print_json([found.to_dict()])
         return

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -88,11 +89,9 @@ class StudyRuns:
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""
-        return {"kind": self.study.kind, **self.findings(kind).to_dict(), **self._remarks}
-
-    @property
-    def _remarks(self) -> dict[str, Any]:
-        return {"normalize": self.study.normalize, "warnings": self.warnings}
+        found = self.findings(kind)
+        content = {"kind": self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
+        return {**content, "warnings": [*found.warnings, *self.warnings]}
 
     def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
         """Writes figures and report.json into ``folder``, by default the study's own; returns their paths."""
@@ -103,7 +102,7 @@ class StudyRuns:
             raise RunError("these runs are in memory only; name a folder for their report")
         with writable(Path(target)):
             Path(target).mkdir(parents=True, exist_ok=True)
-            return write_report(target, self.findings(kind), kind=self.study.kind, remarks=self._remarks)
+            return write_report(target, self.findings(kind), self.report_content(kind))
 
 
 def run_all(study: Study, out: Path | None, run: Runner) -> StudyRuns:
@@ -217,6 +216,7 @@ def _given(study: Study, rows: np.ndarray[Any, Any]) -> Study:
         study,
         kind="curve",
         sets=len(rows),
+        permutations=min(study.permutations, math.factorial(min(rows.shape[1], 20))),
         demonstrations=rows.tolist(),
         shots=int(rows.shape[1]),
         dev_queries=0,

@@ -61,6 +61,10 @@ def full_summary() -> SensitivitySummary:
     return sensitivity_summary(answers((5, 4, 60)), logprob, generator.integers(0, 3, 60), tokens=Counts())
 
 
+def written(folder: Path, found: Sensitivity) -> list[Path]:
+    return write_report(folder, found, {"kind": "sensitivity", **found.to_dict()})
+
+
 def rendered(summary: SensitivitySummary) -> str:
     return "".join(printed(table) for table in sensitivity_tables(summary))
 
@@ -124,7 +128,7 @@ class TestSummary:
         assert math.isnan(summary.printed.order) == (shape[1] < 2)
         assert "Order against selection" in rendered(summary)
         assert "as there is only one" in conclusion(summary)[0] or min(shape[:2]) >= 2
-        write_report(tmp_path, Sensitivity(summary), kind="sensitivity")
+        written(tmp_path, Sensitivity(summary))
         assert json.loads((tmp_path / "report.json").read_text())["sensitivity"]["num_queries"] == shape[2]
 
     def test_says_what_a_small_design_cannot_tell(self) -> None:
@@ -576,9 +580,7 @@ class TestFigures:
 
 def test_the_report_is_written_whole_and_replaced(tmp_path: Path) -> None:
     curve = stats.curve(answers((3, 3, 2, 20)))
-    first = write_report(
-        tmp_path, Sensitivity(sensitivity_summary(answers((3, 3, 20))), (0, 4), curve, title="one"), kind="sensitivity"
-    )
+    first = written(tmp_path, Sensitivity(sensitivity_summary(answers((3, 3, 20))), (0, 4), curve, title="one"))
     assert [path.name for path in first] == ["heatmap.png", "heatmap.svg", "curve.png", "curve.svg", "report.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in first)
     heat_map_text = printed_text(tmp_path / "heatmap.svg")
@@ -590,14 +592,12 @@ def test_the_report_is_written_whole_and_replaced(tmp_path: Path) -> None:
     both = [*("r_over_k.png", "r_over_k.svg"), "report.json"]
     for shots, files in (([1, 4], both), ([0, 4], both[-1:])):
         over = sensitivity_over_shots(answers((3, 3, 2, 20)), shots=shots)
-        paths = write_report(
-            tmp_path, Sensitivity(full_summary(), tuple(shots), None, over, title="two"), kind="sensitivity"
-        )
+        paths = written(tmp_path, Sensitivity(full_summary(), tuple(shots), None, over, title="two"))
         assert [path.name for path in paths[2:]] == files
-        written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-        assert written["over_shots"] == json.loads(json.dumps(over.to_dict()))
+        content = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+        assert content["over_shots"] == json.loads(json.dumps(over.to_dict()))
     assert "two" in printed_text(tmp_path / "r_over_k.svg")
-    write_report(tmp_path, Sensitivity(full_summary()), kind="sensitivity")
+    written(tmp_path, Sensitivity(full_summary()))
     read = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert read["sensitivity"]["accuracy"] == full_summary().accuracy.tolist()
     assert not {"curve", "over_shots"} & set(read)

@@ -1,0 +1,234 @@
+"""Every kind of study end to end on the bundled model, in small: run, resumed, reported, read back from its folder."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+
+import iclperm
+from iclperm import cli, compound
+from iclperm.errors import ConfigError, DataError, RunError
+from iclperm.studies import OF_ONE_RUN
+from iclperm.study import COMPOUND, DEFAULTS, Kind, Study
+from iclperm.tasks import BUILTIN
+
+TINY = {"task": "mini_news", "sets": 3, "permutations": 4, "queries": 12, "seed": 2}
+STUDIES = {
+    "sensitivity": {**TINY, "shots": [0, 4]},
+    "search": {**TINY, "permutations": 16, "shots": 4, "dev_queries": 60},
+    "curve": {**TINY, "shots": 6},
+    "convergence": {**TINY, "permutations": 6, "shots": 4},
+    "selection": {**TINY, "shots": 4, "select": 2, "dev_queries": 12},
+    "transfer": {**TINY, "permutations": 16, "shots": 4, "dev_queries": 40},
+}
+FIGURES = {
+    "sensitivity": {"heatmap", "curve"},
+    "search": {"search"},
+    "curve": {"curve", "curve_trajectories", "curve_plateaus"},
+    "convergence": {"convergence"},
+    "features": {"features"},
+    "selection": {"selection_pareto", "selection_curves"},
+    "transfer": {"transfer"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_engine():
+    """The bundled model is loaded and checked once for all runs."""
+    load, loaded = iclperm.Engine.from_pretrained, {}
+
+    def from_pretrained(name, **choices):
+        if (key := (str(name), *choices.values())) not in loaded:
+            loaded[key] = load(name, **choices)
+        return loaded[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(iclperm.Engine, "from_pretrained", from_pretrained)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a study file for each kind, and a second task on the same headlines."""
+    place = tmp_path_factory.mktemp("kinds")
+    task = yaml.safe_load((BUILTIN / "mini_news.yaml").read_text())
+    folder = (BUILTIN / task["data"]["train"]).resolve().parent
+    task |= {"name": "topics", "data": {split: str(folder / f"{split}.jsonl") for split in ("train", "dev", "test")}}
+    task |= {"demonstration": "Article: {{ text }}\nTopic: {{ label }}", "query": "Article: {{ text }}\nTopic:"}
+    (place / "topics.yaml").write_text(yaml.safe_dump(task))
+    for kind, choices in STUDIES.items():
+        choices = {"kind": kind, **choices}
+        if kind == "transfer":
+            del choices["task"]
+            choices["tasks"] = ["mini_news", "topics.yaml"]
+        (place / f"{kind}.yaml").write_text(yaml.safe_dump(choices))
+    return place
+
+
+@pytest.fixture(scope="module")
+def runs(place):
+    """Every kind, run once by its study file."""
+    return {kind: iclperm.run(Study.from_file(place / f"{kind}.yaml"), place / kind) for kind in STUDIES}
+
+
+def call(*arguments):
+    done = CliRunner().invoke(cli.cli, [str(argument) for argument in arguments], standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return done.return_value, done.stdout
+
+
+def numbers(content):
+    """Every number in nested JSON."""
+    if isinstance(content, dict):
+        return [value for entry in content.values() for value in numbers(entry)]
+    if isinstance(content, list):
+        return [value for entry in content for value in numbers(entry)]
+    return [content] if isinstance(content, float) else []
+
+
+def test_every_kind_is_here():
+    assert set(STUDIES) == set(Kind.__args__)
+    assert set(FIGURES) == set(STUDIES) | set(OF_ONE_RUN)
+    assert set(DEFAULTS) | {"sensitivity"} == set(STUDIES)
+
+
+@pytest.mark.parametrize("kind", STUDIES)
+def test_a_kind_runs_reports_and_is_read_back(kind, runs, place):
+    run = runs[kind]
+    files = run.write_report()
+    assert {path.stem for path in files if path.suffix == ".png"} >= FIGURES[kind]
+    assert all(path.stat().st_size > 1000 for path in files if path.suffix in (".png", ".svg"))
+    content = json.loads((place / kind / "report.json").read_text())
+    assert content["kind"] == kind
+    assert len(numbers(content)) > 10
+    again = iclperm.open_run(place / kind)
+    assert again.digest == run.digest
+    assert again.report_content() == run.report_content()
+    assert again.study.kind == kind
+
+
+@pytest.mark.parametrize("kind", STUDIES)
+def test_the_command_line_shows_it(kind, runs, place):
+    code, printed = call("report", place / kind)
+    assert code == 0
+    assert "Conclusion" in printed
+    assert printed.count("\n") > 20
+    assert "nan" not in printed.lower().replace("finance", "").replace("dominant", "").split()
+    assert call("status", place / kind)[0] == 0
+    assert call("verify", place / kind)[0] == 0
+    code, printed = call("run", place / f"{kind}.yaml", "--out", place / kind)
+    assert (code, "nothing to compute" in printed) == (0, True)
+    code, printed = call("report", place / kind, "--json")
+    assert json.loads(printed)["digest"] == runs[kind].digest
+
+
+@pytest.mark.parametrize("kind", STUDIES)
+def test_a_plan_says_what_it_costs(kind, place, runs):
+    planned = iclperm.plan(Study.from_file(place / f"{kind}.yaml"))
+    parts = planned if isinstance(planned, dict) else {"": planned}
+    if kind != "selection":  # what it chooses decides about the tokens
+        assert sum(part.tokens_unique for part in parts.values()) == runs[kind].report.tokens_unique
+    assert call("plan", place / f"{kind}.yaml")[0] in (0, None)
+    assert json.loads(call("plan", place / f"{kind}.yaml", "--json")[1])
+
+
+def test_one_run_answers_for_several_kinds(runs, place):
+    for kind in ("sensitivity", "curve", "convergence", "features"):
+        assert call("report", place / "curve", "--kind", kind)[0] == 0
+        folder = place / "curve" / f"report-{kind}"
+        assert json.loads((folder / "report.json").read_text())["kind"] == kind
+        assert FIGURES[kind] <= {path.stem for path in folder.glob("*.png")}
+    with pytest.raises(DataError, match="dev"):
+        runs["curve"].findings("search")
+    with pytest.raises(ConfigError, match="no report of the kind 'transfers'"):
+        runs["curve"].findings("transfers")
+    with pytest.raises(ConfigError, match="ask one of its runs for 'curve'"):
+        runs["selection"].findings("curve")
+
+
+def test_demonstrations_are_those_of_the_prompts(runs):
+    run = runs["curve"]
+    shown = run.demonstrations
+    table = iclperm.store.RunFolder.open(run.folder).table("demonstrations")
+    assert shown.rows.reshape(-1, 6).tolist() == table["examples"].to_pylist()
+    task = iclperm.Task.load("mini_news").examples("train")
+    assert shown.texts[int(shown.rows[0, 0, 0])] == task.fields[shown.rows[0, 0, 0]]["text"]
+    np.testing.assert_array_equal(shown.labels, task.labels[shown.rows])
+    assert len(shown.query_texts("test")) == run.correct.shape[-1]
+
+
+def test_given_demonstrations_are_used_as_they_are(tmp_path):
+    rows = [[5, 3, 8], [1, 2, 900]]
+    study = Study(**{**TINY, "sets": 2, "shots": 3, "demonstrations": rows})
+    run = iclperm.run(study, tmp_path / "given")
+    assert run.demonstrations.sets.tolist() == rows
+    assert iclperm.open_run(tmp_path / "given").digest == run.digest
+    other = Study(**{**study.model_dump(), "demonstrations": [[5, 3, 8], [1, 2, 901]]})
+    with pytest.raises(RunError, match="demonstrations"):
+        iclperm.run(other, tmp_path / "given")
+    for change, words in (
+        ({"demonstrations": [[1, 2], [3]], "sets": 2}, "sets of 1 to 2"),
+        ({"demonstrations": [[1, 1]], "sets": 1}, "a row twice"),
+        ({"demonstrations": [[1, 2]], "sets": 3}, "'sets' is 3, but 1"),
+        ({"demonstrations": [[1, 2]], "sets": 1, "resample": "per_k"}, "leave one out"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Study(**{**TINY, **change})
+    with pytest.raises(DataError, match="names row 5000"):
+        iclperm.run(Study(**{**TINY, "sets": 1, "shots": 1, "permutations": 1, "demonstrations": [[5000]]}))
+    with pytest.raises(ConfigError, match="sets of 2; make them equal"):
+        iclperm.run(Study(**{**TINY, "sets": 1, "shots": 1, "demonstrations": [[5, 6]]}))
+
+
+def test_a_killed_study_of_several_runs_continues(place, tmp_path, runs):
+    study = Study.from_file(place / "transfer.yaml")
+    begun = dict(compound._first(study))
+    name = next(iter(begun))
+    compound._claim(tmp_path / "again", study)
+    iclperm.run(begun[name], tmp_path / "again" / name)
+    assert call("status", tmp_path / "again" / name)[0] == 0
+    assert iclperm.run(study, tmp_path / "again").digest == runs["transfer"].digest
+    assert compound.is_compound(tmp_path / "again")
+
+
+def test_another_study_is_refused(place, tmp_path, runs):
+    with pytest.raises(RunError, match="holds another study: seed is 2 there and 3 here"):
+        iclperm.run(Study.from_file(place / "transfer.yaml").model_copy(update={"seed": 3}), place / "transfer")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="holds other files"):
+        iclperm.run(Study.from_file(place / "transfer.yaml"), tmp_path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"kind": "transfer"}, "a transfer needs two tasks or two models"),
+        ({"kind": "transfer", "tasks": ["mini_news", "mini_news"]}, "give each once"),
+        ({"kind": "sensitivity", "criterion": "global_entropy"}, "'criterion' is for the kind search"),
+        ({"kind": "curve", "select": 3}, "'select' is for the kind selection"),
+        ({"kind": "search", "tasks": ["mini_news"]}, "'tasks' is for the kind transfer"),
+        ({"kind": "selection", "select": 30}, "'select' is 30, but 'shots' is 20"),
+    ],
+)
+def test_choices_that_do_not_fit_are_one_line(choices, words):
+    with pytest.raises(ConfigError, match=words) as refused:
+        iclperm.run(Study(**{**TINY, **choices}))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_compound_study_is_exported_run_by_run(runs, place, tmp_path):
+    with pytest.raises(ConfigError, match="export them one by one"):
+        call("export", place / "transfer", "--out", tmp_path / "all.csv")
+    folder = Path(compound.folders(place / "transfer")["topics"])
+    call("export", folder, "--out", tmp_path / "one.csv")
+    assert (tmp_path / "one.csv").stat().st_size > 1000
+    assert COMPOUND == ("transfer", "selection")
