@@ -246,13 +246,14 @@ def status(folder: Path, as_json: bool) -> int:
     from iclperm import audit
     from iclperm.report import terminal
 
-    found = [audit.status(path) for path in _run_folders(folder)]
+    begun, missing = _begun(folder)
+    found = [audit.status(path) for path in begun]
     if as_json:
         _print_json([status.to_dict() for status in found])
     else:
         for status in found:
             terminal.print_status(terminal.stdout(), status)
-    return 0 if all(status.is_finished for status in found) else STOPPED
+    return 0 if not missing and all(status.is_finished for status in found) else STOPPED
 
 
 @cli.command()
@@ -264,7 +265,8 @@ def verify(folder: Path, as_json: bool) -> int:
     from iclperm import audit
     from iclperm.report import terminal
 
-    found = [audit.verify(path) for path in _run_folders(folder)]
+    begun, missing = _begun(folder)
+    found = [audit.verify(path) for path in begun]
     if as_json:
         _print_json([verified.to_dict() for verified in found])
     else:
@@ -272,7 +274,7 @@ def verify(folder: Path, as_json: bool) -> int:
             terminal.print_verification(terminal.stdout(), verified, named=len(found) > 1)
     if any(verified.damage for verified in found):
         return FAILED
-    return STOPPED if any(verified.digest is None for verified in found) else 0
+    return STOPPED if missing or any(verified.digest is None for verified in found) else 0
 
 
 @cli.command()
@@ -452,9 +454,24 @@ def _run_folders(folder: Path) -> list[Path]:
     return [*compound.folders(folder).values()] if compound.is_compound(folder) else [folder]
 
 
+def _begun(folder: Path) -> tuple[list[Path], bool]:
+    """The runs in a folder that have begun, and whether some of its study have not; these are named on stderr."""
+    from iclperm import compound
+
+    if not compound.is_compound(folder):
+        return [folder], False
+    folders = compound.folders(folder)
+    missing = [name for name, path in folders.items() if not compound.has_begun(path)]
+    if len(folders) == 1:
+        missing.append("what it chooses")
+    if missing:
+        click.echo(f"not begun: {', '.join(missing)}; run the study again to continue", err=True)
+    return [path for path in folders.values() if compound.has_begun(path)], bool(missing)
+
+
 def _print_json(contents: list[dict[str, Any]]) -> None:
-    """One content by itself, several as a list."""
-    click.echo(json.dumps(contents if len(contents) > 1 else contents[0], indent=1, allow_nan=False))
+    """One content by itself, others as a list."""
+    click.echo(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1, allow_nan=False))
 
 
 def _study(study: Path | None, flags: dict[str, str | None]) -> Study:

@@ -25,7 +25,7 @@ import numpy as np
 
 from iclperm.errors import ConfigError, RunError
 from iclperm.results import Run, RunReport, open_run
-from iclperm.store import writable, write_whole
+from iclperm.store import RunFolder, writable, write_whole
 from iclperm.studies.findings import Findings
 from iclperm.study import Study
 from iclperm.tasks import Task
@@ -136,8 +136,11 @@ def plans(study: Study, plan: Callable[[Study], StudyPlan]) -> dict[str, StudyPl
 
 def open_all(path: Path, open_one: Callable[[Path], Run] = open_run) -> StudyRuns:
     """The finished runs of a study from its folder; raises `RunError` where one is not finished."""
-    study = Study.from_file(path / "study.yaml")
-    return StudyRuns(study, {name: open_one(folder) for name, folder in folders(path).items()}, path)
+    study, found = Study.from_file(path / "study.yaml"), folders(path)
+    for name, folder in found.items():
+        if not has_finished(folder):
+            raise RunError(f"{path} is not finished: {name} is missing; run the same study into it to continue")
+    return StudyRuns(study, {name: open_one(folder) for name, folder in found.items()}, path)
 
 
 def is_compound(path: str | Path) -> bool:
@@ -149,13 +152,22 @@ def is_compound(path: str | Path) -> bool:
 
 
 def folders(path: Path) -> dict[str, Path]:
-    """The run folders of a compound study by name, as far as they are known; those of a selection once it was made."""
+    """The run folders of a compound study by name, begun or not; what a selection chose, once it is known."""
     study = Study.from_file(path / "study.yaml")
     found = {name: path / name for name in _first(study)}
-    if study.kind == "selection":
-        source = open_run(found["source"])
-        found["chosen"] = path / _name_of_chosen(_chosen(study, source))
+    if study.kind == "selection" and has_finished(found["source"]):
+        found["chosen"] = path / _name_of_chosen(_chosen(study, open_run(found["source"])))
     return found
+
+
+def has_begun(path: Path) -> bool:
+    """Whether there is a run in this folder."""
+    return (path / "FORMAT").is_file()
+
+
+def has_finished(path: Path) -> bool:
+    """Whether a run's parts are all there; raises what reading a damaged folder raises."""
+    return has_begun(path) and len((folder := RunFolder.open(path)).parts()) >= folder.num_parts
 
 
 def refuse_open_shots(study: Study) -> None:

@@ -199,6 +199,22 @@ def test_a_killed_study_of_several_runs_continues(place, tmp_path, runs):
     assert compound.is_compound(tmp_path / "again")
 
 
+def test_what_has_not_begun_is_said(place, tmp_path, runs):
+    for kind, missing in (("transfer", "topics"), ("selection", "what it chooses")):
+        study = Study.from_file(place / f"{kind}.yaml")
+        folder = tmp_path / kind
+        compound._claim(folder, study)
+        name, first = next(iter(compound._first(study).items()))
+        if kind == "transfer":
+            iclperm.run(first, folder / name)
+        done = CliRunner().invoke(cli.cli, ["status", str(folder)], standalone_mode=False)
+        assert (done.return_value, done.exception) == (3, None)
+        assert f"not begun: {'source, ' if kind == 'selection' else ''}{missing}" in done.stderr
+        assert call("verify", folder)[0] == 3
+        with pytest.raises(RunError, match="is not finished"):
+            iclperm.open_run(folder)
+
+
 def test_another_study_is_refused(place, tmp_path, runs):
     with pytest.raises(RunError, match="holds another study: seed is 2 there and 3 here"):
         iclperm.run(Study.from_file(place / "transfer.yaml").model_copy(update={"seed": 3}), place / "transfer")

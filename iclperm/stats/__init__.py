@@ -1,10 +1,14 @@
 """Estimators over named axes: S sets, P permutations, K shots, Q queries, L labels.
 
-Pure functions of stored arrays: none of them calls a model.
+Pure functions of stored arrays: none of them calls a model. What a single study needs lies in its module: `search`,
+`plateau`, `convergence`, `demonstrations`, `features`, `paired`, `tensor`, `files`.
 """
 
 from iclperm.stats.calibration import Calibration, calibration, near_tie_rate
 from iclperm.stats.components import Effects, VarianceComponents, explain_components, variance_components
+from iclperm.stats.convergence import MeanError, NeededSizes, mean_error, needed_sizes
+from iclperm.stats.demonstrations import Reliability, Score, demonstration_scores, shapley, split_half
+from iclperm.stats.features import Correlation, rank_correlation
 from iclperm.stats.intervals import (
     Interval,
     NeededDesign,
@@ -17,6 +21,17 @@ from iclperm.stats.intervals import (
     skewness_warnings,
     wilson_interval,
 )
+from iclperm.stats.paired import (
+    cochran_q,
+    holm,
+    intraclass_correlation,
+    mcnemar,
+    paired_se,
+    pairwise_mcnemar,
+    product_bootstrap,
+)
+from iclperm.stats.plateau import curve_error, paired_difference, plateau_shares
+from iclperm.stats.search import expected_maximum, gap_closed, share_of_oracle, winners_curse
 from iclperm.stats.sensitivity import (
     Accuracy,
     Curve,
@@ -32,28 +47,53 @@ from iclperm.stats.sensitivity import (
 __all__ = [
     "Accuracy",
     "Calibration",
+    "Correlation",
     "Curve",
     "Effects",
     "Estimator",
     "Interval",
+    "MeanError",
     "NeededDesign",
+    "NeededSizes",
+    "Reliability",
+    "Score",
     "SensitivityIntervals",
     "VarianceComponents",
     "accuracy",
     "c4",
     "calibration",
     "clustered_se",
+    "cochran_q",
     "curve",
+    "curve_error",
+    "demonstration_scores",
     "effect_interval",
+    "expected_maximum",
     "explain_components",
+    "gap_closed",
     "generalized_interval",
+    "holm",
+    "intraclass_correlation",
     "jackknife_ratio_interval",
+    "mcnemar",
+    "mean_error",
     "near_tie_rate",
     "needed_design",
+    "needed_sizes",
     "order_sensitivity",
+    "paired_difference",
+    "paired_se",
+    "pairwise_mcnemar",
+    "plateau_shares",
+    "product_bootstrap",
+    "rank_correlation",
     "selection_sensitivity",
     "sensitivity_ratio",
+    "shapley",
+    "share_of_oracle",
     "skewness_warnings",
+    "split_half",
     "variance_components",
     "wilson_interval",
+    "winners_curse",
 ]

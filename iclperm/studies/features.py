@@ -45,7 +45,7 @@ class Feature:
     feature: str
     value: str
     correlation: Correlation
-    """Spearman's, within sets, with an interval clustered by set."""
+    """Spearman's, within sets, with an interval clustered by set and by place in the set, as orders are shared."""
     p_holm: float
     """Of no correlation, Holm over all features and values of the report."""
 
@@ -111,7 +111,7 @@ class Features:
                 header=["feature", "worth", "correlation", "95 %", "p (Holm)", "pairs"],
                 rows=rows,
                 texts=(1,),
-                caption=f"Spearman's correlation within sets; intervals over {self.num_sets} sets. "
+                caption=f"Spearman's correlation within sets; intervals over {self.num_sets} sets and places in a set. "
                 "Correlation is no cause: features go with each other.",
             )
         ]
@@ -178,7 +178,7 @@ class Features:
         handles, names = axes.get_legend_handles_labels()
         anchor = (0.0, 1 - 0.50 * inch)
         figure.legend(handles, names, frameon=False, loc="upper left", bbox_to_anchor=anchor, ncols=len(values))
-        line = f"95 % intervals over {self.num_sets} sets, not adjusted for their number"
+        line = f"95 % intervals over {self.num_sets} sets and places in a set, not adjusted for their number"
         figures.head(figure, "Which demonstrations help?", line)
 
     def _offset(self, feature: Feature) -> float:
@@ -294,14 +294,14 @@ def features(
     """
     tables = {name: np.asarray(table, dtype=np.float64) for name, table in values.items()}
     pairs = [
-        (feature, value, rank_correlation(table, worth))
+        (feature, value, rank_correlation(table, worth, crossed=True))
         for feature, table in features.items()
         for value, worth in tables.items()
     ]
     if position_gain is not None:
         gains = np.asarray(position_gain, dtype=np.float64)
         position = np.broadcast_to(np.arange(gains.shape[-1], dtype=np.float64), gains.shape)
-        pairs.append((POSITION, "gain at that position", rank_correlation(position, gains)))
+        pairs.append((POSITION, "gain at that position", rank_correlation(position, gains, crossed=True)))
     adjusted = holm([correlation.p_value for *_, correlation in pairs])
     gain = tables.get(GAIN)
     known = np.array([]) if gain is None else gain[np.isfinite(gain)]
