@@ -5,7 +5,13 @@ Pure functions of stored arrays: none of them calls a model. What a single study
 """
 
 from iclperm.stats.calibration import Calibration, calibration, near_tie_rate
-from iclperm.stats.components import Effects, VarianceComponents, explain_components, variance_components
+from iclperm.stats.components import (
+    Effects,
+    VarianceComponents,
+    explain_components,
+    nested_components,
+    variance_components,
+)
 from iclperm.stats.convergence import MeanError, NeededSizes, mean_error, needed_sizes
 from iclperm.stats.demonstrations import Reliability, Score, demonstration_scores, shapley, split_half
 from iclperm.stats.features import Correlation, rank_correlation
@@ -43,6 +49,7 @@ from iclperm.stats.sensitivity import (
     selection_sensitivity,
     sensitivity_ratio,
 )
+from iclperm.stats.tensor import TensorSums, tensor_sums
 
 __all__ = [
     "Accuracy",
@@ -58,6 +65,7 @@ __all__ = [
     "Reliability",
     "Score",
     "SensitivityIntervals",
+    "TensorSums",
     "VarianceComponents",
     "accuracy",
     "c4",
@@ -80,6 +88,7 @@ __all__ = [
     "near_tie_rate",
     "needed_design",
     "needed_sizes",
+    "nested_components",
     "order_sensitivity",
     "paired_difference",
     "paired_se",
@@ -93,6 +102,7 @@ __all__ = [
     "share_of_oracle",
     "skewness_warnings",
     "split_half",
+    "tensor_sums",
     "variance_components",
     "wilson_interval",
     "winners_curse",

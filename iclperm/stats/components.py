@@ -81,11 +81,91 @@ def variance_components(scores: npt.ArrayLike, state: npt.ArrayLike | None = Non
     over a large binary tensor and no float copy of it. Searle, Casella & McCulloch (1992), balanced crossed model.
     """
     items = _usable_items(scores, state)
-    num_s, num_p, num_q = items.shape
+    sp, si, pi = _crossed_sums(items)
+    return _components(items.shape, sp, si, _square(pi), _square_items(items))
+
+
+def components_from_sums(sp: npt.NDArray[Any], si: npt.NDArray[Any], pi_square: Any) -> VarianceComponents:
+    """`variance_components` of 0 or 1 from sums of integers: sp [S, P] over queries, si [S, Q] over permutations, and
+    the sum of the squares of those [P, Q] over sets. Raises RequestError unless S, P and Q are at least 2 each.
+    """
+    shape = (*sp.shape, si.shape[1])
+    _refuse_small(shape)
+    sp, si = sp.astype(np.int64), si.astype(np.int64)
+    return _components(shape, sp, si, int(pi_square), sp.sum().item())  # Σ x² is Σ x for 0 and 1
+
+
+def _components(
+    shape: tuple[int, ...], sp: npt.NDArray[Any], si: npt.NDArray[Any], pi_square: Any, square: Any
+) -> VarianceComponents:
+    num_s, num_p, num_q = shape
     s, p, q = num_s - 1, num_p - 1, num_q - 1
     degrees = Effects(s, p, q, s * p, s * q, p * q, s * p * q)
-    mean_squares = Effects(*(square / df for square, df in zip(_sums_of_squares(items), degrees, strict=True)))
+    squares = _sums_of_squares(shape, sp, si, pi_square, square)
+    mean_squares = Effects(*(total / df for total, df in zip(squares, degrees, strict=True)))
     return VarianceComponents(num_s, num_p, num_q, degrees, mean_squares, _solve(mean_squares, num_s, num_p, num_q))
+
+
+@dataclass(frozen=True)
+class NestedComponents:
+    """Random-effects analysis where every set has permutations of its own: P lies within S, queries cross both.
+
+    σ²_P merges with σ²_SP, and σ²_PI with σ²_SPI: no design of this kind tells them apart.
+    """
+
+    num_sets: int
+    num_permutations: int
+    """Of each set."""
+    num_queries: int
+    S: float
+    """σ²_S, unbiased, as all of these; they can be negative."""
+    P: float
+    """σ²_P + σ²_SP: order within a set."""
+    I: float  # noqa: E741
+    """σ²_I"""
+    SI: float
+    """σ²_SI"""
+    PI: float
+    """σ²_PI + σ²_SPI: what is left, chance included."""
+
+    @property
+    def order_effect(self) -> float:
+        """The order sensitivity free of item noise, 0 where the estimate is negative; as in the crossed analysis."""
+        return math.sqrt(max(self.P, 0.0))
+
+    @property
+    def selection_effect(self) -> float:
+        """√σ²_S, the standard deviation of the sets' means over all orderings, 0 where the estimate is negative.
+
+        The crossed √(σ²_S + σ²_SP) is that of one ordering each, which has no meaning here.
+        """
+        return math.sqrt(max(self.S, 0.0))
+
+
+def nested_components(scores: npt.ArrayLike, state: npt.ArrayLike | None = None) -> NestedComponents:
+    """Variance components of scores [S, P, Q] where permutation p of one set has nothing to do with p of another.
+
+    MS_P(S) = (SS_P + SS_SP) / (S·(P - 1)) and MS_PI(S) = (SS_PI + SS_SPI) / (S·(P - 1)·(Q - 1)) pool the crossed sums
+    of squares; then PI = MS_PI(S), P = (MS_P(S) - MS_PI(S))/Q, SI = (MS_SI - MS_PI(S))/P, I = (MS_I - MS_SI)/(S·P) and
+    S = (MS_S - MS_P(S) - MS_SI + MS_PI(S))/(P·Q). The numbering of the permutations within a set does not matter.
+
+    Takes, costs and raises what `variance_components` does. Searle, Casella & McCulloch (1992), balanced nested model.
+    """
+    crossed = variance_components(scores, state)
+    num_s, num_p, num_q = crossed.num_sets, crossed.num_permutations, crossed.num_queries
+    ms, df = crossed.mean_squares, crossed.degrees
+    p = (ms.P * df.P + ms.SP * df.SP) / (df.P + df.SP)
+    pi = (ms.PI * df.PI + ms.SPI * df.SPI) / (df.PI + df.SPI)
+    return NestedComponents(
+        num_sets=num_s,
+        num_permutations=num_p,
+        num_queries=num_q,
+        S=(ms.S - p - ms.SI + pi) / (num_p * num_q),
+        P=(p - pi) / num_q,
+        I=(ms.I - ms.SI) / (num_s * num_p),
+        SI=(ms.SI - pi) / num_p,
+        PI=pi,
+    )
 
 
 def explain_components(
@@ -147,12 +227,16 @@ def _usable_items(scores: npt.ArrayLike, state: npt.ArrayLike | None) -> npt.NDA
         values = binary_items(values)
     usable = usable_queries(values.shape, state)
     items = values if usable.all() else values[:, :, usable]
-    if min(items.shape) < 2:
-        sizes = ", ".join(f"{name} = {size}" for name, size in zip("SPQ", items.shape, strict=True))
-        raise RequestError(f"variance components need at least 2 sets, permutations and usable queries, got {sizes}")
+    _refuse_small(items.shape)
     if np.issubdtype(items.dtype, np.floating):
         return _centred(items)
     return items
+
+
+def _refuse_small(shape: tuple[int, ...]) -> None:
+    if min(shape) < 2:
+        sizes = ", ".join(f"{name} = {size}" for name, size in zip("SPQ", shape, strict=True))
+        raise RequestError(f"variance components need at least 2 sets, permutations and usable queries, got {sizes}")
 
 
 def _centred(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -174,17 +258,20 @@ def _crossed_sums(items: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArra
     return items.sum(axis=2, dtype=kind), items.sum(axis=1, dtype=kind), items.sum(axis=0, dtype=kind)
 
 
-def _sums_of_squares(items: npt.NDArray[Any]) -> list[float]:
+def _sums_of_squares(
+    shape: tuple[int, ...], sp: npt.NDArray[Any], si: npt.NDArray[Any], pi_square: Any, square: Any
+) -> list[float]:
     """Sums of squares in the order of `Effects`, by inclusion and exclusion over the squared marginal sums.
 
-    Everything is brought to the common denominator S·P·Q: for binary items all numerators are exact Python integers.
+    sp [S, P] and si [S, Q] are sums; of those [P, Q], and of the items, the sum of squares is enough. Everything is
+    brought to the common denominator S·P·Q: for binary items all numerators are exact Python integers.
     """
-    num_s, num_p, num_q = items.shape
-    sp, si, pi = _crossed_sums(items)
+    num_s, num_p, num_q = shape
+    size = num_s * num_p * num_q
     total = _square(sp.sum())
     s, p, i = num_s * _square(sp.sum(1)), num_p * _square(sp.sum(0)), num_q * _square(si.sum(0))
-    sp, si, pi = num_s * num_p * _square(sp), num_s * num_q * _square(si), num_p * num_q * _square(pi)
-    spi = items.size * _square_items(items)
+    sp, si, pi = num_s * num_p * _square(sp), num_s * num_q * _square(si), num_p * num_q * pi_square
+    spi = size * square
     numerators = (
         s - total,
         p - total,
@@ -194,7 +281,7 @@ def _sums_of_squares(items: npt.NDArray[Any]) -> list[float]:
         pi - p - i + total,
         spi - sp - si - pi + s + p + i - total,
     )
-    return [max(numerator, 0) / items.size for numerator in numerators]  # a float sum can miss 0 by one rounding
+    return [max(numerator, 0) / size for numerator in numerators]  # a float sum can miss 0 by one rounding
 
 
 def _square(sums: npt.NDArray[Any]) -> Any:

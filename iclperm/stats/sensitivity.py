@@ -13,6 +13,9 @@ from iclperm.errors import RequestError
 FloatArray = npt.NDArray[np.float64]
 Estimator = Literal["mean_std", "rms", "c4"]
 
+# NumPy takes 0.1 s here; the Numba loops a tenth of it, after half a second to import and 2 s once to compile.
+_NUMBA_FROM = 1 << 26
+
 
 class Accuracy(NamedTuple):
     """Accuracy over the queries that are `ok` in every compared cell, with what was left out."""
@@ -52,17 +55,16 @@ def accuracy(
         weights: [Q] how often each query counts (an oversampled query is stored once); all 1 by default.
 
     Raises RequestError on shapes that do not fit, values other than 0 and 1, or weights that are negative or not
-    finite. Cost: O(size of correct), without a float copy of it.
+    finite. Cost: O(size of correct), without a float copy of it; a large contiguous tensor of bytes is read once, at
+    the speed of memory, where the weights are whole numbers.
     """
-    items = binary_items(correct)
+    items = np.asarray(correct)
+    if not (is_large(items) and _is_whole(weights)):
+        items = binary_items(items)
     usable = usable_queries(items.shape, state)
     weight = query_weights(weights, items.shape[-1])
-    kept, total = float(weight[usable].sum()), float(weight.sum())
-    if kept == 0.0:
-        return Accuracy(np.full(items.shape[:-1], np.nan), 1.0, 0)
-    # einsum casts in small buffers; a matrix product would make a float copy of the whole tensor
-    values = np.einsum("...q,q->...", items, np.where(usable, weight, 0.0)) / kept
-    return Accuracy(np.asarray(values, dtype=np.float64), 1.0 - kept / total, int(np.count_nonzero(usable)))
+    sums = _weighted_sums(items, np.where(usable, weight, 0.0))
+    return accuracy_from_sums(sums, usable, weight)
 
 
 def order_sensitivity(accuracy: npt.ArrayLike, estimator: Estimator = "mean_std") -> float:
@@ -124,7 +126,11 @@ def curve(correct: npt.ArrayLike, state: npt.ArrayLike | None = None, weights: n
     items = np.asarray(correct)
     if items.ndim != 4:
         raise RequestError(f"curve needs correct of shape [S, P, K, Q], got {list(items.shape)}")
-    cells = accuracy(items, state, weights)
+    return curve_from_accuracy(accuracy(items, state, weights))
+
+
+def curve_from_accuracy(cells: Accuracy) -> Curve:
+    """The curve of accuracies [S, P, K] (`curve`)."""
     return Curve(
         mean=cells.values.mean(axis=(0, 1)),
         std_permutations=_std(cells.values, axis=1).mean(axis=0),
@@ -132,6 +138,14 @@ def curve(correct: npt.ArrayLike, state: npt.ArrayLike | None = None, weights: n
         dropped=cells.dropped,
         num_queries=cells.num_queries,
     )
+
+
+def accuracy_from_sums(sums: FloatArray, usable: npt.NDArray[np.bool_], weight: FloatArray) -> Accuracy:
+    """Accuracy of weighted sums [...] over the `usable` [Q] queries of weight [Q]."""
+    kept, total = float(weight[usable].sum()), float(weight.sum())
+    if kept == 0.0:
+        return Accuracy(np.full(np.shape(sums), np.nan), 1.0, 0)
+    return Accuracy(sums / kept, 1.0 - kept / total, int(np.count_nonzero(usable)))
 
 
 def accuracy_matrix(accuracy: npt.ArrayLike) -> FloatArray:
@@ -154,6 +168,11 @@ def binary_items(correct: npt.ArrayLike) -> npt.NDArray[np.uint8]:
         return items.view(np.uint8)
     if not np.issubdtype(items.dtype, np.integer):
         raise RequestError(f"correct must hold bool or integer 0 and 1, got {items.dtype}")
+    if is_large(items):
+        from iclperm.stats import _kernels
+
+        if _kernels.is_binary(items):
+            return items
     if items.min() < 0 or items.max() > 1:
         wrong = items.min() if items.min() < 0 else items.max()
         raise RequestError(f"correct must hold only 0 and 1, found {wrong}")
@@ -167,7 +186,18 @@ def usable_queries(shape: tuple[int, ...], state: npt.ArrayLike | None) -> npt.N
     states = np.asarray(state)
     if states.shape != shape:
         raise RequestError(f"state must have the shape of correct {list(shape)}, got {list(states.shape)}")
+    if is_large(states):
+        from iclperm.stats import _kernels
+
+        return ~_kernels.any_by_query(states.view(np.uint8).reshape(-1, shape[-1]))
     return np.asarray(~states.any(axis=tuple(range(states.ndim - 1))))
+
+
+def is_large(values: npt.NDArray[Any]) -> bool:
+    """Whether the Numba loops can read `values` and repay their compilation: many bytes in one piece."""
+    if values.size < _NUMBA_FROM or values.dtype not in (np.uint8, np.bool_):
+        return False
+    return values.flags.c_contiguous and values.ctypes.data % 8 == 0
 
 
 def query_weights(weights: npt.ArrayLike | None, num_queries: int) -> FloatArray:
@@ -180,6 +210,28 @@ def query_weights(weights: npt.ArrayLike | None, num_queries: int) -> FloatArray
     if not np.isfinite(values).all() or (values < 0).any() or not values.any():
         raise RequestError(f"weights must be finite, >= 0 and not all 0, got {values.min()} to {values.max()}")
     return values
+
+
+def _is_whole(weights: npt.ArrayLike | None) -> bool:
+    """Whether weights are none, or whole numbers that sums of int64 can hold."""
+    values = np.asarray(0 if weights is None else weights)
+    if values.dtype.kind not in "biuf" or not values.size:
+        return False
+    return bool(np.all((values == np.floor(values)) & (values >= 0) & (values < 1 << 31)))
+
+
+def _weighted_sums(items: npt.NDArray[Any], weight: FloatArray) -> FloatArray:
+    """Sums over Q of correct [..., Q] times weight [Q]. What `is_large` is checked for 0 and 1 on the way."""
+    if is_large(items) and _is_whole(weight):
+        from iclperm.stats import _kernels
+
+        edges, whole = np.array([0, len(weight)]), weight.astype(np.int64)
+        sums, is_binary = _kernels.segment_sums(items.view(np.uint8).reshape(-1, len(weight)), edges, whole)
+        if not is_binary:
+            binary_items(items.view(np.uint8))  # names the value
+        return np.asarray(sums.reshape(items.shape[:-1]), dtype=np.float64)
+    # einsum casts in small buffers; a matrix product would make a float copy of the whole tensor
+    return np.asarray(np.einsum("...q,q->...", items, weight), dtype=np.float64)
 
 
 def _mean_spread(matrix: FloatArray, estimator: Estimator) -> float:

@@ -1,0 +1,452 @@
+"""Where a curve over the number of demonstrations goes flat: paired differences between k and k', and equivalence.
+
+That a difference is not significant does not show that there is none. A plateau is claimed only where two one-sided
+tests reject every difference beyond a stated margin (Schuirmann 1987); what neither test settles stays undecided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from iclperm.errors import RequestError
+from iclperm.stats.components import Effects
+from iclperm.stats.convergence import MeanError, mean_error
+from iclperm.stats.intervals import Interval
+from iclperm.stats.paired import holm
+from iclperm.stats.sensitivity import FloatArray, binary_items, query_weights
+
+State = Literal["undecided", "equivalent", "different"]
+STATES: tuple[State, ...] = ("undecided", "equivalent", "different")
+"""By code: `Plateau.state` holds 0, 1 or 2."""
+
+MARGIN = 0.02
+"""Default margin of equivalence in accuracy: what another order of the same demonstrations does on average (one
+standard deviation, the order sensitivity .0197 of arXiv 2511.09700). A gain that is smaller is lost in the order."""
+
+LEVEL = 0.05
+_POWER = 0.8
+
+
+class CurveError(NamedTuple):
+    """How sure each point of the averaged curve is; arrays [K] or [K, 3]."""
+
+    mean: FloatArray
+    """µ_k of arXiv 2503.22002."""
+    se: FloatArray
+    """Standard error of µ_k for fresh draws of the axes in `covers`."""
+    se_held: FloatArray
+    """For fresh sets and permutations on these very queries; 0 at k = 0."""
+    degrees: FloatArray
+    low: FloatArray
+    high: FloatArray
+    """Student's interval of µ_k at `level`."""
+    level: float
+    sources: FloatArray
+    """[K, 3] variance of µ_k due to sets, permutations and queries, interactions with queries counted as queries and
+    of sets with permutations as permutations."""
+    order_noise: FloatArray
+    """What finite queries alone add to the standard deviation over permutations, √((σ²_PI + σ²_SPI)/Q)."""
+    covers: tuple[tuple[str, ...], ...]
+    """[K] the axes that the error covers; at k = 0 queries only, as all cells are one context."""
+
+
+class PairedDifference(NamedTuple):
+    """Accuracy in a second context minus that in a first one on the same queries; arrays [...] without the query axis.
+
+    A plain standard error is 0 where no answer changed, however few queries there were. So half a query is added to
+    each cell of the 2 x 2 table, as in Agresti & Min (2005); `centre` and `se` make their interval and the tests.
+    """
+
+    difference: FloatArray
+    """As observed."""
+    centre: FloatArray
+    se: FloatArray
+    """Standard error over queries, the contexts being taken as given; NaN for one query."""
+
+
+class Overall(NamedTuple):
+    """The averaged curve between two numbers of demonstrations, for fresh sets, permutations and queries."""
+
+    error: MeanError
+    interval: Interval
+    """Of the mean difference, at 1 - 2·level: it lies within the margin exactly where equivalence is shown."""
+    p_equivalent: float
+    p_different: float
+    state: State
+
+
+class Plateau(NamedTuple):
+    """What happens between two numbers of demonstrations, in every trajectory and on average."""
+
+    first: int
+    """The smaller number of demonstrations."""
+    last: int
+    margin: float
+    level: float
+    difference: FloatArray
+    """[S, P] accuracy at `last` minus accuracy at `first`."""
+    se: FloatArray
+    """[S, P] its standard error over queries."""
+    p_equivalent: FloatArray
+    """[S, P] of the two one-sided tests, Holm-adjusted over the trajectories."""
+    p_different: FloatArray
+    """[S, P] of no difference, Holm-adjusted over the trajectories."""
+    state: npt.NDArray[np.uint8]
+    """[S, P] see `STATES`; a difference that is shown to lie within the margin is equivalent."""
+    shares: FloatArray
+    """[3] of the trajectories in each of `STATES`."""
+    single_shares: FloatArray
+    """[3] the same without Holm's adjustment, as if each trajectory were the only one."""
+    overall: Overall
+    true_std: float
+    """Standard deviation over trajectories of the difference, free of item noise, √(σ²_S + σ²_P + σ²_SP); NaN for one
+    trajectory or query."""
+    true_within: float
+    """Share of trajectories within the margin if differences are Gaussian with the mean and `true_std` found."""
+    resolvable: float
+    """The margin within which a typical trajectory without any difference would be shown to be equivalent four times in
+    five, one test at a time. A smaller margin leaves most trajectories undecided, whatever is true."""
+
+    @property
+    def num_queries_needed(self) -> float:
+        """How many times the queries of this run would resolve the margin; NaN where unknown."""
+        return (self.resolvable / self.margin) ** 2
+
+
+class Steps(NamedTuple):
+    """Rises and falls between neighbouring numbers of demonstrations, arrays [S, P] of shares of the K - 1 steps."""
+
+    up: FloatArray
+    down: FloatArray
+    up_beyond_noise: FloatArray
+    """Rises that a test at 5 % tells from no change; without any change, chance alone makes one step in forty so."""
+    down_beyond_noise: FloatArray
+    never_down: float
+    """Share of trajectories that never lose accuracy."""
+    never_down_beyond_noise: float
+
+
+class Arrival(NamedTuple):
+    """When a trajectory comes within the margin of its last accuracy, in demonstrations."""
+
+    first: npt.NDArray[np.int64]
+    """[S, P] the first k that is within the margin; item noise makes it earlier or later by chance."""
+    stays: npt.NDArray[np.int64]
+    """[S, P] the first k from which on every k is."""
+
+
+class OneShot(NamedTuple):
+    """One demonstration against none, for each that stands first in some permutation; arrays [N]."""
+
+    rows: npt.NDArray[np.int64]
+    """The demonstrations, by the numbers given; ascending."""
+    zero_shot: float
+    gain: FloatArray
+    """Accuracy with this one demonstration minus accuracy with none."""
+    se: FloatArray
+    """Standard error over queries (see `PairedDifference`)."""
+    p: FloatArray
+    p_holm: FloatArray
+    """Adjusted over the demonstrations."""
+    true_std: float
+    """Standard deviation of the gain over demonstrations, free of item noise; 0 where noise explains it all."""
+
+    @property
+    def num_better(self) -> int:
+        """Demonstrations that help, by Holm's test at 5 %."""
+        return int(np.count_nonzero((self.p_holm <= LEVEL) & (self.gain > 0)))
+
+    @property
+    def num_worse(self) -> int:
+        """Demonstrations that hurt, by Holm's test at 5 %."""
+        return int(np.count_nonzero((self.p_holm <= LEVEL) & (self.gain < 0)))
+
+
+def curve_error(
+    correct: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, shots: Sequence[int], level: float = 0.95
+) -> CurveError:
+    """Standard error of µ_k that is honest about sets, permutations and queries, at every k (`stats.mean_error`).
+
+    correct: [S, P, K, Q] 0 or 1, usable queries only; weights [Q]; shots [K]. At k = 0 all cells are one context, so
+    only queries count. Raises RequestError on shapes that do not fit. Cost: O(S·P·K·Q).
+    """
+    items = _four_axes(correct, shots)
+    errors = [
+        mean_error(items[:1, :1, place] if k == 0 else items[:, :, place], weights) for place, k in enumerate(shots)
+    ]
+    intervals = [error.interval(level) for error in errors]
+    noise = [
+        max(error.sigma2.PI + error.sigma2.SPI, 0.0) / items.shape[-1] if k else 0.0
+        for error, k in zip(errors, shots, strict=True)
+    ]
+    return CurveError(
+        mean=np.array([error.mean for error in errors]),
+        se=np.array([error.se for error in errors]),
+        se_held=np.array([error.se_held for error in errors]),
+        degrees=np.array([error.degrees for error in errors]),
+        low=np.array([interval.low for interval in intervals]),
+        high=np.array([interval.high for interval in intervals]),
+        level=level,
+        sources=np.array([_sources(error.parts) for error in errors]),
+        order_noise=np.sqrt(noise),
+        covers=tuple(error.covers for error in errors),
+    )
+
+
+def paired_difference(
+    first: npt.ArrayLike, second: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> PairedDifference:
+    """Accuracy of second minus first, both [..., Q] of 0 and 1 on the same usable queries.
+
+    `weights` [Q] says how often each query counts; a query of any weight is one draw. Raises RequestError on shapes
+    that do not fit. Cost: O(size). Agresti & Min (2005), Statistics in Medicine 24.
+    """
+    before, after = binary_items(first), binary_items(second)
+    if before.shape != after.shape:
+        raise RequestError(f"both contexts need the same queries, got {list(before.shape)} and {list(after.shape)}")
+    weight = query_weights(weights, before.shape[-1])
+    once, twice, square = (np.empty(before.shape[:-1]) for _ in range(3))
+    for cell in np.ndindex(before.shape[:-2]):  # a block at a time: no copy of a large tensor
+        signed = after[cell].astype(np.int8) - before[cell].astype(np.int8)
+        once[cell], twice[cell] = signed @ weight, signed @ weight**2
+        square[cell] = np.abs(signed) @ weight**2
+    return _adjusted(once, twice, square, weight)
+
+
+def plateau(
+    correct: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    *,
+    shots: Sequence[int],
+    first: int,
+    last: int | None = None,
+    margin: float = MARGIN,
+    level: float = LEVEL,
+) -> Plateau:
+    """Tests between two numbers of demonstrations in every trajectory (set, permutation), and on average.
+
+    Args:
+        correct: [S, P, K, Q] 0 or 1, usable queries only.
+        weights: [Q] how often each query counts.
+        shots: [K] numbers of demonstrations, ascending.
+        first, last: two of them, by default up to the largest.
+        margin: differences of accuracy up to this are no difference that matters (see `MARGIN`).
+        level: of each test; Holm's adjustment keeps it over the S·P trajectories of a test.
+
+    A trajectory is tested for the queries of its kind, its demonstrations taken as given; the average for fresh sets,
+    permutations and queries, clustered by all three (`stats.mean_error`). Raises RequestError on shapes that do not
+    fit, a k that was not run, or a margin not above 0. Cost: O(S·P·Q).
+    """
+    items = _four_axes(correct, shots)
+    end = shots[-1] if last is None else last
+    places = [_place(shots, k) for k in (first, end)]
+    if first >= end:
+        raise RequestError(f"a plateau needs two numbers of demonstrations in ascending order, got {first} and {end}")
+    if not margin > 0:
+        raise RequestError(f"margin must be above 0, got {margin}")
+    one, other = items[:, :, places[0]], items[:, :, places[1]]
+    paired = paired_difference(one, other, weights)
+    equivalent, different = _tests(paired.centre, paired.se, margin)
+    adjusted = holm(equivalent), holm(different)
+    state, single = _states(*adjusted, level), _states(equivalent, different, level)
+    error = mean_error(other.astype(np.int8) - one.astype(np.float64), weights)
+    scale = _normal(1 - level) + _normal((1 + _POWER) / 2)
+    spread = _true_std(error)
+    return Plateau(
+        first=first,
+        last=end,
+        margin=margin,
+        level=level,
+        difference=paired.difference,
+        se=paired.se,
+        p_equivalent=adjusted[0],
+        p_different=adjusted[1],
+        state=state,
+        shares=_shares(state),
+        single_shares=_shares(single),
+        overall=_overall(error, items.shape[-1], margin, level),
+        true_std=spread,
+        true_within=_within(error.mean, spread, margin),
+        resolvable=float(scale * np.median(paired.se)),
+    )
+
+
+def plateau_shares(
+    correct: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    *,
+    shots: Sequence[int],
+    margin: float = MARGIN,
+    level: float = LEVEL,
+) -> FloatArray:
+    """Share of the trajectories in each of `STATES` between every k and the largest one, [K - 1, 3].
+
+    As `Plateau.shares`: Holm's adjustment is over the trajectories of one k. Cost: O(S·P·K·Q).
+    """
+    items = _four_axes(correct, shots)
+    shares = np.full((len(shots) - 1, len(STATES)), np.nan)
+    for place in range(len(shots) - 1):
+        paired = paired_difference(items[:, :, place], items[:, :, -1], weights)
+        equivalent, different = _tests(paired.centre, paired.se, margin)
+        shares[place] = _shares(_states(holm(equivalent), holm(different), level))
+    return shares
+
+
+def steps(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Steps:
+    """Rises and falls of each trajectory of correct [S, P, K, Q] (usable queries only) between neighbouring k.
+
+    Raises RequestError for fewer than two k. Cost: O(S·P·K·Q).
+    """
+    items = binary_items(correct)
+    if items.ndim != 4 or items.shape[2] < 2:
+        raise RequestError(f"steps need correct of shape [S, P, K, Q] with K >= 2, got {list(items.shape)}")
+    pairs = [paired_difference(items[:, :, k], items[:, :, k + 1], weights) for k in range(items.shape[2] - 1)]
+    change = np.stack([pair.difference for pair in pairs], axis=-1)
+    bound = _normal(1 - LEVEL / 2)
+    z = np.stack([pair.centre / pair.se for pair in pairs], axis=-1)
+    known = not np.isnan(z).any()
+    up, down = np.where(known, (z > bound).mean(axis=-1), np.nan), np.where(known, (z < -bound).mean(axis=-1), np.nan)
+    return Steps(
+        up=(change > 0).mean(axis=-1),
+        down=(change < 0).mean(axis=-1),
+        up_beyond_noise=up,
+        down_beyond_noise=down,
+        never_down=float((change >= 0).all(axis=-1).mean()),
+        never_down_beyond_noise=float((down == 0).mean()) if known else math.nan,
+    )
+
+
+def arrival(accuracy: npt.ArrayLike, shots: Sequence[int], margin: float = MARGIN) -> Arrival:
+    """The k at which each trajectory of accuracy [S, P, K] first comes, and stays, within `margin` of its last value.
+
+    Raises RequestError if shots and accuracy do not fit. Cost: O(S·P·K).
+    """
+    values = np.asarray(accuracy, dtype=np.float64)
+    if values.ndim != 3 or values.shape[2] != len(shots):
+        raise RequestError(f"accuracy must have shape [S, P, {len(shots)}], got {list(values.shape)}")
+    counts = np.asarray(shots, dtype=np.int64)
+    # differences of shares of the same queries: allow a rounding, or 0.7 - 0.68 would be above 0.02
+    near = np.abs(values - values[:, :, -1:]) <= margin + 1e-12
+    for_good = np.logical_and.accumulate(near[:, :, ::-1], axis=2)[:, :, ::-1]
+    return Arrival(counts[near.argmax(axis=2)], counts[for_good.argmax(axis=2)])
+
+
+def one_shot(
+    zero: npt.ArrayLike, one: npt.ArrayLike, rows: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> OneShot:
+    """One demonstration against none, for every demonstration that stands first somewhere.
+
+    Args:
+        zero: [Q] answers without demonstrations, usable queries only.
+        one: [S, P, Q] answers at k = 1.
+        rows: [S, P] which demonstration stands first; cells with the same one are the same context, and are averaged.
+        weights: [Q] how often each query counts.
+
+    Raises RequestError on shapes that do not fit. Cost: O(S·P·Q). arXiv 2503.22002, section 5.1.
+    """
+    none, single, names = binary_items(zero), binary_items(one), np.asarray(rows)
+    if single.ndim != 3 or none.shape != single.shape[-1:] or names.shape != single.shape[:2]:
+        raise RequestError(
+            f"need zero [Q], one [S, P, Q] and rows [S, P], got {list(none.shape)}, {list(single.shape)} and "
+            f"{list(names.shape)}"
+        )
+    weight = query_weights(weights, len(none))
+    distinct, place = np.unique(names, return_inverse=True)
+    change = np.zeros((len(distinct), len(none)))
+    np.add.at(change, place.ravel(), single.reshape(-1, len(none)) - none.astype(np.float64))
+    change /= np.bincount(place.ravel())[:, None]
+    paired = _adjusted(change @ weight, change @ weight**2, change**2 @ weight**2, weight)
+    _, different = _tests(paired.centre, paired.se, MARGIN)
+    error = mean_error(change[None], weights)
+    return OneShot(
+        rows=distinct.astype(np.int64),
+        zero_shot=float(np.average(none, weights=weight)),
+        gain=paired.difference,
+        se=paired.se,
+        p=different,
+        p_holm=holm(different),
+        true_std=_true_std(error),
+    )
+
+
+def _four_axes(correct: npt.ArrayLike, shots: Sequence[int]) -> npt.NDArray[np.uint8]:
+    items = binary_items(correct)
+    if items.ndim != 4 or items.shape[2] != len(shots) or list(shots) != sorted(set(shots)):
+        raise RequestError(
+            f"need correct of shape [S, P, K, Q] and K ascending shots, got {list(items.shape)} and {list(shots)}"
+        )
+    return items
+
+
+def _place(shots: Sequence[int], k: int) -> int:
+    if k not in shots:
+        raise RequestError(f"k = {k} was not run; choose from {', '.join(map(str, shots))}")
+    return list(shots).index(k)
+
+
+def _adjusted(once: FloatArray, twice: FloatArray, square: FloatArray, weight: FloatArray) -> PairedDifference:
+    """From Σ w·d, Σ w²·d and Σ w²·d² over the queries, with two pseudo-queries: half at +1, half at -1, one at 0."""
+    total, squares = float(weight.sum()), float(np.sum(weight**2))
+    pseudo = squares / total  # the weight of a typical draw
+    enlarged = total + 2 * pseudo
+    centre = once / enlarged
+    variance = square + pseudo**2 - 2 * centre * twice + centre**2 * (squares + 2 * pseudo**2)
+    se = np.sqrt(np.maximum(variance, 0.0)) / enlarged
+    if np.count_nonzero(weight) < 2:
+        se = np.full_like(se, np.nan)
+    return PairedDifference(once / total, centre, se)
+
+
+def _normal(probability: float) -> float:
+    return float(special.ndtri(probability))
+
+
+def _tests(centre: FloatArray, se: FloatArray, margin: float) -> tuple[FloatArray, FloatArray]:
+    """p-values of the two one-sided tests of equivalence (the larger), and of no difference."""
+    equivalent = special.ndtr((np.abs(centre) - margin) / se)
+    return np.asarray(equivalent), np.asarray(2 * special.ndtr(-np.abs(centre) / se))
+
+
+def _states(equivalent: FloatArray, different: FloatArray, level: float) -> npt.NDArray[np.uint8]:
+    found = np.where(equivalent <= level, 1, np.where(different <= level, 2, 0))
+    return found.astype(np.uint8)
+
+
+def _shares(state: npt.NDArray[np.uint8]) -> FloatArray:
+    return np.asarray(np.bincount(state.ravel(), minlength=len(STATES)) / state.size)
+
+
+def _overall(error: MeanError, num_queries: int, margin: float, level: float) -> Overall:
+    interval = error.interval(1 - 2 * level)
+    if math.isnan(error.se):
+        return Overall(error, interval, math.nan, math.nan, "undecided")
+    # what n queries never showed can still happen to one in n of them
+    floored = error._replace(se=max(error.se, 1 / (num_queries + 2)))
+    distance = abs(error.mean)
+    equivalent = float(special.stdtr(error.degrees, (distance - margin) / floored.se))
+    different = float(2 * special.stdtr(error.degrees, -distance / floored.se))
+    state = STATES[int(_states(np.array(equivalent), np.array(different), level))]
+    return Overall(floored, floored.interval(1 - 2 * level), equivalent, different, state)
+
+
+def _true_std(error: MeanError) -> float:
+    """Over trajectories, item noise taken out; NaN where there is one trajectory or one query."""
+    if "queries" not in error.covers or len(error.covers) < 2:
+        return math.nan
+    return math.sqrt(max(error.sigma2.S + error.sigma2.P + error.sigma2.SP, 0.0))
+
+
+def _within(mean: float, spread: float, margin: float) -> float:
+    if not spread > 0:
+        return math.nan if math.isnan(spread) else float(abs(mean) <= margin)
+    return float(special.ndtr((margin - mean) / spread) - special.ndtr((-margin - mean) / spread))
+
+
+def _sources(parts: Effects) -> tuple[float, float, float]:
+    return parts.S, parts.P + parts.SP, parts.I + parts.SI + parts.PI + parts.SPI

@@ -1,0 +1,561 @@
+"""Kind `curve` (arXiv 2503.22002): accuracy over the number of demonstrations, on average and along every ordering."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm import stats
+from iclperm.errors import ConfigError, DataError, RequestError
+from iclperm.stats import Curve
+from iclperm.stats.paired import holm
+from iclperm.stats.plateau import (
+    LEVEL,
+    MARGIN,
+    STATES,
+    Arrival,
+    CurveError,
+    OneShot,
+    Plateau,
+    State,
+    Steps,
+    arrival,
+    curve_error,
+    one_shot,
+    plateau,
+    plateau_shares,
+    steps,
+)
+from iclperm.stats.sensitivity import FloatArray, usable_queries
+from iclperm.studies.findings import Plot, Table, number, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from iclperm.results import Run
+
+CLAIMS = (4, 8)
+"""The numbers of demonstrations from which arXiv 2503.22002 looks for a plateau."""
+
+_MAX_BRIEF_ROWS = 12
+_MAX_PANELS = 6
+_EXTREMES = 5
+_TEXT_LETTERS = 60
+_VERDICTS: dict[State, str] = {"equivalent": "flat", "different": "changes", "undecided": "undecided"}
+_COLUMNS = (1, 2, 0)  # of shares by `STATES`, as they are shown: flat, changes, undecided
+_PREFIXES = (
+    "At k < {shots} another order also shows other demonstrations of the set first, so the spread over orders holds "
+    "that choice too."
+)
+_NO_TRAJECTORIES = (
+    "With `resample: per_k` every k has sets and orders of its own, so no ordering has a trajectory over k: single "
+    "trajectories, their plateaus and steps, and one demonstration against none are left out."
+)
+
+
+@dataclass(frozen=True)
+class CurveFindings:
+    """What a curve study says; everything about single trajectories is None for `resample: per_k`."""
+
+    shots: tuple[int, ...]
+    """[K] numbers of demonstrations, ascending."""
+    resampled: bool
+    """Whether every k had sets and permutations of its own."""
+    margin: float
+    """Differences up to this are none that matter; units of accuracy."""
+    level: float
+    """Of each test, and over each family of tests by Holm's adjustment."""
+    accuracy: FloatArray
+    """[S, P, K], over the queries that are ok in every cell."""
+    curve: Curve
+    error: CurveError
+    plateaus: tuple[Plateau, ...]
+    """From each k that was asked for to the largest."""
+    averages: tuple[State, ...]
+    """What each of them says of the average, Holm-adjusted over them."""
+    shares: FloatArray | None
+    """[K - 1, 3] of the trajectories in each of `STATES`, from every k to the largest."""
+    steps: Steps | None
+    arrival: Arrival | None
+    one_shot: OneShot | None
+    """None also where k = 0 or k = 1 was not run, or nobody knows which demonstration stands where."""
+    texts: Mapping[int, str] = field(repr=False)
+    """Of demonstrations, by row; may be empty."""
+    chance: float | None
+    title: str
+    warnings: tuple[str, ...]
+
+    def conclusion(self) -> list[str]:
+        """The result in plain sentences."""
+        told = [self._about_the_average()]
+        if self.one_shot is not None:
+            told.append(_about_one_shot(self.one_shot))
+        for found, state in zip(self.plateaus, self.averages, strict=True):
+            told.append(self._about_plateau(found, state))
+        if self.steps is not None:
+            told.append(_about_steps(self.steps))
+        return told
+
+    def tables(self, full: bool) -> list[Table]:
+        """Most important first; without ``full`` some k only, and no single demonstrations."""
+        found = [self._curve_table(full)]
+        if self.plateaus:
+            found.append(self._plateau_table())
+        if self.steps is not None and self.arrival is not None:
+            found.append(self._trajectory_table(self.steps, self.arrival))
+        if full and self.shares is not None:
+            found.append(self._shares_table(self.shares))
+        if full and self.one_shot is not None:
+            found.append(self._one_shot_table(self.one_shot))
+        return found
+
+    def plots(self) -> dict[str, Plot]:
+        """The averaged curve; every trajectory over it; how many trajectories are flat from each k."""
+        found = {"curve": Plot((6.2, 3.6), self._draw_curve)}
+        if self.shares is not None:
+            found["curve_trajectories"] = Plot(self._panel_size(), self._draw_trajectories)
+            found["curve_plateaus"] = Plot((5.2, 3.4), self._draw_shares)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON-safe lists, dictionaries and numbers; NaN and infinity become None."""
+        content: dict[str, Any] = {
+            name: plain(getattr(self, name))
+            for name in ("shots", "resampled", "margin", "level", "accuracy", "curve", "error")
+        }
+        content["plateaus"] = [
+            self._plateau_content(found, state) for found, state in zip(self.plateaus, self.averages, strict=True)
+        ]
+        content["states"] = list(STATES)
+        for name in ("shares", "steps", "arrival", "one_shot"):
+            content[name] = plain(getattr(self, name))
+        if self.one_shot is not None:
+            content["one_shot"] |= {"num_better": self.one_shot.num_better, "num_worse": self.one_shot.num_worse}
+        return content | {"conclusion": self.conclusion(), "curve_warnings": list(self.warnings)}
+
+    def _plateau_content(self, found: Plateau, state: State) -> dict[str, Any]:
+        content: dict[str, Any] = plain(found)
+        if self.resampled:
+            content = {name: content[name] for name in ("first", "last", "margin", "level", "overall")}
+        return content | {"average": state}
+
+    def _about_the_average(self) -> str:
+        k, mean = self.shots, self.curve.mean
+        where = [0, len(k) - 1] if len(k) < 3 else [0, len(k) // 2, len(k) - 1]
+        places = ", ".join(f"{_percent(mean[place])} at k = {k[place]}" for place in where)
+        half = (self.error.high[-1] - self.error.low[-1]) / 2
+        if math.isnan(half):
+            return f"Mean accuracy is {places}; one query cannot tell how sure that is."
+        fresh = _words(self.error.covers[-1])
+        return (
+            f"Mean accuracy is {places} (the last ± {100 * half:.1f} points, {self.error.level:.0%}, for new {fresh})."
+        )
+
+    def _about_plateau(self, found: Plateau, state: State) -> str:
+        average = {
+            "equivalent": f"is flat within ± {_points(found.margin)}",
+            "different": "is not flat: it changes",
+            "undecided": f"is neither shown to be flat within ± {_points(found.margin)} nor to change",
+        }[state]
+        mean, (_, low, high, level) = found.overall.error.mean, found.overall.interval
+        told = (
+            f"From k = {found.first} to {found.last} the average {average} ({100 * mean:+.1f} points"
+            f"{'' if math.isnan(low) else f', {level:.0%} interval {100 * low:+.1f} to {100 * high:+.1f}'})"
+        )
+        if self.resampled:
+            return f"{told}."
+        undecided, flat, changes = found.shares
+        told += (
+            f"; of {found.state.size} single trajectories {flat:.0%} are shown to be flat, {changes:.0%} to change, "
+            f"{undecided:.0%} stay undecided."
+        )
+        if math.isnan(found.true_std):
+            return told
+        return told + (
+            f" Without item noise the change differs between trajectories by ± {_points(found.true_std)} (one standard "
+            f"deviation); if these changes are Gaussian, about {found.true_within:.0%} of them lie within the margin."
+        )
+
+    def _curve_table(self, full: bool) -> Table:
+        rows = []
+        for place in _some(len(self.shots), None if full else _MAX_BRIEF_ROWS):
+            k = self.shots[place]
+            spreads = (self.curve.std_permutations, self.error.order_noise, self.curve.std_sets)
+            rows.append(
+                (
+                    str(k),
+                    number(self.curve.mean[place]),
+                    number(self.error.se_held[place]) if k else "-",
+                    number(self.error.se[place]),
+                    *(number(spread[place]) if k else "-" for spread in spreads),
+                )
+            )
+        new = [axis for axis in self.error.covers[-1] if axis != "queries"]
+        caption = (
+            f"error: of the mean, for new {_words(new)} on the same queries, and for new queries too." if new else ""
+        )
+        if not self.resampled:
+            caption += " " + _PREFIXES.format(shots=self.shots[-1])
+        errors = ("error, same queries", "error, new queries")
+        header = ("k", "accuracy", *errors, "std over orders", "item noise in it", "std of set means")
+        return Table("Accuracy against the number of demonstrations", header, rows, caption=caption)
+
+    def _plateau_table(self) -> Table:
+        rows: list[Sequence[str]] = []
+        for found, state in zip(self.plateaus, self.averages, strict=True):
+            _, low, high, _ = found.overall.interval
+            rows.append((f"{found.first} to {found.last}", "average", _signed(low, high), _VERDICTS[state], "", "", ""))
+            if not self.resampled:
+                spread = "" if math.isnan(found.true_std) else f"±{found.true_std:.4f}"
+                shares = [f"{found.shares[column]:.0%}" for column in _COLUMNS]
+                rows.append(("", "trajectories", spread, "", *shares))
+        header = ("k", "", "change", "verdict", "flat", "changes", "undecided")
+        caption = (
+            f"flat: two one-sided tests reject any change beyond ±{self.margin:g} (Holm, {self.level:.0%}). changes: "
+            "some change is shown. undecided: neither. Average: the 90 % interval of the change."
+        )
+        if not self.resampled:
+            caption += " Trajectories: standard deviation of the change over them, free of item noise."
+        return Table("Plateaus", header, rows, texts=(1, 3), caption=caption)
+
+    def _trajectory_table(self, found: Steps, arrived: Arrival) -> Table:
+        rows = [
+            ("steps up", f"{found.up.mean():.0%}", f"{found.up_beyond_noise.mean():.1%}"),
+            ("steps down", f"{found.down.mean():.0%}", f"{found.down_beyond_noise.mean():.1%}"),
+            ("never down", f"{found.never_down:.0%}", f"{found.never_down_beyond_noise:.1%}"),
+            (f"first within ±{self.margin:g} of the end", f"k = {_middle(arrived.first)}", ""),
+            ("there for good", f"k = {_middle(arrived.stays)}", ""),
+        ]
+        caption = (
+            "Chance alone takes up to 2.5 % of the steps up, and as many down, beyond noise. k: median (quartiles)."
+        )
+        return Table("Single trajectories", ("", "", "beyond noise"), rows, caption=caption)
+
+    def _shares_table(self, shares: FloatArray) -> Table:
+        rows = [
+            (str(k), *(f"{row[column]:.0%}" for column in _COLUMNS))
+            for k, row in zip(self.shots[:-1], shares, strict=True)
+        ]
+        title = f"Trajectories from k to {self.shots[-1]}, within ±{self.margin:g}"
+        return Table(title, ("k", "flat", "changes", "undecided"), rows)
+
+    def _one_shot_table(self, found: OneShot) -> Table:
+        order = np.argsort(-found.gain, kind="stable")
+        if len(order) > 2 * _EXTREMES:
+            order = np.concatenate([order[:_EXTREMES], order[-_EXTREMES:]])
+        rows = [
+            (
+                str(found.rows[place]),
+                f"{found.gain[place]:+.4f}",
+                number(found.se[place]),
+                _p_value(found.p_holm[place]),
+                _shortened(self.texts.get(int(found.rows[place]), "")),
+            )
+            for place in order
+        ]
+        caption = (
+            f"{len(found.rows)} demonstrations, the best and the worst shown; p after Holm over all of them. Accuracy "
+            f"with none is {number(found.zero_shot)}."
+        )
+        header = ("row", "gain", "error", "p", "demonstration")
+        return Table("One demonstration against none", header, rows, texts=(4,), caption=caption)
+
+    def _draw_curve(self, figure: Figure) -> None:
+        from iclperm.report import figures
+
+        title = self.title or "Accuracy against the number of demonstrations"
+        figures.curve_plot(self.curve, self.shots, title=title, chance=self.chance).draw(figure)
+        (axes,) = figure.axes
+        bounds = np.abs(np.stack([self.error.low, self.error.high]) - self.curve.mean)
+        if np.isfinite(bounds).all():
+            axes.errorbar(
+                self.shots,
+                self.curve.mean,
+                bounds,
+                fmt="none",
+                color="black",
+                capsize=2,
+                label="95 % of the mean,\nnew queries too",
+            )
+        axes.set_position((0.1, 0.14, 0.6, 0.69))
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), handlelength=1.6, fontsize=7.5)
+
+    def _panel_size(self) -> tuple[float, float]:
+        num_sets = len(self.accuracy)
+        if not 1 < num_sets <= _MAX_PANELS:
+            return 5.2, 3.6
+        return 6.6, 0.95 + 1.85 * math.ceil(num_sets / 3)
+
+    def _draw_trajectories(self, figure: Figure) -> None:
+        """A panel a set while there are few, else one; thin lines, the average over them."""
+        from iclperm.report import figures
+
+        num_sets, height = len(self.accuracy), figure.get_figheight()
+        by_set = 1 < num_sets <= _MAX_PANELS
+        columns, rows = (min(num_sets, 3), math.ceil(num_sets / 3)) if by_set else (1, 1)
+        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        figure.subplots_adjust(
+            left=0.1,
+            right=0.98,
+            bottom=0.45 / height,
+            top=1 - (0.85 if by_set else 0.6) / height,
+            hspace=0.32,
+            wspace=0.08,
+        )
+        thin = {"color": figures.BLUE, "linewidth": 0.5, "alpha": max(0.1, min(0.6, 12 / self.accuracy.shape[1]))}
+        for place, axes in enumerate(panels):
+            if by_set and place >= num_sets:
+                axes.set_visible(False)
+                panels[place - columns].tick_params(labelbottom=True)
+                continue
+            lines = self.accuracy[place] if by_set else self.accuracy.reshape(-1, len(self.shots))
+            axes.plot(self.shots, lines.T, **thin)
+            if by_set:
+                axes.plot(self.shots, lines.mean(axis=0), color=figures.ORANGE, linewidth=1.4)
+                axes.set_title(f"set {place}", fontsize=8.5, pad=3)
+            axes.plot(self.shots, self.curve.mean, color="black", linewidth=1.4)
+            axes.set_xticks(_few_ticks(self.shots) if by_set else figures.shot_ticks(self.shots))
+            figures.plain_frame(axes)
+        figure.supxlabel("number of demonstrations k", fontsize=8.5, y=0.06 / height, va="bottom")
+        figure.supylabel("accuracy", fontsize=8.5, x=0.012)
+        told = "blue: single orderings, " + ("orange: mean of the set, " if by_set else "") + "black: mean of all"
+        figures.head(figure, self.title or "Accuracy along every ordering", told)
+
+    def _draw_shares(self, figure: Figure) -> None:
+        """Stacked shares of the trajectories that are flat, change or stay undecided, from every k to the last."""
+        from iclperm.report import figures
+
+        if self.shares is None:
+            return
+        axes: Axes = figure.add_axes((0.12, 0.14, 0.62, 0.69))
+        bottom, shots = np.zeros(len(self.shares)), np.arange(len(self.shares))
+        looks = ((figures.BLUE, ""), (figures.ORANGE, "////"), ("#D9D9D9", ""))
+        for column, (colour, hatch) in zip(_COLUMNS, looks, strict=True):
+            share = 100 * self.shares[:, column]
+            name = _VERDICTS[STATES[column]]
+            axes.bar(
+                shots,
+                share,
+                bottom=bottom,
+                width=0.85,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.4,
+                label=name,
+            )
+            bottom = bottom + share
+        step = math.ceil(len(shots) / 12)
+        axes.set_xticks(shots[::step], [str(k) for k in self.shots[:-1][::step]])
+        axes.set(xlabel="number of demonstrations k", ylabel="% of the trajectories", ylim=(0, 100))
+        figures.plain_frame(axes)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), handlelength=1.2)
+        line = f"from k to {self.shots[-1]}; flat: within ±{self.margin:g}, Holm over {self.accuracy[..., 0].size}"
+        figures.head(figure, self.title or "Which trajectories are flat from k on", line)
+
+
+def findings(run: Run) -> CurveFindings:
+    """The curve of a run over its numbers of shots; raises DataError for a run with one only.
+
+    Which demonstration stands where is read from the study's data; where that is gone or is another, one demonstration
+    against none is left out, with a warning.
+    """
+    resampled = run.study.resample == "per_k"
+    rows, texts, lacking = None, None, []
+    if not resampled and {0, 1} <= set(run.shots):
+        try:
+            rows, texts = run.demonstrations.rows[:, :, 0], run.demonstrations.texts
+        except (ConfigError, DataError) as error:
+            lacking = [f"one demonstration against none is left out: {error}"]
+    found = curve_findings(
+        run.correct,
+        run.state,
+        shots=run.shots,
+        weights=run.weights,
+        rows=rows,
+        texts=texts,
+        resampled=resampled,
+        chance=1 / len(run.labels),
+        title=run.title,
+    )
+    return replace(found, warnings=(*found.warnings, *lacking))
+
+
+def curve_findings(
+    correct: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    *,
+    shots: Sequence[int],
+    weights: npt.ArrayLike | None = None,
+    rows: npt.ArrayLike | None = None,
+    texts: Mapping[int, str] | None = None,
+    resampled: bool = False,
+    claims: Sequence[int] | None = None,
+    margin: float = MARGIN,
+    level: float = LEVEL,
+    chance: float | None = None,
+    title: str = "",
+) -> CurveFindings:
+    """Everything about accuracy over the number of demonstrations, over the queries ok in every cell at every k.
+
+    Args:
+        correct: [S, P, K, Q] 0 or 1.
+        state: [S, P, K, Q] integers, 0 = ok.
+        shots: [K] numbers of demonstrations, ascending.
+        weights: [Q] how often each query counts in an accuracy; errors and tests count a query once.
+        rows: [S, P] which demonstration stands first; needed for one demonstration against none.
+        texts: of demonstrations, by row.
+        resampled: every k has sets and permutations of its own (`resample: per_k`).
+        claims: from which k a plateau is looked for, by default 4 and 8 as far as they were run, else the middle k.
+        margin, level: of the tests (see `stats.plateau`).
+        chance: a level to compare with in the figure.
+
+    Raises RequestError on shapes that do not fit or a k that was not run, and DataError for a single k or where no
+    query is ok in every cell. Cost: O(S·P·K·Q). arXiv 2503.22002.
+    """
+    items, counts = np.asarray(correct), tuple(int(k) for k in shots)
+    if items.ndim != 4:
+        raise RequestError(f"a curve needs correct of shape [S, P, K, Q], got {list(items.shape)}")
+    if len(counts) < 2:
+        raise DataError("a curve needs at least two numbers of shots, this run has one; run it with 'shots: all'")
+    usable = usable_queries(items.shape, state)
+    if not usable.any():
+        raise DataError("no query is ok in every cell; leave out the k or set that fails")
+    curve = stats.curve(items, state, weights)
+    accuracy = stats.accuracy(items, state, weights).values
+    if not usable.all():
+        items = items[..., usable]
+    weight = None if weights is None else np.asarray(weights)[usable]
+    pairs = tuple(
+        plateau(items, weight, shots=counts, first=k, margin=margin, level=level) for k in _claims(claims, counts)
+    )
+    error = curve_error(items, weight, shots=counts)
+    single = None
+    if rows is not None and not resampled and {0, 1} <= set(counts):
+        zero, one = counts.index(0), counts.index(1)
+        single = one_shot(items[0, 0, zero], items[:, :, one], rows, weight)
+    return CurveFindings(
+        shots=counts,
+        resampled=resampled,
+        margin=margin,
+        level=level,
+        accuracy=accuracy,
+        curve=curve,
+        error=error,
+        plateaus=pairs,
+        averages=_averages(pairs, level),
+        shares=None if resampled else plateau_shares(items, weight, shots=counts, margin=margin, level=level),
+        steps=None if resampled else steps(items, weight),
+        arrival=None if resampled else arrival(accuracy, counts, margin),
+        one_shot=single,
+        texts=texts or {},
+        chance=chance,
+        title=title,
+        warnings=tuple(_warnings(items.shape, pairs, resampled, curve.dropped)),
+    )
+
+
+def _claims(claims: Sequence[int] | None, shots: tuple[int, ...]) -> tuple[int, ...]:
+    if claims is not None:
+        return tuple(claims)
+    usual = tuple(k for k in CLAIMS if k in shots[:-1])
+    return usual or (shots[(len(shots) - 1) // 2],)
+
+
+def _averages(pairs: tuple[Plateau, ...], level: float) -> tuple[State, ...]:
+    equivalent = holm([pair.overall.p_equivalent for pair in pairs])
+    different = holm([pair.overall.p_different for pair in pairs])
+    return tuple(
+        "equivalent" if flat <= level else "different" if changes <= level else "undecided"
+        for flat, changes in zip(equivalent, different, strict=True)
+    )
+
+
+def _warnings(shape: tuple[int, ...], pairs: tuple[Plateau, ...], resampled: bool, dropped: float) -> list[str]:
+    num_sets, _, _, num_queries = shape
+    warnings = []
+    if resampled:
+        warnings.append(_NO_TRAJECTORIES)
+    if num_sets == 1:
+        warnings.append("one set only: errors and tests say nothing about other demonstrations; raise 'sets'")
+    if dropped:
+        warnings.append(f"{dropped:.1%} of the queries are not ok in every cell and are left out everywhere")
+    for pair in () if resampled else pairs:
+        if pair.resolvable > pair.margin:
+            needed = math.ceil(num_queries * pair.num_queries_needed / 100) * 100
+            warnings.append(
+                f"from k = {pair.first}: with {num_queries:,} queries a truly flat trajectory is mostly not shown to "
+                f"be so within ±{pair.margin:g}, only within ±{pair.resolvable:.2f}; ±{pair.margin:g} takes about "
+                f"{needed:,} queries, more with Holm's adjustment"
+            )
+    return warnings
+
+
+def _about_one_shot(found: OneShot) -> str:
+    low, high = 100 * found.gain.min(), 100 * found.gain.max()
+    told = (
+        f"One demonstration against none: of {len(found.rows)} demonstrations {found.num_better} help and "
+        f"{found.num_worse} hurt beyond noise (Holm, {LEVEL:.0%}); observed gains go from {low:+.1f} to {high:+.1f} "
+        "points"
+    )
+    if math.isnan(found.true_std):
+        return f"{told}."
+    return f"{told}, and differ by ± {_points(found.true_std)} (one standard deviation, item noise taken out)."
+
+
+def _about_steps(found: Steps) -> str:
+    told = f"From one k to the next accuracy falls in {found.down.mean():.0%} of the steps of a trajectory"
+    if math.isnan(found.never_down_beyond_noise):
+        return f"{told}; {found.never_down:.0%} of the trajectories never fall."
+    return (
+        f"{told}, in {found.down_beyond_noise.mean():.1%} beyond noise (by chance alone up to 2.5 %); "
+        f"{found.never_down:.0%} of the trajectories never fall, {found.never_down_beyond_noise:.0%} never beyond "
+        "noise."
+    )
+
+
+def _words(axes: Sequence[str]) -> str:
+    """ "sets, permutations and queries"."""
+    *others, last = axes or ("draws",)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f} points"
+
+
+def _signed(low: float, high: float) -> str:
+    return "-" if math.isnan(low) else f"{low:+.4f} to {high:+.4f}"
+
+
+def _p_value(p: float) -> str:
+    return "-" if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _middle(values: npt.NDArray[np.int64]) -> str:
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), method="inverted_cdf")
+    return f"{middle} ({low} to {high})"
+
+
+def _some(count: int, most: int | None) -> list[int]:
+    """Places of about `most` of `count` rows, evenly, the last always."""
+    return list(range(count))[:: -math.ceil(count / (most or count))][::-1]
+
+
+def _few_ticks(shots: Sequence[int]) -> list[int]:
+    return list(shots)[:: -math.ceil(len(shots) / 6)][::-1]
+
+
+def _shortened(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= _TEXT_LETTERS else flat[: _TEXT_LETTERS - 1].rstrip() + "…"
