@@ -152,7 +152,7 @@ def _digest(folder: RunFolder, scores: Scores, num_rows: int) -> str:
     if num_rows != num_cells:
         raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {num_cells} cells")
     scores.refuse_gaps()
-    return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items().values())
+    return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items(predicted=False).values())
 
 
 def _num_bytes(path: Path) -> int:

@@ -46,7 +46,7 @@ STUDY_KEYS = {
     "design": "How sets and orders are drawn: random.",
     "scoring": "How answers are found: loglikelihood.",
     "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, or over bytes.",
-    "calibration": "none.",
+    "calibration": "none, or contextual: labels freed of what each context prefers by itself.",
     "criterion": "What a search chooses an order by: dev_accuracy, majority_agreement, global_entropy, ...",
     "select": "How many demonstrations a selection keeps.",
     "on_overlong": "error, or drop the queries that do not fit the context window.",
@@ -286,7 +286,8 @@ def verify(folder: Path, as_json: bool) -> int:
     "--normalize", type=click.Choice(["sum", "mean", "bytes"]), help="Instead of the study's; into FOLDER/report-..."
 )
 @click.option(
-    "--kind", help="Another kind's report of the same answers: sensitivity, search, curve, convergence or features."
+    "--kind",
+    help="Another report of the same answers: sensitivity, search, curve, convergence, features or calibration.",
 )
 @_with_json
 @_with_debug

@@ -91,6 +91,7 @@ class StudyRuns:
         """What report.json holds, JSON-safe."""
         found = self.findings(kind)
         content = {"kind": self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
+        content["calibration"] = self.study.calibration
         return {**content, "warnings": [*found.warnings, *self.warnings]}
 
     def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,10 @@ from iclperm.errors import ConfigError, DataError
 from iclperm.study import Study
 from iclperm.tasks import Examples, Task
 
+CONTENT_FREE = "content_free"
+"""The split of the queries that say nothing: they tell what a context makes of the labels by itself."""
+CONTENT_FREE_INPUTS = ("N/A", "", "[MASK]")
+"""What stands in every field of these queries (Zhao et al. 2021, section 5)."""
 _MAX_EXACT_FACTORIAL = 20
 
 
@@ -68,7 +73,8 @@ class Design:
     """What a study runs, as row numbers: orderings on one side, queries on the other.
 
     One group of ``orderings`` holds all numbers of shots as prefixes; with ``resample: per_k`` each number of shots has
-    sets and permutations of its own. ``asked`` lists the splits: test, then dev where the study asks for it.
+    sets and permutations of its own. ``asked`` lists the splits: test, then dev where the study asks for it, last the
+    content-free queries where it calibrates by them.
     """
 
     orderings: tuple[Orderings, ...]
@@ -119,6 +125,9 @@ def draw(study: Study, task: Task, examples: Mapping[str, Examples]) -> Design:
     for split, count in study.query_counts.items():
         asked.append(draw_queries(study.seed, count, task, examples[split], known))
         known |= set(examples[split].hashes)
+    if study.calibration == "contextual":
+        inputs = np.arange(len(CONTENT_FREE_INPUTS))
+        asked.append(Asked(CONTENT_FREE, inputs, inputs, num_excluded=0))
     groups = _groups(study, study.shot_list(task.shots))
     return Design(tuple(_draw_orderings(study, shots, task, train) for shots in groups), tuple(asked))
 
@@ -277,6 +286,39 @@ def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: S
     numbers = np.empty(len(distinct), dtype=np.int64)
     numbers[by_appearance] = np.arange(len(distinct))
     return Asked(split, distinct[by_appearance], numbers[inverse], int(np.sum(~fresh)))
+
+
+def content_free_examples(task: Task, train: Examples) -> Examples:
+    """The content-free queries as a split: the first train row with each of `CONTENT_FREE_INPUTS` in place of every
+    text and number; the label is -1, there is no right one.
+
+    Raises `ConfigError` where the query template cannot be rendered with them.
+    """
+    fields = [_with_every_text(train.fields[0], text) for text in CONTENT_FREE_INPUTS]
+    hashes = []
+    for text, values in zip(CONTENT_FREE_INPUTS, fields, strict=True):
+        try:
+            hashes.append(hashlib.sha256(task.render_query(values).encode()).hexdigest())
+        except DataError as error:
+            raise ConfigError(
+                f"calibration is 'contextual', but with {text!r} in every field {error}; set calibration to none"
+            ) from None
+    return Examples(
+        split=CONTENT_FREE,
+        fields=fields,
+        labels=np.full(len(fields), -1, dtype=np.int64),
+        hashes=hashes,
+        num_duplicates=0,
+        num_conflicting=0,
+        digest=hashlib.sha256("/".join(hashes).encode()).hexdigest(),
+    )
+
+
+def _with_every_text(value: Any, text: str) -> Any:
+    """``value`` with ``text`` for whatever is no list and no mapping in it."""
+    if isinstance(value, Mapping):
+        return {key: _with_every_text(entry, text) for key, entry in value.items()}
+    return [_with_every_text(entry, text) for entry in value] if isinstance(value, list | tuple) else text
 
 
 def keyed_permutation(size: int, seed: int, purpose: str, *indices: int) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from iclperm.designs import Design, keyed_sample
+from iclperm.designs import CONTENT_FREE, CONTENT_FREE_INPUTS, Design, keyed_sample
 from iclperm.errors import TokenizationError
 from iclperm.tasks import Examples, Task
 
@@ -71,7 +71,7 @@ class Prompts:
     ``context_of`` int64 [S, P, K] tells each cell's context. The same contexts as prefixes of few ``rows``: ``marks``
     hold, for each row, the lengths of its contexts, ``marked`` their numbers. ``queries`` hold the ids up to the label,
     [Q], split by split; ``continuations`` those of the labels, [L], shared by all queries; ``gold`` int64 [Q] is the
-    right label. Every prompt begins with ``start``, the tokenizer's BOS if it has one.
+    right label, -1 where there is none. Every prompt begins with ``start``, the tokenizer's BOS if it has one.
     """
 
     start: Ids
@@ -160,6 +160,8 @@ def tokenise(design: Design, task: Task, examples: Mapping[str, Examples], token
     """
     texts = _Texts(design, task, examples)
     encoder = _Encoder(tokenizer)
+    if any(asked.split == CONTENT_FREE for asked in design.asked):
+        _refuse_special_inputs(encoder)
     parts = _Parts(texts, encoder)
     contexts = _contexts(texts, parts, encoder)
     outside = parts.cells_outside(contexts.members)
@@ -188,6 +190,17 @@ def tokenise(design: Design, task: Task, examples: Mapping[str, Examples], token
             num_resplit_queries=parts.num_resplit,
         ),
     )
+
+
+def _refuse_special_inputs(encoder: _Encoder) -> None:
+    for text in CONTENT_FREE_INPUTS:
+        try:
+            encoder([text])
+        except TokenizationError:
+            raise TokenizationError(
+                f"calibration is 'contextual', but its content-free input {text!r} is a special token of this "
+                "tokenizer; set calibration to none"
+            ) from None
 
 
 class _Texts:
@@ -323,10 +336,11 @@ class _Parts:
     def _cut_queries(self) -> tuple[list[Ids], list[Ids], list[int], int]:
         splits = _split_labels(self._encode, [self._lead + query for query in self._texts.queries], self._texts)
         shared = Counter(split.key for split in splits).most_common(1)[0][0]
-        odd = [query for query, split in enumerate(splits) if split.key != shared]
         continuations = next(split.continuations for split in splits if split.key == shared)
         _refuse_equal_labels(self._texts, continuations)
         queries = [split.prompt.ids[split.prompt.cut(len(self._lead)) :] for split in splits]
+        # A product needs a token a query; an empty one is a prompt all the same.
+        odd = [query for query, split in enumerate(splits) if split.key != shared or not len(queries[query])]
         return queries, continuations, odd, sum(split.is_resplit for split in splits)
 
     def _check_seams(self) -> tuple[set[_Seam], int]:

@@ -20,7 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from iclperm.designs import Asked
+from iclperm.designs import CONTENT_FREE, Asked
 from iclperm.errors import ConfigError, DataError, IclpermError, RunError
 from iclperm.store import OK, STATES, RunFolder, writable
 from iclperm.studies import findings_of
@@ -29,6 +29,7 @@ from iclperm.work import Demonstrations, Part, Setting, Work, uneven_labels
 
 if TYPE_CHECKING:
     from iclperm.stats import Curve
+    from iclperm.studies.calibration import ContextualCalibration
     from iclperm.studies.findings import Findings
     from iclperm.studies.sensitivity import SensitivityOverShots, SensitivitySummary
 
@@ -90,6 +91,11 @@ class Items:
     context there are ``context_state`` uint8 [C, Q] (see `iclperm.store.STATES`), ``context_prediction`` [C, Q], the
     most likely label (ties: the lowest index) and -1 where the state is not ok, and ``context_logprob`` [C, Q, L], read
     when asked for. ``scale`` float64 [L] is what log-likelihoods were divided by before labels were compared.
+
+    Of a calibrated study (Zhao et al. 2021) ``prior`` float64 [C, L] are the log-probabilities of the labels after
+    content-free queries, which predictions and scores are freed of, and ``uncalibrated_prediction`` [C, Q] are the
+    predictions without that. Where a content-free answer is missing its context has no answers: the state is the worse
+    of the two, and the prior is NaN.
     """
 
     split: str
@@ -101,6 +107,15 @@ class Items:
     context_prediction: NDArray[np.signedinteger[Any]]
     context_logprob: LogLikelihoods
     scale: NDArray[np.float64]
+    prior: NDArray[np.float64] | None = None
+    uncalibrated_prediction: NDArray[np.signedinteger[Any]] | None = None
+
+    @property
+    def uncalibrated(self) -> Items:
+        """These answers as they are without calibration, in the same states; themselves where there is none."""
+        if self.uncalibrated_prediction is None:
+            return self
+        return replace(self, context_prediction=self.uncalibrated_prediction, prior=None, uncalibrated_prediction=None)
 
     @cached_property
     def correct(self) -> NDArray[np.uint8]:
@@ -117,10 +132,11 @@ class Items:
 
     @cached_property
     def label_logprob(self) -> NDArray[np.float32]:
-        """Summed log-likelihood of each label in nats, NaN where the state is not ok; float32 [S, P, K, Q, L].
+        """Summed log-likelihood of each label in nats, NaN where there is none; float32 [S, P, K, Q, L].
 
-        Read when first asked for, and held from then on: 4·S·P·K·Q·L bytes, a gigabyte for 64 million prompts of four
-        labels. `logprob_by_cell` gives the same cell by cell.
+        As the model gave them, neither normalised nor calibrated. Read when first asked for, and held from then on:
+        4·S·P·K·Q·L bytes, a gigabyte for 64 million prompts of four labels. `logprob_by_cell` gives the same cell by
+        cell.
         """
         num_queries, num_labels = self.context_logprob.shape[1:]
         tensor = np.empty((*self.context_of.shape, num_queries, num_labels), dtype=np.float32)
@@ -142,15 +158,28 @@ class Items:
             del values
 
     def scores_by_cell(self, shots: slice = slice(None)) -> Iterator[NDArray[np.float32]]:
-        """As `logprob_by_cell`, what the labels are compared by: log-likelihoods as the study normalises them."""
-        return (np.asarray(logprob / self.scale, dtype=np.float32) for logprob in self.logprob_by_cell(shots))
+        """As `logprob_by_cell`, what the labels are compared by: log-likelihoods as the study normalises and calibrates
+        them."""
+        if self.prior is None:
+            return (np.asarray(logprob / self.scale, dtype=np.float32) for logprob in self.logprob_by_cell(shots))
+        contexts = self.context_of[:, :, shots].ravel()
+        return self._calibrated_by_cell(self.logprob_by_cell(shots), self.prior[contexts])
+
+    def _calibrated_by_cell(
+        self, logprobs: Iterator[NDArray[np.float32]], priors: NDArray[np.float64]
+    ) -> Iterator[NDArray[np.float32]]:
+        from iclperm.stats.calibration import calibrated_scores
+
+        for logprob, prior in zip(logprobs, priors, strict=True):
+            yield calibrated_scores(logprob / self.scale, prior).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Run:
     """A finished run: ``splits`` hold the answers, test first; ``shots`` are the K axis, ``labels`` the L axis.
 
-    ``label_tokens`` are the labels' lengths. What is said of no split in particular is said of test.
+    ``label_tokens`` are the labels' lengths. What is said of no split in particular is said of test. ``content_free``
+    are the answers to the queries that a study was calibrated by: they have no right label and count nowhere.
     """
 
     study: Study
@@ -161,6 +190,22 @@ class Run:
     label_tokens: tuple[int, ...]
     report: RunReport
     folder: Path | None
+    content_free: Items | None = None
+
+    @property
+    def _all_items(self) -> list[Items]:
+        return [*self.splits.values(), *([] if self.content_free is None else [self.content_free])]
+
+    @property
+    def uncalibrated(self) -> Run:
+        """This run as it is without calibration, over the same answers; itself where there is none.
+
+        Only what is said of it differs: its study cannot be run into the folder, and its digest is that of the answers.
+        """
+        if self.content_free is None:
+            return self
+        splits = {name: items.uncalibrated for name, items in self.splits.items()}
+        return replace(self, study=self.study.model_copy(update={"calibration": "none"}), splits=splits)
 
     @property
     def correct(self) -> NDArray[np.uint8]:
@@ -196,15 +241,16 @@ class Run:
 
         Predictions follow from the log-likelihoods and from how they are normalised; they are no part of it.
         """
-        return digest_of(self.labels, self.shots, self.splits.values())
+        return digest_of(self.labels, self.shots, self._all_items)
 
     def tables(self) -> Iterator[pa.Table]:
         """The canonical table, piece by piece: a row per split, set, permutation, shots and query, in this order.
 
         ``example`` is the query's row in its split, ``weight`` how often it counts, ``gold`` and ``prediction`` are
-        label words, ``logprob_<label>`` summed log-likelihoods in nats; what has no answer is null.
+        label words, ``logprob_<label>`` summed log-likelihoods in nats; what has no answer is null. The content-free
+        queries of a calibrated study come last, as a split whose rows have no right label and no weight.
         """
-        for items in self.splits.values():
+        for items in self._all_items:
             step, logprobs = max(1, _ROWS_PER_TABLE // len(items.gold)), items.logprob_by_cell()
             for begin in range(0, items.context_of.size, step):
                 cells = np.arange(begin, min(begin + step, items.context_of.size))
@@ -334,11 +380,21 @@ class Run:
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""
-        return {"kind": kind or self.study.kind, **self.findings(kind).to_dict(), **self._remarks}
+        found = self.findings(kind)
+        content = {"kind": kind or self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
+        content["calibration"] = self.study.calibration
+        if self.calibration is not None:
+            content["calibrated"] = self.calibration.to_dict()
+        return {**content, "warnings": [*found.warnings, *self.warnings]}
 
-    @property
-    def _remarks(self) -> dict[str, Any]:
-        return {"normalize": self.study.normalize, "warnings": self.warnings}
+    @cached_property
+    def calibration(self) -> ContextualCalibration | None:
+        """What calibration changed, k by k; None for a study without."""
+        if self.study.calibration == "none":
+            return None
+        from iclperm.studies.calibration import findings
+
+        return findings(self)
 
     def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
         """Writes figures and report.json into ``folder``, by default the run's own; returns their paths."""
@@ -349,8 +405,7 @@ class Run:
             raise RunError("this run is in memory only; name a folder for its report")
         with writable(Path(target)):
             Path(target).mkdir(parents=True, exist_ok=True)
-            findings = self.findings(kind)
-            return write_report(target, findings, kind=kind or self.study.kind, remarks=self._remarks)
+            return write_report(target, self.findings(kind), self.report_content(kind))
 
 
 def open_run(path: str | Path, *, normalize: str | None = None) -> Run:
@@ -391,7 +446,7 @@ def finish(
     is_growing: bool = False,
 ) -> Run:
     """Everything together; without a folder ``forwarded`` tokens are known, with one they are read back."""
-    is_complete, num_numerics = True, 1
+    items, is_complete, num_numerics = scores.items(), True, 1
     if folder is not None:
         forwarded, is_complete = forwarded_tokens(folder)
         num_numerics = len(folder.numerics())
@@ -408,10 +463,11 @@ def finish(
         task=plan["task"],
         labels=tuple(plan["labels"]),
         shots=tuple(plan["study"]["shots"]),
-        splits=scores.items(),
+        splits={name: found for name, found in items.items() if name != CONTENT_FREE},
         label_tokens=tuple(plan["label_lengths"]["mean"]),
         report=report,
         folder=None if folder is None else folder.path,
+        content_free=items.get(CONTENT_FREE),
     )
 
 
@@ -474,19 +530,19 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
 
 
 def _query_table(work: Work, asked: Asked, extent: Mapping[str, int], words: Sequence[str]) -> pa.Table:
-    count = extent["queries" if asked.split == "test" else "dev_queries"]
+    count = {"test": extent["queries"], "dev": extent["dev_queries"]}.get(asked.split, len(asked.turns))
     turns = asked.turns[:count]
     number, begin = asked.num_distinct(count), work.begins[asked.split]
     examples, rows = work.setting.examples[asked.split], asked.rows[:number]
-    gold = work.prompts.gold[begin : begin + number]
+    gold, is_free = work.prompts.gold[begin : begin + number], asked.split == CONTENT_FREE
     columns = {
         "split": pa.array([asked.split] * number, pa.string()),
         "query": pa.array(range(number), pa.int32()),
         "example": pa.array(rows, pa.int32()),
         "content_hash": pa.array([examples.hashes[row] for row in rows], pa.string()),
-        "gold": pa.array(gold, pa.int16()),
-        "label": pa.array([words[label] for label in gold], pa.string()),
-        "weight": pa.array(np.bincount(turns, minlength=number), pa.int32()),
+        "gold": _gold(gold),
+        "label": pa.array([None if is_free else words[label] for label in gold], pa.string()),
+        "weight": pa.array(np.bincount(turns, minlength=number) * (not is_free), pa.int32()),
         "state": pa.array([STATES[state] for state in work.query_states[begin : begin + number]], pa.string()),
     }
     return pa.table(columns)
@@ -520,12 +576,17 @@ def item_rows(
             "shots": pa.array(np.array(work.setting.design.shots)[place], pa.int32()),
             "split": pa.DictionaryArray.from_arrays(pa.array(split, pa.int32()), splits),
             "query": pa.array(queries - begins[split], pa.int32()),
-            "gold": pa.array(work.prompts.gold[queries], pa.int16()),
+            "gold": _gold(work.prompts.gold[queries]),
             "prediction": pa.array(predictions, pa.int16(), mask=is_missing),
             "label_logprob": lists,
             "state": pa.DictionaryArray.from_arrays(pa.array(state, pa.int32()), list(STATES)),
         }
     )
+
+
+def _gold(labels: NDArray[np.int64]) -> pa.Array:
+    """Right labels; null where there is none."""
+    return pa.array(labels, pa.int16(), mask=labels < 0)
 
 
 @dataclass(frozen=True)
@@ -560,7 +621,7 @@ class Layout:
             "tokens_naive": last["tokens"]["naive"],
             "tokens_unique": last["tokens"]["unique"],
             "num_general_cells": sum(plan["work"]["general_cells"] for plan in plans),
-            "num_oversampled": int(np.sum(queries["weight"].to_numpy() - 1)),
+            "num_oversampled": int(np.sum(np.maximum(queries["weight"].to_numpy() - 1, 0))),
         }
         return cls(
             context_ids,
@@ -607,7 +668,8 @@ class Scores:
 
     ``state`` uint8 [C, Q] and ``prediction`` [C, Q] are held. Log-likelihoods, many times as large, stay in the parts'
     files and are read again when asked for; without a ``folder`` the tables are kept. ``scale`` float64 [L] is what
-    they are divided by before labels are compared.
+    they are divided by before labels are compared. Those of content-free queries are held: they are few, and what all
+    others are calibrated by.
     """
 
     def __init__(self, layout: Layout, scale: NDArray[np.float64], folder: RunFolder | None = None) -> None:
@@ -620,6 +682,10 @@ class Scores:
         self._layout = layout
         self._ids = layout.context_ids  # ascending
         self._begins = layout.begins
+        begin = self._begins.get(CONTENT_FREE)
+        self._num_asked = len(states) if begin is None else begin
+        free_shape = (shape[0], len(states) - self._num_asked, len(scale))
+        self._content_free = np.full(free_shape, np.nan, dtype=np.float32)
         self._contexts: dict[int, NDArray[np.int64]] = {}
         self._tables: dict[int, pa.Table] = {}
         self._folder = folder
@@ -635,6 +701,10 @@ class Scores:
         is_ok = rows.state == OK
         self.state[rows.contexts, rows.queries] = rows.state
         self.prediction[rows.contexts[is_ok], rows.queries[is_ok]] = predictions(rows.logprob, self.scale)
+        if self._is_calibrated:
+            contexts, places = rows.contexts[is_ok], rows.queries[is_ok] - self._num_asked
+            is_free = places >= 0
+            self._content_free[contexts[is_free], places[is_free]] = rows.logprob[is_free]
         self._contexts[part] = np.unique(rows.contexts)
         if self._folder is None:
             self._tables[part] = table.select(_READ_BACK)
@@ -649,12 +719,20 @@ class Scores:
         places[contexts] = np.arange(len(contexts))
         values = np.full((len(contexts), end - begin, len(self.scale)), np.nan, dtype=np.float32)
         for part in [part for part, inside in self._contexts.items() if (places[inside] >= 0).any()]:
-            rows = self._rows(part, self._tables[part] if self._folder is None else self._folder.part(part, _READ_BACK))
+            rows = self._read_again(part)
             is_ok = rows.state == OK
             place, query = places[rows.contexts[is_ok]], rows.queries[is_ok] - begin
             wanted = (place >= 0) & (query >= 0) & (query < end - begin)
             values[place[wanted], query[wanted]] = rows.logprob[wanted]
         return values
+
+    @property
+    def _is_calibrated(self) -> bool:
+        return self._content_free.shape[1] > 0
+
+    def _read_again(self, part: int) -> _Rows:
+        table = self._tables[part] if self._folder is None else self._folder.part(part, _READ_BACK)
+        return self._rows(part, table)
 
     def _rows(self, part: int, table: pa.Table) -> _Rows:
         ids = table["context"].to_numpy()
@@ -667,14 +745,20 @@ class Scores:
         values = table["label_logprob"].combine_chunks().flatten().to_numpy()
         return _Rows(contexts, queries, state, values.reshape(-1, len(self.scale)))
 
-    def items(self) -> dict[str, Items]:
-        """The results by split."""
+    def items(self, *, predicted: bool = True) -> dict[str, Items]:
+        """The results by split, once all parts are there.
+
+        Predictions of a calibrated study take reading all parts once more; without ``predicted`` it has none.
+        """
         queries = self._layout.queries
-        columns = {name: queries[name].to_numpy().astype(np.int64) for name in ("example", "weight", "gold")}
+        columns = {name: _integers(queries[name]) for name in ("example", "weight", "gold")}
+        prior = self._prior() if self._is_calibrated else None
+        prediction = self.prediction if prior is None else self._calibrated_predictions(prior, predicted)
         ends = [*self._begins.values(), len(queries)][1:]
         found = {}
         for (name, begin), end in zip(self._begins.items(), ends, strict=True):
             here = slice(begin, end)  # a view: the results of a large run are held once
+            is_plain = prior is None or name == CONTENT_FREE
             found[name] = Items(
                 split=name,
                 examples=columns["example"][here],
@@ -682,11 +766,35 @@ class Scores:
                 gold=columns["gold"][here],
                 context_of=self._layout.context_of,
                 context_state=self.state[:, here],
-                context_prediction=self.prediction[:, here],
+                context_prediction=(self.prediction if is_plain else prediction)[:, here],
                 context_logprob=_Stored(self, here),
                 scale=self.scale,
+                prior=None if is_plain else prior,
+                uncalibrated_prediction=None if is_plain else self.prediction[:, here],
             )
         return found
+
+    def _prior(self) -> NDArray[np.float64]:
+        """What each context makes of the labels by itself, [C, L] in nats; takes the answers of those of which that is
+        not known."""
+        from iclperm.stats.calibration import content_free_prior
+
+        worst = self.state[:, self._num_asked :].max(axis=1)
+        for context in np.flatnonzero(worst != OK):
+            answers = self.state[context, : self._num_asked]
+            np.maximum(answers, worst[context], out=answers)
+            self.prediction[context, : self._num_asked] = -1
+        return content_free_prior(self._content_free, self.scale)
+
+    def _calibrated_predictions(self, prior: NDArray[np.float64], predicted: bool) -> NDArray[np.signedinteger[Any]]:
+        prediction = np.full_like(self.prediction, -1)
+        is_known = np.asarray(~np.isnan(prior).any(axis=1))
+        for part in self._contexts if predicted else ():
+            rows = self._read_again(part)
+            contexts, queries = (numbers[rows.state == OK] for numbers in (rows.contexts, rows.queries))
+            chosen = np.argmax(rows.logprob / self.scale - prior[contexts], axis=-1)
+            prediction[contexts, queries] = np.where(is_known[contexts], chosen, -1)
+        return prediction
 
     def refuse_gaps(self) -> None:
         """Raises `RunError` where all parts together leave answers out."""
@@ -799,16 +907,21 @@ def _cell_table(
         "query": pa.array(query, pa.int32()),
         "example": pa.array(by_query(items.examples), pa.int32()),
         "weight": pa.array(by_query(items.weights), pa.int32()),
-        "gold": words.take(pa.array(gold)),
+        "gold": words.take(pa.array(gold, mask=gold < 0)),
         "prediction": words.take(pa.array(prediction, mask=is_missing)),
-        "correct": pa.array(prediction == gold, mask=is_missing),
+        "correct": pa.array(prediction == gold, mask=is_missing | (gold < 0)),
         "state": pa.array(STATES, pa.string()).take(pa.array(state)),
     }
     columns |= {
-        f"logprob_{label}": pa.array(logprob[:, number], pa.float32(), mask=is_missing)
+        f"logprob_{label}": pa.array(logprob[:, number], pa.float32(), mask=np.isnan(logprob[:, number]))
         for number, label in enumerate(labels)
     }
     return pa.table(columns)
+
+
+def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """A column's numbers, -1 where there is none."""
+    return np.asarray(column.fill_null(-1).to_numpy().astype(np.int64))
 
 
 def _decoded(column: pa.ChunkedArray, codes: Mapping[str, int]) -> NDArray[np.int64]:

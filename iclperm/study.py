@@ -51,7 +51,8 @@ class Study(Choices):
     one k, a list of k, ``all`` (0 to the task's own), or None for the task's own; they are prefixes of the same
     orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``queries`` are test queries;
     ``dev_queries`` are scored beside them. ``normalize`` tells what log-likelihoods of labels are compared by: their
-    sum, the mean over tokens, or the mean over bytes. ``memory_budget`` is bytes (a number, "4GiB") or a share of
+    sum, the mean over tokens, or the mean over bytes; ``calibration: contextual`` takes out what each context makes of
+    them by itself, seen by three content-free queries. ``memory_budget`` is bytes (a number, "4GiB") or a share of
     what is free (0.5, "50%"); ``out`` is the run folder. ``demonstrations`` are sets of train rows to use instead of
     drawn ones. A ``kind`` has defaults of its own (`DEFAULTS`); the kinds in `OVER_ALL_SHOTS` run every k up to
     ``shots``. ``tasks`` and ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search,
@@ -77,7 +78,7 @@ class Study(Choices):
     design: Literal["random"] = "random"
     scoring: Literal["loglikelihood"] = "loglikelihood"
     normalize: Literal["sum", "mean", "bytes"] = "sum"
-    calibration: Literal["none"] = "none"
+    calibration: Literal["none", "contextual"] = "none"
     criterion: Criterion = "dev_accuracy"
     select: Count = 6
     on_overlong: Literal["error", "drop"] = "error"
@@ -134,11 +135,19 @@ class Study(Choices):
     def from_file(cls, path: str | Path) -> Self:
         """Reads a study file; task file, data and model named in it are looked up beside it first."""
         study = super().from_file(path)
-        given = {key: getattr(study, key) for key in ("task", "data", "model")}
-        beside = {key: Path(path).parent / name for key, name in given.items() if name not in (None, "demo")}
-        # A data folder may be called like a built-in task.
-        found = {key: place for key, place in beside.items() if (place.is_file() if key == "task" else place.is_dir())}
-        return study.model_copy(update={key: str(place) for key, place in found.items()})
+
+        def beside(key: str, name: str) -> str:
+            place = Path(path).parent / name
+            # A data folder may be called like a built-in task.
+            is_there = place.is_file() if key.startswith("task") else name != "demo" and place.is_dir()
+            return str(place) if is_there else name
+
+        found: dict[str, Any] = {}
+        for key in ("task", "data", "model", "tasks", "models"):
+            given = getattr(study, key)
+            if given is not None:
+                found[key] = [beside(key, name) for name in given] if isinstance(given, list) else beside(key, given)
+        return study.model_copy(update=found)
 
     @property
     def query_counts(self) -> dict[AskedSplit, int]:

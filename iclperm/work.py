@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iclperm import demo
-from iclperm.designs import Design, draw
+from iclperm.designs import CONTENT_FREE, CONTENT_FREE_INPUTS, Design, content_free_examples, draw
 from iclperm.errors import ConfigError, DataError, ModelError, RequestError, TokenizationError
 from iclperm.prompts import (
     Cell,
@@ -54,9 +54,9 @@ class StudyPlan:
     """What a study will compute, before any weight is loaded; tokens as `Engine.report` counts them.
 
     ``num_queries`` distinct queries of all splits serve ``num_asked`` queries: examples of a class that is short count
-    several times. ``num_duplicates`` rows of the data repeat another row, ``num_conflicting`` of them with another
-    label. ``opening`` are the tokens that every prompt begins with, ``label_tokens`` the
-    lengths of the labels. ``seconds`` is an estimate for this machine.
+    several times. ``num_content_free`` more are asked to calibrate by. ``num_duplicates`` rows of the data repeat
+    another row, ``num_conflicting`` of them with another label. ``opening`` are the tokens that every prompt begins
+    with, ``label_tokens`` the lengths of the labels. ``seconds`` is an estimate for this machine.
     """
 
     task: str
@@ -81,6 +81,7 @@ class StudyPlan:
     opening: tuple[str, ...]
     label_tokens: tuple[int, ...]
     prompts: PromptCounts
+    num_content_free: int = 0
     estimate: Estimate | None = None
 
     @property
@@ -172,6 +173,12 @@ class Setting:
             "num_conflicting": sum(split.num_conflicting for split in splits),
             "num_excluded": sum(split.num_excluded for split in self.design.asked if split.split in asked),
         }
+
+    @property
+    def content_free(self) -> slice:
+        """Places of the content-free queries among all queries."""
+        offsets, last = self.design.query_offsets, self.design.asked[-1]
+        return slice(int(offsets[-2 if last.split == CONTENT_FREE else -1]), int(offsets[-1]))
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -317,9 +324,12 @@ class Tokens:
 
 
 def _examples(study: Study, task: Task) -> dict[str, Examples]:
-    """The splits that a study needs, train first."""
+    """The splits that a study needs, train first, content-free queries last."""
     splits: list[Split] = ["train", *study.query_counts]
-    return {split: task.examples(split) for split in splits}
+    examples: dict[str, Examples] = {split: task.examples(split) for split in splits}
+    if study.calibration == "contextual":
+        examples[CONTENT_FREE] = content_free_examples(task, examples["train"])
+    return examples
 
 
 @dataclass(frozen=True)
@@ -454,13 +464,14 @@ class Work:
         """The plan in numbers."""
         setting, design = self.setting, self.setting.design
         counts = setting.counts([asked.split for asked in design.asked])
+        num_content_free = len(self.prompts.queries[setting.content_free])
         return StudyPlan(
             task=setting.task.name,
             num_sets=design.num_sets,
             num_permutations=design.num_permutations,
             shots=design.shots,
-            num_asked=sum(len(asked.turns) for asked in design.asked),
-            num_queries=design.num_queries,
+            num_asked=sum(len(asked.turns) for asked in design.asked) - num_content_free,
+            num_queries=design.num_queries - num_content_free,
             num_contexts=len(self.prompts.context_ids),
             num_prompts=len(self.prompts.context_ids) * len(self.kept),
             tokens_naive=self.tokens.naive,
@@ -477,6 +488,7 @@ class Work:
             opening=self.opening,
             label_tokens=tuple(len(ids) for ids in self.prompts.continuations),
             prompts=self.prompts.counts,
+            num_content_free=num_content_free,
         )
 
 
@@ -601,7 +613,7 @@ def _extent_masks(
     """The contexts [C] and the queries [Q] of an extent, without the queries that are too long."""
     contexts = np.zeros(len(prompts.contexts), dtype=bool)
     contexts[prompts.context_of[: extent["sets"], : extent["permutations"]]] = True
-    counts = {"test": extent["queries"], "dev": extent["dev_queries"]}
+    counts = {"test": extent["queries"], "dev": extent["dev_queries"], CONTENT_FREE: len(CONTENT_FREE_INPUTS)}
     by_split = [np.arange(len(asked.rows)) < asked.num_distinct(counts[asked.split]) for asked in setting.design.asked]
     queries = np.concatenate(by_split)
     queries[np.setdiff1d(np.arange(len(queries)), kept)] = False
@@ -683,10 +695,16 @@ def _fitting_queries(setting: Setting, prompts: Prompts) -> NDArray[np.int64]:
     window = next((int(setting.config[key]) for key in _WINDOW_KEYS if setting.config.get(key)), None)
     fed = prompts.fed_tokens()
     fits = fed <= (window or fed.max())
-    if not fits.any():
+    content_free = setting.content_free
+    if not fits[: content_free.start].any():
         raise DataError(
-            f"each of the {len(fed)} queries makes some prompt that is longer than the context window of {window} "
-            f"tokens (the longest feeds {int(fed.max())}); lower 'shots'"
+            f"each of the {content_free.start} queries makes some prompt that is longer than the context window of "
+            f"{window} tokens (the longest feeds {int(fed.max())}); lower 'shots'"
+        )
+    if not fits[content_free].all():
+        raise DataError(
+            f"calibration is 'contextual', but its content-free queries make prompts longer than the context window of "
+            f"{window} tokens ({int(fed[content_free].max())}); lower 'shots' or set calibration to none"
         )
     if not fits.all() and setting.study.on_overlong == "error":
         raise DataError(

@@ -31,6 +31,7 @@ FIGURES = {
     "curve": {"curve", "curve_trajectories", "curve_plateaus"},
     "convergence": {"convergence"},
     "features": {"features"},
+    "calibration": set(),
     "selection": {"selection_pareto", "selection_curves"},
     "transfer": {"transfer"},
 }

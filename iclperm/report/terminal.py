@@ -46,6 +46,7 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
         "sets x permutations": f"{planned.num_sets} x {planned.num_permutations}",
         "shots": listed(planned.shots),
         "queries": f"{planned.num_queries:,}",
+        **({"content-free queries": f"{planned.num_content_free}"} if planned.num_content_free else {}),
         "distinct contexts": f"{planned.num_contexts:,}",
         "distinct prompts": f"{planned.num_prompts:,}",
         "tokens, prompt by prompt": f"{planned.tokens_naive:,}",
@@ -89,10 +90,12 @@ def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str |
     findings = run.findings(kind)
     head = [_head(run)] if full else [_head(run), _cost(run)]
     console.print(*head, sep="\n", markup=False, soft_wrap=True)
-    print_tables(console, findings.tables(full))
+    calibration = run.calibration if isinstance(run, Run) and kind != "calibration" else None
+    about = [] if calibration is None else calibration.tables(full)
+    print_tables(console, [*findings.tables(full), *about])
     if not full:
         console.print("", token_line(Tokens.of(run.report)), sep="\n", markup=False)
-    print_conclusion(console, findings.conclusion())
+    print_conclusion(console, [*findings.conclusion(), *([] if calibration is None else calibration.conclusion())])
     print_notes(
         console,
         [*findings.warnings, *run.warnings, *_foreign_tasks(run), *_run_notes(run.report)],
@@ -303,6 +306,7 @@ def _head(run: Run | StudyRuns) -> str:
     return printable(
         f"{run.task} on {run.study.model}: {sets} sets x {permutations} permutations, k = {listed(run.shots)}, "
         f"{queries} queries{others}{_COMPARED[run.study.normalize]}"
+        f"{'' if run.study.calibration == 'none' else ', calibrated by content-free queries'}"
     )
 
 

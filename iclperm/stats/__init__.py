@@ -4,7 +4,15 @@ Pure functions of stored arrays: none of them calls a model. What a single study
 `plateau`, `convergence`, `demonstrations`, `features`, `paired`, `tensor`, `files`.
 """
 
-from iclperm.stats.calibration import Calibration, calibration, near_tie_rate
+from iclperm.stats.calibration import (
+    Calibration,
+    CalibrationEffect,
+    calibrated_scores,
+    calibration,
+    calibration_effect,
+    content_free_prior,
+    near_tie_rate,
+)
 from iclperm.stats.components import (
     Effects,
     VarianceComponents,
@@ -54,6 +62,7 @@ from iclperm.stats.tensor import TensorSums, tensor_sums
 __all__ = [
     "Accuracy",
     "Calibration",
+    "CalibrationEffect",
     "Correlation",
     "Curve",
     "Effects",
@@ -69,9 +78,12 @@ __all__ = [
     "VarianceComponents",
     "accuracy",
     "c4",
+    "calibrated_scores",
     "calibration",
+    "calibration_effect",
     "clustered_se",
     "cochran_q",
+    "content_free_prior",
     "curve",
     "curve_error",
     "demonstration_scores",

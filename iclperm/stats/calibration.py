@@ -1,16 +1,29 @@
-"""Scores beyond accuracy, from the log-likelihoods of the labels."""
+"""Scores beyond accuracy, from log-likelihoods of labels; and what calibrating them by content-free inputs changes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from iclperm.errors import RequestError
-from iclperm.stats.sensitivity import FloatArray, query_weights, usable_queries
+from iclperm.stats.intervals import Interval
+from iclperm.stats.paired import clustered_paired_se
+from iclperm.stats.sensitivity import (
+    FloatArray,
+    accuracy,
+    binary_items,
+    order_sensitivity,
+    query_weights,
+    selection_sensitivity,
+    usable_queries,
+)
 
 _NEAR_TIE_NATS = 1e-4
+_LEVEL = 0.95
 
 
 class Calibration(NamedTuple):
@@ -22,6 +35,135 @@ class Calibration(NamedTuple):
     """Mean squared distance between label probabilities and truth, summed over labels (0 to 2)."""
     ece: FloatArray
     """Expected calibration error of the most likely label, 0 to 1."""
+
+
+class CalibrationEffect(NamedTuple):
+    """What calibrated predictions change, over the queries that are ok in every cell at every k; each entry [K]."""
+
+    shots: tuple[int, ...]
+    accuracy: FloatArray
+    """Mean over sets and permutations, without calibration."""
+    calibrated_accuracy: FloatArray
+    gain: tuple[Interval, ...]
+    """Calibrated less uncalibrated accuracy, 95 %: other queries and other sets (queries alone where k = 0 or S = 1),
+    by t with one degree of freedom less than the fewer of them. NaN bounds for one query."""
+    order: FloatArray
+    """Order sensitivity without calibration; NaN for P = 1. It holds item noise, as the calibrated one does."""
+    calibrated_order: FloatArray
+    selection: FloatArray
+    """Selection sensitivity without calibration; NaN for S = 1."""
+    calibrated_selection: FloatArray
+    dropped: float
+    """Share of the queries (by weight) that at least one cell could not answer."""
+    num_queries: int
+    """Distinct queries that were used."""
+
+
+def content_free_prior(content_free_logprob: npt.ArrayLike, scale: npt.ArrayLike | None = None) -> FloatArray:
+    """Log of what a context makes of the labels before it is asked anything: their mean probabilities p_cf, in nats.
+
+    Args:
+        content_free_logprob: [..., M, L] log-likelihoods of the labels after M content-free queries.
+        scale: [L] what log-likelihoods are divided by, as for the queries; all 1 by default.
+
+    Returns float64 [..., L]: probabilities are normalised over the labels of each input, then averaged over the inputs;
+    NaN where a log-likelihood is NaN. Raises RequestError on shapes that do not fit. Cost: O(size). Zhao et al. (2021),
+    section 5; their code averages first and normalises then, which gives inputs with likelier labels more weight.
+    """
+    logprob = _label_logprob(content_free_logprob).astype(np.float64) / _scale(scale, content_free_logprob)
+    with np.errstate(invalid="ignore"):  # NaN is no answer
+        shares = logprob - np.logaddexp.reduce(logprob, axis=-1, keepdims=True)
+        return np.asarray(np.logaddexp.reduce(shares, axis=-2) - np.log(logprob.shape[-2]))
+
+
+def calibrated_scores(scores: npt.ArrayLike, prior: npt.ArrayLike) -> FloatArray:
+    """Log-probabilities of the labels after contextual calibration: p(l) / p_cf(l), normalised over the labels.
+
+    scores: [..., L] log-likelihoods in nats, normalised as the study asks; prior: [..., L] as `content_free_prior`
+    gives it with the same scale, broadcast to scores. Float64 [..., L] in nats, NaN where either is NaN. Cost: O(size).
+    Zhao et al. (2021), section 5, with W = diag(p_cf)⁻¹ and b = 0: the largest is the prediction.
+    """
+    ratio = np.asarray(scores, dtype=np.float64) - np.asarray(prior, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(ratio - np.logaddexp.reduce(ratio, axis=-1, keepdims=True))
+
+
+def calibration_effect(
+    uncalibrated: npt.ArrayLike,
+    calibrated: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    *,
+    shots: Sequence[int],
+    weights: npt.ArrayLike | None = None,
+) -> CalibrationEffect:
+    """Accuracy, order and selection sensitivity without and with calibration, k by k.
+
+    Args:
+        uncalibrated, calibrated: [S, P, K, Q] 0 or 1, of the same prompts.
+        state: [S, P, K, Q] integers, 0 = ok.
+        shots: [K] numbers of demonstrations.
+        weights: [Q] how often each query counts in the accuracies.
+
+    All is NaN where no query is usable. Raises RequestError on shapes that do not fit. Cost: O(size).
+    """
+    pair = [binary_items(items) for items in (uncalibrated, calibrated)]
+    if pair[0].ndim != 4 or pair[0].shape != pair[1].shape or len(shots) != pair[0].shape[2]:
+        raise RequestError(
+            f"calibration_effect needs two arrays of one shape [S, P, K, Q] with K = {len(shots)}, got "
+            f"{list(pair[0].shape)} and {list(pair[1].shape)}"
+        )
+    usable, weight = usable_queries(pair[0].shape, state), query_weights(weights, pair[0].shape[3])
+    cells = [accuracy(items, state, weights) for items in pair]
+    means, orders, selections = [], [], []
+    for values in (cell.values for cell in cells):
+        is_known = cells[0].num_queries > 0
+        tables = np.moveaxis(values, 2, 0)
+        means.append(tables.mean(axis=(1, 2)))
+        orders.append(np.array([order_sensitivity(table) if is_known else np.nan for table in tables]))
+        selections.append(np.array([selection_sensitivity(table) if is_known else np.nan for table in tables]))
+    gains = []
+    for place, count in enumerate(shots):
+        by_set = pair[1][:, :, place].mean(axis=1)
+        by_set -= pair[0][:, :, place].mean(axis=1)
+        gains.append(_gain(by_set[:, usable], weight[usable], is_one_context=count == 0))
+    return CalibrationEffect(
+        shots=tuple(map(int, shots)),
+        accuracy=means[0],
+        calibrated_accuracy=means[1],
+        gain=tuple(gains),
+        order=orders[0],
+        calibrated_order=orders[1],
+        selection=selections[0],
+        calibrated_selection=selections[1],
+        dropped=cells[0].dropped,
+        num_queries=cells[0].num_queries,
+    )
+
+
+def _gain(difference: FloatArray, weight: FloatArray, is_one_context: bool) -> Interval:
+    """The weighted mean of difference [S, Q], which is overwritten, with its interval."""
+    num_sets, num_queries = difference.shape
+    if not weight.any():
+        return Interval(np.nan, np.nan, np.nan, _LEVEL)
+    mean = float(np.average(difference.mean(axis=0), weights=weight))
+    # Linearised: equally weighted scores with the same mean, whose clusters vary as those of the weighted mean do.
+    difference -= mean
+    difference *= weight * (num_queries / weight.sum())
+    difference += mean
+    over_queries = is_one_context or num_sets == 1
+    nothing = np.broadcast_to(0.0, difference.shape)
+    se = clustered_paired_se(difference, nothing, (-1,) if over_queries else (0, -1))
+    degrees = (num_queries if over_queries else min(num_sets, num_queries)) - 1
+    half = float(special.stdtrit(degrees, (1 + _LEVEL) / 2)) * se if degrees else np.nan
+    return Interval(mean, mean - half, mean + half, _LEVEL)
+
+
+def _scale(scale: npt.ArrayLike | None, label_logprob: npt.ArrayLike) -> FloatArray:
+    num_labels = np.shape(label_logprob)[-1]
+    values = np.ones(num_labels) if scale is None else np.asarray(scale, dtype=np.float64)
+    if values.shape != (num_labels,) or not (values > 0).all():
+        raise RequestError(f"scale must be {num_labels} positive numbers, got shape {list(values.shape)}")
+    return np.asarray(values)
 
 
 def calibration(
