@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -37,6 +39,7 @@ _PENDING = 255
 _HEAVY_WEIGHT = 5  # from here on single queries decide about a class
 _ROWS_PER_TABLE = 1 << 18  # of the canonical table, some 50 MB; one context's rows at least
 _READ_BACK = ["context", "split", "query", "state", "label_logprob"]
+_MOST_HELD = 1 << 31  # of one array; a study of a thousand million answers still fits into a small machine
 _BYTES_AT_ONCE = 1 << 27  # of log-likelihoods read back; what needs more reads the files once for every so many
 
 
@@ -120,7 +123,7 @@ class Items:
     @cached_property
     def correct(self) -> NDArray[np.uint8]:
         """1 where the prediction is the right label; uint8 [S, P, K, Q]."""
-        correct = np.empty((*self.context_of.shape, len(self.gold)), dtype=np.bool_)
+        correct = _held((*self.context_of.shape, len(self.gold)), np.bool_)
         for cell in np.ndindex(self.context_of.shape[:2]):
             np.equal(self.context_prediction[self.context_of[cell]], self.gold, out=correct[cell])
         return correct.view(np.uint8)
@@ -666,10 +669,10 @@ class _Rows:
 class Scores:
     """Results by distinct context, filled from tables of items.
 
-    ``state`` uint8 [C, Q] and ``prediction`` [C, Q] are held. Log-likelihoods, many times as large, stay in the parts'
-    files and are read again when asked for; without a ``folder`` the tables are kept. ``scale`` float64 [L] is what
-    they are divided by before labels are compared. Those of content-free queries are held: they are few, and what all
-    others are calibrated by.
+    ``state`` uint8 [C, Q] and ``prediction`` [C, Q] are held, in memory or, above `_MOST_HELD` bytes, in a temporary
+    file. Log-likelihoods, many times as large, stay in the parts' files and are read again when asked for; without a
+    ``folder`` the tables are kept. ``scale`` float64 [L] is what they are divided by before labels are compared. Those
+    of content-free queries are held: they are few, and what all others are calibrated by.
     """
 
     def __init__(self, layout: Layout, scale: NDArray[np.float64], folder: RunFolder | None = None) -> None:
@@ -677,8 +680,10 @@ class Scores:
         shape = (len(layout.context_ids), len(states))
         pending = np.where(states == OK, _PENDING, states).astype(np.uint8)
         self.scale = scale
-        self.state: NDArray[np.uint8] = np.broadcast_to(pending, shape).copy()
-        self.prediction: NDArray[np.signedinteger[Any]] = np.full(shape, -1, dtype=np.min_scalar_type(-len(scale)))
+        self.state: NDArray[np.uint8] = _held(shape, np.uint8)
+        self.state[:] = pending
+        self.prediction: NDArray[np.signedinteger[Any]] = _held(shape, np.min_scalar_type(-len(scale)))
+        self.prediction[:] = -1
         self._layout = layout
         self._ids = layout.context_ids  # ascending
         self._begins = layout.begins
@@ -787,7 +792,8 @@ class Scores:
         return content_free_prior(self._content_free, self.scale)
 
     def _calibrated_predictions(self, prior: NDArray[np.float64], predicted: bool) -> NDArray[np.signedinteger[Any]]:
-        prediction = np.full_like(self.prediction, -1)
+        prediction = _held(self.prediction.shape, self.prediction.dtype)
+        prediction[:] = -1
         is_known = np.asarray(~np.isnan(prior).any(axis=1))
         for part in self._contexts if predicted else ():
             rows = self._read_again(part)
@@ -816,6 +822,17 @@ class _Stored:
 
     def __getitem__(self, contexts: NDArray[np.int64], /) -> NDArray[np.float32]:
         return self.scores.logprob(contexts, self.queries)
+
+
+def _held(shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
+    """An array in memory; one of more than `_MOST_HELD` bytes in a temporary file that the system reads in and out.
+
+    What is made of it is the same. The file is gone when the array is.
+    """
+    if int(np.prod(shape)) * np.dtype(dtype).itemsize <= _MOST_HELD:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile(prefix="iclperm-") as file:
+        return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
 
 
 def predictions(logprob: NDArray[np.float32], scale: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import torch
 from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 import iclperm
-from iclperm import Study, work
+from iclperm import Study, results, work
 from iclperm.errors import ConfigError
 from iclperm.prompts import Cell
 from iclperm.store import INVALID, RunStopped
@@ -194,3 +194,21 @@ def test_what_makes_numbers_doubtful_is_said(run):
     assert f"a query of the label {label!r} counts 9 times" in " ".join(doubtful.warnings)
     assert doubtful.report_content()["warnings"] == doubtful.warnings
     assert replace(run, label_tokens=(1, 1, 1)).warnings == []
+
+
+def test_what_does_not_fit_into_memory_is_held_in_a_file_and_says_the_same(run, monkeypatch):
+    plain = iclperm.open_run(run.folder)
+    monkeypatch.setattr(results, "_MOST_HELD", 0)
+    mapped = iclperm.open_run(run.folder)
+    items = mapped.splits["test"]
+    assert all(
+        isinstance(array.base, np.memmap) or isinstance(array, np.memmap)
+        for array in (items.context_state, items.context_prediction)
+    )
+    assert isinstance(items.correct.base, np.memmap)
+    assert mapped.digest == plain.digest
+    assert mapped.report_content() == plain.report_content()
+    sums = iclperm.stats.tensor_sums(items, weights=items.weights)
+    np.testing.assert_array_equal(
+        sums.accuracy.values, iclperm.stats.accuracy(plain.correct, plain.state, plain.weights).values
+    )
