@@ -1,7 +1,7 @@
 """Matrix products of our decoder layers: oneDNN's on an x86 CPU, torch's own elsewhere.
 
 torch sends float32 products on a CPU to MKL, which on AMD's processors keeps to AVX2: where there is AVX-512 it is
-15-25 % slower than oneDNN, elsewhere 8-25 % faster (benchmarks/products.py). Its rows can change their last bits below
+15-25 % slower than oneDNN, elsewhere 8-29 % faster (benchmarks/products.py). Its rows can change their last bits below
 8 rows a thread; oneDNN's do not from 2 rows on. In bfloat16 torch takes oneDNN itself.
 """
 
