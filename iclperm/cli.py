@@ -289,17 +289,19 @@ def verify(folder: Path, as_json: bool) -> int:
     "--kind",
     help="Another report of the same answers: sensitivity, search, curve, convergence, features or calibration.",
 )
+@click.option("--criterion", help="What a search or a transfer chooses an order by, instead of the study's.")
 @_with_json
 @_with_debug
-def report(folder: Path, out: Path | None, normalize: str | None, kind: str | None, as_json: bool) -> int:
+def report(
+    folder: Path, out: Path | None, normalize: str | None, kind: str | None, criterion: str | None, as_json: bool
+) -> int:
     """All tables of a finished run, and its figures."""
     from iclperm.report import terminal
     from iclperm.runner import open_run
 
-    found = open_run(folder, normalize=normalize)
-    if (normalize is not None or kind is not None) and out is None:
-        # beside the study's own report, not over it
-        out = folder / "-".join(("report", *(part for part in (kind, normalize) if part)))
+    found = open_run(folder, normalize=normalize, criterion=criterion)
+    if any(others := [part for part in (kind, criterion, normalize) if part]) and out is None:
+        out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
     refused = _show(terminal.stdout(), found, as_json, out=out, full=True, kind=kind)
     if refused is None:
         return 0

@@ -15,11 +15,12 @@ import hashlib
 import json
 import math
 import re
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,9 +28,12 @@ from iclperm.errors import ConfigError, RunError
 from iclperm.results import Run, RunReport, open_run
 from iclperm.store import RunFolder, writable, write_whole
 from iclperm.studies.findings import Findings
-from iclperm.study import Study
-from iclperm.tasks import Task
+from iclperm.study import COMPOUND, Study
+from iclperm.tasks import Task, builtin_tasks
 from iclperm.work import Demonstrations, StudyPlan
+
+if TYPE_CHECKING:
+    from iclperm.studies.selection import Chosen
 
 FORMAT = "iclperm-runs 1"
 Runner = Callable[[Study, Path | None], Run]
@@ -43,6 +47,8 @@ class StudyRuns:
     study: Study
     runs: dict[str, Run]
     folder: Path | None
+    choice: Chosen | None = None
+    """What a selection chose, and by which scores."""
 
     @property
     def report(self) -> RunReport:
@@ -51,7 +57,13 @@ class StudyRuns:
         total: dict[str, Any] = {
             field.name: sum(getattr(report, field.name) for report in reports) for field in fields(RunReport)
         }
-        total["num_numerics"] = max(report.num_numerics for report in reports)
+        total["num_numerics"] = len(
+            {
+                json.dumps(numerics, sort_keys=True)
+                for run in self.runs.values()
+                for numerics in ([{}] if run.folder is None else RunFolder.open(run.folder).numerics())
+            }
+        )
         total["is_token_count_complete"] = all(report.is_token_count_complete for report in reports)
         total["is_growing"] = any(report.is_growing for report in reports)
         return RunReport(**total)
@@ -85,7 +97,7 @@ class StudyRuns:
             return transfer.findings(self.runs)
         from iclperm.studies import selection
 
-        return selection.findings(self.runs["source"], self.runs["chosen"])
+        return selection.findings(self.runs["source"], self.runs["chosen"], self.choice)
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""
@@ -107,41 +119,51 @@ class StudyRuns:
 
 
 def run_all(study: Study, out: Path | None, run: Runner) -> StudyRuns:
-    """Runs the studies that a compound one is made of, one after the other; see `iclperm.run`."""
-    refuse_open_shots(study)
+    """Runs the studies that a compound one is made of, one after the other; see `iclperm.run`.
+
+    The folder says what it did before until all runs have grown: a growth that is refused or killed hides nothing.
+    """
+    check(study)
     if out is not None:
         _claim(out, study)
-    runs: dict[str, Run] = {}
+    runs, choice = {}, None
     for name, part in _first(study).items():
         runs[name] = run(part, None if out is None else out / name)
     if study.kind == "selection":
-        part = _chosen(study, runs["source"])
+        choice, part = _chosen(study, runs["source"])
         runs["chosen"] = run(part, None if out is None else out / _name_of_chosen(part))
-    return StudyRuns(study, runs, out)
+    if out is not None:
+        with writable(out):
+            write_whole(out / "study.yaml", _canonical(study).to_yaml().encode())
+    return StudyRuns(study, runs, out, choice)
 
 
 def plans(study: Study, plan: Callable[[Study], StudyPlan]) -> dict[str, StudyPlan]:
     """The plans of the runs by name. What a selection will choose is not known before: any demonstrations stand in."""
-    refuse_open_shots(study)
+    check(study)
     parts = _first(study)
     if study.kind == "selection":
         from iclperm.stats.demonstrations import STRATEGIES
 
         sets = Demonstrations.of(parts["source"]).sets
-        if study.select > sets.shape[1]:
-            raise _too_many(study)
         stand_in = np.concatenate([np.roll(sets, turn, axis=1)[:, : study.select] for turn in range(len(STRATEGIES))])
         parts["chosen"] = _given(study, stand_in)
     return {name: plan(part) for name, part in parts.items()}
 
 
-def open_all(path: Path, open_one: Callable[[Path], Run] = open_run) -> StudyRuns:
-    """The finished runs of a study from its folder; raises `RunError` where one is not finished."""
-    study, found = Study.from_file(path / "study.yaml"), folders(path)
-    for name, folder in found.items():
-        if not has_finished(folder):
+def open_all(path: Path, **statistics: Any) -> StudyRuns:
+    """The finished runs of a study from its folder, as far as the study says that they go; ``statistics`` replace the
+    study's (`results.open_run`). Raises `RunError` where one is not finished."""
+    study = _recorded(path)
+    parts, choice = _parts(path, study)
+    for name, (folder, part) in parts.items():
+        if not _is_finished(folder, part):
             raise RunError(f"{path} is not finished: {name} is missing; run the same study into it to continue")
-    return StudyRuns(study, {name: open_one(folder) for name, folder in found.items()}, path)
+    changes = {"normalize": study.normalize, "criterion": study.criterion} | {
+        key: value for key, value in statistics.items() if value is not None
+    }
+    runs = {name: open_run(folder, extent=part.extent, **changes) for name, (folder, part) in parts.items()}
+    return StudyRuns(study.model_copy(update=changes), runs, path, choice)
 
 
 def is_compound(path: str | Path) -> bool:
@@ -154,11 +176,7 @@ def is_compound(path: str | Path) -> bool:
 
 def folders(path: Path) -> dict[str, Path]:
     """The run folders of a compound study by name, begun or not; what a selection chose, once it is known."""
-    study = Study.from_file(path / "study.yaml")
-    found = {name: path / name for name in _first(study)}
-    if study.kind == "selection" and has_finished(found["source"]):
-        found["chosen"] = path / _name_of_chosen(_chosen(study, open_run(found["source"])))
-    return found
+    return {name: folder for name, (folder, _) in _parts(path, _recorded(path))[0].items()}
 
 
 def has_begun(path: Path) -> bool:
@@ -166,19 +184,43 @@ def has_begun(path: Path) -> bool:
     return (path / "FORMAT").is_file()
 
 
-def has_finished(path: Path) -> bool:
-    """Whether a run's parts are all there; raises what reading a damaged folder raises."""
-    return has_begun(path) and len((folder := RunFolder.open(path)).parts()) >= folder.num_parts
-
-
-def refuse_open_shots(study: Study) -> None:
-    """Raises `ConfigError` where the tasks of a transfer would run other numbers of shots."""
-    if study.kind != "transfer":
+def check(study: Study) -> None:
+    """Raises `ConfigError` for what would not fit once some of the runs are done."""
+    if study.kind == "transfer":
+        counts = {name: study.shot_list(Task.load(name, study.data).shots)[-1] for name in _tasks(study)}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ConfigError(
+                f"an order carries over between equal numbers of shots, but there are {told}; set 'shots'"
+            )
         return
-    counts = {name: study.shot_list(Task.load(name, study.data).shots)[-1] for name in _tasks(study)}
-    if len(set(counts.values())) > 1:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ConfigError(f"an order carries over between equal numbers of shots, but there are {told}; set 'shots'")
+    shots = study.shot_list(Task.load(study.task, study.data).shots)
+    if study.resample != "none":
+        raise ConfigError(f"a selection's key 'resample' is {study.resample!r}; its scores need 'none'")
+    if shots != tuple(range(len(shots))):
+        raise ConfigError("a selection scores demonstrations by every k from 0 on; give 'shots' as one number")
+    if not 2 <= study.select <= shots[-1]:
+        raise ConfigError(f"a study's key 'select' is {study.select}; give 2 to {shots[-1]}, which is its 'shots'")
+    if study.permutations < 2:
+        raise ConfigError(f"a study's key 'permutations' is {study.permutations}, but a selection compares orders")
+
+
+def _parts(path: Path, study: Study) -> tuple[dict[str, tuple[Path, Study]], Chosen | None]:
+    """Folder and study of every run by name, as far as they are known, and what a selection chose."""
+    found, choice = {name: (path / name, part) for name, part in _first(study).items()}, None
+    if study.kind == "selection" and _is_finished(*found["source"]):
+        folder, part = found["source"]
+        choice, given = _chosen(study, open_run(folder, extent=part.extent, normalize=study.normalize))
+        found["chosen"] = (path / _name_of_chosen(given), given)
+    return found, choice
+
+
+def _is_finished(path: Path, part: Study) -> bool:
+    """Whether a run has all parts of a study's extent; raises what reading a damaged folder raises."""
+    if not has_begun(path):
+        return False
+    folder = RunFolder.open(path).at_extent(part.extent)
+    return folder is not None and set(folder.parts()).issuperset(range(folder.num_parts))
 
 
 def _first(study: Study) -> dict[str, Study]:
@@ -211,16 +253,12 @@ def _name(task: str, model: str, num_tasks: int, num_models: int) -> str:
     return re.sub(r"[^\w.-]", "_", "-".join(parts))
 
 
-def _chosen(study: Study, source: Run) -> Study:
+def _chosen(study: Study, source: Run) -> tuple[Chosen, Study]:
+    """What the source's scores choose, and the study of it."""
     from iclperm.studies import selection
 
-    if study.select > len(source.shots) - 1:
-        raise _too_many(study)
-    return _given(study, selection.choose(source, study.select).rows)
-
-
-def _too_many(study: Study) -> ConfigError:
-    return ConfigError(f"a study's key 'select' is {study.select}, but 'shots' is {study.shots}; lower the first")
+    choice = selection.choose(source, study.select)
+    return choice, _given(study, choice.rows)
 
 
 def _given(study: Study, rows: np.ndarray[Any, Any]) -> Study:
@@ -240,8 +278,7 @@ def _given(study: Study, rows: np.ndarray[Any, Any]) -> Study:
 
 def _name_of_chosen(study: Study) -> str:
     """Another choice is another run: the source may have grown since."""
-    content = json.dumps([study.demonstrations, study.permutations, study.queries])
-    return f"chosen-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    return f"chosen-{hashlib.sha256(json.dumps(study.demonstrations).encode()).hexdigest()[:8]}"
 
 
 def _changed(study: Study, **changes: Any) -> Study:
@@ -249,20 +286,53 @@ def _changed(study: Study, **changes: Any) -> Study:
 
 
 def _claim(path: Path, study: Study) -> None:
-    """Makes the folder, or refuses one that holds something else."""
+    """Makes the folder, or refuses one that holds something else; a damaged study in it is set aside."""
+    recorded = path / "study.yaml"
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
         if not is_compound(path):
-            if any(path.iterdir()):
-                raise RunError(f"{path} holds other files; give another folder")
+            # Another process may be doing the same, or was killed at it.
+            others = [file for file in path.iterdir() if not file.name.startswith((".FORMAT.", ".study.yaml."))]
+            if others and not is_compound(path):
+                what = "a run of another study" if has_begun(path) else "other files"
+                raise RunError(f"{path} holds {what}; give another folder")
             write_whole(path / "FORMAT", f"{FORMAT}\n".encode())
-        recorded = path / "study.yaml"
-        if recorded.exists():
-            _refuse_other(path, Study.from_file(recorded), study)
-        write_whole(recorded, _canonical(study).to_yaml().encode())
+        try:
+            there = _recorded(path) if recorded.exists() else None
+        except RunError:
+            recorded.replace(path / f"damaged-{secrets.token_hex(4)}.yaml")
+            there = None
+        if there is None:
+            write_whole(recorded, _canonical(study).to_yaml().encode())
+        else:
+            _refuse_other(path, there, study)
 
 
-_FREE = ("sets", "permutations", "queries", "dev_queries", "device", "memory_budget", "out", "criterion", "normalize")
+def _recorded(path: Path) -> Study:
+    """The study in a folder; raises `RunError` where that is damaged."""
+    try:
+        study = Study.from_file(path / "study.yaml")
+    except ConfigError:
+        study = None
+    if study is None or study.kind not in COMPOUND:
+        raise RunError(
+            f"{path / 'study.yaml'} is damaged; run the study from its own file with --out {path}, which mends it"
+        )
+    return study
+
+
+_FREE = (
+    "sets",
+    "permutations",
+    "queries",
+    "dev_queries",
+    "select",
+    "device",
+    "memory_budget",
+    "out",
+    "criterion",
+    "normalize",
+)
 
 
 def _refuse_other(path: Path, there: Study, here: Study) -> None:
@@ -279,7 +349,8 @@ def _canonical(study: Study) -> Study:
     """With paths that hold from any working directory."""
 
     def whole(name: str) -> str:
-        return str(Path(name).resolve()) if Path(name).exists() else name
+        is_path = name not in {"demo", *builtin_tasks()} and Path(name).exists()
+        return str(Path(name).resolve()) if is_path else name
 
     changes: dict[str, Any] = {key: whole(value) for key in ("task", "model", "data") if (value := getattr(study, key))}
     for key in ("tasks", "models"):

@@ -411,8 +411,17 @@ class Run:
             return write_report(target, self.findings(kind), self.report_content(kind))
 
 
-def open_run(path: str | Path, *, normalize: str | None = None) -> Run:
-    """A finished run from its folder alone; needs neither model nor data. ``normalize`` replaces the study's.
+def open_run(
+    path: str | Path,
+    *,
+    normalize: str | None = None,
+    criterion: str | None = None,
+    extent: Mapping[str, int] | None = None,
+) -> Run:
+    """A finished run from its folder alone; needs neither model nor data.
+
+    ``normalize`` and ``criterion`` replace the study's; ``extent`` is one that the run had, by default the last that is
+    finished.
 
     A run that is still growing is read as it was before (`RunReport.is_growing`). Raises `RunError` for a folder that
     is no run, is not finished, or is damaged (naming the file). Every file is read; states and predictions are kept, a
@@ -420,14 +429,17 @@ def open_run(path: str | Path, *, normalize: str | None = None) -> Run:
     """
     started = time.perf_counter()
     whole = RunFolder.open(path)
-    folder = whole.at_finished_extent()
+    folder = whole.at_finished_extent() if extent is None else whole.at_extent(extent)
+    if folder is None:
+        raise RunError(f"{path} never had the extent {dict(extent or {})}; run the study into it again")
     files = folder.parts()
     if len(files) < folder.num_parts:
         raise RunError(
             f"{path} is not finished ({len(files)} of {folder.num_parts} parts); run the same study into it to continue"
         )
     layout = Layout.of_folder(folder)
-    changes = folder.extents[-1] | ({} if normalize is None else {"normalize": normalize})
+    given = {"normalize": normalize, "criterion": criterion}
+    changes = folder.extents[-1] | {key: value for key, value in given.items() if value is not None}
     study = Study(**{**whole.study().model_dump(), **changes})
     scores = Scores(layout, layout.scale(folder.plan, study), folder)
     for part, file in files.items():
@@ -491,7 +503,10 @@ def finished(path: Path, setting: Setting) -> Run | None:
         if known != setting.identity or folder.extents[-1] != setting.study.extent:
             return None
         run = open_run(path, normalize=setting.study.normalize)
-        return None if run.report.is_growing else replace(run, study=setting.study)
+        if run.report.is_growing:
+            return None
+        folder.record_statistics(setting.study)
+        return replace(run, study=setting.study)
     except (IclpermError, OSError):
         return None
 

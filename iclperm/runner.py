@@ -101,11 +101,11 @@ def plan(study: Study) -> StudyPlan | dict[str, StudyPlan]:
     return compound.plans(study, works.plan) if study.kind in COMPOUND else works.plan(study)
 
 
-def open_run(path: str | Path, *, normalize: str | None = None) -> Run | StudyRuns:
+def open_run(path: str | Path, *, normalize: str | None = None, criterion: str | None = None) -> Run | StudyRuns:
     """A finished run, or the runs of a compound study, from its folder alone: see `iclperm.results.open_run`."""
     if compound.is_compound(path):
-        return compound.open_all(Path(path), lambda folder: results.open_run(folder, normalize=normalize))
-    return results.open_run(path, normalize=normalize)
+        return compound.open_all(Path(path), normalize=normalize, criterion=criterion)
+    return results.open_run(path, normalize=normalize, criterion=criterion)
 
 
 def _run_one(study: Study, out: str | Path | None, extend: bool, mixed: bool, progress: Progress | None) -> Run:

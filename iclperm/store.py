@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from iclperm.errors import ConfigError, RunError
-from iclperm.study import Study
+from iclperm.study import STATISTICS, Study
 
 FORMAT = "iclperm-run 1"
 MAX_PARTS = 4_000
@@ -125,6 +125,11 @@ class RunFolder:
         there = set(self.parts())
         earlier = (RunFolder(self.path, self.plans[:number]) for number in range(len(self.plans), 0, -1))
         return next((folder for folder in earlier if there.issuperset(range(folder.num_parts))), self)
+
+    def at_extent(self, extent: Mapping[str, int]) -> RunFolder | None:
+        """This run as far as ``extent``; None where it never had that."""
+        plans = (self.plans[: number + 1] for number in range(len(self.plans)))
+        return next((RunFolder(self.path, there) for there in plans if there[-1]["extents"][-1] == extent), None)
 
     @property
     def num_parts(self) -> int:
@@ -312,12 +317,22 @@ class RunFolder:
         there = _read_study(path)
         if there is not None and _agrees(there, self.plan["study"]):
             if _agrees(there, self.extents[-1]) or self._has_grown():
+                self.record_statistics(study)
                 return
         elif path.exists():
             self.set_aside(path)
         with self._unfinished(study.to_yaml().encode(), path.name) as unfinished:
             os.replace(unfinished, path)
         _sync_folder(self.path)
+
+    def record_statistics(self, study: Study) -> None:
+        """Lets study.yaml say what was last asked for where that changes no answer; a folder that cannot be written
+        keeps what it says."""
+        there = self.study()
+        asked = {key: getattr(study, key) for key in STATISTICS}
+        if any(getattr(there, key) != value for key, value in asked.items()):
+            with suppress(OSError):
+                write_whole(self.path / "study.yaml", there.model_copy(update=asked).to_yaml().encode())
 
     def _has_grown(self) -> bool:
         """Whether another process has let the run grow beyond what this one knows."""
@@ -462,6 +477,8 @@ def writable(path: Path) -> Iterator[None]:
 def _check_format(path: Path) -> None:
     found = (path / "FORMAT").read_text(encoding="utf-8", errors="replace").strip()
     if found != FORMAT:
+        if found.startswith("iclperm-runs"):
+            raise RunError(f"{path} holds a study of several runs; give one of its folders, or another folder")
         raise RunError(f"{path} has the format {found[:40]!r}; this version reads {FORMAT!r}")
 
 

@@ -37,6 +37,8 @@ OVER_ALL_SHOTS = ("curve", "convergence", "selection")
 """Kinds that run every number of shots up to the one that is given."""
 COMPOUND = ("transfer", "selection")
 """Kinds that are made of several runs: see `iclperm.compound`."""
+STATISTICS = ("normalize", "criterion")
+"""Keys that change no answer, only what is made of them."""
 _OF_KIND = {"tasks": "transfer", "models": "transfer", "criterion": "search", "select": "selection"}
 EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
 """The keys that a finished run can be extended in."""
@@ -93,11 +95,17 @@ class Study(Choices):
         given = choices.get("demonstrations")
         sets = {"sets": len(given)} if isinstance(given, list) and given else {}
         defaults = DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
+        if sets:
+            defaults = {key: value for key, value in defaults.items() if key != "shots"}
         super().__init__(**{**defaults, **sets, **choices})
         for key, only in _OF_KIND.items():
             applies = kind == only or (key == "criterion" and kind == "transfer")
             if not applies and getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(f"a study's key {key!r} is for the kind {only}, not {kind}; leave it out")
+        if kind in ("search", "transfer") and not self.dev_queries:
+            raise ConfigError(
+                f"a study's key 'dev_queries' is 0, but a {kind} chooses by them; give some, such as 1000"
+            )
         if self.demonstrations is not None:
             self._refuse_uneven(self.demonstrations)
 
@@ -109,6 +117,9 @@ class Study(Choices):
             raise ConfigError(f"a study's key 'sets' is {self.sets}, but {len(given)} 'demonstrations' are given")
         if any(len(set(rows)) < len(rows) for rows in given):
             raise ConfigError("a study's key 'demonstrations' has a row twice in one set; give every row once")
+        # Strategies of a selection may choose the same demonstrations; a curve compares no sets.
+        if self.kind != "curve" and len({tuple(sorted(rows)) for rows in given}) < len(given):
+            raise ConfigError("a study's key 'demonstrations' holds one set twice; its order is for the permutations")
         if self.resample != "none":
             raise ConfigError("a study's key 'resample' is 'per_k', but its 'demonstrations' are given; leave one out")
 

@@ -233,7 +233,7 @@ def test_another_study_is_refused(place, tmp_path, runs):
         ({"kind": "sensitivity", "criterion": "global_entropy"}, "'criterion' is for the kind search"),
         ({"kind": "curve", "select": 3}, "'select' is for the kind selection"),
         ({"kind": "search", "tasks": ["mini_news"]}, "'tasks' is for the kind transfer"),
-        ({"kind": "selection", "select": 30}, "'select' is 30, but 'shots' is 20"),
+        ({"kind": "selection", "select": 30}, "'select' is 30; give 2 to 20"),
     ],
 )
 def test_choices_that_do_not_fit_are_one_line(choices, words):
@@ -249,3 +249,79 @@ def test_a_compound_study_is_exported_run_by_run(runs, place, tmp_path):
     call("export", folder, "--out", tmp_path / "one.csv")
     assert (tmp_path / "one.csv").stat().st_size > 1000
     assert COMPOUND == ("transfer", "selection")
+
+
+def selection_of(place, **changes):
+    return Study(**{**STUDIES["selection"], "kind": "selection", **changes})
+
+
+def test_a_growth_that_is_refused_or_killed_hides_nothing(place, runs, tmp_path):
+    small = selection_of(place, sets=2, queries=8)
+    first = iclperm.run(small, tmp_path / "grown")
+    with pytest.raises(RunError, match="add --extend"):
+        iclperm.run(selection_of(place, sets=2, queries=12), tmp_path / "grown")
+    assert iclperm.open_run(tmp_path / "grown").digest == first.digest
+    source = compound._first(selection_of(place, sets=3, queries=8))["source"]
+    iclperm.run(source, tmp_path / "grown" / "source", extend=True)  # and the rest never began
+    again = iclperm.open_run(tmp_path / "grown")
+    assert (again.digest, again.report.is_growing) == (first.digest, True)
+    grown = iclperm.run(selection_of(place, sets=3, queries=8), tmp_path / "grown", extend=True)
+    assert grown.digest == iclperm.run(selection_of(place, sets=3, queries=8)).digest
+    assert iclperm.open_run(tmp_path / "grown").digest == grown.digest
+
+
+def test_another_statistic_is_remembered_and_can_be_asked_for(place, runs, tmp_path):
+    study = Study.from_file(place / "search.yaml")
+    folder = tmp_path / "search"
+    first = iclperm.run(study, folder).report_content()
+    other = iclperm.open_run(folder, criterion="local_entropy").report_content()
+    assert other != first
+    assert iclperm.open_run(folder).report_content() == first
+    asked = study.model_copy(update={"criterion": "local_entropy"})
+    assert iclperm.run(asked, folder).report_content() == other
+    assert iclperm.open_run(folder).report_content() == other
+    assert call("report", folder, "--criterion", "dev_accuracy")[0] == 0
+    assert (folder / "report-dev_accuracy" / "report.json").is_file()
+    transfer = Study.from_file(place / "transfer.yaml").model_copy(update={"criterion": "global_entropy"})
+    found = iclperm.run(transfer, place / "transfer").report_content()
+    assert iclperm.open_run(place / "transfer").report_content() == found
+    iclperm.run(Study.from_file(place / "transfer.yaml"), place / "transfer")
+
+
+def test_a_selection_is_read_under_another_normalisation(place, runs):
+    found = iclperm.open_run(place / "selection", normalize="bytes")
+    assert found.study.normalize == "bytes"
+    assert found.findings().to_dict()
+
+
+def test_what_lies_about_in_the_folder_is_no_hindrance(place, tmp_path, monkeypatch):
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".FORMAT.0123456789abcdef").write_text("iclp")  # a process was killed here
+    study = selection_of(place, sets=2, queries=6)
+    digest = iclperm.run(study, "out").digest
+    assert "model: demo\n" in (tmp_path / "out" / "study.yaml").read_text()
+    (tmp_path / "out" / "study.yaml").write_text("kind: sel")
+    with pytest.raises(RunError, match=r"study\.yaml is damaged; run the study from its own file"):
+        iclperm.open_run("out")
+    assert iclperm.run(study, "out").digest == digest
+    assert iclperm.open_run("out").digest == digest
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"kind": "selection", "resample": "per_k"}, "its scores need 'none'"),
+        ({"kind": "selection", "shots": [0, 2, 4], "select": 2}, "by every k from 0 on"),
+        ({"kind": "selection", "select": 1}, "'select' is 1; give 2 to 20"),
+        ({"kind": "selection", "permutations": 1}, "compares orders"),
+        ({"kind": "search", "dev_queries": 0}, "'dev_queries' is 0, but a search chooses by them"),
+        ({"demonstrations": [[4, 17], [17, 4]], "sets": 2, "shots": 2}, "holds one set twice"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_model_runs(choices, words, monkeypatch):
+    monkeypatch.setattr(iclperm.Engine, "from_pretrained", None)
+    for begin in (iclperm.run, iclperm.plan):
+        with pytest.raises(ConfigError, match=words):
+            begin(Study(**{**TINY, **choices}))
