@@ -486,3 +486,16 @@ def test_names_cannot_steer_a_terminal(tmp_path: Path) -> None:
 def test_axes_are_checked_where_they_are_described() -> None:
     with pytest.raises(RequestError, match="axes must be SP, SPK, SPQ, SPKQ or CQ, got 'QS'"):
         describe(files.Tensor(np.ones((2, 2)), "QS"))
+
+
+def test_columns_that_are_called_by_words_are_not_taken_for_an_axis(tmp_path: Path) -> None:
+    answers = np.random.default_rng(3).random((40, 3)) < (0.3, 0.6, 0.9)
+    path = tmp_path / "wide.csv"
+    np.savetxt(path, answers, fmt="%d", delimiter=",", header="prompt_a,prompt_b,prompt_c", comments="")
+    with pytest.raises(
+        RequestError, match="has the columns 'prompt_a, prompt_b, prompt_c'; call them query and correct"
+    ):
+        load(path)
+    found = load(path, axes="QC")
+    np.testing.assert_array_equal(found.values, answers.T)
+    assert "the contexts differ" in " ".join(describe(found).conclusion())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -802,6 +803,10 @@ def _read_parquet(path: Path, axes: str | None) -> Tensor:
 _COLUMNS = ("split", "set", "permutation", "shots", "context", "query", "weight", "correct", "state", "accuracy")
 
 
+_NAMES_SOMETHING = re.compile(r"[^\W\d_]{2,}")
+"""A column that is called by a word says what it holds; f0 or 1 does not."""
+
+
 def _wanted(names: Sequence[str]) -> list[str] | None:
     """The columns of a long table that are read; all of a plain matrix."""
     if "correct" in names or "accuracy" in names:
@@ -813,7 +818,14 @@ def _of_table(table: Any, axes: str | None, path: Path) -> Tensor:
     """An Arrow table: long, or a plain matrix of numbers."""
     names = table.column_names
     if _wanted(names) is None:
-        return _of_array(_matrix(table, path), axes, _title(path))
+        matrix, told = _matrix(table, path), printable(", ".join(names))[:80]
+        if axes is None and any(_NAMES_SOMETHING.search(name) for name in names):
+            raise RequestError(
+                f"{path} has the columns {told!r}; call them query and correct (with context, or set, permutation and "
+                "shots), or say what rows and columns are: --axes QC where a row is a query, CQ where it is a context, "
+                "SP for accuracies"
+            )
+        return _of_array(matrix, axes, _title(path))
     if axes is not None:
         raise RequestError(f"{path} names its own axes by its columns; leave axes {axes!r} out")
     return _of_columns({name: table.column(name) for name in _wanted(names) or ()}, path)

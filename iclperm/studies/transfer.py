@@ -384,12 +384,16 @@ def _pairs_table(found: Transfer, title: str) -> Table:
 def _targets_table(found: Transfer) -> Table:
     own = np.diag(found.accuracy)
     rows = [
-        (name, *map(number, (found.average[b], own[b], found.random_ratio[b], found.maximum[b])))
+        (
+            name,
+            *map(number, (found.average[b], own[b], found.random_ratio[b], found.maximum[b])),
+            str(found.chosen[b][0]) if len(found.chosen[b]) == 1 else "by set",
+        )
         for b, name in enumerate(found.names)
     ]
     return Table(
         "The targets alone",
-        ("", "random", "own best (dev)", "random / own best", "Max (test)"),
+        ("", "random", "own best (dev)", "random / own best", "Max (test)", "which permutation"),
         rows,
         caption="Max is chosen by the test labels, luck included.",
     )
