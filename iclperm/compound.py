@@ -158,7 +158,8 @@ def open_all(path: Path, **statistics: Any) -> StudyRuns:
     parts, choice = _parts(path, study)
     for name, (folder, part) in parts.items():
         if not _is_finished(folder, part):
-            raise RunError(f"{path} is not finished: {name} is missing; run the same study into it to continue")
+            state = "unfinished" if has_begun(folder) else "not begun"
+            raise RunError(f"{path} is not finished: {name} is {state}; run the same study into it to continue")
     changes = {"normalize": study.normalize, "criterion": study.criterion} | {
         key: value for key, value in statistics.items() if value is not None
     }

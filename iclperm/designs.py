@@ -245,9 +245,12 @@ def draw_permutations(seed: int, count: int, size: int, own: str = "") -> NDArra
     Raises `ConfigError` where there are fewer. Expected O(count * size), more as count nears size!.
     """
     if size <= _MAX_EXACT_FACTORIAL and count > math.factorial(size):
+        remedy = "lower 'permutations' or raise 'shots'"
+        if own:
+            least = next(k for k in range(1, _MAX_EXACT_FACTORIAL + 2) if math.factorial(k) >= count)
+            remedy = f"leave k below {least} out of 'shots', such as 0,{least},{2 * least},{5 * least}"
         raise ConfigError(
-            f"permutations is {count}, but {size} demonstrations have only {math.factorial(size)} orders; lower "
-            "'permutations' or raise 'shots'"
+            f"permutations is {count}, but {size} demonstrations have only {math.factorial(size)} orders; {remedy}"
         )
     drawn: dict[bytes, NDArray[np.int64]] = {}
     for index in range(count):

@@ -92,6 +92,8 @@ class Study(Choices):
 
     def __init__(self, /, **choices: Any) -> None:
         kind = choices.get("kind", "sensitivity")
+        if kind in ("features", "calibration"):
+            raise ConfigError(f"a study's key 'kind' is {kind!r}, a report of a run: iclperm report RUN --kind {kind}")
         given = choices.get("demonstrations")
         sets = {"sets": len(given)} if isinstance(given, list) and given else {}
         defaults = DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}

@@ -57,6 +57,14 @@ def test_more_permutations_than_orders_are_refused():
         draw_permutations(0, 2, 0)
 
 
+def test_where_every_k_has_its_own_the_remedy_is_to_leave_small_k_out():
+    with pytest.raises(ConfigError, match=r"only 1 orders; leave k below 4 out of 'shots', such as 0,4,8,20$"):
+        draw_permutations(0, 20, 1, " of 1")
+    with pytest.raises(ConfigError, match="leave k below 2 out of 'shots', such as 0,2,4,10"):
+        draw_permutations(0, 2, 1, " of 1")
+    assert len(draw_permutations(0, 20, 4, " of 4")) == 20
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 7, 9])
 def test_sets_are_balanced_and_in_default_order(colours, size):
     task, train, _ = colours

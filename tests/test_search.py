@@ -393,6 +393,26 @@ class TestFindings:
         for stem, plot in found.plots().items():
             assert all(path.stat().st_size > 5000 for path in figures.save(plot, tmp_path / stem))
 
+    def test_where_all_orderings_answer_alike_nothing_is_certain(self) -> None:
+        made = answers(18, (3, 1, 30))
+        alike = {name: np.repeat(made[name], 6, axis=1) for name in ("correct", "state", "predictions")}
+        data = Answers(*({**made, **alike}[name] for name in _FIELDS))
+        found = search_findings(data, data, shots=3, resamples=5)
+        told = found.conclusion()
+        assert told[0].startswith("At k = 3, all 6 orderings of a set answer the ")
+        assert "alike" in told[0]
+        assert "+0.0 to" not in " ".join(told)
+        (gain,) = [row for row in found.tables(True)[0].rows if row[0].startswith("gain")]
+        assert gain[2] == "-"
+        assert not any("0.0000 to 0.0000" in cell for table in found.tables(True) for row in table.rows for cell in row)
+
+    def test_a_gain_that_never_varies_has_no_interval(self) -> None:
+        correct = np.ones((3, 4, 30), np.uint8)
+        correct[:, 1] = 0
+        data = Answers(correct, gold=np.zeros(30, np.int64), predictions=1 - correct.astype(np.int64))
+        told = search_findings(data, data, resamples=5).conclusion()
+        assert told[0].endswith("+25.0 points, without an interval.")
+
     @pytest.mark.parametrize("criterion", CRITERIA[:3])
     def test_the_criterion_chooses(self, criterion: str) -> None:
         dev = answers(16, (3, 6, 40))

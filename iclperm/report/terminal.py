@@ -205,7 +205,8 @@ def print_tasks(console: Console, tasks: Sequence[Task]) -> None:
 def print_files(console: Console, files: Sequence[Path], folder: Path | None) -> None:
     """Where figures and results are."""
     names = ", ".join(file.name for file in files)
-    items = printable(f"  {folder}: items/*.parquet, study.yaml")
+    runs = [] if folder is None else sorted(path.parent.name for path in folder.glob("*/items"))
+    items = printable(f"  {folder}: {', '.join(f'{name}/' for name in runs) or 'items/*.parquet'}, study.yaml")
     lines = ("", "files:", printable(f"  {files[0].parent}: {names}"), items)
     console.print(*lines, sep="\n", markup=False, soft_wrap=True)
 

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from iclperm.errors import RequestError
+from iclperm.stats.convergence import mean_error
 from iclperm.stats.intervals import Interval
-from iclperm.stats.paired import clustered_paired_se
 from iclperm.stats.sensitivity import (
     FloatArray,
     accuracy,
@@ -45,8 +44,8 @@ class CalibrationEffect(NamedTuple):
     """Mean over sets and permutations, without calibration."""
     calibrated_accuracy: FloatArray
     gain: tuple[Interval, ...]
-    """Calibrated less uncalibrated accuracy, 95 %: other queries and other sets (queries alone where k = 0 or S = 1),
-    by t with one degree of freedom less than the fewer of them. NaN bounds for one query."""
+    """Calibrated less uncalibrated accuracy, 95 %: other queries, sets and permutations (`stats.mean_error`), queries
+    alone at k = 0, which is one context. NaN bounds for one query."""
     order: FloatArray
     """Order sensitivity without calibration; NaN for P = 1. It holds item noise, as the calibrated one does."""
     calibrated_order: FloatArray
@@ -104,7 +103,8 @@ def calibration_effect(
         shots: [K] numbers of demonstrations.
         weights: [Q] how often each query counts in the accuracies.
 
-    All is NaN where no query is usable. Raises RequestError on shapes that do not fit. Cost: O(size).
+    Permutations must be shared by the sets. All is NaN where no query is usable. Raises RequestError on shapes that do
+    not fit. Cost: O(size); a float copy of one k.
     """
     pair = [binary_items(items) for items in (uncalibrated, calibrated)]
     if pair[0].ndim != 4 or pair[0].shape != pair[1].shape or len(shots) != pair[0].shape[2]:
@@ -123,9 +123,9 @@ def calibration_effect(
         selections.append(np.array([selection_sensitivity(table) if is_known else np.nan for table in tables]))
     gains = []
     for place, count in enumerate(shots):
-        by_set = pair[1][:, :, place].mean(axis=1)
-        by_set -= pair[0][:, :, place].mean(axis=1)
-        gains.append(_gain(by_set[:, usable], weight[usable], is_one_context=count == 0))
+        contexts = slice(1 if count == 0 else None)
+        before, after = (items[contexts, contexts, place][..., usable] for items in pair)
+        gains.append(_gain(before, after, weight[usable]))
     return CalibrationEffect(
         shots=tuple(map(int, shots)),
         accuracy=means[0],
@@ -140,22 +140,11 @@ def calibration_effect(
     )
 
 
-def _gain(difference: FloatArray, weight: FloatArray, is_one_context: bool) -> Interval:
-    """The weighted mean of difference [S, Q], which is overwritten, with its interval."""
-    num_sets, num_queries = difference.shape
+def _gain(before: npt.NDArray[Any], after: npt.NDArray[Any], weight: FloatArray) -> Interval:
+    """The weighted mean of after - before, both [S, P, Q], with its interval."""
     if not weight.any():
         return Interval(np.nan, np.nan, np.nan, _LEVEL)
-    mean = float(np.average(difference.mean(axis=0), weights=weight))
-    # Linearised: equally weighted scores with the same mean, whose clusters vary as those of the weighted mean do.
-    difference -= mean
-    difference *= weight * (num_queries / weight.sum())
-    difference += mean
-    over_queries = is_one_context or num_sets == 1
-    nothing = np.broadcast_to(0.0, difference.shape)
-    se = clustered_paired_se(difference, nothing, (-1,) if over_queries else (0, -1))
-    degrees = (num_queries if over_queries else min(num_sets, num_queries)) - 1
-    half = float(special.stdtrit(degrees, (1 + _LEVEL) / 2)) * se if degrees else np.nan
-    return Interval(mean, mean - half, mean + half, _LEVEL)
+    return mean_error(after - before.astype(np.float64), weight).interval(_LEVEL)
 
 
 def _scale(scale: npt.ArrayLike | None, label_logprob: npt.ArrayLike) -> FloatArray:

@@ -34,7 +34,8 @@ class MeanError(NamedTuple):
 
     mean: float
     se: float
-    """Standard error for fresh draws of the axes in `covers`; NaN for one query."""
+    """Standard error for fresh draws of the axes in `covers`, at least 1/(n + 2) for n effective queries: what they
+    never showed can still happen to one in n. NaN for one query."""
     degrees: float
     """Degrees of freedom of `se` (Satterthwaite), at least those of the shortest axis it covers."""
     se_held: float
@@ -118,13 +119,15 @@ def mean_error(scores: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> M
     """The mean of scores [S, P, Q], with the standard error that fresh sets, permutations *and* queries would give.
 
     Args:
-        scores: [S, P, Q] 0 or 1, or floating point, such as differences of 0 and 1; every query usable in every cell.
+        scores: [S, P, Q] 0 or 1, or floating point in units of accuracy, such as differences of 0 and 1; every query
+            usable in every cell.
         weights: [Q] how often each query counts in the mean. Components count it once, and the queries' part of the
             error uses their effective number (Σw)²/Σw² (Kish 1965).
 
     The variance is `mean_variance` of the components, each clipped at 0, and never below the variance clustered by set
-    alone. Permutations are taken as shared by the sets. An axis with one level is taken as it is (see `covers`). Raises
-    RequestError on another shape or a NaN. Cost: O(S·P·Q); no float copy of binary scores.
+    alone; `se` is never below 1/(n + 2), so that equal answers leave an error. Permutations are taken as shared by the
+    sets. An axis with one level is taken as it is (see `covers`). Raises RequestError on another shape or a NaN. Cost:
+    O(S·P·Q); no float copy of binary scores.
     """
     values = np.asarray(scores)
     if values.ndim != 3 or values.size == 0:
@@ -153,7 +156,7 @@ def mean_error(scores: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> M
         error(Effects._fields),
         error([name for name in Effects._fields if name != "I"]),
     )
-    return MeanError(mean, se, freedom, held, held_freedom, covers, sigma2, parts)
+    return MeanError(mean, max(se, 1 / (effective + 2)), freedom, held, held_freedom, covers, sigma2, parts)
 
 
 def needed_sizes(
@@ -166,20 +169,30 @@ def needed_sizes(
 ) -> NeededSizes:
     """The sets, permutations or queries with which a mean accuracy is known to ± half_width at `level`.
 
-    Solves z·√`mean_variance` = half_width, components clipped at 0 and `shape` (S, P, Q) being that of the run. With
-    `held` the queries stay the very same, and σ²_I/Q is no error: what sets and permutations alone must do. A Gaussian
+    Solves z·√`mean_variance` = half_width, components clipped at 0 and `shape` (S, P, Q) being that of the run, with
+    enough queries for z/(Q + 2), the least that `mean_error` gives, to be within it. With `held` the queries stay the
+    very same, and σ²_I/Q is no error: what sets and permutations alone must do. A Gaussian
     quantile z: with few sets the interval of `mean_error` is wider. The answer is as uncertain as the components: those
     of S sets rest on S - 1 degrees of freedom. Of an axis with one level nothing is known: None. Raises RequestError
     unless half_width > 0. Cost: O(1).
     """
     if not half_width > 0:
         raise RequestError(f"half_width must be above 0, got {half_width}")
-    wanted = (half_width / float(special.ndtri(_upper(level)))) ** 2
+    quantile = float(special.ndtri(_upper(level)))
+    wanted = (half_width / quantile) ** 2
     clipped = Effects(*(max(value, 0.0) for value in sigma2))
     if held:
-        clipped = clipped._replace(I=0.0)
+        sets, permutations, _ = (_needed(clipped._replace(I=0.0), shape, place, wanted) for place in range(3))
+        return NeededSizes(sets, permutations, None, _scaled(clipped._replace(I=0.0), shape, wanted, held))
+    least = max(math.ceil(quantile / half_width - 2 - 1e-9), 1)
     sets, permutations, queries = (_needed(clipped, shape, place, wanted) for place in range(3))
-    return NeededSizes(sets, permutations, None if held else queries, _scaled(clipped, shape, wanted, held))
+    together = _scaled(clipped, shape, wanted, held)
+    return NeededSizes(
+        sets if shape[2] >= least else None,
+        permutations if shape[2] >= least else None,
+        None if queries is None else max(queries, least),
+        None if together is None else (*together[:2], max(together[2], least)),
+    )
 
 
 def convergence_over_permutations(

@@ -586,6 +586,10 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
+            if (path / "FORMAT").is_file():
+                raise DataError(
+                    f"{path} is a run; iclperm report shows its statistics, iclperm export writes its answers"
+                )
             logs = sorted(path.rglob("samples_*.jsonl"))
             if not logs:
                 raise DataError(f"{path} holds no samples_*.jsonl; name a file, or a folder of sample logs")

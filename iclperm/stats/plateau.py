@@ -270,7 +270,7 @@ def plateau(
         state=state,
         shares=_shares(state),
         single_shares=_shares(single),
-        overall=_overall(error, items.shape[-1], margin, level),
+        overall=_overall(error, margin, level),
         true_std=spread,
         true_within=_within(error.mean, spread, margin),
         resolvable=float(scale * np.median(paired.se)),
@@ -422,17 +422,15 @@ def _shares(state: npt.NDArray[np.uint8]) -> FloatArray:
     return np.asarray(np.bincount(state.ravel(), minlength=len(STATES)) / state.size)
 
 
-def _overall(error: MeanError, num_queries: int, margin: float, level: float) -> Overall:
+def _overall(error: MeanError, margin: float, level: float) -> Overall:
     interval = error.interval(1 - 2 * level)
     if math.isnan(error.se):
         return Overall(error, interval, math.nan, math.nan, "undecided")
-    # what n queries never showed can still happen to one in n of them
-    floored = error._replace(se=max(error.se, 1 / (num_queries + 2)))
     distance = abs(error.mean)
-    equivalent = float(special.stdtr(error.degrees, (distance - margin) / floored.se))
-    different = float(2 * special.stdtr(error.degrees, -distance / floored.se))
+    equivalent = float(special.stdtr(error.degrees, (distance - margin) / error.se))
+    different = float(2 * special.stdtr(error.degrees, -distance / error.se))
     state = STATES[int(_states(np.array(equivalent), np.array(different), level))]
-    return Overall(floored, floored.interval(1 - 2 * level), equivalent, different, state)
+    return Overall(error, interval, equivalent, different, state)
 
 
 def _true_std(error: MeanError) -> float:

@@ -120,10 +120,14 @@ class ConvergenceFindings:
             return [f"With {run} nothing can be said of how sure the mean accuracy is."]
         contexts = [axis for axis in self.errors[-1].covers if axis != "queries"]
         held = f"± {100 * self.half_widths_held[-1]:.1f} points for new {_words(contexts)}, " if contexts else ""
+        if not self._varies(-1):
+            held = ""  # equal answers bound queries only
         told = [
             f"With {run} the mean accuracy at k = {self.shots[-1]} is {100 * self.errors[-1].mean:.1f} % "
             f"{held}± {100 * half:.1f} for new queries too ({self.level:.0%}); {self._largest_source()}"
         ]
+        if not self._varies(-1):
+            return [*told, "From answers that are all equal nothing can be told of the sizes that are needed."]
         if contexts and self.shots[-1]:
             told.append(self._about_needed())
         return told + self._about_sensitivities()
@@ -161,6 +165,10 @@ class ConvergenceFindings:
         content["half_widths"], content["half_widths_held"] = plain(self.half_widths), plain(self.half_widths_held)
         return content | {"conclusion": self.conclusion(), "convergence_warnings": list(self.warnings)}
 
+    def _varies(self, place: int) -> bool:
+        """Whether the answers at one place on the K axis are not all equal."""
+        return sum(self.errors[place].parts) > 0
+
     def _largest_source(self) -> str:
         parts = self.errors[-1].parts
         sources = {
@@ -170,7 +178,7 @@ class ConvergenceFindings:
         }
         total = sum(sources.values())
         if total <= 0:
-            return "nothing varies."
+            return "all answers are equal."
         name = max(sources, key=lambda source: sources[source])
         return f"{sources[name] / total:.0%} of that variance comes from the {name}."
 
@@ -209,7 +217,7 @@ class ConvergenceFindings:
         for place in _some(len(self.shots), None if full else _MAX_BRIEF_ROWS):
             held, fresh = self.needed_held[place], self.needed[place]
             half, half_held = self.half_widths[place], self.half_widths_held[place]
-            has_contexts = self.shots[place] > 0
+            has_contexts, varies = self.shots[place] > 0 and self._varies(place), self._varies(place)
             together = held.together if has_contexts else None
             rows.append(
                 (
@@ -220,7 +228,7 @@ class ConvergenceFindings:
                     _size(held.permutations) if has_contexts else "-",
                     "-" if together is None else _product(together[:2]),
                     "-" if math.isnan(half) else f"±{half:.4f}",
-                    _size(fresh.queries),
+                    _size(fresh.queries) if varies else "-",
                     "-" if fresh.together is None or not has_contexts else _product(fresh.together),
                 )
             )
@@ -228,7 +236,7 @@ class ConvergenceFindings:
         caption = (
             f"±: {self.level:.0%} of the mean accuracy, for new sets and permutations. Sizes: what "
             f"±{self.half_width:g} takes, by variance components (docs/studies/convergence.md); '-': not within "
-            "100,000, as the rest adds more."
+            "100,000, as the rest adds more, or not known."
         )
         header = ("k", "accuracy", "same queries", *names)
         return Table("Precision, and the sizes that are needed", header, rows, caption=caption)
@@ -278,6 +286,9 @@ class ConvergenceFindings:
             self._draw_axis(axes, axis, colours, figures.GREY)
             figures.plain_frame(axes)
         low, high = panels[0].get_ylim()
+        if low <= 0:  # no line was drawn, and the axis has no scale
+            low, high = 1e-4, 1e-1
+            panels[1].text(0.5, 0.5, "all answers are equal", ha="center", va="center", transform=panels[1].transAxes)
         ticks = [tick for power in range(-7, 1) for tick in (10**power, 2 * 10**power, 5 * 10**power)]
         panels[0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         panels[0].set(ylim=(low, high), ylabel="standard error (accuracy)")

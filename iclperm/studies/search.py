@@ -43,6 +43,7 @@ FloatArray = npt.NDArray[np.float64]
 
 _ALPHA = 0.05
 _SHOWN_FEATURES = 5
+_ROUNDING = 1e-12
 
 
 class Answers(NamedTuple):
@@ -120,6 +121,8 @@ class SearchFindings:
         """The result in plain sentences."""
         if self.num_permutations < 2:
             return ["There is one permutation only, so there was nothing to choose."]
+        if self._is_alike:
+            return [self._nothing_to_choose(), *self._joint()]
         return [self._gain(), *self._share(), self._luck(), *self._joint(), *self._best_features()]
 
     def tables(self, full: bool) -> list[Table]:
@@ -144,6 +147,20 @@ class SearchFindings:
         content["by_set"], content["conclusion"] = plain(self.result.by_set), self.conclusion()
         return content
 
+    @property
+    def _is_alike(self) -> bool:
+        """Whether every test query has the same answer under all orderings of a set."""
+        return bool(np.ptp(self.result.accuracy, axis=1).max() < _ROUNDING and not self.noise_test > _ROUNDING)
+
+    def _nothing_to_choose(self) -> str:
+        start = "All" if self.shots is None else f"At k = {self.shots}, all"
+        r = self.result
+        return (
+            f"{start} {self.num_permutations} orderings of a set answer the {r.num_queries:,} test queries alike, "
+            f"{_percent(r.average.estimate)} right: there was nothing to choose, and how far orderings differ on other "
+            "queries is not known."
+        )
+
     def _gain(self) -> str:
         start = "The" if self.shots is None else f"At k = {self.shots}, the"
         r = self.result
@@ -152,7 +169,7 @@ class SearchFindings:
             f"{self.num_permutations} has {_percent(r.highest_dev.estimate)} accuracy on test, a random one "
             f"{_percent(r.average.estimate)}: {_points(r.gain)}"
         )
-        if math.isnan(r.gain.low):
+        if not _is_bounded(r.gain):
             return f"{told}, without an interval."
         return f"{told}." if _excludes(r.gain, 0) else f"{told}, which cannot be told from 0."
 
@@ -161,7 +178,7 @@ class SearchFindings:
         if math.isnan(r.gap_closed.estimate):
             return []
         closed, low, high = (f"{100 * value:.0f}" for value in r.gap_closed[:3])
-        bounds = "" if math.isnan(r.gap_closed.low) else f" [{low} to {high}]"
+        bounds = f" [{low} to {high}]" if _is_bounded(r.gap_closed) else ""
         random = 100 * share_of_oracle(r.average.estimate, r.maximum.estimate)
         return [
             f"That is {100 * r.share.estimate:.1f} % of the oracle (Max), but a random ordering has {random:.1f} % of "
@@ -200,7 +217,7 @@ class SearchFindings:
         return [f"With accuracy go, by rank correlation within sets (Holm, 5 %): {names}.", *self._recency()]
 
     def _recency(self) -> list[str]:
-        if self.recency is None or math.isnan(self.recency.low):
+        if self.recency is None or not _is_bounded(self.recency):
             return []
         told = f"The label of the last demonstration is answered more often by {_points(self.recency)}"
         return [f"{told}." if _excludes(self.recency, 0) else f"{told}: no recency bias can be shown."]
@@ -222,7 +239,7 @@ class SearchFindings:
         return Table(
             f"Search over {self.num_permutations} permutations by {self.criterion}",
             ("test accuracy", "value", "95 % interval"),
-            [(name, number(value.estimate), interval_words(value)) for name, value in names.items()],
+            [(name, number(value.estimate), _bounds_of(value)) for name, value in names.items()],
             caption="Means over sets. Intervals: jackknife over sets and over test queries, choices of ordering held. "
             "Honest oracle: chosen on one half of test, judged on the other. " + _dropped(r.dropped),
         )
@@ -240,7 +257,7 @@ class SearchFindings:
                     c.name,
                     number(c.accuracy),
                     number(c.gain.estimate),
-                    interval_words(c.gain),
+                    _bounds_of(c.gain),
                     number(c.oracle),
                     where(c),
                 )
@@ -257,7 +274,7 @@ class SearchFindings:
                 f"{c.name} *" if c.name in LABEL_FREE else c.name,
                 number(c.highest_dev.estimate),
                 number(c.gain.estimate),
-                interval_words(c.gain),
+                _bounds_of(c.gain),
                 number(c.gap_closed.estimate),
                 _correlation(c.correlation),
             )
@@ -516,7 +533,7 @@ def _draw_curve(axes: Axes, curve: SearchCurve) -> None:
 def _curve_table(curve: SearchCurve, header: str, title: str) -> Table:
     bands = (curve.average, curve.highest_dev, curve.honest, curve.maximum)
     rows = [
-        (f"{size:,}", *(number(band.estimate[place]) for band in bands), interval_words(_at(curve.highest_dev, place)))
+        (f"{size:,}", *(number(band.estimate[place]) for band in bands), _bounds_of(_at(curve.highest_dev, place)))
         for place, size in enumerate(curve.sizes)
     ]
     return Table(
@@ -546,13 +563,22 @@ def _excludes(interval: Interval, value: float) -> bool:
     return interval.low > value or interval.high < value
 
 
+def _is_bounded(interval: Interval) -> bool:
+    """Whether an interval says anything: one without width comes of answers that do not vary."""
+    return bool(interval.high - interval.low > _ROUNDING)
+
+
+def _bounds_of(interval: Interval) -> str:
+    return interval_words(interval) if _is_bounded(interval) else "-"
+
+
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
 def _points(interval: Interval) -> str:
     estimate, low, high = (100 * value for value in interval[:3])
-    return f"{estimate:+.1f} points" + ("" if math.isnan(low) else f" [{low:+.1f} to {high:+.1f}]")
+    return f"{estimate:+.1f} points" + (f" [{low:+.1f} to {high:+.1f}]" if _is_bounded(interval) else "")
 
 
 def _estimate(correlation: Correlation) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
@@ -22,14 +23,12 @@ from iclperm.stats.demonstrations import (
     Positions,
     Reliability,
     Score,
-    crossed_mean,
     demonstration_scores,
-    mean_over_sets,
     select,
     similarity,
     split_half,
 )
-from iclperm.stats.features import Correlation, rank_correlation
+from iclperm.stats.features import Correlation, _jackknife_error, rank_correlation
 from iclperm.stats.paired import holm
 from iclperm.stats.sensitivity import FloatArray, query_weights, usable_queries
 from iclperm.studies.findings import Plot, Table, number, plain
@@ -42,7 +41,9 @@ if TYPE_CHECKING:
 BASELINE = "random"
 _LEVEL = 0.95
 _RELIABLE = 0.5
+_LEAST_PERMUTATIONS = 3  # without one of them there must still be a spread
 _TAIL = 0.05
+_ROUNDING = 1e-12  # a standard error below it is none
 _FEWER_LABELS = 0.5  # mean difference a set from which on a warning says so
 _LOOKS = {
     "random": ("black", "o"),
@@ -82,9 +83,9 @@ class Outcome:
     """What the demonstrations of one strategy do, in units of accuracy, at the largest number of shots."""
 
     accuracy: Difference
-    """Mean over sets, orderings and queries; clustered by set and query."""
+    """Mean over sets, orderings and queries, all three drawn at random (`stats.mean_error`)."""
     difference: Difference
-    """Accuracy minus that of random, paired by set and query; all NaN for random itself."""
+    """Accuracy minus that of random, paired by set, index permutation and query; all NaN for random itself."""
     p_accuracy: float
     """Of no difference in accuracy, Holm over the strategies."""
     spread: float
@@ -92,11 +93,12 @@ class Outcome:
     spread_free: float
     """The same free of item noise: root of the mean order variance, 0 where that is negative."""
     spread_difference: Difference
-    """Spread minus that of random, paired by set; NaN bounds for one set."""
+    """Spread minus that of random, paired by set and index permutation; jackknifed over both, the queries held. NaN
+    bounds for one set, and for two permutations."""
     p_spread: float
     """Of no difference in spread, Holm over the strategies."""
     free_difference: Difference
-    """Order variance free of item noise minus that of random, paired by set, in squared units of accuracy."""
+    """Order variance free of item noise minus that of random, in squared units of accuracy; bounded as the spread."""
     lowest: float
     """Accuracy of the worst ordering, mean over sets."""
     low_tail: float
@@ -199,10 +201,16 @@ class Selection:
         steadier = {name: outcome for name, outcome in self._others.items() if outcome.is_steadier}
         if self.num_sets < 2:
             return ["With one set nothing bounds a difference in spread: whether robustness costs accuracy stays open."]
+        if self.num_permutations < _LEAST_PERMUTATIONS:
+            return [
+                "With two permutations nothing bounds a difference in spread: whether robustness costs accuracy stays "
+                "open."
+            ]
         if not steadier:
             return [
                 f"None of {len(self._others)} strategies is told to be steadier over orderings than random (Holm, "
-                f"{self.num_sets} sets): whether robustness costs accuracy stays open here."
+                f"{self.num_sets} sets x {self.num_permutations} orderings): whether robustness costs accuracy stays "
+                "open here."
             ]
         told = []
         for name, outcome in steadier.items():
@@ -246,7 +254,7 @@ class Selection:
             header=header[: len(rows[0])],
             rows=rows,
             caption=f"Mean over {self.num_sets} sets, {self.num_permutations} orderings and {self.num_queries:,} test "
-            "queries; errors over sets and queries. Worst and 5 % ordering of a set, mean over sets.",
+            "queries; errors for other sets, orderings and queries. Worst and 5 % ordering of a set, mean over sets.",
         )
 
     def _spread_table(self) -> Table:
@@ -266,7 +274,8 @@ class Selection:
             header=["chosen", "spread", "noise out", "minus random", "95 %", "p (Holm)"],
             rows=rows,
             caption="Standard deviation of accuracy over orderings, mean over sets; 'noise out' is free of item noise. "
-            f"Intervals over {self.num_sets} sets, the queries held fixed.",
+            f"Intervals for other sets and orderings (jackknife over {self.num_sets} and {self.num_permutations}), the "
+            "queries held fixed.",
         )
 
     def _reliability_table(self) -> Table:
@@ -472,8 +481,9 @@ def selection(
         reliability: by name of score.
         warnings: what should be known before.
 
-    Raises RequestError on shapes that do not fit, without `random`, or below two orderings; DataError where no query is
-    ok in every cell. Cost: O(size of correct).
+    Index permutations must be shared by all sets and strategies, as those of one run are: errors count their effects as
+    shared. Raises RequestError on shapes that do not fit, without `random`, or below two orderings; DataError where no
+    query is ok in every cell. Cost: O(size of correct), and O(T·S·P²) for the jackknife.
     """
     items = np.asarray(correct)
     if items.ndim != 5 or len(strategies) != len(items) or len(shots) != items.shape[3]:
@@ -492,22 +502,29 @@ def selection(
     weight = query_weights(weights, items.shape[-1])[usable]
     held = np.full(items.shape[:2], np.nan) if num_labels is None else np.asarray(num_labels, dtype=np.float64)
     names, base = list(strategies), list(strategies).index(BASELINE)
-    last, by_query = cells.values[..., -1], items[:, :, :, -1].mean(axis=2)[..., usable]
+    last, answers = cells.values[..., -1], items[:, :, :, -1][..., usable]
     spread = np.array([[stats.order_sensitivity(of_set[None]) for of_set in of_strategy] for of_strategy in last])
-    variance = np.stack([_order_variance(items[t, :, :, -1][..., usable]) for t in range(len(names))])
-    differences = [crossed_mean(values - by_query[base], weight) for values in by_query]
-    spreads = [mean_over_sets(values - spread[base]) for values in spread]
+    spread_without = np.stack([_without_permutation(of_strategy) for of_strategy in last])
+    variances = [_order_variance(of_strategy) for of_strategy in answers]
+    differences = [_of_mean(of_strategy - answers[base].astype(np.float64), weight) for of_strategy in answers]
+    spreads = [
+        _jackknifed(spread[t] - spread[base], spread_without[t] - spread_without[base]) for t in range(len(names))
+    ]
+    free = [
+        _jackknifed(*(ours - random for ours, random in zip(found, variances[base], strict=True)))
+        for found in variances
+    ]
     p_accuracy, p_spread = (_holm_of_others(found, base) for found in (differences, spreads))
     outcomes = {
         name: Outcome(
-            accuracy=_within_bounds(crossed_mean(by_query[t], weight)),
+            accuracy=_within_bounds(_of_mean(answers[t], weight)),
             difference=_NOTHING if t == base else differences[t],
             p_accuracy=p_accuracy[t],
             spread=float(spread[t].mean()),
-            spread_free=math.sqrt(max(float(variance[t].mean()), 0.0)),
+            spread_free=math.sqrt(max(float(variances[t][0].mean()), 0.0)),
             spread_difference=_NOTHING if t == base else spreads[t],
             p_spread=p_spread[t],
-            free_difference=_NOTHING if t == base else mean_over_sets(variance[t] - variance[base]),
+            free_difference=_NOTHING if t == base else free[t],
             lowest=float(last[t].min(axis=1).mean()),
             low_tail=float(np.quantile(last[t], _TAIL, axis=1, method="inverted_cdf").mean()),
             curve=cells.values[t].mean(axis=(0, 1)),
@@ -530,7 +547,7 @@ def selection(
             for place, first in enumerate(tables)
             for second in list(tables)[place + 1 :]
         },
-        warnings=(*warnings, *_design_warnings(items.shape[1], outcomes)),
+        warnings=(*warnings, *_design_warnings(items.shape[1], items.shape[2], outcomes)),
     )
 
 
@@ -542,20 +559,61 @@ def _within_bounds(accuracy: Difference) -> Difference:
     return accuracy._replace(low=float(np.maximum(accuracy.low, 0.0)), high=float(np.minimum(accuracy.high, 1.0)))
 
 
-def _order_variance(items: npt.NDArray[Any]) -> FloatArray:
-    """[S] unbiased variance of accuracy over orderings free of item noise, from items [S, P, Q]; NaN for one query.
+def _of_mean(scores: npt.NDArray[Any], weight: FloatArray) -> Difference:
+    """Mean of scores [S, P, Q], with its error over sets, shared permutations and queries."""
+    found = stats.mean_error(scores, weight)
+    _, low, high, _ = found.interval(_LEVEL)
+    return Difference(found.mean, found.se, low, high, _p_of_zero(found.mean, found.se, found.degrees))
 
-    (MS_P - MS_PQ)/Q of each set alone, in squared units of accuracy; it can be negative.
+
+def _jackknifed(by_set: FloatArray, without_permutation: FloatArray) -> Difference:
+    """Mean of by_set [S], jackknifed over sets and over permutations: by_set without each of them, [S, P].
+
+    The two variances are added (`stats.features.jackknife_interval`). Where both are 0, equal values of a coarse scale
+    do not tell how far others would lie: NaN bounds.
     """
-    _, num_permutations, num_queries = items.shape
+    estimate, num_sets = float(by_set.mean()), len(by_set)
+    if num_sets < 2:
+        return _NOTHING._replace(estimate=estimate)
+    without_set = (by_set.sum() - by_set) / (num_sets - 1)
+    se, degrees = _jackknife_error((without_set, without_permutation.mean(axis=0)))
+    if se <= _ROUNDING:
+        return _NOTHING._replace(estimate=estimate, p_value=1.0 if abs(estimate) <= _ROUNDING else math.nan)
+    half = float(special.stdtrit(degrees, (1 + _LEVEL) / 2)) * se
+    return Difference(estimate, se, estimate - half, estimate + half, _p_of_zero(estimate, se, degrees))
+
+
+def _p_of_zero(estimate: float, se: float, degrees: float) -> float:
+    return float(2 * special.stdtr(degrees, -abs(estimate) / se))
+
+
+def _without_permutation(accuracy: FloatArray) -> FloatArray:
+    """[S, P] spread of each set of accuracy [S, P] without each permutation; NaN for two of them."""
+    num_permutations = accuracy.shape[1]
+    if num_permutations < _LEAST_PERMUTATIONS:
+        return np.full(accuracy.shape, np.nan)
+    return np.array(
+        [[stats.order_sensitivity(np.delete(of_set, p)[None]) for p in range(num_permutations)] for of_set in accuracy]
+    )
+
+
+def _order_variance(items: npt.NDArray[Any]) -> tuple[FloatArray, FloatArray]:
+    """Unbiased variance of accuracy over orderings free of item noise, from items [S, P, Q]; [S], and [S, P] without
+    each permutation.
+
+    (MS_P - MS_PQ)/Q of each set alone, in squared units of accuracy; it can be negative. NaN for one query, and without
+    one permutation of two.
+    """
+    num_sets, num, num_queries = items.shape
     if num_queries < 2:
-        return np.full(len(items), np.nan)
-    by_order, by_query = items.mean(axis=2), items.mean(axis=1)
-    total = items.reshape(len(items), -1).var(axis=1) * num_permutations * num_queries
-    orders = num_queries * by_order.var(axis=1) * num_permutations
-    queries = num_permutations * by_query.var(axis=1) * num_queries
-    residual = (total - orders - queries) / ((num_permutations - 1) * (num_queries - 1))
-    return np.asarray((orders / (num_permutations - 1) - residual) / num_queries)
+        return np.full(num_sets, np.nan), np.full((num_sets, num), np.nan)
+    centred = items - items.mean(axis=1, keepdims=True)
+    # Both mean squares are sums over permutations; without one, the others are centred anew: num / (num - 1).
+    parts = (num_queries * centred.mean(axis=2) ** 2 - np.mean(centred**2, axis=2)) / (num_queries - 1)
+    total = parts.sum(axis=1)
+    if num < _LEAST_PERMUTATIONS:
+        return total / (num - 1), np.full((num_sets, num), np.nan)
+    return total / (num - 1), (total[:, None] - num / (num - 1) * parts) / (num - 2)
 
 
 def _holm_of_others(found: Sequence[Difference], base: int) -> FloatArray:
@@ -579,10 +637,12 @@ def _choice_warnings(split: str, scores: Mapping[str, Score], positions: Mapping
     return warnings
 
 
-def _design_warnings(num_sets: int, outcomes: Mapping[str, Outcome]) -> list[str]:
+def _design_warnings(num_sets: int, num_permutations: int, outcomes: Mapping[str, Outcome]) -> list[str]:
     warnings = []
     if num_sets < 5:
         warnings.append(f"{num_sets} sets bound a difference between strategies badly; raise 'sets'")
+    if num_permutations < _LEAST_PERMUTATIONS:
+        warnings.append("2 permutations bound no difference in spread; raise 'permutations'")
     held = {name: outcome.num_labels for name, outcome in outcomes.items() if not math.isnan(outcome.num_labels)}
     if held and held[BASELINE] - min(held.values()) >= _FEWER_LABELS:
         worst = min(held, key=held.__getitem__)

@@ -353,7 +353,7 @@ def sensitivity_summary(
         calibration=None if labels is None else labels.calibration,
         near_ties=None if labels is None else labels.near_ties,
         tokens=None if tokens is None else Tokens.of(tokens),
-        warnings=tuple(stats.skewness_warnings(matrix)),
+        warnings=tuple(_warnings(matrix, jackknife, components)),
     )
 
 
@@ -494,6 +494,25 @@ def _component_summary(components: VarianceComponents, same_label_sequence: bool
         "ratio": plain(components.ratio),
         "in_words": stats.explain_components(components, same_label_sequence=same_label_sequence),
     }
+
+
+def _warnings(matrix: FloatArray, jackknife: Interval | None, components: VarianceComponents | None) -> Iterator[str]:
+    """What makes r doubtful."""
+    has_jackknife = jackknife is not None and not math.isnan(jackknife.low)
+    for warning in stats.skewness_warnings(matrix):
+        yield (
+            warning
+            if has_jackknife
+            else warning.replace(
+                "quote r with the jackknife",
+                "and there is no jackknife interval to quote instead: add sets and permutations",
+            )
+        )
+    if components is not None and components.sigma2.SP > 0 >= max(components.sigma2.S, components.sigma2.P):
+        yield (
+            "neither sets nor permutations show an effect of their own beyond that of single orderings: without item "
+            "noise order and selection are then equal, and r is 1, by construction"
+        )
 
 
 class _AboutLabels(NamedTuple):
