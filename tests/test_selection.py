@@ -224,7 +224,7 @@ class TestFindings:
         assert found.outcomes["random"].spread > 0.06  # √(.05² + .25/150)
         assert found.outcomes["stable"].is_steadier
 
-    @pytest.mark.parametrize(("own", "shared"), [(0.05, 0.0), (0.05, 0.05), (0.02, 0.07)])
+    @pytest.mark.parametrize(("own", "shared"), [(0.05, 0.05), (0.02, 0.07)])
     def test_the_false_alarm_rate_is_bounded(self, own: float, shared: float) -> None:
         """Index permutations move every ordering by itself, and all sets of a strategy together."""
         generator = np.random.default_rng(2)
@@ -248,7 +248,10 @@ class TestFindings:
             correct = (generator.random((3, 5, 12, 1, 150)) < chance).astype(np.uint8)
             found = kind.selection(correct, strategies=["random", "top", "stable"], shots=[3]).outcomes
             held += [
-                [bounds.low <= 0 <= bounds.high for bounds in (one.difference, one.spread_difference, one.free_difference)]
+                [
+                    bounds.low <= 0 <= bounds.high
+                    for bounds in (one.difference, one.spread_difference, one.free_difference)
+                ]
                 for one in (found["top"], found["stable"])
             ]
         assert (np.mean(held, axis=0) >= 0.9).all()

@@ -287,7 +287,7 @@ class ConvergenceFindings:
             figures.plain_frame(axes)
         low, high = panels[0].get_ylim()
         if low <= 0:  # no line was drawn, and the axis has no scale
-            low, high = 1e-4, 1e-1
+            low, high = 1e-3, 1e-1
             panels[1].text(0.5, 0.5, "all answers are equal", ha="center", va="center", transform=panels[1].transAxes)
         ticks = [tick for power in range(-7, 1) for tick in (10**power, 2 * 10**power, 5 * 10**power)]
         panels[0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])

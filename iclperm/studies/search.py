@@ -601,7 +601,7 @@ def _root(variance: float) -> str:
 
 
 def _root_bounds(interval: Interval) -> str:
-    if math.isnan(interval.low):
+    if not _is_bounded(interval):
         return "-"
     return f"{math.sqrt(max(interval.low, 0.0)):.4f} to {math.sqrt(max(interval.high, 0.0)):.4f}"
 
