@@ -119,21 +119,6 @@ class TestAgainstTheOracles:
         np.testing.assert_allclose(found, reference.stability(accuracy, orders, [0, 1, 2, 3], "prefix"), atol=1e-9)
 
     @few
-    @given(seeds, st.integers(1, 5), st.integers(2, 6))
-    def test_crossed_mean(self, seed: int, num_sets: int, num_queries: int) -> None:
-        generator = np.random.default_rng(seed)
-        values = generator.integers(-3, 4, (num_sets, num_queries)) / 3
-        weights = generator.integers(1, 4, num_queries) * (np.arange(num_queries) != 2)
-        found = scores.crossed_mean(values, weights)
-        assert found.estimate == pytest.approx(np.repeat(values, weights, axis=1).mean())
-        expected = reference.crossed_se(values, weights.astype(np.float64))
-        if expected < 1e-9 and abs(found.estimate) > 1e-9:
-            assert all(math.isnan(bound) for bound in found[1:])
-            return
-        assert found.se == pytest.approx(expected, abs=1e-12)
-        assert found.low <= found.estimate <= found.high
-
-    @few
     @given(seeds, st.integers(1, 3), st.integers(2, 5))
     def test_diversity(self, seed: int, num_sets: int, num: int) -> None:
         generator = np.random.default_rng(seed)
@@ -218,15 +203,6 @@ class TestIdentities:
         effects = scores.datamodel(accuracy, orders, ridge=0.01)
         assert np.unravel_index(effects[0].argmax(), (3, 3)) == (1, 2)
 
-    @few
-    @given(st.integers(0, 1000))
-    def test_a_weight_counts_like_a_repeated_query_but_as_one_cluster(self, seed: int) -> None:
-        values = np.random.default_rng(seed).random((3, 4))
-        weights = np.array([1, 3, 0, 2])
-        found = scores.crossed_mean(values, weights)
-        assert found.estimate == pytest.approx(np.repeat(values, weights, axis=1).mean())
-        assert scores.crossed_mean(values, 5 * weights) == pytest.approx(found)
-
     def test_standard_errors_are_those_of_repeated_sampling(self) -> None:
         generator = np.random.default_rng(4)
         worth = generator.normal(0, 0.1, (1, 5))
@@ -240,28 +216,6 @@ class TestIdentities:
             ses.append([found[name].se[0] for name in ("shapley", "influence")])
         ratio = np.sqrt(np.mean(np.square(ses), axis=0)) / np.std(estimates, axis=0)
         assert ((ratio > 0.8) & (ratio < 1.25)).all(), ratio
-
-    @pytest.mark.parametrize("sigma", [(0.1, 0.0), (0.0, 0.3), (0.1, 0.3)])
-    def test_crossed_intervals_cover(self, sigma: tuple[float, float]) -> None:
-        generator = np.random.default_rng(5)
-        hits = 0
-        for _ in range(400):
-            values = (
-                sigma[0] * generator.standard_normal((8, 1))
-                + sigma[1] * generator.standard_normal((1, 40))
-                + generator.standard_normal((8, 40))
-            )
-            found = scores.crossed_mean(values)
-            hits += found.low <= 0 <= found.high
-        assert hits / 400 > 0.92
-
-    def test_mean_over_sets_is_students_interval(self) -> None:
-        found = scores.mean_over_sets([1.0, 2.0, 4.0])
-        assert found.se == pytest.approx(math.sqrt(7 / 9))
-        assert found.high - found.estimate == pytest.approx(4.302653 * found.se)
-        assert scores.mean_over_sets([0.0, 0.0])[1:] == (0, 0, 0, 1)
-        assert all(math.isnan(value) for value in scores.mean_over_sets([0.5, 0.5])[1:])  # not: told for certain
-        assert math.isnan(scores.mean_over_sets([1.0]).low)
 
 
 class TestSplitHalf:

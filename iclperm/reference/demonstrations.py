@@ -170,30 +170,6 @@ def datamodel(accuracy: FloatArray, orders: Orders, shots: list[int], ridge: flo
     return found
 
 
-def crossed_se(values: FloatArray, weights: FloatArray) -> float:
-    """Standard error of the mean of values [S, Q] weighted by [Q], clustered by set and query, from pairs that share
-    one; queries without weight are no clusters."""
-    values, weights = values[:, weights > 0], weights[weights > 0]
-    num_sets, num_queries = values.shape
-    if num_queries < 2:
-        return math.nan
-    residual = (values - statistics.fmean(values @ weights) / weights.sum()) * weights / weights.mean()
-    by_set = by_query = by_cell = 0.0
-    cells = list(np.ndindex(*values.shape))
-    for s, q in cells:
-        for t, r in cells:
-            product = float(residual[s, q] * residual[t, r])
-            by_set += product * (s == t)
-            by_query += product * (q == r)
-            by_cell += product * (s == t and q == r)
-    by_query *= num_queries / (num_queries - 1)
-    if num_sets == 1:
-        return math.sqrt(by_query) / values.size
-    by_set *= num_sets / (num_sets - 1)
-    by_cell *= values.size / (values.size - 1)
-    return math.sqrt(max(by_set, by_query, by_set + by_query - by_cell)) / values.size
-
-
 def within_sets_correlation(ours: FloatArray, theirs: FloatArray) -> float:
     """Pearson correlation of the deviations from each set's mean, pooled over the sets."""
     left = [value - statistics.fmean(row) for row in ours.tolist() for value in row]

@@ -13,11 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from iclperm.errors import RequestError
 from iclperm.stats.features import correlation
-from iclperm.stats.paired import clustered_paired_se
 from iclperm.stats.sensitivity import FloatArray, _std, accuracy, binary_items, query_weights, usable_queries
 
 Positions = npt.NDArray[np.int64]
@@ -476,41 +474,6 @@ def select(
     return {name: rankings[name]() for name in wanted}
 
 
-def crossed_mean(values: npt.ArrayLike, weights: npt.ArrayLike | None = None, level: float = 0.95) -> Difference:
-    """Mean of values [S, Q] with a standard error over sets and queries at once, a t interval and a p-value of 0.
-
-    Variance clustered by set plus that clustered by query minus that of the cells, and no less than either alone;
-    t with min(S, Q) - 1 degrees of freedom. With one set it is clustered by query alone: it says nothing of other
-    sets. `weights` [Q] say how often a query counts in the mean; it is one cluster whatever its weight. NaN for one
-    query, or equal values but 0. Cameron, Gelbach & Miller (2011).
-    """
-    table = np.asarray(values, dtype=np.float64)
-    if table.ndim != 2 or table.size == 0 or not np.isfinite(table).all():
-        raise RequestError(f"values must be finite [S, Q], got shape {list(table.shape)}")
-    num_sets, num_queries = table.shape
-    weight = query_weights(weights, num_queries)
-    estimate = float(np.average(table, axis=1, weights=weight).mean())
-    counted = weight > 0
-    if np.count_nonzero(counted) < 2:
-        return Difference(estimate, *[math.nan] * 4)
-    scores = ((table - estimate) * weight / weight[counted].mean())[:, counted]
-    is_crossed = num_sets > 1
-    se = clustered_paired_se(scores, np.zeros_like(scores), (0, 1) if is_crossed else (1,))
-    degrees = (min(scores.shape) if is_crossed else scores.shape[1]) - 1
-    return _t_difference(estimate, se, degrees, level)
-
-
-def mean_over_sets(values: npt.ArrayLike, level: float = 0.95) -> Difference:
-    """Mean of values [S], one a set, with its t interval and p-value of 0; NaN for one set, or equal values but 0."""
-    table = np.asarray(values, dtype=np.float64)
-    if table.ndim != 1 or table.size == 0:
-        raise RequestError(f"values must have shape [S], got {list(table.shape)}")
-    if len(table) < 2:
-        return Difference(float(table.mean()), *[math.nan] * 4)
-    se = float(_std(table[:, None], axis=0)[0]) / math.sqrt(len(table))
-    return _t_difference(float(table.mean()), se, len(table) - 1, level)
-
-
 def _cells(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int] | None) -> _Cells:
     values, order = np.asarray(accuracy, dtype=np.float64), np.asarray(orders)
     if values.ndim != 3 or values.size == 0:
@@ -734,15 +697,3 @@ def _spread_out(table: FloatArray, num: int) -> list[int]:
 def _refuse_size(num: int, shape: tuple[int, ...]) -> None:
     if len(shape) != 2 or not 1 <= num <= shape[1]:
         raise RequestError(f"cannot choose {num} demonstrations out of scores of shape {list(shape)} [S, K]")
-
-
-def _t_difference(estimate: float, se: float, degrees: int, level: float) -> Difference:
-    if not 0 < level < 1:
-        raise RequestError(f"level must lie between 0 and 1, got {level}")
-    if se <= _CONSTANT:
-        # equal values of a coarse scale: nothing tells how far others would lie
-        unknown = math.nan if abs(estimate) > _CONSTANT else 0.0
-        return Difference(estimate, unknown, estimate + unknown, estimate + unknown, 1.0 + unknown)
-    half = float(special.stdtrit(degrees, (1 + level) / 2)) * se
-    p_value = 2 * float(special.stdtr(degrees, -abs(estimate) / se))
-    return Difference(estimate, se, estimate - half, estimate + half, p_value)
