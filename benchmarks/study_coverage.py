@@ -8,7 +8,8 @@ curve (S = 5, P = 20, Q = 256). ``average`` and ``highest_dev`` are those of a s
 dev queries), whose truth is the mean over many further designs. ``correlation`` is the share of studies (S = 6, P = 40)
 in which a feature of the permutation without any effect is called correlated with accuracy, ``by set alone`` the same
 with intervals that forget that permutations are shared. ``differs`` and ``flat`` are the shares of single trajectories
-without any change that are called different, and of those that change by just the margin that are called flat.
+without any change that are called different, and of those that change by just the margin that are called flat. The
+last rows are selections among equal strategies (half as many repeats), for effects of orders that sets share or not.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from interval_coverage import SHAPES, key
 from iclperm import stats
 from iclperm.stats import plateau as plateaus
 from iclperm.stats.search import search
+from iclperm.studies.selection import selection
 
 Array = npt.NDArray[np.float64]
 MEAN, MARGIN = 0.6, 0.02
 SPREADS = {"s": 0.02, "p": 0.03, "sp": 0.02, "q": 0.12, "sq": 0.03, "pq": 0.05}
+SELECTIONS = ((0.0, 0.07), (0.05, 0.05), (0.07, 0.03))
+"""Standard deviations of a permutation's effect in all sets, and in one."""
 SEARCH, NUM_DEV, FURTHER = (10, 16, 150), 300, 400
 
 
@@ -98,6 +102,30 @@ def of_plateaus(shape: str, repeats: int) -> dict[str, Any]:
     return {"differs": float(np.mean(different)), "flat": float(np.mean(flat))}
 
 
+def of_selections(permutation: float, single: float, repeats: int) -> dict[str, Any]:
+    """Eight strategies that do not differ (S = 5, P = 20, Q = 256), in studies with these effects of permutations."""
+    rows = []
+    for repeat in range(repeats):
+        generator = key("selection", 5, permutation, single, repeat)
+        shape = (8, 5, 20, 1, 256)
+        chance = MEAN + 0.1 * generator.standard_normal(shape[-1])
+        for size, axes in ((0.03, (8, 5, 1, 1, 1)), (permutation, (8, 1, 20, 1, 1)), (single, (8, 5, 20, 1, 1))):
+            chance = chance + size * generator.standard_normal(axes)
+        found = selection(answers(generator, chance), strategies=("random", *"abcdefg"), shots=(6,))
+        others = [outcome for name, outcome in found.outcomes.items() if name != "random"]
+        rows.append(
+            (
+                np.mean([holds(one.difference, 0.0) for one in others]),  # type: ignore[arg-type]
+                np.mean([holds(one.spread_difference, 0.0) for one in others]),  # type: ignore[arg-type]
+                any(one.is_steadier for one in others),
+                any(one.accuracy_side for one in others),
+            )
+        )
+    names = ("minus random", "spread minus random", "some steadier", "some more or less accurate")
+    told = dict(zip(names, map(float, np.mean(rows, axis=0)), strict=True))
+    return {"effects": f"orders, all sets {permutation:.2f}, one set {single:.2f}", **told}
+
+
 def holds(interval: stats.Interval, truth: float) -> bool:
     return bool(interval.low <= truth <= interval.high)
 
@@ -118,6 +146,7 @@ def main() -> None:
         for kind in kinds:
             row |= kind(shape, given.repeats)
         figures.append(row)
+    figures += [of_selections(*effects, max(given.repeats // 2, 1)) for effects in SELECTIONS]
     publish(f"coverage of the studies' intervals, {given.repeats} repeats", figures, given.json)
 
 
