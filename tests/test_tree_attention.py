@@ -180,7 +180,8 @@ def assert_close(case: Case, out: Tensor) -> None:
 
 
 def assert_same_bits(a: Tensor, b: Tensor) -> None:
-    assert as_numpy(a.contiguous()).tobytes() == as_numpy(b.contiguous()).tobytes()
+    is_same = as_numpy(a.contiguous()).tobytes() == as_numpy(b.contiguous()).tobytes()
+    assert is_same, (a, b)  # without a comparison of the bytes in words, which takes minutes
 
 
 @pytest.mark.parametrize("path", ISAS)

@@ -1,7 +1,8 @@
 """Makes Triton's interpreter compute what a GPU does, where it does not.
 
 Its ``dot`` multiplies the bits of bfloat16 operands as if they were integers, and its casts from float32 to bfloat16
-cut bits off instead of rounding (triton 3.6 to 3.9). With NumPy 2.4 the one of triton 3.6 cannot count a loop.
+cut bits off instead of rounding (triton 3.6 to 3.9). A row of its products has other last bits in other company. With
+NumPy 2.4 the one of triton 3.6 cannot count a loop.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def _exact_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
         _exact_cast(self, x, tl.float32).data if x.dtype.scalar == tl.bfloat16 else x.data.astype(np.float32)
         for x in (a, b)
     )
-    return TensorHandle(np.matmul(left, right) + d.data, d.dtype.scalar)
+    # In float64, then rounded: NumPy's own product gives a row other last bits beside other rows on some processors.
+    product = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(np.float32)
+    return TensorHandle(product + d.data, d.dtype.scalar)
 
 
 def _counting_tensor(tensor: Any, *scope: Any) -> None:
