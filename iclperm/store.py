@@ -328,9 +328,9 @@ class RunFolder:
     def record_statistics(self, study: Study) -> None:
         """Lets study.yaml say what was last asked for where that changes no answer; a folder that cannot be written
         keeps what it says."""
-        there = self.study()
+        there = _read_study(self.path / "study.yaml")  # of a larger extent where another process has let the run grow
         asked = {key: getattr(study, key) for key in STATISTICS}
-        if any(getattr(there, key) != value for key, value in asked.items()):
+        if there is not None and any(getattr(there, key) != value for key, value in asked.items()):
             with suppress(OSError):
                 write_whole(self.path / "study.yaml", there.model_copy(update=asked).to_yaml().encode())
 

@@ -13,6 +13,7 @@ from iclperm import _core
 
 if not torch.cuda.is_available():  # read when a kernel's module is imported: Triton kernels then take CPU tensors
     os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.pop("COLUMNS", None)  # set for xdist's workers: what is printed has the width that it has in a pipe
 settings.register_profile("iclperm", deadline=None)
 settings.load_profile("iclperm")
 torch.set_num_threads(1)  # models this small only lose by more; what threads change has tests of its own
