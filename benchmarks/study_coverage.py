@@ -115,8 +115,8 @@ def of_selections(permutation: float, single: float, repeats: int) -> dict[str, 
         others = [outcome for name, outcome in found.outcomes.items() if name != "random"]
         rows.append(
             (
-                np.mean([holds(one.difference, 0.0) for one in others]),  # type: ignore[arg-type]
-                np.mean([holds(one.spread_difference, 0.0) for one in others]),  # type: ignore[arg-type]
+                np.mean([holds(one.difference, 0.0) for one in others]),
+                np.mean([holds(one.spread_difference, 0.0) for one in others]),
                 any(one.is_steadier for one in others),
                 any(one.accuracy_side for one in others),
             )
