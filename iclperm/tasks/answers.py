@@ -1,0 +1,445 @@
+"""Answers of generated text: how one is read, what it is compared with, and when there is none."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from iclperm.config import Choices
+from iclperm.errors import ConfigError, DataError
+from iclperm.tasks.killable import Overtime, Worker, WorkerError
+from iclperm.tasks.sources import Word
+
+MAX_SECONDS = 5.0  # for one answer, of processor time
+MAX_CHARS = 1 << 20  # of a text
+MAX_DIGITS = 60
+MAX_MATH_CHARS = 1_000
+
+Regex = Annotated[str, Field(min_length=1, max_length=500)]
+
+
+def _compilable(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"is no regular expression of Python ({error}); repair it") from None
+    return pattern
+
+
+class Rule(Choices):
+    """One way to read the answer: the first match of ``pattern``, or the ``last``; its first group that holds text,
+    else all of it. ``name`` is what the results call it."""
+
+    name: Word | None = None
+    pattern: Regex
+    last: bool = False
+
+    _valid = field_validator("pattern")(_compilable)
+
+
+class Answer(Choices):
+    """How the answer of a generated text is checked against the column ``field``, which holds the right one.
+
+    ``check`` is what answers are: a number, the letter of an option, mathematics, or exactly that text. ``rules`` read
+    the answer from the model's text, tried in order; without them the check has its own. ``gold`` is a pattern whose
+    group is the right answer within the column. ``letters`` is the number of options. ``ignore_case`` and ``ignore``,
+    patterns that are removed from both sides, belong to ``exact``.
+    """
+
+    field: Word
+    check: Literal["number", "letter", "math", "exact"]
+    rules: list[Rule] = Field(default_factory=list)
+    gold: Regex | None = None
+    letters: Annotated[int, Field(ge=2, le=26)] | None = None
+    ignore_case: bool = False
+    ignore: list[Regex] = Field(default_factory=list)
+
+    @field_validator("gold")
+    @classmethod
+    def _valid_gold(cls, gold: str | None) -> str | None:
+        return gold and _compilable(gold)
+
+    @field_validator("ignore")
+    @classmethod
+    def _valid_ignore(cls, ignore: list[str]) -> list[str]:
+        return [_compilable(pattern) for pattern in ignore]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.letters is not None and self.check != "letter":
+            raise ValueError("the key 'letters' belongs to the check 'letter'; leave it out")
+        if (self.ignore or self.ignore_case) and self.check != "exact":
+            raise ValueError("the keys 'ignore' and 'ignore_case' belong to the check 'exact'; leave them out")
+        return self
+
+
+class Judgement(NamedTuple):
+    """One text judged: the answer as read, in its normal form, or None where it is unparsed; the rule that read it, or
+    why none could; whether it is right."""
+
+    answer: str | None
+    rule: str | None
+    is_correct: bool
+
+
+class Checker:
+    """Judges generated texts against right answers; `open_checker` and `word_checker` make one."""
+
+    def __init__(self, kind: _Kind, strip_think: bool, think_is_open: bool) -> None:
+        self._kind = kind
+        self._strip_think = strip_think
+        self._think_is_open = think_is_open
+        self._golds: dict[str, str] = {}
+
+    def judge(self, texts: Sequence[str], golds: Sequence[str]) -> list[Judgement]:
+        """One judgement a text; ``golds`` are the right answers as published.
+
+        Raises `DataError` as `canonical_gold` does. A text that takes more than 5 seconds of processor time is unparsed
+        by the rule "timeout", one that a checker fails on by the rule "failed".
+        """
+        return [self._judged(text, self.canonical_gold(gold)) for text, gold in zip(texts, golds, strict=True)]
+
+    def canonical_gold(self, gold: str) -> str:
+        """The right answer in its normal form; raises `DataError` naming the text that holds none."""
+        if gold not in self._golds:
+            try:
+                found = self._kind.gold(gold)
+            except (Overtime, WorkerError) as error:
+                raise DataError(f"the right answer {_shown(gold)} cannot be read: {error}") from None
+            if found is None:
+                raise DataError(f"the right answer {_shown(gold)} is not {self._kind.noun}; repair the row or the task")
+            self._golds[gold] = found
+        return self._golds[gold]
+
+    def _judged(self, text: str, gold: str) -> Judgement:
+        spoken = strip_think(text, is_open=self._think_is_open) if self._strip_think else text
+        if spoken is None:
+            return Judgement(None, "unfinished thinking", False)
+        if len(spoken) > MAX_CHARS:
+            return Judgement(None, "too long", False)
+        try:
+            for rule, part in self._kind.parts(spoken):
+                if (answer := self._kind.normal(part)) is not None:
+                    return Judgement(answer, rule, self._kind.is_same(gold, answer))
+        except Overtime:
+            return Judgement(None, "timeout", False)
+        except WorkerError:
+            return Judgement(None, "failed", False)
+        return Judgement(None, None, False)
+
+
+@contextmanager
+def open_checker(answer: Answer, *, strip_think: bool = False, think_is_open: bool = False) -> Iterator[Checker]:
+    """A checker, and the process that it may need, which ends with the context.
+
+    ``strip_think`` removes ``<think>`` blocks first; ``think_is_open`` says that the prompt opened one. Raises
+    `ConfigError` where math-verify is needed and not installed.
+    """
+    libraries = ["math_verify"] if answer.check == "math" else []
+    if not all(map(find_spec, libraries)):
+        raise ConfigError("the check 'math' compares with math-verify; run: pip install 'iclperm[math]'")
+    with Worker("iclperm.tasks.answers:work", libraries) as worker:
+        kind = _Patterned(_kind(answer, worker), answer, worker)
+        yield Checker(kind, strip_think, think_is_open)
+
+
+def word_checker(words: Sequence[str], *, strip_think: bool = False, think_is_open: bool = False) -> Checker:
+    """A checker of free text against label words: its first line that is not blank must be one of them, case and the
+    punctuation and white space around it aside. The right answers are words.
+
+    Raises `ConfigError` naming two words that read alike.
+    """
+    return Checker(_Words(words), strip_think, think_is_open)
+
+
+def strip_think(text: str, *, is_open: bool = False) -> str | None:
+    """The text without its ``<think>…</think>`` blocks; None where one does not end: the model never answered.
+
+    ``is_open`` says that the text begins within one. So it does, too, where the first tag is a ``</think>``. O(length).
+    """
+    kept: list[str] = []
+    for piece in re.split(r"(</?think>)", text):
+        if piece == "<think>":
+            is_open = True
+        elif piece == "</think>":
+            if not is_open:
+                kept.clear()
+            is_open = False
+        elif not is_open:
+            kept.append(piece)
+    return None if is_open else "".join(kept)
+
+
+class _Kind:
+    """What tells one check from another."""
+
+    noun: str
+
+    def gold(self, text: str) -> str | None:
+        """The normal form of a right answer as published; None where it holds none."""
+        return self.normal(text)
+
+    def parts(self, text: str) -> Iterator[tuple[str, str]]:
+        """What may be the answer, best first, each after the rule that found it."""
+        raise NotImplementedError
+
+    def normal(self, part: str) -> str | None:
+        """The one way to write this answer; None if it is none."""
+        raise NotImplementedError
+
+    def is_same(self, gold: str, answer: str) -> bool:
+        """Whether an answer is right; both are in normal form."""
+        return gold == answer
+
+
+class _Patterned(_Kind):
+    """A kind whose answers, or right answers, are found by the task's own patterns where it has any."""
+
+    def __init__(self, kind: _Kind, answer: Answer, worker: Worker) -> None:
+        self._kind = kind
+        self._answer = answer
+        self._worker = worker
+        self.noun = kind.noun
+
+    def gold(self, text: str) -> str | None:
+        if self._answer.gold is None:
+            return self._kind.gold(text)
+        (part,) = self._found(text, [(self._answer.gold, False)])
+        return None if part is None else self.normal(part)
+
+    def parts(self, text: str) -> Iterator[tuple[str, str]]:
+        rules = self._answer.rules
+        if not rules:
+            yield from self._kind.parts(text)
+            return
+        found = self._found(text, [(rule.pattern, rule.last) for rule in rules])
+        for rule, part in zip(rules, found, strict=True):
+            if part is not None:
+                yield rule.name or rule.pattern, part
+
+    def normal(self, part: str) -> str | None:
+        return self._kind.normal(part)
+
+    def is_same(self, gold: str, answer: str) -> bool:
+        return self._kind.is_same(gold, answer)
+
+    def _found(self, text: str, rules: list[tuple[str, bool]]) -> list[str | None]:
+        # Patterns of a task file may take for ever, so not here.
+        found: list[str | None] = self._worker.call({"find": rules, "text": text}, MAX_SECONDS)
+        return found
+
+
+class _Numbers(_Kind):
+    """GSM8K: what stands after ``####``, else the last number; compared digit for digit, never as floats."""
+
+    noun = "a number, nor ends in '#### ' and one"
+    _NUMBER = r"(?:(?<![\w)])[-\u2212])?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    _STRICT = re.compile(rf"####\s{{0,9}}[$€£]?({_NUMBER})")
+    _ANY = re.compile(_NUMBER)
+    _ALONE = re.compile(rf"[$€£]?({_NUMBER})\s{{0,9}}%?\.?")
+
+    def gold(self, text: str) -> str | None:
+        return self.normal(text.rpartition("####")[2])
+
+    def parts(self, text: str) -> Iterator[tuple[str, str]]:
+        if strict := self._STRICT.search(text):
+            yield "####", strict[1]
+        for last in deque(self._ANY.finditer(text), maxlen=1):
+            yield "last number", last[0]
+
+    def normal(self, part: str) -> str | None:
+        alone = self._ALONE.fullmatch(part.strip())
+        if alone is None or len(alone[1]) > MAX_DIGITS:
+            return None
+        whole, _, decimals = alone[1].lstrip("-\u2212$").replace(",", "").partition(".")
+        digits = f"{whole.lstrip('0') or '0'}.{decimals.rstrip('0')}".rstrip(".")
+        return f"-{digits}" if alone[1][0] in "-\u2212" and digits != "0" else digits
+
+
+class _Letters(_Kind):
+    """MMLU-Pro: the three rules of its published evaluation, without its random guess, and only for whole words."""
+
+    def __init__(self, count: int) -> None:
+        self._letters = string.ascii_uppercase[:count]
+        self.noun = f"one of the letters {self._letters}"
+        one = rf"([{self._letters}])\b"
+        self._rules = {
+            "the answer is": re.compile(rf"[aA]nswer is:?\s{{0,9}}\(?{one}"),
+            "answer:": re.compile(rf"[aA]nswer:\s{{0,9}}\(?{one}"),
+        }
+        self._alone = re.compile(rf"\b{one}")
+
+    def parts(self, text: str) -> Iterator[tuple[str, str]]:
+        plain = text.replace("**", "")
+        for rule, pattern in self._rules.items():
+            if match := pattern.search(plain):
+                yield rule, match[1]
+        for last in deque(self._alone.finditer(plain), maxlen=1):
+            yield "last letter", last[1]
+
+    def normal(self, part: str) -> str | None:
+        letter = part.strip(" \t\r\n().:").upper()
+        return letter if len(letter) == 1 and letter in self._letters else None
+
+
+class _Math(_Kind):
+    r"""MATH: the last ``\boxed{}``, else what follows "final answer is", else the last ``$…$``.
+
+    math-verify says whether two are equal.
+    """
+
+    noun = r"mathematics: neither \boxed{} nor one short line"
+    _TOKEN = re.compile(r"\\(?:boxed|fbox)\s{0,9}\{|\\.|[{}]", re.DOTALL)
+    _BARE = re.compile(r"\\(?:boxed|fbox) ([^${}\n]{1,1000})")
+    _FINAL = re.compile(r"[fF]inal answer is:?\s{0,9}([^\n]{1,1000})")
+    _AFTER = re.compile(r"(?:(?<!\\)\$|[*. ])+$")
+    _DOLLARS = re.compile(r"(?<!\\)\$\$?([^$]{1,1000})\$\$?")
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._outcomes: dict[tuple[str, str], bool | Overtime | WorkerError] = {}
+
+    def gold(self, text: str) -> str | None:
+        boxed = self._boxed(text)
+        if boxed is None and "\n" in text.strip():
+            return None
+        return self.normal(text if boxed is None else boxed)
+
+    def parts(self, text: str) -> Iterator[tuple[str, str]]:
+        if (boxed := self._boxed(text)) is not None:
+            yield r"\boxed", boxed
+        for last in deque(self._FINAL.finditer(text), maxlen=1):
+            yield "final answer is", last[1].partition(" I hope it is correct")[0]
+        for last in deque(self._DOLLARS.finditer(text), maxlen=1):
+            yield "last $", last[1]
+
+    def normal(self, part: str) -> str | None:
+        latex = " ".join(part.split()).lstrip("*$ ")
+        if len(latex) > MAX_MATH_CHARS:
+            return None
+        latex = self._AFTER.sub("", latex)
+        if latex.startswith((r"\(", r"\[")) and latex.endswith((r"\)", r"\]")):
+            latex = latex[2:-2].strip()
+        return latex or None
+
+    def is_same(self, gold: str, answer: str) -> bool:
+        if gold == answer:
+            return True
+        if (gold, answer) not in self._outcomes:
+            try:
+                self._outcomes[gold, answer] = self._worker.call({"gold": gold, "answer": answer}, MAX_SECONDS)
+            except (Overtime, WorkerError) as error:
+                self._outcomes[gold, answer] = error
+        outcome = self._outcomes[gold, answer]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _boxed(self, text: str) -> str | None:
+        """What the box that opens last, among those that close, holds. O(length)."""
+        if r"\boxed" not in text and r"\fbox" not in text:
+            return None
+        last, content, opened = -1, None, list[re.Match[str]]()
+        for token in self._TOKEN.finditer(text):
+            if token[0][-1] == "{" and token[0] != r"\{":
+                opened.append(token)
+            elif token[0] == "}" and opened:
+                start = opened.pop()
+                if start[0] != "{" and start.start() > last:
+                    last, content = start.start(), text[start.end() : token.start()]
+        if content is None and (bare := self._BARE.search(text)):
+            content = bare[1]
+        return content
+
+
+class _Exact(_Kind):
+    """The same text, white space aside, without what the task ignores."""
+
+    noun = "text that can be compared"
+
+    def __init__(self, answer: Answer, worker: Worker) -> None:
+        self._answer = answer
+        self._worker = worker
+
+    def parts(self, text: str) -> Iterator[tuple[str, str]]:
+        yield "text", text
+
+    def normal(self, part: str) -> str | None:
+        if self._answer.ignore:
+            part = self._worker.call({"remove": self._answer.ignore, "text": part}, MAX_SECONDS)
+        text = " ".join(part.split())
+        return (text.casefold() if self._answer.ignore_case else text) or None
+
+
+class _Words(_Kind):
+    """Label words."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.noun = f"one of {', '.join(words)}"
+        self._words: dict[str, str] = {}
+        for word in words:
+            plain = _plain(word)
+            if not plain:
+                raise ConfigError(f"the label {word!r} has no letter or digit to be recognised by in generated text")
+            if (other := self._words.setdefault(plain, word)) != word:
+                raise ConfigError(f"the labels {other!r} and {word!r} read alike in generated text; reword one")
+
+    def parts(self, text: str) -> Iterator[tuple[str, str]]:
+        yield "first line", text.lstrip().partition("\n")[0]
+
+    def normal(self, part: str) -> str | None:
+        return self._words.get(_plain(part))
+
+
+def work(job: dict[str, Any]) -> Any:
+    """What the checker's process does: find patterns in a text, remove them from it, or compare mathematics."""
+    if "find" in job:
+        return [_first(pattern, last, job["text"]) for pattern, last in job["find"]]
+    if "remove" in job:
+        text = job["text"]
+        for pattern in job["remove"]:
+            text = re.sub(pattern, "", text)
+        return text
+    import_module("sympy.core.random").seed(0)  # so that what was asked before changes nothing
+    library = import_module("math_verify")
+    gold, answer = (
+        library.parse(rf"\boxed{{{job[side]}}}", parsing_timeout=None)  # its own limit is a signal, ours is the kill
+        for side in ("gold", "answer")
+    )
+    return bool(library.verify(gold, answer, timeout_seconds=None))
+
+
+def _first(pattern: str, last: bool, text: str) -> str | None:
+    """The first group that holds text of the first match, or the last, or else the match."""
+    matches = re.finditer(pattern, text)
+    for match in deque(matches, maxlen=1) if last else matches:
+        return next(filter(None, match.groups()), match[0])
+    return None
+
+
+def _kind(answer: Answer, worker: Worker) -> _Kind:
+    match answer.check:
+        case "number":
+            return _Numbers()
+        case "letter":
+            return _Letters(answer.letters or 10)
+        case "math":
+            return _Math(worker)
+        case "exact":
+            return _Exact(answer, worker)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.strip(string.punctuation + string.whitespace).casefold().split())
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"…{text[-77:]}")
