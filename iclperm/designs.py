@@ -195,7 +195,7 @@ def _set_draws(
     seed: int, index: int, size: int, task: Task, train: Examples, own: str = ""
 ) -> Iterator[NDArray[np.int64]]:
     """Draw after draw of one set, each from where the key's streams stand."""
-    num_labels = len(task.words)
+    num_labels = len(task.classes)
     share, remainder = divmod(size, num_labels)
     pools = _pools(task, train)
     class_stream = _stream(seed, f"favoured classes{own}", index)
@@ -208,8 +208,8 @@ def _set_draws(
             needed = share + int(label in favoured)
             if len(pool) < needed:
                 raise DataError(
-                    f"task {task.name!r}: class {task.words[label]!r} has {len(pool)} train examples, but k = {size} "
-                    f"needs {needed} of it; lower the shots or add examples"
+                    f"{_of_class(task, label)} has {len(pool)} train examples, but k = {size} needs {needed}"
+                    f"{_of_it(task)}; lower the shots or add examples"
                 )
             rows += pool[_random_order(stream, len(pool))[:needed]].tolist()
         yield np.array(sorted(rows, key=lambda row: _default_order(task, train, row)), dtype=np.int64)
@@ -218,7 +218,7 @@ def _set_draws(
 def _refuse_too_many_sets(count: int, size: int, task: Task, train: Examples) -> None:
     if size == 0 and count > 1:
         raise ConfigError(f"sets is {count}, but no demonstrations make only one set; set 'sets' to 1 or raise 'shots'")
-    share, remainder = divmod(size, len(task.words))
+    share, remainder = divmod(size, len(task.classes))
     sizes = [len(pool) for pool in _pools(task, train)]
     # ways[r]: choices from the classes so far of which r give one more than their share.
     ways = [1] + [0] * remainder
@@ -227,15 +227,17 @@ def _refuse_too_many_sets(count: int, size: int, task: Task, train: Examples) ->
         ways = [plain * ways[r] + (more * ways[r - 1] if r else 0) for r in range(remainder + 1)]
     if 0 < ways[remainder] < count:
         scarce = int(np.argmin(sizes))
+        holder = f"class {task.words[scarce]!r} has" if task.words else "there are"
+        scarcity = f"{holder} {sizes[scarce]} train examples"
         raise DataError(
-            f"task {task.name!r}: {count} sets were asked for, but there are only {ways[remainder]} different balanced "
-            f"sets of {size} demonstrations (class {task.words[scarce]!r} has {sizes[scarce]} train examples); lower "
-            "'sets' or add examples"
+            f"task {task.name!r}: {count} sets were asked for, but there are only {ways[remainder]} different "
+            f"{'balanced ' if task.words else ''}sets of {size} demonstrations ({scarcity}); lower 'sets' or add "
+            "examples"
         )
 
 
 def _pools(task: Task, train: Examples) -> list[NDArray[np.int64]]:
-    return [np.flatnonzero(train.labels == label) for label in range(len(task.words))]
+    return [np.flatnonzero(train.labels == label) for label in range(len(task.classes))]
 
 
 def draw_permutations(seed: int, count: int, size: int, own: str = "") -> NDArray[np.int64]:
@@ -267,7 +269,7 @@ def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: S
     Classes take turns, and so do the examples of a class that is short: they come round again. A larger count keeps the
     earlier queries. Raises `DataError` for a class without examples. O(examples + count).
     """
-    split, num_labels = examples.split, len(task.words)
+    split, num_labels = examples.split, len(task.classes)
     fresh = np.array([content not in known for content in examples.hashes], dtype=bool)
     rows = np.empty(count, dtype=np.int64)
     # Test keeps the keys without a split that it had when it was the only one.
@@ -277,9 +279,9 @@ def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: S
         turns = np.arange(len(rows[turn::num_labels]))
         if not len(pool) and len(turns):
             raise DataError(
-                f"task {task.name!r}: class {task.words[label]!r} has no usable {split} examples, but {count} queries "
-                f"need {len(turns)} of it; add examples (or enlarge the split's share), or remove the label and its "
-                "rows"
+                f"{_of_class(task, int(label))} has no usable {split} examples, but {count} queries need {len(turns)}"
+                f"{_of_it(task)}; add examples (or enlarge the split's share)"
+                f"{', or remove the label and its rows' if task.words else ''}"
             )
         if len(turns):
             order = keyed_permutation(len(pool), seed, f"queries{suffix}", int(label))
@@ -310,6 +312,7 @@ def content_free_examples(task: Task, train: Examples) -> Examples:
         split=CONTENT_FREE,
         fields=fields,
         labels=np.full(len(fields), -1, dtype=np.int64),
+        answers=[""] * len(fields),
         hashes=hashes,
         num_duplicates=0,
         num_conflicting=0,
@@ -345,6 +348,14 @@ def _random_order(stream: np.random.Philox, size: int) -> NDArray[np.int64]:
     return np.argsort(stream.random_raw(size), kind="stable").astype(np.int64)
 
 
+def _of_class(task: Task, label: int) -> str:
+    return f"task {task.name!r}: class {task.words[label]!r}" if task.words else f"task {task.name!r}"
+
+
+def _of_it(task: Task) -> str:
+    return " of it" if task.words else ""
+
+
 def _default_order(task: Task, train: Examples, row: int) -> tuple[str, str]:
     label = int(train.labels[row])
-    return task.words[label], task.render_demonstration(train.fields[row], label)
+    return task.classes[label], task.render_demonstration(train.fields[row], label)

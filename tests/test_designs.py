@@ -109,6 +109,10 @@ def test_the_draws_are_pinned():
     assert keyed_permutation(8, 0, "permutation", 0).tolist() == [4, 7, 3, 6, 2, 0, 1, 5]
     assert draw_permutations(1, 2, 4).tolist() == [[0, 1, 2, 3], [0, 1, 3, 2]]
     assert keyed_sample(1_000, 4, 0, "checked prompts").tolist() == [370, 449, 470, 582]
+    task = Task.load("mini_news")
+    assert draw_set(0, 0, 8, task, task.examples("train")).tolist() == [1878, 2019, 74, 95, 1855, 245, 8, 441]
+    assert draw_set(3, 1, 7, task, task.examples("train")).tolist() == [1364, 2905, 2588, 1324, 1671, 2165, 2293]
+    assert draw_queries(0, 4, task, task.examples("test"), set()).rows.tolist() == [624, 641, 521, 68]
 
 
 def test_orderings_share_the_permutations(colours):
@@ -167,6 +171,43 @@ def test_a_remainder_never_goes_to_a_class_that_has_no_more(tmp_path):
         assert {tuple(of_set.tolist()) for of_set in counts} <= {(2, 1, 1), (1, 2, 1)}
     with pytest.raises(DataError, match="class 'Blue' has 1 train examples, but k = 6 needs 2 of it"):
         draw_sets(0, 1, 6, task, train)
+
+
+@pytest.fixture
+def generated(tmp_path):
+    answer = {"field": "label", "check": "exact"}
+    fields = {"text": "text", "colour": "label"}
+    wording = {"demonstration": "{{ colour }} is what {{ text }} is", "query": "{{ text }}", "max_new_tokens": 4}
+    task = Task.load(make_task(tmp_path, labels=None, fields=fields, answer=answer, shots=8, **wording))
+    return task, task.examples("train"), task.examples("test")
+
+
+def test_sets_of_a_generated_task_are_drawn_from_all_and_ordered_by_text(generated):
+    task, train, test = generated
+    design = draw_all(Study(sets=40, permutations=3, queries=20), task, train, test)
+    sets = design.orderings[0].sets
+    assert sets.shape == (40, 8)
+    for rows in sets:
+        shown = [task.render_demonstration(train.fields[row], 0) for row in rows]
+        assert shown == sorted(shown)
+        assert len(set(rows.tolist())) == 8
+    # Answers are no classes: no set has to hold them in equal numbers.
+    assert len({tuple(sorted(train.answers[row] for row in rows)) for rows in sets}) > 10
+    assert len(np.unique(sets)) == 60
+    assert len(set(design.asked[0].rows.tolist())) == 20
+    more = draw_all(Study(sets=50, permutations=3, queries=30), task, train, test)
+    np.testing.assert_array_equal(more.orderings[0].sets[:40], sets)
+    np.testing.assert_array_equal(more.asked[0].rows[:20], design.asked[0].rows)
+
+
+def test_a_generated_task_with_too_few_examples_is_named(generated):
+    task, train, test = generated
+    with pytest.raises(DataError, match=r"task 'colours' has 60 train examples, but k = 61 needs 61; lower the shots"):
+        draw_sets(0, 1, 61, task, train)
+    with pytest.raises(DataError, match=r"only 60 different sets of 59 demonstrations \(there are 60 train examples\)"):
+        draw_sets(0, 61, 59, task, train)
+    with pytest.raises(DataError, match=r"task 'colours' has no usable test examples, but 3 queries need 3;"):
+        draw_queries(0, 3, task, test, set(test.hashes))
 
 
 def test_a_query_never_reads_like_a_demonstration(tmp_path):

@@ -191,6 +191,11 @@ def test_data_that_is_missing_or_of_another_kind_is_named(tmp_path):
         ({"data": {"dataset": "o/n", "train": ["a"], "test": "b"}}, "name one split each; give no lists"),
         ({"data": {"dataset": "o/n", "revision": "main", "train": "a", "test": "b"}}, "a branch or a tag may point"),
         ({"data": {"dataset": "../n", "revision": "a" * 40, "train": "a", "test": "b"}}, "must be a hub name"),
+        ({"data": {"train": "a", "test": 0.5, "dev": "0.5 of test"}}, "make dev a share of train"),
+        ({"data": {"train": "a", "test": "b", "dev": "1.5 of test"}}, "give a share of train above 0 and below 1"),
+        ({"data": {"train": "a", "test": "b", "keep": ["x"]}}, "name the column with the key 'choose'"),
+        ({"data": {"train": "a", "test": "b", "choose": "c", "keep": []}}, "'keep' is []"),
+        ({"data": {"dataset": "o/n", "config": [], "train": "a", "test": "b"}}, "'config' is []"),
         ({"labels": {0: "Red", " ": "Green"}}, "the data's label ' ' is blank"),
         ({"query": "{{ text }} {{ label }}"}, "the template 'query' uses 'label'; it may use text"),
         ({"query": "{{ txet }}"}, "the template 'query' uses 'txet'; it may use text"),
@@ -254,6 +259,127 @@ def test_a_huge_rendering_is_refused(tmp_path):
     task = Task.load(make_task(tmp_path, query="{% for a in text %}{{ text }}{% endfor %}"))
     with pytest.raises(DataError, match="renders more than 1048576 characters"):
         task.render_query({"text": "x" * 2_000})
+
+
+GENERATED = {
+    "labels": None,
+    "fields": {"text": "text", "colour": "label"},
+    "answer": {"field": "label", "check": "exact"},
+    "demonstration": "Thing: {{ text }}\nColour: {{ colour }}",
+    "stop": ["\n\n", "\nThing:"],
+    "max_new_tokens": 5,
+}
+
+
+def test_a_generated_task_has_answers_instead_of_labels(tmp_path):
+    task = Task.load(make_task(tmp_path, **GENERATED))
+    assert task.is_generated
+    assert (task.words, len(task.classes), task.continuations()) == ((), 1, [""])
+    assert (task.stop, task.max_new_tokens) == (["\n\n", "\nThing:"], 5)
+    train = task.examples("train")
+    assert train.answers == [row["label"] for row in make_rows(1, 60)]
+    assert train.labels.tolist() == [0] * 60
+    fields = train.fields[0]
+    assert task.render_query(fields) == f"Thing: {fields['text']}\nColour:"
+    assert task.render_demonstration(fields, 0) == f"Thing: {fields['text']}\nColour: {train.answers[0]}"
+
+
+def test_a_task_with_labels_has_their_words_as_answers(tmp_path):
+    task = Task.load(make_task(tmp_path, labels={"Red": "red", "Green": "green", "Blue": "blue"}))
+    assert not task.is_generated
+    assert task.classes == task.words
+    assert task.examples("test").answers[:3] == ["red", "green", "blue"]
+    assert (task.stop, task.max_new_tokens) == (["\n"], None)
+
+
+def test_answers_are_read_as_published_and_numbers_as_text(tmp_path):
+    path = make_task(tmp_path, **GENERATED)
+    rows = [{"text": "a", "label": 7}, {"text": "b", "label": "x\n#### 8 "}, {"text": "A", "label": 8}]
+    write_rows(tmp_path / "train.jsonl", rows)
+    train = Task.load(path).examples("train")
+    assert train.answers == ["7", "x\n#### 8 "]
+    assert (train.num_duplicates, train.num_conflicting) == (1, 1)
+
+
+@pytest.mark.parametrize(("answer", "shown"), [(" ", "blank"), (["a"], "\"['a']\""), ({"a": 1}, "\"{'a': 1}\"")])
+def test_an_answer_that_is_no_text_is_named_by_file_and_line(tmp_path, answer, shown):
+    path = make_task(tmp_path, **GENERATED)
+    write_rows(tmp_path / "train.jsonl", [{"text": "a", "label": "b"}, {"text": "b", "label": answer}])
+    with pytest.raises(DataError) as error:
+        Task.load(path).examples("train")
+    assert str(error.value).endswith(f"train.jsonl:2: the answer 'label' is {shown}; give a text or a number")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": list(LABELS)}, "a task has the key 'answer' and the key 'labels', which is for tasks with labels"),
+        ({"label_field": "label"}, "a task has the key 'answer' and the key 'label_field'"),
+        ({"continuation": " {{ label }}"}, "a task has the key 'answer' and the key 'continuation'"),
+        ({"max_new_tokens": None}, "a task with the key 'answer' needs the key 'max_new_tokens'"),
+        ({"answer": None}, "a task needs the key 'labels', or the key 'answer' where the model writes its answer"),
+        ({"answer": {"field": "label"}}, "needs the key 'check'"),
+        ({"answer": {"field": "label", "check": "guess"}}, "'check' is 'guess'"),
+        ({"answer": {"feild": "label"}}, "has no key 'feild'; did you mean 'field'?"),
+        ({"query": "{{ text }} {{ colour }}"}, "the template 'query' shows 'colour', the column of the answer"),
+        ({"demonstration": "{{ text }}"}, "the template 'demonstration' shows no more than 'query'"),
+        ({"demonstration": "{{ text }} {{ label }}"}, "the template 'demonstration' uses 'label'; it may use colour"),
+        ({"stop": []}, "'stop' is []"),
+        ({"stop": [""]}, "'stop.0' is ''"),
+        ({"max_new_tokens": 0}, "'max_new_tokens' is 0"),
+    ],
+)
+def test_a_wrong_generated_task_is_one_line_naming_key_and_value(tmp_path, changes, message):
+    path = make_task(tmp_path, **GENERATED | changes)
+    with pytest.raises(ConfigError) as error:
+        Task.load(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_digest_follows_answers_that_no_template_shows(tmp_path):
+    path = make_task(
+        tmp_path, **GENERATED | {"fields": {"text": "text", "why": "why"}, "demonstration": "{{ text }} {{ why }}"}
+    )
+
+    def digest(answer: str) -> str:
+        write_rows(tmp_path / "train.jsonl", [{"text": "a", "why": "b", "label": answer}])
+        return Task.load(path).examples("train").digest
+
+    assert digest("x") == digest("x") != digest("y")
+
+
+def test_the_wording_hash_follows_how_answers_are_read(tmp_path):
+    def hashed(**changes: Any) -> str:
+        return Task.load(make_task(tmp_path, **GENERATED | changes)).wording_hash()
+
+    original = hashed()
+    assert hashed(description="another", shots=6) == original
+    different = [
+        hashed(
+            answer={"field": "text", "check": "exact"},
+            query="Thing:{{ colour }}",
+            demonstration="{{ text }} {{ colour }}",
+        ),
+        hashed(answer={"field": "label", "check": "number"}),
+        hashed(stop=["\n"]),
+        hashed(max_new_tokens=6),
+    ]
+    assert len({original, *different}) == 5
+
+
+def test_the_wording_hashes_of_tasks_with_labels_are_pinned():
+    """Run folders of every version hold them: they may never change."""
+    assert Task.load("ag_news").wording_hash().startswith("560938f24d46b086")
+    assert Task.load("mini_news").wording_hash().startswith("8ccaaf24bc6c2395")
+    assert Task.load("mini_news").examples("train").digest.startswith("b616e2e3c4d3d19d")
+
+
+def test_where_generation_of_a_label_ends_is_wording_once_it_is_said(tmp_path):
+    original = Task.load(make_task(tmp_path)).wording_hash()
+    assert Task.load(make_task(tmp_path, max_new_tokens=4)).wording_hash() != original
+    assert Task.load(make_task(tmp_path, stop=["."])).wording_hash() != original
 
 
 def test_the_wording_hash_follows_the_wording_alone(tmp_path):
@@ -523,6 +649,28 @@ def test_a_hub_name_needs_a_commit_and_the_library(tmp_path, monkeypatch):
         Task.load(make_task(tmp_path, data=data | {"revision": "a" * 40})).examples("train")
 
 
+def test_dev_may_be_a_share_of_test(tmp_path):
+    task = Task.load(make_task(tmp_path, data={"train": "train.jsonl", "test": "test.jsonl", "dev": "0.3 of test"}))
+    train, dev, test = (set(task.examples(split).hashes) for split in ("train", "dev", "test"))
+    assert (len(train), len(dev | test), len(dev & test)) == (60, 30, 0)
+    assert 3 <= len(dev) <= 17
+
+
+def test_only_the_rows_to_keep_are_read(tmp_path):
+    data = {"train": "train.jsonl", "test": "test.jsonl", "dev": 0.3, "choose": "size", "keep": ["1", "3"]}
+    path = make_task(tmp_path, data=data)
+    rows = [row | {"size": number % 4} for number, row in enumerate(make_rows(1, 60))]
+    write_rows(tmp_path / "train.jsonl", rows)
+    task = Task.load(path)
+    kept = [fields["text"] for split in ("train", "dev") for fields in task.examples(split).fields]
+    assert sorted(kept) == sorted(row["text"] for row in rows if row["size"] in (1, 3))
+    with pytest.raises(DataError, match=r"test\.jsonl:1: the column 'size' is missing"):
+        task.examples("test")
+    write_rows(tmp_path / "test.jsonl", [row | {"size": 1} for row in make_rows(2, 6)])
+    with pytest.raises(DataError, match=r"the test data hold no size '3'; there are 1$"):
+        task.examples("test")
+
+
 @pytest.mark.parametrize("stem", ["dev", "valid", "validation"])
 def test_a_folder_takes_the_place_of_the_task_s_data(tmp_path, stem):
     folder = tmp_path / "mine"
@@ -592,15 +740,60 @@ def test_the_starter_works_as_it_stands(tmp_path, name):
     assert task.render_demonstration({"text": text}, 1) == task.render_query({"text": text}) + task.continuations()[1]
 
 
-def test_the_starter_explains_every_key():
-    keys = {line.split(":")[0].strip("# ") for line in template_text("x").splitlines()}
-    assert keys >= set(Task.model_fields)
+def test_the_starter_of_a_generated_task_works_as_it_stands(tmp_path):
+    path = tmp_path / "sums.yaml"
+    path.write_text(template_text("sums", generated=True), encoding="utf-8")
+    write_csv(tmp_path / "train.csv", [{"question": f"{n} and 1?", "answer": n + 1} for n in range(40)])
+    task = Task.load(path)
+    train, test = task.examples("train"), task.examples("test")
+    assert len(train) + len(test) == 40
+    assert task.is_generated
+    assert train.answers[0] == str(train.fields[0]["answer"])
+    assert task.render_demonstration(train.fields[0], 0) == (
+        f"{task.render_query(train.fields[0])} {train.fields[0]['answer']}"
+    )
+
+
+@pytest.mark.parametrize("generated", [False, True])
+def test_the_starters_explain_every_key(generated):
+    keys = {line.split(":")[0].strip("# ") for line in template_text("x", generated).splitlines()}
+    assert keys >= set(Task.model_fields) - ({"labels", "label_field", "continuation"} if generated else {"answer"})
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a\n", "a" * 65])
 def test_a_name_that_no_task_can_have_starts_none(name):
     with pytest.raises(ConfigError, match="the task name"):
         template_text(name)
+
+
+def test_a_task_file_of_lm_evaluation_harness_is_a_task(tmp_path):
+    files = {"train": "train.jsonl", "test": "test.jsonl"}
+    content = {
+        "task": "colour_words",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": files},
+        "fewshot_split": "train",
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "Thing: {{text}}\nColour:",
+        "doc_to_target": "{{label}}",
+        "generation_kwargs": {"until": ["\n"], "do_sample": False},
+    }
+    make_task(tmp_path)
+    path = tmp_path / "harness.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    task = Task.load(path)
+    train = task.examples("train")
+    assert (task.name, task.is_generated, task.stop) == ("colour_words", True, ["\n"])
+    assert (
+        task.render_demonstration(train.fields[0], 0) == f"Thing: {train.fields[0]['text']}\nColour: {train.answers[0]}"
+    )
+    path.write_text(yaml.safe_dump(content | {"process_docs": "f"}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"harness\.yaml: .*'process_docs'"):
+        Task.load(path)
+    path.write_text("task: x\ndoc_to_text: !function utils.text\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"harness\.yaml: .*!function"):
+        Task.load(path)
 
 
 def test_importing_tasks_loads_no_library_of_data():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -24,23 +25,29 @@ _STEMS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _SHARD = re.compile(r".*-\d+-of-0*(\d+)\b.*")
+_SHARE_OF_TEST = re.compile(r"(\d*\.?\d+) of test")
 
 
 class Dataset(Choices):
     """Where the splits of a task are.
 
     Without ``dataset``, ``train``, ``test`` and ``dev`` name files relative to the task file: one, a list, or a pattern
-    such as ``data/train-*.parquet``, read in sorted order. With ``dataset``, they name its splits: with ``revision`` it
-    is a data set of the Hugging Face Hub at that commit, without it a local folder laid out as there; ``config`` is its
-    configuration. ``test`` and ``dev`` may be a number between 0 and 1 instead, the share of train set aside.
+    such as ``data/train-*.parquet``, read in sorted order. With ``dataset``, they name its splits, several joined by
+    ``+``: with ``revision`` it is a data set of the Hugging Face Hub at that commit, without it a local folder laid out
+    as there; ``config`` is its configuration, or a list that is read one after the other. ``test`` and ``dev`` may be a
+    number between 0 and 1 instead, the share of train set aside, and ``dev`` may be ``0.2 of test``. Of the rows only
+    those are kept whose column ``choose`` holds one of ``keep``, where given. ``obtain`` says how to come by the files.
     """
 
     dataset: Word | None = None
     revision: Word | None = None
-    config: Word | None = None
+    config: Word | Annotated[list[Word], Field(min_length=1)] | None = None
     train: Files
     test: Files | float
     dev: Files | float | None = None
+    choose: Word | None = None
+    keep: Annotated[list[Word], Field(min_length=1)] | None = None
+    obtain: Word | None = None
 
     @field_validator("revision")
     @classmethod
@@ -54,7 +61,8 @@ class Dataset(Choices):
     @field_validator("test", "dev")
     @classmethod
     def _some_of_train(cls, named: str | list[str] | float | None) -> str | list[str] | float | None:
-        if isinstance(named, float) and not 0 < named < 1:
+        of_test = _SHARE_OF_TEST.fullmatch(named) if isinstance(named, str) else None
+        if (isinstance(named, float) and not 0 < named < 1) or (of_test and not 0 < float(of_test[1]) < 1):
             raise ValueError("give a share of train above 0 and below 1, or name a file")
         return named
 
@@ -66,56 +74,116 @@ class Dataset(Choices):
             raise ValueError("with 'dataset', 'train', 'test' and 'dev' name one split each; give no lists")
         if self.revision and not _HUB_NAME.fullmatch(self.dataset or ""):
             raise ValueError(f"the dataset {self.dataset!r} with a 'revision' must be a hub name such as owner/name")
-        if self.bounds("train")[0] >= 1:
+        if self.keep is not None and self.choose is None:
+            raise ValueError("the key 'keep' lists values of a column; name the column with the key 'choose'")
+        if self._share_of_test and isinstance(self.test, float):
+            raise ValueError("dev is a share of test, and test is a share of train; make dev a share of train")
+        if self.part("train")[1] >= 1:
             raise ValueError(f"the shares test {self.test} and dev {self.dev} leave nothing of train; lower them")
         return self
 
-    def bounds(self, split: Split) -> tuple[float, float]:
-        """The part of [0, 1) over which a split's content hashes lie, half-open, if its rows come from train."""
+    @property
+    def _share_of_test(self) -> float:
+        shared = _SHARE_OF_TEST.fullmatch(self.dev) if isinstance(self.dev, str) else None
+        return float(shared[1]) if shared else 0.0
+
+    def part(self, split: Split) -> tuple[Split, float, float]:
+        """Whose files hold a split, and the part of [0, 1) over which the content hashes of its rows lie, half-open."""
         after_test = self.test if isinstance(self.test, float) else 0.0
         after_dev = after_test + (self.dev if isinstance(self.dev, float) else 0.0)
-        return {"test": (0.0, after_test), "dev": (after_test, after_dev), "train": (after_dev, 1.0)}[split]
+        if split == "dev" and self._share_of_test:
+            return "test", 0.0, self._share_of_test
+        if split == "train" or self.is_share(split):
+            bounds = {"test": (0.0, after_test), "dev": (after_test, after_dev), "train": (after_dev, 1.0)}[split]
+            return "train", *bounds
+        return split, self._share_of_test if split == "test" else 0.0, 1.0
 
     def is_share(self, split: Split) -> bool:
-        """Whether a split is a share of train."""
-        return isinstance(getattr(self, split), float)
+        """Whether a split is a share of another."""
+        return isinstance(getattr(self, split), float) or (split == "dev" and self._share_of_test > 0)
 
     def rows(self, folder: Path, split: Split, columns: Collection[str]) -> list[Row]:
-        """All rows of the files, or of the data set's split, that ``split`` names; paths are relative to ``folder``."""
+        """The rows to keep of the files, or of the data set's split, that ``split`` names; paths are relative to
+        ``folder``."""
         named = getattr(self, split)
+        if self.keep is None:
+            return self._all_rows(folder, named, columns)
+        column, wanted = str(self.choose), set(self.keep)
+        rows = self._all_rows(folder, named, dict.fromkeys((*columns, column)))
+        for place, row in rows:
+            if column not in row:
+                raise missing_column(place, column, row)
+        there = {str(row[column]) for _, row in rows}
+        if unknown := sorted(wanted - there):
+            shown = ", ".join(sorted(there)[:100])
+            raise DataError(f"the {split} data hold no {column} {unknown[0]!r}; there are {shown}")
+        return [(place, row) for place, row in rows if str(row[column]) in wanted]
+
+    def _all_rows(self, folder: Path, named: str | list[str], columns: Collection[str]) -> list[Row]:
         if self.dataset is not None:
-            return _dataset_rows(self, folder, named, columns)
+            return [row for config in self.configs for row in _dataset_rows(self, folder, str(named), config, columns)]
         entries = named if isinstance(named, list) else [named]
-        paths = dict.fromkeys(path for entry in entries for path in _matches(folder, entry))
+        paths = dict.fromkeys(path for entry in entries for path in _matches(folder, entry, self.obtain))
         return [row for path in paths for row in read_rows(path, columns)]
+
+    @property
+    def configs(self) -> list[str | None]:
+        """The configurations to read, in order."""
+        return [*self.config] if isinstance(self.config, list) else [self.config]
 
 
 def found_in(folder: Path, declared: Dataset) -> Dataset:
-    """The splits that a folder holds, as ``train.csv`` and the like; a share that is declared stands in for a split.
+    """The splits that a folder holds; a share that is declared stands in for a split.
 
-    ``validation`` and ``valid`` mean dev; ``train-*.parquet`` are the parts of one split; a sub-folder ``data`` is
-    looked into as well. Raises `DataError` naming the folder and the split that it lacks or holds twice.
+    They are called ``train.csv`` and the like: ``validation`` and ``valid`` mean dev, ``train-*.parquet`` are the parts
+    of one split, and a sub-folder ``data`` is looked into as well. Where there is no train, they may be called and laid
+    out as in the data set that is declared. Raises `DataError` naming the folder and the split that it lacks or holds
+    twice.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: is not a folder; give the folder that holds train.csv, test.csv and the like")
+    places = [folder, folder / "data"]
+    has_train = bool(_split_files(places, "train", _STEMS["train"]))
+    files = None if has_train or declared.dataset is None else _published_files(places, declared)
+    if files is None:
+        files = {split: _split_files(places, split, stems) for split, stems in _STEMS.items()}
     found: dict[Split, Any] = {
-        split: _split_files(folder, split) or (getattr(declared, split) if declared.is_share(split) else None)
-        for split in _STEMS
+        split: files[split] or (getattr(declared, split) if declared.is_share(split) else None) for split in _STEMS
     }
     for split in ("train", "test"):
         if found[split] is None:
-            raise DataError(f"{folder}: holds no {split} data; add {split}.csv, or another of {', '.join(SUFFIXES)}")
-    return Dataset(**found)
+            as_published = f", or the files of {declared.dataset} as they are there" if declared.dataset else ""
+            raise DataError(
+                f"{folder}: holds no {split} data; add {split}.csv, or another of {', '.join(SUFFIXES)}{as_published}"
+            )
+    return Dataset(**found, choose=declared.choose, keep=declared.keep)
 
 
-def _split_files(folder: Path, split: Split) -> list[str]:
-    for place in (folder, folder / "data"):
+def _published_files(places: list[Path], declared: Dataset) -> dict[Split, list[str]] | None:
+    """The files of the splits as the declared data set names them; None where one is not there."""
+    files: dict[Split, list[str]] = {split: [] for split in _STEMS}
+    for split, config in product(_STEMS, declared.configs):
+        named = getattr(declared, split)
+        if named is None or declared.is_share(split):
+            continue
+        of_config = [places[0] / config] if config else []
+        for part in named.split("+"):
+            found = _split_files(of_config if len(declared.configs) > 1 else of_config + places, split, (part,))
+            if not found:
+                return None
+            files[split] += found
+    return files
+
+
+def _split_files(places: Iterable[Path], split: Split, stems: Collection[str]) -> list[str]:
+    """The files of a split in the first place that has some; their names begin with one of ``stems``."""
+    for place in places:
         paths = sorted(place.iterdir()) if place.is_dir() else []
         kinds: dict[tuple[str, str, bool], list[Path]] = {}
         for path in paths:
             stem, dash, _ = path.stem.partition("-")
             is_part = bool(dash) and path.suffix == ".parquet"
-            if path.suffix in SUFFIXES and stem in _STEMS[split] and is_part == bool(dash) and path.is_file():
+            if path.suffix in SUFFIXES and stem in stems and is_part == bool(dash) and path.is_file():
                 kinds.setdefault((stem, path.suffix, is_part), []).append(path)
         if len(kinds) > 1:
             first, second = (files[0].name for files in list(kinds.values())[:2])
@@ -136,8 +204,11 @@ def _refuse_missing_parts(place: Path, split: Split, files: list[Path]) -> None:
             )
 
 
-def _matches(folder: Path, entry: str) -> list[Path]:
-    if (folder / entry).is_file() or not glob.has_magic(entry):
+def _matches(folder: Path, entry: str, obtain: str | None) -> list[Path]:
+    is_there = (folder / entry).is_file()
+    if obtain and not is_there:
+        raise DataError(f"there is no {entry!r} in {folder}; {obtain}")
+    if is_there or not glob.has_magic(entry):
         return [folder / entry]
     paths = sorted(folder / name for name in glob.glob(entry, root_dir=folder))
     if not paths:
@@ -145,9 +216,9 @@ def _matches(folder: Path, entry: str) -> list[Path]:
     return paths
 
 
-def _dataset_rows(data: Dataset, folder: Path, split: str, columns: Collection[str]) -> list[Row]:
-    name = f"{data.dataset}[{split}]"
-    found = _loaded(data, folder, split)
+def _dataset_rows(data: Dataset, folder: Path, split: str, config: str | None, columns: Collection[str]) -> list[Row]:
+    name = f"{data.dataset}[{split}]" if config is None else f"{data.dataset}[{config}, {split}]"
+    found = _loaded(data, folder, split, config)
     for column in columns:
         if column not in found.column_names:
             raise missing_column(f"{name}:row 1", column, found.column_names)
@@ -155,7 +226,7 @@ def _dataset_rows(data: Dataset, folder: Path, split: str, columns: Collection[s
     return checked(name, arrow_rows(name, table))
 
 
-def _loaded(data: Dataset, folder: Path, split: str) -> Any:
+def _loaded(data: Dataset, folder: Path, split: str, config: str | None) -> Any:
     """The split as a `datasets.Dataset`; raises `DataError` where the library or the data set cannot be had."""
     source = data.dataset if data.revision else str(folder / str(data.dataset))
     if not data.revision and not Path(str(source)).is_dir():
@@ -174,7 +245,7 @@ def _loaded(data: Dataset, folder: Path, split: str) -> Any:
     unreachable: tuple[type[Exception], ...] = HfHubHTTPError.__bases__  # the errors of whichever HTTP library it uses
     with _without_progress_bars():
         try:
-            return datasets.load_dataset(source, name=data.config, split=split, revision=data.revision)
+            return datasets.load_dataset(source, name=config, split=split, revision=data.revision)
         except (*unreachable, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise DataError(
                 f"the split {split!r} of the dataset {data.dataset!r} cannot be loaded "
