@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer, make_rows, make_task, write_rows
+from tokenizers import normalizers
 
 from iclperm import Study, Task
 from iclperm.designs import draw
@@ -17,19 +18,19 @@ def tokenizers():
     return {name: make() for name, make in TOKENIZERS.items()}
 
 
-def lay_out(path, tokenizer, **choices):
+def lay_out(path, tokenizer, scoring="loglikelihood", **choices):
     task = Task.load(path)
     examples = {split: task.examples(split) for split in ("train", "test")}
     study = Study(**{"task": str(path), "sets": 2, "permutations": 3, "shots": [0, 1, 3], "queries": 6, **choices})
     design = draw(study, task, examples)
-    return (design, task, examples), tokenise(design, task, examples, tokenizer, study.seed)
+    return (design, task, examples), tokenise(design, task, examples, tokenizer, study.seed, scoring=scoring)
 
 
-def assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizer):
+def assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizer, scoring="loglikelihood"):
     """The oracle: the whole text of every cell and label, tokenised at once."""
     apart = {(cell.context, cell.query): cell for cell in prompts.general}
     for cell in np.ndindex(*prompts.context_of.shape, len(prompts.queries)):
-        text = prompt_text(*parts, cell=cell)
+        text = prompt_text(*parts, cell=cell, scoring=scoring)
         context, query = int(prompts.context_of[cell[:3]]), cell[3]
         for label, continuation in enumerate(text.continuations):
             whole = tokenizer(text.context + text.query + continuation)["input_ids"]
@@ -93,6 +94,21 @@ def test_parts_that_merge_leave_the_product_counted(tmp_path, tokenizers):
     assert {cell.context for cell in prompts.general} & one_shot in (after_red, one_shot - after_red)
 
 
+def test_of_many_seams_some_are_checked_and_all_where_one_fails(tmp_path, tokenizers, monkeypatch):
+    wording = {"demonstration": "{{ text }} is {{ label }}", "query": "{{ text }} is"}
+    joined = tmp_path / "joined"
+    joined.mkdir()
+    paths = {"byte": make_task(tmp_path, **wording), "greedy": make_task(joined, separator="")}
+    whole = {name: lay_out(path, tokenizers[name])[1] for name, path in paths.items()}
+    assert whole["byte"].counts.num_failed_seams == 0 < whole["greedy"].counts.num_failed_seams
+    monkeypatch.setattr("iclperm.prompts.MAX_CHECKED_SEAMS", 1)
+    _, sampled = lay_out(paths["byte"], tokenizers["byte"])
+    assert 3 <= sampled.counts.num_seams < whole["byte"].counts.num_seams
+    parts, exhaustive = lay_out(paths["greedy"], tokenizers["greedy"])
+    assert exhaustive.counts == whole["greedy"].counts
+    assert_every_cell_is_jointly_tokenised(parts, exhaustive, tokenizers["greedy"])
+
+
 def test_contexts_are_distinct_and_prefixes_of_their_rows(tmp_path, tokenizers):
     _, prompts = lay_out(make_task(tmp_path), tokenizers["byte"], sets=3, permutations=6)
     assert len({ids.tobytes() for ids in prompts.contexts}) == len(prompts.contexts) == len(set(prompts.context_ids))
@@ -144,6 +160,44 @@ def test_fed_tokens_count_all_but_the_last_label_token(tmp_path, tokenizers):
     longest = max(len(ids) for ids in prompts.contexts)
     label = max(len(ids) for ids in prompts.continuations)
     assert prompts.fed_tokens().tolist() == [longest + len(query) + label - 1 for query in prompts.queries]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_prompt_that_is_written_on_is_fed_whole(tmp_path, tokenizers, name):
+    path = make_task(tmp_path, query="Thing: {{ text }}\nColour: ")
+    parts, prompts = lay_out(path, tokenizers[name], "generate")
+    assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizers[name], "generate")
+    assert [ids.tolist() for ids in prompts.continuations] == [[]]
+    assert all([ids.tolist() for ids in cell.continuations] == [[]] for cell in prompts.general)
+    assert prompts.counts.num_resplit_queries == 0
+    if not prompts.general:
+        longest = max(len(ids) for ids in prompts.contexts)
+        assert prompts.fed_tokens(10).tolist() == [longest + len(query) + 9 for query in prompts.queries]
+
+
+def test_the_first_token_of_each_label_can_be_scored_alone(tmp_path, tokenizers):
+    wording = {"query": "Thing: {{ text }}\nColour:\n", "continuation": "{{ label }}"}
+    path = make_task(tmp_path, labels={"Red": "Crimson", "Green": "Emerald", "Blue": "Navy"}, **wording)
+    _, whole = lay_out(path, tokenizers["byte"])
+    _, first = lay_out(path, tokenizers["byte"], "first_token")
+    assert max(map(len, whole.continuations)) > 1
+    assert [ids.tolist() for ids in first.continuations] == [[int(ids[0])] for ids in whole.continuations]
+    assert [ids.tolist() for ids in first.queries] == [ids.tolist() for ids in whole.queries]
+    assert first.counts == whole.counts
+
+
+def test_labels_that_begin_with_one_token_cannot_be_told_by_it(tmp_path, tokenizers):
+    path = make_task(tmp_path, continuation=" it is {{ label }}")
+    with pytest.raises(TokenizationError, match="' it is Red' and ' it is Green' begin with the same token; set sco"):
+        lay_out(path, tokenizers["byte"], "first_token")
+
+
+def test_a_label_without_a_token_is_refused(tmp_path, tokenizers):
+    path = make_task(tmp_path, labels={"Red": "\u200b", "Green": "Green", "Blue": "Blue"}, continuation="{{ label }}")
+    stripping = byte_level_tokenizer()
+    stripping.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    with pytest.raises(TokenizationError, match=r"makes no token of the label '.u200b'; change its word"):
+        lay_out(path, stripping)
 
 
 def test_a_special_token_in_the_data_is_refused(tmp_path, tokenizers):
