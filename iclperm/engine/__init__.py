@@ -9,15 +9,22 @@ from iclperm.engine.plan import ContextPaths, Plan, plan_product, plan_requests
 if TYPE_CHECKING:
     from iclperm.engine.engine import Engine, Scores, UnitResult
     from iclperm.engine.executor import Report
+    from iclperm.engine.texts import GeneratedUnit, Generations
 
-__all__ = ["ContextPaths", "Engine", "Plan", "Report", "Scores", "UnitResult", "plan_product", "plan_requests"]
+__all__ = [
+    "ContextPaths", "Engine", "GeneratedUnit", "Generations", "Plan", "Report", "Scores", "UnitResult", "plan_product",
+    "plan_requests",
+]  # fmt: skip
 
-_NEEDS_TORCH = {"Engine": "engine", "Scores": "engine", "UnitResult": "engine", "Report": "executor"}
+_HOME = {
+    "Engine": "engine", "Scores": "engine", "UnitResult": "engine", "Report": "executor", "GeneratedUnit": "texts",
+    "Generations": "texts",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

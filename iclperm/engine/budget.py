@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from iclperm.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
 Budget: TypeAlias = int | float | str
@@ -18,6 +20,7 @@ Budget: TypeAlias = int | float | str
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]i?b|b)?", re.IGNORECASE)
 _POWERS = "bkmgt"
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
+_SHARE_OF_DEVICE = 0.85
 
 
 def parse_budget(given: Budget) -> int | float:
@@ -49,6 +52,22 @@ def free_bytes(device: torch.device) -> int:
 
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_free_on_host(), _free_in_group())
+
+
+def room_to_generate(budget: int | None, devices: Iterable[torch.device]) -> int:
+    """Bytes that generation may fill: the budget given, else most of the accelerators' memory; 0 if nothing bounds it.
+
+    All of a pool is allocated on an accelerator; what is free there would make results depend on other processes.
+    """
+    return budget or int(_SHARE_OF_DEVICE * device_bytes(devices))
+
+
+def device_bytes(devices: Iterable[torch.device]) -> int:
+    """All the memory that accelerators have, in use or not; 0 for a host."""
+    import torch
+
+    cards = [device for device in devices if device.type == "cuda"]
+    return sum(int(torch.cuda.get_device_properties(card).total_memory) for card in cards)
 
 
 def bytes_in_words(size: int) -> str:

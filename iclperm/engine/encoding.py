@@ -37,6 +37,20 @@ class Encoder:
         rows = Rows.of([np.concatenate(pair) for pair in pairs], "request")
         return rows, np.array([len(context) for context, _ in pairs], np.int64)
 
+    def prompts(self, prompts: Sequence[Text]) -> Rows:
+        """A row of each prompt; an empty one becomes the prefix token."""
+        texts = [(number, prompt) for number, prompt in enumerate(prompts) if isinstance(prompt, str)]
+        encoded = dict(
+            zip((number for number, _ in texts), self._encode_all([text for _, text in texts]), strict=True)
+            if texts
+            else ()
+        )
+        rows = []
+        for number, prompt in enumerate(prompts):
+            ids = encoded[number] if isinstance(prompt, str) else prompt
+            rows.append(ids if len(ids) else self._instead_of_nothing(number))
+        return Rows.of(rows, "request")
+
     def product(
         self, contexts: Sequence[str], queries: Sequence[str], labels: Sequence[Sequence[str]]
     ) -> tuple[list[TokenArray], list[TokenArray], list[list[TokenArray]]] | None:
@@ -87,14 +101,15 @@ class Encoder:
                 f"the continuation of request {number} ({str(continuation)[:40]!r}) has no tokens of its "
                 "own; give at least one token to score"
             )
-        if not context_ids.size:
-            if self.prefix_id is None:
-                raise RequestError(
-                    f"request {number} has an empty context, and neither tokenizer nor model names a BOS "
-                    "or EOS token to stand for it; give a context"
-                )
-            context_ids = np.array([self.prefix_id], np.int32)
-        return context_ids, continuation_ids
+        return context_ids if context_ids.size else self._instead_of_nothing(number), continuation_ids
+
+    def _instead_of_nothing(self, number: int) -> TokenArray:
+        if self.prefix_id is None:
+            raise RequestError(
+                f"request {number} has an empty context, and neither tokenizer nor model names a BOS "
+                "or EOS token to stand for it; give a context"
+            )
+        return np.array([self.prefix_id], np.int32)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[TokenArray, TokenArray]:
         trailing = len(context) - len(context.rstrip())

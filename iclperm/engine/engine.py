@@ -16,8 +16,9 @@ import transformers
 from transformers import PreTrainedModel
 
 from iclperm import _core
-from iclperm.engine import selfcheck
-from iclperm.engine.budget import Budget, resolve_budget
+from iclperm.engine import decode, selfcheck
+from iclperm.engine.budget import Budget, resolve_budget, room_to_generate
+from iclperm.engine.decode import DEFAULT_MAX_NEW_TOKENS, Bounds
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
 from iclperm.engine.footprint import Footprint, Sizes
@@ -32,6 +33,7 @@ from iclperm.engine.plan import (
     plan_product,
     plan_requests,
 )
+from iclperm.engine.texts import Ending, Generated, GeneratedUnit, Generations, eos_ids
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
 from iclperm.errors import OutOfMemory, RequestError
 
@@ -94,10 +96,15 @@ class Engine:
         self._model = PlainModel(model) if plain else TreeModel(model, attention, layers)
         self._checks = self._unchecked
         self._pack_limit = PackLimit(lambda plan, size: self._sizes.peak(plan, size))
+        self._row_limit = decode.RowLimit()
         self._memory_budget: int | None = None
         if memory_budget is not None:
             if plain:
                 raise RequestError("memory_budget bounds the packs of a tree, and plain=True has none; leave it out")
+            if len(self._model.devices) > 1:
+                raise RequestError(
+                    "memory_budget bounds what one device holds, and the model lies on several; leave it out"
+                )
             self._memory_budget = resolve_budget(memory_budget, self._model.device, held=self._sizes.weights)
             pack_tokens = min(pack_tokens, self._sizes.most_pack_tokens(self._memory_budget))
         self._limits = {"pack_tokens": pack_tokens, "unit_tokens": unit_tokens}
@@ -227,6 +234,72 @@ class Engine:
         with self._call() as report:
             yield from self._execute(plan, range(plan.num_units) if units is None else units, report)
 
+    def generate(
+        self,
+        contexts: Sequence[str | Ids],
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        stop: str | Sequence[str] = (),
+    ) -> Generations:
+        """What the model says after each context, greedily: always the likeliest token, whatever its file says.
+
+        Contexts are strings, with BOS as the tokenizer adds it, or token ids; an empty one becomes the prefix token. A
+        text ends before an EOS (of the generation configuration, else of the configuration or the tokenizer), where a
+        stop string is complete, or after ``max_new_tokens``. Equal contexts are generated once. A text is the same, bit
+        for bit, in any company (see ``row_invariant``). Raises RequestError as ``loglikelihood`` does, and for a prompt
+        that with all new tokens is over the context window. Cost: distinct non-empty prefixes of the contexts, and
+        each generated token that another follows.
+        """
+        with self._call() as report:
+            ending = self._ending(max_new_tokens, stop)
+            rows = self._encoder.prompts(contexts)
+            self._admit_prompts(rows, max_new_tokens)
+            texts: list[Generated] = []
+            if isinstance(self._model, TreeModel) and len(rows):
+                self._first_use(report)
+                limits = self._generation_limits(int(rows.lengths.max()) + max_new_tokens, int(rows.offsets[-1]))
+                texts = decode.generate_rows(self._model, rows, ending, limits, self._row_limit, report)
+            elif len(rows):
+                prompts = (rows[number] for number in range(len(rows)))
+                texts = decode.generate_plainly(self._model, prompts, ending, report)
+            return Generations.of(texts, has_text=ending.has_text)
+
+    def generate_units(
+        self,
+        plan: Plan,
+        units: Iterable[int] | None = None,
+        *,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        stop: str | Sequence[str] = (),
+    ) -> Iterator[GeneratedUnit]:
+        """As ``generate``, of units of a product plan (all by default), one result each, in the order given.
+
+        The plan's one continuation is a placeholder of one token, which is never fed: plan_product(contexts, queries,
+        [[0]]). ``units`` may be lazy, and a unit's result does not depend on the others, as in ``execute``. The plan
+        bounds the cost (`generation_bounds`); the report says what it was, also if the caller stops early.
+        """
+        with self._call() as report:
+            ending = self._ending(max_new_tokens, stop)
+            self._admit(plan, max_new_tokens - 1)
+            done: list[int] = []
+            try:
+                for unit, texts in self._generated(plan, units, ending, report):
+                    done.append(unit)
+                    yield GeneratedUnit(
+                        unit=unit,
+                        contexts=plan.unit_contexts(unit),
+                        queries=plan.unit_queries(unit),
+                        outputs=Generations.of(texts, has_text=ending.has_text),
+                    )
+            finally:
+                naive, unique = plan.share(done)
+                report.tokens_naive += naive
+                report.tokens_unique += unique
+
+    def generation_bounds(self, plan: Plan, max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS) -> Bounds:
+        """The most tokens that ``generate_units`` forwards over all units of a plan, and has alive at once."""
+        limits = self._row_limit.fit(self._generation_limits(plan.max_tokens + max_new_tokens, plan.tokens))
+        return decode.generation_bounds(plan, max_new_tokens, limits)
+
     @contextmanager
     def _call(self) -> Iterator[Report]:
         """Open a report for one call; what it cost is added to the totals even if it is abandoned."""
@@ -349,21 +422,55 @@ class Engine:
                     requests += [([*context, *query], continuation) for continuation in row]
         return self._loglikelihood(requests, report).logprob
 
-    def _admit(self, plan: Plan) -> None:
-        """Refuse what the model cannot take, before any forward pass."""
+    def _generated(
+        self, plan: Plan, units: Iterable[int] | None, ending: Ending, report: Report
+    ) -> Iterator[tuple[int, list[Generated]]]:
+        chosen = range(plan.num_units) if units is None else units
+        if isinstance(self._model, TreeModel):
+            self._first_use(report)
+            limits = self._generation_limits(plan.max_tokens + ending.max_new_tokens, plan.tokens)
+            yield from decode.generate_units(self._model, plan, chosen, ending, limits, self._row_limit, report)
+            return
+        for unit in chosen:
+            yield unit, decode.generate_plainly(self._model, decode.plain_unit_rows(plan, unit), ending, report)
+
+    def _ending(self, max_new_tokens: int, stop: str | Sequence[str]) -> Ending:
+        return Ending(
+            max_new_tokens, stop, eos_ids(self._model.model, self._model.config, self.tokenizer), self.tokenizer
+        )
+
+    def _generation_limits(self, longest: int, prompt_tokens: int) -> decode.Limits:
+        """Rows, packs and slots to generate texts of at most ``longest`` tokens, prompts included."""
+        limits = decode.Limits.on(self._model.device.type, self.pack_tokens)
+        if room := room_to_generate(self._memory_budget, self._model.devices):
+            limits = self._sizes.generation_limits(limits, room, longest, prompt_tokens)
+        self._row_limit.may_shrink = bool(self.row_invariant)
+        return limits
+
+    def _admit_prompts(self, rows: Rows, max_new_tokens: int) -> None:
+        """As ``_admit``, naming the request."""
+        self._admit_ids(rows)
+        long = np.flatnonzero(rows.lengths + max_new_tokens - 1 > self.max_tokens)
+        if long.size:
+            raise RequestError(
+                f"request {long[0]} has {rows.lengths[long[0]]} tokens, which with {max_new_tokens} new ones are over "
+                f"the model's context window of {self.max_tokens}; shorten it or lower max_new_tokens"
+            )
+
+    def _admit(self, plan: Plan, num_more: int = 0) -> None:
+        """Refuse what the model cannot take with ``num_more`` tokens fed after a prompt, before any forward pass."""
         if plan.max_id >= self._model.vocab_size:
             raise RequestError(
                 f"token id {plan.max_id} is out of range: the model has {self._model.vocab_size} token ids; "
                 "is this the model's own tokenizer?"
             )
-        if plan.max_tokens > self.max_tokens:
+        if plan.max_tokens + num_more > self.max_tokens:
             raise RequestError(
-                f"the longest prompt feeds {plan.max_tokens} tokens, over the model's context window of "
-                f"{self.max_tokens}; shorten it or use fewer demonstrations"
+                f"the longest prompt feeds {plan.max_tokens + num_more} tokens, over the model's context window of "
+                f"{self.max_tokens}; shorten it or use fewer demonstrations{' or new tokens' if num_more else ''}"
             )
 
-    def _admit_rows(self, rows: Rows) -> None:
-        """As ``_admit``, naming the request."""
+    def _admit_ids(self, rows: Rows) -> None:
         beyond = np.flatnonzero(rows.tokens >= self._model.vocab_size)
         if beyond.size:
             number = int(np.searchsorted(rows.offsets, beyond[0], side="right")) - 1
@@ -371,6 +478,10 @@ class Engine:
                 f"request {number} holds token id {rows.tokens[beyond[0]]}, out of range: the model has "
                 f"{self._model.vocab_size} token ids; is this the model's own tokenizer?"
             )
+
+    def _admit_rows(self, rows: Rows) -> None:
+        """As ``_admit``, naming the request."""
+        self._admit_ids(rows)
         long = np.flatnonzero(rows.lengths - 1 > self.max_tokens)
         if long.size:
             raise RequestError(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from iclperm import _core
-from iclperm.engine.budget import Budget, resolve_budget
+from iclperm.engine.budget import Budget, resolve_budget, room_to_generate
+from iclperm.engine.decode import Limits, generation_bounds
 from iclperm.engine.footprint import Footprint, Sizes
 from iclperm.engine.layers import may_fuse
-from iclperm.engine.model import PlainModel, gemm_rate, load_shapes
+from iclperm.engine.model import PlainModel, gemm_rate, has_device, load_shapes
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, Plan
 
 # The share of the matrix-product rate that forward passes reach grows with the hidden size, as the work between the
@@ -58,28 +60,37 @@ def estimate(
     dtype: str | torch.dtype = "auto",
     revision: str | None = None,
     memory_budget: Budget | None = None,
+    max_new_tokens: int = 0,
 ) -> Estimate:
     """Estimate the time of an unbroken run of all units of ``plans`` by the model in a folder or of a hub id.
 
     Reads the configuration alone; device and dtype are resolved as on loading, but that a configuration which names no
     dtype counts as float32. On the CPU where it was measured the time is within a factor of 1.5
     (``benchmarks/estimate.py``); elsewhere, and beside other work, take it for an order of magnitude. Sliding windows
-    are not taken off. Cost: half a second of matrix products. Raises ModelError as loading does, RequestError
-    if a plan does not fit into ``memory_budget`` (as the engine's).
+    are not taken off. With ``max_new_tokens`` generation (`Engine.generate_units`) is estimated, every text that long:
+    an upper bound. Cost: half a second of matrix products. Raises ModelError as loading does, RequestError if a plan
+    does not fit into ``memory_budget`` (as the engine's).
     """
     shapes, place = load_shapes(name, device=device, dtype=dtype, revision=revision)
     model = PlainModel(shapes)
     sizes = Sizes.of(model, place)
     budget = None if memory_budget is None else resolve_budget(memory_budget, place)
-    plans = [plan if budget is None else sizes.fitted(plan, budget) for plan in plans]
-    footprints = [sizes.footprint(plan) for plan in plans]
+    if max_new_tokens:
+        plans = list(plans)
+        works = [_generation(sizes, plan, max_new_tokens, budget) for plan in plans]
+        footprints = [work.memory for work in works]
+    else:
+        plans, works = [plan if budget is None else sizes.fitted(plan, budget) for plan in plans], []
+        footprints = [sizes.footprint(plan) for plan in plans]
     hidden, num_layers = int(model.config.hidden_size), int(model.config.num_hidden_layers)
     pack_tokens = max((plan.pack_tokens for plan in plans), default=DEFAULT_PACK_TOKENS)
     rate = gemm_rate(pack_tokens, hidden, model.dtype, place)
     is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
-    flops = sum(_flops(model, plan, is_fused=is_fused) for plan in plans)
+    flops = sum(plan_flops(model, plan, is_fused=is_fused) for plan in plans)
+    flops += sum(model.flops(work.tokens, work.tokens, work.pairs) for work in works)
     reached = min(_MOST_UTILISATION, hidden / (hidden + _HALF_RATE_HIDDEN))
-    seconds = flops / (rate * reached) + _LAYER_SECONDS * num_layers * sum(plan.num_packs for plan in plans)
+    num_packs = sum(plan.num_packs for plan in plans) + sum(work.steps for work in works)
+    seconds = flops / (rate * reached) + _LAYER_SECONDS * num_layers * num_packs
     return Estimate(
         seconds=seconds,
         flops=flops,
@@ -96,6 +107,31 @@ def estimate(
     )
 
 
+class _Generation(NamedTuple):
+    """What the texts of a plan take beside its prompts, each of the most tokens, and all at the peak."""
+
+    tokens: int
+    pairs: int
+    steps: int
+    memory: Footprint
+
+
+def _generation(sizes: Sizes, plan: Plan, max_new_tokens: int, budget: int | None) -> _Generation:
+    limits = Limits.on(sizes.device.type, plan.pack_tokens)
+    if room := room_to_generate(budget, [sizes.device] if has_device(str(sizes.device)) else []):
+        limits = sizes.generation_limits(limits, room, plan.max_tokens + max_new_tokens, plan.tokens)
+    bounds, own = generation_bounds(plan, max_new_tokens, limits), max_new_tokens - 1
+    tokens = bounds.tokens - plan.tokens
+    num_texts = plan.num_contexts * int((plan.query_lengths > 0).sum())
+    per_unit = [plan.unit_contexts(unit).size * plan.unit_queries(unit).size for unit in range(plan.num_units)]
+    return _Generation(
+        tokens=tokens,
+        pairs=own * plan.tokens_naive + num_texts * own * (own + 1) // 2,
+        steps=own * sum(-(-texts // limits.rows) for texts in per_unit),
+        memory=sizes.generation(limits.pack_tokens, limits.rows, bounds.kv_peak_tokens, plan.tokens),
+    )
+
+
 def _could_be_bfloat16(model: PlainModel, place: torch.device) -> bool:
     return place.type == "cpu" and model.dtype == torch.float32 and "avx512_bf16" in _core.available_isas()
 
@@ -104,7 +140,8 @@ def _bfloat16_rate(model: PlainModel, pack_tokens: int, place: torch.device) -> 
     return gemm_rate(pack_tokens, int(model.config.hidden_size), torch.bfloat16, place)
 
 
-def _flops(model: PlainModel, plan: Plan, *, is_fused: bool) -> float:
+def plan_flops(model: PlainModel, plan: Plan, *, is_fused: bool) -> float:
+    """Floating-point operations of a run of all units of a plan; ``is_fused``: in layers of our own."""
     if not is_fused:
         return model.flops(plan.tokens, plan.scored_rows, plan.attention_pairs)
     skipped = (plan.tokens - plan.scored_rows, plan.attention_pairs - plan.scored_pairs)

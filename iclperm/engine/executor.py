@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from iclperm.engine.forward import KvPool
+from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.memory import PackLimit, is_out_of_memory
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import Pack, Plan
@@ -31,6 +31,7 @@ class Report:
     num_packs: int = 0
     num_splits: int = 0  # times that packs were halved because memory ran out
     scored_rows: int = 0
+    tokens_generated: int = 0
     attention_pairs: int = 0  # query-key pairs, for one head and layer
     skipped_tokens: int = 0  # of the tokens forwarded, those of which the last layer computed keys and values alone
     skipped_pairs: int = 0  # of the attention pairs, those of skipped tokens
@@ -45,11 +46,25 @@ class Report:
         seconds = self.seconds["forward"] + self.seconds["head"]
         return self.flops / seconds / self.gemm_rate() if seconds else 0.0
 
+    def count(self, pack: Pack, tree: TreeForward) -> None:
+        """Add a pack that was forwarded."""
+        self.num_packs += 1
+        self.tokens_forwarded += tree.num_tokens
+        self.padding_rows += tree.num_rows - len(pack)
+        self.kv_peak_tokens = max(self.kv_peak_tokens, pack.held_tokens + len(pack))
+        pairs = pack.positions.astype(np.int64) + 1
+        self.attention_pairs += int(pairs.sum())
+        self.looked_up_tokens += tree.num_looked_up
+        self.scored_rows += tree.num_scored
+        if tree.is_narrowed:
+            self.skipped_tokens += len(pack) - tree.num_scored
+            self.skipped_pairs += int(pairs.sum() - pairs[pack.scored_rows].sum())
+
     def add(self, other: Report) -> None:
         """Accumulate another report; peaks take the maximum."""
         for name in ("tokens_naive", "tokens_unique", "tokens_forwarded", "padding_rows", "num_packs", "num_splits",
-                     "scored_rows", "attention_pairs", "skipped_tokens", "skipped_pairs", "looked_up_tokens",
-                     "flops"):  # fmt: skip
+                     "scored_rows", "tokens_generated", "attention_pairs", "skipped_tokens", "skipped_pairs",
+                     "looked_up_tokens", "flops"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kv_peak_tokens = max(self.kv_peak_tokens, other.kv_peak_tokens)
         for phase, seconds in other.seconds.items():
@@ -122,22 +137,12 @@ def _run_pack(model: TreeModel, pool: KvPool, pack: Pack, values: UnitValues, co
     hidden, tree = model.forward(pack, pool)
     forwarded = time.perf_counter()
     cost.seconds["forward"] += forwarded - started
-    cost.num_packs += 1
-    cost.tokens_forwarded += tree.num_tokens
-    cost.padding_rows += tree.num_rows - len(pack)
-    cost.kv_peak_tokens = max(cost.kv_peak_tokens, pack.held_tokens + len(pack))
-    pairs = pack.positions.astype(np.int64) + 1
-    cost.attention_pairs += int(pairs.sum())
-    cost.looked_up_tokens += tree.num_looked_up
-    if tree.is_narrowed:
-        cost.skipped_tokens += len(pack) - tree.num_scored
-        cost.skipped_pairs += int(pairs.sum() - pairs[pack.scored_rows].sum())
+    cost.count(pack, tree)
     if pack.scored_rows.size:
         reading = model.read(hidden, pack)
         values.logprob[pack.pair_out] = reading.logprob
         values.is_greedy[pack.pair_out] = reading.is_greedy
         values.is_finite[pack.pair_out] = reading.is_finite
-        cost.scored_rows += pack.scored_rows.size
         cost.seconds["head"] += time.perf_counter() - forwarded
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from iclperm.engine.budget import bytes_in_words
+from iclperm.engine.decode import Limits
 from iclperm.engine.forward import TOKEN_ROWS_BYTES, padded_rows
 from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.kernels.triton_launch import may_launch
@@ -185,6 +186,47 @@ class Sizes:
             )
         largest = sizes[fitting - 1]
         return plan if largest == plan.pack_tokens else plan.repacked(largest)
+
+    def generation(self, pack_tokens: int, num_rows: int, kv_tokens: int, prompt_tokens: int) -> Footprint:
+        """What generation takes at most with so many live rows, slots, and distinct tokens of prompts."""
+        rows = padded_rows(pack_tokens)
+        activations = rows * (self.layer + self.scores * (kv_tokens + rows))
+        working = 0
+        if self.is_host:
+            activations = int(activations * _HEAP_FACTOR) + self.matrix
+            seen = (self.num_products + self.num_first) * (rows // 8) + self.num_last * (padded_rows(num_rows) // 8)
+            seen += self.num_products * self.num_checked_rows
+            kept = max(int(os.environ.get(name, _MOST_PRODUCTS)) for name in _CACHES)
+            working = (_PACK_BYTES_PER_TOKEN + _NODE_BYTES) * prompt_tokens + self.buffers
+            working += _PRODUCT_BYTES * min(seen, kept) if self.num_products else 0
+        return Footprint(
+            weights=self.weights,
+            kv=kv_tokens * self.kv,
+            token_rows=TOKEN_ROWS_BYTES if self.first else 0,
+            activations=activations,
+            logits=max(min(num_rows, self.most_logits), self.num_checked_logits) * self.logits,
+            working=working,
+        )
+
+    def generation_limits(self, limits: Limits, budget: int, longest: int, prompt_tokens: int) -> Limits:
+        """The slots that ``budget`` bytes hold, with fewer rows and smaller packs where they would not hold one text.
+
+        The longest has ``longest`` tokens. Raises RequestError if the smallest packs leave no room for it.
+        """
+        while True:
+            least = self.generation(limits.pack_tokens, limits.rows, 0, prompt_tokens)
+            a_slot = self.generation(limits.pack_tokens, limits.rows, 1, prompt_tokens).peak - least.peak
+            kv_tokens = (budget - least.peak) // a_slot
+            if kv_tokens >= longest:
+                return replace(limits, kv_tokens=kv_tokens)
+            if limits.pack_tokens <= padded_rows(1):
+                raise RequestError(
+                    f"the memory budget is {budget} bytes, but even in packs of {limits.pack_tokens} tokens "
+                    f"{least.peak + longest * a_slot} are needed to generate, {longest * a_slot} of them for the keys "
+                    f"and values of a text of {longest} tokens ({least} without); raise it, or use fewer shots or new "
+                    "tokens, a smaller model or dtype"
+                )
+            limits = limits.halved()
 
     def _token_rows(self, plan: Plan) -> int:
         if not (self.first and self.is_host):

@@ -19,6 +19,7 @@ from iclperm.errors import ModelError
 # code path and other bits (measured: MKL, fp32, 2 threads: 9, 10 and 11 rows differ from all of 12 to 2048).
 _ROW_MULTIPLE = 8
 TOKEN_ROWS_BYTES = 64 << 20
+_MOST_RUNS = 8  # of rows that are copied by themselves; more go in one indexed copy
 
 
 def padded_rows(num_rows: int) -> int:
@@ -90,9 +91,35 @@ class KvPool:
         """The pool of a layer, made at its first use in the shape of its k and v [M, Hkv, d]."""
         if number == len(self._layers):
             self._layers.append(
-                (k.new_zeros(self._num_slots, *k.shape[1:]), v.new_zeros(self._num_slots, *v.shape[1:]))
+                (k.new_empty(self._num_slots, *k.shape[1:]), v.new_empty(self._num_slots, *v.shape[1:]))
             )
         return self._layers[number]
+
+
+class Retention:
+    """Which rows of a pack go to which pool slots: a few runs of them, or, where rows decode, many of one row each."""
+
+    def __init__(self, pack: Pack) -> None:
+        self._runs = list(
+            zip(pack.retain_begin.tolist(), pack.retain_end.tolist(), pack.retain_slot.tolist(), strict=True)
+        )
+        self._index: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # layers may lie on several
+        if len(self._runs) > _MOST_RUNS:
+            rows = np.concatenate([np.arange(begin, end) for begin, end, _ in self._runs])
+            slots = np.concatenate([np.arange(slot, slot + end - begin) for begin, end, slot in self._runs])
+            self._index[torch.device("cpu")] = torch.from_numpy(rows), torch.from_numpy(slots)
+
+    def keep(self, new: torch.Tensor, pool: torch.Tensor) -> None:
+        """Copy what later packs need of ``new`` [M, Hkv, d] into ``pool`` [slots, Hkv, d]."""
+        if self._index:
+            if new.device not in self._index:
+                rows, slots = self._index[torch.device("cpu")]
+                self._index[new.device] = rows.to(new.device), slots.to(new.device)
+            rows, slots = self._index[new.device]
+            pool.index_copy_(0, slots, new[rows])
+            return
+        for begin, end, slot in self._runs:
+            pool[slot : slot + end - begin] = new[begin:end]
 
 
 @dataclass
@@ -103,6 +130,7 @@ class TreeForward:
     num_rows: int  # of the pack with its padding
     pool: KvPool
     attend: PackAttention
+    retention: Retention
     device: torch.device
     config: Any
     num_layers: int = 0
@@ -156,9 +184,8 @@ class TreeForward:
         k_pool, v_pool = self.pool.layer(self.num_layers, k, v)
         self.num_layers += 1
         out = self.attend(q, k, v, k_pool, v_pool, rule, query_rows)
-        for begin, end, slot in zip(self.pack.retain_begin, self.pack.retain_end, self.pack.retain_slot, strict=True):
-            k_pool[slot : slot + end - begin] = k[begin:end]
-            v_pool[slot : slot + end - begin] = v[begin:end]
+        self.retention.keep(k, k_pool)
+        self.retention.keep(v, v_pool)
         return out
 
     def refuse_mask(self, module: nn.Module, mask: torch.Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import threading
@@ -20,15 +21,15 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, A
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from iclperm.engine.forward import KvPool, TreeForward, padded_rows
+from iclperm.engine.forward import KvPool, Retention, TreeForward, padded_rows
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.attention import AttentionRule, prepare
-from iclperm.engine.kernels.head import Reading, read_hidden, read_logits
+from iclperm.engine.kernels.head import Choice, Reading, choose_hidden, choose_logits, read_hidden, read_logits
 from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.kernels.triton_launch import MAX_HEAD_DIM, may_launch
 from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, known_decoder, may_fuse
 from iclperm.engine.plan import Pack
-from iclperm.errors import ModelError
+from iclperm.errors import ConfigError, ModelError
 from iclperm.reference.scoring import evaluating
 
 # Free of "sdpa", "flash" and "flex_attention", which transformers looks for inside implementation names.
@@ -45,6 +46,13 @@ _HARMLESS_ARGUMENTS = {
 }  # fmt: skip
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.\d+\.")
+# Of checkpoints of text and images: how the text part's keys are called in them, and what is left out.
+_TEXT_KEYS = {
+    "gemma3": {r"^language_model\.lm_head": "lm_head", r"^(model\.language_model|language_model\.model)": "model"}
+}
+_IMAGE_KEY = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+BALANCED = "balanced"
+"""Not a device but a way to place layers on all accelerators there are, and what finds no room there in the host."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 LOGIT_CHUNK_BYTES = 64 << 20
 _RATE_SECONDS = 0.5
@@ -56,24 +64,32 @@ def load(
     """Model and tokenizer from a folder or a hub id: safetensors only, no remote code.
 
     ``dtype="auto"``: the checkpoint's on a GPU, float32 on a CPU, so that results do not depend on the machine.
-    Raises ModelError in one line for a folder without weights, pickled weights, remote code, an unknown architecture
-    or weights that do not fill the model.
+    ``device="balanced"`` spreads the layers over all GPUs, and over the host what they cannot hold. Of a checkpoint of
+    text and images the text part is loaded. Raises ModelError in one line for a folder without weights, pickled
+    weights, remote code, an unknown architecture or weights that do not fill the model, ConfigError for ``balanced``
+    without accelerate.
     """
     place, wanted = _device(device), _dtype(dtype)
-    load_config(name, revision)
+    if device == BALANCED:
+        _refuse_without_accelerate()
+    config = load_config(name, revision)
     _refuse_folder_without_weights(Path(name))
     if wanted == "auto" and place.type == "cpu":
         wanted = torch.float32
+    text_keys = _TEXT_KEYS.get(config.model_type)
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 name,
+                config=_text_part(config),
                 revision=revision,
                 trust_remote_code=False,
                 use_safetensors=True,
                 dtype=wanted,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are reported below, by name
+                **({} if text_keys is None else {"key_mapping": text_keys}),
+                **({"device_map": BALANCED} if device == BALANCED else {}),
             )
     except Exception as error:
         raise ModelError(f"cannot load the weights of {str(name)!r}: {_first_line(error)}") from error
@@ -81,7 +97,11 @@ def load(
     problems = {
         "missing keys": info["missing_keys"],
         "keys of another shape": info["mismatched_keys"],
-        "layers that the configuration lacks": filter(_LAYER_KEY.search, map(str, info["unexpected_keys"])),
+        "layers that the configuration lacks": [
+            key
+            for key in map(str, info["unexpected_keys"])
+            if _LAYER_KEY.search(key) and not (text_keys and _IMAGE_KEY.match(key))
+        ],
     }
     for problem, keys in problems.items():
         if first := sorted(map(str, keys))[:3]:
@@ -90,7 +110,7 @@ def load(
                 "use a complete checkpoint"
             )
     try:
-        served: PreTrainedModel = model.to(place).eval()
+        served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
     except Exception as error:
         raise ModelError(f"cannot put {str(name)!r} on {place}: {_first_line(error)}") from error
     return served, load_tokenizer(name, revision)
@@ -103,7 +123,8 @@ def load_config(name: str | Path, revision: str | None = None) -> Any:
     """
     _refuse_folder(Path(name))
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        with _quiet():
+            config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"cannot read the configuration of {str(name)!r}: {_first_line(error)}") from error
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -111,6 +132,9 @@ def load_config(name: str | Path, revision: str | None = None) -> Any:
             f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
             "transformers knows; give a decoder-only model"
         )
+    if config.model_type == "gemma" and config.hidden_act == "gelu":
+        # What the first releases wrote for the tanh approximation; transformers 5.17 takes it at its word.
+        config.hidden_act = "gelu_pytorch_tanh"
     return config
 
 
@@ -128,7 +152,7 @@ def load_shapes(
     auto: Any = AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = auto.from_config(config, dtype=wanted, trust_remote_code=False)
+            model: PreTrainedModel = auto.from_config(_text_part(config), dtype=wanted, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"the configuration of {str(name)!r} makes no model: {_first_line(error)}") from error
     return model, place
@@ -164,10 +188,34 @@ def _quiet() -> Iterator[None]:
 
 
 def _device(name: str) -> torch.device:
+    """A device by its name; for ``balanced`` the one that prompts go to first."""
     try:
-        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name in ("auto", BALANCED) else name)
     except RuntimeError as error:
-        raise ModelError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:0") from error
+        raise ModelError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:0, or balanced") from error
+
+
+def _refuse_without_accelerate() -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        raise ConfigError(
+            f"device {BALANCED!r} needs accelerate, which is not installed: pip install 'iclperm[accelerate]'"
+        )
+
+
+def _text_part(config: Any) -> Any:
+    """The configuration of a checkpoint's text part; itself where there is no other part, or none that is left out."""
+    return config.get_text_config(decoder=True) if config.model_type in _TEXT_KEYS else config
+
+
+def _placement(model: PreTrainedModel) -> tuple[torch.device, ...]:
+    """The devices on which a model computes, that of its inputs first; several if accelerate spread it over them."""
+    places = list(dict.fromkeys((getattr(model, "hf_device_map", None) or {}).values()))
+    accelerators = [torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+                    for place in places if place not in ("cpu", "disk")]  # fmt: skip
+    if accelerators:
+        return tuple(accelerators)
+    # What is offloaded lies on the meta device between calls.
+    return (torch.device("cpu") if model.device.type == "meta" and places else model.device,)
 
 
 def _dtype(name: str | torch.dtype) -> str | torch.dtype:
@@ -270,7 +318,8 @@ class PlainModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
-        self.device = model.device
+        self.devices = _placement(model)
+        self.device = self.devices[0]
         self.dtype = model.dtype
         self.max_positions = int(getattr(self.config, "max_position_embeddings", None) or np.iinfo(np.int32).max)
         embedding: Any = model.get_input_embeddings
@@ -280,8 +329,9 @@ class PlainModel:
 
     @property
     def device_name(self) -> str:
-        """The kind of device, and which one if it is an accelerator."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
+        """The kind of device, and which one if it is an accelerator; of several, each kind once."""
+        names = [torch.cuda.get_device_name(each) if each.type == "cuda" else str(each) for each in self.devices]
+        return " and ".join(sorted(set(names)))
 
     def release_cached_memory(self) -> None:
         """Hand back what the allocator keeps for later, so that it can be cut anew."""
@@ -424,6 +474,11 @@ class TreeModel(PlainModel):
         with _lock_of(self.model):
             return "transformers" if self.fused_decoder() is None else "fused"
 
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether our row-wise forwards stand in wherever they should: nobody's forward or hook is in their place."""
+        return all("forward" not in vars(module) for module, _ in self._overrides)
+
     def use_transformers_layers(self) -> None:
         """From now on run transformers' own layers."""
         self._may_fuse = False
@@ -488,8 +543,8 @@ class TreeModel(PlainModel):
     def start(self, pack: Pack, pool: KvPool) -> TreeForward:
         """A pack before its first layer."""
         num_rows = padded_rows(len(pack))
-        attend = prepare(pack, num_rows, self.device, self.attention)
-        return TreeForward(pack, num_rows, pool, attend, self.device, self.config)
+        attend = prepare(pack, num_rows, self.attention)
+        return TreeForward(pack, num_rows, pool, attend, Retention(pack), self.device, self.config)
 
     def read(self, scored: torch.Tensor, pack: Pack) -> Reading:
         """Log-probabilities of the pack's wanted pairs from its scored rows' hidden states [R, H]."""
@@ -515,6 +570,15 @@ class TreeModel(PlainModel):
                 read_logits(self._logits(part), self._softcap, pair_row[lo:hi] - np.int32(begin), pair_id[lo:hi])
             )
         return Reading(*(np.concatenate([getattr(p, name) for p in parts]) for name in Reading.__dataclass_fields__))
+
+    def choose(self, hidden: torch.Tensor) -> Choice:
+        """The likeliest next token of each row of ``hidden`` [R, H]; logits exist for a chunk of rows at a time."""
+        if self.fuses_head and hidden.dtype == self.dtype:
+            return choose_hidden(hidden, self._head, self._logit_scale, self._softcap)
+        chunk = padded_rows(LOGIT_CHUNK_BYTES // (self.vocab_size * 4))
+        starts = range(0, hidden.shape[0], chunk)
+        parts = [choose_logits(self._logits(hidden[begin : begin + chunk]), self._softcap) for begin in starts]
+        return Choice(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of hidden [R, H]."""

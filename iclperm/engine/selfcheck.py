@@ -161,7 +161,7 @@ def rows_are_invariant(model: TreeModel, pack_tokens: int = DEFAULT_PACK_TOKENS)
     mixture-of-experts layers, whose products have as many rows as tokens routed, and of torch's attention, which sums
     over a pack's keys in an order that their number decides (seen in float16, where every short probe had agreed).
     """
-    if model.attention != "native":
+    if model.attention != "native" or not model.is_row_wise:
         return False
     if getattr(model.config, "num_experts", None) or getattr(model.config, "num_local_experts", None):
         return False

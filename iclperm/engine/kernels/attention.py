@@ -43,7 +43,7 @@ class PackAttention(Protocol):
     ) -> torch.Tensor: ...
 
 
-def prepare(pack: Pack, num_rows: int, device: torch.device, backend: str) -> PackAttention:
+def prepare(pack: Pack, num_rows: int, backend: str) -> PackAttention:
     """The attention of ``pack`` run as ``num_rows`` rows; ``backend`` is ``native`` (CPU), ``triton`` or ``torch``."""
     if backend == "native":
         return NativeAttention(pack)
@@ -51,7 +51,7 @@ def prepare(pack: Pack, num_rows: int, device: torch.device, backend: str) -> Pa
         from iclperm.engine.kernels.triton_attention import TritonAttention  # Triton is slow to import
 
         return TritonAttention(pack)
-    return TorchAttention(pack, num_rows, device)
+    return TorchAttention(pack, num_rows)
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -99,7 +99,7 @@ class NativeAttention:
 class TorchAttention:
     """Dense masked attention with torch operations, on any device: M x (pool slots in use + M) scores a head."""
 
-    def __init__(self, pack: Pack, num_rows: int, device: torch.device) -> None:
+    def __init__(self, pack: Pack, num_rows: int) -> None:
         pooled = _pool_slots(pack)
         slots = np.flatnonzero(pooled >= 0)
         visible = np.zeros((num_rows, slots.size + num_rows), bool)
@@ -115,10 +115,9 @@ class TorchAttention:
             visible[begin:end, own : own + end - begin] = np.tri(end - begin, dtype=bool)
         positions = np.zeros(num_rows, np.int64)
         positions[: len(pack)] = pack.positions
-        self._slots = torch.from_numpy(slots).to(device)
-        self._visible = torch.from_numpy(visible).to(device)
-        self._row_pos = torch.from_numpy(positions).to(device)
-        self._key_pos = torch.from_numpy(np.concatenate([pooled[slots], positions])).to(device)
+        key_positions = np.concatenate([pooled[slots], positions])
+        self._tables = tuple(map(torch.from_numpy, (slots, visible, positions, key_positions)))
+        self._by_device: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # layers may lie on several
         self._num_owned = len(pack)
 
     def __call__(
@@ -131,15 +130,16 @@ class TorchAttention:
         rule: AttentionRule,
         query_rows: IntArray | None = None,
     ) -> torch.Tensor:
-        keys = torch.cat([k_pool[self._slots], k]).transpose(0, 1)
-        values = torch.cat([v_pool[self._slots], v]).transpose(0, 1)
-        visible, row_pos, num_owned = self._visible, self._row_pos, self._num_owned
+        slots, visible, row_pos, key_pos = self._on(k.device)
+        keys = torch.cat([k_pool[slots], k]).transpose(0, 1)
+        values = torch.cat([v_pool[slots], v]).transpose(0, 1)
+        num_owned = self._num_owned
         if query_rows is not None:
             rows = torch.zeros(q.shape[0], dtype=torch.int64)
             rows[: query_rows.size] = torch.from_numpy(query_rows)
             visible, row_pos, num_owned = visible[rows], row_pos[rows], query_rows.size
         if rule.window:
-            visible = visible & (row_pos[:, None] - self._key_pos[None, :] < rule.window)
+            visible = visible & (row_pos[:, None] - key_pos[None, :] < rule.window)
         num_kv, num_heads = k.shape[1], q.shape[1]
         grouped = q.transpose(0, 1).reshape(num_kv, num_heads // num_kv, *q.shape[::2])
         scores = torch.einsum("hgmd,hkd->hgmk", grouped.float(), keys.float()) * rule.scaling
@@ -151,9 +151,14 @@ class TorchAttention:
         values = values.float().masked_fill(broken[:, None], 0.0)
         out = torch.einsum("hgmk,hkd->hgmd", weights, values)
         out = out.reshape(num_heads, *q.shape[::2]).transpose(0, 1).to(q.dtype)
-        out[(visible & broken).any(dim=-1)] = torch.nan
+        out.masked_fill_((visible & broken).any(dim=-1)[:, None, None], torch.nan)
         out[num_owned:] = 0
         return out
+
+    def _on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        if device not in self._by_device:
+            self._by_device[device] = tuple(table.to(device) for table in self._tables)
+        return self._by_device[device]
 
 
 def _pool_slots(pack: Pack) -> np.ndarray:

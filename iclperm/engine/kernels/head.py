@@ -1,11 +1,13 @@
-"""What is read off the logits: log-probabilities of wanted ids over the full vocabulary, and greedy or not.
+"""What is read off the logits: log-probabilities of wanted ids over the full vocabulary, or the likeliest id.
 
-``read_hidden`` reads it without the logits ever being stored, in Triton.
+``read_hidden`` and ``choose_hidden`` read it without the logits ever being stored, in Triton.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,15 @@ class Reading:
 
     logprob: npt.NDArray[np.float32]
     is_greedy: npt.NDArray[np.bool_]
+    is_finite: npt.NDArray[np.bool_]
+
+
+class Choice(NamedTuple):
+    """Per row [R]: the id of the largest logit (the lowest on ties), its log-probability in nats (float32), and whether
+    all logits are finite; where not, the others mean nothing."""
+
+    token: npt.NDArray[np.int32]
+    logprob: npt.NDArray[np.float32]
     is_finite: npt.NDArray[np.bool_]
 
 
@@ -50,6 +61,34 @@ def read_hidden(
         pair_row,
         pair_id,
     )
+
+
+def choose_logits(logits: torch.Tensor, softcap: float) -> Choice:
+    """The likeliest id of each row of ``logits`` [R, V], soft-capped first if ``softcap`` > 0."""
+    if logits.device.type == "cpu" and logits.dtype in _NATIVE:
+        none = np.empty(0, np.int32)
+        logsumexp, token, is_finite, _ = _core.head_rows(
+            as_numpy(logits), none, none, softcap=softcap, num_threads=torch.get_num_threads()
+        )
+        best = logits[torch.arange(len(token)), torch.from_numpy(np.maximum(token, 0)).long()].double().tolist()
+        # One by one, so that a row's bits do not depend on how many there are.
+        capped = [softcap * math.tanh(x / softcap) for x in best] if softcap else best
+        return Choice(token, (np.array(capped) - logsumexp).astype(np.float32), is_finite)
+    capped_logits = logits.float()
+    if softcap:
+        capped_logits = softcap * torch.tanh(capped_logits / softcap)
+    top, ids = capped_logits.max(dim=-1)
+    logprob = top - torch.logsumexp(capped_logits, dim=-1)
+    finite = torch.isfinite(logits).all(dim=-1)
+    return Choice(ids.int().cpu().numpy(), logprob.cpu().numpy(), finite.cpu().numpy())
+
+
+def choose_hidden(hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float) -> Choice:
+    """As ``choose_logits`` of the logits scale * head(hidden) of rows ``hidden`` [R, H], left in float32."""
+    from iclperm.engine.kernels import triton_head
+
+    bias = None if head.bias is None else head.bias.detach()
+    return Choice(*triton_head.choose_rows(hidden, head.weight.detach(), bias, scale=scale, softcap=softcap))
 
 
 def _reading(

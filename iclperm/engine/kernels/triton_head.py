@@ -172,10 +172,42 @@ def read_rows(
     logits, and for shapes, strides and dtypes that do not fit. Cost: 2 R V H operations; R x 12 bytes for each of
     some hundred programs, and 512 bytes for each wanted id of 128 rows.
     """
-    num_rows, num_ids = hidden.shape[0], weight.shape[0]
     _check(hidden, weight, bias, pair_row, pair_id)
-    if not num_rows:
+    if not hidden.shape[0]:
         return np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.float32)
+    greedy, maximum, log_sum, logits = _launched(hidden, weight, bias, pair_row, pair_id, scale, softcap)
+    # The maximum is taken off first: its difference to a likely logit is exact.
+    return greedy, greedy >= 0, (logits - maximum[pair_row]) - log_sum[pair_row]
+
+
+def choose_rows(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    scale: float = 1.0,
+    softcap: float = 0.0,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """The argmax [R] of logits as of ``read_rows``, its log-probability in nats [R], and whether all are finite [R]."""
+    none = np.empty(0, np.int32)
+    _check(hidden, weight, bias, none, none)
+    if not hidden.shape[0]:
+        return none, np.empty(0, np.float32), np.empty(0, bool)
+    greedy, _, log_sum, _ = _launched(hidden, weight, bias, none, none, scale, softcap)
+    return greedy, -log_sum, greedy >= 0
+
+
+def _launched(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pair_row: npt.NDArray[np.int32],
+    pair_id: npt.NDArray[np.int32],
+    scale: float,
+    softcap: float,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Argmax (-1 where not finite), maximum and log of the sum of exponentials below it [R]; wanted logits [X]."""
+    num_rows, num_ids = hidden.shape[0], weight.shape[0]
     launch = _LAUNCHES[hidden.dtype]
     blocks = _blocks(num_ids, launch)
     num_splits = blocks["NUM_SPLITS"]
@@ -226,10 +258,7 @@ def read_rows(
             **FUSION,
         )
     logits = wanted.view(-1)[torch.from_numpy(wanted_of.pair_place).to(hidden.device)].cpu().numpy()
-    greedy = argmax.cpu().numpy()
-    # The maximum is taken off first: its difference to a likely logit is exact.
-    logprob = (logits - maximum.cpu().numpy()[pair_row]) - log_sum.cpu().numpy()[pair_row]
-    return greedy, greedy >= 0, logprob
+    return argmax.cpu().numpy(), maximum.cpu().numpy(), log_sum.cpu().numpy(), logits
 
 
 def _blocks(num_ids: int, launch: _Launch) -> dict[str, int]:

@@ -1,0 +1,231 @@
+"""Generated tokens a second: the tree beside padded batches, continuous batching and vLLM with prefix caching.
+
+    python benchmarks/generation.py [--models qwen2-25m] [--queries 8 --permutations 2 --new-tokens 16] [--json FILE]
+
+K = 8 demonstrations in P orderings before Q queries, greedy, no EOS, float32, random weights of the shapes of Qwen2
+with 25 M and 0.5 B parameters. Contenders run in turns, in this process but for vLLM, which has its own (made by
+``iclperm bench --prepare vllm``) and is left out where that is not there. All must say the same first: where two texts
+part, both next tokens must lie within 1e-3 nats in plain transformers, else no figure is given. Medians of
+``--repeats`` passes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+Texts = list[list[int]]
+TIE = 1e-3
+BATCH = 64
+PEER = "--vllm-peer"
+
+
+def ours(model: Any, work: Any, num_new: int) -> tuple[Callable[[], Texts], Any]:
+    from iclperm.engine import ContextPaths, Engine, plan_product
+    from iclperm.engine.tree import Rows
+
+    engine = Engine(model)
+    paths = ContextPaths(Rows.of(work.paths), Rows.of(work.marks))
+
+    def run() -> Texts:
+        plan = plan_product(paths, work.queries, [[0]])
+        place = {tuple(cell): number for number, cell in enumerate(work.cells.tolist())}
+        given = {int(distinct): number for number, distinct in enumerate(plan.context_index.tolist())}
+        texts: Texts = [[] for _ in place]
+        for result in engine.generate_units(plan, max_new_tokens=num_new):
+            cells = [(given[c], q) for c in result.contexts.tolist() for q in result.queries.tolist()]
+            for cell, ids in zip(cells, result.outputs.token_ids, strict=True):
+                texts[place[cell]] = ids.tolist()
+        return texts
+
+    return run, engine
+
+
+def padded(model: Any, prompts: Texts, num_new: int) -> Texts:
+    """transformers' generate on batches of like lengths, padded on the left."""
+    import torch
+
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    texts: Texts = [[] for _ in prompts]
+    for begin in range(0, len(order), BATCH):
+        chosen = order[begin : begin + BATCH]
+        longest = max(len(prompts[number]) for number in chosen)
+        ids = torch.zeros(len(chosen), longest, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, number in enumerate(chosen):
+            ids[row, longest - len(prompts[number]) :] = torch.tensor(prompts[number])
+            mask[row, longest - len(prompts[number]) :] = 1
+        with torch.inference_mode():
+            out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=num_new, pad_token_id=0)
+        for row, number in enumerate(chosen):
+            texts[number] = out[row, longest:].tolist()
+    return texts
+
+
+def continuous(model: Any, prompts: Texts, num_new: int) -> Texts:
+    """transformers' continuous batching, with its own paged attention and block sharing."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    settings = GenerationConfig(do_sample=False, max_new_tokens=num_new, eos_token_id=-1, pad_token_id=0)
+    tokens = sum(map(len, prompts)) + len(prompts) * num_new
+    config = ContinuousBatchingConfig(num_blocks=max(64, tokens // 256 + len(prompts)), max_batch_tokens=2048)
+    before = model.config._attn_implementation
+    try:
+        results = model.generate_batch(prompts, generation_config=settings, continuous_batching_config=config)
+    finally:
+        model.set_attn_implementation(before)
+    if len(results) != len(prompts):
+        raise RuntimeError(f"{len(results)} of {len(prompts)} prompts were answered")
+    return [result.generated_tokens for result in results.values()]
+
+
+class Vllm:
+    """vLLM in a process of its own, asked in lines of JSON."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        from iclperm.bench.environments import ENVIRONMENTS
+
+        command = [str(ENVIRONMENTS["vllm"].python), __file__, PEER, str(folder)]
+        self._process = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=peer_environment())
+        )
+        stack.callback(self._process.stdin.close)  # type: ignore[union-attr]
+
+    def __call__(self, prompts: Texts, num_new: int) -> Texts:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps([prompts, num_new]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("vLLM ended; what it said is above")
+        texts: Texts = json.loads(answer)
+        return texts
+
+
+def peer_environment() -> dict[str, str]:
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    return kept | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+
+
+def serve_vllm(folder: str) -> None:
+    """Answer each line of prompts with their texts, until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        folder, dtype="float32", skip_tokenizer_init=True, enable_prefix_caching=True, block_size=32,
+        max_num_batched_tokens=4096, max_num_seqs=256, seed=0,
+    )  # fmt: skip
+    for line in sys.stdin:
+        prompts, num_new = json.loads(line)
+        engine.reset_prefix_cache()
+        sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True, detokenize=False)
+        outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+        answers.write(json.dumps([list(output.outputs[0].token_ids) for output in outputs]) + "\n")
+        answers.flush()
+
+
+def disagreement(model: Any, prompts: Texts, ours: Texts, theirs: Texts) -> tuple[int, float]:
+    """Texts that differ, and the largest difference in nats of the two tokens where they part."""
+    from iclperm.reference.scoring import next_token_logprobs
+
+    count, worst = 0, 0.0
+    for prompt, a, b in zip(prompts, ours, theirs, strict=True):
+        if a == b:
+            continue
+        count += 1
+        if len(a) != len(b):
+            return count, float("inf")
+        parting = next(place for place, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+        logprobs = next_token_logprobs(model, [*prompt, *a[:parting]])
+        worst = max(worst, float(logprobs.max() - min(logprobs[a[parting]], logprobs[b[parting]])))
+    return count, worst
+
+
+def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from iclperm.bench.cases import Case
+    from iclperm.bench.environments import ENVIRONMENTS
+    from iclperm.bench.models import MODELS, facts
+
+    folder, num_new = MODELS[name].folder(), arguments.new_tokens
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    case = Case("generation", "", 8, arguments.permutations, (8,), arguments.queries)
+    work = case.build(facts(folder)["vocab_size"])
+    prompts = work.prompts()
+    run, engine = ours(model, work, num_new)
+    contenders: dict[str, Callable[[], Texts]] = {
+        "iclperm": run,
+        "padded batches": lambda: padded(model, prompts, num_new),
+        "continuous batching": lambda: continuous(model, prompts, num_new),
+    }
+    with ExitStack() as stack:
+        if ENVIRONMENTS["vllm"].is_ready and "vllm" not in arguments.without:
+            vllm = Vllm(folder, stack)
+            contenders["vllm"] = lambda: vllm(prompts, num_new)
+        elif "vllm" not in arguments.without:
+            print("vllm is left out: iclperm bench --prepare vllm makes its environment", file=sys.stderr)
+        contenders = {key: run for key, run in contenders.items() if key not in arguments.without}
+        expected = contenders["iclperm"]()
+        agreed = {key: disagreement(model, prompts, expected, run()) for key, run in contenders.items()}
+        seconds: dict[str, list[float]] = {key: [] for key, (_, worst) in agreed.items() if worst <= TIE}
+        for _ in range(arguments.repeats):
+            for key, times in seconds.items():
+                started = time.perf_counter()
+                contenders[key]()
+                times.append(time.perf_counter() - started)
+    return [figure(name, key, len(prompts), num_new, seconds, agreed[key], engine) for key in contenders]
+
+
+def figure(
+    model: str, key: str, num_prompts: int, num_new: int, seconds: dict[str, list[float]], agreed: Any, engine: Any
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": model, "contender": key, "prompts": num_prompts, "new tokens": num_new}
+    row |= {"texts that part": agreed[0], "by nats": agreed[1]}
+    if key in seconds:
+        median = statistics.median(seconds[key])
+        row |= {"seconds": median, "new tokens/s": num_prompts * num_new / median}
+        row["iclperm is faster"] = median / statistics.median(seconds["iclperm"])
+    if key == "iclperm":
+        row |= {"forwarded": engine.report.tokens_forwarded, "naive": engine.report.tokens_naive}
+        row["utilisation"] = engine.report.utilisation
+    return row
+
+
+def main(words: Sequence[str]) -> None:
+    if words[:1] == [PEER]:
+        serve_vllm(words[1])
+        return
+    from _machine import options, publish
+
+    parser = options(__doc__)
+    parser.set_defaults(repeats=3)
+    parser.add_argument("--models", nargs="+", default=["qwen2-25m", "qwen2.5-0.5b"])
+    parser.add_argument("--queries", type=int, default=64)
+    parser.add_argument("--permutations", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out, by name")
+    arguments = parser.parse_args(words)
+    figures = [row for name in arguments.models for row in measure(name, arguments)]
+    publish("generation", figures, arguments.json)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
