@@ -68,6 +68,17 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def scalar(text: str) -> Any:
+    """One value as YAML reads it: a number, true, null, or text; raises `ConfigError` for anything with parts."""
+    try:
+        value = yaml.load(text, Loader=_StrictLoader)
+    except (yaml.YAMLError, ValueError):
+        return text
+    if isinstance(value, dict | list):
+        raise ConfigError(f"{text!r} is not one value; write it into a YAML file")
+    return value
+
+
 def refuse_other_keys(mapping: Mapping[Any, Any]) -> None:
     """Raises `ConfigError` for a key that is no text."""
     for key in mapping:
@@ -111,7 +122,8 @@ def _quotes(value: Any) -> str:
 
 
 def _noun(cls: type[Choices]) -> str:
-    return f"a {cls.__name__.lower()}"
+    name = cls.__name__.removesuffix("Choices").lower()
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _nearest(key: str, valid: Any) -> str:

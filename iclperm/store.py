@@ -276,7 +276,7 @@ class RunFolder:
             with self._unfinished(_canonical(_sealed(content)), target.name, durable=durable) as unfinished:
                 os.replace(unfinished, target)
             if durable:
-                _sync_folder(target.parent)
+                sync_folder(target.parent)
 
     def sessions(self) -> list[dict[str, Any]]:
         """The records of all sessions, oldest first; empty for those that cannot be read or were set aside."""
@@ -323,7 +323,7 @@ class RunFolder:
             self.set_aside(path)
         with self._unfinished(study.to_yaml().encode(), path.name) as unfinished:
             os.replace(unfinished, path)
-        _sync_folder(self.path)
+        sync_folder(self.path)
 
     def record_statistics(self, study: Study) -> None:
         """Lets study.yaml say what was last asked for where that changes no answer; a folder that cannot be written
@@ -387,7 +387,7 @@ class RunFolder:
             return target
         with self._unfinished(raw, target.name) as unfinished:
             _rename_without_replacing(unfinished, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
         return target
 
     @contextmanager
@@ -430,10 +430,11 @@ def write_whole(path: Path, raw: bytes) -> None:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Makes what was created or renamed in a folder survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,0 +1,166 @@
+"""What defines an endpoint: where it is, how it is asked, what may be spent; never a key."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, JsonValue, field_validator
+
+from iclperm.config import Choices
+from iclperm.errors import ConfigError
+
+Positive = Annotated[int, Field(ge=1)]
+Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+_VARIABLE = re.compile(r"(?=.{1,15}$|.*_)[A-Z][A-Z0-9_]{0,63}")  # without an underscore, 16 may be a key
+_KEY = re.compile(
+    r"\b(sk|pk|rk|xai|nvapi|csk)-[\w-]{20,}|\b(hf|gsk|r8)_[A-Za-z0-9]{20,}|\bAIza[\w-]{30,}|\bBearer\s+\S{16,}"
+)
+_OURS = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "stop", "stream", "n")
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What was paid for; ``cached_tokens`` are among ``prompt_tokens``."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Prices(Choices):
+    """Money for a million tokens, in the currency of ``max_cost``; ``cached_input`` is ``input`` unless given."""
+
+    input: Money
+    output: Money
+    cached_input: Money | None = None
+
+    def cost(self, spent: Spent) -> float:
+        """What tokens cost."""
+        cached = self.input if self.cached_input is None else self.cached_input
+        fresh = spent.prompt_tokens - spent.cached_tokens
+        return (fresh * self.input + spent.cached_tokens * cached + spent.completion_tokens * self.output) / 1e6
+
+
+class EndpointChoices(Choices):
+    """The choices that define an endpoint; a key is never among them, only the name of the variable that holds it.
+
+    ``api`` is what the server offers: ``chat`` or ``completions``. ``served_as`` is the name that replies bear where it
+    is neither ``model`` nor its dated version. ``temperature`` is left out where it is None, and where the model turns
+    out to take none. ``draws`` are replies to each prompt. ``reasoning_tokens`` come on top of the new tokens that are
+    asked for, for a model that thinks first. ``extra`` goes into each request as it is, such as ``reasoning_effort``.
+    ``tokenizer`` (folder or hub id) counts tokens; without one they are bounded by bytes. ``timeout_s`` is for one
+    attempt, ``deadline_s`` for a request: no attempt is repeated that could not end by then. ``max_requests``,
+    ``max_tokens`` and ``max_cost`` (with ``prices``) are for the whole run, all its sessions. Raises `ConfigError`,
+    without the value where it may be a key.
+    """
+
+    base_url: Name
+    model: Name
+    api_key_env: str | None = None
+    api: Literal["chat", "completions"] = "chat"
+    served_as: Name | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.0
+    draws: Annotated[int, Field(ge=1, le=1000)] = 1
+    reasoning_tokens: Annotated[int, Field(ge=0)] = 0
+    extra: dict[str, JsonValue] = Field(default_factory=dict)
+    tokenizer: Name | None = None
+    concurrency: Annotated[int, Field(ge=1, le=256)] = 8
+    timeout_s: Seconds = 60.0
+    deadline_s: Seconds = 300.0
+    prices: Prices | None = None
+    max_requests: Positive | None = None
+    max_tokens: Positive | None = None
+    max_cost: Money | None = None
+
+    def __init__(self, /, **choices: Any) -> None:
+        _refuse_keys(choices)
+        super().__init__(**choices)
+        if self.max_cost is not None and self.prices is None:
+            raise ConfigError("an endpoint's key 'max_cost' needs 'prices'; give input and output per million tokens")
+        if self.timeout_s > self.deadline_s:
+            raise ConfigError(
+                f"an endpoint's key 'timeout_s' is {self.timeout_s:g}, over its deadline_s of {self.deadline_s:g}; "
+                "give less"
+            )
+        for key in _OURS:
+            if key in self.extra:
+                raise ConfigError(f"an endpoint's key 'extra' holds {key!r}, which has a place of its own; take it out")
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("give a URL such as https://api.openai.com/v1")
+        return url.rstrip("/")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What answers depend on; the place of the server is not in it, so that a run may move with it."""
+        names = ("model", "api", "served_as", "temperature", "draws", "reasoning_tokens", "extra")
+        return {name: getattr(self, name) for name in names}
+
+    def overspent(self, spent: Spent) -> str | None:
+        """Which budget would be exceeded by this, in one line; None where none would."""
+        for key, most, value in (
+            ("max_requests", self.max_requests, spent.requests),
+            ("max_tokens", self.max_tokens, spent.tokens),
+            ("max_cost", self.max_cost, 0.0 if self.prices is None else self.prices.cost(spent)),
+        ):
+            if most is not None and value > most:
+                return (
+                    f"the next request could exceed {key} ({value:g} of {most:g}); raise it, then run the same command "
+                    "to continue"
+                )
+        return None
+
+
+def read_key(variable: str | None) -> str | None:
+    """The key in an environment variable; raises `ConfigError` where there is none, and never shows it."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ConfigError(f"the environment variable {variable} is not set; put the endpoint's key in it")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"the environment variable {variable} holds no key: it has blanks or control characters")
+    return key
+
+
+def _refuse_keys(choices: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where a key stands instead of its variable's name, and does not repeat it."""
+    variable = choices.get("api_key_env")
+    if variable is not None and (not isinstance(variable, str) or not _VARIABLE.fullmatch(variable)):
+        raise ConfigError(
+            "an endpoint's key 'api_key_env' is not the name of an environment variable; give a name such as "
+            "OPENAI_API_KEY, never the key itself"
+        )
+    for name, value in choices.items():
+        if _KEY.search(json.dumps(value, default=str)):
+            raise ConfigError(
+                f"an endpoint's key {name!r} seems to hold a secret; put that in a variable named by 'api_key_env'"
+            )
+    url = choices.get("base_url")
+    if isinstance(url, str) and any(sign in url for sign in "@?#"):
+        raise ConfigError("an endpoint's key 'base_url' may hold a secret; give it without user, query and fragment")

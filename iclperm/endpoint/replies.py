@@ -1,0 +1,263 @@
+"""What a server's replies say: read strictly, kept small, and told as text or as log-probabilities."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from iclperm.endpoint.choices import Spent
+from iclperm.errors import printable
+
+State = Literal["ok", "refused", "overlong", "invalid", "unparsed", "api_missing"]
+
+_CONTEXT_KEPT = 8  # tokens before a label that are kept of an echoed prompt
+_KEPT = ("id", "model", "created", "choices", "usage", "system_fingerprint")
+_VERSION = re.compile(r"@[\w.-]+|[-_.:](20\d{2}-?\d{2}-?\d{2}|\d{4}|\d{2}-\d{2,4})")
+
+
+class Reply(NamedTuple):
+    """One draw of one prompt; the text is empty and tokens are 0 unless ``state`` is ok."""
+
+    text: str  # up to the first stop string
+    finish: str  # stop, length, or as the server says
+    prompt_tokens: int
+    cached_tokens: int  # of those, found in the provider's cache
+    completion_tokens: int  # reasoning included
+    logprob: float | None  # of all generated tokens, nats; None where the server does not tell
+    state: State  # ok, refused, overlong, api_missing
+    draw: int
+    problem: str = ""  # why it is not ok, in one line
+
+
+class Scored(NamedTuple):
+    """The labels of one prompt, [L] each; log-probabilities are NaN unless ``state`` is ok."""
+
+    logprob: tuple[float, ...]  # nats
+    num_tokens: tuple[int, ...]
+    is_bound: tuple[bool, ...]  # not listed by the server: at most this
+    state: State  # ok, invalid, unparsed, refused, overlong, api_missing
+    problem: str = ""
+
+
+class Answer(NamedTuple):
+    """What became of a request."""
+
+    state: State
+    reply: dict[str, Any] | None  # as it is in the ledger
+    problem: str
+
+
+def one_line(text: str) -> str:
+    """Somebody else's text as one short line."""
+    short = printable(" ".join(text.split()))
+    return short if len(short) <= 200 else f"{short[:197]}..."
+
+
+def is_version_of(name: str, asked: str) -> bool:
+    """Whether a reply's model is the one asked for, or its dated version or revision."""
+    base = asked.removesuffix("-latest")
+    return name == asked or (name.startswith(base) and _VERSION.fullmatch(name[len(base) :]) is not None)
+
+
+def read_reply(text: str) -> dict[str, Any]:
+    """A reply out of its JSON, NaN read as null; raises ValueError where it is not a whole one."""
+    try:
+        reply = json.loads(text, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(reply, dict):
+        raise ValueError("no JSON object")
+    choices = reply.get("choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        raise ValueError(one_line(f"no single choice in {text[:100]}"))
+    message = choices[0].get("message")
+    content = message.get("content") if isinstance(message, dict) else choices[0].get("text", 0)
+    if not isinstance(content, str | None):
+        raise ValueError("no text in its choice")
+    if not isinstance(reply.get("model"), str):
+        raise ValueError("no model named")
+    return reply
+
+
+def spent_on(reply: Mapping[str, Any], bound: Spent) -> Spent:
+    """Tokens paid for; what the server does not tell, at its bound."""
+    usage = _mapping(reply.get("usage"))
+    details = _mapping(usage.get("prompt_tokens_details"))
+    cached = details.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
+
+    def known(value: Any, otherwise: int) -> int:
+        return value if isinstance(value, int) and value >= 0 else otherwise
+
+    prompt = known(usage.get("prompt_tokens"), bound.prompt_tokens)
+    completion = known(usage.get("completion_tokens"), bound.completion_tokens)
+    return Spent(1, prompt, min(prompt, known(cached, 0)), completion)
+
+
+def compact(reply: Mapping[str, Any], echoed: str | None) -> dict[str, Any]:
+    """What is kept of a reply; of a prompt that was echoed for its last part, only the tokens at its end."""
+    kept = {name: reply[name] for name in _KEPT if name in reply}
+    if echoed is not None:
+        choice = {name: value for name, value in reply["choices"][0].items() if name != "text"}
+        logprobs = _mapping(choice.get("logprobs"))
+        most = len(echoed.encode()) + _CONTEXT_KEPT + 1  # a token holds a byte at least
+        choice["logprobs"] = {name: _list(logprobs.get(name))[-most:] for name in ("tokens", "token_logprobs")}
+        kept["choices"] = [choice]
+    return kept
+
+
+def refusal(reply: Mapping[str, Any]) -> str:
+    """Why the model would not answer; empty where it did."""
+    choice = reply["choices"][0]
+    if choice.get("finish_reason") == "content_filter":
+        return "the content filter"
+    said = _mapping(choice.get("message")).get("refusal")
+    return one_line(str(said)) if said else ""
+
+
+def as_reply(answer: Answer, draw: int, stop: Sequence[str]) -> Reply:
+    """The text of a generation, cut at the first stop string: some servers leave it in, some take few of them."""
+    if answer.reply is None or answer.state != "ok":
+        return Reply("", "", 0, 0, 0, None, answer.state, draw, answer.problem)
+    choice = answer.reply["choices"][0]
+    message = choice.get("message")
+    whole = (choice.get("text") if message is None else _mapping(message).get("content")) or ""
+    whole = whole.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair, files cannot
+    text = whole[: min((at for each in stop if (at := whole.find(each)) >= 0), default=len(whole))]
+    finish = str(choice.get("finish_reason") or "") if text == whole else "stop"
+    spent = spent_on(answer.reply, Spent())
+    tokens = (spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens)
+    return Reply(text, finish, *tokens, _sum(choice), "ok", draw)
+
+
+def as_echoed(answers: Sequence[Answer], labels: Sequence[str], first_token_only: bool = False) -> Scored:
+    """Labels out of echoed prompts, each the end of one.
+
+    Where a label's first token begins within the context, all labels of the prompt are scored from there on.
+    """
+    tails: list[_Tail] = []
+    for answer, label in zip(answers, labels, strict=True):
+        if answer.state != "ok" or answer.reply is None:
+            return _unscored(len(labels), answer.state, answer.problem)
+        tail = _Tail.of(answer.reply, label)
+        if tail is None:
+            return _unscored(len(labels), "invalid", f"no tokens of {label!r} at the end of the echoed prompt")
+        tails.append(tail)
+    lead, before = 0, -1
+    while lead != before:
+        before = lead
+        lead = max(tail.covered(len(label) + lead) - len(label) for tail, label in zip(tails, labels, strict=True))
+    logprob: list[float] = []
+    num_tokens: list[int] = []
+    for tail, label in zip(tails, labels, strict=True):
+        values = tail.logprobs(len(label) + lead)[: 1 if first_token_only else None]
+        if not values or not all(_is_number(value) for value in values):
+            return _unscored(len(labels), "invalid", f"the server gives no log-probability of {label!r}")
+        logprob.append(math.fsum(values))
+        num_tokens.append(len(values))
+    return Scored(tuple(logprob), tuple(num_tokens), (False,) * len(labels), "ok")
+
+
+def top_logprobs(reply: Mapping[str, Any]) -> dict[str, float]:
+    """Alternatives of the first generated token, nats; empty where the server gives none."""
+    logprobs = _mapping(reply["choices"][0].get("logprobs"))
+    if content := _list(logprobs.get("content")):
+        alternatives = [_mapping(each) for each in _list(_mapping(content[0]).get("top_logprobs"))]
+        listed = [(each.get("token"), each.get("logprob")) for each in reversed(alternatives)]
+    else:
+        first = _list(logprobs.get("top_logprobs"))[:1]
+        listed = [pair for each in first for pair in _mapping(each).items()]
+    return {str(token): float(value) for token, value in listed if _is_number(value)}
+
+
+def as_listed(answer: Answer, starts: Sequence[str]) -> Scored:
+    """Labels, by their first tokens, out of what the server lists for the first generated token."""
+    if answer.state != "ok" or answer.reply is None:
+        return _unscored(len(starts), answer.state, answer.problem)
+    listed = top_logprobs(answer.reply)
+    if not any(start in listed for start in starts):
+        return _unscored(len(starts), "unparsed", "no label is among the likeliest first tokens")
+    below = float(np.nextafter(np.float32(min(listed.values())), np.float32(-np.inf)))
+    is_bound = tuple(start not in listed for start in starts)
+    return Scored(tuple(listed.get(start, below) for start in starts), (1,) * len(starts), is_bound, "ok")
+
+
+class _Tail(NamedTuple):
+    """The last tokens of an echoed prompt, without what was generated after it."""
+
+    lengths: list[int]  # in characters
+    values: list[Any]
+
+    @classmethod
+    def of(cls, reply: Mapping[str, Any], label: str) -> _Tail | None:
+        """None where the server echoes no prompt, or one that does not end with the label."""
+        logprobs = _mapping(reply["choices"][0].get("logprobs"))
+        tokens, values = _list(logprobs.get("tokens")), _list(logprobs.get("token_logprobs"))
+        if len(tokens) != len(values) or not all(isinstance(token, str) for token in tokens):
+            return None
+        generated = _mapping(reply.get("usage")).get("completion_tokens", 1)
+        for count in dict.fromkeys((generated, 1, 0)):
+            end = len(tokens) - count if isinstance(count, int) else 0
+            if "".join(tokens[: max(end, 0)]).endswith(label):
+                return cls([len(token) for token in tokens[:end]], values[:end])
+        return cls._of_pieces(tokens, values, generated, label)
+
+    @classmethod
+    def _of_pieces(cls, tokens: list[str], values: list[Any], generated: Any, label: str) -> _Tail | None:
+        """Where characters take several tokens, which show no text of their own."""
+        end = len(tokens) - generated if isinstance(generated, int) else 0
+        for begin in range(max(0, end - len(label.encode())), end):  # a token holds a byte at least
+            pattern = "".join(map(_pattern, tokens[begin:end]))
+            if re.fullmatch(pattern, label):
+                lengths = [len(token) for token in tokens[:begin]] + [len(label)] + [0] * (end - begin - 1)
+                return cls(lengths, values[:end])
+        return None
+
+    def covered(self, characters: int) -> int:
+        """Characters in the last tokens that hold so many at least."""
+        return sum(self.lengths[len(self.lengths) - self._count(characters) :])
+
+    def logprobs(self, characters: int) -> list[Any]:
+        """Of the last tokens that hold so many characters."""
+        return self.values[len(self.values) - self._count(characters) :]
+
+    def _count(self, characters: int) -> int:
+        count = 0
+        while characters > 0 and count < len(self.lengths):
+            count += 1
+            characters -= self.lengths[-count]
+        return count
+
+
+def _pattern(token: str) -> str:
+    """What a token may stand for: a piece of a character for the character, or for nothing after its first piece."""
+    piece = r"[^\x00-\x7f]?"
+    return piece if token.startswith("bytes:") else re.escape(token).replace("\ufffd", piece)
+
+
+def _unscored(num_labels: int, state: State, problem: str) -> Scored:
+    return Scored((math.nan,) * num_labels, (0,) * num_labels, (False,) * num_labels, state, problem)
+
+
+def _sum(choice: Mapping[str, Any]) -> float | None:
+    """Log-probability of all tokens of a reply, where each has one."""
+    logprobs = _mapping(choice.get("logprobs"))
+    content: list[Any] = [_mapping(each).get("logprob") for each in _list(logprobs.get("content"))]
+    values = content or _list(logprobs.get("token_logprobs"))
+    return math.fsum(values) if values and all(_is_number(value) for value in values) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,224 @@
+"""The ledger of an API run: every paid reply is on disk before it is used, so that nothing is paid for twice.
+
+run/
+  api/<session>.jsonl      one line a reply: {"crc32": "...", "entry": {...}}; append-only, one writer a session
+  quarantine/              what a killed writer left after the last whole line
+
+A checksum is over the bytes of its entry. Neither keys nor headers nor prompts are ever in it: an entry holds the
+digest of its request, the name of the model, the tokens paid for, and the reply.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import secrets
+import shutil
+import time
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from iclperm.endpoint.choices import Spent
+from iclperm.store import RunStopped, sync_folder, writable, write_whole
+
+LEAST_FREE_BYTES = 16 << 20
+"""No reply is asked for while the disk has less room than this for it."""
+_HEAD = b'{"crc32":"%08x","entry":'
+_HEAD_BYTES = len(_HEAD % 0)
+_TAIL = b"}\n"
+
+
+class _Place(NamedTuple):
+    path: Path
+    begin: int
+    end: int
+
+
+class Ledger:
+    """The paid replies of one run folder, of all its sessions; this session appends to a file of its own.
+
+    Opening it reads every session once (an index is kept, not the replies) and cuts what a killed writer left after
+    the last whole line; the cut goes to ``quarantine``. A damaged line between whole ones stays where it is, unused and
+    counted in ``num_damaged``. Raises `RunStopped` where the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.spent = Spent()  # by all sessions, lost replies included
+        self.num_damaged = 0
+        self.served: dict[str, str] = {}  # asked model: the name that its replies bear
+        self._places: dict[str, _Place] = {}
+        self._read_to: dict[Path, int] = {}
+        self._file: io.FileIO | None = None
+        with writable(self.folder):
+            for path in self._sessions():
+                self._mend(path)
+        self._catch_up()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def lookup(self, key: str) -> dict[str, Any] | None:
+        """The reply that was paid for under a key, also by a process that still runs; None where there is none."""
+        if key not in self._places:
+            self._catch_up()
+        if (place := self._places.get(key)) is None:
+            return None
+        entry = _entry(_bytes_at(place))
+        if entry is None:  # damaged since it was read, or gone
+            self.num_damaged += 1
+            del self._places[key]
+            return None
+        reply: dict[str, Any] = entry["reply"]
+        return reply
+
+    def append(self, key: str, *, model: str, spent: Spent, reply: Mapping[str, Any] | None) -> None:
+        """Puts one paid reply on disk: it is synced when this returns. ``reply`` is None for one that may have been
+        paid for but did not arrive whole. Raises `RunStopped` where it cannot be written."""
+        entry = {"key": key, "model": model, "time": _now(), "spent": list(astuple(spent)), "reply": reply}
+        line = _line(entry)
+        with writable(self.folder):
+            file = self._file or self._begin_session()
+            path, begin = Path(os.fsdecode(file.name)), file.tell()
+            try:
+                _write_all(file, line)
+                os.fsync(file.fileno())
+            except BaseException:
+                self._end_session(begin)
+                raise
+        self._read_to[path] = begin + len(line)
+        self._note(entry, _Place(path, begin, begin + len(line)))
+
+    def refuse_full_disk(self) -> None:
+        """Raises `RunStopped` where a reply could not be kept, before it is paid for."""
+        with writable(self.folder):
+            free = shutil.disk_usage(_nearest_folder(self.folder)).free
+        if free < LEAST_FREE_BYTES:
+            raise RunStopped(
+                f"{self.folder} has {free >> 20} MiB left for replies; make room, then run the same command to continue"
+            )
+
+    def close(self) -> None:
+        """Ends this session's file; what is appended later begins another."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _sessions(self) -> list[Path]:
+        return sorted((self.folder / "api").glob("*.jsonl"))
+
+    def _begin_session(self) -> io.FileIO:
+        folder = self.folder / "api"
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(folder.parent)
+        file = io.FileIO(folder / f"{_now().replace(':', '')}-{secrets.token_hex(4)}.jsonl", "x")
+        with suppress(OSError):  # a file system without locks: then nobody cuts it, either
+            fcntl.flock(file, fcntl.LOCK_EX)  # waits for who may be looking whether it has a writer
+        sync_folder(folder)
+        weakref.finalize(self, file.close)
+        self._file = file
+        return file
+
+    def _end_session(self, begin: int) -> None:
+        """Takes back a line that could not be written whole."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.truncate(begin)
+        self.close()
+
+    def _mend(self, path: Path) -> None:
+        """Cuts a session to its last whole line, unless its writer still lives."""
+        with path.open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return
+            end = max((place.end for place, entry in _lines(path) if entry is not None), default=0)
+            file.seek(end)
+            if torn := file.read():
+                quarantine = self.folder / "quarantine"
+                quarantine.mkdir(exist_ok=True)
+                write_whole(quarantine / f"api-{path.stem}.{end}.torn", torn)
+                file.truncate(end)
+                os.fsync(file.fileno())
+
+    def _catch_up(self) -> None:
+        """Reads what sessions have grown by."""
+        for path in self._sessions():
+            with suppress(FileNotFoundError):
+                for place, entry in _lines(path, self._read_to.get(path, 0)):
+                    if entry is None:
+                        self.num_damaged += 1
+                    else:
+                        self._note(entry, place)
+                    self._read_to[path] = place.end
+
+    def _note(self, entry: Mapping[str, Any], place: _Place) -> None:
+        self.spent += Spent(*entry["spent"])
+        if entry["reply"] is not None:
+            self._places[entry["key"]] = place
+            self.served.setdefault(entry["model"], entry["reply"].get("model", entry["model"]))
+
+
+def _lines(path: Path, begin: int = 0) -> Iterator[tuple[_Place, dict[str, Any] | None]]:
+    """Every line from ``begin`` on that ends in a line break, with its entry; None for a damaged one."""
+    if path.stat().st_size <= begin:
+        return
+    with path.open("rb") as file:
+        file.seek(begin)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield _Place(path, begin, begin + len(line)), _entry(line)
+            begin += len(line)
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    """One line of ASCII; raises ValueError for what JSON has no number for."""
+    raw = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return _HEAD % zlib.crc32(raw) + raw + _TAIL
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """The entry of a line; None where the line is not what its checksum says."""
+    raw = line[_HEAD_BYTES : -len(_TAIL)]
+    if not line.endswith(_TAIL) or line[:_HEAD_BYTES] != _HEAD % zlib.crc32(raw):
+        return None
+    entry: dict[str, Any] = json.loads(raw)
+    return entry
+
+
+def _bytes_at(place: _Place) -> bytes:
+    """Empty where the file is gone."""
+    with suppress(FileNotFoundError), place.path.open("rb") as file:
+        file.seek(place.begin)
+        return file.read(place.end - place.begin)
+    return b""
+
+
+def _write_all(file: io.FileIO, raw: bytes) -> None:
+    view = memoryview(raw)
+    while view:
+        view = view[file.write(view) or 0 :]
+
+
+def _nearest_folder(path: Path) -> Path:
+    return path if path.is_dir() else _nearest_folder(path.absolute().parent)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
