@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from iclperm.errors import IclpermError, RunError
-from iclperm.results import Layout, Scores, digest_of, forwarded_tokens
+from iclperm.items import digest_of
+from iclperm.results import forwarded_tokens
+from iclperm.scores import Layout, Scores, reading_of
 from iclperm.store import DamagedItem, RunFolder
 
 
@@ -121,11 +123,18 @@ def verify(path: str | Path) -> Verification:
             checked(folder.table, name, number)
     damage += [f"{file} cannot be read; what its session cost is unknown" for file in folder.unreadable_sessions()]
     files = checked(folder.parts) or {}
-    scores = None if damage else Scores(Layout.of_folder(folder), np.ones(len(folder.plan["labels"])), folder)
+    scores = None if damage else _scores(folder)
     num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
     is_whole = not damage and len(files) == folder.num_parts
     digest = checked(_digest, folder, scores, num_rows) if is_whole else None
     return Verification(folder.path, damage, len(files), folder.num_parts, digest)
+
+
+def _scores(folder: RunFolder) -> Scores:
+    """To be filled with what the folder holds; nothing is compared, so nothing is divided either."""
+    reading = reading_of(folder.plan)
+    scale = np.ones(len(folder.plan["label_lengths"]["sum"]))
+    return Scores(Layout.of_folder(folder), scale, folder, **reading)
 
 
 def _refuse_other_chain(folder: RunFolder) -> None:

@@ -28,7 +28,7 @@ from iclperm.errors import ConfigError, RunError
 from iclperm.results import Run, RunReport, open_run
 from iclperm.store import RunFolder, writable, write_whole
 from iclperm.studies.findings import Findings
-from iclperm.study import COMPOUND, Study
+from iclperm.study import COMPOUND, STATISTICS, Study
 from iclperm.tasks import Task, builtin_tasks
 from iclperm.work import Demonstrations, StudyPlan
 
@@ -160,7 +160,7 @@ def open_all(path: Path, **statistics: Any) -> StudyRuns:
         if not _is_finished(folder, part):
             state = "unfinished" if has_begun(folder) else "not begun"
             raise RunError(f"{path} is not finished: {name} is {state}; run the same study into it to continue")
-    changes = {"normalize": study.normalize, "criterion": study.criterion} | {
+    changes = {key: getattr(study, key) for key in STATISTICS} | {
         key: value for key, value in statistics.items() if value is not None
     }
     runs = {name: open_run(folder, extent=part.extent, **changes) for name, (folder, part) in parts.items()}
@@ -211,7 +211,8 @@ def _parts(path: Path, study: Study) -> tuple[dict[str, tuple[Path, Study]], Cho
     found, choice = {name: (path / name, part) for name, part in _first(study).items()}, None
     if study.kind == "selection" and _is_finished(*found["source"]):
         folder, part = found["source"]
-        choice, given = _chosen(study, open_run(folder, extent=part.extent, normalize=study.normalize))
+        statistics = {"normalize": study.normalize, "unparsed": study.unparsed}
+        choice, given = _chosen(study, open_run(folder, extent=part.extent, **statistics))
         found["chosen"] = (path / _name_of_chosen(given), given)
     return found, choice
 
@@ -331,8 +332,7 @@ _FREE = (
     "device",
     "memory_budget",
     "out",
-    "criterion",
-    "normalize",
+    *STATISTICS,
 )
 
 

@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import platform
-import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from iclperm import compound, results
 from iclperm import work as works
+from iclperm.answering import Answerer, answerer
 from iclperm.compound import StudyRuns
-from iclperm.errors import OutOfMemory, RunError
-from iclperm.results import Layout, Run, RunReport, Scores, finish, finished, item_rows, tables
+from iclperm.errors import RunError
+from iclperm.results import Run, RunReport, finish, finished
+from iclperm.scores import Layout, Scores, reading_of, tables
 from iclperm.store import DamagedItem, RunFolder, RunStopped, recorded_extents
 from iclperm.study import COMPOUND, Study
 from iclperm.tasks import builtin_tasks
-from iclperm.work import (
-    Part,
-    Product,
-    Setting,
-    StudyPlan,
-    Work,
-    halved_peaks,
-    lay_out,
-    sample_prompt,
-    sample_tokens,
-)
-
-if TYPE_CHECKING:
-    from iclperm.engine import Engine
-    from iclperm.engine.engine import UnitResult
+from iclperm.work import Setting, StudyPlan, Work, lay_out, open_reader, sample_prompt, sample_tokens
 
 __all__ = [
     "Progress",
@@ -101,31 +87,35 @@ def plan(study: Study) -> StudyPlan | dict[str, StudyPlan]:
     return compound.plans(study, works.plan) if study.kind in COMPOUND else works.plan(study)
 
 
-def open_run(path: str | Path, *, normalize: str | None = None, criterion: str | None = None) -> Run | StudyRuns:
+def open_run(
+    path: str | Path, *, normalize: str | None = None, criterion: str | None = None, unparsed: str | None = None
+) -> Run | StudyRuns:
     """A finished run, or the runs of a compound study, from its folder alone: see `iclperm.results.open_run`."""
     if compound.is_compound(path):
-        return compound.open_all(Path(path), normalize=normalize, criterion=criterion)
-    return results.open_run(path, normalize=normalize, criterion=criterion)
+        return compound.open_all(Path(path), normalize=normalize, criterion=criterion, unparsed=unparsed)
+    return results.open_run(path, normalize=normalize, criterion=criterion, unparsed=unparsed)
 
 
 def _run_one(study: Study, out: str | Path | None, extend: bool, mixed: bool, progress: Progress | None) -> Run:
     """See `run`."""
     started = time.perf_counter()
     setting = Setting.of(study)
+    study = setting.study
     path = None if (out or study.out) is None else Path(out or study.out or "")
     if path is not None and (whole := finished(path, setting)) is not None:
         return whole
     work = lay_out(setting, _grown_from(path, setting, extend))
     by_stage = [tables(work, number) for number in range(len(work.stages))]
-    machine = _Machine(work)
+    model = answerer(work, path)
     if path is not None:
-        _refuse_bad_growth(path, work, by_stage, machine, mixed)
+        _refuse_bad_growth(path, work, by_stage, model, mixed)
     folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_stage)
     layout = Layout.of_tables(by_stage[-1]["demonstrations"], by_stage[-1]["queries"], work.identities())
-    scores = Scores(layout, layout.scale(work.identities()[0], study), folder)
+    plan = work.identities()[0]
+    scores = Scores(layout, layout.scale(plan, study), folder, **reading_of(plan, study))
     quarantined = 0 if folder is None else _recover(folder, scores)
     missing = [part for part in range(len(work.parts)) if part not in scores.parts]
-    forwarded = _compute(work, missing, scores, folder, machine, mixed, progress) if missing else 0
+    forwarded = _compute(work, missing, scores, folder, model, mixed, progress) if missing else 0
     scores.refuse_gaps()
     counts = {
         **layout.counts,
@@ -133,7 +123,7 @@ def _run_one(study: Study, out: str | Path | None, extend: bool, mixed: bool, pr
         "num_parts_resumed": len(work.parts) - len(missing),
         "num_quarantined": quarantined,
     }
-    return finish(work.identities()[0], study, scores, counts, folder, started, forwarded)
+    return finish(plan, study, scores, counts, folder, started, forwarded)
 
 
 def _grown_from(path: Path | None, setting: Setting, extend: bool) -> list[dict[str, int]]:
@@ -152,37 +142,16 @@ def _grown_from(path: Path | None, setting: Setting, extend: bool) -> list[dict[
     return there
 
 
-class _Machine:
-    """Where a run goes on: the engine and what its results' last bits depend on, found out when first asked for."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    @cached_property
-    def engine(self) -> Engine:
-        from iclperm.engine import Engine
-
-        study = self._work.setting.study
-        with _enough_memory(self._work):
-            return Engine.from_pretrained(
-                self._work.setting.model, device=study.device, dtype=study.dtype, memory_budget=study.memory_budget
-            )
-
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        with _enough_memory(self._work):
-            return _environment(self.engine)
-
-    def admit(self, folder: RunFolder, mixed: bool) -> None:
-        """Raises `RunStopped` where the disk is too small, `RunError` for other numerics than those in the folder."""
-        _refuse_small_disk(self._work, folder)
-        numerics = self.environment["numerics"]
-        if not mixed:
-            _refuse_other_numerics(folder, numerics)
+def _admit(model: Answerer, work: Work, folder: RunFolder, mixed: bool) -> None:
+    """Raises `RunStopped` where the disk is too small, `RunError` for other numerics than those in the folder."""
+    _refuse_small_disk(work, folder)
+    numerics = model.numerics
+    if not mixed:
+        _refuse_other_numerics(folder, numerics)
 
 
 def _refuse_bad_growth(
-    path: Path, work: Work, by_stage: Sequence[Mapping[str, pa.Table]], machine: _Machine, mixed: bool
+    path: Path, work: Work, by_stage: Sequence[Mapping[str, pa.Table]], model: Answerer, mixed: bool
 ) -> None:
     """Raises what forbids a run to grow before its folder says that it is larger: it would no longer be finished."""
     try:
@@ -199,7 +168,7 @@ def _refuse_bad_growth(
                 f"{path} cannot grow: with the new demonstrations {num_overlong} of its queries no longer fit the "
                 "context window and would be dropped from what is there; give another folder"
             )
-        machine.admit(folder, mixed)
+        _admit(model, work, folder, mixed)
 
 
 def _recover(folder: RunFolder, scores: Scores) -> int:
@@ -221,42 +190,38 @@ def _compute(
     missing: Sequence[int],
     scores: Scores,
     folder: RunFolder | None,
-    machine: _Machine,
+    model: Answerer,
     mixed: bool,
     progress: Progress | None,
 ) -> int:
-    """Scores the missing parts, one file each, as far as no other process does; returns the tokens forwarded."""
+    """Has the missing parts answered, one file each, as far as no other process does; returns the tokens that took."""
     if folder is not None:
-        machine.admit(folder, mixed)
-    environment, engine = machine.environment, machine.engine
-    before = engine.totals.tokens_forwarded
-    session = _Session(folder, environment)
+        _admit(model, work, folder, mixed)
+    numerics, before = model.numerics, model.tokens
+    session = _Session(folder, _environment(model))
     tell = progress or (lambda _done, _total: None)
     num_parts = len(work.parts)
     session.write(tokens=0)
     try:
         tell(len(scores.parts), num_parts)
-        while missing:
-            with _enough_memory(work), closing(_tables(work, missing, folder, engine)) as scored:
-                for part, table in scored:
-                    session.num_parts += 1
-                    session.write(tokens=engine.totals.tokens_forwarded - before + _open_call(work, part, engine))
-                    committed = table if folder is None else folder.write(part, table, environment["numerics"])
-                    scores.fill(part, committed)
-                    tell(len(scores.parts), num_parts)
-            missing = [part for part in missing if part not in scores.parts]
-            if folder is not None and missing:
-                _read_others(folder, missing, scores)
-                tell(len(scores.parts), num_parts)
+        with open_reader(work.setting) as checker:
+            while missing:
+                with closing(model.tables(missing, partial(_claimed, folder=folder), checker)) as answered:
+                    for part, table in answered:
+                        session.num_parts += 1
+                        session.write(tokens=model.tokens - before)
+                        committed = table if folder is None else folder.write(part, table, numerics)
+                        scores.fill(part, committed)
+                        tell(len(scores.parts), num_parts)
                 missing = [part for part in missing if part not in scores.parts]
+                if folder is not None and missing:
+                    _read_others(folder, missing, scores)
+                    tell(len(scores.parts), num_parts)
+                    missing = [part for part in missing if part not in scores.parts]
     finally:
-        session.write(tokens=engine.totals.tokens_forwarded - before, closed=True)
-    return engine.totals.tokens_forwarded - before
-
-
-def _open_call(work: Work, part: int, engine: Engine) -> int:
-    """Tokens that are not among the engine's totals yet: units come from one call, which is still open here."""
-    return engine.report.tokens_forwarded if work.parts[part].product is not None else 0
+        session.write(tokens=model.tokens - before, closed=True)
+        model.close()
+    return model.tokens - before
 
 
 def _read_others(folder: RunFolder, missing: Sequence[int], scores: Scores) -> None:
@@ -290,19 +255,6 @@ class _Session:
             self._folder.write_session(self._name, {**self._environment, **counts}, durable=closed)
 
 
-def _tables(
-    work: Work, missing: Sequence[int], folder: RunFolder | None, engine: Engine
-) -> Generator[tuple[int, pa.Table]]:
-    """The parts that this process can claim, each with its rows; those of one product in one call of the engine."""
-    for _, group in groupby(missing, key=lambda part: id(work.parts[part].product)):
-        parts = list(group)
-        if (product := work.parts[parts[0]].product) is not None:
-            yield from _product_tables(work, product, _claimed(parts, folder), engine)
-        else:
-            for part in _claimed(parts, folder):
-                yield part, _general_rows(work, work.parts[part], engine)
-
-
 def _claimed(parts: Sequence[int], folder: RunFolder | None) -> Iterator[int]:
     """Parts that nobody else works at or has finished; each is given back when the next is asked for."""
     for part in parts:
@@ -316,49 +268,6 @@ def _claimed(parts: Sequence[int], folder: RunFolder | None) -> Iterator[int]:
                 folder.release(part)
 
 
-def _product_tables(
-    work: Work, product: Product, parts: Iterator[int], engine: Engine
-) -> Generator[tuple[int, pa.Table]]:
-    part_of: dict[int, int] = {}
-
-    def units() -> Iterator[int]:
-        for part in parts:
-            part_of.update(dict.fromkeys(work.parts[part].units, part))
-            yield from work.parts[part].units
-
-    rows: list[pa.Table] = []
-    # Closed even when the run is interrupted here: only then does the engine count what it forwarded.
-    with closing(cast("Generator[UnitResult]", engine.execute(product.plan, units()))) as results:
-        for result in results:
-            part = part_of[result.unit]
-            rows.append(_product_rows(work, work.parts[part], result))
-            if len(rows) == len(work.parts[part].units):
-                yield part, pa.concat_tables(rows)
-                rows = []
-
-
-def _product_rows(work: Work, part: Part, result: UnitResult) -> pa.Table:
-    product = cast("Product", part.product)
-    contexts = np.repeat(product.contexts[result.contexts], len(result.queries))
-    queries = np.tile(product.queries[result.queries], len(result.contexts))
-    inside = ~np.isin(contexts * len(work.prompts.queries) + queries, work.general_cells)
-    logprob = result.logprob.reshape(len(contexts), -1)
-    return item_rows(work, part, contexts[inside], queries[inside], logprob[inside], result.state.ravel()[inside])
-
-
-def _general_rows(work: Work, part: Part, engine: Engine) -> pa.Table:
-    cells = part.cells
-    scores = engine.loglikelihood([(cell.prompt, ids) for cell in cells for ids in cell.continuations])
-    return item_rows(
-        work,
-        part,
-        np.array([cell.context for cell in cells], dtype=np.int64),
-        np.array([cell.query for cell in cells], dtype=np.int64),
-        scores.logprob.reshape(len(cells), -1),
-        scores.state.reshape(len(cells), -1).max(axis=1),
-    )
-
-
 def _refuse_small_disk(work: Work, folder: RunFolder) -> None:
     """Raises `RunStopped` where the files that are to come would not fit."""
     needed = work.disk_bytes - sum(file.stat().st_size for file in folder.parts().values())
@@ -370,32 +279,11 @@ def _refuse_small_disk(work: Work, folder: RunFolder) -> None:
         )
 
 
-@contextmanager
-def _enough_memory(work: Work) -> Iterator[None]:
-    """Memory that runs out inside stops the run, with a remedy."""
-    try:
-        yield
-    except (MemoryError, RuntimeError, OutOfMemory) as error:
-        from iclperm.engine.memory import is_out_of_memory
-
-        if not is_out_of_memory(error):
-            raise
-        remedy = str(error) if isinstance(error, OutOfMemory) else f"{_smaller(work)}, or use a smaller model"
-        raise RunStopped(f"out of memory; {remedy}") from None
-
-
-def _smaller(work: Work) -> str:
-    needed, less = halved_peaks(work)
-    remedy = f"set memory_budget to {less} to continue" if less < needed else "lower 'shots'"
-    return f"{needed} bytes are foretold, weights among them: {remedy}"
-
-
-def _environment(engine: Engine) -> dict[str, Any]:
+def _environment(model: Answerer) -> dict[str, Any]:
     """Versions and what decides about the last bits of a result; never a setting that could hold a secret."""
-    numerics = {**engine.numerics, "processor": _processor()}
-    versions = {name: _version(name) for name in ("iclperm", "numpy", "pyarrow", "tokenizers")}
+    versions = {name: _version(name) for name in model.libraries}
     return {
-        "numerics": numerics,
+        "numerics": model.numerics,
         "versions": {**versions, "python": platform.python_version()},
         "platform": platform.platform(),
     }
@@ -429,9 +317,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator
 
 from iclperm.config import Choices
+from iclperm.endpoint.choices import EndpointChoices
 from iclperm.engine.budget import parse_budget
 from iclperm.errors import ConfigError
 
@@ -25,6 +27,7 @@ Criterion = Literal[
     "mutual_information",
     "dev_log_likelihood",
 ]
+Scoring = Literal["loglikelihood", "first_token", "generate"]
 DEFAULTS: dict[str, dict[str, Any]] = {
     "search": {"permutations": 128, "dev_queries": 1000},
     "transfer": {"permutations": 128, "dev_queries": 1000},
@@ -37,12 +40,12 @@ OVER_ALL_SHOTS = ("curve", "convergence", "selection")
 """Kinds that run every number of shots up to the one that is given."""
 COMPOUND = ("transfer", "selection")
 """Kinds that are made of several runs: see `iclperm.compound`."""
-STATISTICS = ("normalize", "criterion")
+STATISTICS = ("normalize", "criterion", "unparsed")
 """Keys that change no answer, only what is made of them."""
 _OF_KIND = {"tasks": "transfer", "models": "transfer", "criterion": "search", "select": "selection"}
 EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
 """The keys that a finished run can be extended in."""
-_DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
+_DEVICE = re.compile(r"auto|balanced|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
 class Study(Choices):
@@ -54,12 +57,16 @@ class Study(Choices):
     orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``queries`` are test queries;
     ``dev_queries`` are scored beside them. ``normalize`` tells what log-likelihoods of labels are compared by: their
     sum, the mean over tokens, or the mean over bytes; ``calibration: contextual`` takes out what each context makes of
-    them by itself, seen by three content-free queries. ``memory_budget`` is bytes (a number, "4GiB") or a share of
-    what is free (0.5, "50%"); ``out`` is the run folder. ``demonstrations`` are sets of train rows to use instead of
-    drawn ones. A ``kind`` has defaults of its own (`DEFAULTS`); the kinds in `OVER_ALL_SHOTS` run every k up to
-    ``shots``. ``tasks`` and ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search,
-    ``select`` is how many demonstrations a selection keeps. Raises `ConfigError` naming the key, the value and the
-    remedy.
+    them by itself, seen by three content-free queries. ``scoring`` is how an answer is found: by the log-likelihood of
+    every label, of its ``first_token`` alone, or ``generate``, greedily, up to ``max_new_tokens``, and then read; None
+    is what the task asks for. ``think: strip`` takes blocks of reasoning out of generated text first, and ``unparsed``
+    tells whether text that no answer could be read from counts as wrong or drops its query. ``chat`` puts the prompt
+    into the model's chat template (None: only for an endpoint that takes nothing else). ``endpoint`` names a model
+    behind an API in place of ``model``. ``memory_budget`` is bytes (a number, "4GiB") or a share of what is free (0.5,
+    "50%"); ``out`` is the run folder. ``demonstrations`` are sets of train rows to use instead of drawn ones. A
+    ``kind`` has defaults of its own (`DEFAULTS`); the kinds in `OVER_ALL_SHOTS` run every k up to ``shots``. ``tasks``
+    and ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search, ``select`` is how many
+    demonstrations a selection keeps. Raises `ConfigError` naming the key, the value and the remedy.
     """
 
     kind: Kind = "sensitivity"
@@ -78,13 +85,17 @@ class Study(Choices):
     dev_queries: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     design: Literal["random"] = "random"
-    scoring: Literal["loglikelihood"] = "loglikelihood"
+    scoring: Scoring | None = None
     normalize: Literal["sum", "mean", "bytes"] = "sum"
     calibration: Literal["none", "contextual"] = "none"
     criterion: Criterion = "dev_accuracy"
     select: Count = 6
     on_overlong: Literal["error", "drop"] = "error"
-    chat: Literal["none"] = "none"
+    chat: Literal["none", "single", "multiturn"] | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    think: Literal["keep", "strip"] = "keep"
+    unparsed: Literal["wrong", "drop"] = "wrong"
+    endpoint: EndpointChoices | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(min_length=1)] = "auto"
     memory_budget: int | float | str | None = None
@@ -92,13 +103,16 @@ class Study(Choices):
 
     def __init__(self, /, **choices: Any) -> None:
         kind = choices.get("kind", "sensitivity")
-        if kind in ("features", "calibration"):
+        if kind in ("features", "calibration", "generation"):
             raise ConfigError(f"a study's key 'kind' is {kind!r}, a report of a run: iclperm report RUN --kind {kind}")
         given = choices.get("demonstrations")
         sets = {"sets": len(given)} if isinstance(given, list) and given else {}
         defaults = DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
         if sets:
             defaults = {key: value for key, value in defaults.items() if key != "shots"}
+        if isinstance(behind := choices.get("endpoint"), Mapping) and "model" not in behind and "model" in choices:
+            name = choices.pop("model")
+            choices = {**choices, "endpoint": {**behind, "model": name}}
         super().__init__(**{**defaults, **sets, **choices})
         for key, only in _OF_KIND.items():
             applies = kind == only or (key == "criterion" and kind == "transfer")
@@ -108,8 +122,17 @@ class Study(Choices):
             raise ConfigError(
                 f"a study's key 'dev_queries' is 0, but a {kind} chooses by them; give some, such as 1000"
             )
+        if self.endpoint is not None:
+            self._refuse_local_choices()
         if self.demonstrations is not None:
             self._refuse_uneven(self.demonstrations)
+
+    def _refuse_local_choices(self) -> None:
+        for key in ("model", "revision", "models", "dtype", "device", "memory_budget"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(
+                    f"a study's key {key!r} is for a model on this machine, not for an endpoint; leave it out"
+                )
 
     def _refuse_uneven(self, given: list[list[int]]) -> None:
         sizes = sorted({len(rows) for rows in given})
@@ -129,7 +152,7 @@ class Study(Choices):
     @classmethod
     def _known_device(cls, device: str) -> str:
         if not _DEVICE.fullmatch(device):
-            raise ValueError("give auto, cpu, cuda, cuda:1, mps or xpu")
+            raise ValueError("give auto, cpu, cuda, cuda:1, mps, xpu or balanced")
         return device
 
     @field_validator("memory_budget")
@@ -161,6 +184,11 @@ class Study(Choices):
             if given is not None:
                 found[key] = [beside(key, name) for name in given] if isinstance(given, list) else beside(key, given)
         return study.model_copy(update=found)
+
+    @property
+    def model_name(self) -> str:
+        """What to call the model."""
+        return self.model if self.endpoint is None else self.endpoint.model
 
     @property
     def query_counts(self) -> dict[AskedSplit, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iclperm import demo
+from iclperm.chat import TextTokenizer, chat_format
 from iclperm.designs import CONTENT_FREE, CONTENT_FREE_INPUTS, Design, content_free_examples, draw
 from iclperm.errors import ConfigError, DataError, ModelError, RequestError, TokenizationError
 from iclperm.prompts import (
@@ -29,23 +31,37 @@ from iclperm.prompts import (
     tokenise,
 )
 from iclperm.store import MAX_PARTS, OK, OVERLONG
-from iclperm.study import Study
+from iclperm.study import Scoring, Study
 from iclperm.tasks import Examples, Task
+from iclperm.tasks.answers import Checker, open_checker, word_checker
 from iclperm.tasks.sources import Split
 
 if TYPE_CHECKING:
+    from iclperm.endpoint.bill import Bill
+    from iclperm.endpoint.bill import Prompt as ApiPrompt
     from iclperm.engine.estimate import Estimate
     from iclperm.engine.footprint import Sizes
     from iclperm.engine.plan import Plan
 
 GENERAL_CELLS_PER_PART = 4_096
+GENERATED_CELLS_PER_PART = 64
+API_PROMPTS_PER_UNIT = 256
+LABEL_TOKENS = 16  # that a label may be written in, unless the task or the study says otherwise
 UNIT_FLOPS = 2_000_000_000_000  # a kill costs at most a unit: ten seconds at the fp32 rate of two cores
 UNIT_TOKENS = (1 << 12, 1 << 16)
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
 _WEIGHT_FILES = "*.safetensors"
-_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
 _IDENTITY_KEYS = ("kind", "resample", "seed", "design", "scoring", "calibration", "on_overlong", "chat")
+_UNKNOWN = (np.zeros(1, dtype=np.int32),)  # stands for what will be generated; it is never fed
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -56,7 +72,9 @@ class StudyPlan:
     ``num_queries`` distinct queries of all splits serve ``num_asked`` queries: examples of a class that is short count
     several times. ``num_content_free`` more are asked to calibrate by. ``num_duplicates`` rows of the data repeat
     another row, ``num_conflicting`` of them with another label. ``opening`` are the tokens that every prompt begins
-    with, ``label_tokens`` the lengths of the labels. ``seconds`` is an estimate for this machine.
+    with, ``label_tokens`` the lengths of the labels. Of a study that generates, ``max_new_tokens`` is the most that a
+    prompt is answered in, ``tokens_unique`` are those of the prompts, and keys and values those of a unit that decodes
+    as long as it may. ``estimate`` is for this machine.
     """
 
     task: str
@@ -82,6 +100,8 @@ class StudyPlan:
     label_tokens: tuple[int, ...]
     prompts: PromptCounts
     num_content_free: int = 0
+    max_new_tokens: int | None = None
+    bill: Bill | None = None
     estimate: Estimate | None = None
 
     @property
@@ -91,7 +111,10 @@ class StudyPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe."""
-        return {**asdict(self), "saving": self.saving}
+        bill = None
+        if self.bill is not None:
+            bill = {**asdict(self.bill.spent), "cost": self.bill.cost, "is_estimate": self.bill.is_estimate}
+        return {**asdict(self), "bill": bill, "saving": self.saving}
 
 
 def plan(study: Study) -> StudyPlan:
@@ -105,21 +128,25 @@ def plan(study: Study) -> StudyPlan:
 
     work = lay_out(Setting.of(study, weights=False))
     plans = [product.plan for stage in work.stages for product in stage.products]
-    is_possible = bool(plans) and has_device(study.device)
+    is_possible = bool(plans) and study.endpoint is None and has_device(study.device)
     if not is_possible:
         return work.summary()
+    assert work.setting.model is not None
     chosen: dict[str, Any] = study.model_dump(include={"device", "dtype", "memory_budget"})
+    chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
     return replace(work.summary(), estimate=estimate(work.setting.model, plans, **chosen))
 
 
 def sample_prompt(
     study: Study, *, index_set: int = 0, permutation: int = 0, shots: int | None = None, query: int = 0
 ) -> PromptText:
-    """The text of one prompt of a study, by default the first at its largest number of shots; needs no model.
+    """The text of one prompt of a study, by default the first at its largest number of shots; needs no model, but for
+    a chat its tokenizer.
 
     Raises `ConfigError` for a number of shots that the study does not run, and for a query that it does not have.
     """
     task = Task.load(study.task, study.data)
+    study = resolved(study, task)
     examples = _examples(study, task)
     design = draw(study, task, examples)
     wanted = design.shots[-1] if shots is None else shots
@@ -129,12 +156,25 @@ def sample_prompt(
         raise ConfigError(
             f"there is no query {query}: the data have {design.num_queries} distinct ones here; give a smaller number"
         )
-    return prompt_text(design, task, examples, cell=(index_set, permutation, design.shots.index(wanted), query))
+    chat = None if study.chat == "none" else chat_format(study.chat or "none", task, _tokenizer_named(study))
+    return prompt_text(
+        design,
+        task,
+        examples,
+        cell=(index_set, permutation, design.shots.index(wanted), query),
+        scoring=study.scoring or "loglikelihood",
+        chat=chat,
+    )
 
 
 def sample_tokens(study: Study, prompt: PromptText) -> PromptTokens:
-    """How the study's model reads a prompt; needs its tokenizer, no weights."""
-    return prompt_tokens(prompt, _tokenizer(model_folder(study, weights=False)))
+    """How the study's model reads a prompt; needs its tokenizer, no weights. Of a model behind an API that is not
+    known: its tokens are bytes."""
+    return prompt_tokens(prompt, _tokenizer_named(study))
+
+
+def _tokenizer_named(study: Study) -> Any:
+    return TextTokenizer() if study.endpoint else _tokenizer(model_folder(study, weights=False))
 
 
 def uneven_labels(label_tokens: Sequence[int], normalize: str) -> list[str]:
@@ -149,20 +189,23 @@ def uneven_labels(label_tokens: Sequence[int], normalize: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the study's names stand for, and the choices drawn from them; ``examples`` by split, train first."""
+    """What the study's names stand for, and the choices drawn from them; ``examples`` by split, train first; no
+    ``model`` folder for one behind an API."""
 
     study: Study
     task: Task
     examples: dict[str, Examples]
     design: Design
-    model: Path
+    model: Path | None
 
     @classmethod
     def of(cls, study: Study, *, weights: bool = True) -> Setting:
         """Reads the data, draws the design and finds the model; without ``weights`` those of a hub id stay there."""
         task = Task.load(study.task, study.data)
-        examples = _examples(study, task)
-        return cls(study, task, examples, draw(study, task, examples), model_folder(study, weights=weights))
+        asked = resolved(study, task)
+        examples = _examples(asked, task)
+        model = None if asked.endpoint else model_folder(asked, weights=weights)
+        return cls(asked, task, examples, draw(asked, task, examples), model)
 
     def counts(self, asked: Sequence[str]) -> dict[str, int]:
         """Of train and the splits ``asked``: rows that repeat another row of their split, those of them whose label
@@ -175,6 +218,21 @@ class Setting:
         }
 
     @property
+    def is_generated(self) -> bool:
+        """Whether answers are generated and read, not chosen by log-likelihood."""
+        return self.study.scoring == "generate"
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens that are generated for a prompt."""
+        return self.study.max_new_tokens or 0
+
+    @property
+    def stop(self) -> list[str]:
+        """What ends a generated answer, but the model's own end; in a chat that alone does."""
+        return [] if self.study.chat != "none" else self.task.stop or ["\n"]
+
+    @property
     def content_free(self) -> slice:
         """Places of the content-free queries among all queries."""
         offsets, last = self.design.query_offsets, self.design.asked[-1]
@@ -182,7 +240,9 @@ class Setting:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The model's config.json, the part on text flattened in."""
+        """The model's config.json, the part on text flattened in; nothing is known of a model behind an API."""
+        if self.model is None:
+            return {}
         try:
             raw = json.loads((self.model / "config.json").read_bytes())
             config = {**raw, **(raw.get("text_config") or {})}
@@ -196,7 +256,7 @@ class Setting:
     @cached_property
     def dtype(self) -> str:
         """The dtype that the model is loaded in."""
-        if self.study.dtype != "auto":
+        if self.study.dtype != "auto" or self.model is None:
             return self.study.dtype
         from iclperm.engine.model import resolved_dtype
 
@@ -214,9 +274,9 @@ class Setting:
                 "shots": list(self.design.shots),
                 "dtype": self.dtype,
             },
+            **({"generation": self._generation} if self.is_generated else {}),
             "hashes": {
-                "model": _hash_files(self.model, ("config.json", _WEIGHT_FILES)),
-                "tokenizer": _hash_files(self.model, _TOKENIZER_FILES),
+                **self._model_hashes,
                 "wording": self.task.wording_hash(),
                 "train": self.examples["train"].digest,
                 "test": self.examples["test"].digest,
@@ -224,9 +284,35 @@ class Setting:
         }
 
     @property
+    def _model_hashes(self) -> dict[str, Any]:
+        if self.study.endpoint is not None:
+            return {"endpoint": self.study.endpoint.identity}
+        assert self.model is not None
+        return {
+            "model": _hash_files(self.model, ("config.json", _WEIGHT_FILES)),
+            "tokenizer": _hash_files(self.model, _TOKENIZER_FILES),
+        }
+
+    @property
+    def _generation(self) -> dict[str, Any]:
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "stop": self.stop,
+            "think": self.study.think,
+            "draws": self.draws,
+        }
+
+    @property
+    def draws(self) -> int:
+        """Texts that are generated for each prompt."""
+        return self.study.endpoint.draws if self.study.endpoint is not None else 1
+
+    @property
     def kv_token_bytes(self) -> int:
         """Bytes that the keys and values of one token take; raises `ConfigError` where config.json does not tell."""
         config = self.config
+        if self.model is None:
+            return 0
         try:
             num_layers = config.get("num_hidden_layers") or config["n_layer"]
             num_heads = config.get("num_attention_heads") or config["n_head"]
@@ -293,6 +379,39 @@ class Demonstrations:
     def query_texts(self, split: str) -> list[str]:
         """The fields of each distinct query of a split, joined by spaces; [Q]."""
         return self._queries[split]
+
+
+def resolved(study: Study, task: Task) -> Study:
+    """The study with what it leaves to its task; raises `ConfigError` where the two do not go together."""
+    scoring = study.scoring or ("generate" if task.is_generated else "loglikelihood")
+    study = study.model_copy(update={"chat": _resolved_chat(study)})
+    if study.endpoint is not None and study.endpoint.draws > 1 and scoring != "generate":
+        raise ConfigError(
+            f"the endpoint's draws are {study.endpoint.draws}, but scoring is {scoring!r}; set draws to 1"
+        )
+    if task.is_generated and scoring != "generate":
+        raise ConfigError(f"scoring is {scoring!r}, but task {task.name!r} has no labels to score; set it to generate")
+    if scoring != "generate":
+        given = {"max_new_tokens": study.max_new_tokens is not None, "think": study.think != "keep"}
+        if named := [key for key, is_given in given.items() if is_given]:
+            raise ConfigError(f"{named[0]} is for generated answers, but scoring is {scoring!r}; leave it out")
+        return study.model_copy(update={"scoring": scoring})
+    if study.calibration != "none" or study.normalize != "sum":
+        key = "calibration" if study.calibration != "none" else "normalize"
+        raise ConfigError(f"{key} is {getattr(study, key)!r}, but generated answers have no label scores; leave it out")
+    max_new_tokens = study.max_new_tokens or task.max_new_tokens or LABEL_TOKENS
+    return study.model_copy(update={"scoring": scoring, "max_new_tokens": max_new_tokens})
+
+
+def _resolved_chat(study: Study) -> str:
+    if study.endpoint is None:
+        return study.chat or "none"
+    is_chat = study.endpoint.api == "chat"
+    chat = study.chat or ("single" if is_chat else "none")
+    if is_chat != (chat != "none"):
+        remedy = "set chat to single or multiturn, or its api to completions" if is_chat else "set its api to chat"
+        raise ConfigError(f"chat is {chat!r}, but the endpoint's api is {study.endpoint.api!r}; {remedy}")
+    return chat
 
 
 def _joined(fields: Mapping[str, Any]) -> str:
@@ -364,26 +483,28 @@ class Stage:
         """Units of the products."""
         return sum(product.plan.num_units for product in self.products)
 
-    def parts(self, number: int) -> Iterator[Part]:
-        """The files of this stage, in the order of work."""
+    def parts(self, number: int, general_cells: int = GENERAL_CELLS_PER_PART) -> Iterator[Part]:
+        """The files of this stage, in the order of work; ``general_cells`` in one at most."""
         per_part = -(-self.num_units // MAX_PARTS) or 1
         for product in self.products:
             for begin in range(0, product.plan.num_units, per_part):
                 yield Part(number, product, range(begin, min(begin + per_part, product.plan.num_units)), [])
-        for begin in range(0, len(self.general), GENERAL_CELLS_PER_PART):
-            yield Part(number, None, range(0), self.general[begin : begin + GENERAL_CELLS_PER_PART])
+        for begin in range(0, len(self.general), general_cells):
+            yield Part(number, None, range(0), self.general[begin : begin + general_cells])
 
 
 @dataclass(frozen=True)
 class Work:
     """A setting as tokens, units and parts.
 
-    ``kept`` int64 are the queries that fit the context window. ``stages`` are the extents that the run has grown to,
+    ``right_answers`` [Q] are the right label or answer of each query, as text in its normal form. ``kept`` int64 are
+    the queries that fit the context window. ``stages`` are the extents that the run has grown to,
     one after the other.
     """
 
     setting: Setting
     prompts: Prompts
+    right_answers: list[str]
     kept: NDArray[np.int64]
     stages: tuple[Stage, ...]
     opening: tuple[str, ...]
@@ -396,7 +517,8 @@ class Work:
     @cached_property
     def parts(self) -> list[Part]:
         """Files of the whole run, in the order of their numbers."""
-        return [part for number, stage in enumerate(self.stages) for part in stage.parts(number)]
+        size = GENERATED_CELLS_PER_PART if self.setting.is_generated else GENERAL_CELLS_PER_PART
+        return [part for number, stage in enumerate(self.stages) for part in stage.parts(number, size)]
 
     @cached_property
     def general_cells(self) -> NDArray[np.int64]:
@@ -413,9 +535,11 @@ class Work:
 
     @property
     def disk_bytes(self) -> int:
-        """About what the files of all parts take."""
+        """About what the files of all parts take; of generated text a third, as it is stored compressed."""
         num_cells = sum(stage.num_cells for stage in self.stages)
-        return num_cells * (4 * len(self.setting.task.words) + 4) + (len(self.parts) << 12)
+        setting = self.setting
+        each = 4 * setting.max_new_tokens // 3 + 32 if setting.is_generated else 4 * len(setting.task.words) + 4
+        return num_cells * each + (len(self.parts) << 12)
 
     @property
     def begins(self) -> dict[str, int]:
@@ -423,14 +547,32 @@ class Work:
         offsets = self.setting.design.query_offsets.tolist()
         return {asked.split: begin for asked, begin in zip(self.setting.design.asked, offsets[:-1], strict=True)}
 
+    @cached_property
+    def published_answers(self) -> list[str]:
+        """The right label or answer of each query as the data holds it, [Q]."""
+        return _published_answers(self.setting)
+
+    @cached_property
+    def bill(self) -> Bill | None:
+        """What an API will ask for all of it at most; None for a model on this machine."""
+        if self.setting.study.endpoint is None:
+            return None
+        groups = [
+            group for stage in self.stages for product in stage.products for group in _groups(self.prompts, product)
+        ]
+        return _bill(self.setting, groups)
+
     def identities(self) -> list[dict[str, Any]]:
         """What identifies the run, and each extent that it has grown to, by stage."""
         stages = [self._stage_identity(number) for number in range(len(self.stages))]
         return [{**self.setting.identity, "label_lengths": self._label_lengths(), **stages[0]}, *stages[1:]]
 
     def _label_lengths(self) -> dict[str, list[int]]:
-        """What a label's log-likelihood can be divided by, [L] each: `Study.normalize`."""
-        texts = self.setting.task.continuations()
+        """What a label's log-likelihood can be divided by, [L] each: `Study.normalize`. Generated answers have none."""
+        if self.setting.is_generated:
+            return {"sum": [], "mean": [], "bytes": []}
+        strip = str.strip if self.setting.study.chat != "none" else str
+        texts = list(map(strip, self.setting.task.continuations()))
         return {
             "sum": [1] * len(texts),
             "mean": [len(ids) for ids in self.prompts.continuations],
@@ -486,16 +628,28 @@ class Work:
             num_conflicting=counts["num_conflicting"],
             disk_bytes=self.disk_bytes,
             opening=self.opening,
-            label_tokens=tuple(len(ids) for ids in self.prompts.continuations),
+            label_tokens=() if setting.is_generated else tuple(len(ids) for ids in self.prompts.continuations),
             prompts=self.prompts.counts,
             num_content_free=num_content_free,
+            max_new_tokens=setting.max_new_tokens if setting.is_generated else None,
+            bill=self.bill,
         )
 
 
 def lay_out(setting: Setting, grown_from: Sequence[Mapping[str, int]] = ()) -> Work:
     """Tokenises a setting's prompts and plans them; see `plan`. ``grown_from`` are the extents that the run had."""
-    tokenizer = _tokenizer(setting.model)
-    prompts = tokenise(setting.design, setting.task, setting.examples, tokenizer, setting.study.seed)
+    tokenizer = _tokenizer_of(setting)
+    study = setting.study
+    prompts = tokenise(
+        setting.design,
+        setting.task,
+        setting.examples,
+        tokenizer,
+        study.seed,
+        # What the first token of a text is, its bytes do not tell; the endpoint does.
+        scoring="generate" if setting.is_generated else "loglikelihood" if study.endpoint else _scoring(study),
+        chat=study.chat or "none",
+    )
     _refuse_foreign_tokenizer(tokenizer, setting, prompts)
     kept = _fitting_queries(setting, prompts)
     extents = [*map(dict, grown_from), setting.study.extent]
@@ -503,7 +657,43 @@ def lay_out(setting: Setting, grown_from: Sequence[Mapping[str, int]] = ()) -> W
     stages = tuple(_stage(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
     _refuse_small_budget(setting, stages)
     opening = tuple(tokenizer.convert_ids_to_tokens(prompts.start.tolist()))
-    return Work(setting, prompts, kept, stages, opening)
+    return Work(setting, prompts, _right_answers(setting), kept, stages, opening)
+
+
+@contextmanager
+def open_reader(setting: Setting) -> Iterator[Checker | None]:
+    """What reads generated answers; None where none are generated."""
+    thinking = {"strip_think": setting.study.think == "strip", "think_is_open": _opens_thinking(setting)}
+    if not setting.is_generated:
+        yield None
+    elif setting.task.answer is None:
+        yield word_checker(setting.task.words, **thinking)
+    else:
+        with open_checker(setting.task.answer, **thinking) as checker:
+            yield checker
+
+
+def _opens_thinking(setting: Setting) -> bool:
+    """Whether the chat template itself begins a block of reasoning, so that the text ends one that it does not show."""
+    study = setting.study
+    if study.think == "keep" or study.chat == "none" or setting.model is None:
+        return False
+    chat = chat_format(study.chat or "none", setting.task, _tokenizer(setting.model))
+    return chat is not None and chat.generation.rstrip().endswith("<think>")
+
+
+def _right_answers(setting: Setting) -> list[str]:
+    """Raises `DataError` where one cannot be read, before anything is asked."""
+    published = _published_answers(setting)
+    if setting.task.answer is None:
+        return published
+    with open_reader(setting) as checker:
+        assert checker is not None
+        return list(map(checker.canonical_gold, published))
+
+
+def _published_answers(setting: Setting) -> list[str]:
+    return [setting.examples[asked.split].answers[row] for asked in setting.design.asked for row in asked.rows]
 
 
 def _sizes(setting: Setting) -> Sizes:
@@ -511,6 +701,7 @@ def _sizes(setting: Setting) -> Sizes:
     from iclperm.engine.footprint import Sizes
     from iclperm.engine.model import PlainModel, load_shapes
 
+    assert setting.model is not None
     shapes, place = load_shapes(setting.model, device=setting.study.device, dtype=setting.study.dtype)
     return Sizes.of(PlainModel(shapes), place)
 
@@ -518,6 +709,7 @@ def _sizes(setting: Setting) -> Sizes:
 def _refuse_small_budget(setting: Setting, stages: Sequence[Stage]) -> None:
     """Raises `ConfigError` where the products do not fit into the study's memory budget, however small the packs."""
     from iclperm.engine.budget import resolve_budget
+    from iclperm.engine.decode import Limits
     from iclperm.engine.model import has_device
 
     given = setting.study.memory_budget
@@ -526,7 +718,12 @@ def _refuse_small_budget(setting: Setting, stages: Sequence[Stage]) -> None:
     sizes = _sizes(setting)
     try:
         for plan in (product.plan for stage in stages for product in stage.products):
-            sizes.fitted(plan, resolve_budget(given, sizes.device))
+            budget = resolve_budget(given, sizes.device)
+            if setting.is_generated:
+                limits = Limits.on(sizes.device.type, plan.pack_tokens)
+                sizes.generation_limits(limits, budget, plan.max_tokens + setting.max_new_tokens, plan.tokens)
+            else:
+                sizes.fitted(plan, budget)
     except RequestError as error:
         raise ConfigError(str(error)) from None
 
@@ -567,6 +764,15 @@ def model_folder(study: Study, *, weights: bool = True) -> Path:
         ) from None
 
 
+def _scoring(study: Study) -> Scoring:
+    return study.scoring or "loglikelihood"
+
+
+def _tokenizer_of(setting: Setting) -> Any:
+    """That of the model; for one behind an API text stands for itself."""
+    return TextTokenizer() if setting.model is None else _tokenizer(setting.model)
+
+
 def _tokenizer(model: Path) -> Any:
     from iclperm.engine.model import load_tokenizer
 
@@ -593,7 +799,7 @@ def _stage(
     factors = ((contexts & ~old_contexts, queries), (old_contexts, queries & ~old_queries))
     products = [_plan_product(setting, prompts, *pair, general) for pair in factors]
     begins = range(0, len(general), GENERAL_CELLS_PER_PART)
-    costs = [_product_tokens(prompts, product, general) for product in products if product]
+    costs = [_product_tokens(setting, prompts, product, general) for product in products if product]
     costs += [_general_tokens(setting, general[begin : begin + GENERAL_CELLS_PER_PART]) for begin in begins]
     tokens = sum(costs, Tokens())
     return Stage(
@@ -650,12 +856,47 @@ def _plan_product(
     plan = plan_product(
         ContextPaths(Rows.of(rows), Rows.of(marks)),
         [prompts.queries[query] for query in asked],
-        prompts.continuations,
-        unit_tokens=setting.unit_tokens,
+        _UNKNOWN if setting.is_generated else prompts.continuations,
+        unit_tokens=_unit_tokens(setting, prompts),
     )
     numbers = np.empty(plan.num_contexts, dtype=np.int64)
     numbers[plan.context_index] = marked
     return Product(plan, numbers, asked)
+
+
+def _unit_tokens(setting: Setting, prompts: Prompts) -> int:
+    """Prompt tokens of a unit: fewer where its answers, which are yet to be generated, add to its work. Of an API a
+    unit is some hundred prompts: replies that are paid for are kept anyway."""
+    if not setting.is_generated and setting.model is not None:
+        return setting.unit_tokens
+    query = float(np.mean([len(ids) for ids in prompts.queries]))
+    if setting.model is None:
+        return int(API_PROMPTS_PER_UNIT * query)
+    return max(1, int(setting.unit_tokens * query / (query + setting.max_new_tokens)))
+
+
+def _groups(prompts: Prompts, product: Product) -> Iterator[list[ApiPrompt]]:
+    """The prompts of a product as an API takes them, those of one context after the other."""
+    for context in product.contexts.tolist():
+        yield [api_prompt(prompts, context, query) for query in product.queries.tolist()]
+
+
+def api_prompt(prompts: Prompts, context: int, query: int) -> ApiPrompt:
+    """One prompt as text, or as the messages of a chat."""
+    ids, text = np.concatenate([prompts.contexts[context], prompts.queries[query]]), TextTokenizer()
+    is_chat = bool(len(ids)) and int(ids.max()) > 255
+    return text.ids_to_messages(ids) if is_chat else text.ids_to_text(ids)
+
+
+def _bill(setting: Setting, groups: Iterable[Sequence[ApiPrompt]]) -> Bill:
+    from iclperm.endpoint.bill import estimate_bill
+
+    choices = setting.study.endpoint
+    assert choices is not None
+    if setting.is_generated:
+        return estimate_bill(choices, groups, max_new_tokens=setting.max_new_tokens)
+    times = len(setting.task.words) if choices.api == "completions" else 1
+    return estimate_bill(choices, groups, max_new_tokens=1, times=times)
 
 
 def _marked_rows(prompts: Prompts, wanted: NDArray[np.bool_]) -> tuple[list[Ids], list[Ids], NDArray[np.int64]]:
@@ -672,19 +913,30 @@ def _marked_rows(prompts: Prompts, wanted: NDArray[np.bool_]) -> tuple[list[Ids]
     return rows, marks, np.concatenate([*marked, np.empty(0, np.int64)])
 
 
-def _product_tokens(prompts: Prompts, product: Product, general: Sequence[Cell]) -> Tokens:
-    """What the product costs; plain prompting would not need those of its cells that are apart."""
+def _product_tokens(setting: Setting, prompts: Prompts, product: Product, general: Sequence[Cell]) -> Tokens:
+    """What the product costs; plain prompting would not need those of its cells that are apart. Of an API: the tokens
+    of all prompts, and those that its own cache should not hold."""
+    if setting.study.endpoint is not None:
+        spent = _bill(setting, _groups(prompts, product)).spent
+        return Tokens(spent.prompt_tokens, spent.prompt_tokens - spent.cached_tokens, 0)
     contexts, queries = set(product.contexts.tolist()), set(product.queries.tolist())
     twice = [cell for cell in general if cell.context in contexts and cell.query in queries]
     spared = sum(len(prompts.contexts[cell.context]) + len(prompts.queries[cell.query]) for cell in twice)
-    return Tokens(product.plan.tokens_naive - spared, product.plan.tokens_unique, product.plan.kv_peak_tokens)
+    kv_peak = product.plan.kv_peak_tokens
+    if setting.is_generated:
+        from iclperm.engine.decode import generation_bounds
+
+        kv_peak = generation_bounds(product.plan, setting.max_new_tokens).kv_peak_tokens
+    return Tokens(product.plan.tokens_naive - spared, product.plan.tokens_unique, kv_peak)
 
 
 def _general_tokens(setting: Setting, cells: Sequence[Cell]) -> Tokens:
     from iclperm.engine.plan import plan_requests
     from iclperm.engine.tree import Rows
 
-    requests = [(cell.prompt, ids) for cell in cells for ids in cell.continuations]
+    requests = [
+        (cell.prompt, ids) for cell in cells for ids in (_UNKNOWN if setting.is_generated else cell.continuations)
+    ]
     begins = np.array([len(prompt) for prompt, _ in requests], dtype=np.int64)
     requested = plan_requests(Rows.of(list(map(np.concatenate, requests))), begins)
     return Tokens(requested.tokens_naive, requested.tokens_unique, requested.kv_peak_tokens)
@@ -693,13 +945,13 @@ def _general_tokens(setting: Setting, cells: Sequence[Cell]) -> Tokens:
 def _fitting_queries(setting: Setting, prompts: Prompts) -> NDArray[np.int64]:
     """The queries whose longest prompt fits; a prompt is never cut."""
     window = next((int(setting.config[key]) for key in _WINDOW_KEYS if setting.config.get(key)), None)
-    fed = prompts.fed_tokens()
+    fed = prompts.fed_tokens(*[setting.max_new_tokens] if setting.is_generated else [])
     fits = fed <= (window or fed.max())
     content_free = setting.content_free
     if not fits[: content_free.start].any():
         raise DataError(
             f"each of the {content_free.start} queries makes some prompt that is longer than the context window of "
-            f"{window} tokens (the longest feeds {int(fed.max())}); lower 'shots'"
+            f"{window} tokens (the longest feeds {int(fed.max())}); lower {_what_is_long(setting)}"
         )
     if not fits[content_free].all():
         raise DataError(
@@ -709,9 +961,14 @@ def _fitting_queries(setting: Setting, prompts: Prompts) -> NDArray[np.int64]:
     if not fits.all() and setting.study.on_overlong == "error":
         raise DataError(
             f"{int(np.sum(~fits))} of {len(fits)} queries make prompts longer than the context window of {window} "
-            f"tokens (query {int(np.argmax(fed))}: {int(fed.max())}); lower 'shots' or set on_overlong: drop"
+            f"tokens (query {int(np.argmax(fed))}: {int(fed.max())}); lower {_what_is_long(setting)} or set "
+            "on_overlong: drop"
         )
     return np.flatnonzero(fits)
+
+
+def _what_is_long(setting: Setting) -> str:
+    return "'shots' or 'max_new_tokens'" if setting.is_generated else "'shots'"
 
 
 def _refuse_foreign_tokenizer(tokenizer: Any, setting: Setting, prompts: Prompts) -> None:

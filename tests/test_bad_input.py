@@ -124,7 +124,7 @@ def test_the_study_of_these_tests_is_sound(rerun, place):
         ({"self": 3}, ["study.yaml: a study has no key 'self'; did you mean 'select'?"]),
         ({"zzz": 3}, ["study.yaml: a study has no key 'zzz'; valid keys: kind, model"]),
         ({True: 3}, ["study.yaml: the key True is not text", "YAML reads yes, no, on and off as booleans"]),
-        ({"task": "colors"}, ["there is no task 'colors'; built in: ag_news, mini_news, or give a task file's path"]),
+        ({"task": "colors"}, ["there is no task 'colors'; built in: ag_news, dbpedia, ", "or give a task file's path"]),
         ({"task": False}, ["a study's key 'task' is False", "put it in quotes"]),
         ({"kind": "sensitvity"}, ["a study's key 'kind' is 'sensitvity': input should be 'sensitivity'"]),
         ({"shots": "some"}, ["a study's key 'shots' is 'some': input should be a valid integer or a valid list or"]),

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pyarrow.parquet as pq
@@ -13,13 +14,13 @@ import pytest
 import torch
 from tiny import LABELS, byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
-from iclperm import Study, cli, runner
+from iclperm import Study, answering, cli, runner
 from iclperm.engine import Engine
 from iclperm.runner import Run
 from iclperm.store import writable
 from iclperm.tasks import Task, builtin_tasks
 
-COMMANDS = ("bench", "demo", "export", "plan", "report", "run", "stats", "status", "tasks", "verify")
+COMMANDS = ("bench", "demo", "export", "models", "plan", "report", "run", "stats", "status", "tasks", "verify")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,68 @@ def test_a_plan_tells_the_memory_by_part(call, study_file):
 def test_every_key_of_a_study_is_a_flag():
     assert set(cli.STUDY_KEYS) == set(Study.model_fields)
     numbers = {key for key, field in Study.model_fields.items() if "int" in str(field.annotation)}
-    assert numbers - {"memory_budget", "demonstrations"} == cli._NUMBERS
+    assert numbers - {"memory_budget", "demonstrations", "endpoint"} == cli._NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("http://localhost:8000/v1", {"base_url": "http://localhost:8000/v1"}),
+        (
+            "base_url=http://localhost/v1,max_cost=2.5,prices.input=0.1,prices.output=1,temperature=null",
+            {
+                "base_url": "http://localhost/v1",
+                "max_cost": 2.5,
+                "prices": {"input": 0.1, "output": 1},
+                "temperature": None,
+            },
+        ),
+    ],
+)
+def test_an_endpoint_is_a_flag(text, endpoint):
+    assert cli._value("endpoint", text) == endpoint
+    assert Study(model="m", endpoint=endpoint).endpoint.model == "m"
+
+
+def test_the_bill_of_an_endpoint_is_planned_and_nothing_is_sent(call, study_file):
+    where = "base_url=http://127.0.0.1:1/v1,api=completions,prices.input=1000,prices.output=1000"
+    keys = ("--endpoint", where, "--model", "some-model")
+    code, printed, said = call("plan", "--queries", "8", "--sets", "2", "--permutations", "2", *keys)
+    assert (code, said) == (0, "")
+    words = " ".join(printed.split())
+    assert "requests 128 " in words  # 2 x 2 contexts, 8 queries, 4 labels
+    assert "bill at most about " in words
+    code, printed, _ = call("plan", "--queries", "8", "--sets", "2", "--permutations", "2", *keys, "--json")
+    assert json.loads(printed)["bill"]["requests"] == 128
+
+
+def test_the_papers_models_are_told(call):
+    code, printed, _ = call("models")
+    assert code == 0
+    assert "`Qwen/Qwen2.5-0.5B`" in printed
+    code, printed, _ = call("models", "--json", "--rate", "100")
+    assert len(json.loads(printed)) == 14
+
+
+def test_generated_answers_are_shown_reported_and_exported(call, tmp_path):
+    folder = tmp_path / "run"
+    keys = ("--task", "gsm8k", "--data", Path(__file__).parent / "fixtures", "--sets", "2", "--permutations", "2")
+    code, printed, _ = call("run", *keys, "--shots", "0,2", "--queries", "4", "--max-new-tokens", "6", "--out", folder)
+    assert code == 0
+    assert "gsm8k on demo" in printed
+    assert ", generated" in printed
+    assert "Generated answers" in printed
+    code, printed, _ = call("report", folder, "--kind", "generation", "--unparsed", "drop")
+    assert code == 0
+    assert (folder / "report-generation-drop" / "report.json").is_file()
+    code, *_ = call("export", folder, "--out", tmp_path / "answers.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert {"text", "rule", "finish", "num_tokens", "logprob", "prediction", "correct"} <= rows[0].keys()
+    code, printed, _ = call("tasks", "show", "gsm8k", "--data", keys[3], "--shots", "1")
+    assert code == 0
+    assert "the model writes on" in printed
+    code, *_ = call("tasks", "new", "mine", "--generated", "--out", tmp_path / "mine.yaml")
+    assert "answer:" in (tmp_path / "mine.yaml").read_text()
 
 
 def test_tasks_are_listed_and_shown(call, study_file, tmp_path):
@@ -124,7 +186,7 @@ def test_tasks_are_listed_and_shown(call, study_file, tmp_path):
     ("arguments", "code", "message"),
     [
         (["plan", "--sets", "many"], 2, "--sets is 'many'; give a whole number"),
-        (["plan", "--task", "agnews"], 2, "there is no task 'agnews'; built in: ag_news, mini_news"),
+        (["plan", "--task", "agnews"], 2, "there is no task 'agnews'; built in: ag_news, dbpedia"),
         (["plan", "--kind", "curves"], 2, "a study's key 'kind' is 'curves': input should be 'sensitivity'"),
         (["plan", "--shots", "2", "--permutations", "3"], 2, "permutations is 3, but 2 demonstrations have only 2"),
         (["plan", "absent.yaml"], 2, "absent.yaml: cannot be read"),
@@ -601,7 +663,7 @@ def test_a_run_grows_on_demand(call, study_file, tmp_path):
 def test_results_of_another_machine_are_mixed_on_demand(call, study_file, tmp_path, monkeypatch):
     out = tmp_path / "run"
     run_small(call, study_file, out)
-    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
     code, _, complaint = call("run", out, "--sets", 3, "--extend")
     assert code == 1
     assert "accept that with --mixed" in complaint

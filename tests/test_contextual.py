@@ -14,7 +14,7 @@ from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, make_model, make_
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
-from iclperm import Study, audit, results, runner, store, work
+from iclperm import Study, answering, audit, runner, store, work
 from iclperm.designs import CONTENT_FREE, CONTENT_FREE_INPUTS
 from iclperm.errors import ConfigError, DataError, RequestError, TokenizationError
 from iclperm.prompts import _refuse_special_inputs
@@ -258,7 +258,7 @@ def test_a_report_says_so_and_compares(run, folder):
 
 def test_a_context_without_a_content_free_answer_has_no_answers(run, folder, study, monkeypatch):
     ids, victim = run.splits["test"].context_of, int(run.splits["test"].context_of[1, 0, 1])
-    item_rows = results.item_rows
+    item_rows = answering.item_rows
 
     def failing(laid_out, part, contexts, queries, logprob, state):
         begin = laid_out.begins[CONTENT_FREE]
@@ -268,7 +268,7 @@ def test_a_context_without_a_content_free_answer_has_no_answers(run, folder, stu
             laid_out, part, contexts, queries, logprob, np.where(hit, store.INVALID, state).astype(np.uint8)
         )
 
-    monkeypatch.setattr(runner, "item_rows", failing)
+    monkeypatch.setattr(answering, "item_rows", failing)
     broken = iclperm.run(study, folder / "broken")
     for found in (broken, iclperm.open_run(folder / "broken")):
         for name, items in found.splits.items():

@@ -59,7 +59,7 @@ def finished(study, tmp_path_factory):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """What is read at once is as small beside this tensor as it is beside a large one."""
-    monkeypatch.setattr(results, "_BYTES_AT_ONCE", TENSOR_BYTES // 16)
+    monkeypatch.setattr("iclperm.items._BYTES_AT_ONCE", TENSOR_BYTES // 16)
     monkeypatch.setattr(results, "_ROWS_PER_TABLE", 4096)
 
 
@@ -150,7 +150,7 @@ def test_results_do_not_depend_on_how_much_is_read_at_once(finished, monkeypatch
     whole = iclperm.open_run(finished.folder)
     content, table = whole.report_content(), whole.to_arrow()
     for num_bytes in (200_000, 1 << 40):
-        monkeypatch.setattr(results, "_BYTES_AT_ONCE", num_bytes)
+        monkeypatch.setattr("iclperm.items._BYTES_AT_ONCE", num_bytes)
         again = iclperm.open_run(finished.folder)
         assert again.digest == whole.digest
         assert again.report_content() == content

@@ -11,7 +11,7 @@ import torch
 from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 import iclperm
-from iclperm import Study, results, work
+from iclperm import Study, work
 from iclperm.errors import ConfigError
 from iclperm.prompts import Cell
 from iclperm.store import INVALID, RunStopped
@@ -112,7 +112,7 @@ def test_an_export_that_fails_leaves_what_was_there(run, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(iclperm.results.json, "dumps", full)
+    monkeypatch.setattr(iclperm.items.json, "dumps", full)
     with pytest.raises(RunStopped, match="no space left on device"):
         run.export(path)
     assert path.read_bytes() == before
@@ -198,7 +198,7 @@ def test_what_makes_numbers_doubtful_is_said(run):
 
 def test_what_does_not_fit_into_memory_is_held_in_a_file_and_says_the_same(run, monkeypatch):
     plain = iclperm.open_run(run.folder)
-    monkeypatch.setattr(results, "_MOST_HELD", 0)
+    monkeypatch.setattr("iclperm.items._MOST_HELD", 0)
     mapped = iclperm.open_run(run.folder)
     items = mapped.splits["test"]
     assert all(

@@ -20,7 +20,7 @@ import torch
 from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 import iclperm
-from iclperm import Study, audit, runner, store, work
+from iclperm import Study, answering, audit, runner, store, work
 from iclperm.errors import RunError
 from iclperm.store import RunFolder, RunStopped
 
@@ -239,7 +239,7 @@ def refuse_disk(monkeypatch):
 
 
 def refuse_machine(monkeypatch):
-    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
 
 
 @pytest.mark.parametrize(
@@ -492,7 +492,7 @@ def test_parts_of_other_numerics_are_mixed_on_demand_only_and_said_so(tmp_path, 
 
     with pytest.raises(KeyboardInterrupt):
         iclperm.run(study, tmp_path / "run", progress=interrupt)
-    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
     with pytest.raises(RunError, match=r"was computed with processor .*, accept that with --mixed, or give another"):
         iclperm.run(study, tmp_path / "run")
     mixed = iclperm.run(study, tmp_path / "run", mixed=True)

@@ -31,9 +31,10 @@ from tiny import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
-from iclperm import Study, results, runner, store, work
+from iclperm import Study, answering, results, runner, scores, store, work
 from iclperm.engine import footprint
 from iclperm.errors import ConfigError, DataError, ModelError, RunError
+from iclperm.items import Items
 from iclperm.prompts import Cell
 from iclperm.reference.scoring import score_one
 from iclperm.store import RunStopped
@@ -144,7 +145,9 @@ def test_a_finished_run_is_read_back_whole(tmp_path, study, monkeypatch):
     assert again.report.tokens_forwarded == first.report.tokens_forwarded
     opened = iclperm.open_run(tmp_path / "run")
     assert_same_results(opened, first)
-    assert opened.study == study
+    assert opened.study == study.model_copy(
+        update={"scoring": "loglikelihood", "chat": "none"}
+    )  # as task and model ask
 
 
 @pytest.mark.usefixtures("many_parts")
@@ -218,7 +221,7 @@ def test_the_same_content_elsewhere_is_the_same_run(tmp_path, study, model):
 def test_other_numerics_may_not_continue_a_run(tmp_path, study, monkeypatch, many_parts):
     with pytest.raises(Stop):
         iclperm.run(study, tmp_path / "run", progress=stop_after(1))
-    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
     with pytest.raises(RunError, match=r"was computed with processor .*, here it is another processor"):
         iclperm.run(study, tmp_path / "run")
 
@@ -300,13 +303,13 @@ def test_the_canonical_table_comes_in_pieces_of_bounded_size(study, monkeypatch)
 
 def test_ties_go_to_the_lowest_label():
     logprob = np.array([[[-1.0, -1.0, -2.0], [-3.0, -1.0, -1.0]]], dtype=np.float32)
-    items = results.Items(
+    items = Items(
         split="test", examples=np.array([0, 1]), weights=np.array([1, 1]), gold=np.array([0, 1]),
         context_of=np.zeros((1, 1, 1), np.int64), context_state=np.zeros((1, 2), np.uint8),
-        context_prediction=results.predictions(logprob, np.ones(3)), context_logprob=logprob, scale=np.ones(3),
+        context_prediction=scores.predictions(logprob, np.ones(3)), context_logprob=logprob, scale=np.ones(3),
     )  # fmt: skip
     assert items.correct.tolist() == [[[[1, 1]]]]
-    assert results.predictions(logprob, np.array([1.0, 1.0, 4.0])).tolist() == [[2, 2]]
+    assert scores.predictions(logprob, np.array([1.0, 1.0, 4.0])).tolist() == [[2, 2]]
 
 
 def test_a_plan_tells_what_the_run_will_cost(study):
@@ -519,7 +522,7 @@ def test_a_session_record_that_cannot_be_read_hides_no_result(tmp_path, study, c
 def test_a_session_that_wrote_nothing_binds_nobody(tmp_path, study, monkeypatch):
     with pytest.raises(Stop):
         iclperm.run(study, tmp_path / "run", progress=stop_after(0))
-    monkeypatch.setattr(runner, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
     with pytest.raises(Stop):
         iclperm.run(study, tmp_path / "run", progress=stop_after(1))
     continued = iclperm.run(study, tmp_path / "run")
@@ -636,7 +639,7 @@ def test_a_cell_both_inside_and_apart_is_prompted_once(study):
     (context, *_), (query, *_) = product.contexts, product.queries
     ids = np.concatenate([prompts.contexts[context], prompts.queries[query]])
     cell = Cell(int(context), int(query), ids, prompts.continuations)
-    both = work._product_tokens(prompts, product, [cell])
+    both = work._product_tokens(laid_out.setting, prompts, product, [cell])
     assert both.naive + work._general_tokens(laid_out.setting, [cell]).naive == laid_out.tokens.naive
 
 
@@ -672,7 +675,7 @@ def test_memory_that_runs_out_stops_the_run_with_the_size_to_use(tmp_path, study
     whole = iclperm.plan(study).estimate
     advice = rf"out of memory; {whole.memory.peak} bytes are foretold, .*: set memory_budget to (\d+) to continue"
     with monkeypatch.context() as memory:
-        memory.setattr(runner, "_tables", exhausted)
+        memory.setattr(answering.LocalModel, "_of_product", exhausted)
         with pytest.raises(RunStopped, match=advice) as raised:
             iclperm.run(study, tmp_path / "run")
     budget = int(re.search(advice, str(raised.value))[1])
@@ -686,7 +689,7 @@ def test_other_errors_of_the_engine_are_not_taken_for_memory(study, monkeypatch)
         raise RuntimeError("shape mismatch")
         yield
 
-    monkeypatch.setattr(runner, "_tables", broken)
+    monkeypatch.setattr(answering.LocalModel, "_of_product", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         iclperm.run(study)
 
@@ -719,6 +722,6 @@ def test_conflicting_and_repeated_rows_are_reported(tmp_path, study):
 
 
 def test_answers_that_no_file_holds_are_never_results(study, monkeypatch):
-    monkeypatch.setattr(runner, "item_rows", lambda *arguments: results.item_rows(*arguments).slice(1))
+    monkeypatch.setattr(answering, "item_rows", lambda *arguments: scores.item_rows(*arguments).slice(1))
     with pytest.raises(RunError, match="answers are in none of the run's files"):
         iclperm.run(study)

@@ -15,7 +15,7 @@ import pytest
 
 from iclperm import stats
 from iclperm.errors import DataError, IclpermError, RequestError
-from iclperm.results import write_tables
+from iclperm.items import write_tables
 from iclperm.stats import files, paired
 from iclperm.stats.files import describe, load
 

@@ -33,7 +33,10 @@ def test_shots_are_a_sorted_list_or_the_tasks_own():
         ({"shots": "x"}, "a study's key 'shots' is 'x': input should be a valid integer or a valid list"),
         ({"shots": [1, "x"]}, "a study's key 'shots.1' is 'x': input should be a valid integer"),
         ({"shots": -1}, "a study's key 'shots' is -1: input should be greater than or equal to 0"),
-        ({"device": "quantum"}, "a study's key 'device' is 'quantum': give auto, cpu, cuda, cuda:1, mps or xpu"),
+        (
+            {"device": "quantum"},
+            "a study's key 'device' is 'quantum': give auto, cpu, cuda, cuda:1, mps, xpu or balanced",
+        ),
         ({"seed": -1}, "a study's key 'seed' is -1"),
         ({"on_overlong": "truncate"}, "a study's key 'on_overlong' is 'truncate'"),
     ],

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from iclperm.audit import RunStatus, Verification
 from iclperm.compound import StudyRuns
+from iclperm.endpoint.bill import Bill
 from iclperm.engine.budget import bytes_in_words
 from iclperm.errors import printable
 from iclperm.prompts import PromptText, PromptTokens
@@ -34,6 +35,9 @@ _COMPARED = {
 }
 
 
+_SCORED = {"loglikelihood": "", "first_token": ", labels compared by their first token", "generate": ", generated"}
+
+
 def stdout() -> Console:
     """The console for results; a file or a pipe has no width of its own, so tables get the room that they need."""
     console = Console(highlight=False)
@@ -49,18 +53,12 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
         **({"content-free queries": f"{planned.num_content_free}"} if planned.num_content_free else {}),
         "distinct contexts": f"{planned.num_contexts:,}",
         "distinct prompts": f"{planned.num_prompts:,}",
-        "tokens, prompt by prompt": f"{planned.tokens_naive:,}",
-        "tokens, distinct": f"{planned.tokens_unique:,}",
-        "saving": f"{planned.saving:.1f} times",
-        "peak of keys and values": f"{planned.kv_peak_tokens:,} tokens, {planned.kv_peak_bytes / 1e6:,.1f} MB",
-        "memory": _memory(planned),
+        **(_local_cost(planned) if planned.bill is None else _asked(planned.bill)),
+        **_about_generation(planned),
         "units of work": f"{planned.num_units:,}",
         "files": f"{planned.num_parts:,}",
         "disk space": f"about {planned.disk_bytes / 1e6:.1f} MB",
-        "estimated time": _estimated(planned),
-        "every prompt begins with": _pieces(planned.opening) or "no special token",
-        "prompts outside the product": f"{planned.prompts.num_general_cells:,}",
-        "queries too long": f"{planned.num_overlong:,}",
+        **(_local_prompts(planned) if planned.bill is None else {}),
     }
     console.print(_facts(f"Plan for {printable(planned.task)}", rows))
     counts = (planned.num_duplicates, planned.num_conflicting, planned.num_excluded)
@@ -90,12 +88,12 @@ def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str |
     findings = run.findings(kind)
     head = [_head(run)] if full else [_head(run), _cost(run)]
     console.print(*head, sep="\n", markup=False, soft_wrap=True)
-    calibration = run.calibration if isinstance(run, Run) and kind != "calibration" else None
-    about = [] if calibration is None else calibration.tables(full)
-    print_tables(console, [*findings.tables(full), *about])
+    asides = list(run.asides.values()) if isinstance(run, Run) else []
+    asides = [about for about in asides if type(about) is not type(findings)]
+    print_tables(console, [*findings.tables(full), *(table for about in asides for table in about.tables(full))])
     if not full:
         console.print("", token_line(Tokens.of(run.report)), sep="\n", markup=False)
-    print_conclusion(console, [*findings.conclusion(), *([] if calibration is None else calibration.conclusion())])
+    print_conclusion(console, [line for about in (findings, *asides) for line in about.conclusion()])
     print_notes(
         console,
         [*findings.warnings, *run.warnings, *_foreign_tasks(run), *_run_notes(run.report)],
@@ -120,8 +118,13 @@ def print_prompt(console: Console, prompt: PromptText, shots: int) -> None:
     text.append(printable(prompt.context), style="dim")
     text.append(printable(prompt.query))
     text.append(printable(prompt.continuations[prompt.gold]), style="bold green")
+    title = f"one prompt at k = {shots}"
+    if prompt.is_generated:
+        console.print(Panel(text, title=title, title_align="left"))
+        console.print(f"the model writes on; right is {printable(prompt.answer)}", "", sep="\n", markup=False)
+        return
     labels = ", ".join(printable(repr(continuation)) for continuation in prompt.continuations)
-    console.print(Panel(text, title=f"one prompt at k = {shots}, and its right label", title_align="left"))
+    console.print(Panel(text, title=f"{title}, and its right label", title_align="left"))
     console.print(f"every prompt is scored with {labels}", "", sep="\n", markup=False)
 
 
@@ -136,6 +139,8 @@ def print_tokens(console: Console, prompt: PromptText, tokens: PromptTokens) -> 
         "the prompt ends in": _pieces(tokens.pieces[-_MAX_SHOWN_PIECES:]),
     }
     console.print(_facts("Tokens", rows))
+    if prompt.is_generated:
+        return
     labels = [
         (printable(repr(continuation)), f"{length}:{length + len(pieces)}", _pieces(pieces))
         for continuation, pieces in zip(prompt.continuations, tokens.labels, strict=True)
@@ -195,8 +200,9 @@ def print_tasks(console: Console, tasks: Sequence[Task]) -> None:
     rows = []
     for task in tasks:
         about = "; ".join(text for text in (task.description, task.source, task.licence) if text)
-        rows.append((task.name, str(len(task.words)), str(task.shots), printable(about)))
-    console.print(_table("Built-in tasks", ("name", "classes", "k", "about"), rows))
+        answers = task.answer.check if task.answer else f"{len(task.words)} labels"
+        rows.append((task.name, answers, str(task.shots), printable(about)))
+    console.print(_table("Built-in tasks", ("name", "answer", "k", "about"), rows))
     console.print(
         "iclperm tasks show NAME prints a prompt, iclperm tasks new NAME starts one of your own", soft_wrap=True
     )
@@ -224,7 +230,7 @@ def _foreign_tasks(run: Run | StudyRuns) -> list[str]:
 
 def foreign_task(study: Study, task: str) -> list[str]:
     """The bundled model answers any task without complaint; it has learnt one."""
-    if study.model != "demo" or task == "mini_news":
+    if study.endpoint is not None or study.model != "demo" or task == "mini_news":
         return []
     return [f"the bundled model only knows its own headlines (mini_news); what it answers on {task} says little"]
 
@@ -239,6 +245,43 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3_600:.1f} h"
+
+
+def _local_cost(planned: StudyPlan) -> dict[str, str]:
+    return {
+        "tokens, prompt by prompt": f"{planned.tokens_naive:,}",
+        "tokens, distinct": f"{planned.tokens_unique:,}",
+        "saving": f"{planned.saving:.1f} times",
+        "peak of keys and values": f"{planned.kv_peak_tokens:,} tokens, {planned.kv_peak_bytes / 1e6:,.1f} MB",
+        "memory": _memory(planned),
+        "estimated time": _estimated(planned),
+    }
+
+
+def _local_prompts(planned: StudyPlan) -> dict[str, str]:
+    return {
+        "every prompt begins with": _pieces(planned.opening) or "no special token",
+        "prompts outside the product": f"{planned.prompts.num_general_cells:,}",
+        "queries too long": f"{planned.num_overlong:,}",
+    }
+
+
+def _asked(bill: Bill) -> dict[str, str]:
+    """What an API will be asked for, and what that costs."""
+    spent, about = bill.spent, "about " if bill.is_estimate else ""
+    return {
+        "requests": f"{spent.requests:,}",
+        "prompt tokens": f"{about}{spent.prompt_tokens:,}, {spent.cached_tokens:,} of them in the provider's cache",
+        "tokens of replies": f"at most {spent.completion_tokens:,}",
+        "bill": "not known: give the endpoint's prices" if bill.cost is None else f"at most {about}{bill.cost:,.4g}",
+    }
+
+
+def _about_generation(planned: StudyPlan) -> dict[str, str]:
+    if planned.max_new_tokens is None:
+        return {}
+    most = planned.num_prompts * planned.max_new_tokens
+    return {"new tokens": f"at most {planned.max_new_tokens:,} a prompt, {most:,} in all"}
 
 
 def _memory(planned: StudyPlan) -> str:
@@ -305,8 +348,9 @@ def _head(run: Run | StudyRuns) -> str:
     sets, permutations, _, queries = run.correct.shape
     others = "".join(f", {len(items.gold)} {split} queries" for split, items in run.splits.items() if split != "test")
     return printable(
-        f"{run.task} on {run.study.model}: {sets} sets x {permutations} permutations, k = {listed(run.shots)}, "
+        f"{run.task} on {run.study.model_name}: {sets} sets x {permutations} permutations, k = {listed(run.shots)}, "
         f"{queries} queries{others}{_COMPARED[run.study.normalize]}"
+        f"{_SCORED[run.study.scoring or 'loglikelihood']}{'' if run.study.chat == 'none' else ', as chat'}"
         f"{'' if run.study.calibration == 'none' else ', calibrated by content-free queries'}"
     )
 

@@ -94,10 +94,10 @@ def ordering_features(
 
     Args:
         labels: [S, P, K] label of the demonstration at each position, 0 first and K-1 next to the query.
-        names: [L] label words.
+        names: [L] label words; without any, labels tell nothing and nothing is made of them.
         lengths: [S, P, K] length of each demonstration, in any unit.
         similarity: [S, P, K] similarity of each demonstration to the queries (`lexical_similarity`).
-        last: how many positions count as the last few; the number of labels by default, at most K.
+        last: how many positions count as the last few; by default the number of labels (four without), at most K.
 
     `last label is X` (0 or 1), `longest run of one label`, `uneven label positions` (mean over labels of the distance
     of their mean position from the middle, 0 to 1), `distinct labels among the last n`; with lengths, `longer ones
@@ -108,14 +108,15 @@ def ordering_features(
     shown = np.asarray(labels)
     if shown.ndim != 3 or shown.size == 0 or not np.issubdtype(shown.dtype, np.integer):
         raise RequestError(f"labels must be integers of shape [S, P, K], got {shown.dtype} {list(shown.shape)}")
-    if shown.min() < 0 or shown.max() >= len(names):
+    if names and (shown.min() < 0 or shown.max() >= len(names)):
         wrong = shown.min() if shown.min() < 0 else shown.max()
         raise RequestError(f"labels must lie in 0..{len(names) - 1}, found {wrong}")
-    num_last = min(len(names) if last is None else last, shown.shape[2])
+    num_last = min((len(names) or 4) if last is None else last, shown.shape[2])
     features = {f"last label is {name}": (shown[..., -1] == label) * 1.0 for label, name in enumerate(names)}
-    features["longest run of one label"] = _longest_run(shown)
-    features["uneven label positions"] = _uneven_positions(shown, len(names))
-    if num_last > 1:
+    if names:
+        features["longest run of one label"] = _longest_run(shown)
+        features["uneven label positions"] = _uneven_positions(shown, len(names))
+    if names and num_last > 1:
         features[f"distinct labels among the last {num_last}"] = _distinct(shown[..., -num_last:], len(names))
     if lengths is not None:
         features["longer ones last"] = _with_position(_like(lengths, shown.shape, "lengths"))

@@ -63,7 +63,7 @@ class Blocks(Protocol):
 
 
 class AnswersByContext(Protocol):
-    """What `ItemBlocks` needs of the answers of a run (`iclperm.results.Items`), stored once a distinct context."""
+    """What `ItemBlocks` needs of the answers of a run (`iclperm.items.Items`), stored once a distinct context."""
 
     @property
     def gold(self) -> npt.NDArray[np.int64]: ...

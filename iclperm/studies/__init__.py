@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from iclperm.results import Run
     from iclperm.studies.findings import Findings
 
-OF_ONE_RUN = ("sensitivity", "search", "curve", "convergence", "features", "calibration")
+OF_ONE_RUN = ("sensitivity", "search", "curve", "convergence", "features", "calibration", "generation")
 
 
 def findings_of(run: Run, kind: str) -> Findings:

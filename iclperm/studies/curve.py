@@ -381,7 +381,7 @@ def findings(run: Run) -> CurveFindings:
         rows=rows,
         texts=texts,
         resampled=resampled,
-        chance=1 / len(run.labels),
+        chance=run.chance,
         title=run.title,
     )
     return replace(found, warnings=(*found.warnings, *lacking))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
+from iclperm.generated import dense
 from iclperm.stats import Interval
 from iclperm.stats.features import Correlation, lexical_similarity, ordering_features, rank_correlation, recency_bias
 from iclperm.stats.paired import holm
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iclperm.results import Items, Run
+    from iclperm.items import Items
+    from iclperm.results import Run
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -61,6 +63,8 @@ class Answers(NamedTuple):
     """[S, P, Q] index of the answered label; needed on dev."""
     label_scores: Iterator[npt.NDArray[Any]] | None = None
     """The log-likelihoods [Q, L] of every set and permutation in turn, read once; for three of the criteria."""
+    is_open: bool = False
+    """Whether any answer may be given: then a prediction's number means something within its query only."""
 
 
 class CriterionResult(NamedTuple):
@@ -428,8 +432,8 @@ def findings(run: Run) -> SearchFindings:
         raise DataError("this run has no dev queries to choose by; run the study with 'dev_queries', such as 1000")
     features, last_labels, warning = _features(run)
     found = search_findings(
-        _answers(run.splits["test"]),
-        _answers(run.splits["dev"]),
+        _answers(run.splits["test"], len(run.labels)),
+        _answers(run.splits["dev"], len(run.labels)),
         criterion=run.study.criterion,
         shots=run.shots[-1],
         features=features,
@@ -441,26 +445,34 @@ def findings(run: Run) -> SearchFindings:
 
 def dev_scores(run: Run) -> dict[str, FloatArray]:
     """Every criterion [S, P] on the dev split of a run, at its largest number of shots."""
-    return _scores(_answers(run.splits["dev"]))
+    return _scores(_answers(run.splits["dev"], len(run.labels)))
 
 
 def _scores(dev: Answers) -> dict[str, FloatArray]:
     if dev.predictions is None:
         raise RequestError("the dev answers have no predictions; give Answers(..., predictions=[S, P, Q])")
-    return criteria_scores(
+    found = criteria_scores(
         dev.correct, dev.predictions, dev.state, dev.weights, label_scores=dev.label_scores, gold=dev.gold
     )
+    return {name: values for name, values in found.items() if not dev.is_open or name != "global_entropy"}
 
 
-def _answers(items: Items) -> Answers:
+def _answers(items: Items, num_labels: int) -> Answers:
     return Answers(
         items.correct[:, :, -1],
         items.state[:, :, -1],
         items.weights,
         items.gold,
-        items.context_prediction[items.context_of[:, :, -1]],
-        items.scores_by_cell(slice(-1, None)),
+        _compared(items, num_labels),
+        items.scores_by_cell(slice(-1, None)) if items.has_scores else None,
+        is_open=not num_labels,
     )
+
+
+def _compared(items: Items, num_labels: int) -> npt.NDArray[np.signedinteger[Any]]:
+    """Numbers that tell answers apart, [S, P, Q]; where any answer may be given each query's own."""
+    answers = items.context_prediction[items.context_of[:, :, -1]]
+    return answers if num_labels else dense(answers)
 
 
 def _features(run: Run) -> tuple[dict[str, FloatArray], npt.NDArray[np.int64] | None, list[str]]:
@@ -478,7 +490,7 @@ def _features(run: Run) -> tuple[dict[str, FloatArray], npt.NDArray[np.int64] | 
     lengths = np.array([len(text) for text in words], dtype=np.float64)
     similarity = lexical_similarity(words, queries)
     features = ordering_features(shown.labels, run.labels, lengths=lengths[place], similarity=similarity[place])
-    return features, shown.labels[..., -1], []
+    return features, shown.labels[..., -1] if run.labels else None, []
 
 
 def _pooled_accuracy(dev: stats.Accuracy, test: stats.Accuracy) -> FloatArray:

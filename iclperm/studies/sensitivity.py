@@ -289,9 +289,7 @@ class Sensitivity:
 
 def findings(run: Run) -> Sensitivity:
     """Order against selection in a finished run."""
-    return Sensitivity(
-        run.summary(), run.shots, run.curve(), run.over_shots(), title=run.title, chance=1 / len(run.labels)
-    )
+    return Sensitivity(run.summary(), run.shots, run.curve(), run.over_shots(), title=run.title, chance=run.chance)
 
 
 def sensitivity_summary(

@@ -1,0 +1,335 @@
+"""Who answers: a model on this machine or one behind an API; parts of a study in, tables of items out."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iclperm.errors import OutOfMemory
+from iclperm.generated import Text
+from iclperm.scores import generated_rows, item_rows
+from iclperm.store import API_MISSING, INVALID, OK, OVERLONG, UNPARSED, RunStopped
+from iclperm.work import Part, Product, Work, api_prompt, halved_peaks
+
+if TYPE_CHECKING:
+    from iclperm.endpoint import Endpoint
+    from iclperm.endpoint.bill import Prompt
+    from iclperm.endpoint.replies import Reply
+    from iclperm.engine import Engine
+    from iclperm.engine.engine import UnitResult
+    from iclperm.engine.texts import GeneratedUnit, Generations
+    from iclperm.ledger import Ledger
+    from iclperm.tasks.answers import Checker
+
+Claim = Callable[[Sequence[int]], Iterator[int]]
+"""Parts that this process may work at, one after the other, out of those that are offered."""
+_STATE_OF_REPLY = {
+    "ok": OK, "invalid": INVALID, "overlong": OVERLONG, "unparsed": UNPARSED, "refused": API_MISSING,
+}  # fmt: skip
+
+
+class Answerer(Protocol):
+    """What the runner asks. ``numerics`` are what the last bits of an answer depend on, ``libraries`` those in use, and
+    ``tokens`` what has been forwarded or paid for so far."""
+
+    @property
+    def numerics(self) -> dict[str, Any]: ...
+    @property
+    def libraries(self) -> tuple[str, ...]: ...
+    @property
+    def tokens(self) -> int: ...
+    def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
+        """The parts that can be claimed, each with its rows; with a ``checker`` answers are generated and read by it.
+        What is not claimed, or not answered now, is left out. Raises `RunStopped` where it cannot go on."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def answerer(work: Work, folder: Path | None) -> Answerer:
+    """The one that a study names; nothing is loaded or asked before it must be."""
+    return LocalModel(work) if work.setting.study.endpoint is None else RemoteModel(work, folder)
+
+
+class LocalModel:
+    """A model on this machine, through the tree."""
+
+    libraries: tuple[str, ...] = ("iclperm", "numpy", "pyarrow", "tokenizers")
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._is_in_a_call = False
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Loaded when first asked for."""
+        from iclperm.engine import Engine
+
+        setting = self._work.setting
+        study = setting.study
+        assert setting.model is not None
+        with enough_memory(self._work):
+            return Engine.from_pretrained(
+                setting.model, device=study.device, dtype=study.dtype, memory_budget=study.memory_budget
+            )
+
+    @cached_property
+    def numerics(self) -> dict[str, Any]:
+        """Those of the engine and the processor."""
+        with enough_memory(self._work):
+            return {**self.engine.numerics, "processor": _processor()}
+
+    @property
+    def tokens(self) -> int:
+        """Forwarded through the first layer; units come from one call, which may still be open."""
+        open_call = self.engine.report.tokens_forwarded if self._is_in_a_call else 0
+        return self.engine.totals.tokens_forwarded + open_call
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
+        """See `Answerer`; the units of a product are one call of the engine."""
+        work = self._work
+        with enough_memory(work):
+            for _, group in groupby(parts, key=lambda part: id(work.parts[part].product)):
+                offered = list(group)
+                if (product := work.parts[offered[0]].product) is not None:
+                    yield from self._of_product(product, claim(offered), checker)
+                else:
+                    for part in claim(offered):
+                        yield part, self._of_cells(work.parts[part], checker)
+
+    def _of_product(
+        self, product: Product, parts: Iterator[int], checker: Checker | None
+    ) -> Generator[tuple[int, pa.Table]]:
+        part_of: dict[int, int] = {}
+
+        def units() -> Iterator[int]:
+            for part in parts:
+                part_of.update(dict.fromkeys(self._work.parts[part].units, part))
+                yield from self._work.parts[part].units
+
+        rows: list[pa.Table] = []
+        self._is_in_a_call = True
+        try:
+            # Closed even when the run is interrupted here: only then does the engine count what it forwarded.
+            with closing(self._answered(product, units(), generated=checker is not None)) as results:
+                for result in results:
+                    part = part_of[result.unit]
+                    rows.append(self._of_unit(product, self._work.parts[part], result, checker))
+                    if len(rows) == len(self._work.parts[part].units):
+                        yield part, pa.concat_tables(rows)
+                        rows = []
+        finally:
+            self._is_in_a_call = False
+
+    def _answered(
+        self, product: Product, units: Iterable[int], *, generated: bool
+    ) -> Generator[UnitResult | GeneratedUnit]:
+        setting = self._work.setting
+        found: Iterator[UnitResult | GeneratedUnit] = (
+            self.engine.generate_units(product.plan, units, max_new_tokens=setting.max_new_tokens, stop=setting.stop)
+            if generated
+            else self.engine.execute(product.plan, units)
+        )
+        return cast("Generator[UnitResult | GeneratedUnit]", found)
+
+    def _of_unit(
+        self, product: Product, part: Part, result: UnitResult | GeneratedUnit, checker: Checker | None
+    ) -> pa.Table:
+        work = self._work
+        contexts = np.repeat(product.contexts[result.contexts], len(result.queries))
+        queries = np.tile(product.queries[result.queries], len(result.contexts))
+        inside = ~np.isin(contexts * len(work.prompts.queries) + queries, work.general_cells)
+        if checker is not None:
+            texts = _texts(cast("GeneratedUnit", result).outputs)
+            written = [text for text, is_inside in zip(texts, inside, strict=True) if is_inside]
+            return _read_rows(work, part, contexts[inside], queries[inside], written, checker)
+        scored = cast("UnitResult", result)
+        logprob = scored.logprob.reshape(len(contexts), -1)
+        return item_rows(work, part, contexts[inside], queries[inside], logprob[inside], scored.state.ravel()[inside])
+
+    def _of_cells(self, part: Part, checker: Checker | None) -> pa.Table:
+        work, cells = self._work, part.cells
+        contexts = np.array([cell.context for cell in cells], dtype=np.int64)
+        queries = np.array([cell.query for cell in cells], dtype=np.int64)
+        if checker is not None:
+            prompts = [cell.prompt for cell in cells]
+            outputs = self.engine.generate(prompts, work.setting.max_new_tokens, work.setting.stop)
+            return _read_rows(work, part, contexts, queries, _texts(outputs), checker)
+        scores = self.engine.loglikelihood([(cell.prompt, ids) for cell in cells for ids in cell.continuations])
+        state = scores.state.reshape(len(cells), -1).max(axis=1)
+        return item_rows(work, part, contexts, queries, scores.logprob.reshape(len(cells), -1), state)
+
+
+class RemoteModel:
+    """A model behind an API. Replies are kept in the run folder before they are used; a part of which some are missing
+    is not written, and a later session asks for these alone."""
+
+    libraries: tuple[str, ...] = ("iclperm", "numpy", "pyarrow", "openai")
+
+    def __init__(self, work: Work, folder: Path | None) -> None:
+        choices = work.setting.study.endpoint
+        assert choices is not None
+        self._choices = choices
+        self._work = work
+        self._folder = folder
+        self._ledger: Ledger | None = None
+
+    @cached_property
+    def endpoint(self) -> Endpoint:
+        """Made when first asked for; asks nothing by itself."""
+        from iclperm.endpoint import Endpoint
+        from iclperm.ledger import Ledger
+
+        self._ledger = None if self._folder is None else Ledger(self._folder)
+        return Endpoint.of(self._choices, self._ledger)
+
+    def close(self) -> None:
+        """Closes the file of replies."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        """The names by which it is asked: what computes the answers is not known."""
+        return {"endpoint": self._choices.model, "api": self._choices.api}
+
+    @property
+    def tokens(self) -> int:
+        """Paid for: prompts, whether the provider's cache had them or not, and replies."""
+        return self.endpoint.spent.tokens
+
+    def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
+        """See `Answerer`; the prompts of a context go out together."""
+        missing, problem = 0, ""
+        for part in claim(parts):
+            table, num_missing, why = self._of_part(self._work.parts[part], checker)
+            if table is not None:
+                yield part, table
+            missing, problem = missing + num_missing, why or problem
+        if missing:
+            raise RunStopped(
+                f"{missing} prompts have no reply yet ({problem}); what was paid for is kept: run the same command to "
+                "continue"
+            )
+
+    def _of_part(self, part: Part, checker: Checker | None) -> tuple[pa.Table | None, int, str]:
+        """A part's rows, None where replies are missing; how many are, and why the last of them is."""
+        contexts, queries = self._cells(part)
+        prompts = self._work.prompts
+        groups = [
+            [api_prompt(prompts, context, query) for _, query in cells]
+            for context, cells in groupby(
+                zip(contexts.tolist(), queries.tolist(), strict=True), key=lambda cell: cell[0]
+            )
+        ]
+        return (
+            self._scored(part, contexts, queries, groups)
+            if checker is None
+            else self._written(part, contexts, queries, groups, checker)
+        )
+
+    def _cells(self, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Contexts and queries [N] of a part, context by context."""
+        product = part.product
+        assert product is not None  # text has no seams that could fail
+        units = [(product.plan.unit_contexts(unit), product.plan.unit_queries(unit)) for unit in part.units]
+        contexts = [np.repeat(product.contexts[own], len(asked)) for own, asked in units]
+        queries = [np.tile(product.queries[asked], len(own)) for own, asked in units]
+        return np.concatenate(contexts), np.concatenate(queries)
+
+    def _scored(
+        self, part: Part, contexts: NDArray[np.int64], queries: NDArray[np.int64], groups: Sequence[Sequence[Prompt]]
+    ) -> tuple[pa.Table | None, int, str]:
+        from iclperm.chat import TextTokenizer
+
+        labels = [TextTokenizer().ids_to_text(ids) for ids in self._work.prompts.continuations]
+        is_first = self._work.setting.study.scoring == "first_token"
+        found = self.endpoint.score_groups(groups, labels, first_token_only=is_first)
+        scored = [each for group in found for each in group]
+        if missing := [each.problem for each in scored if each.state == "api_missing"]:
+            return None, len(missing), missing[-1]
+        logprob = np.array([each.logprob for each in scored], dtype=np.float32)
+        state = np.array([_STATE_OF_REPLY[each.state] for each in scored], dtype=np.uint8)
+        return item_rows(self._work, part, contexts, queries, logprob, state), 0, ""
+
+    def _written(
+        self,
+        part: Part,
+        contexts: NDArray[np.int64],
+        queries: NDArray[np.int64],
+        groups: Sequence[Sequence[Prompt]],
+        checker: Checker,
+    ) -> tuple[pa.Table | None, int, str]:
+        setting = self._work.setting
+        found = self.endpoint.generate_groups(groups, max_new_tokens=setting.max_new_tokens, stop=setting.stop)
+        replies = [reply for group in found for reply in group]
+        if missing := [reply.problem for reply in replies if reply.state == "api_missing"]:
+            return None, len(missing), missing[-1]
+        draws = [list(map(_text_of, replies[draw :: setting.draws])) for draw in range(setting.draws)]
+        return _read_rows(self._work, part, contexts, queries, draws[0], checker, draws[1:]), 0, ""
+
+
+def _text_of(reply: Reply) -> Text:
+    finish = "refused" if reply.state == "refused" else {"length": "length"}.get(reply.finish, "stop")
+    logprob = float("nan") if reply.logprob is None else reply.logprob
+    return Text(reply.text, finish, reply.completion_tokens, logprob, _STATE_OF_REPLY[reply.state])
+
+
+def _texts(outputs: Generations) -> list[Text]:
+    numbers = (outputs.num_tokens.tolist(), outputs.logprob.tolist(), outputs.state.tolist())
+    assert outputs.text is not None  # a study has a tokenizer
+    return [Text(*each) for each in zip(outputs.text, outputs.finish, *numbers, strict=True)]
+
+
+def _read_rows(
+    work: Work,
+    part: Part,
+    contexts: NDArray[np.int64],
+    queries: NDArray[np.int64],
+    texts: Sequence[Text],
+    checker: Checker,
+    draws: Sequence[Sequence[Text]] = (),
+) -> pa.Table:
+    """``draws`` are further texts of the same prompts."""
+    published = [work.published_answers[query] for query in queries.tolist()]
+    judged = [checker.judge([text.text for text in drawn], published) for drawn in (texts, *draws)]
+    return generated_rows(work, part, contexts, queries, [texts, *draws], judged)
+
+
+@contextmanager
+def enough_memory(work: Work) -> Iterator[None]:
+    """Memory that runs out inside stops the run, with a remedy."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OutOfMemory) as error:
+        from iclperm.engine.memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        remedy = str(error) if isinstance(error, OutOfMemory) else f"{_smaller(work)}, or use a smaller model"
+        raise RunStopped(f"out of memory; {remedy}") from None
+
+
+def _smaller(work: Work) -> str:
+    needed, less = halved_peaks(work)
+    remedy = f"set memory_budget to {less} to continue" if less < needed else "lower 'shots'"
+    return f"{needed} bytes are foretold, weights among them: {remedy}"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()

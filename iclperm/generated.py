@@ -1,0 +1,172 @@
+"""Generated answers: what was written, what was read from it, and the tables that keep both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iclperm.store import OK, UNPARSED
+from iclperm.tasks.answers import Judgement
+
+FINISHES = ("stop", "eos", "length", "invalid", "refused")
+"""Why a text ended: a stop string, the model's own end, no tokens left, logits that are no numbers, or a refusal."""
+NO_ANSWER = 0
+"""Code of an unparsed answer that counts as wrong."""
+KEPT = ("text", "answer", "rule", "finish", "num_tokens", "logprob")
+"""Columns of the canonical table that only generated answers have."""
+READ_BACK = ("context", "split", "query", "state", "prediction", "answer", "correct", "rule", "finish", "num_tokens")
+_MAX_CODE = (1 << 31) - 2
+
+
+class Text(NamedTuple):
+    """What was generated for one prompt: the text, why it ended, its tokens, their summed log-likelihood in nats (NaN
+    where it is not known), and its state before it is read (`iclperm.store.STATES`)."""
+
+    text: str
+    finish: str
+    num_tokens: int
+    logprob: float
+    state: int
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Generated answers by distinct context and query, [C, Q] each.
+
+    ``state`` uint8 is as it was read: unparsed stays unparsed, whatever it counts as. ``correct`` bool; ``rule`` int16
+    indexes ``rules`` (-1: none); ``finish`` int8 indexes `FINISHES` (-1: none); ``num_tokens`` int32. Of ``num_draws``
+    texts of a prompt ``num_right`` int16 are right (with one draw it is not filled). ``table`` gives
+    the columns `KEPT` of contexts int64 [N], a row for each context and query, from the files.
+    """
+
+    state: NDArray[np.uint8]
+    correct: NDArray[np.bool_]
+    rule: NDArray[np.int16]
+    finish: NDArray[np.int8]
+    num_tokens: NDArray[np.int32]
+    num_right: NDArray[np.int16]
+    num_draws: int
+    rules: tuple[str, ...]
+    table: Callable[[NDArray[np.int64]], pa.Table]
+
+    @classmethod
+    def empty(cls, state: NDArray[np.uint8], num_draws: int = 1) -> Generated:
+        """With nothing filled in, beside the states [C, Q] that it shares."""
+        shape = state.shape
+        return cls(
+            state=state,
+            correct=np.zeros(shape, dtype=np.bool_),
+            rule=np.full(shape, -1, dtype=np.int16),
+            finish=np.full(shape, -1, dtype=np.int8),
+            num_tokens=np.zeros(shape, dtype=np.int32),
+            num_right=np.zeros(shape, dtype=np.int16),
+            num_draws=num_draws,
+            rules=(),
+            table=lambda _: pa.table({}),
+        )
+
+    def filled(self, contexts: NDArray[np.int64], queries: NDArray[np.int64], table: pa.Table) -> Generated:
+        """With the rows of ``table`` at contexts and queries int64 [N]; arrays are filled in place."""
+        rule = table["rule"].cast(pa.string()).to_pylist()
+        rules = (*self.rules, *sorted({name for name in rule if name is not None} - {*self.rules}))
+        codes = dict(zip((None, *rules), range(-1, len(rules)), strict=True))
+        finishes = dict(zip((None, *FINISHES), range(-1, len(FINISHES)), strict=True))
+        self.correct[contexts, queries] = np.array(table["correct"].fill_null(False).to_numpy(), dtype=np.bool_)
+        self.rule[contexts, queries] = [codes[name] for name in rule]
+        self.finish[contexts, queries] = [finishes[name] for name in table["finish"].cast(pa.string()).to_pylist()]
+        self.num_tokens[contexts, queries] = table["num_tokens"].fill_null(0).to_numpy()
+        if self.num_draws > 1:
+            self.num_right[contexts, queries] = [sum(map(bool, draws)) for draws in table["draw_correct"].to_pylist()]
+        return replace(self, rules=rules)
+
+    def of_queries(self, queries: slice, table: Callable[[NDArray[np.int64]], pa.Table]) -> Generated:
+        """Those of some queries; views."""
+        names = ("state", "correct", "rule", "finish", "num_tokens", "num_right")
+        parts = {name: getattr(self, name)[:, queries] for name in names}
+        return replace(self, **parts, table=table)
+
+    def update(self, digest: Any, contexts: NDArray[np.int64]) -> None:
+        """Adds to a hash what the canonical table says of these contexts."""
+        table = self.table(contexts)
+        digest.update(self.state[contexts].tobytes() + self.correct[contexts].tobytes())
+        for name in ("text", "answer"):
+            digest.update(json.dumps(table[name].to_pylist(), ensure_ascii=False).encode())
+
+
+def item_columns(
+    draws: Sequence[Sequence[Text]], judged: Sequence[Sequence[Judgement]], labels: Sequence[str]
+) -> dict[str, Any]:
+    """Columns of items, a row for each text and what was read from it; ``labels`` are the words that answers may be,
+    none where any answer may be given. The first of the ``draws`` is the answer; of several all are kept beside it."""
+    texts, readings = draws[0], judged[0]
+    state = np.array([_state(text, reading) for text, reading in zip(texts, readings, strict=True)], dtype=np.uint8)
+    is_missing = state != OK
+    numbers = {word: number for number, word in enumerate(labels)}
+    answers = [None if missing else reading.answer for missing, reading in zip(is_missing, readings, strict=True)]
+    logprob = np.array([text.logprob for text in texts], dtype=np.float32)
+    return {
+        "prediction": pa.array([None if answer is None else numbers.get(answer) for answer in answers], pa.int16()),
+        "answer": pa.array(answers, pa.string()),
+        "correct": pa.array([reading.is_correct for reading in readings], pa.bool_(), mask=is_missing),
+        "rule": pa.array([reading.rule for reading in readings], pa.string()).dictionary_encode(),
+        "text": pa.array([text.text for text in texts], pa.string()),
+        "finish": pa.array([text.finish for text in texts], pa.string()).dictionary_encode(),
+        "num_tokens": pa.array([text.num_tokens for text in texts], pa.int32()),
+        "logprob": pa.array(logprob, pa.float32(), mask=np.isnan(logprob)),
+        "state": state,
+        **(_draw_columns(draws, judged) if len(draws) > 1 else {}),
+    }
+
+
+def _draw_columns(draws: Sequence[Sequence[Text]], judged: Sequence[Sequence[Judgement]]) -> dict[str, pa.Array]:
+    """All texts of a prompt, and whether each is right: null where it gives no answer."""
+    verdicts = [
+        [reading.is_correct if _state(text, reading) == OK else None for text, reading in zip(*each, strict=True)]
+        for each in zip(draws, judged, strict=True)
+    ]
+    return {
+        "draw_texts": pa.array([[text.text for text in texts] for texts in zip(*draws, strict=True)]),
+        "draw_correct": pa.array([list(row) for row in zip(*verdicts, strict=True)], pa.list_(pa.bool_())),
+    }
+
+
+def _state(text: Text, reading: Judgement) -> int:
+    return text.state if text.state != OK else OK if reading.answer is not None else UNPARSED
+
+
+def codes(table: pa.Table, num_labels: int) -> NDArray[np.int32]:
+    """A number for each row's answer, int32 [N]: equal for equal answers, -1 for none.
+
+    The label's number where there are ``num_labels``, else a hash of the answer from 1 on: no order among answers is
+    known, nor which is right.
+    """
+    if num_labels:
+        return np.asarray(table["prediction"].fill_null(-1).to_numpy(), dtype=np.int32)
+    return np.array([-1 if answer is None else _hashed(answer) for answer in table["answer"].to_pylist()], np.int32)
+
+
+def _hashed(answer: str) -> int:
+    return 1 + int.from_bytes(hashlib.blake2b(answer.encode(), digest_size=8).digest(), "little") % _MAX_CODE
+
+
+def dense(codes: NDArray[np.signedinteger[Any]]) -> NDArray[np.int32]:
+    """Codes [..., Q] as small numbers from 0 on, query by query; order is kept, int32."""
+    flat = codes.reshape(-1, codes.shape[-1])
+    small = [np.unique(of_query, return_inverse=True)[1] for of_query in flat.T]
+    return np.asarray(np.stack(small, axis=-1).reshape(codes.shape), dtype=np.int32)
+
+
+def wrong_where_unparsed(
+    state: NDArray[np.uint8], prediction: NDArray[np.signedinteger[Any]], num_labels: int
+) -> tuple[NDArray[np.uint8], NDArray[np.signedinteger[Any]]]:
+    """States and predictions in which an unparsed answer is an answer, of a kind that is never right."""
+    is_unparsed = state == UNPARSED
+    none = num_labels or NO_ANSWER
+    return np.where(is_unparsed, OK, state).astype(np.uint8), np.where(is_unparsed, none, prediction)

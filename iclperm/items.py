@@ -1,0 +1,276 @@
+"""Answers by context and query, in memory or read from where they are, and the canonical table of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from iclperm.errors import ConfigError
+from iclperm.generated import KEPT, Generated
+from iclperm.store import OK, STATES, writable
+
+if TYPE_CHECKING:
+    pass
+
+_MOST_HELD = 1 << 31  # of one array; a study of a thousand million answers still fits into a small machine
+_BYTES_AT_ONCE = 1 << 27  # of log-likelihoods read back; what needs more reads the files once for every so many
+
+
+class LogLikelihoods(Protocol):
+    """Those of all labels by distinct context, [C, Q, L] in nats, wherever they are; NaN where there is no answer.
+
+    ``[contexts]``, int64 [N] and distinct, gives float32 [N, Q, L]: of a run in a folder it reads the files that hold
+    them, and raises `RunError` where those are damaged or gone by now. An array is one, too.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, contexts: NDArray[np.int64], /) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True)
+class Items:
+    """The answers to the queries of one split. Distinct contexts are stored once; the properties spread them over all
+    cells.
+
+    ``examples`` int64 [Q] are rows of the split, each query once; ``weights`` int64 [Q] tell how often each counts;
+    ``gold`` int64 [Q] is the right label. ``context_of`` int64 [S, P, K] tells each cell's distinct context. By
+    context there are ``context_state`` uint8 [C, Q] (see `iclperm.store.STATES`), ``context_prediction`` [C, Q], the
+    most likely label (ties: the lowest index) and -1 where the state is not ok, and ``context_logprob`` [C, Q, L], read
+    when asked for. ``scale`` float64 [L] is what log-likelihoods were divided by before labels were compared.
+
+    Of a calibrated study (Zhao et al. 2021) ``prior`` float64 [C, L] are the log-probabilities of the labels after
+    content-free queries, which predictions and scores are freed of, and ``uncalibrated_prediction`` [C, Q] are the
+    predictions without that. Where a content-free answer is missing its context has no answers: the state is the worse
+    of the two, and the prior is NaN.
+
+    Answers that were ``generated`` have no log-likelihoods of labels (L is 0), and a prediction is a number that equal
+    answers share: that of the label, or where any answer may be given a hash.
+    """
+
+    split: str
+    examples: NDArray[np.int64]
+    weights: NDArray[np.int64]
+    gold: NDArray[np.int64]
+    context_of: NDArray[np.int64]
+    context_state: NDArray[np.uint8]
+    context_prediction: NDArray[np.signedinteger[Any]]
+    context_logprob: LogLikelihoods
+    scale: NDArray[np.float64]
+    prior: NDArray[np.float64] | None = None
+    uncalibrated_prediction: NDArray[np.signedinteger[Any]] | None = None
+    generated: Generated | None = None
+    right_answers: tuple[str | None, ...] = ()
+    """The right label or answer of each query, as text; [Q]."""
+
+    @property
+    def uncalibrated(self) -> Items:
+        """These answers as they are without calibration, in the same states; themselves where there is none."""
+        if self.uncalibrated_prediction is None:
+            return self
+        return replace(self, context_prediction=self.uncalibrated_prediction, prior=None, uncalibrated_prediction=None)
+
+    @cached_property
+    def correct(self) -> NDArray[np.uint8]:
+        """1 where the prediction is the right label, or the generated answer right; uint8 [S, P, K, Q]."""
+        correct = held((*self.context_of.shape, len(self.gold)), np.bool_)
+        for cell in np.ndindex(self.context_of.shape[:2]):
+            contexts = self.context_of[cell]
+            if self.generated is not None:
+                correct[cell] = self.generated.correct[contexts]
+            else:
+                np.equal(self.context_prediction[contexts], self.gold, out=correct[cell])
+        return correct.view(np.uint8)
+
+    @cached_property
+    def state(self) -> NDArray[np.uint8]:
+        """0 ok, or what is missing: see `iclperm.store.STATES`; uint8 [S, P, K, Q]."""
+        return self.context_state[self.context_of]
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether there are log-likelihoods of labels."""
+        return self.generated is None
+
+    @cached_property
+    def label_logprob(self) -> NDArray[np.float32]:
+        """Summed log-likelihood of each label in nats, NaN where there is none; float32 [S, P, K, Q, L].
+
+        As the model gave them, neither normalised nor calibrated. Read when first asked for, and held from then on:
+        4·S·P·K·Q·L bytes, a gigabyte for 64 million prompts of four labels. `logprob_by_cell` gives the same cell by
+        cell.
+        """
+        num_queries, num_labels = self.context_logprob.shape[1:]
+        tensor = np.empty((*self.context_of.shape, num_queries, num_labels), dtype=np.float32)
+        for place, logprob in zip(np.ndindex(self.context_of.shape), self.logprob_by_cell(), strict=True):
+            tensor[place] = logprob
+        return tensor
+
+    def logprob_by_cell(self, shots: slice = slice(None)) -> Iterator[NDArray[np.float32]]:
+        """`label_logprob` [Q, L] of each set, permutation and place on the K axis within ``shots``, in this order.
+
+        Reads every file once for some 128 MB of what it gives, and holds no more of it at once.
+        """
+        contexts = self.context_of[:, :, shots].ravel()
+        step = max(1, _BYTES_AT_ONCE // (4 * max(1, int(np.prod(self.context_logprob.shape[1:])))))
+        for begin in range(0, len(contexts), step):
+            distinct, places = np.unique(contexts[begin : begin + step], return_inverse=True)
+            values = self.context_logprob[distinct]
+            yield from (values[place].copy() for place in places)  # or what was given would keep all of it
+            del values
+
+    def scores_by_cell(self, shots: slice = slice(None)) -> Iterator[NDArray[np.float32]]:
+        """As `logprob_by_cell`, what the labels are compared by: log-likelihoods as the study normalises and calibrates
+        them."""
+        if self.prior is None:
+            return (np.asarray(logprob / self.scale, dtype=np.float32) for logprob in self.logprob_by_cell(shots))
+        contexts = self.context_of[:, :, shots].ravel()
+        return self._calibrated_by_cell(self.logprob_by_cell(shots), self.prior[contexts])
+
+    def _calibrated_by_cell(
+        self, logprobs: Iterator[NDArray[np.float32]], priors: NDArray[np.float64]
+    ) -> Iterator[NDArray[np.float32]]:
+        from iclperm.stats.calibration import calibrated_scores
+
+        for logprob, prior in zip(logprobs, priors, strict=True):
+            yield calibrated_scores(logprob / self.scale, prior).astype(np.float32)
+
+
+def held(shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
+    """An array in memory; one of more than `_MOST_HELD` bytes in a temporary file that the system reads in and out.
+
+    What is made of it is the same. The file is gone when the array is.
+    """
+    if int(np.prod(shape)) * np.dtype(dtype).itemsize <= _MOST_HELD:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile(prefix="iclperm-") as file:
+        return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
+
+
+def digest_of(labels: Sequence[str], shots: Sequence[int], splits: Iterable[Items]) -> str:
+    """SHA-256 of the canonical table: see `Run.digest`. Reads as `Items.logprob_by_cell` does."""
+    digest = hashlib.sha256(json.dumps([labels, shots]).encode())
+    for items in splits:
+        digest.update(f"{items.split} {items.context_of.shape} {len(items.gold)}".encode())
+        digest.update(items.gold.astype("<i2").tobytes() + items.weights.astype("<i4").tobytes())
+        if items.generated is not None:
+            for contexts in items.context_of.reshape(-1, len(shots)):
+                items.generated.update(digest, contexts)
+            continue
+        logprobs = items.logprob_by_cell()
+        for contexts in items.context_of.reshape(-1, len(shots)):
+            digest.update(items.context_state[contexts].tobytes())
+            for logprob in islice(logprobs, len(shots)):
+                # NaN has many bit patterns; any of them means that there is no answer.
+                digest.update(np.where(np.isnan(logprob), np.float32(np.nan), logprob).astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def write_tables(tables: Iterable[pa.Table], path: Path) -> Path:
+    """Writes tables one after the other into a .csv, .jsonl or .parquet file, whole or not at all."""
+    if path.suffix not in _WRITERS:
+        raise ConfigError(f"{path} has no known ending; give one of {', '.join(_WRITERS)}")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with writable(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _WRITERS[path.suffix](iter(tables), unfinished)
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return path
+
+
+def _write_parquet(tables: Iterator[pa.Table], path: Path) -> None:
+    first = next(tables)
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        writer.write_table(first)
+        for table in tables:
+            writer.write_table(table)
+
+
+def _write_csv(tables: Iterator[pa.Table], path: Path) -> None:
+    first = next(tables)
+    with pa.csv.CSVWriter(path, first.schema) as writer:
+        writer.write_table(first)
+        for table in tables:
+            writer.write_table(table)
+
+
+def _write_jsonl(tables: Iterator[pa.Table], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for table in tables:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist())
+
+
+_WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
+
+
+def cell_table(
+    items: Items,
+    cells: NDArray[np.int64],
+    logprobs: Sequence[NDArray[np.float32]],
+    labels: Sequence[str],
+    shots: Sequence[int],
+) -> pa.Table:
+    """Rows of the canonical table: cells [N] of the flattened [S, P, K], with the log-likelihoods [Q, L] of each."""
+    num_queries = len(items.gold)
+    contexts = items.context_of.ravel()[cells]
+    axes = np.unravel_index(cells, items.context_of.shape)
+    index_set, permutation, place = (axis.repeat(num_queries) for axis in axes)
+    logprob = np.concatenate(logprobs)
+    state, prediction = items.context_state[contexts].ravel(), items.context_prediction[contexts].ravel()
+    written = None if items.generated is None else items.generated.table(contexts)
+
+    def by_query(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.tile(values, len(cells))
+
+    query, gold = by_query(np.arange(num_queries)), by_query(items.gold)
+    is_missing = state != OK
+    if items.generated is None or written is None:
+        words = pa.array(labels, pa.string())
+        right = words.take(pa.array(gold, mask=gold < 0))
+        chosen = words.take(pa.array(prediction, mask=is_missing))
+        is_right = prediction == gold
+    else:
+        right = pa.array(items.right_answers).take(pa.array(query))
+        chosen = written["answer"]
+        is_right = items.generated.correct[contexts].ravel()
+        state = items.generated.state[contexts].ravel()
+    columns = {
+        "split": pa.array([items.split], pa.string()).take(pa.array(np.zeros(len(query), np.int8))),
+        "set": pa.array(index_set, pa.int32()),
+        "permutation": pa.array(permutation, pa.int32()),
+        "shots": pa.array(np.array(shots)[place], pa.int32()),
+        "query": pa.array(query, pa.int32()),
+        "example": pa.array(by_query(items.examples), pa.int32()),
+        "weight": pa.array(by_query(items.weights), pa.int32()),
+        "gold": right,
+        "prediction": chosen,
+        "correct": pa.array(is_right, mask=is_missing | (gold < 0)),
+        "state": pa.array(STATES, pa.string()).take(pa.array(state)),
+    }
+    scored = labels if written is None else ()
+    columns |= {
+        f"logprob_{label}": pa.array(logprob[:, number], pa.float32(), mask=np.isnan(logprob[:, number]))
+        for number, label in enumerate(scored)
+    }
+    if written is not None:
+        columns |= {name: written[name] for name in KEPT if name != "answer"}
+    return pa.table(columns)

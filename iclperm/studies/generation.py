@@ -1,0 +1,252 @@
+"""How generated answers were come by: what could not be read, what was cut off, and which rule read the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm.errors import DataError, RequestError
+from iclperm.generated import FINISHES
+from iclperm.store import OK, UNPARSED
+from iclperm.studies.findings import Plot, Table, number, plain
+
+if TYPE_CHECKING:
+    from iclperm.results import Run
+
+_MANY = 0.05
+_LENGTH, _REFUSED = FINISHES.index("length"), FINISHES.index("refused")
+
+
+class RuleUse(NamedTuple):
+    """One rule that reads answers, or one reason why none could be read."""
+
+    rule: str
+    share: float
+    """Of all texts that were generated."""
+    accuracy: float
+    """Of the answers that it read; NaN where it reads none."""
+    right: float
+    """Share of all texts that it alone reads rightly (of `####` on GSM8K: strict match)."""
+
+
+class AtShots(NamedTuple):
+    """The texts generated at one number of shots; every query of every set and permutation counts, as often as it was
+    asked."""
+
+    shots: int
+    unparsed: float
+    """Share in which no answer could be read."""
+    missing: float
+    """Share without a text: invalid, too long, or not to be had from the API."""
+    cut_off: float
+    """Share that ended because the tokens were used up."""
+    refused: float
+    """Share that the API refused to write."""
+    num_tokens: float
+    """Mean number of new tokens."""
+    answered: float
+    """Accuracy of the answers that could be read."""
+    unparsed_wrong: float
+    """Accuracy if what could not be read counts as wrong: exact match as the papers report it."""
+    draw_variance: float
+    """Variance of the correctness of one prompt's texts, mean over prompts (unbiased; unparsed is wrong); NaN of one
+    text a prompt. It is part of the variance component SPI, and of the item noise."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The findings: two tables, no figure."""
+
+    by_shots: tuple[AtShots, ...]
+    rules: tuple[RuleUse, ...]
+    """Over all numbers of shots, most used first."""
+    unparsed: str
+    """What the study does about unparsed answers: drop their queries, or count them as wrong."""
+    dropped: float
+    """Share of the queries that are left out everywhere, as some cell of theirs has no answer."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Where accuracies rest on a part of the queries, or on texts that were cut off."""
+        last, warnings = self.by_shots[-1], []
+        if self.unparsed == "drop" and self.dropped > _MANY:
+            warnings.append(
+                f"{self.dropped:.0%} of the queries are left out of every accuracy, because some text of theirs gave "
+                "no answer; --unparsed wrong counts such texts as wrong instead"
+            )
+        if last.cut_off > _MANY:
+            warnings.append(
+                f"{last.cut_off:.0%} of the texts at k = {last.shots} end because their tokens were used up; raise "
+                "'max_new_tokens'"
+            )
+        return tuple(warnings)
+
+    def conclusion(self) -> list[str]:
+        """What could be read at the largest number of shots."""
+        last = self.by_shots[-1]
+        what = "counts as wrong" if self.unparsed == "wrong" else "drops its query"
+        read = f"; of those read {last.answered:.1%} are right, of all texts {last.unparsed_wrong:.1%}"
+        read = "" if math.isnan(last.answered) else read
+        return [
+            f"Answers are generated: at k = {last.shots} {last.unparsed:.1%} of the texts have no answer that could be "
+            f"read, which {what}{read}."
+        ]
+
+    def tables(self, full: bool) -> list[Table]:
+        """By number of shots, and by rule; without ``full`` the largest number alone."""
+        shown = self.by_shots if full else self.by_shots[-1:]
+        header = ("k", "no answer", "no text", "cut off", "new tokens", "right, of read", "of all")
+        rows = [
+            (
+                str(at.shots),
+                f"{at.unparsed:.1%}",
+                f"{at.missing:.1%}",
+                f"{at.cut_off:.1%}",
+                f"{at.num_tokens:.1f}",
+                *map(number, (at.answered, at.unparsed_wrong)),
+            )
+            for at in shown
+        ]
+        drawn = f" Variance of single answers between draws of one prompt: {number(shown[-1].draw_variance)}."
+        tables = [
+            Table(
+                "Generated answers",
+                header,
+                rows,
+                caption="Means over all sets, orderings and queries. Of all: what could not be read is wrong."
+                + ("" if math.isnan(shown[-1].draw_variance) else drawn),
+            )
+        ]
+        if self.rules and (full or len(self.rules) > 1):
+            used = [(use.rule, f"{use.share:.1%}", number(use.accuracy), number(use.right)) for use in self.rules]
+            caption = "Of all: accuracy if no other rule read answers."
+            tables.append(
+                Table("How answers were read", ("rule", "texts", "right, of read", "of all"), used, caption=caption)
+            )
+        return tables
+
+    def plots(self) -> dict[str, Plot]:
+        """None."""
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number, JSON-safe."""
+        return dict(plain(self))
+
+
+def findings(run: Run) -> Generation:
+    """How the test answers of a finished run were come by; raises `DataError` for one that generates none."""
+    test = run.splits["test"]
+    if test.generated is None:
+        raise DataError("this run's answers are not generated; run its study with scoring: generate")
+    found, spread = test.generated, test.context_of
+    return generation(
+        found.state[spread],
+        found.correct[spread],
+        found.rule[spread],
+        found.finish[spread],
+        found.num_tokens[spread],
+        shots=run.shots,
+        num_right=found.num_right[spread] if found.num_draws > 1 else None,
+        num_draws=found.num_draws,
+        rules=found.rules,
+        weights=test.weights,
+        unparsed=run.study.unparsed,
+        dropped=float(np.average((test.state != OK).any(axis=(0, 1, 2)), weights=test.weights)),
+    )
+
+
+def generation(
+    state: npt.ArrayLike,
+    correct: npt.ArrayLike,
+    rule: npt.ArrayLike,
+    finish: npt.ArrayLike,
+    num_tokens: npt.ArrayLike,
+    *,
+    shots: Sequence[int],
+    rules: Sequence[str],
+    num_right: npt.ArrayLike | None = None,
+    num_draws: int = 1,
+    weights: npt.ArrayLike | None = None,
+    unparsed: str = "drop",
+    dropped: float = 0.0,
+) -> Generation:
+    """The findings from arrays [S, P, K, Q].
+
+    Args:
+        state: 0 ok, else what is missing (`iclperm.store.STATES`).
+        correct: whether the answer is right; False without one.
+        rule: place in ``rules``, -1 for none.
+        finish: place in `iclperm.generated.FINISHES`, -1 for none.
+        num_tokens: new tokens.
+        shots: [K].
+        rules: names.
+        num_right: how many of the ``num_draws`` texts of each prompt are right.
+        weights: [Q] how often each query counts.
+
+    Raises RequestError on shapes that do not fit. Cost: O(S·P·K·Q·rules).
+    """
+    arrays = [np.asarray(each) for each in (state, correct, rule, finish, num_tokens)]
+    if arrays[0].ndim != 4 or any(each.shape != arrays[0].shape for each in arrays) or arrays[0].shape[2] != len(shots):
+        raise RequestError(f"arrays must be [S, P, {len(shots)}, Q] alike, got {[list(each.shape) for each in arrays]}")
+    weight = np.ones(arrays[0].shape[3]) if weights is None else np.asarray(weights, dtype=np.float64)
+    full_weight = np.broadcast_to(weight, arrays[0].shape)
+    states, right, used, *_ = arrays
+    is_written = np.isin(states, (OK, UNPARSED))
+    by_shots = tuple(
+        _at_shots(
+            k,
+            [each[:, :, place] for each in arrays],
+            full_weight[:, :, place],
+            None if num_right is None else np.asarray(num_right)[:, :, place] / num_draws,
+            num_draws,
+        )
+        for place, k in enumerate(shots)
+    )
+    uses = [
+        RuleUse(
+            name,
+            _share(used == place, is_written, full_weight),
+            _share(right, (used == place) & (states == OK), full_weight),
+            _share(right & (used == place) & (states == OK), is_written, full_weight),
+        )
+        for place, name in enumerate(rules)
+    ]
+    return Generation(by_shots, tuple(sorted(uses, key=lambda use: -use.share)), unparsed, dropped)
+
+
+def _at_shots(
+    shots: int,
+    arrays: Sequence[npt.NDArray[Any]],
+    weight: npt.NDArray[np.float64],
+    right: npt.NDArray[np.float64] | None,
+    num_draws: int,
+) -> AtShots:
+    state, correct, _, finish, num_tokens = arrays
+    is_read, is_written = state == OK, np.isin(state, (OK, UNPARSED))
+    everything = np.ones(state.shape, dtype=bool)
+    mass = weight[is_written].sum()
+    return AtShots(
+        shots=int(shots),
+        unparsed=_share(state == UNPARSED, is_written, weight),
+        missing=_share(~is_written, everything, weight),
+        cut_off=_share(finish == _LENGTH, is_written, weight),
+        refused=_share(finish == _REFUSED, everything, weight),
+        num_tokens=float((num_tokens * weight)[is_written].sum() / mass) if mass else float("nan"),
+        answered=_share(correct & is_read, is_read, weight),
+        unparsed_wrong=_share(correct & is_read, is_written, weight),
+        draw_variance=float("nan")
+        if right is None
+        else float(np.average(right * (1 - right), weights=weight) * num_draws / (num_draws - 1)),
+    )
+
+
+def _share(part: npt.NDArray[Any], whole: npt.NDArray[Any], weight: npt.NDArray[np.float64]) -> float:
+    """Weight of ``part`` within ``whole`` over that of ``whole``; NaN of nothing."""
+    total = float(weight[whole].sum())
+    return float(weight[part.astype(bool) & whole].sum()) / total if total else float("nan")

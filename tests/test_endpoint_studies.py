@@ -1,0 +1,205 @@
+"""The same study through the engine and through an API on the same weights; and what an API may not do to a run."""
+
+import json
+import shutil
+import socket
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+from faulty_server import faulty_server
+from scoring_server import MODEL, scoring_server
+from tolerances import TOLERANCES
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import iclperm
+from iclperm import Study, audit
+from iclperm.demo import model_path
+from iclperm.errors import ConfigError
+from iclperm.store import API_MISSING, OK, RunStopped
+
+TOLERANCE = TOLERANCES["loglikelihood per token"]["float32"]
+SIZES = {"sets": 2, "permutations": 2, "shots": [0, 2], "queries": 4}
+SENTINEL = "sentinel-7f3a9c1d5e"
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return AutoModelForCausalLM.from_pretrained(model_path()).eval(), AutoTokenizer.from_pretrained(model_path())
+
+
+def behind(server, **choices):
+    return {"base_url": server.url, "model": server.model, "api": "completions", **choices}
+
+
+def test_log_likelihoods_of_a_study_agree(weights, tmp_path):
+    through_engine = iclperm.run(Study(**SIZES))
+    with scoring_server(*weights) as server:
+        study = Study(endpoint=behind(server), **SIZES)
+        through_api = iclperm.run(study, tmp_path / "run")
+        num_asked = len(server.seen)
+        again = iclperm.run(study, tmp_path / "run")
+        assert len(server.seen) == num_asked > 0
+    np.testing.assert_allclose(through_api.label_logprob, through_engine.label_logprob, atol=TOLERANCE * 4, rtol=0)
+    np.testing.assert_array_equal(through_api.correct, through_engine.correct)
+    assert again.digest == through_api.digest == audit.verify(tmp_path / "run").digest
+    assert through_api.title == f"mini_news, {MODEL}"
+    assert through_api.summary().printed == pytest.approx(through_engine.summary().printed, nan_ok=True)
+
+
+def test_first_tokens_of_a_study_agree(weights):
+    through_engine = iclperm.run(Study(scoring="first_token", **SIZES))
+    with scoring_server(*weights) as server:
+        through_api = iclperm.run(Study(scoring="first_token", endpoint=behind(server), **SIZES))
+    np.testing.assert_allclose(through_api.label_logprob, through_engine.label_logprob, atol=TOLERANCE, rtol=0)
+
+
+def test_generated_answers_of_a_study_agree(weights, tmp_path):
+    choices = {"scoring": "generate", "max_new_tokens": 1, **SIZES}
+    through_engine = iclperm.run(Study(**choices))
+    with scoring_server(*weights) as server:
+        through_api = iclperm.run(Study(endpoint=behind(server), **choices), tmp_path / "run")
+    columns = ["set", "permutation", "shots", "query", "gold", "prediction", "correct", "state", "text", "rule"]
+    assert through_api.to_arrow().select(columns).equals(through_engine.to_arrow().select(columns))
+    assert through_api.correct.any()
+
+
+@pytest.fixture(scope="module")
+def transformers_serve(tmp_path_factory):
+    """The URL and the folder of a real server: the demo's weights with a chat template."""
+    from transformers.cli.serve import Serve
+
+    folder = tmp_path_factory.mktemp("serve") / "demo"
+    shutil.copytree(model_path(), folder)
+    (folder / "chat_template.jinja").write_text(CHAT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = Serve(force_model=str(folder), host="127.0.0.1", port=port, device="cpu", non_blocking=True)
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+            break
+        except OSError:
+            time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}/v1", str(folder)
+    serve.kill_server()
+
+
+@pytest.mark.parametrize("chat", ["single", "multiturn"])
+def test_chats_of_a_study_agree_with_a_real_server(chat, transformers_serve):
+    url, folder = transformers_serve
+    choices = {"scoring": "generate", "max_new_tokens": 2, "chat": chat, **SIZES}
+    through_engine = iclperm.run(Study(model=folder, **choices))
+    through_api = iclperm.run(Study(endpoint={"base_url": url, "model": folder}, **choices))
+    columns = ["set", "permutation", "shots", "query", "prediction", "correct", "state"]
+    ours, theirs = through_engine.to_arrow(), through_api.to_arrow()
+    assert theirs.select(columns).equals(ours.select(columns))
+    assert [text.strip() for text in theirs["text"].to_pylist()] == [text.strip() for text in ours["text"].to_pylist()]
+
+
+def test_a_run_is_continued_where_replies_are_missing_and_pays_for_nothing_twice(tmp_path):
+    faults = ["ok"] * 5 + ["401"] + ["ok"] * 100
+    endpoint = {"api": "chat", "concurrency": 1}
+    choices = {"scoring": "generate", "max_new_tokens": 3, **SIZES}
+    with faulty_server(faults) as server:
+        study = Study(endpoint={**behind(server), **endpoint}, **choices)
+        with pytest.raises(RunStopped, match="run the same command"):
+            iclperm.run(study, tmp_path / "run")
+        assert 0 < server.paid.total() <= 5
+        run = iclperm.run(study, tmp_path / "run")
+        assert set(server.paid.values()) == {1}
+        assert run.report.num_parts == 1
+        assert (run.splits["test"].generated.state != API_MISSING).all()
+        planned = iclperm.plan(study)
+    assert planned.bill.spent.requests == planned.num_prompts == server.paid.total()
+    assert planned.estimate is None
+
+
+def test_a_refusal_is_missing_and_never_wrong(tmp_path):
+    with faulty_server(["refusal"]) as server:
+        study = Study(
+            endpoint={**behind(server), "api": "chat", "concurrency": 1}, scoring="generate", max_new_tokens=3, **SIZES
+        )
+        run = iclperm.run(study, tmp_path / "run")
+    state = run.splits["test"].generated.state
+    assert np.count_nonzero(state == API_MISSING) == 1
+    assert np.count_nonzero(run.splits["test"].context_state == API_MISSING) == 1
+    assert run.generation.by_shots[0].refused + run.generation.by_shots[1].refused > 0
+
+
+def test_a_budget_stops_a_run_resumably(tmp_path):
+    with faulty_server() as server:
+        tight = behind(server, api="chat", concurrency=1, max_requests=4)
+        choices = {"scoring": "generate", "max_new_tokens": 3, **SIZES}
+        with pytest.raises(RunStopped, match="max_requests"):
+            iclperm.run(Study(endpoint=tight, **choices), tmp_path / "run")
+        assert server.paid.total() == 4
+        wider = Study(endpoint={**tight, "max_requests": 1000}, **choices)
+        run = iclperm.run(wider, tmp_path / "run")
+        assert set(server.paid.values()) == {1}
+    assert (run.splits["test"].generated.state != API_MISSING).all()
+
+
+def test_draws_are_a_variance_component(tmp_path):
+    with faulty_server() as server:
+        endpoint = behind(server, api="chat", draws=3, temperature=None)
+        study = Study(endpoint=endpoint, scoring="generate", max_new_tokens=3, **SIZES)
+        run = iclperm.run(study, tmp_path / "run")
+        assert set(server.paid.values()) == {3}
+    generated = run.splits["test"].generated
+    assert (generated.num_draws, generated.num_right.max()) == (3, 0)
+    assert run.generation.by_shots[-1].draw_variance == 0
+    rows = iclperm.open_run(tmp_path / "run").to_arrow()
+    assert rows.num_rows == 2 * 2 * 2 * 4
+    assert "draw" in json.dumps(run.report_content())
+
+
+def test_the_key_reaches_no_file_of_a_run(tmp_path, monkeypatch, capfd, caplog):
+    monkeypatch.setenv("ICLPERM_TEST_KEY", SENTINEL)
+    with faulty_server(["401", "ok"]) as server:
+        choices = {"scoring": "generate", "max_new_tokens": 3, **SIZES}
+        study = Study(endpoint=behind(server, api="chat", api_key_env="ICLPERM_TEST_KEY"), **choices)
+        with pytest.raises(RunStopped) as raised:
+            iclperm.run(study, tmp_path / "run")
+        iclperm.run(study, tmp_path / "run").write_report()
+        assert any(SENTINEL in str(headers) for headers in server.headers)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert any(path.parent.name == "api" for path in files)
+    assert not any(SENTINEL.encode() in path.read_bytes() for path in files)
+    told = str(raised.value) + "".join(capfd.readouterr()) + caplog.text
+    assert SENTINEL not in told
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"chat": "none", "endpoint": {"api": "chat"}}, "the endpoint's api is 'chat'"),
+        ({"chat": "single", "endpoint": {"api": "completions"}}, "set its api to chat"),
+        ({"dtype": "bfloat16", "endpoint": {}}, "'dtype' is for a model on this machine"),
+        ({"endpoint": {"draws": 2}}, "draws are 2"),
+        ({"endpoint": {"api_key_env": "sk-abc"}}, "never the key itself"),
+    ],
+)
+def test_choices_that_do_not_fit_an_endpoint_are_refused(choices, words):
+    endpoint = {"base_url": "http://127.0.0.1:9/v1", "model": "m", **choices["endpoint"]}
+    with pytest.raises(ConfigError, match=words):
+        iclperm.plan(Study(**{**SIZES, **choices, "endpoint": endpoint}))
+
+
+def test_the_model_of_an_endpoint_may_be_named_as_any_model():
+    study = Study(model="gpt-5-nano", endpoint={"base_url": "https://api.example.com/v1"})
+    assert (study.model, study.model_name) == ("demo", "gpt-5-nano")
+    assert Study(**study.model_dump()) == study
+
+
+def test_states_of_a_finished_run_are_ok(weights):
+    with scoring_server(*weights) as server:
+        run = iclperm.run(Study(endpoint=behind(server), sets=1, permutations=1, shots=1, queries=2))
+    assert (run.state == OK).all()
