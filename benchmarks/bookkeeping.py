@@ -20,10 +20,10 @@ from typing import Any
 from _machine import options, publish
 
 import iclperm
-from iclperm import runner, work
+from iclperm import answering, runner, work
 from iclperm.cli import DEMO_SETTING
 from iclperm.engine import Engine
-from iclperm.results import Scores
+from iclperm.scores import Scores
 from iclperm.store import RunFolder
 from iclperm.study import Study
 from iclperm.tasks import Task
@@ -39,7 +39,7 @@ PHASES: list[tuple[str, Any, str]] = [
     ("tables", runner, "tables"),
     ("folder", RunFolder, "create"),
     ("records", RunFolder, "write_session"),
-    ("items", runner, "_product_rows"),
+    ("items", answering.LocalModel, "_of_unit"),
     ("write", RunFolder, "write"),
     ("fill", Scores, "fill"),
 ]

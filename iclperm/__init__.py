@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iclperm import stats
+    from iclperm.endpoint import Endpoint
     from iclperm.engine import Engine
     from iclperm.errors import IclpermError
     from iclperm.runner import open_run, plan, run
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Engine", "IclpermError", "Study", "Task", "__version__", "open_run", "plan", "run", "stats"]
+__all__ = ["Endpoint", "Engine", "IclpermError", "Study", "Task", "__version__", "open_run", "plan", "run", "stats"]
 
 _HOME = {
+    "Endpoint": "iclperm.endpoint",
     "Engine": "iclperm.engine",
     "IclpermError": "iclperm.errors",
     "Study": "iclperm.study",

@@ -44,19 +44,23 @@ STUDY_KEYS = {
     "dev_queries": "Number of dev queries, scored beside them.",
     "seed": "Seed of every random choice.",
     "design": "How sets and orders are drawn: random.",
-    "scoring": "How answers are found: loglikelihood.",
+    "scoring": "How answers are found: loglikelihood (of every label), first_token (of theirs), or generate.",
     "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, or over bytes.",
     "calibration": "none, or contextual: labels freed of what each context prefers by itself.",
     "criterion": "What a search chooses an order by: dev_accuracy, majority_agreement, global_entropy, ...",
     "select": "How many demonstrations a selection keeps.",
     "on_overlong": "error, or drop the queries that do not fit the context window.",
-    "chat": "none.",
+    "chat": "The model's chat template: none, single (one user message), or multiturn (a turn a demonstration).",
+    "max_new_tokens": "Most tokens of a generated answer; the task's own by default.",
+    "think": "keep, or strip blocks of reasoning from generated text before it is read.",
+    "unparsed": "Text that no answer can be read from counts as wrong, or drops its query (drop).",
+    "endpoint": "API that serves --model: its URL, or base_url=URL,api_key_env=NAME,max_cost=2 and so on.",
     "dtype": "auto, float32, bfloat16 or float16.",
-    "device": "auto, cpu, cuda, ...",
+    "device": "auto, cpu, cuda, ..., or balanced: a model over several devices.",
     "memory_budget": "Memory for weights, keys and values, activations and logits: 4GiB, or 50% of what is free.",
     "out": "Run folder; an unfinished run continues.",
 }
-_NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed", "select"})
+_NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed", "select", "max_new_tokens"})
 _LISTS = frozenset({"tasks", "models"})
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -287,20 +291,20 @@ def verify(folder: Path, as_json: bool) -> int:
 )
 @click.option(
     "--kind",
-    help="Another report of the same answers: sensitivity, search, curve, convergence, features or calibration.",
+    help="Another report of the same answers: sensitivity, search, curve, convergence, features, calibration or "
+    "generation.",
 )
 @click.option("--criterion", help="What a search or a transfer chooses an order by, instead of the study's.")
+@click.option("--unparsed", type=click.Choice(["drop", "wrong"]), help="Instead of the study's.")
 @_with_json
 @_with_debug
-def report(
-    folder: Path, out: Path | None, normalize: str | None, kind: str | None, criterion: str | None, as_json: bool
-) -> int:
+def report(folder: Path, out: Path | None, kind: str | None, as_json: bool, **statistics: str | None) -> int:
     """All tables of a finished run, and its figures."""
     from iclperm.report import terminal
     from iclperm.runner import open_run
 
-    found = open_run(folder, normalize=normalize, criterion=criterion)
-    if any(others := [part for part in (kind, criterion, normalize) if part]) and out is None:
+    found = open_run(folder, **statistics)
+    if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
         out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
     refused = _show(terminal.stdout(), found, as_json, out=out, full=True, kind=kind)
     if refused is None:
@@ -349,6 +353,20 @@ def stats(files: tuple[Path, ...], axes: str | None, out: Path | None, as_json: 
         console.print("", *map(str, paths), sep="\n", markup=False, soft_wrap=True)
 
 
+@cli.command()
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="TFLOP/s that the hours are told for.")
+@_with_json
+@_with_debug
+def models(rate: float | None, as_json: bool) -> None:
+    """The models of both papers: their architecture, what they take of memory, and what each study costs on them."""
+    from dataclasses import asdict
+
+    from iclperm.models import markdown, table
+
+    rows = table() if rate is None else table(rate=rate)
+    click.echo(json.dumps([asdict(row) for row in rows], indent=1) if as_json else markdown(rows))
+
+
 @cli.group(invoke_without_command=True)
 @_with_debug
 @click.pass_context
@@ -367,8 +385,9 @@ def tasks(context: click.Context) -> None:
 @click.option("--model", default="demo", show_default=True, help="Whose tokens are shown: demo, a folder or a hub id.")
 @click.option("--shots", type=click.IntRange(0), help="Number of demonstrations; the task's own by default.")
 @click.option("--query", type=click.IntRange(0), default=0, help="Which test query.")
+@click.option("--chat", type=click.Choice(["none", "single", "multiturn"]), default="none", help=STUDY_KEYS["chat"])
 @_with_debug
-def show(task: str, data: str | None, model: str, shots: int | None, query: int) -> None:
+def show(task: str, data: str | None, model: str, shots: int | None, query: int, chat: str) -> None:
     """Print one whole prompt of a task as the model sees it, with its tokens and labels."""
     from iclperm.report import terminal
     from iclperm.runner import sample_prompt, sample_tokens
@@ -376,7 +395,7 @@ def show(task: str, data: str | None, model: str, shots: int | None, query: int)
     from iclperm.tasks import Task
 
     shown = Task.load(task, data).shots if shots is None else shots
-    study = Study(task=task, data=data, model=model, sets=1, permutations=1, shots=shown, queries=query + 1)
+    study = Study(task=task, data=data, model=model, sets=1, permutations=1, shots=shown, queries=query + 1, chat=chat)
     prompt, console = sample_prompt(study, query=query), terminal.stdout()
     terminal.print_prompt(console, prompt, shown)
     terminal.print_tokens(console, prompt, sample_tokens(study, prompt))
@@ -385,12 +404,13 @@ def show(task: str, data: str | None, model: str, shots: int | None, query: int)
 @tasks.command()
 @click.argument("name")
 @click.option("--out", type=click.Path(path_type=Path), help="The file to write; NAME.yaml by default.")
+@click.option("--generated", is_flag=True, help="A task whose answers are generated, not chosen among labels.")
 @_with_debug
-def new(name: str, out: Path | None) -> None:
+def new(name: str, out: Path | None, generated: bool) -> None:
     """Write a commented task file to start from; a file that is there is never replaced."""
     from iclperm.tasks import template_text
 
-    path, text = out or Path(f"{name}.yaml"), template_text(name)
+    path, text = out or Path(f"{name}.yaml"), template_text(name, generated=generated)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -511,6 +531,8 @@ def _value(key: str, text: str) -> Any:
         return text.split(",")
     if key == "demonstrations":
         return _rows(text)
+    if key == "endpoint":
+        return _endpoint(text)
     if key not in _NUMBERS or (key, text) == ("shots", "all"):
         return text
     try:
@@ -526,6 +548,25 @@ def _rows(text: str) -> list[list[int]]:
         raise ConfigError(
             f"--demonstrations is {text!r}; give rows with commas and sets with semicolons between"
         ) from None
+
+
+def _endpoint(text: str) -> dict[str, Any]:
+    """A URL, or "key=value" with commas between; the keys of prices are prices.input and so on."""
+    if "=" not in text.split("://")[0]:
+        return {"base_url": text}
+    from iclperm.config import scalar
+
+    choices: dict[str, Any] = {}
+    for entry in text.split(","):
+        key, equals, value = entry.partition("=")
+        if not equals:
+            raise ConfigError(f"--endpoint has {entry!r}; give a URL, or key=value with commas between")
+        *groups, name = key.strip().split(".")
+        place = choices
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = scalar(value)
+    return choices
 
 
 @contextmanager
