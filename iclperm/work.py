@@ -944,7 +944,7 @@ def _general_tokens(setting: Setting, cells: Sequence[Cell]) -> Tokens:
 
 def _fitting_queries(setting: Setting, prompts: Prompts) -> NDArray[np.int64]:
     """The queries whose longest prompt fits; a prompt is never cut."""
-    window = next((int(setting.config[key]) for key in _WINDOW_KEYS if setting.config.get(key)), None)
+    window = _window(setting)
     fed = prompts.fed_tokens(*[setting.max_new_tokens] if setting.is_generated else [])
     fits = fed <= (window or fed.max())
     content_free = setting.content_free
@@ -965,6 +965,19 @@ def _fitting_queries(setting: Setting, prompts: Prompts) -> NDArray[np.int64]:
             "on_overlong: drop"
         )
     return np.flatnonzero(fits)
+
+
+def _window(setting: Setting) -> int | None:
+    """The context window; where config.json leaves it to the architecture (Gemma 3 does), that tells."""
+    for key in _WINDOW_KEYS:
+        if setting.config.get(key):
+            return int(setting.config[key])
+    if setting.model is None:
+        return None
+    from iclperm.engine.model import load_config
+
+    window = getattr(load_config(setting.model).get_text_config(decoder=True), "max_position_embeddings", None)
+    return None if window is None else int(window)
 
 
 def _what_is_long(setting: Setting) -> str:

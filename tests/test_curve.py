@@ -456,7 +456,7 @@ class TestStudy:
             weights=np.ones(120, np.int64),
             study=SimpleNamespace(resample="none"),
             shots=tuple(range(9)),
-            labels=("a", "b"),
+            chance=0.5,
             title="task, model",
         )
         found = findings(run)

@@ -404,6 +404,13 @@ def first_stop(tokenizer: Any, ids: list[int], stop: Sequence[str]) -> int | Non
     return None
 
 
+def test_a_stop_string_after_a_run_of_bytes_is_found() -> None:
+    tokenizer = TOKENIZERS["byte fallback"]
+    ids = tokenizer("aaaa\u00e9\u4f60\U0001f600 ")["input_ids"]  # the window begins within a character
+    ending, said = Ending(len(ids) + 1, " ", (), tokenizer), list[int]()
+    assert [ending.after(said, token) for token in ids[1:]] == [None] * (len(ids) - 2) + ["stop"]
+
+
 @settings(max_examples=60)
 @given(st.data())
 @pytest.mark.parametrize("kind", TOKENIZERS)

@@ -32,6 +32,7 @@ FIGURES = {
     "convergence": {"convergence"},
     "features": {"features"},
     "calibration": set(),
+    "generation": set(),
     "selection": {"selection_pareto", "selection_curves"},
     "transfer": {"transfer"},
 }

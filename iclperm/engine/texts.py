@@ -117,8 +117,7 @@ class Ending:
         """Whether the text of ``ids`` holds a stop string, which that of all but the last does not."""
         if not self.stop:
             return False
-        recent = list(islice((token for token in reversed(ids) if token not in self._special), self._window))
-        return self._holds_stop(recent[::-1]) and self._holds_stop(ids)
+        return self._holds_stop(self._recent(ids)) and self._holds_stop(ids)
 
     def text(self, ids: Sequence[int]) -> str | None:
         """The text of ``ids`` up to the first stop string; None without a tokenizer."""
@@ -132,8 +131,18 @@ class Ending:
         value = math.nan if finish == INVALID else logprob
         return Generated(np.array(ids, np.int32), self.text(ids), finish, value, num_tokens)
 
-    def _holds_stop(self, ids: Sequence[int]) -> bool:
-        text = self._decoded(ids)
+    def _recent(self, ids: Sequence[int]) -> str:
+        """The end of the text, from a whole character on: of half a one a decoder may spoil all bytes that follow."""
+        size = self._window
+        while True:
+            recent = list(islice((token for token in reversed(ids) if token not in self._special), size))
+            text = self._decoded(recent[::-1])
+            if len(recent) < size or not text.startswith("\ufffd"):
+                return text
+            size *= 2
+
+    def _holds_stop(self, text_or_ids: str | Sequence[int]) -> bool:
+        text = text_or_ids if isinstance(text_or_ids, str) else self._decoded(text_or_ids)
         return any(stop in text for stop in self.stop)
 
     def _decoded(self, ids: Sequence[int]) -> str:

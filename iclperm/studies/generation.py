@@ -67,6 +67,8 @@ class Generation:
     """Over all numbers of shots, most used first."""
     unparsed: str
     """What the study does about unparsed answers: drop their queries, or count them as wrong."""
+    is_open: bool
+    """Whether any answer may be given, not only a label: then a text that was cut off may lack its answer."""
     dropped: float
     """Share of the queries that are left out everywhere, as some cell of theirs has no answer."""
 
@@ -79,7 +81,7 @@ class Generation:
                 f"{self.dropped:.0%} of the queries are left out of every accuracy, because some text of theirs gave "
                 "no answer; --unparsed wrong counts such texts as wrong instead"
             )
-        if last.cut_off > _MANY:
+        if last.cut_off > _MANY and (self.is_open or last.unparsed > _MANY):
             warnings.append(
                 f"{last.cut_off:.0%} of the texts at k = {last.shots} end because their tokens were used up; raise "
                 "'max_new_tokens'"
@@ -157,6 +159,7 @@ def findings(run: Run) -> Generation:
         rules=found.rules,
         weights=test.weights,
         unparsed=run.study.unparsed,
+        is_open=not run.labels,
         dropped=float(np.average((test.state != OK).any(axis=(0, 1, 2)), weights=test.weights)),
     )
 
@@ -173,8 +176,9 @@ def generation(
     num_right: npt.ArrayLike | None = None,
     num_draws: int = 1,
     weights: npt.ArrayLike | None = None,
-    unparsed: str = "drop",
+    unparsed: str = "wrong",
     dropped: float = 0.0,
+    is_open: bool = True,
 ) -> Generation:
     """The findings from arrays [S, P, K, Q].
 
@@ -217,7 +221,7 @@ def generation(
         )
         for place, name in enumerate(rules)
     ]
-    return Generation(by_shots, tuple(sorted(uses, key=lambda use: -use.share)), unparsed, dropped)
+    return Generation(by_shots, tuple(sorted(uses, key=lambda use: -use.share)), unparsed, is_open, dropped)
 
 
 def _at_shots(

@@ -198,6 +198,11 @@ class TransferFindings:
     def _pair(self, one: str, other: str) -> str:
         t = self.transfer
         a, b = t.names.index(one), t.names.index(other)
+        if math.isnan(t.ratio[a][b].estimate) or math.isnan(t.ratio[b][a].estimate):
+            return (
+                f"{self._start} best permutations of {one} and {other} cannot be compared: one answers nothing rightly "
+                "on its own task."
+            )
         return (
             f"{self._start} best permutation of {one} has on {other} {_percent(t.ratio[a][b])} of the accuracy of the "
             f"best one there (a random one: {100 * t.random_ratio[b]:.1f} %); the other way round it is "
@@ -228,7 +233,7 @@ class TransferFindings:
         width, height = figure.get_size_inches()
         label, side = 0.075 * max(map(len, t.names)), 0.9 * len(t.names)
         axes = figure.add_axes(((label + 0.45) / width, (label + 0.5) / height, side / width, side / height))
-        reach = max(float(np.nanmax(np.abs(ratios - 1))), 0.01)
+        reach = float(np.nanmax(np.abs(ratios - 1), initial=0.01))
         image = axes.imshow(ratios, cmap="PuOr", vmin=1 - reach, vmax=1 + reach, interpolation="nearest")
         for (a, b), value in np.ndenumerate(ratios):
             red, green, blue, _ = image.cmap(image.norm(value))
