@@ -190,10 +190,11 @@ class RemoteModel:
     @cached_property
     def endpoint(self) -> Endpoint:
         """Made when first asked for; asks nothing by itself."""
+        from iclperm.compound import beside
         from iclperm.endpoint import Endpoint
         from iclperm.ledger import Ledger
 
-        self._ledger = None if self._folder is None else Ledger(self._folder)
+        self._ledger = None if self._folder is None else Ledger(self._folder, beside(self._folder))
         return Endpoint.of(self._choices, self._ledger)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from iclperm.errors import IclpermError, RunError
 from iclperm.items import digest_of
+from iclperm.ledger import damage as damage_to_replies
 from iclperm.results import forwarded_tokens
 from iclperm.scores import Layout, Scores, reading_of
 from iclperm.store import DamagedItem, RunFolder
@@ -59,7 +60,8 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a check of every byte found: one line for each damage, and the digest of an undamaged, finished run."""
+    """What a check of every byte found: one line for each damage, and the digest of a finished run whose results are
+    undamaged."""
 
     folder: Path
     damage: list[str]
@@ -127,6 +129,7 @@ def verify(path: str | Path) -> Verification:
     num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
     is_whole = not damage and len(files) == folder.num_parts
     digest = checked(_digest, folder, scores, num_rows) if is_whole else None
+    damage += checked(damage_to_replies, folder.path) or []
     return Verification(folder.path, damage, len(files), folder.num_parts, digest)
 
 

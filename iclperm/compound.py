@@ -30,7 +30,7 @@ from iclperm.store import RunFolder, writable, write_whole
 from iclperm.studies.findings import Findings
 from iclperm.study import COMPOUND, STATISTICS, Study
 from iclperm.tasks import Task, builtin_tasks
-from iclperm.work import Demonstrations, StudyPlan
+from iclperm.work import Demonstrations, StudyPlan, resolved
 
 if TYPE_CHECKING:
     from iclperm.studies.selection import Chosen
@@ -83,6 +83,11 @@ class StudyRuns:
         """What should be known of each run before the numbers are believed."""
         return [f"{name}: {warning}" for name, run in self.runs.items() for warning in run.warnings]
 
+    @property
+    def asides(self) -> dict[str, dict[str, Findings]]:
+        """What is reported beside the findings, by run (`Run.asides`)."""
+        return {name: run.asides for name, run in self.runs.items() if run.asides}
+
     def findings(self, kind: str | None = None) -> Findings:
         """What the runs say together; raises `ConfigError` for another ``kind`` than the study's."""
         if kind not in (None, self.study.kind):
@@ -104,6 +109,10 @@ class StudyRuns:
         found = self.findings(kind)
         content = {"kind": self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
         content["calibration"] = self.study.calibration
+        if self.asides:
+            content["runs"] = {
+                name: {key: about.to_dict() for key, about in asides.items()} for name, asides in self.asides.items()
+            }
         return {**content, "warnings": [*found.warnings, *self.warnings]}
 
     def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
@@ -122,8 +131,12 @@ def run_all(study: Study, out: Path | None, run: Runner) -> StudyRuns:
     """Runs the studies that a compound one is made of, one after the other; see `iclperm.run`.
 
     The folder says what it did before until all runs have grown: a growth that is refused or killed hides nothing.
+    Raises `ConfigError` for an endpoint with a budget and no folder, where all runs would see what each has spent.
     """
     check(study)
+    given = [key for key in _BUDGETS if getattr(study.endpoint, key, None) is not None]
+    if out is None and given:
+        raise ConfigError(f"the endpoint's {given[0]} is for all runs of a {study.kind} together; give a run folder")
     if out is not None:
         _claim(out, study)
     runs, choice = {}, None
@@ -180,6 +193,14 @@ def folders(path: Path) -> dict[str, Path]:
     return {name: folder for name, (folder, _) in _parts(path, _recorded(path))[0].items()}
 
 
+def beside(path: Path) -> list[Path]:
+    """The folders of other runs of the compound study that a run folder is in which paid for replies: they share its
+    budget. None where it stands alone."""
+    place = path.resolve()
+    paid = place.parent.glob("*/api") if is_compound(place.parent) else ()
+    return sorted(folder.parent for folder in paid if folder.parent != place)
+
+
 def has_begun(path: Path) -> bool:
     """Whether there is a run in this folder."""
     return (path / "FORMAT").is_file()
@@ -187,6 +208,11 @@ def has_begun(path: Path) -> bool:
 
 def check(study: Study) -> None:
     """Raises `ConfigError` for what would not fit once some of the runs are done."""
+    for name, part in _first(study).items():
+        try:
+            resolved(part, Task.load(part.task, part.data))
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
     if study.kind == "transfer":
         counts = {name: study.shot_list(Task.load(name, study.data).shots)[-1] for name in _tasks(study)}
         if len(set(counts.values())) > 1:
@@ -334,16 +360,26 @@ _FREE = (
     "out",
     *STATISTICS,
 )
+_BUDGETS = ("max_requests", "max_tokens", "max_cost")
+_LEFT_OPEN = ("scoring", "chat", "max_new_tokens")  # None is what the task or the endpoint has
 
 
 def _refuse_other(path: Path, there: Study, here: Study) -> None:
     """Raises `RunError` where the folder's study is another one; its runs refuse what they cannot continue."""
-    before, now = _canonical(there).model_dump(exclude=set(_FREE)), _canonical(here).model_dump(exclude=set(_FREE))
-    for key, value in now.items():
-        if before[key] != value:
-            raise RunError(
-                f"{path} holds another study: {key} is {before[key]} there and {value} here; give another folder"
-            )
+    before, now = (_identity(_canonical(study)) for study in (there, here))
+    for key in {**before, **now}:
+        was, value = before.get(key), now.get(key)
+        if was != value and not (key in _LEFT_OPEN and None in (was, value)):
+            raise RunError(f"{path} holds another study: {key} is {was} there and {value} here; give another folder")
+
+
+def _identity(study: Study) -> dict[str, Any]:
+    """What two sessions must agree on, by key: where an endpoint is and what it may cost is not in it."""
+    endpoint = {} if study.endpoint is None else study.endpoint.identity
+    return {
+        **study.model_dump(exclude={*_FREE, "endpoint"}),
+        **{f"the endpoint's {key}": value for key, value in endpoint.items()},
+    }
 
 
 def _canonical(study: Study) -> Study:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iclperm.held import held
 from iclperm.store import OK, UNPARSED
 from iclperm.tasks.answers import Judgement
 
@@ -59,14 +61,19 @@ class Generated:
     @classmethod
     def empty(cls, state: NDArray[np.uint8], num_draws: int = 1) -> Generated:
         """With nothing filled in, beside the states [C, Q] that it shares."""
-        shape = state.shape
+
+        def filled(kind: npt.DTypeLike, value: int, shape: tuple[int, ...] = state.shape) -> NDArray[Any]:
+            array = held(shape, kind)
+            array[:] = value
+            return array
+
         return cls(
             state=state,
-            correct=np.zeros(shape, dtype=np.bool_),
-            rule=np.full(shape, -1, dtype=np.int16),
-            finish=np.full(shape, -1, dtype=np.int8),
-            num_tokens=np.zeros(shape, dtype=np.int32),
-            num_right=np.zeros(shape, dtype=np.int16),
+            correct=filled(np.bool_, 0),
+            rule=filled(np.int16, -1),
+            finish=filled(np.int8, -1),
+            num_tokens=filled(np.int32, 0),
+            num_right=filled(np.int16, 0) if num_draws > 1 else np.broadcast_to(np.int16(0), state.shape),
             num_draws=num_draws,
             rules=(),
             table=lambda _: pa.table({}),
@@ -167,6 +174,9 @@ def wrong_where_unparsed(
     state: NDArray[np.uint8], prediction: NDArray[np.signedinteger[Any]], num_labels: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.signedinteger[Any]]]:
     """States and predictions in which an unparsed answer is an answer, of a kind that is never right."""
-    is_unparsed = state == UNPARSED
-    none = num_labels or NO_ANSWER
-    return np.where(is_unparsed, OK, state).astype(np.uint8), np.where(is_unparsed, none, prediction)
+    states, predictions = held(state.shape, state.dtype), held(prediction.shape, prediction.dtype)
+    for context in range(len(state)):  # a context at a time: little beside what is held
+        is_unparsed = state[context] == UNPARSED
+        states[context] = np.where(is_unparsed, OK, state[context])
+        predictions[context] = np.where(is_unparsed, num_labels or NO_ANSWER, prediction[context])
+    return states, predictions

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -23,12 +21,12 @@ from numpy.typing import NDArray
 
 from iclperm.errors import ConfigError
 from iclperm.generated import KEPT, Generated
+from iclperm.held import held
 from iclperm.store import OK, STATES, writable
 
 if TYPE_CHECKING:
     pass
 
-_MOST_HELD = 1 << 31  # of one array; a study of a thousand million answers still fits into a small machine
 _BYTES_AT_ONCE = 1 << 27  # of log-likelihoods read back; what needs more reads the files once for every so many
 
 
@@ -91,12 +89,15 @@ class Items:
         """1 where the prediction is the right label, or the generated answer right; uint8 [S, P, K, Q]."""
         correct = held((*self.context_of.shape, len(self.gold)), np.bool_)
         for cell in np.ndindex(self.context_of.shape[:2]):
-            contexts = self.context_of[cell]
-            if self.generated is not None:
-                correct[cell] = self.generated.correct[contexts]
-            else:
-                np.equal(self.context_prediction[contexts], self.gold, out=correct[cell])
+            self.is_right(self.context_of[cell], correct[cell])
         return correct.view(np.uint8)
+
+    def is_right(self, contexts: NDArray[np.int64], out: NDArray[np.bool_]) -> None:
+        """Writes whether the answers of ``contexts`` [...] are right into ``out`` [..., Q]; False without one."""
+        if self.generated is not None:
+            out[:] = self.generated.correct[contexts]
+        else:
+            np.equal(self.context_prediction[contexts], self.gold, out=out)
 
     @cached_property
     def state(self) -> NDArray[np.uint8]:
@@ -150,17 +151,6 @@ class Items:
 
         for logprob, prior in zip(logprobs, priors, strict=True):
             yield calibrated_scores(logprob / self.scale, prior).astype(np.float32)
-
-
-def held(shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
-    """An array in memory; one of more than `_MOST_HELD` bytes in a temporary file that the system reads in and out.
-
-    What is made of it is the same. The file is gone when the array is.
-    """
-    if int(np.prod(shape)) * np.dtype(dtype).itemsize <= _MOST_HELD:
-        return np.empty(shape, dtype)
-    with tempfile.TemporaryFile(prefix="iclperm-") as file:
-        return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
 
 
 def digest_of(labels: Sequence[str], shots: Sequence[int], splits: Iterable[Items]) -> str:

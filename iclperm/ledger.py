@@ -14,12 +14,13 @@ import fcntl
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import time
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
@@ -33,6 +34,7 @@ LEAST_FREE_BYTES = 16 << 20
 _HEAD = b'{"crc32":"%08x","entry":'
 _HEAD_BYTES = len(_HEAD % 0)
 _TAIL = b"}\n"
+_SPENT = re.compile(rb'"spent":\[(\d{1,15}),(\d{1,15}),(\d{1,15}),(\d{1,15})\]')
 
 
 class _Place(NamedTuple):
@@ -45,13 +47,15 @@ class Ledger:
     """The paid replies of one run folder, of all its sessions; this session appends to a file of its own.
 
     Opening it reads every session once (an index is kept, not the replies) and cuts what a killed writer left after
-    the last whole line; the cut goes to ``quarantine``. A damaged line between whole ones stays where it is, unused and
-    counted in ``num_damaged``. Raises `RunStopped` where the folder cannot be written.
+    the last line break; the cut goes to ``quarantine``. A damaged line stays where it is, unused and counted in
+    ``num_damaged``; what it cost, as far as that can be read, stays in ``spent``. ``beside`` are run folders of the same budget: what they have spent counts too. Raises
+    `RunStopped` where the folder cannot be written.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, beside: Iterable[Path] = ()) -> None:
         self.folder = Path(folder)
-        self.spent = Spent()  # by all sessions, lost replies included
+        # By all sessions, lost replies included.
+        self.spent: Spent = sum((Ledger(other).spent for other in beside), Spent())
         self.num_damaged = 0
         self.served: dict[str, str] = {}  # asked model: the name that its replies bear
         self._places: dict[str, _Place] = {}
@@ -60,6 +64,8 @@ class Ledger:
         with writable(self.folder):
             for path in self._sessions():
                 self._mend(path)
+            for torn in (self.folder / "quarantine").glob("api-*.torn"):
+                self.spent += _spent_in(torn.read_bytes())
         self._catch_up()
 
     def __enter__(self) -> Ledger:
@@ -141,13 +147,13 @@ class Ledger:
         self.close()
 
     def _mend(self, path: Path) -> None:
-        """Cuts a session to its last whole line, unless its writer still lives."""
+        """Cuts a session after its last line break, unless its writer still lives."""
         with path.open("r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return
-            end = max((place.end for place, entry in _lines(path) if entry is not None), default=0)
+            end = max((place.end for place, _ in _lines(path)), default=0)
             file.seek(end)
             if torn := file.read():
                 quarantine = self.folder / "quarantine"
@@ -163,6 +169,7 @@ class Ledger:
                 for place, entry in _lines(path, self._read_to.get(path, 0)):
                     if entry is None:
                         self.num_damaged += 1
+                        self.spent += _spent_in(_bytes_at(place))
                     else:
                         self._note(entry, place)
                     self._read_to[path] = place.end
@@ -172,6 +179,38 @@ class Ledger:
         if entry["reply"] is not None:
             self._places[entry["key"]] = place
             self.served.setdefault(entry["model"], entry["reply"].get("model", entry["model"]))
+
+
+def damage(folder: Path) -> list[str]:
+    """A line for each reply of a run folder that is not whole; changes nothing. O(size of the replies)."""
+    found: list[str] = []
+    for path in sorted((folder / "api").glob("*.jsonl")):
+        end = 0
+        for number, (place, entry) in enumerate(_lines(path), start=1):
+            end = place.end
+            if entry is None:
+                found.append(
+                    f"{path} is damaged in line {number}: a reply is lost, and is paid for again where it is still needed"
+                )
+        if path.stat().st_size > end and not _has_writer(path):
+            found.append(f"{path} ends in half a line, as a kill leaves it; run the study again")
+    return found
+
+
+def _has_writer(path: Path) -> bool:
+    """Whether a session may still be at work; True where the file system has no locks."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _spent_in(raw: bytes) -> Spent:
+    """What damaged lines say of their cost; one request where they say nothing."""
+    found = [Spent(*map(int, numbers)) for numbers in _SPENT.findall(raw)]
+    return sum(found, Spent()) if found else Spent(requests=1)
 
 
 def _lines(path: Path, begin: int = 0) -> Iterator[tuple[_Place, dict[str, Any] | None]]:

@@ -24,7 +24,7 @@ from iclperm.tasks import Examples, Task
 
 NUM_CHECKED_PROMPTS = 256
 NUM_CHECKED_CHATS = 12
-MAX_CHECKED_SEAMS = 2_048
+MAX_CHECKED_SEAMS = 8_192
 
 Ids = NDArray[np.int32]
 _Seam = tuple[str, int, int]  # what stands on the right, the class of the words before it, of the words after it

@@ -411,7 +411,7 @@ def finished(path: Path, setting: Setting) -> Run | None:
         known = {key: folder.plan.get(key) for key in setting.identity}
         if known != setting.identity or folder.extents[-1] != setting.study.extent:
             return None
-        run = open_run(path, normalize=setting.study.normalize)
+        run = open_run(path, normalize=setting.study.normalize, unparsed=setting.study.unparsed)
         if run.report.is_growing:
             return None
         folder.record_statistics(setting.study)

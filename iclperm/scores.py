@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from iclperm.designs import CONTENT_FREE, Asked
 from iclperm.errors import ConfigError, RunError
 from iclperm.generated import KEPT, READ_BACK, Generated, Text, codes, item_columns, wrong_where_unparsed
-from iclperm.items import Items, held
+from iclperm.held import held
+from iclperm.items import Items
 from iclperm.store import OK, STATES, RunFolder
 from iclperm.study import Study
 from iclperm.tasks.answers import Judgement
@@ -211,12 +212,18 @@ class Layout:
     def scale(self, plan: Mapping[str, Any], study: Study) -> NDArray[np.float64]:
         """What log-likelihoods are divided by before labels are compared, float64 [L]; raises `ConfigError` where it
         is not the same for all queries."""
+        lengths = plan["label_lengths"]
+        if len(lengths[study.normalize]) < len(lengths["sum"]):
+            raise ConfigError(
+                f"normalize is {study.normalize!r}, but how many tokens an API makes of a label is not known; give "
+                "'sum' or 'bytes'"
+            )
         if study.normalize == "mean" and self.num_odd_labels:
             raise ConfigError(
                 f"normalize is 'mean', but in {self.num_odd_labels} cells the labels have other numbers of tokens; "
                 "give 'sum' or 'bytes'"
             )
-        return np.array(plan["label_lengths"][study.normalize], dtype=np.float64)
+        return np.array(lengths[study.normalize], dtype=np.float64)
 
 
 def reading_of(plan: Mapping[str, Any], study: Study | None = None) -> dict[str, Any]:

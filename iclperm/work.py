@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 GENERAL_CELLS_PER_PART = 4_096
 GENERATED_CELLS_PER_PART = 64
 API_PROMPTS_PER_UNIT = 256
+_BYTES_PER_TOKEN = 4  # of English, about
 LABEL_TOKENS = 16  # that a label may be written in, unless the task or the study says otherwise
 UNIT_FLOPS = 2_000_000_000_000  # a kill costs at most a unit: ten seconds at the fp32 rate of two cores
 UNIT_TOKENS = (1 << 12, 1 << 16)
@@ -61,6 +62,7 @@ _TOKENIZER_FILES = (
     "chat_template*",
 )
 _IDENTITY_KEYS = ("kind", "resample", "seed", "design", "scoring", "calibration", "on_overlong", "chat")
+_ANSWER_CRITERIA = ("dev_accuracy", "majority_agreement", "global_entropy")  # no label scores; the last counts labels
 _UNKNOWN = (np.zeros(1, dtype=np.int32),)  # stands for what will be generated; it is never fed
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -286,7 +288,8 @@ class Setting:
     @property
     def _model_hashes(self) -> dict[str, Any]:
         if self.study.endpoint is not None:
-            return {"endpoint": self.study.endpoint.identity}
+            endpoint = self.study.endpoint
+            return {"endpoint": endpoint.identity if self.is_generated else endpoint.scored_identity}
         assert self.model is not None
         return {
             "model": _hash_files(self.model, ("config.json", _WEIGHT_FILES)),
@@ -300,7 +303,19 @@ class Setting:
             "stop": self.stop,
             "think": self.study.think,
             "draws": self.draws,
+            "ends": self._ends,
         }
+
+    @property
+    def _ends(self) -> Any:
+        """The ids that end a text where the model's generation configuration names them; other sources are hashed."""
+        path = None if self.model is None else self.model / "generation_config.json"
+        if path is None or not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_bytes()).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelError(f"'{path}' cannot be read: {error}; repair or remove it") from None
 
     @property
     def draws(self) -> int:
@@ -391,6 +406,10 @@ def resolved(study: Study, task: Task) -> Study:
         )
     if task.is_generated and scoring != "generate":
         raise ConfigError(f"scoring is {scoring!r}, but task {task.name!r} has no labels to score; set it to generate")
+    if scoring == "first_token" and study.normalize != "sum":
+        raise ConfigError(f"normalize is {study.normalize!r}, but first tokens are compared as they are; set it to sum")
+    if study.endpoint is not None and study.normalize == "mean":
+        raise ConfigError("normalize is 'mean', but an API's tokens are not known; set it to sum or bytes")
     if scoring != "generate":
         given = {"max_new_tokens": study.max_new_tokens is not None, "think": study.think != "keep"}
         if named := [key for key, is_given in given.items() if is_given]:
@@ -399,6 +418,10 @@ def resolved(study: Study, task: Task) -> Study:
     if study.calibration != "none" or study.normalize != "sum":
         key = "calibration" if study.calibration != "none" else "normalize"
         raise ConfigError(f"{key} is {getattr(study, key)!r}, but generated answers have no label scores; leave it out")
+    criteria = _ANSWER_CRITERIA[: 2 if task.is_generated else 3]
+    if study.criterion not in criteria:
+        what = "open answers have no labels to count" if task.is_generated else "generated answers have no label scores"
+        raise ConfigError(f"criterion is {study.criterion!r}, but {what}; choose {' or '.join(criteria)}")
     max_new_tokens = study.max_new_tokens or task.max_new_tokens or LABEL_TOKENS
     return study.model_copy(update={"scoring": scoring, "max_new_tokens": max_new_tokens})
 
@@ -517,8 +540,12 @@ class Work:
     @cached_property
     def parts(self) -> list[Part]:
         """Files of the whole run, in the order of their numbers."""
-        size = GENERATED_CELLS_PER_PART if self.setting.is_generated else GENERAL_CELLS_PER_PART
-        return [part for number, stage in enumerate(self.stages) for part in stage.parts(number, size)]
+        least = GENERATED_CELLS_PER_PART if self.setting.is_generated else GENERAL_CELLS_PER_PART
+        return [
+            part
+            for number, stage in enumerate(self.stages)
+            for part in stage.parts(number, max(least, -(-len(stage.general) // MAX_PARTS)))
+        ]
 
     @cached_property
     def general_cells(self) -> NDArray[np.int64]:
@@ -557,10 +584,7 @@ class Work:
         """What an API will ask for all of it at most; None for a model on this machine."""
         if self.setting.study.endpoint is None:
             return None
-        groups = [
-            group for stage in self.stages for product in stage.products for group in _groups(self.prompts, product)
-        ]
-        return _bill(self.setting, groups)
+        return _bill(self.setting, self.prompts, [product for stage in self.stages for product in stage.products])
 
     def identities(self) -> list[dict[str, Any]]:
         """What identifies the run, and each extent that it has grown to, by stage."""
@@ -568,14 +592,19 @@ class Work:
         return [{**self.setting.identity, "label_lengths": self._label_lengths(), **stages[0]}, *stages[1:]]
 
     def _label_lengths(self) -> dict[str, list[int]]:
-        """What a label's log-likelihood can be divided by, [L] each: `Study.normalize`. Generated answers have none."""
+        """What a label's log-likelihood can be divided by, [L] each: `Study.normalize`. Generated answers have none,
+        and how many tokens an API makes of a label is not known."""
         if self.setting.is_generated:
             return {"sum": [], "mean": [], "bytes": []}
-        strip = str.strip if self.setting.study.chat != "none" else str
+        study = self.setting.study
+        strip = str.strip if study.chat != "none" else str
         texts = list(map(strip, self.setting.task.continuations()))
+        ones = [1] * len(texts)
+        if study.scoring == "first_token":
+            return {"sum": ones, "mean": ones, "bytes": ones}
         return {
-            "sum": [1] * len(texts),
-            "mean": [len(ids) for ids in self.prompts.continuations],
+            "sum": ones,
+            "mean": [] if study.endpoint else [len(ids) for ids in self.prompts.continuations],
             "bytes": [len(text.encode()) for text in texts],
         }
 
@@ -628,7 +657,9 @@ class Work:
             num_conflicting=counts["num_conflicting"],
             disk_bytes=self.disk_bytes,
             opening=self.opening,
-            label_tokens=() if setting.is_generated else tuple(len(ids) for ids in self.prompts.continuations),
+            label_tokens=()
+            if setting.is_generated or setting.model is None
+            else tuple(len(ids) for ids in self.prompts.continuations),
             prompts=self.prompts.counts,
             num_content_free=num_content_free,
             max_new_tokens=setting.max_new_tokens if setting.is_generated else None,
@@ -857,28 +888,22 @@ def _plan_product(
         ContextPaths(Rows.of(rows), Rows.of(marks)),
         [prompts.queries[query] for query in asked],
         _UNKNOWN if setting.is_generated else prompts.continuations,
-        unit_tokens=_unit_tokens(setting, prompts),
+        unit_tokens=_unit_tokens(setting, [prompts.queries[query] for query in asked]),
     )
     numbers = np.empty(plan.num_contexts, dtype=np.int64)
     numbers[plan.context_index] = marked
     return Product(plan, numbers, asked)
 
 
-def _unit_tokens(setting: Setting, prompts: Prompts) -> int:
+def _unit_tokens(setting: Setting, queries: Sequence[Ids]) -> int:
     """Prompt tokens of a unit: fewer where its answers, which are yet to be generated, add to its work. Of an API a
     unit is some hundred prompts: replies that are paid for are kept anyway."""
     if not setting.is_generated and setting.model is not None:
         return setting.unit_tokens
-    query = float(np.mean([len(ids) for ids in prompts.queries]))
+    query = float(np.mean([len(ids) for ids in queries]))  # of this product alone: it stays when the run grows
     if setting.model is None:
         return int(API_PROMPTS_PER_UNIT * query)
     return max(1, int(setting.unit_tokens * query / (query + setting.max_new_tokens)))
-
-
-def _groups(prompts: Prompts, product: Product) -> Iterator[list[ApiPrompt]]:
-    """The prompts of a product as an API takes them, those of one context after the other."""
-    for context in product.contexts.tolist():
-        yield [api_prompt(prompts, context, query) for query in product.queries.tolist()]
 
 
 def api_prompt(prompts: Prompts, context: int, query: int) -> ApiPrompt:
@@ -888,15 +913,18 @@ def api_prompt(prompts: Prompts, context: int, query: int) -> ApiPrompt:
     return text.ids_to_messages(ids) if is_chat else text.ids_to_text(ids)
 
 
-def _bill(setting: Setting, groups: Iterable[Sequence[ApiPrompt]]) -> Bill:
-    from iclperm.endpoint.bill import estimate_bill
+def _bill(setting: Setting, prompts: Prompts, products: Sequence[Product]) -> Bill:
+    from iclperm.endpoint.bill import product_bill
 
-    choices = setting.study.endpoint
+    choices, text = setting.study.endpoint, TextTokenizer()
     assert choices is not None
-    if setting.is_generated:
-        return estimate_bill(choices, groups, max_new_tokens=setting.max_new_tokens)
-    times = len(setting.task.words) if choices.api == "completions" else 1
-    return estimate_bill(choices, groups, max_new_tokens=1, times=times)
+    contexts, queries = (list(map(text.ids_to_text, parts)) for parts in (prompts.contexts, prompts.queries))
+    return product_bill(
+        choices,
+        [([contexts[c] for c in product.contexts], [queries[q] for q in product.queries]) for product in products],
+        max_new_tokens=setting.max_new_tokens if setting.is_generated else 1,
+        times=None if setting.is_generated else len(setting.task.words) if choices.api == "completions" else 1,
+    )
 
 
 def _marked_rows(prompts: Prompts, wanted: NDArray[np.bool_]) -> tuple[list[Ids], list[Ids], NDArray[np.int64]]:
@@ -914,11 +942,10 @@ def _marked_rows(prompts: Prompts, wanted: NDArray[np.bool_]) -> tuple[list[Ids]
 
 
 def _product_tokens(setting: Setting, prompts: Prompts, product: Product, general: Sequence[Cell]) -> Tokens:
-    """What the product costs; plain prompting would not need those of its cells that are apart. Of an API: the tokens
-    of all prompts, and those that its own cache should not hold."""
-    if setting.study.endpoint is not None:
-        spent = _bill(setting, _groups(prompts, product)).spent
-        return Tokens(spent.prompt_tokens, spent.prompt_tokens - spent.cached_tokens, 0)
+    """What the product costs; plain prompting would not need those of its cells that are apart. Of an API it is about
+    that: its tokens are not known."""
+    if setting.study.endpoint is not None:  # the plan counts bytes
+        return Tokens(product.plan.tokens_naive // _BYTES_PER_TOKEN, product.plan.tokens_unique // _BYTES_PER_TOKEN)
     contexts, queries = set(product.contexts.tolist()), set(product.queries.tolist())
     twice = [cell for cell in general if cell.context in contexts and cell.query in queries]
     spared = sum(len(prompts.contexts[cell.context]) + len(prompts.queries[cell.query]) for cell in twice)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 
+# Threads that spin at barriers make tests several times slower where every core has a worker. Before torch.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 import pytest
 import torch
 from hypothesis import settings

@@ -21,6 +21,7 @@ from iclperm.bench.table import render
 from iclperm.demo import model_path
 from iclperm.errors import ConfigError, DataError, RequestError
 
+pytestmark = pytest.mark.timeout(900)  # processes of their own, each with torch to load
 VOCAB = 2048
 # A scorer that starts as any other, but whose log-likelihoods are all -1; and one that leaves in the middle.
 WRONG = """

@@ -184,6 +184,8 @@ def test_the_key_reaches_no_file_of_a_run(tmp_path, monkeypatch, capfd, caplog):
         ({"chat": "single", "endpoint": {"api": "completions"}}, "set its api to chat"),
         ({"dtype": "bfloat16", "endpoint": {}}, "'dtype' is for a model on this machine"),
         ({"endpoint": {"draws": 2}}, "draws are 2"),
+        ({"normalize": "mean", "endpoint": {"api": "completions"}}, "an API's tokens are not known"),
+        ({"normalize": "bytes", "scoring": "first_token", "endpoint": {"api": "completions"}}, "first tokens"),
         ({"endpoint": {"api_key_env": "sk-abc"}}, "never the key itself"),
     ],
 )

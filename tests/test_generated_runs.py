@@ -159,6 +159,42 @@ def test_unparsed_answers_are_wrong_or_drop_their_query_and_never_hidden(study, 
     assert ((codes == NO_ANSWER) == is_unparsed).all()
 
 
+def test_a_finished_run_is_read_as_it_is_asked_for_now(study, tmp_path):
+    wrong = iclperm.run(study, tmp_path / "run")
+    dropped = iclperm.run(study.model_copy(update={"unparsed": "drop"}), tmp_path / "run")
+    assert dropped.report.num_parts_resumed == dropped.report.num_parts
+    assert (wrong.state == OK).all()
+    assert (dropped.state == UNPARSED).any()
+    assert dropped.study.unparsed == "drop"
+
+
+def test_sums_over_a_run_count_what_the_run_counts(study, tmp_path):
+    run = iclperm.run(study, tmp_path / "run")
+    assert run.correct.any()
+    sums = iclperm.stats.tensor_sums(run.splits["test"])
+    np.testing.assert_allclose(sums.accuracy.values, run.correct.mean(axis=-1))
+
+
+@pytest.mark.parametrize("queries", [range(6, 24, 3)])
+def test_a_run_grows_whatever_the_length_of_what_is_added(study, tmp_path, queries):
+    """Units are cut by the queries that they hold, not by those that come later."""
+    long = study.model_copy(update={"max_new_tokens": 40})
+    for count in queries:
+        grown = iclperm.run(long.model_copy(update={"queries": count}), tmp_path / "run", extend=True)
+    assert grown.digest == iclperm.run(long.model_copy(update={"queries": queries[-1]})).digest
+
+
+def test_what_ends_a_text_is_part_of_the_run(study, model, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(model, tmp_path / "model")
+    own = study.model_copy(update={"model": str(folder)})
+    iclperm.run(own, tmp_path / "run")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
+    with pytest.raises(iclperm.errors.RunError, match=r"generation\.ends"):
+        iclperm.run(own, tmp_path / "run")
+
+
 def test_reports_of_every_kind_are_made_of_generated_answers(study, tmp_path):
     asked = study.model_copy(update={"dev_queries": 6, "shots": [0, 1, 2, 3]})
     run = iclperm.run(asked, tmp_path / "run")

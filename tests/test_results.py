@@ -198,7 +198,7 @@ def test_what_makes_numbers_doubtful_is_said(run):
 
 def test_what_does_not_fit_into_memory_is_held_in_a_file_and_says_the_same(run, monkeypatch):
     plain = iclperm.open_run(run.folder)
-    monkeypatch.setattr("iclperm.items._MOST_HELD", 0)
+    monkeypatch.setattr("iclperm.held._MOST_HELD", 0)
     mapped = iclperm.open_run(run.folder)
     items = mapped.splits["test"]
     assert all(

@@ -322,7 +322,10 @@ class TestBlocks:
         context_state = np.where(prediction < 0, 1, 0).astype(np.uint8)
         context_state[1:, 5:] = prediction[1:, 5:] = 0
         items: Any = SimpleNamespace(
-            gold=gold, context_of=context_of, context_prediction=prediction, context_state=context_state
+            gold=gold,
+            context_of=context_of,
+            context_state=context_state,
+            is_right=lambda contexts, out: np.equal(prediction[contexts], gold, out=out),
         )
         correct, state = (prediction[context_of] == gold).view(np.uint8), context_state[context_of]
         assert same(tensor.tensor_sums(items), tensor.tensor_sums(correct, state))
@@ -331,7 +334,7 @@ class TestBlocks:
         items: Any = SimpleNamespace(
             gold=np.zeros(2, np.int64),
             context_of=np.zeros((2, 2, 1), np.int64),
-            context_prediction=np.zeros((2, 2), np.int8),
+            is_right=lambda contexts, out: out.fill(False),
             context_state=np.array([[0, 0], [1, 1]], np.uint8),
         )
         assert tensor.tensor_sums(items).usable.all()

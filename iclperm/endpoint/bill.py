@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from iclperm.endpoint.choices import EndpointChoices, Spent
 from iclperm.errors import ModelError, printable
@@ -54,6 +56,26 @@ def estimate_bill(
     return Bill(spent, None if choices.prices is None else choices.prices.cost(spent), choices.tokenizer is None)
 
 
+def product_bill(
+    choices: EndpointChoices,
+    products: Iterable[tuple[Sequence[str], Sequence[str]]],
+    *,
+    max_new_tokens: int,
+    times: int | None = None,
+) -> Bill:
+    """As `estimate_bill`, of contexts times queries given as text, each context a group: O(contexts + queries)."""
+    counter = Tokens(choices.tokenizer)
+    times = choices.draws if times is None else times
+    spent = Spent()
+    for contexts, queries in products:
+        before, after = (np.array(list(map(counter.estimate, part)), dtype=np.int64) for part in (contexts, queries))
+        num, lengths = before.size * after.size, np.add.outer(before, after)
+        cached = (times - 1) * int(_cached(lengths).sum()) + (after.size - 1) * int(_cached(before).sum())
+        most = num * times * (max_new_tokens + choices.reasoning_tokens)
+        spent += Spent(num * times, times * int(lengths.sum()), cached, most)
+    return Bill(spent, None if choices.prices is None else choices.prices.cost(spent), choices.tokenizer is None)
+
+
 class Tokens:
     """Counts tokens with a tokenizer (folder or hub id), else bounds them by bytes and estimates from characters."""
 
@@ -77,9 +99,8 @@ class Tokens:
         return tokens + _TOKENS_PER_MESSAGE * (messages + 1)
 
     def first(self, text: str) -> str:
-        """The first token of a text, as text; all of it where no tokenizer can tell."""
-        if self._tokenizer is None:
-            return text
+        """The first token of a text, as text; only a tokenizer can tell."""
+        assert self._tokenizer is not None
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return str(self._tokenizer.decode(ids[:1], skip_special_tokens=False))
 
@@ -125,5 +146,6 @@ def _around(choices: EndpointChoices, prompt: Prompt) -> int:
     return 1 if choices.api == "completions" else 4 * messages + 3
 
 
-def _cached(tokens: int) -> int:
-    return tokens // CACHE_STEP * CACHE_STEP if tokens >= LEAST_CACHED_TOKENS else 0
+def _cached(tokens: Any) -> Any:
+    """What of so many tokens, a number or an array of them, a provider's cache holds."""
+    return tokens // CACHE_STEP * CACHE_STEP * (tokens >= LEAST_CACHED_TOKENS)

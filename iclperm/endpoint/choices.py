@@ -69,10 +69,10 @@ class EndpointChoices(Choices):
     is neither ``model`` nor its dated version. ``temperature`` is left out where it is None, and where the model turns
     out to take none. ``draws`` are replies to each prompt. ``reasoning_tokens`` come on top of the new tokens that are
     asked for, for a model that thinks first. ``extra`` goes into each request as it is, such as ``reasoning_effort``.
-    ``tokenizer`` (folder or hub id) counts tokens; without one they are bounded by bytes. ``timeout_s`` is for one
-    attempt, ``deadline_s`` for a request: no attempt is repeated that could not end by then. ``max_requests``,
-    ``max_tokens`` and ``max_cost`` (with ``prices``) are for the whole run, all its sessions. Raises `ConfigError`,
-    without the value where it may be a key.
+    ``tokenizer`` (folder or hub id) counts tokens, which are bounded by bytes without one, and tells the first token
+    of each label to a server that lists no more. ``timeout_s`` is for one attempt, ``deadline_s`` for a request: no attempt is repeated that could not end by then. ``max_requests``,
+    ``max_tokens`` and ``max_cost`` (with ``prices``) are for the whole run, all its sessions, and all runs of a study
+    of several. Raises `ConfigError`, without the value where it may be a key.
     """
 
     base_url: Name
@@ -120,6 +120,12 @@ class EndpointChoices(Choices):
         """What answers depend on; the place of the server is not in it, so that a run may move with it."""
         names = ("model", "api", "served_as", "temperature", "draws", "reasoning_tokens", "extra")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def scored_identity(self) -> dict[str, Any]:
+        """What log-likelihoods of labels depend on: where a server lists first tokens only, the tokenizer tells which
+        those of the labels are."""
+        return {**self.identity, "tokenizer": self.tokenizer}
 
     def overspent(self, spent: Spent) -> str | None:
         """Which budget would be exceeded by this, in one line; None where none would."""

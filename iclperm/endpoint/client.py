@@ -42,6 +42,7 @@ from iclperm.endpoint.replies import (
     refusal,
     spent_on,
     top_logprobs,
+    without,
 )
 from iclperm.errors import ConfigError, RequestError
 from iclperm.ledger import Ledger
@@ -147,13 +148,19 @@ class Endpoint:
 
     @property
     def takes_temperature(self) -> bool:
-        """Whether a temperature is sent; False once the model has turned out to take none: its replies are draws."""
+        """Whether a temperature is sent; False once the model has turned out to take none, also in an earlier session:
+        its replies are draws."""
         return self.choices.temperature is not None and "temperature" not in self._dialect.dropped
 
     @property
     def spent(self) -> Spent:
         """What of the budget has been spent so far: by all sessions of the ledger, or by this endpoint without one."""
         return self._spent if self._ledger is None else self._ledger.spent
+
+    @property
+    def paid(self) -> Spent:
+        """What this endpoint itself has spent so far, also of a call that is still open."""
+        return self._spent
 
     def generate(self, prompts: Sequence[Prompt], max_new_tokens: int = 256, stop: Sequence[str] = ()) -> list[Reply]:
         """Replies to prompts that share a context: prompt by prompt, all draws of each."""
@@ -185,7 +192,7 @@ class Endpoint:
         Of whole labels where the server gives the log-probabilities of a prompt; else of their first tokens, out of
         those that it lists for the first generated token. A label that is not listed is less likely than the last that
         is (``is_bound``); where none is listed the prompt is ``unparsed``. Raises `ConfigError` where the server gives
-        neither, or where labels share a first token.
+        neither, where it only lists and there is no ``tokenizer``, or where labels share a first token.
         """
         return self._scores(([(prompt, labels) for prompt in group] for group in groups), first_token_only)
 
@@ -284,7 +291,12 @@ class Endpoint:
         return Tokens(self.choices.tokenizer)
 
     def _first_tokens(self, labels: Sequence[str]) -> list[str]:
-        """What each label's first token looks like; the whole label where no tokenizer can tell."""
+        """What each label's first token looks like."""
+        if self.choices.tokenizer is None:
+            raise ConfigError(
+                f"{self._where} gives the log-likelihoods of first tokens only: name its tokenizer (folder or hub id) "
+                "with the endpoint's key 'tokenizer', or use scoring: generate"
+            )
         starts = [self._tokens.first(label.lstrip() if self.choices.api == "chat" else label) for label in labels]
         for number, start in enumerate(starts):
             if start in starts[:number]:
@@ -337,9 +349,12 @@ class Endpoint:
             import tenacity  # noqa: F401
         except ImportError as error:
             raise ConfigError(f"an endpoint needs the package {error.name}: pip install 'iclperm[api]'") from None
+        # What nobody named for this server would else come from OPENAI_* variables.
+        headers: Any = {name: openai.Omit() for name in ("OpenAI-Organization", "OpenAI-Project")}
         return openai.AsyncOpenAI(
             base_url=self.choices.base_url,
-            api_key=self._key or "none",  # else the client would send an OPENAI_API_KEY that nobody named
+            api_key=self._key or "none",
+            default_headers=headers,
             max_retries=0,
             timeout=openai.Timeout(self.choices.timeout_s, connect=min(10.0, self.choices.timeout_s)),
         )
@@ -467,7 +482,7 @@ class Endpoint:
     def _kept(self, request: _Request, reply: dict[str, Any]) -> dict[str, Any]:
         """The reply once it is on disk; raises `RunStopped` for another model's, which is paid for all the same."""
         wrong = self._wrong_model(reply["model"])
-        kept = None if wrong else compact(reply, request.echoed)
+        kept = None if wrong else compact(reply, request.echoed, self._dialect.dropped)
         self._book(request, spent_on(reply, request.bound), kept)
         if kept is None:
             raise RunStopped(wrong)
@@ -531,6 +546,7 @@ class Endpoint:
 
     def _answer(self, reply: dict[str, Any]) -> Answer:
         refused = refusal(reply)
+        self._dialect.dropped.update(without(reply))
         self.report.num_refused += bool(refused)
         return Answer("refused" if refused else "ok", reply, refused)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ State = Literal["ok", "refused", "overlong", "invalid", "unparsed", "api_missing
 
 _CONTEXT_KEPT = 8  # tokens before a label that are kept of an echoed prompt
 _KEPT = ("id", "model", "created", "choices", "usage", "system_fingerprint")
+_WITHOUT = "iclperm_without"  # no server's name
 _VERSION = re.compile(r"@[\w.-]+|[-_.:](20\d{2}-?\d{2}-?\d{2}|\d{4}|\d{2}-\d{2,4})")
 
 
@@ -98,9 +99,12 @@ def spent_on(reply: Mapping[str, Any], bound: Spent) -> Spent:
     return Spent(1, prompt, min(prompt, known(cached, 0)), completion)
 
 
-def compact(reply: Mapping[str, Any], echoed: str | None) -> dict[str, Any]:
-    """What is kept of a reply; of a prompt that was echoed for its last part, only the tokens at its end."""
+def compact(reply: Mapping[str, Any], echoed: str | None, dropped: Set[str] = frozenset()) -> dict[str, Any]:
+    """What is kept of a reply, with the names of the parameters that were asked for and not sent (``dropped``); of a
+    prompt that was echoed for its last part, only the tokens at its end."""
     kept = {name: reply[name] for name in _KEPT if name in reply}
+    if dropped:
+        kept[_WITHOUT] = sorted(dropped)
     if echoed is not None:
         choice = {name: value for name, value in reply["choices"][0].items() if name != "text"}
         logprobs = _mapping(choice.get("logprobs"))
@@ -108,6 +112,11 @@ def compact(reply: Mapping[str, Any], echoed: str | None) -> dict[str, Any]:
         choice["logprobs"] = {name: _list(logprobs.get(name))[-most:] for name in ("tokens", "token_logprobs")}
         kept["choices"] = [choice]
     return kept
+
+
+def without(reply: Mapping[str, Any]) -> list[str]:
+    """The parameters that a kept reply was asked without, since the server does not take them."""
+    return _list(reply.get(_WITHOUT))
 
 
 def refusal(reply: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 from iclperm.audit import RunStatus, Verification
 from iclperm.compound import StudyRuns
 from iclperm.endpoint.bill import Bill
+from iclperm.endpoint.choices import Spent
 from iclperm.engine.budget import bytes_in_words
 from iclperm.errors import printable
 from iclperm.prompts import PromptText, PromptTokens
@@ -73,12 +74,11 @@ def print_plans(console: Console, planned: Mapping[str, StudyPlan], study: Study
     for name, part in planned.items():
         console.print("", f"[bold]{name}[/bold]", sep="\n")
         print_plan(console, part, study)
-    seconds = [part.estimate.seconds for part in planned.values() if part.estimate is not None]
+    bills = [part.bill for part in planned.values() if part.bill is not None]
     rows = {
         "runs": f"{len(planned)}",
         "distinct prompts": f"{sum(part.num_prompts for part in planned.values()):,}",
-        "tokens, distinct": f"{sum(part.tokens_unique for part in planned.values()):,}",
-        "estimated time": f"about {duration(sum(seconds))}" if len(seconds) == len(planned) else "-",
+        **(_asked(_together(bills)) if bills else _local_total(list(planned.values()))),
     }
     console.print("", _facts("Together", rows), sep="\n")
 
@@ -88,12 +88,19 @@ def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str |
     findings = run.findings(kind)
     head = [_head(run)] if full else [_head(run), _cost(run)]
     console.print(*head, sep="\n", markup=False, soft_wrap=True)
-    asides = list(run.asides.values()) if isinstance(run, Run) else []
-    asides = [about for about in asides if type(about) is not type(findings)]
-    print_tables(console, [*findings.tables(full), *(table for about in asides for table in about.tables(full))])
+    by_run = {"": run.asides} if isinstance(run, Run) else run.asides
+    asides = [
+        (f"{name}: " if name else "", about)
+        for name, found in by_run.items()
+        for about in found.values()
+        if type(about) is not type(findings)
+    ]
+    beside = [table._replace(title=whose + table.title) for whose, about in asides for table in about.tables(full)]
+    print_tables(console, [*findings.tables(full), *beside])
     if not full:
         console.print("", token_line(Tokens.of(run.report)), sep="\n", markup=False)
-    print_conclusion(console, [line for about in (findings, *asides) for line in about.conclusion()])
+    told = [whose + line for whose, about in asides for line in about.conclusion()]
+    print_conclusion(console, [*findings.conclusion(), *told])
     print_notes(
         console,
         [*findings.warnings, *run.warnings, *_foreign_tasks(run), *_run_notes(run.report)],
@@ -263,6 +270,20 @@ def _local_prompts(planned: StudyPlan) -> dict[str, str]:
         "every prompt begins with": _pieces(planned.opening) or "no special token",
         "prompts outside the product": f"{planned.prompts.num_general_cells:,}",
         "queries too long": f"{planned.num_overlong:,}",
+    }
+
+
+def _together(bills: Sequence[Bill]) -> Bill:
+    costs = [bill.cost for bill in bills if bill.cost is not None]
+    spent = sum((bill.spent for bill in bills), Spent())
+    return Bill(spent, sum(costs) if len(costs) == len(bills) else None, any(bill.is_estimate for bill in bills))
+
+
+def _local_total(planned: Sequence[StudyPlan]) -> dict[str, str]:
+    seconds = [part.estimate.seconds for part in planned if part.estimate is not None]
+    return {
+        "tokens, distinct": f"{sum(part.tokens_unique for part in planned):,}",
+        "estimated time": f"about {duration(sum(seconds))}" if len(seconds) == len(planned) else "-",
     }
 
 

@@ -71,8 +71,9 @@ class AnswersByContext(Protocol):
     def context_of(self) -> npt.NDArray[np.int64]: ...
     @property
     def context_state(self) -> npt.NDArray[np.uint8]: ...
-    @property
-    def context_prediction(self) -> npt.NDArray[np.signedinteger[Any]]: ...
+    def is_right(self, contexts: npt.NDArray[np.int64], out: npt.NDArray[np.bool_]) -> None:
+        """Writes whether the answers of ``contexts`` [...] are right into ``out`` [..., Q]."""
+        ...
 
 
 class ArrayBlocks:
@@ -178,11 +179,11 @@ class ItemBlocks:
 
     def blocks(self) -> Iterator[Block]:
         """See `Blocks`."""
-        prediction, gold, context_of = self._items.context_prediction, self._items.gold, self._items.context_of
+        context_of = self._items.context_of
         for low, high, buffer in _buffers(self.shape):
             answers = buffer.view(np.bool_)
             for number, place in np.ndindex(answers.shape[:2]):
-                np.equal(prediction[context_of[number, low + place]], gold, out=answers[number, place])
+                self._items.is_right(context_of[number, low + place], answers[number, place])
             yield Block((low, high), buffer)
 
 

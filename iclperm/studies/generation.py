@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from iclperm.store import OK, UNPARSED
 from iclperm.studies.findings import Plot, Table, number, plain
 
 if TYPE_CHECKING:
+    from iclperm.generated import Generated
+    from iclperm.items import Items
     from iclperm.results import Run
 
 _MANY = 0.05
@@ -71,10 +73,13 @@ class Generation:
     """Whether any answer may be given, not only a label: then a text that was cut off may lack its answer."""
     dropped: float
     """Share of the queries that are left out everywhere, as some cell of theirs has no answer."""
+    dev: Generation | None = None
+    """The same of the dev queries, by which a search chooses; None where there are none."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Where accuracies rest on a part of the queries, or on texts that were cut off."""
+        on_dev = [] if self.dev is None else [f"on dev: {warning}" for warning in self.dev.warnings]
         last, warnings = self.by_shots[-1], []
         if self.unparsed == "drop" and self.dropped > _MANY:
             warnings.append(
@@ -86,7 +91,7 @@ class Generation:
                 f"{last.cut_off:.0%} of the texts at k = {last.shots} end because their tokens were used up; raise "
                 "'max_new_tokens'"
             )
-        return tuple(warnings)
+        return (*warnings, *on_dev)
 
     def conclusion(self) -> list[str]:
         """What could be read at the largest number of shots."""
@@ -94,9 +99,10 @@ class Generation:
         what = "counts as wrong" if self.unparsed == "wrong" else "drops its query"
         read = f"; of those read {last.answered:.1%} are right, of all texts {last.unparsed_wrong:.1%}"
         read = "" if math.isnan(last.answered) else read
+        dev = "" if self.dev is None else f" (on dev {self.dev.by_shots[-1].unparsed:.1%})"
         return [
-            f"Answers are generated: at k = {last.shots} {last.unparsed:.1%} of the texts have no answer that could be "
-            f"read, which {what}{read}."
+            f"Answers are generated: at k = {last.shots} {last.unparsed:.1%} of the texts{dev} have no answer that "
+            f"could be read, which {what}{read}."
         ]
 
     def tables(self, full: bool) -> list[Table]:
@@ -130,7 +136,8 @@ class Generation:
             tables.append(
                 Table("How answers were read", ("rule", "texts", "right, of read", "of all"), used, caption=caption)
             )
-        return tables
+        on_dev = [] if self.dev is None or not full else self.dev.tables(full)
+        return [*tables, *(table._replace(title=f"{table.title}, dev queries") for table in on_dev)]
 
     def plots(self) -> dict[str, Plot]:
         """None."""
@@ -142,11 +149,15 @@ class Generation:
 
 
 def findings(run: Run) -> Generation:
-    """How the test answers of a finished run were come by; raises `DataError` for one that generates none."""
-    test = run.splits["test"]
-    if test.generated is None:
+    """How the answers of a finished run were come by; raises `DataError` for one that generates none."""
+    found = {name: _of_split(run, items, items.generated) for name, items in run.splits.items() if items.generated}
+    if "test" not in found:
         raise DataError("this run's answers are not generated; run its study with scoring: generate")
-    found, spread = test.generated, test.context_of
+    return replace(found["test"], dev=found.get("dev"))
+
+
+def _of_split(run: Run, items: Items, found: Generated) -> Generation:
+    spread = items.context_of
     return generation(
         found.state[spread],
         found.correct[spread],
@@ -157,10 +168,10 @@ def findings(run: Run) -> Generation:
         num_right=found.num_right[spread] if found.num_draws > 1 else None,
         num_draws=found.num_draws,
         rules=found.rules,
-        weights=test.weights,
+        weights=items.weights,
         unparsed=run.study.unparsed,
         is_open=not run.labels,
-        dropped=float(np.average((test.state != OK).any(axis=(0, 1, 2)), weights=test.weights)),
+        dropped=float(np.average((items.state != OK).any(axis=(0, 1, 2)), weights=items.weights)),
     )
 
 
@@ -246,8 +257,13 @@ def _at_shots(
         unparsed_wrong=_share(correct & is_read, is_written, weight),
         draw_variance=float("nan")
         if right is None
-        else float(np.average(right * (1 - right), weights=weight) * num_draws / (num_draws - 1)),
+        else _mean(right * (1 - right), is_written, weight) * num_draws / (num_draws - 1),
     )
+
+
+def _mean(values: npt.NDArray[np.float64], where: npt.NDArray[Any], weight: npt.NDArray[np.float64]) -> float:
+    total = float(weight[where].sum())
+    return float((values * weight)[where].sum()) / total if total else float("nan")
 
 
 def _share(part: npt.NDArray[Any], whole: npt.NDArray[Any], weight: npt.NDArray[np.float64]) -> float:

@@ -68,7 +68,7 @@ class Chosen:
     rows: Positions
     """int64 [T·S, n] train rows, strategy by strategy: the sets of the second run."""
     num_labels: FloatArray
-    """[T, S] different labels among the chosen."""
+    """[T, S] different labels among the chosen; NaN where any answer may be given."""
     score: str
     """What top, bottom and blend went by."""
     scores: Mapping[str, Score]
@@ -408,7 +408,10 @@ def choose(
         positions=positions,
         rows=np.concatenate(list(rows.values())),
         num_labels=np.array(
-            [[len({label_of[row] for row in of_set}) for of_set in found.tolist()] for found in rows.values()],
+            [
+                [len({label_of[row] for row in of_set}) if source.labels else math.nan for of_set in found.tolist()]
+                for found in rows.values()
+            ],
             dtype=np.float64,
         ),
         score=score,
