@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
@@ -15,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iclperm.errors import OutOfMemory
+from iclperm.errors import ConfigError, OutOfMemory
 from iclperm.generated import Text
+from iclperm.results import refuse_normalized_lists
 from iclperm.scores import generated_rows, item_rows
 from iclperm.store import API_MISSING, INVALID, OK, OVERLONG, UNPARSED, RunStopped
 from iclperm.work import Part, Product, Work, api_prompt, halved_peaks
@@ -24,7 +26,7 @@ from iclperm.work import Part, Product, Work, api_prompt, halved_peaks
 if TYPE_CHECKING:
     from iclperm.endpoint import Endpoint
     from iclperm.endpoint.bill import Prompt
-    from iclperm.endpoint.replies import Reply
+    from iclperm.endpoint.replies import Reply, Scored
     from iclperm.engine import Engine
     from iclperm.engine.engine import UnitResult
     from iclperm.engine.texts import GeneratedUnit, Generations
@@ -33,14 +35,16 @@ if TYPE_CHECKING:
 
 Claim = Callable[[Sequence[int]], Iterator[int]]
 """Parts that this process may work at, one after the other, out of those that are offered."""
+_CHECKING = ("math-verify", "latex2sympy2-extended", "sympy")
 _STATE_OF_REPLY = {
     "ok": OK, "invalid": INVALID, "overlong": OVERLONG, "unparsed": UNPARSED, "refused": API_MISSING,
 }  # fmt: skip
 
 
 class Answerer(Protocol):
-    """What the runner asks. ``numerics`` are what the last bits of an answer depend on, ``libraries`` those in use, and
-    ``tokens`` what has been forwarded or paid for so far."""
+    """What the runner asks. ``numerics`` are what the last bits of an answer depend on, ``libraries`` those in use,
+    ``tokens`` what has been forwarded or paid for so far, and ``replies`` what an API's were like, as `RunReport`
+    counts it: `iclperm.results.REPLIES`."""
 
     @property
     def numerics(self) -> dict[str, Any]: ...
@@ -48,6 +52,8 @@ class Answerer(Protocol):
     def libraries(self) -> tuple[str, ...]: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def replies(self) -> dict[str, int]: ...
     def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
         """The parts that can be claimed, each with its rows; with a ``checker`` answers are generated and read by it.
         What is not claimed, or not answered now, is left out. Raises `RunStopped` where it cannot go on."""
@@ -64,9 +70,9 @@ def answerer(work: Work, folder: Path | None) -> Answerer:
 class LocalModel:
     """A model on this machine, through the tree."""
 
-    libraries: tuple[str, ...] = ("iclperm", "numpy", "pyarrow", "tokenizers")
-
     def __init__(self, work: Work) -> None:
+        self.libraries = ("iclperm", "numpy", "pyarrow", "tokenizers", *_checking(work))
+        self.replies: dict[str, int] = {}
         self._work = work
         self._is_in_a_call = False
 
@@ -177,11 +183,11 @@ class RemoteModel:
     """A model behind an API. Replies are kept in the run folder before they are used; a part of which some are missing
     is not written, and a later session asks for these alone."""
 
-    libraries: tuple[str, ...] = ("iclperm", "numpy", "pyarrow", "openai")
-
     def __init__(self, work: Work, folder: Path | None) -> None:
         choices = work.setting.study.endpoint
         assert choices is not None
+        self.libraries = ("iclperm", "numpy", "pyarrow", "openai", *_checking(work))
+        self._counts: Counter[str] = Counter()
         self._choices = choices
         self._work = work
         self._folder = folder
@@ -209,8 +215,14 @@ class RemoteModel:
 
     @property
     def tokens(self) -> int:
-        """Paid for: prompts, whether the provider's cache had them or not, and replies."""
-        return self.endpoint.spent.tokens
+        """Paid for by this process: prompts, whether the provider's cache had them or not, and replies."""
+        return self.endpoint.paid.tokens
+
+    @property
+    def replies(self) -> dict[str, int]:
+        """Of the parts that this process has answered."""
+        damaged = {} if self._ledger is None else {"num_damaged_replies": self._ledger.num_damaged}
+        return {**self._counts, **damaged}
 
     def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
         """See `Answerer`; the prompts of a context go out together."""
@@ -258,10 +270,16 @@ class RemoteModel:
 
         labels = [TextTokenizer().ids_to_text(ids) for ids in self._work.prompts.continuations]
         is_first = self._work.setting.study.scoring == "first_token"
+        is_listed = not self.endpoint.capabilities.prompt_logprobs
+        if is_listed:
+            refuse_normalized_lists(self._work.setting.study)
         found = self.endpoint.score_groups(groups, labels, first_token_only=is_first)
         scored = [each for group in found for each in group]
+        self._refuse_overlong(scored)
         if missing := [each.problem for each in scored if each.state == "api_missing"]:
             return None, len(missing), missing[-1]
+        if is_listed:
+            self._count_listed([each for each in scored if each.state == "ok"])
         logprob = np.array([each.logprob for each in scored], dtype=np.float32)
         state = np.array([_STATE_OF_REPLY[each.state] for each in scored], dtype=np.uint8)
         return item_rows(self._work, part, contexts, queries, logprob, state), 0, ""
@@ -277,10 +295,39 @@ class RemoteModel:
         setting = self._work.setting
         found = self.endpoint.generate_groups(groups, max_new_tokens=setting.max_new_tokens, stop=setting.stop)
         replies = [reply for group in found for reply in group]
+        self._refuse_overlong(replies)
         if missing := [reply.problem for reply in replies if reply.state == "api_missing"]:
             return None, len(missing), missing[-1]
+        if self._choices.temperature != 0 or not self.endpoint.takes_temperature:
+            self._counts["num_drawn"] += sum(reply.state == "ok" for reply in replies)
         draws = [list(map(_text_of, replies[draw :: setting.draws])) for draw in range(setting.draws)]
         return _read_rows(self._work, part, contexts, queries, draws[0], checker, draws[1:]), 0, ""
+
+    def _refuse_overlong(self, answers: Sequence[Reply | Scored]) -> None:
+        """Raises `RunStopped` where a prompt does not fit, unless the study drops those that do not."""
+        problems = [answer.problem for answer in answers if answer.state == "overlong"]
+        if problems and self._work.setting.study.on_overlong == "error":
+            raise RunStopped(
+                f"{len(problems)} prompts are too long for {self._choices.model} ({problems[0]}); start another run "
+                "with fewer 'shots' or with on_overlong: drop"
+            )
+
+    def _count_listed(self, scored: Sequence[Scored]) -> None:
+        """Raises `ConfigError` where a bound would have to be calibrated: bounds are no values."""
+        num_bounds = sum(sum(each.is_bound) for each in scored)
+        if num_bounds and self._work.setting.study.calibration != "none":
+            raise ConfigError(
+                f"{self._choices.model} does not list every label's first token, and calibration needs all of them; "
+                "set it to none"
+            )
+        self._counts["num_listed"] += sum(len(each.is_bound) for each in scored)
+        self._counts["num_bounds"] += num_bounds
+
+
+def _checking(work: Work) -> tuple[str, ...]:
+    """Libraries that decide whether an answer is right."""
+    answer = work.setting.task.answer
+    return _CHECKING if answer is not None and answer.check == "math" else ()
 
 
 def _text_of(reply: Reply) -> Text:

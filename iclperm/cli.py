@@ -390,14 +390,17 @@ def tasks(context: click.Context) -> None:
 def show(task: str, data: str | None, model: str, shots: int | None, query: int, chat: str) -> None:
     """Print one whole prompt of a task as the model sees it, with its tokens and labels."""
     from iclperm.report import terminal
-    from iclperm.runner import sample_prompt, sample_tokens
+    from iclperm.runner import sample_answer, sample_prompt, sample_tokens
     from iclperm.study import Study
     from iclperm.tasks import Task
 
-    shown = Task.load(task, data).shots if shots is None else shots
+    loaded = Task.load(task, data)
+    shown = loaded.shots if shots is None else shots
     study = Study(task=task, data=data, model=model, sets=1, permutations=1, shots=shown, queries=query + 1, chat=chat)
     prompt, console = sample_prompt(study, query=query), terminal.stdout()
     terminal.print_prompt(console, prompt, shown)
+    if loaded.answer is not None:
+        terminal.print_answering(console, loaded, sample_answer(study, prompt))
     terminal.print_tokens(console, prompt, sample_tokens(study, prompt))
 
 

@@ -209,8 +209,9 @@ def has_begun(path: Path) -> bool:
 def check(study: Study) -> None:
     """Raises `ConfigError` for what would not fit once some of the runs are done."""
     for name, part in _first(study).items():
+        task = Task.load(part.task, part.data)
         try:
-            resolved(part, Task.load(part.task, part.data))
+            resolved(part, task)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
     if study.kind == "transfer":

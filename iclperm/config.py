@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +61,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         content = yaml.load(raw.decode("utf-8"), Loader=_StrictLoader)  # a SafeLoader: constructs plain data only
     except UnicodeDecodeError as error:
         raise ConfigError(f"is not UTF-8 (byte {error.start}); save it as UTF-8") from None
+    except yaml.constructor.ConstructorError as error:
+        tag = re.search(r"the tag '([^']+)'", str(error))
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        what = f"it uses the tag {tag[1]!r}{line}, and no tag is run" if tag else " ".join(str(error).split())
+        raise ConfigError(f"is not valid YAML: {what}; write the value out") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that there is not
         raise ConfigError(f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
@@ -123,6 +129,8 @@ def _quotes(value: Any) -> str:
 
 def _noun(cls: type[Choices]) -> str:
     name = cls.__name__.removesuffix("Choices").lower()
+    if name.endswith("s"):
+        return f"the block {name!r}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 

@@ -76,6 +76,8 @@ class Items:
     generated: Generated | None = None
     right_answers: tuple[str | None, ...] = ()
     """The right label or answer of each query, as text; [Q]."""
+    has_bounds: bool = False
+    """Whether some log-likelihoods are upper bounds, below all that are none: enough for a prediction."""
 
     @property
     def uncalibrated(self) -> Items:
@@ -106,8 +108,8 @@ class Items:
 
     @property
     def has_scores(self) -> bool:
-        """Whether there are log-likelihoods of labels."""
-        return self.generated is None
+        """Whether there are log-likelihoods of labels, all of them values."""
+        return self.generated is None and not self.has_bounds
 
     @cached_property
     def label_logprob(self) -> NDArray[np.float32]:

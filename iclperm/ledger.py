@@ -48,8 +48,8 @@ class Ledger:
 
     Opening it reads every session once (an index is kept, not the replies) and cuts what a killed writer left after
     the last line break; the cut goes to ``quarantine``. A damaged line stays where it is, unused and counted in
-    ``num_damaged``; what it cost, as far as that can be read, stays in ``spent``. ``beside`` are run folders of the same budget: what they have spent counts too. Raises
-    `RunStopped` where the folder cannot be written.
+    ``num_damaged``; what it cost, as far as that can be read, stays in ``spent``. ``beside`` are run folders of the
+    same budget: what they have spent counts too. Raises `RunStopped` where the folder cannot be written.
     """
 
     def __init__(self, folder: str | Path, beside: Iterable[Path] = ()) -> None:
@@ -189,9 +189,7 @@ def damage(folder: Path) -> list[str]:
         for number, (place, entry) in enumerate(_lines(path), start=1):
             end = place.end
             if entry is None:
-                found.append(
-                    f"{path} is damaged in line {number}: a reply is lost, and is paid for again where it is still needed"
-                )
+                found.append(f"{path} is damaged in line {number}: its reply is paid for again where it is needed yet")
         if path.stat().st_size > end and not _has_writer(path):
             found.append(f"{path} ends in half a line, as a kill leaves it; run the study again")
     return found

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from iclperm.studies.sensitivity import SensitivityOverShots, SensitivitySummary
 
 _HEAVY_WEIGHT = 5  # from here on single queries decide about a class
+REPLIES = ("num_listed", "num_bounds", "num_drawn", "num_damaged_replies")
+"""What a session tells of an API's replies."""
 _ROWS_PER_TABLE = 1 << 18  # of the canonical table, some 50 MB; one context's rows at least
 
 
@@ -44,7 +46,9 @@ class RunReport:
     ``num_conflicting`` have another label than the one that was kept. ``num_oversampled`` queries asked for repeat
     another, as their class is short. More than one of ``num_numerics`` means that parts come from machines or versions
     whose last bits may differ. ``is_growing`` tells that the run was extended and that is not finished: these are the
-    results before.
+    results before. Of an API: ``num_listed`` log-likelihoods of labels' first tokens, ``num_bounds`` of them upper
+    bounds; ``num_drawn`` texts that were not asked for at temperature 0; ``num_damaged_replies`` that were paid for and
+    could not be read back.
     """
 
     tokens_naive: int
@@ -62,6 +66,10 @@ class RunReport:
     is_token_count_complete: bool
     seconds: float
     is_growing: bool
+    num_listed: int
+    num_bounds: int
+    num_drawn: int
+    num_damaged_replies: int
 
 
 @dataclass(frozen=True)
@@ -190,6 +198,7 @@ class Run:
         test = self.splits["test"]
         warnings = uneven_labels(self.label_tokens, self.study.normalize)
         warnings += [warning for about in self.asides.values() for warning in about.warnings]
+        warnings += _about_replies(self.report, self.study)
         highest = int(test.context_prediction.max(initial=-1))
         is_label = 0 <= highest < len(self.labels)
         if is_label and all(np.isin(answers, (-1, highest)).all() for answers in test.context_prediction):
@@ -367,13 +376,21 @@ def finish(
     folder: RunFolder | None,
     started: float,
     forwarded: int = 0,
+    replies: Mapping[str, int] | None = None,
     is_growing: bool = False,
 ) -> Run:
-    """Everything together; without a folder ``forwarded`` tokens are known, with one they are read back."""
+    """Everything together; without a folder ``forwarded`` tokens and counts of an API's ``replies`` are known, with one
+    they are read back."""
     items, is_complete, num_numerics = scores.items(), True, 1
     if folder is not None:
         forwarded, is_complete = forwarded_tokens(folder)
         num_numerics = len(folder.numerics())
+        replies = _replies(folder)
+    replies = {name: (replies or {}).get(name, 0) for name in REPLIES}
+    if replies["num_listed"]:
+        refuse_normalized_lists(study)
+    if replies["num_bounds"]:
+        items = {name: replace(found, has_bounds=True) for name, found in items.items()}
     report = RunReport(
         **counts,
         tokens_forwarded=forwarded,
@@ -381,6 +398,7 @@ def finish(
         is_token_count_complete=is_complete,
         seconds=time.perf_counter() - started,
         is_growing=is_growing,
+        **replies,
     )
     return Run(
         study=study,
@@ -402,6 +420,44 @@ def forwarded_tokens(folder: RunFolder) -> tuple[int, bool]:
     recorded = sum(session.get("parts", 0) for session in sessions)
     is_complete = all(session.get("closed", False) for session in sessions) and recorded >= len(folder.parts())
     return forwarded, is_complete
+
+
+def _replies(folder: RunFolder) -> dict[str, int]:
+    """What all sessions tell of an API's replies; each of them meets the same damaged ones."""
+    told = [session.get("replies", {}) for session in folder.sessions()]
+    counts = {name: [int(each.get(name, 0)) for each in told] for name in REPLIES}
+    return {name: max(each, default=0) if name == "num_damaged_replies" else sum(each) for name, each in counts.items()}
+
+
+def refuse_normalized_lists(study: Study) -> None:
+    """Raises `ConfigError` where first tokens would be divided by the lengths of whole labels."""
+    if study.normalize != "sum":
+        raise ConfigError(
+            f"normalize is {study.normalize!r}, but the API lists first tokens only, which are compared as they are; "
+            "set it to sum"
+        )
+
+
+def _about_replies(report: RunReport, study: Study) -> Iterator[str]:
+    """What an API's replies leave in doubt."""
+    if report.num_listed and study.scoring != "first_token":
+        yield "labels are compared by their first tokens alone: the API gives no log-likelihoods of whole labels"
+    if report.num_bounds:
+        yield (
+            f"{report.num_bounds / report.num_listed:.1%} of the log-likelihoods of labels are upper bounds, because "
+            "the API lists only the likeliest tokens: the answers hold, but what needs every log-likelihood "
+            "(calibration error, near-ties, some criteria of a search) is left out"
+        )
+    if report.num_drawn and study.endpoint is not None and study.endpoint.draws == 1:
+        yield (
+            f"{report.num_drawn:,} answers are draws, because the model takes no temperature or was not asked at 0: "
+            "asked again it may answer otherwise, and that is part of every spread here; set the endpoint's draws to 3"
+        )
+    if report.num_damaged_replies:
+        yield (
+            f"{report.num_damaged_replies} kept replies of the API are damaged: what was needed of them was paid for "
+            "again; iclperm verify names them"
+        )
 
 
 def finished(path: Path, setting: Setting) -> Run | None:

@@ -26,7 +26,7 @@ from iclperm.scores import Layout, Scores, reading_of, tables
 from iclperm.store import DamagedItem, RunFolder, RunStopped, recorded_extents
 from iclperm.study import COMPOUND, Study
 from iclperm.tasks import builtin_tasks
-from iclperm.work import Setting, StudyPlan, Work, lay_out, open_reader, sample_prompt, sample_tokens
+from iclperm.work import Setting, StudyPlan, Work, lay_out, open_reader, sample_answer, sample_prompt, sample_tokens
 
 __all__ = [
     "Progress",
@@ -37,6 +37,7 @@ __all__ = [
     "open_run",
     "plan",
     "run",
+    "sample_answer",
     "sample_prompt",
     "sample_tokens",
 ]
@@ -123,7 +124,7 @@ def _run_one(study: Study, out: str | Path | None, extend: bool, mixed: bool, pr
         "num_parts_resumed": len(work.parts) - len(missing),
         "num_quarantined": quarantined,
     }
-    return finish(plan, study, scores, counts, folder, started, forwarded)
+    return finish(plan, study, scores, counts, folder, started, forwarded, model.replies)
 
 
 def _grown_from(path: Path | None, setting: Setting, extend: bool) -> list[dict[str, int]]:
@@ -198,7 +199,7 @@ def _compute(
     if folder is not None:
         _admit(model, work, folder, mixed)
     numerics, before = model.numerics, model.tokens
-    session = _Session(folder, _environment(model))
+    session = _Session(folder, _environment(model), lambda: model.replies)
     tell = progress or (lambda _done, _total: None)
     num_parts = len(work.parts)
     session.write(tokens=0)
@@ -240,19 +241,23 @@ class _Session:
     ``num_parts`` counts the parts that it wrote or was about to write.
     """
 
-    def __init__(self, folder: RunFolder | None, environment: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: RunFolder | None, environment: Mapping[str, Any], replies: Callable[[], dict[str, int]]
+    ) -> None:
         self.num_parts = 0
         self._started = time.time()
         self._name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
         self._folder = folder
         self._environment = environment
+        self._replies = replies
 
     def write(self, *, tokens: int, closed: bool = False) -> None:
         if self._folder is not None:
             seconds = round(time.time() - self._started, 3)
             counts = {"tokens_forwarded": tokens, "parts": self.num_parts, "seconds": seconds, "closed": closed}
+            about = {**self._environment, **({"replies": told} if (told := self._replies()) else {})}
             # What it cost is told to the last part after a kill; after a power loss the count may be incomplete.
-            self._folder.write_session(self._name, {**self._environment, **counts}, durable=closed)
+            self._folder.write_session(self._name, {**about, **counts}, durable=closed)
 
 
 def _claimed(parts: Sequence[int], folder: RunFolder | None) -> Iterator[int]:

@@ -112,6 +112,8 @@ class Study(Choices):
             defaults = {key: value for key, value in defaults.items() if key != "shots"}
         if isinstance(behind := choices.get("endpoint"), Mapping) and "model" not in behind and "model" in choices:
             name = choices.pop("model")
+            if isinstance(name, str) and Path(name).is_dir():
+                raise ConfigError(f"a study's key 'model' is the folder {name!r}, but an endpoint has a model by name")
             choices = {**choices, "endpoint": {**behind, "model": name}}
         super().__init__(**{**defaults, **sets, **choices})
         for key, only in _OF_KIND.items():

@@ -169,6 +169,15 @@ def sample_prompt(
     )
 
 
+def sample_answer(study: Study, prompt: PromptText) -> str:
+    """How the right answer of a prompt that is generated for is read; raises `DataError` where it cannot be."""
+    task = Task.load(study.task, study.data)
+    if task.answer is None:
+        return prompt.answer
+    with open_checker(task.answer) as checker:
+        return checker.canonical_gold(prompt.answer)
+
+
 def sample_tokens(study: Study, prompt: PromptText) -> PromptTokens:
     """How the study's model reads a prompt; needs its tokenizer, no weights. Of a model behind an API that is not
     known: its tokens are bytes."""

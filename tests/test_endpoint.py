@@ -295,6 +295,9 @@ def test_what_a_model_does_not_take_is_learnt_by_one_request(ledger):
         fresh = an_endpoint(server, ledger, reasoning_tokens=100, draws=2, extra={"reasoning_effort": "minimal"})
         assert fresh.generate(prompts(20), max_new_tokens=5, stop=[" "]) == replies
         assert len(server.seen) == 40 + 3  # the key is of what was asked, not of how it was put
+        assert not fresh.takes_temperature  # its replies say so
+        fresh.generate(["new"], max_new_tokens=5, stop=[" "])
+        assert "temperature" not in server.seen[-1]
 
 
 def test_the_first_of_a_group_goes_alone_and_warms_the_cache(ledger):
@@ -507,6 +510,17 @@ def test_another_key_in_the_environment_is_not_sent(monkeypatch):
     assert SENTINEL not in str(server.headers)
 
 
+def test_an_organization_and_a_project_in_the_environment_are_not_sent(monkeypatch):
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-of-somebody")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-of-somebody")
+    with faulty_server() as server:
+        an_endpoint(server).generate(["?"])
+    (headers,) = server.headers
+    assert "authorization" in headers
+    assert "of-somebody" not in str(headers)
+    assert not [name for name in headers if name.startswith("openai-")]
+
+
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
@@ -569,7 +583,8 @@ def test_choices_survive_yaml_and_identify_answers_not_places():
     choices = EndpointChoices(base_url="https://a.example/v1/", model="m", prices={"input": 1.0, "output": 2.0})
     assert choices.base_url == "https://a.example/v1"
     assert choices.identity["model"] == "m"
-    assert not {"base_url", "prices", "concurrency", "api_key_env"} & set(choices.identity)
+    assert not {"base_url", "prices", "concurrency", "api_key_env", "tokenizer"} & set(choices.identity)
+    assert set(choices.scored_identity) - set(choices.identity) == {"tokenizer"}
     assert Endpoint.of(choices).choices == choices
 
 

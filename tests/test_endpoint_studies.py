@@ -5,6 +5,7 @@ import shutil
 import socket
 import time
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
 from iclperm import Study, audit
-from iclperm.demo import model_path
-from iclperm.errors import ConfigError
-from iclperm.store import API_MISSING, OK, RunStopped
+from iclperm.demo import data_path, model_path
+from iclperm.endpoint import Spent
+from iclperm.errors import ConfigError, RunError
+from iclperm.ledger import Ledger
+from iclperm.store import API_MISSING, OK, OVERLONG, RunFolder, RunStopped
 
 TOLERANCE = TOLERANCES["loglikelihood per token"]["float32"]
 SIZES = {"sets": 2, "permutations": 2, "shots": [0, 2], "queries": 4}
@@ -50,6 +53,8 @@ def test_log_likelihoods_of_a_study_agree(weights, tmp_path):
     np.testing.assert_array_equal(through_api.correct, through_engine.correct)
     assert again.digest == through_api.digest == audit.verify(tmp_path / "run").digest
     assert through_api.title == f"mini_news, {MODEL}"
+    assert (through_api.report.num_listed, through_api.report.num_bounds) == (0, 0)  # whole labels, all of them values
+    assert not [warning for warning in through_api.warnings if "API" in warning]
     assert through_api.summary().printed == pytest.approx(through_engine.summary().printed, nan_ok=True)
 
 
@@ -145,6 +150,147 @@ def test_a_budget_stops_a_run_resumably(tmp_path):
         run = iclperm.run(wider, tmp_path / "run")
         assert set(server.paid.values()) == {1}
     assert (run.splits["test"].generated.state != API_MISSING).all()
+
+
+def multi(folder):
+    """A task file over the demo's articles: a label of two tokens, and one whose first token is never likely."""
+    data = {split: str(data_path() / f"{split}.jsonl") for split in ("train", "dev", "test")}
+    labels = {"World": "World", "Sports": "Sports games", "Business": "Business", "Technology": "Zx"}
+    content = {
+        "name": "multi",
+        "data": data,
+        "fields": {"text": "text"},
+        "labels": labels,
+        "demonstration": "Article: {{ text }}\nAnswer: {{ label }}",
+        "query": "Article: {{ text }}\nAnswer:",
+        "shots": 4,
+    }
+    (folder / "multi.yaml").write_text(json.dumps(content))
+    return str(folder / "multi.yaml")
+
+
+def test_first_tokens_that_an_api_lists_are_the_engines_and_bounds_are_no_values(weights, tmp_path):
+    choices = {"task": multi(tmp_path), "scoring": "first_token", **SIZES, "shots": 2, "queries": 8}
+    through_engine = iclperm.run(Study(**choices))
+    with scoring_server(*weights, echoes=False) as server:
+        with pytest.raises(ConfigError, match="name its tokenizer"):
+            iclperm.run(Study(endpoint=behind(server), **choices), tmp_path / "none")
+        assert len(server.seen) <= 3
+        endpoint = behind(server, tokenizer=str(model_path()))
+        run = iclperm.run(Study(endpoint=endpoint, **choices), tmp_path / "run")
+        num_asked = len(server.seen)
+        with pytest.raises(RunError, match="tokenizer"):
+            iclperm.run(Study(endpoint={**endpoint, "tokenizer": "another"}, **choices), tmp_path / "run")
+        assert len(server.seen) == num_asked
+        with pytest.raises(ConfigError, match="calibration needs all"):
+            iclperm.run(Study(endpoint=endpoint, calibration="contextual", **choices))
+        with pytest.raises(ConfigError, match="lists first tokens only"):
+            iclperm.run(Study(endpoint=endpoint, normalize="bytes", **{**choices, "scoring": "loglikelihood"}))
+    is_ok = run.state == OK
+    np.testing.assert_array_equal(run.correct[is_ok], through_engine.correct[is_ok])
+    assert run.correct[..., run.gold == 1].any()  # a label of two tokens is found
+    assert 0 < run.report.num_bounds < run.report.num_listed
+    assert run.report.num_listed == is_ok.sum() * 4
+    for opened in (run, iclperm.open_run(tmp_path / "run")):
+        share = f"{run.report.num_bounds / run.report.num_listed:.1%} of the log-likelihoods of labels are upper bounds"
+        assert [warning for warning in opened.warnings if warning.startswith(share)]
+        assert not opened.splits["test"].has_scores
+        assert opened.summary().calibration is None
+        assert opened.summary().near_ties is None
+    with pytest.raises(ConfigError, match="lists first tokens only"):
+        iclperm.open_run(tmp_path / "run", normalize="bytes")
+
+
+def test_a_prompt_that_an_api_finds_too_long_stops_the_run_unless_it_is_dropped(tmp_path):
+    def long(body):
+        is_long = len(server.seen) % 5 == 0
+        return '400 {"message": "too many", "code": "context_length_exceeded"}' if is_long else "ok"
+
+    with faulty_server([long] * 1000) as server:
+        choices = {"scoring": "generate", "max_new_tokens": 3, **SIZES}
+        choices["endpoint"] = behind(server, api="chat", concurrency=1)
+        with pytest.raises(RunStopped, match=r"prompts are too long for faulty-1 \(too many\); start another run"):
+            iclperm.run(Study(**choices), tmp_path / "error")
+        assert not list((tmp_path / "error/items").iterdir())
+        run = iclperm.run(Study(on_overlong="drop", **choices), tmp_path / "drop")
+    assert np.count_nonzero(run.splits["test"].generated.state == OVERLONG) > 0
+
+
+def test_a_model_that_takes_no_temperature_is_said_to_draw(tmp_path):
+    def hot(body):
+        return '400 {"message": "\'temperature\' is not supported"}' if "temperature" in body else "ok"
+
+    choices = {"scoring": "generate", "max_new_tokens": 3, **SIZES}
+
+    def about_draws(run):
+        return [warning for warning in run.warnings if "answers are draws" in warning]
+
+    with faulty_server([hot] * 6 + ["401"] + ["ok"] * 100) as server:
+        study = Study(endpoint=behind(server, api="chat", concurrency=1), **choices)
+        with pytest.raises(RunStopped, match="401"):
+            iclperm.run(study, tmp_path / "run")
+        assert "temperature" in server.seen[0]
+        run = iclperm.run(study, tmp_path / "run")  # learnt by the session before
+        assert not [body for body in server.seen[1:] if "temperature" in body]
+        (warning,) = about_draws(run)
+        assert "set the endpoint's draws" in warning
+        assert run.report.num_drawn == server.paid.total()
+        assert warning in iclperm.open_run(tmp_path / "run").report_content()["warnings"]
+        greedy = iclperm.run(Study(endpoint=behind(server, api="chat"), **choices))
+        drawn = iclperm.run(Study(endpoint=behind(server, api="chat", draws=2, temperature=None), **choices))
+    assert not about_draws(greedy)
+    assert not about_draws(drawn)
+
+
+def test_a_process_counts_what_it_spent_itself(tmp_path):
+    def another(count):
+        if count == 3:
+            with Ledger(tmp_path / "run") as ledger:
+                ledger.append("another's", model=server.model, spent=Spent(1, 10**9), reply=None)
+
+    with faulty_server() as server:
+        server.after_reply = another
+        endpoint = behind(server, api="chat", concurrency=1)
+        run = iclperm.run(Study(endpoint=endpoint, scoring="generate", max_new_tokens=3, **SIZES), tmp_path / "run")
+        assert run.report.tokens_forwarded == sum(len(prompt) + 2 for prompt in server.paid)
+    with Ledger(tmp_path / "run") as ledger:
+        assert ledger.spent.prompt_tokens > 10**9
+
+
+def test_a_damaged_reply_is_told_and_paid_for_again(tmp_path):
+    choices = {"scoring": "generate", "max_new_tokens": 3, **SIZES}
+    with faulty_server(["ok"] * 5 + ["401"] + ["ok"] * 100) as server:
+        study = Study(endpoint=behind(server, api="chat", concurrency=1), **choices)
+        with pytest.raises(RunStopped):
+            iclperm.run(study, tmp_path / "run")
+        (session,) = (tmp_path / "run/api").glob("*.jsonl")
+        session.write_bytes(session.read_bytes().replace(b"answer ", b"reply  ", 1))
+        (told,) = audit.verify(tmp_path / "run").damage
+        assert told.startswith(f"{session} is damaged in line 1")
+        run = iclperm.run(study, tmp_path / "run")
+        assert sorted(server.paid.values())[-2:] == [1, 2]
+        with Ledger(tmp_path / "run") as ledger:
+            assert ledger.spent.requests == server.paid.total()
+    assert run.report.num_damaged_replies == 1
+    for opened in (run, iclperm.open_run(tmp_path / "run")):
+        assert [warning for warning in opened.warnings if "1 kept replies of the API are damaged" in warning]
+    found = audit.verify(tmp_path / "run")
+    assert (len(found.damage), found.digest) == (1, run.digest)
+
+
+def test_what_checks_answers_is_recorded(tmp_path):
+    pytest.importorskip("math_verify")
+    data = Path(__file__).parent / "fixtures/math"
+    with faulty_server() as server:
+        endpoint = behind(server, api="chat")
+        study = Study(task="math", data=str(data), endpoint=endpoint, sets=1, permutations=1, shots=1, queries=2)
+        iclperm.run(study, tmp_path / "math")
+        iclperm.run(Study(endpoint=endpoint, scoring="generate", **SIZES), tmp_path / "words")
+    checking = {"math-verify", "sympy", "latex2sympy2-extended"}
+    (record,) = RunFolder.open(tmp_path / "math").sessions()
+    assert all(record["versions"][name] for name in checking)
+    (record,) = RunFolder.open(tmp_path / "words").sessions()
+    assert not checking & set(record["versions"])
 
 
 def test_draws_are_a_variance_component(tmp_path):

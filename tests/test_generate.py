@@ -487,7 +487,7 @@ def test_logits_that_are_not_finite_end_a_text(llama: PreTrainedModel, monkeypat
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"contexts": [[1, VOCAB]]}, r"request 0 holds token id 96, out of range"),
     ({"contexts": [[1], [3] * 250], "max_new_tokens": 8}, r"request 1 has 250 tokens, which with 8 new ones are over"),
-    ({"contexts": [[1]], "max_new_tokens": 0}, r"max_new_tokens is 0; at least 1 is needed"),
+    ({"contexts": [[1]], "max_new_tokens": 0}, r"max_new_tokens is 0; give a whole number from 1 on"),
     ({"contexts": [[1]], "stop": ["x"]}, r"no tokenizer, so it cannot find the stop string 'x'"),
     ({"contexts": [[1]], "stop": [""]}, r"a stop string is empty"),
     ({"contexts": ["text"]}, r"no tokenizer, so requests must be token ids"),

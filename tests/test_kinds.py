@@ -271,6 +271,29 @@ def test_a_growth_that_is_refused_or_killed_hides_nothing(place, runs, tmp_path)
     assert iclperm.open_run(tmp_path / "grown").digest == grown.digest
 
 
+def test_a_folder_that_says_what_is_now_left_to_the_task_is_continued(place, tmp_path):
+    study = selection_of(place, sets=2, queries=6)
+    digest = iclperm.run(study, tmp_path / "run").digest
+    path = tmp_path / "run" / "study.yaml"
+    older = yaml.safe_load(path.read_text())
+    assert (older["scoring"], older["chat"]) == (None, None)
+    for key in ("max_new_tokens", "think", "unparsed", "endpoint"):
+        del older[key]
+    path.write_text(yaml.safe_dump({**older, "scoring": "loglikelihood", "chat": "none"}))
+    again = iclperm.run(study, tmp_path / "run")
+    assert (again.digest, again.report.num_parts_resumed) == (digest, again.report.num_parts)
+    path.write_text(yaml.safe_dump({**older, "scoring": "loglikelihood", "chat": "none"}))
+    assert iclperm.open_run(tmp_path / "run").digest == digest
+    with pytest.raises(RunError, match="holds another study: scoring is loglikelihood there and first_token here"):
+        iclperm.run(study.model_copy(update={"scoring": "first_token"}), tmp_path / "run")
+    path.write_text(yaml.safe_dump(older))
+    with pytest.raises(RunError, match="scoring"):
+        iclperm.run(study.model_copy(update={"scoring": "first_token"}), tmp_path / "run")
+    endpoint = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api": "completions"}
+    with pytest.raises(RunError, match="holds another study: the endpoint's model is None there and m here"):
+        iclperm.run(selection_of(place, sets=2, queries=6, endpoint=endpoint), tmp_path / "run")
+
+
 def test_another_statistic_is_remembered_and_can_be_asked_for(place, runs, tmp_path):
     study = Study.from_file(place / "search.yaml")
     folder = tmp_path / "search"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from iclperm import ledger as ledgers
 from iclperm.endpoint import Spent
-from iclperm.ledger import Ledger
+from iclperm.ledger import Ledger, damage
 from iclperm.store import RunStopped
 
 PAID = Spent(1, 10, 4, 2)
@@ -132,8 +132,50 @@ def test_damage_between_whole_lines_is_left_where_it_is_and_counted(tmp_path):
     with Ledger(tmp_path) as ledger:
         assert (ledger.lookup("0"), ledger.lookup("1"), ledger.lookup("2")) == (reply(0), None, reply(2))
         assert ledger.num_damaged == 1
+        assert ledger.spent == Spent(3, 30, 12, 6)  # it was paid for
     assert path.read_bytes() == damaged
     assert not (tmp_path / "quarantine").exists()
+
+
+def test_a_damaged_last_line_stays_and_its_cost_with_it(tmp_path):
+    path = fill(tmp_path, 2)
+    damaged = path.read_bytes()[:-5] + b"*" * 4 + b"\n"
+    path.write_bytes(damaged)
+    for _ in range(2):
+        with Ledger(tmp_path) as ledger:
+            assert (ledger.lookup("0"), ledger.lookup("1"), ledger.num_damaged) == (reply(0), None, 1)
+            assert ledger.spent == Spent(2, 20, 8, 4)
+    assert path.read_bytes() == damaged
+    path.write_bytes(b"nothing to read\n")
+    with Ledger(tmp_path) as ledger:
+        assert (ledger.num_damaged, ledger.spent) == (1, Spent(requests=1))
+
+
+def test_the_cost_of_a_torn_line_is_kept(tmp_path):
+    path = fill(tmp_path, 2)
+    path.write_bytes(path.read_bytes()[:-10])
+    for _ in range(2):
+        with Ledger(tmp_path) as ledger:
+            assert (len(ledger), ledger.num_damaged, ledger.spent) == (1, 0, Spent(2, 20, 8, 4))
+
+
+def test_damage_is_told_and_nothing_is_changed(tmp_path):
+    assert damage(tmp_path) == []
+    path = fill(tmp_path, 3)
+    assert damage(tmp_path) == []
+    lines = path.read_bytes().splitlines(keepends=True)
+    broken = lines[0] + lines[1].replace(b"Gr", b"gR") + lines[2][:-3]
+    path.write_bytes(broken)
+    in_line, torn = damage(tmp_path)
+    assert in_line.startswith(f"{path} is damaged in line 2: ")
+    assert torn.startswith(f"{path} ends in half a line")
+    assert path.read_bytes() == broken
+    with Ledger(tmp_path / "living") as writer:
+        writer.append("0", model="m", spent=PAID, reply=reply(0))
+        (living,) = (tmp_path / "living/api").glob("*.jsonl")
+        with living.open("ab") as half:
+            half.write(b"half")
+        assert damage(tmp_path / "living") == []
 
 
 def test_what_is_damaged_or_gone_after_it_was_read_is_not_used(tmp_path):

@@ -256,7 +256,7 @@ def test_tags_are_refused_and_nothing_is_run(tag, tmp_path):
     (tmp_path / "utils.py").write_text("raise SystemExit('was run')")
     path = tmp_path / "task.yaml"
     path.write_text((FILES / f"{CHOICE}.yaml").read_text() + f"process_docs: {tag}\n")
-    with pytest.raises(ConfigError, match=r"could not determine a constructor for the tag .*line \d+") as caught:
+    with pytest.raises(ConfigError, match=r"it uses the tag .*line \d+") as caught:
         Task.from_file(path)
     assert "\n" not in str(caught.value)
 

@@ -118,6 +118,14 @@ def test_first_tokens_are_read_off_the_list_where_prompts_have_no_log_probabilit
     assert num_listed >= 5
 
 
+def test_first_tokens_need_a_tokenizer(weights, prompts):
+    with scoring_server(*weights, echoes=False) as server:
+        endpoint = Endpoint(server.url, MODEL, api="completions")
+        with pytest.raises(ConfigError, match="name its tokenizer"):
+            next(endpoint.score_groups([prompts], LABELS))
+        assert len(server.seen) <= 3  # what it took to find out
+
+
 def test_a_server_without_log_probabilities_is_told_so(weights, prompts):
     for api in ("chat", "completions"):
         with scoring_server(*weights, echoes=False, lists=False) as server:

@@ -211,6 +211,12 @@ class TestRuns:
         with pytest.raises(DataError, match="the run of there has no dev queries"):
             findings({"here": run, "there": other})
 
+    def test_a_criterion_that_the_answers_do_not_give_is_refused_by_name(self, run: Run) -> None:
+        splits = {**run.splits, "dev": replace(run.splits["dev"], has_bounds=True)}
+        other = replace(run, splits=splits, study=run.study.model_copy(update={"criterion": "local_entropy"}))
+        with pytest.raises(DataError, match="the run of here gives no 'local_entropy'; choose by dev_accuracy, "):
+            findings({"here": other, "there": other})
+
     def test_one_run_is_too_few(self, run: Run) -> None:
         with pytest.raises(ConfigError, match="needs at least 2 runs, got 1"):
             findings({"here": run})

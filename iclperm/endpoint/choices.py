@@ -70,9 +70,10 @@ class EndpointChoices(Choices):
     out to take none. ``draws`` are replies to each prompt. ``reasoning_tokens`` come on top of the new tokens that are
     asked for, for a model that thinks first. ``extra`` goes into each request as it is, such as ``reasoning_effort``.
     ``tokenizer`` (folder or hub id) counts tokens, which are bounded by bytes without one, and tells the first token
-    of each label to a server that lists no more. ``timeout_s`` is for one attempt, ``deadline_s`` for a request: no attempt is repeated that could not end by then. ``max_requests``,
-    ``max_tokens`` and ``max_cost`` (with ``prices``) are for the whole run, all its sessions, and all runs of a study
-    of several. Raises `ConfigError`, without the value where it may be a key.
+    of each label to a server that lists no more. ``timeout_s`` is for one attempt, ``deadline_s`` for a request: no
+    attempt is repeated that could not end by then. ``max_requests``, ``max_tokens`` and ``max_cost`` (with ``prices``)
+    are for the whole run, all its sessions, and all runs of a study of several. Raises `ConfigError`, without the value
+    where it may be a key.
     """
 
     base_url: Name

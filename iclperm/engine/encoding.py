@@ -39,6 +39,11 @@ class Encoder:
 
     def prompts(self, prompts: Sequence[Text]) -> Rows:
         """A row of each prompt; an empty one becomes the prefix token."""
+        if isinstance(prompts, str):
+            raise RequestError(f"a list of prompts is needed, not the text {prompts[:40]!r}; put it in brackets")
+        for number, prompt in enumerate(prompts):
+            if not isinstance(prompt, str | Sequence | np.ndarray):
+                raise RequestError(f"request {number} is {prompt!r}; give text or token ids")
         texts = [(number, prompt) for number, prompt in enumerate(prompts) if isinstance(prompt, str)]
         encoded = dict(
             zip((number for number, _ in texts), self._encode_all([text for _, text in texts]), strict=True)

@@ -85,8 +85,8 @@ class Ending:
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.eos_ids = frozenset(eos_ids)
         self._tokenizer = tokenizer
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens is {max_new_tokens}; at least 1 is needed")
+        if not isinstance(max_new_tokens, int | np.integer) or max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {max_new_tokens}; give a whole number from 1 on")
         if not all(self.stop):
             raise RequestError("a stop string is empty; leave it out")
         if self.stop and tokenizer is None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
-from iclperm.reference.scoring import _inputs_device, next_token_logprobs, soft_capped
+from iclperm.reference.scoring import inputs_device, next_token_logprobs, soft_capped
 
 
 class Step(NamedTuple):
@@ -63,7 +63,7 @@ def generate_one(
         return_dict_in_generate=True,
         output_logits=True,
     )
-    fed = torch.tensor([list(prompt)], device=_inputs_device(model))
+    fed = torch.tensor([list(prompt)], device=inputs_device(model))
     generate: Any = model.generate
     with _without_settings(model), soft_capped(model):
         out = generate(

@@ -47,7 +47,7 @@ def soft_capped(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def _inputs_device(model: PreTrainedModel) -> torch.device:
+def inputs_device(model: PreTrainedModel) -> torch.device:
     """Where prompts go; weights that accelerate offloads lie on the meta device, and it moves prompts by itself."""
     return torch.device("cpu") if model.device.type == "meta" else model.device
 
@@ -57,7 +57,7 @@ def score_one(model: PreTrainedModel, context: Sequence[int], continuation: Sequ
     """Log-likelihood of ``continuation`` after ``context`` (token ids, both non-empty): one forward pass of all."""
     fed = [*context, *continuation][:-1]
     with soft_capped(model):
-        ids = torch.tensor([fed], device=_inputs_device(model))
+        ids = torch.tensor([fed], device=inputs_device(model))
         logits = model(input_ids=ids, use_cache=False).logits[0]
     wanted = torch.tensor(list(continuation), device=logits.device)
     scored = logits[len(context) - 1 :].double()
@@ -74,7 +74,7 @@ def score_one(model: PreTrainedModel, context: Sequence[int], continuation: Sequ
 def next_token_logprobs(model: PreTrainedModel, prompt: Sequence[int]) -> npt.NDArray[np.float64]:
     """Log-probabilities in nats of every token id after ``prompt`` [V], from one forward pass of the prompt."""
     with soft_capped(model):
-        ids = torch.tensor([list(prompt)], device=_inputs_device(model))
+        ids = torch.tensor([list(prompt)], device=inputs_device(model))
         logits = model(input_ids=ids, use_cache=False).logits[0, -1]
     return torch.log_softmax(logits.double(), dim=-1).cpu().numpy()
 

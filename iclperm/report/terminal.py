@@ -128,11 +128,26 @@ def print_prompt(console: Console, prompt: PromptText, shots: int) -> None:
     title = f"one prompt at k = {shots}"
     if prompt.is_generated:
         console.print(Panel(text, title=title, title_align="left"))
-        console.print(f"the model writes on; right is {printable(prompt.answer)}", "", sep="\n", markup=False)
+        console.print("the model writes on", "", sep="\n", markup=False)
         return
     labels = ", ".join(printable(repr(continuation)) for continuation in prompt.continuations)
     console.print(Panel(text, title=f"{title}, and its right label", title_align="left"))
     console.print(f"every prompt is scored with {labels}", "", sep="\n", markup=False)
+
+
+def print_answering(console: Console, task: Task, right: str) -> None:
+    """How the text that a model writes after a prompt is ended, read and compared."""
+    answer = task.answer
+    assert answer is not None
+    rules = ", ".join(repr(rule.name or rule.pattern) for rule in answer.rules) or "those of the check"
+    rows = {
+        "right answer": printable(right),
+        "compared as": answer.check,
+        "read by the rules": printable(rules),
+        "text ends at": ", ".join(map(repr, task.stop)) or "the model's own end",
+        "or after": f"{task.max_new_tokens:,} tokens",
+    }
+    console.print(_facts("Answer", rows), "")
 
 
 def print_tokens(console: Console, prompt: PromptText, tokens: PromptTokens) -> None:

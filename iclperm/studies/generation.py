@@ -86,7 +86,12 @@ class Generation:
                 f"{self.dropped:.0%} of the queries are left out of every accuracy, because some text of theirs gave "
                 "no answer; --unparsed wrong counts such texts as wrong instead"
             )
-        if last.cut_off > _MANY and (self.is_open or last.unparsed > _MANY):
+        if last.cut_off > _MANY and not self.is_open and last.unparsed > _MANY:
+            warnings.append(
+                f"{last.cut_off:.0%} of the texts at k = {last.shots} go on after a label until their tokens are used "
+                "up; give the task a 'stop', or lower 'max_new_tokens' to the length of a label"
+            )
+        elif last.cut_off > _MANY and self.is_open:
             warnings.append(
                 f"{last.cut_off:.0%} of the texts at k = {last.shots} end because their tokens were used up; raise "
                 "'max_new_tokens'"
@@ -100,6 +105,9 @@ class Generation:
         read = f"; of those read {last.answered:.1%} are right, of all texts {last.unparsed_wrong:.1%}"
         read = "" if math.isnan(last.answered) else read
         dev = "" if self.dev is None else f" (on dev {self.dev.by_shots[-1].unparsed:.1%})"
+        if not last.unparsed and (self.dev is None or not self.dev.by_shots[-1].unparsed):
+            told = f"an answer could be read from every text, and {last.answered:.1%} are right"
+            return [f"Answers are generated: at k = {last.shots} {told}."]
         return [
             f"Answers are generated: at k = {last.shots} {last.unparsed:.1%} of the texts{dev} have no answer that "
             f"could be read, which {what}{read}."

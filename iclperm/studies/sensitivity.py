@@ -422,6 +422,12 @@ def conclusion(summary: SensitivitySummary, shots: int | None = None) -> list[st
     """
     if shots == 0:
         return [f"At k = 0 there are no demonstrations to order or to choose; accuracy is {100 * summary.mean:.1f} %."]
+    if summary.accuracy.size > 1 and np.ptp(summary.accuracy) == 0:
+        at = "" if shots is None else f"At k = {shots}, "
+        return [
+            f"{at}all {summary.accuracy.size} orderings have the accuracy {100 * summary.mean:.1f} %: how far order or "
+            "choice moves it on other queries is not known."
+        ]
     return [_movements(summary, shots), *_verdict(summary)]
 
 
@@ -561,6 +567,8 @@ def _by_ordering(
 
 def _no_common_query(state: npt.NDArray[Any]) -> str:
     failures = (state != 0).mean(axis=2)
+    if (state == STATES.index("unparsed")).any(axis=(0, 1)).all():
+        return "every query has a text that no answer could be read from; --unparsed wrong counts such texts as wrong"
     s, p = np.unravel_index(int(failures.argmax()), failures.shape)
     return (
         f"no query is ok in every cell; set {s} under permutation {p} lacks most, {failures[s, p]:.0%} of its queries: "

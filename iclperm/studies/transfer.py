@@ -289,7 +289,10 @@ def _dev_and_test(name: str, run: Run) -> tuple[FloatArray, FloatArray]:
         return stats.accuracy(dev.correct[:, :, -1], dev.state[:, :, -1], dev.weights).values, on_test
     from iclperm.studies.search import dev_scores
 
-    return dev_scores(run)[run.study.criterion], on_test
+    scores, criterion = dev_scores(run), run.study.criterion
+    if criterion not in scores:
+        raise DataError(f"the run of {name} gives no {criterion!r}; choose by {', '.join(scores)} with --criterion")
+    return scores[criterion], on_test
 
 
 def _refuse_other_permutations(first: str, one: Run, name: str, other: Run) -> None:

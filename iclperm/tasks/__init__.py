@@ -133,14 +133,9 @@ class Task(Choices):
                 raise ValueError(f"the data's label {value!r} is blank or occurs twice; list every label once")
         return labels
 
-    @field_validator("fields")
-    @classmethod
-    def _without_the_answer(cls, fields: dict[str, str]) -> dict[str, str]:
-        if "label" in fields:
-            raise ValueError("the name 'label' stands for the label's word; give the field another name")
-        return fields
-
     def model_post_init(self, context: Any, /) -> None:
+        if "label" in self.fields and self.answer is None:
+            raise ConfigError("in 'fields' the name 'label' stands for the label's word; give the field another name")
         self._refuse_mixtures()
         label = set() if self.is_generated else {"label"}
         allowed = {"demonstration": {*self.fields, *label}, "query": set(self.fields), "continuation": {"label"}}

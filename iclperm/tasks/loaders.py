@@ -73,7 +73,7 @@ def missing_column(place: str, column: str, columns: Iterable[str]) -> DataError
     there = ", ".join(map(repr, columns)) or "none"
     return DataError(
         f"{place}: the column {column!r} is missing; the columns are {there}: name one of them under the task's "
-        "'fields' or 'label_field', or repair the row"
+        "'fields', 'label_field' or its answer's 'field', or repair the row"
     )
 
 

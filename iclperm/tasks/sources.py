@@ -232,7 +232,8 @@ def _loaded(data: Dataset, folder: Path, split: str, config: str | None) -> Any:
     if not data.revision and not Path(str(source)).is_dir():
         raise ConfigError(
             f"the dataset {data.dataset!r} is no folder at {source}, and a hub name needs the key 'revision' under "
-            "'data', the commit to read, because a branch may point to other data tomorrow"
+            "'data' (in a task file of lm-evaluation-harness under 'dataset_kwargs'), the commit to read, because a "
+            "branch may point to other data tomorrow; or give a folder with --data"
         )
     try:
         import datasets
