@@ -222,7 +222,15 @@ class RemoteModel:
     def replies(self) -> dict[str, int]:
         """Of the parts that this process has answered."""
         damaged = {} if self._ledger is None else {"num_damaged_replies": self._ledger.num_damaged}
-        return {**self._counts, **damaged}
+        paid = self.endpoint.paid
+        return {
+            **self._counts,
+            **damaged,
+            "num_requests": paid.requests,
+            "num_prompt_tokens": paid.prompt_tokens,
+            "num_cached_tokens": paid.cached_tokens,
+            "num_reply_tokens": paid.completion_tokens,
+        }
 
     def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
         """See `Answerer`; the prompts of a context go out together."""

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from iclperm.studies.sensitivity import SensitivityOverShots, SensitivitySummary
 
 _HEAVY_WEIGHT = 5  # from here on single queries decide about a class
-REPLIES = ("num_listed", "num_bounds", "num_drawn", "num_damaged_replies")
+_PAID = ("num_requests", "num_prompt_tokens", "num_cached_tokens", "num_reply_tokens")
+REPLIES = ("num_listed", "num_bounds", "num_drawn", "num_damaged_replies", *_PAID)
 """What a session tells of an API's replies."""
 _ROWS_PER_TABLE = 1 << 18  # of the canonical table, some 50 MB; one context's rows at least
 
@@ -48,7 +49,8 @@ class RunReport:
     whose last bits may differ. ``is_growing`` tells that the run was extended and that is not finished: these are the
     results before. Of an API: ``num_listed`` log-likelihoods of labels' first tokens, ``num_bounds`` of them upper
     bounds; ``num_drawn`` texts that were not asked for at temperature 0; ``num_damaged_replies`` that were paid for and
-    could not be read back.
+    could not be read back; ``num_requests`` paid for with their tokens, of which ``num_cached_tokens`` are prompt
+    tokens that the provider's cache held.
     """
 
     tokens_naive: int
@@ -70,6 +72,10 @@ class RunReport:
     num_bounds: int
     num_drawn: int
     num_damaged_replies: int
+    num_requests: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_reply_tokens: int
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,9 @@ def test_a_run_is_continued_where_replies_are_missing_and_pays_for_nothing_twice
         assert (run.splits["test"].generated.state != API_MISSING).all()
         planned = iclperm.plan(study)
     assert planned.bill.spent.requests == planned.num_prompts == server.paid.total()
+    assert run.report.num_requests == planned.num_prompts  # of both sessions
+    assert (run.report.num_prompt_tokens, run.report.num_cached_tokens) > (0, 0)
+    assert iclperm.open_run(tmp_path / "run").report.num_reply_tokens == run.report.num_reply_tokens > 0
     assert planned.estimate is None
 
 

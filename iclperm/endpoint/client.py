@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _MOST_STOPS = 4  # that a request may carry; all are applied to the reply in any case
 _MOST_LISTED = (20, 5)  # alternatives of a token that chats and older completions give at most
+_ATTEMPTS_TO_REACH = 4  # a server that has answered nothing yet; some seconds
 _FAILURES_IN_A_ROW = 5  # requests that end unanswered with no reply in between: then it is the endpoint, not they
 _UNSUPPORTED = re.compile(r"unsupported|not support|unexpected|unrecogni[sz]ed|unknown|not permitted|deprecated", re.I)
 _OVERLONG = re.compile(r"context.?(length|window|size)|exceeds? .{0,40}context|too many (input )?tokens", re.I)
@@ -404,7 +405,10 @@ class Endpoint:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_Passing),
             wait=wait,
-            stop=lambda state: not watch.has_time_for(state.upcoming_sleep + self.choices.timeout_s),
+            stop=lambda state: (
+                self._was_never_there(state.outcome, state.attempt_number)
+                or not watch.has_time_for(state.upcoming_sleep + self.choices.timeout_s)
+            ),
             sleep=rest,
             reraise=True,
         )
@@ -418,10 +422,20 @@ class Endpoint:
         call.failures = 0
         return answer
 
+    def _was_never_there(self, outcome: Any, attempts: int) -> bool:
+        """Whether a server that has not answered anything yet could not be reached several times."""
+        problem = None if outcome is None else outcome.exception()
+        return isinstance(problem, _Unreachable) and not self.paid.requests and attempts >= _ATTEMPTS_TO_REACH
+
     def _missing(self, call: _Call, problem: _Passing) -> Answer:
         """A request without an answer; raises `RunStopped` where others would not get one, either."""
         call.failures += 1
-        if isinstance(problem, _Throttled):
+        if isinstance(problem, _Unreachable) and not self.paid.requests:
+            error = RunStopped(
+                f"{self._where} cannot be reached; look at 'base_url' and whether the server is there, then run the "
+                "same command to continue"
+            )
+        elif isinstance(problem, _Throttled):
             after = "later" if problem.wait is None else f"in {problem.wait:.0f} s"
             error = RunStopped(f"{self._where} takes no more now ({problem}); run the same command {after} to continue")
         elif call.failures >= _FAILURES_IN_A_ROW:
@@ -470,7 +484,7 @@ class Endpoint:
             reply = read_reply(self._scrubbed(raw.http_response.text))
         except (TimeoutError, openai.APIConnectionError) as error:
             if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
-                raise _Passing("it cannot be reached") from None
+                raise _Unreachable("it cannot be reached") from None
             is_late = isinstance(error, (TimeoutError, openai.APITimeoutError))
             raise self._lost(request, "no answer in time" if is_late else "the connection broke off") from None
         except openai.APIStatusError as error:
@@ -572,6 +586,10 @@ class _Passing(Exception):
     def __init__(self, problem: str, wait: float | None = None) -> None:
         super().__init__(problem)
         self.wait = wait
+
+
+class _Unreachable(_Passing):
+    """Nothing is there to connect to."""
 
 
 class _Throttled(_Passing):

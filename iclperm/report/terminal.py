@@ -15,7 +15,7 @@ from rich.text import Text
 from iclperm.audit import RunStatus, Verification
 from iclperm.compound import StudyRuns
 from iclperm.endpoint.bill import Bill
-from iclperm.endpoint.choices import Spent
+from iclperm.endpoint.choices import EndpointChoices, Spent
 from iclperm.engine.budget import bytes_in_words
 from iclperm.errors import printable
 from iclperm.prompts import PromptText, PromptTokens
@@ -97,7 +97,9 @@ def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str |
     ]
     beside = [table._replace(title=whose + table.title) for whose, about in asides for table in about.tables(full)]
     print_tables(console, [*findings.tables(full), *beside])
-    if not full:
+    if run.study.endpoint is not None:
+        console.print("", _paid(run.report, run.study.endpoint), sep="\n", markup=False)
+    elif not full:
         console.print("", token_line(Tokens.of(run.report)), sep="\n", markup=False)
     told = [whose + line for whose, about in asides for line in about.conclusion()]
     print_conclusion(console, [*findings.conclusion(), *told])
@@ -210,7 +212,10 @@ def print_verification(console: Console, verification: Verification, *, named: b
         console.print(f"damaged: {printable(damage)}", markup=False, soft_wrap=True)
     done = f"{verification.num_parts_done:,} of {verification.num_parts:,} parts"
     if verification.damage:
-        console.print("the next run sets this aside in quarantine/ and computes it anew", soft_wrap=True)
+        console.print(
+            "the next run sets this aside in quarantine/ and computes it anew; damaged replies of an API stay",
+            soft_wrap=True,
+        )
     elif verification.digest is None:
         console.print(f"whole so far, {done}: run the same study to continue", soft_wrap=True)
     else:
@@ -400,6 +405,16 @@ def _cost(run: Run | StudyRuns) -> str:
     )
     damaged = f", {cost.num_quarantined} damaged files set aside and computed anew" if cost.num_quarantined else ""
     return f"computed in {cost.seconds:.0f} s{resumed}{damaged}"
+
+
+def _paid(report: RunReport, endpoint: EndpointChoices) -> str:
+    """What an API was paid for, by all sessions."""
+    spent = Spent(report.num_requests, report.num_prompt_tokens, report.num_cached_tokens, report.num_reply_tokens)
+    cost = "" if endpoint.prices is None else f", {endpoint.prices.cost(spent):,.4g} in all"
+    return (
+        f"paid for: {spent.requests:,} requests, {spent.prompt_tokens:,} prompt tokens ({spent.cached_tokens:,} in the "
+        f"provider's cache), {spent.completion_tokens:,} tokens of replies{cost}"
+    )
 
 
 def _sizes(extent: Mapping[str, int]) -> str:
