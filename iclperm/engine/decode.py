@@ -29,8 +29,9 @@ from iclperm.reference.generation import generate_one
 from iclperm.reference.scoring import evaluating
 
 DEFAULT_MAX_NEW_TOKENS = 256
-# Live rows at most. On two cores a product of 128 rows runs at the full rate; a GPU wants more to be busy.
-_ROWS_ON_CPU, _ROWS_ELSEWHERE = 128, 512
+# Live rows at most: on two cores 256 decode 1.1 to 1.3 times as fast as 128, and 512 1.07 times as fast again for twice
+# the keys and values (benchmarks/generation.py, 25 M parameters); a GPU wants more to be busy.
+_ROWS_ON_CPU, _ROWS_ELSEWHERE = 256, 512
 # Context paths that the pool has room for beside the rows' own tokens: a straggler keeps its path while others go on.
 _LIVE_PATHS = 4
 _SLOTS_AT_ONCE = 16
