@@ -1,7 +1,7 @@
 """The endpoint against a server that fails as it is told to: nothing is lost, paid for twice or scored wrong."""
 
-import _thread
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -447,7 +447,7 @@ def test_a_killed_run_continues_and_pays_for_nothing_twice(concurrency, kill_at,
     groups = [[f"{context} query {number}" for number in range(4)] for context in range(20)]
     with faulty_server() as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path), str(concurrency)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
         server.after_reply = lambda count: process.kill() if count == kill_at else None
         used, _ = process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
@@ -466,7 +466,7 @@ def test_a_killed_run_continues_and_pays_for_nothing_twice(concurrency, kill_at,
 
 def test_an_interrupt_keeps_what_was_paid(ledger):
     with faulty_server(["slow 0.02"] * 1000) as server:
-        server.after_reply = lambda count: _thread.interrupt_main() if count == 10 else None
+        server.after_reply = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 10 else None
         with pytest.raises(KeyboardInterrupt):
             list(an_endpoint(server, ledger).generate_groups([prompts(4, str(number)) for number in range(20)]))
         assert len(ledger) == server.paid.total() < 80

@@ -585,7 +585,7 @@ def test_on_a_gpu_the_pool_fits_the_device(llama: PreTrainedModel, monkeypatch: 
     engine = Engine(llama, self_check=False)
     plan = plan_product(*product(), [[0]])
     free = engine.generation_bounds(plan, 9).kv_peak_tokens
-    size = engine._sizes.generation(1024, 128, free // 2, plan.tokens).peak
+    size = engine._sizes.generation(1024, 256, free // 2, plan.tokens).peak
     monkeypatch.setattr(budget_module, "device_bytes", lambda devices: round(size / 0.85) + 1)
     assert engine.generation_bounds(plan, 9).kv_peak_tokens == free // 2
 
