@@ -68,10 +68,10 @@ def measured(tmp_path_factory):
             threads=1,
             scale=0.012,
         )
-        rows = measure.run(options, said.append, out)
+        measure.run(options, said.append, out)
         # What fakes do has nothing to do with the dtype; each process takes seconds to start.
         halved = replace(options, dtypes=("bfloat16",), peers=("plain", "prefix_reuse"))
-        rows += measure.run(halved, said.append, out)
+        rows = measure.run(halved, said.append, out)  # of both: a file is continued
         options = replace(options, dtypes=("float32", "bfloat16"))
         patch.setattr(measure, "Worker", None)  # a second run has nothing to measure but what failed
         again = measure.run(replace(options, peers=("plain", "prefix_reuse")), said.append, out)
