@@ -365,6 +365,8 @@ def open_run(
     given = {"normalize": normalize, "criterion": criterion, "unparsed": unparsed}
     changes = folder.extents[-1] | {key: value for key, value in given.items() if value is not None}
     study = Study(**{**whole.study().model_dump(), **changes})
+    if folder.plan["study"]["scoring"] == "generate" and study.normalize != "sum":
+        raise ConfigError(f"normalize is {study.normalize!r}, but generated answers have no label scores; leave it out")
     scores = Scores(layout, layout.scale(folder.plan, study), folder, **reading_of(folder.plan, study))
     for part, file in files.items():
         scores.fill(part, folder.read(file))

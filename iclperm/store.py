@@ -570,12 +570,17 @@ def _differences(there: Any, here: Any, key: str = "") -> Iterator[str]:
         for name in sorted({*there, *here}):
             yield from _differences(there.get(name), here.get(name), f"{key}.{name}" if key else name)
     elif there != here and key != "digest":
-        yield f"{key} is {_shown(there)} there and {_shown(here)} here"
+        shown = _shown(there), _shown(here)
+        yield f"{key} differs" if shown[0] == shown[1] else f"{key} is {shown[0]} there and {shown[1]} here"
 
 
 def _shown(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:20]}...{text[-10:]}"
+    if len(text) <= 40:
+        return text
+    if isinstance(value, (list, Mapping)):
+        return f"{len(value):,} {'values' if isinstance(value, list) else 'keys'}"
+    return f"{text[:20]}...{text[-10:]}"
 
 
 def _parquet_bytes(table: pa.Table) -> bytes:

@@ -27,6 +27,11 @@ def pytest_report_header() -> str:
     return f"iclperm core: {_core.isa()} of {_core.available_isas()}; {versions}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest first, so that no worker is left with one of them at the end."""
+    items.sort(key=lambda item: _LONGEST.index(item.path.stem) if item.path.stem in _LONGEST else len(_LONGEST))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the run, unless marked gpu")
 
@@ -47,3 +52,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 _skipped: list[str] = []
+_LONGEST = ("test_bench", "test_kinds", "test_triton_attention", "test_generated_runs", "test_cli")

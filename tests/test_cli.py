@@ -186,7 +186,7 @@ def test_tasks_are_listed_and_shown(call, study_file, tmp_path):
     ("arguments", "code", "message"),
     [
         (["plan", "--sets", "many"], 2, "--sets is 'many'; give a whole number"),
-        (["plan", "--task", "agnews"], 2, "there is no task 'agnews'; built in: ag_news, dbpedia"),
+        (["plan", "--task", "agnews"], 2, "there is no task 'agnews'; did you mean 'ag_news'? built in: ag_news"),
         (["plan", "--kind", "curves"], 2, "a study's key 'kind' is 'curves': input should be 'sensitivity'"),
         (["plan", "--shots", "2", "--permutations", "3"], 2, "permutations is 3, but 2 demonstrations have only 2"),
         (["plan", "absent.yaml"], 2, "absent.yaml: cannot be read"),

@@ -465,6 +465,14 @@ def test_a_killed_run_continues_and_pays_for_nothing_twice(concurrency, kill_at,
 
 
 def test_an_interrupt_keeps_what_was_paid(ledger):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where pytest runs in the background
+    try:
+        stop_after_ten(ledger)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def stop_after_ten(ledger):
     with faulty_server(["slow 0.02"] * 1000) as server:
         server.after_reply = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 10 else None
         with pytest.raises(KeyboardInterrupt):

@@ -145,6 +145,8 @@ def test_a_run_grows_without_generating_anything_twice(study, tmp_path):
 def test_unparsed_answers_are_wrong_or_drop_their_query_and_never_hidden(study, tmp_path):
     wrong = iclperm.run(study, tmp_path / "run")
     dropped = iclperm.open_run(tmp_path / "run", unparsed="drop")
+    with pytest.raises(ConfigError, match="normalize is 'mean', but generated answers have no label scores"):
+        iclperm.open_run(tmp_path / "run", normalize="mean")
     is_unparsed = dropped.state == UNPARSED
     assert is_unparsed.any()
     assert not is_unparsed.all()

@@ -78,7 +78,7 @@ def test_prompts_are_those_of_the_harness(name, count):
         shown = [row for row in rows if row is not query][:count]
         assert our_prompt(task, shown, query) == harness_prompt(raw(name), shown, query)
     assert task.name == raw(name).get("task", name)
-    assert task.shots == raw(name).get("num_fewshot", 0)
+    assert task.shots == raw(name).get("num_fewshot", 4)
 
 
 def test_a_prompt_in_full():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -213,9 +214,10 @@ class Task(Choices):
             return cls.load(built_in, data)._part([value.strip() for value in values.split(",")])
         path = BUILTIN / f"{name}.yaml" if name in builtin_tasks() else Path(name)
         if not path.is_file():
-            raise ConfigError(
-                f"there is no task {str(name)!r}; built in: {', '.join(builtin_tasks())}, or give a task file's path"
-            )
+            close = difflib.get_close_matches(built_in, builtin_tasks(), n=1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            known = ", ".join(builtin_tasks())
+            raise ConfigError(f"there is no task {str(name)!r}; {meant}built in: {known}, or give a task file's path")
         task = cls.from_file(path)
         if data is None:
             return task

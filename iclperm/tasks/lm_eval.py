@@ -22,6 +22,7 @@ _FILE_KINDS = {"json", "csv", "parquet"}  # data sets that are files of the user
 _COLUMN = re.compile(r"(?P<before>\s*)\{\{\s*(?P<column>\w+)\s*\}\}(?P<after>\s*)|(?P<bare>\w+)")
 _NUMBER_PATTERN = r"#### (\-?[0-9\.\,]+)"  # what the harness takes where a regex filter names none
 _NEW_TOKENS = 256  # likewise, for max_gen_toks
+_SHOTS = 4  # where a file names no num_fewshot, which the harness reads as 0: a study of demonstrations has some
 
 Text = Annotated[str, Field(max_length=65_536)]
 Texts = Text | list[Text]
@@ -115,7 +116,7 @@ class Harness(Choices):
     test_split: Word | None = None
     fewshot_split: Word | None = None
     fewshot_config: DemonstrationChoices | None = None
-    num_fewshot: Annotated[int, Field(ge=0)] = 0
+    num_fewshot: Annotated[int, Field(ge=0)] = _SHOTS
     description: Text = ""
     doc_to_text: Text
     doc_to_target: Text
