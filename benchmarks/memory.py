@@ -2,13 +2,13 @@
 
     python benchmarks/memory.py [--device cpu] [--model 25m ...] [--json benchmarks/results/memory.json]
 
-Every case is a process of its own that loads a checkpoint of random weights and scores a product in several packs, the
-first-use check included. What is foretold comes from the configuration alone. On a CPU the peak is the largest resident
-set of the process (Linux: VmHWM, set back after loading, since the pages of a file that loading read are the system's
-to reclaim) less the resident set before: that of a process that has loaded its libraries and scored with a tiny
-model. Some factors behind the forecast were chosen on the smaller models; the column ``fitted`` tells which, and only
-the other rows are a test. On a GPU it is what torch held in tensors at most. ``--repeats`` counts processes; the case's
-median is told.
+Every case is a process of its own that loads a checkpoint of random weights and scores a product in several packs, or
+generates texts after one (``new tokens``), the first-use check included. What is foretold comes from the configuration
+alone. On a CPU the peak is the largest resident set of the process (Linux: VmHWM, set back after loading, since the
+pages of a file that loading read are the system's to reclaim) less the resident set before: that of a process that has
+loaded its libraries and scored with a tiny model. Some factors behind the forecast were chosen on the smaller models;
+the column ``fitted`` tells which, and only the other rows are a test. On a GPU it is what torch held in tensors at
+most. ``--repeats`` counts processes; the case's median is told.
 """
 
 from __future__ import annotations
@@ -99,6 +99,12 @@ CASES = [
     ("llama-65m", "float32", 512), ("qwen3-30m", "bfloat16", 768), ("opt-28m", "float32", 512),
     ("gemma-45m", "bfloat16", 512), ("mistral-35m", "float32", 1024),
 ]  # fmt: skip
+# No factor was chosen on these.
+GENERATED = [
+    ("25m", "float32", 1024), ("25m", "bfloat16", 1024), ("mistral-35m", "float32", 1024),
+    ("llama-65m", "float32", 512), ("qwen3-30m", "float32", 512),
+]  # fmt: skip
+NEW_TOKENS = 32
 
 
 def checkpoint(name: str, dtype: str, folder: Path) -> Path:
@@ -124,23 +130,30 @@ def many_units(vocabulary: int, pack_tokens: int) -> Plan:
     return _plan(vocabulary, pack_tokens, *parts, unit_tokens=3000)
 
 
+def to_generate(vocabulary: int, pack_tokens: int) -> Plan:
+    """Four orderings of 8 demonstrations before 80 queries: more texts than go on at once."""
+    contexts, queries, _ = Case("", 8, 4, (8,), 80).build()
+    return _plan(vocabulary, pack_tokens, contexts, queries, [[0]])
+
+
 def _plan(vocabulary: int, pack_tokens: int, contexts: Any, queries: Any, labels: Any, **limits: int) -> Plan:
     contexts.rows.tokens[:] %= vocabulary
     queries = [query % vocabulary for query in queries]
     return plan_product(contexts, queries, labels, pack_tokens=pack_tokens, **limits)
 
 
-def measure(folder: Path, tiny: Path, dtype: str, pack_tokens: int, device: str) -> dict[str, Any]:
+def measure(folder: Path, tiny: Path, dtype: str, pack_tokens: int, device: str, new_tokens: int) -> dict[str, Any]:
     """One case, in a process that has done nothing else."""
-    workload = many_units if folder.name.startswith(MANY_UNITS) else product
+    workload = to_generate if new_tokens else many_units if folder.name.startswith(MANY_UNITS) else product
     score(Engine.from_pretrained(tiny, dtype=dtype, device=device), pack_tokens=64)
     before = settled_bytes(device)
     engine = Engine.from_pretrained(folder, dtype=dtype, device=device, pack_tokens=pack_tokens)
     reset_peak(device)
-    plan = score(engine, pack_tokens, workload)
+    plan = score(engine, pack_tokens, workload, new_tokens)
     measured = peak_bytes(device) - before
-    foretold = estimate(folder, [plan], dtype=dtype, device=device).memory
-    assert foretold == engine.footprint(plan), "a model in memory is foretold otherwise than its shapes"
+    foretold = estimate(folder, [plan], dtype=dtype, device=device, max_new_tokens=new_tokens).memory
+    assert foretold
+    assert new_tokens or foretold == engine.footprint(plan), "a model in memory is foretold otherwise than its shapes"
     return {
         "attention": engine.attention, "layers": engine.layers, "threads": torch.get_num_threads(),
         "packs": engine.report.num_packs, **{f"{name} MiB": size / 2**20 for name, size in vars(foretold).items()},
@@ -149,9 +162,11 @@ def measure(folder: Path, tiny: Path, dtype: str, pack_tokens: int, device: str)
     }  # fmt: skip
 
 
-def score(engine: Engine, pack_tokens: int, workload: Callable[[int, int], Plan] = product) -> Plan:
+def score(
+    engine: Engine, pack_tokens: int, workload: Callable[[int, int], Plan] = product, new_tokens: int = 0
+) -> Plan:
     plan = workload(engine.model.config.vocab_size, pack_tokens)
-    for _ in engine.execute(plan):
+    for _ in engine.generate_units(plan, max_new_tokens=new_tokens) if new_tokens else engine.execute(plan):
         pass
     return plan
 
@@ -182,10 +197,10 @@ def _status(key: str) -> int:
     return int(found[1]) * 1024
 
 
-def in_process(folder: Path, tiny: Path, dtype: str, pack_tokens: int, device: str) -> dict[str, Any]:
+def in_process(*case: object) -> dict[str, Any]:
     """``measure`` in a fresh process."""
-    case = [str(folder), str(tiny), dtype, str(pack_tokens), device]
-    ran = subprocess.run([sys.executable, __file__, "--case", *case], capture_output=True, text=True, check=False)
+    words = [sys.executable, __file__, "--case", *map(str, case)]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(f"{case} failed: {ran.stderr[-2000:]}")
     figures: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
@@ -196,25 +211,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--model", action="append", help="these models alone: bundled, 25m, ...")
-    parser.add_argument("--case", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--case", nargs=6, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.case:
-        folder, tiny, dtype, pack_tokens, device = given.case
-        print(json.dumps(measure(Path(folder), Path(tiny), dtype, int(pack_tokens), device)))
+        folder, tiny, dtype, pack_tokens, device, new_tokens = given.case
+        print(json.dumps(measure(Path(folder), Path(tiny), dtype, int(pack_tokens), device, int(new_tokens))))
         return
     figures = []
     with tempfile.TemporaryDirectory() as place:
-        for name, dtype, pack_tokens in CASES:
+        for name, dtype, pack_tokens, new_tokens in [
+            *((*case, 0) for case in CASES),
+            *((*case, NEW_TOKENS) for case in GENERATED),
+        ]:
             if given.model and name not in given.model:
                 continue
             folder, tiny = (checkpoint(each, dtype, Path(place)) for each in (name, "tiny"))
-            runs = [in_process(folder, tiny, dtype, pack_tokens, given.device) for _ in range(given.repeats)]
+            case = folder, tiny, dtype, pack_tokens, given.device, new_tokens
+            runs = [in_process(*case) for _ in range(given.repeats)]
             ratios = [run["measured/foretold"] for run in runs]
             typical = min(runs, key=lambda run: abs(run["measured/foretold"] - statistics.median(ratios)))
             spread = {"least": min(ratios), "most": max(ratios)}
-            figures.append(
-                {"model": name, "fitted": str(name in FITTED), "dtype": dtype, "pack": pack_tokens, **typical, **spread}
-            )
+            about = {"model": name, "fitted": str(name in FITTED and not new_tokens), "new tokens": new_tokens}
+            figures.append({**about, "dtype": dtype, "pack": pack_tokens, **typical, **spread})
     publish("memory", figures, given.json)
 
 
