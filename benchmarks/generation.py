@@ -6,7 +6,7 @@ K = 8 demonstrations in P orderings before Q queries, greedy, no EOS, float32, r
 with 25 M and 0.5 B parameters. Contenders run in turns, in this process but for vLLM, which has its own (made by
 ``iclperm bench --prepare vllm``) and is left out where that is not there. All must say the same first: where two texts
 part, both next tokens must lie within 1e-3 nats in plain transformers, else no figure is given. Medians of
-``--repeats`` passes after that one; whoever took more than five minutes for it is not asked again, and its figure is
+``--repeats`` passes after that one; whoever took more than two minutes for it is not asked again, and its figure is
 that pass.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 Texts = list[list[int]]
 TIE = 1e-3
 BATCH = 64
-LONG = 300.0
+LONG = 120.0
 PEER = "--vllm-peer"
 
 
