@@ -7,7 +7,8 @@ with 25 M and 0.5 B parameters. Contenders run in turns, in this process but for
 ``iclperm bench --prepare vllm``) and is left out where that is not there. All must say the same first: where two texts
 part, both next tokens must lie within 1e-3 nats in plain transformers, else no figure is given. Medians of
 ``--repeats`` passes after that one; whoever took more than two minutes for it is not asked again, and its figure is
-that pass.
+that pass. transformers' continuous batching multiplies the queries of all rows with the keys of all, so it is asked
+for the first 64 texts, and its time scaled.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ Texts = list[list[int]]
 TIE = 1e-3
 BATCH = 64
 LONG = 120.0
+SAMPLED = {"continuous batching": 64}
 PEER = "--vllm-peer"
 
 
@@ -176,7 +178,7 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
     contenders: dict[str, Callable[[], Texts]] = {
         "iclperm": run,
         "padded batches": lambda: padded(model, prompts, num_new),
-        "continuous batching": lambda: continuous(model, prompts, num_new),
+        "continuous batching": lambda: continuous(model, prompts[: SAMPLED["continuous batching"]], num_new),
     }
     with ExitStack() as stack:
         if ENVIRONMENTS["vllm"].is_ready and "vllm" not in arguments.without:
@@ -185,35 +187,41 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
         elif "vllm" not in arguments.without:
             print("vllm is left out: iclperm bench --prepare vllm makes its environment", file=sys.stderr)
         contenders = {key: run for key, run in contenders.items() if key not in arguments.without}
-        first = {key: timed(key, run) for key, run in contenders.items()}
+        asked = {key: min(SAMPLED.get(key, len(prompts)), len(prompts)) for key in contenders}
+        shares = {key: number / len(prompts) for key, number in asked.items()}
+        first = {key: timed(key, run, shares[key]) for key, run in contenders.items()}
         expected = first["iclperm"][0]
-        agreed = {key: disagreement(model, prompts, expected, texts) for key, (texts, _) in first.items()}
+        agreed = {
+            key: disagreement(model, prompts[: asked[key]], expected[: asked[key]], texts)
+            for key, (texts, _) in first.items()
+        }
         seconds = {key: [first[key][1]] for key, (_, worst) in agreed.items() if worst <= TIE}
-        asked = [key for key, (time_taken,) in seconds.items() if key == "iclperm" or time_taken <= LONG]
+        repeated = [key for key, (time_taken,) in seconds.items() if key == "iclperm" or time_taken <= LONG]
         for number in range(arguments.repeats):
-            for key in asked:
-                taken = timed(key, contenders[key])[1]
+            for key in repeated:
+                taken = timed(key, contenders[key], shares[key])[1]
                 seconds[key] = [taken] if number == 0 else [*seconds[key], taken]
-    return [figure(name, key, len(prompts), num_new, seconds, agreed[key], engine) for key in contenders]
+    about, num_tokens = {"model": name, "prompts": len(prompts), "new tokens": num_new}, len(prompts) * num_new
+    return [about | figure(key, shares[key], num_tokens, seconds, agreed[key], engine) for key in contenders]
 
 
-def timed(key: str, run: Callable[[], Texts]) -> tuple[Texts, float]:
+def timed(key: str, run: Callable[[], Texts], share: float) -> tuple[Texts, float]:
+    """The texts, and the seconds that all would take where only a share is asked for."""
     started = time.perf_counter()
     texts = run()
-    taken = time.perf_counter() - started
+    taken = (time.perf_counter() - started) / share
     print(f"{key}: {taken:.1f} s", file=sys.stderr, flush=True)
     return texts, taken
 
 
 def figure(
-    model: str, key: str, num_prompts: int, num_new: int, seconds: dict[str, list[float]], agreed: Any, engine: Any
+    key: str, share: float, num_tokens: int, seconds: dict[str, list[float]], agreed: Any, engine: Any
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"model": model, "contender": key, "prompts": num_prompts, "new tokens": num_new}
-    row |= {"texts that part": agreed[0], "by nats": agreed[1]}
+    row: dict[str, Any] = {"contender": key, "share": share, "texts that part": agreed[0], "by nats": agreed[1]}
     if key in seconds:
         median = statistics.median(seconds[key])
         row |= {"seconds": median, "least": min(seconds[key]), "most": max(seconds[key]), "passes": len(seconds[key])}
-        row["new tokens/s"] = num_prompts * num_new / median
+        row["new tokens/s"] = num_tokens / median
         row["iclperm is faster"] = median / statistics.median(seconds["iclperm"])
     if key == "iclperm":
         row |= {"forwarded": engine.report.tokens_forwarded, "naive": engine.report.tokens_naive}
