@@ -102,7 +102,10 @@ class Vllm:
         self._process = stack.enter_context(
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=peer_environment())
         )
-        stack.callback(self._process.stdin.close)  # type: ignore[union-attr]
+        assert self._process.stdin
+        assert self._process.stdout
+        stack.callback(self._process.stdin.close)
+        self._process.stdout.readline()  # it has loaded and compiled: nobody else is at work meanwhile
 
     def __call__(self, prompts: Texts, num_new: int) -> Texts:
         assert self._process.stdin
@@ -135,6 +138,8 @@ def serve_vllm(folder: str) -> None:
         folder, dtype="float32", skip_tokenizer_init=True, enable_prefix_caching=True, block_size=32,
         max_num_batched_tokens=4096, max_num_seqs=256, seed=0,
     )  # fmt: skip
+    answers.write("ready\n")
+    answers.flush()
     for line in sys.stdin:
         prompts, num_new = json.loads(line)
         engine.reset_prefix_cache()

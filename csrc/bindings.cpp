@@ -185,9 +185,11 @@ void bind_plan(py::module_& module) {
       py::arg("unit"), py::arg("held"));
 }
 
-void require(bool holds, const std::string& message) {
-  if (!holds) throw std::invalid_argument(message);
-}
+// The message, which may ask Python for words, is made only where it is needed.
+#define ICLPERM_REQUIRE(holds, ...)                             \
+  do {                                                          \
+    if (!(holds)) throw std::invalid_argument(__VA_ARGS__);     \
+  } while (false)
 
 std::string shape_text(const py::array& array) { return py::str(array.attr("shape")).cast<std::string>(); }
 
@@ -202,23 +204,23 @@ iclperm::Element element_of(const py::array& array, const char* name) {
 // Element strides of all but the last axis, whose elements must lie side by side.
 std::vector<std::int64_t> strides_of(const py::array& array, py::ssize_t ndim, iclperm::Element element,
                                      const char* name) {
-  require(element_of(array, name) == element,
+  ICLPERM_REQUIRE(element_of(array, name) == element,
           std::string(name) + " is " + py::str(array.dtype()).cast<std::string>() + ", unlike the first array");
-  require(array.ndim() == ndim,
+  ICLPERM_REQUIRE(array.ndim() == ndim,
           std::string(name) + " has shape " + shape_text(array) + "; " + std::to_string(ndim) + " axes are needed");
   const py::ssize_t size = array.itemsize();
   std::vector<std::int64_t> strides;
   for (py::ssize_t axis = 0; axis < ndim; ++axis) {
     const py::ssize_t bytes = array.size() == 0 ? size : array.strides(axis);
-    require(bytes >= 0 && bytes % size == 0, std::string(name) + " has a stride of " + std::to_string(bytes) +
+    ICLPERM_REQUIRE(bytes >= 0 && bytes % size == 0, std::string(name) + " has a stride of " + std::to_string(bytes) +
                                                  " bytes on axis " + std::to_string(axis) +
                                                  "; a multiple of its elements' size, not negative, is needed");
     strides.push_back(bytes / size);
   }
-  require(array.size() == 0 || array.shape(ndim - 1) == 1 || strides.back() == 1,
+  ICLPERM_REQUIRE(array.size() == 0 || array.shape(ndim - 1) == 1 || strides.back() == 1,
           std::string(name) + " is not contiguous on its last axis (stride of " + std::to_string(strides.back()) +
               " elements)");
-  require(reinterpret_cast<std::uintptr_t>(array.data()) % static_cast<std::uintptr_t>(size) == 0,
+  ICLPERM_REQUIRE(reinterpret_cast<std::uintptr_t>(array.data()) % static_cast<std::uintptr_t>(size) == 0,
           std::string(name) + " is not aligned to its elements' size");
   return strides;
 }
@@ -227,19 +229,21 @@ template <class Byte>
 iclperm::HeadRows<Byte> head_rows_of(const py::array& array, Byte* data, iclperm::Element element,
                                      std::int64_t head_dim, const char* name) {
   const auto strides = strides_of(array, 3, element, name);
-  require(array.shape(2) == head_dim, std::string(name) + " has head dimension " + std::to_string(array.shape(2)) +
+  ICLPERM_REQUIRE(array.shape(2) == head_dim,
+                  std::string(name) + " has head dimension " + std::to_string(array.shape(2)) +
                                           " and q " + std::to_string(head_dim) + "; they must be equal");
   return {data, array.shape(0), array.shape(1), strides[0], strides[1]};
 }
 
 void* writable(py::array& array, const char* name) {
-  require(array.writeable(), std::string(name) + " is read-only");
+  ICLPERM_REQUIRE(array.writeable(), std::string(name) + " is read-only");
   return array.mutable_data();
 }
 
 template <class T>
 const T* sized(const Vector<T>& array, std::int64_t size, const char* name, const char* reason) {
-  require(array.ndim() == 1 && array.size() == size, std::string(name) + " has shape " + shape_text(array) + "; " +
+  ICLPERM_REQUIRE(array.ndim() == 1 && array.size() == size,
+                  std::string(name) + " has shape " + shape_text(array) + "; " +
                                                          std::to_string(size) + " entries are needed (" + reason + ")");
   return array.data();
 }
@@ -289,7 +293,7 @@ void tree_attention(const py::array& q, const py::array& k_new, const py::array&
 // The row stride of an array that has x's shape.
 std::int64_t stride_like(const py::array& array, const py::array& x, iclperm::Element element, const char* name) {
   const auto strides = strides_of(array, 2, element, name);
-  require(x.shape(0) == array.shape(0) && x.shape(1) == array.shape(1),
+  ICLPERM_REQUIRE(x.shape(0) == array.shape(0) && x.shape(1) == array.shape(1),
           std::string(name) + " has shape " + shape_text(array) + " and x " + shape_text(x) + "; they must be equal");
   return strides[0];
 }
@@ -318,7 +322,7 @@ void rms_norm(const py::array& x, const py::array& weight, py::array& out, std::
   const iclperm::Element element = element_of(x, "x");
   const auto x_strides = strides_of(x, 2, element, "x");
   strides_of(weight, 1, element, "weight");
-  require(weight.shape(0) == x.shape(1),
+  ICLPERM_REQUIRE(weight.shape(0) == x.shape(1),
           "weight has shape " + shape_text(weight) + "; x asks for " + std::to_string(x.shape(1)) + " entries");
   const iclperm::RmsNorm call{.element = element,
                               .num_rows = x.shape(0),
@@ -343,7 +347,7 @@ void rotate(py::array& x, const py::array& cosines, const py::array& sines, int 
   const auto cosine_strides = strides_of(cosines, 2, iclperm::Element::float32, "cosines");
   const auto sine_strides = strides_of(sines, 2, iclperm::Element::float32, "sines");
   for (const auto& [table, name] : {std::pair{&cosines, "cosines"}, std::pair{&sines, "sines"}}) {
-    require(table->shape(0) == x.shape(0) && table->shape(1) == cosines.shape(1) && table->shape(1) % 2 == 0 &&
+    ICLPERM_REQUIRE(table->shape(0) == x.shape(0) && table->shape(1) == cosines.shape(1) && table->shape(1) % 2 == 0 &&
                 table->shape(1) <= x.shape(2),
             std::string(name) + " has shape " + shape_text(*table) + "; x " + shape_text(x) +
                 " asks for a row each of an even number of columns, at most its last axis, as many in both");

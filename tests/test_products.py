@@ -22,7 +22,8 @@ def test_a_product_is_right_whatever_this_processor_takes(dtype):
     torch.testing.assert_close(products.linear(module, x, slice(4, 9)).double(), exact[:, 4:9], atol=2e-2, rtol=1e-2)
 
 
-def test_the_choice_goes_by_what_the_processor_has(monkeypatch):
+def test_the_choice_goes_by_what_the_processor_has(monkeypatch, request):
+    request.addfinalizer(products._is_onednn.cache_clear)
     for isas, bfloat16, chosen in (
         (("baseline", "avx2"), False, (False, False)),
         (("baseline", "avx2", "avx512"), True, (True, True)),
@@ -30,6 +31,7 @@ def test_the_choice_goes_by_what_the_processor_has(monkeypatch):
     ):
         monkeypatch.setattr(_core, "available_isas", lambda isas=isas: isas)
         monkeypatch.setattr(products, "_has_bfloat16", lambda has=bfloat16: has)
+        products._is_onednn.cache_clear()
         if products.platform.machine() in products._X86 and torch.backends.mkldnn.is_available():
             assert tuple(products.uses_onednn(CPU, dtype) for dtype in (torch.float32, torch.bfloat16)) == chosen
     assert not products.uses_onednn(CPU, torch.float16)

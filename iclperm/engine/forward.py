@@ -108,6 +108,7 @@ class Retention:
             rows = np.concatenate([np.arange(begin, end) for begin, end, _ in self._runs])
             slots = np.concatenate([np.arange(slot, slot + end - begin) for begin, end, slot in self._runs])
             self._index[torch.device("cpu")] = torch.from_numpy(rows), torch.from_numpy(slots)
+            self._are_first = bool((rows == np.arange(rows.size)).all())
 
     def keep(self, new: torch.Tensor, pool: torch.Tensor) -> None:
         """Copy what later packs need of ``new`` [M, Hkv, d] into ``pool`` [slots, Hkv, d]."""
@@ -116,7 +117,7 @@ class Retention:
                 rows, slots = self._index[torch.device("cpu")]
                 self._index[new.device] = rows.to(new.device), slots.to(new.device)
             rows, slots = self._index[new.device]
-            pool.index_copy_(0, slots, new[rows])
+            pool.index_copy_(0, slots, new[: len(rows)] if self._are_first else new[rows])
             return
         for begin, end, slot in self._runs:
             pool[slot : slot + end - begin] = new[begin:end]

@@ -8,6 +8,7 @@ torch sends float32 products on a CPU to MKL, which on AMD's processors keeps to
 from __future__ import annotations
 
 import platform
+from functools import cache
 
 import torch
 from torch import nn
@@ -21,9 +22,13 @@ _ALL = slice(None)
 
 def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether ``linear`` runs oneDNN's product rather than torch's own."""
+    return device.type == "cpu" and _is_onednn(dtype)
+
+
+@cache
+def _is_onednn(dtype: torch.dtype) -> bool:
     return (
-        device.type == "cpu"
-        and dtype in _DTYPES
+        dtype in _DTYPES
         and platform.machine() in _X86
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
