@@ -2,14 +2,18 @@
 
     python benchmarks/products.py [--json benchmarks/results/products.json]
 
-One thread, 1,024 rows, the shapes of the layers of Qwen2 at 25 M and 0.5 B and of the bundled model; CPU time, the best
-of the repeats, in GFLOP/s. ``iclperm/engine/kernels/linear.py`` chooses by it.
+One thread; as many rows as a pack of prompts has (1,024) and as go on together in generation (256, 64); the shapes of
+the layers of Qwen2 at 25 M and 0.5 B and of the bundled model, and the head of the 25 M one; CPU time, the best of the
+repeats, in GFLOP/s. ``iclperm/engine/kernels/linear.py`` chooses by it. Packed weights (oneDNN's blocked layout, made
+once, as vLLM does) are measured beside.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,19 +21,21 @@ from _machine import options, publish
 
 from iclperm import _core
 
-SHAPES = ((128, 128), (512, 512), (512, 1408), (1408, 512), (896, 896), (896, 4864), (4864, 896))
-ROWS, CALLS = 1024, 8
+SHAPES = ((128, 128), (512, 512), (512, 1408), (1408, 512), (896, 896), (896, 4864), (4864, 896), (512, 16384))
+ROWS = (1024, 256, 64)
+FLOPS = 1e10  # of a repeat, about
 
 
 def rate(product: Callable[[], torch.Tensor], flops: int, repeats: int) -> float:
     """GFLOP/s of the fastest repeat."""
+    calls = max(1, round(FLOPS / flops))
     product()
     seconds = []
     for _ in range(repeats):
         started = time.thread_time()
-        for _ in range(CALLS):
+        for _ in range(calls):
             product()
-        seconds.append((time.thread_time() - started) / CALLS)
+        seconds.append((time.thread_time() - started) / calls)
     return flops / min(seconds) / 1e9
 
 
@@ -41,17 +47,19 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             continue
-        for inputs, outputs in SHAPES:
-            x, weight = torch.randn(ROWS, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
-            flops = 2 * ROWS * inputs * outputs
-            own = rate(lambda x=x, weight=weight: torch.nn.functional.linear(x, weight), flops, given.repeats)
-            named = rate(
-                lambda x=x, weight=weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""),
-                flops,
-                given.repeats,
-            )
-            name = f"{str(dtype).removeprefix('torch.')} {inputs} -> {outputs}"
-            figures.append({"product": name, "torch": own, "onednn": named, "onednn / torch": named / own})
+        for (inputs, outputs), rows in itertools.product(SHAPES, ROWS):
+            x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+            products: dict[str, Callable[[], torch.Tensor]] = {
+                "torch": partial(torch.nn.functional.linear, x, weight),
+                "onednn": partial(torch.ops.mkldnn._linear_pointwise, x, weight, None, "none", [], ""),
+                "onednn, packed": partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], ""),
+            }
+            flops = 2 * rows * inputs * outputs
+            rates = {name: rate(product, flops, given.repeats) for name, product in products.items()}
+            about = {"product": f"{str(dtype).removeprefix('torch.')} {inputs} -> {outputs}", "rows": rows}
+            ratios = {f"{name} / torch": rates[name] / rates["torch"] for name in ("onednn", "onednn, packed")}
+            figures.append(about | rates | ratios)
     publish(f"matrix products, {', '.join(_core.available_isas())}", figures, given.json)
 
 
