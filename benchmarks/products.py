@@ -1,11 +1,11 @@
 """Which matrix product is faster on this processor: torch's own, or oneDNN's called by name.
 
-    python benchmarks/products.py [--json benchmarks/results/products.json]
+    python benchmarks/products.py [--threads 1] [--json benchmarks/results/products.json]
 
-One thread; as many rows as a pack of prompts has (1,024) and as go on together in generation (256, 64); the shapes of
-the layers of Qwen2 at 25 M and 0.5 B and of the bundled model, and the head of the 25 M one; CPU time, the best of the
-repeats, in GFLOP/s. ``iclperm/engine/kernels/linear.py`` chooses by it. Packed weights (oneDNN's blocked layout, made
-once, as vLLM does) are measured beside.
+As many rows as a pack of prompts has (1,024) and as go on together in generation (256, 64); the shapes of the layers
+of Qwen2 at 25 M and 0.5 B and of the bundled model, and the head of the 25 M one; the best of the repeats, in GFLOP/s,
+of CPU time with one thread and of wall time with several. ``iclperm/engine/kernels/linear.py`` chooses by it. Packed
+weights (oneDNN's blocked layout, made once, as vLLM does) are measured beside.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ ROWS = (1024, 256, 64)
 FLOPS = 1e10  # of a repeat, about
 
 
-def rate(product: Callable[[], torch.Tensor], flops: int, repeats: int) -> float:
+def rate(product: Callable[[], torch.Tensor], flops: int, repeats: int, clock: Callable[[], float]) -> float:
     """GFLOP/s of the fastest repeat."""
     calls = max(1, round(FLOPS / flops))
     product()
     seconds = []
     for _ in range(repeats):
-        started = time.thread_time()
+        started = clock()
         for _ in range(calls):
             product()
-        seconds.append((time.thread_time() - started) / calls)
+        seconds.append((clock() - started) / calls)
     return flops / min(seconds) / 1e9
 
 
 def main() -> None:
     """Measures and prints."""
-    given = options(__doc__ or "").parse_args()
-    torch.set_num_threads(1)
+    parser = options(__doc__ or "")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    clock = time.thread_time if given.threads == 1 else time.perf_counter
     figures: list[dict[str, Any]] = []
     for dtype in (torch.float32, torch.bfloat16):
         if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -56,11 +59,11 @@ def main() -> None:
                 "onednn, packed": partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], ""),
             }
             flops = 2 * rows * inputs * outputs
-            rates = {name: rate(product, flops, given.repeats) for name, product in products.items()}
+            rates = {name: rate(product, flops, given.repeats, clock) for name, product in products.items()}
             about = {"product": f"{str(dtype).removeprefix('torch.')} {inputs} -> {outputs}", "rows": rows}
             ratios = {f"{name} / torch": rates[name] / rates["torch"] for name in ("onednn", "onednn, packed")}
             figures.append(about | rates | ratios)
-    publish(f"matrix products, {', '.join(_core.available_isas())}", figures, given.json)
+    publish(f"matrix products, {given.threads} threads, {', '.join(_core.available_isas())}", figures, given.json)
 
 
 if __name__ == "__main__":
