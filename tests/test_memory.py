@@ -376,7 +376,7 @@ def test_more_of_anything_takes_more_memory(llama: PreTrainedModel) -> None:
 
 
 def test_code_that_is_kept_of_products_is_bounded(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footprint, "uses_onednn", lambda *_: True)  # whatever this processor's are
+    monkeypatch.setattr(footprint, "uses_onednn", lambda *_, **__: True)  # whatever this processor's are
     plan, sizes = several_units(), Engine(llama)._sizes
     assert sizes.num_products > 0
     before = sizes.footprint(plan).working

@@ -20,6 +20,7 @@ def test_a_product_is_right_whatever_this_processor_takes(dtype):
     exact = x.double() @ module.weight.double().T + module.bias.double()
     torch.testing.assert_close(found.double(), exact, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
     torch.testing.assert_close(products.linear(module, x, slice(4, 9)).double(), exact[:, 4:9], atol=2e-2, rtol=1e-2)
+    torch.testing.assert_close(products.linear(module, x, is_head=True).double(), exact, atol=2e-2, rtol=1e-2)
 
 
 def test_the_choice_goes_by_what_the_processor_has(monkeypatch, request):
@@ -34,5 +35,7 @@ def test_the_choice_goes_by_what_the_processor_has(monkeypatch, request):
         products._is_onednn.cache_clear()
         if products.platform.machine() in products._X86 and torch.backends.mkldnn.is_available():
             assert tuple(products.uses_onednn(CPU, dtype) for dtype in (torch.float32, torch.bfloat16)) == chosen
+            assert products.uses_onednn(CPU, torch.float32, is_head=True)
+            assert products.uses_onednn(CPU, torch.bfloat16, is_head=True) == bfloat16
     assert not products.uses_onednn(CPU, torch.float16)
     assert not products.uses_onednn(torch.device("meta"), torch.float32)

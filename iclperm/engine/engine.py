@@ -171,6 +171,7 @@ class Engine:
             "attention": self.attention,
             "layers": self.layers,
             "products": "onednn" if self.layers == "fused" and self._model.uses_onednn else "torch",
+            "head": "onednn" if isinstance(self._model, TreeModel) and self._model.head_is_onednn else "torch",
             "isa": _core.isa() if on_cpu and (self.attention == "native" or self.layers == "fused") else None,
             "triton": None if on_cpu else installed_version(),
             "device": self._model.device_name,

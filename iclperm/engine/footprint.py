@@ -120,8 +120,8 @@ class Sizes:
             matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
             num_products=len({(weight.shape, has_bias) for weight, has_bias in body}) if paths.has_onednn else 0,
             num_checked_rows=_CHECKED_ROW_COUNTS.get(model.dtype, 0) if checks else 0,
-            num_first=_FIRST_PRODUCTS if paths.is_fused else 0,
-            num_last=_LAST_PRODUCTS * paths.is_fused + (model.dtype != torch.float32),
+            num_first=_FIRST_PRODUCTS * (paths.has_onednn and paths.is_fused),
+            num_last=_LAST_PRODUCTS * (paths.has_onednn and paths.is_fused) + paths.has_onednn_head,
             buffers=_MKL_BYTES if place.type == "cpu" and model.dtype == torch.float32 else 0,
         )
 
@@ -198,7 +198,7 @@ class Sizes:
             seen += self.num_products * self.num_checked_rows
             kept = max(int(os.environ.get(name, _MOST_PRODUCTS)) for name in _CACHES)
             working = (_PACK_BYTES_PER_TOKEN + _NODE_BYTES) * prompt_tokens + self.buffers
-            working += _PRODUCT_BYTES * min(seen, kept) if self.num_products else 0
+            working += _PRODUCT_BYTES * min(seen, kept)
         return Footprint(
             weights=self.weights,
             kv=kv_tokens * self.kv,
@@ -239,7 +239,7 @@ class Sizes:
         if not self.is_host:
             return 0
         trees = sum(4 * tree.num_tokens + _NODE_BYTES * tree.num_nodes for tree in (plan.contexts, *plan.blocks))
-        products = self._products_seen(plan) if self.num_products else 0
+        products = self._products_seen(plan)
         return trees + _PACK_BYTES_PER_TOKEN * _unit_tokens(plan) + self.buffers + _PRODUCT_BYTES * products
 
     def _products_seen(self, plan: Plan) -> int:
@@ -257,22 +257,26 @@ class _Paths:
     is_fused: bool
     fuses_head: bool
     has_onednn: bool
+    has_onednn_head: bool
 
     @classmethod
     def of(cls, model: PlainModel, place: torch.device) -> _Paths:
         """As the model says if it is one that is served, else as it would be on ``place``."""
+        head: object = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if isinstance(model, TreeModel):
             attention, is_fused, fuses_head = model.attention, model.layers == "fused", model.fuses_head
+            calls_head = model.head_is_onednn
         else:
             launches = may_launch(place, model.dtype)
             is_native = place.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
             attention = "native" if is_native else "triton" if launches else "torch"
             is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
-            head: object = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
             fuses_head = launches and type(head) is nn.Linear
+            calls_head = is_native and type(head) is nn.Linear and uses_onednn(place, model.dtype, is_head=True)
         # Of float32, torch itself sends no product to oneDNN.
         has_onednn = uses_onednn(place, model.dtype) and (is_fused or model.dtype != torch.float32)
-        return cls(attention, is_fused, fuses_head, has_onednn)
+        has_onednn_head = calls_head or (has_onednn and model.dtype != torch.float32)
+        return cls(attention, is_fused, fuses_head, has_onednn, has_onednn_head)
 
 
 def checked_tokens(model: PlainModel) -> int:

@@ -25,7 +25,7 @@ from iclperm.engine.forward import KvPool, Retention, TreeForward, padded_rows
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.attention import AttentionRule, prepare
 from iclperm.engine.kernels.head import Choice, Reading, choose_hidden, choose_logits, read_hidden, read_logits
-from iclperm.engine.kernels.linear import uses_onednn
+from iclperm.engine.kernels.linear import linear, uses_onednn
 from iclperm.engine.kernels.triton_launch import MAX_HEAD_DIM, may_launch
 from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, known_decoder, may_fuse
 from iclperm.engine.plan import Pack
@@ -488,6 +488,24 @@ class TreeModel(PlainModel):
         self._may_fuse_head = False
 
     @property
+    def head_is_onednn(self) -> bool:
+        """Whether logits are made by oneDNN's product, called by name: the head is a plain matrix on a CPU."""
+        head = self._head
+        return (
+            self._may_fuse
+            and type(head) is nn.Linear
+            and is_unhooked(head)
+            and head.weight.dtype == self.dtype
+            and uses_onednn(head.weight.device, self.dtype, is_head=True)
+        )
+
+    def multiply_head(self, rows: torch.Tensor) -> torch.Tensor:
+        """The head on rows [R, H]: [R, V], before scale and soft-cap."""
+        is_ours = rows.dtype == self.dtype and self.head_is_onednn
+        product: torch.Tensor = linear(self._head, rows, is_head=True) if is_ours else self._head(rows)
+        return product
+
+    @property
     def fuses_head(self) -> bool:
         """Whether scored rows are read without their logits ever being stored: the head is a plain matrix of ours."""
         head = self._head
@@ -584,7 +602,7 @@ class TreeModel(PlainModel):
         """Logits [R, V] of hidden [R, H]."""
         num_rows = hidden.shape[0]
         padding = hidden.new_zeros(padded_rows(num_rows) - num_rows, hidden.shape[1])
-        logits: torch.Tensor = self._head(torch.cat([hidden, padding]))[:num_rows]
+        logits = self.multiply_head(torch.cat([hidden, padding]))[:num_rows]
         return logits if self._logit_scale == 1.0 else logits * self._logit_scale
 
     def _padded(self, values: np.ndarray, num_rows: int) -> torch.Tensor:

@@ -182,6 +182,10 @@ def _products(model: TreeModel) -> dict[tuple[int, int, str], Callable[[torch.Te
         rows, inner = known.weight[outputs].shape
         products.setdefault((rows, inner, "ours"), partial(linear, known, outputs=outputs))
     ids = {id(known) for known, _ in ours}
+    if model.head_is_onednn:
+        head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        products[*head.weight.shape, "head"] = model.multiply_head
+        ids.add(id(head))
     for module in model.model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, torch.Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding):

@@ -1,8 +1,9 @@
-"""Matrix products of our decoder layers: oneDNN's on an x86 CPU, torch's own elsewhere.
+"""Matrix products of our decoder layers and of the head: oneDNN's on an x86 CPU, torch's own elsewhere.
 
 torch sends float32 products on a CPU to MKL, which on AMD's processors keeps to AVX2: where there is AVX-512 it is
-15-25 % slower than oneDNN, elsewhere 8-29 % faster (benchmarks/products.py). Its rows can change their last bits below
-8 rows a thread; oneDNN's do not from 2 rows on. In bfloat16 torch takes oneDNN itself.
+15-25 % slower than oneDNN. With AVX2 alone it is the faster one in layers, but not for the many outputs of the head
+(benchmarks/products.py). Its rows can change their last bits below 8 rows a thread; oneDNN's do not from 2 rows on. In
+bfloat16 torch takes oneDNN itself.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
 
 
-def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
+def uses_onednn(device: torch.device, dtype: torch.dtype, *, is_head: bool = False) -> bool:
     """Whether ``linear`` runs oneDNN's product rather than torch's own."""
-    return device.type == "cpu" and _is_onednn(dtype)
+    return device.type == "cpu" and _is_onednn(dtype, is_head)
 
 
 @cache
-def _is_onednn(dtype: torch.dtype) -> bool:
+def _is_onednn(dtype: torch.dtype, is_head: bool) -> bool:
     return (
         dtype in _DTYPES
         and platform.machine() in _X86
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and ("avx512" in _core.available_isas() if dtype == torch.float32 else _has_bfloat16())
+        and (is_head or "avx512" in _core.available_isas() if dtype == torch.float32 else _has_bfloat16())
     )
 
 
@@ -41,10 +42,10 @@ def _has_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL) -> torch.Tensor:
+def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False) -> torch.Tensor:
     """x [M, H] @ weight.T + bias [M, N] of an unhooked module, or those outputs of the N alone."""
     weight, bias = module.weight[outputs], None if module.bias is None else module.bias[outputs]
-    if not uses_onednn(x.device, x.dtype):
+    if not uses_onednn(x.device, x.dtype, is_head=is_head):
         return nn.functional.linear(x, weight, bias)
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
