@@ -490,14 +490,8 @@ class TreeModel(PlainModel):
     @property
     def head_is_onednn(self) -> bool:
         """Whether logits are made by oneDNN's product, called by name: the head is a plain matrix on a CPU."""
-        head = self._head
-        return (
-            self._may_fuse
-            and type(head) is nn.Linear
-            and is_unhooked(head)
-            and head.weight.dtype == self.dtype
-            and uses_onednn(head.weight.device, self.dtype, is_head=True)
-        )
+        weight = self._head.weight
+        return self._may_fuse and self._head_is_plain() and uses_onednn(weight.device, self.dtype, is_head=True)
 
     def multiply_head(self, rows: torch.Tensor) -> torch.Tensor:
         """The head on rows [R, H]: [R, V], before scale and soft-cap."""
@@ -508,14 +502,12 @@ class TreeModel(PlainModel):
     @property
     def fuses_head(self) -> bool:
         """Whether scored rows are read without their logits ever being stored: the head is a plain matrix of ours."""
+        return self._may_fuse_head and self._head_is_plain() and rowwise.runs_triton(self._head.weight)
+
+    def _head_is_plain(self) -> bool:
+        """Whether the head is a matrix that nobody hooked into, in the model's dtype."""
         head = self._head
-        return (
-            self._may_fuse_head
-            and type(head) is nn.Linear
-            and is_unhooked(head)
-            and head.weight.dtype == self.dtype
-            and rowwise.runs_triton(head.weight)
-        )
+        return type(head) is nn.Linear and is_unhooked(head) and head.weight.dtype == self.dtype
 
     def fused_decoder(self) -> FusedDecoder | None:
         """The decoder in our layers where they may run; None if it is not known, or if somebody hooked into it."""
