@@ -3,8 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from zoo import ZOO
 
 from iclperm import _core
+from iclperm.engine import Engine
+from iclperm.engine import model as engine_model
 from iclperm.engine.kernels import linear as products
 
 CPU = torch.device("cpu")
@@ -39,3 +42,22 @@ def test_the_choice_goes_by_what_the_processor_has(monkeypatch, request):
             assert products.uses_onednn(CPU, torch.bfloat16, is_head=True) == bfloat16
     assert not products.uses_onednn(CPU, torch.float16)
     assert not products.uses_onednn(torch.device("meta"), torch.float32)
+
+
+def test_the_head_is_multiplied_by_the_product_that_numerics_names(monkeypatch):
+    called = []
+    monkeypatch.setattr(
+        engine_model, "linear", lambda *given, **keys: called.append(1) or products.linear(*given, **keys)
+    )
+    model = ZOO["llama"].build()
+    engine = Engine(model)
+    wanted = "onednn" if products.uses_onednn(CPU, torch.float32, is_head=True) else "torch"
+    assert engine.numerics["head"] == wanted
+    first = engine.loglikelihood([([1, 2, 3], [4])])
+    assert bool(called) == (wanted == "onednn")
+    with torch.no_grad(), model.get_output_embeddings().register_forward_hook(lambda *_: None):
+        assert engine.numerics["head"] == "torch"
+        called.clear()
+        again = engine.loglikelihood([([1, 2, 3], [4])])
+    assert not called
+    assert abs(float(first.logprob[0]) - float(again.logprob[0])) < 1e-5
