@@ -47,7 +47,8 @@ inline vfloat as_float(vuint x) { return reinterpret_cast<vfloat>(x); }
 inline vint as_int(vfloat x) { return reinterpret_cast<vint>(x); }
 inline vuint as_uint(vfloat x) { return reinterpret_cast<vuint>(x); }
 
-inline vfloat splat(float x) { return vfloat{} + x; }
+// Minus, since x - 0 is x to the compiler: it broadcasts and does not add. 0 + x is another number where x is -0.
+inline vfloat splat(float x) { return x - vfloat{}; }
 
 inline vint lane_index() {
   vint index;
@@ -74,6 +75,8 @@ inline vfloat fma(vfloat a, vfloat b, vfloat c) {
 inline vfloat max(vfloat a, vfloat b) {
 #if defined(__AVX512F__)
   return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
 #else
   return select(a > b, a, b);
 #endif
@@ -249,14 +252,15 @@ inline vfloat exp(vfloat x) {
   return select(x < 88.7228390520f, floored, x * INF);
 }
 
-// exp of x <= 0 within 2e-7, relative, plus 6e-8 |x|; 0 from about -88 down (denormal results may come out). NaN stays.
+// 2^x of x <= 0 within 2e-7, relative; 0 below about -126.5 (with AVX-512 -150). NaN stays.
 // 2^f for |f| <= 1/2 by a polynomial fitted for the smallest relative error.
-inline vfloat exp_below(vfloat x) {
-  const vfloat t = max(splat(-160.0f), x * 1.44269504088896341f);
+inline vfloat exp2_below(vfloat x) {
 #if defined(__AVX512F__)
+  const vfloat t = max(splat(-160.0f), x);
   const vfloat n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT);
 #else
-  constexpr float ROUND = 12582912.0f;  // as in exp
+  constexpr float ROUND = 12582912.0f + 127.0f;  // as in exp; the low bits are the exponent of 2^n, where -127 is of 0
+  const vfloat t = max(splat(-127.0f), x);
   const vfloat shifted = t + ROUND;
   const vfloat n = shifted - ROUND;
 #endif
@@ -270,8 +274,7 @@ inline vfloat exp_below(vfloat x) {
 #if defined(__AVX512F__)
   return _mm512_scalef_ps(p, n);
 #else
-  const vfloat scaled = as_float(as_uint(p) + (as_uint(shifted) << 23));
-  return select(t < -126.0f, vfloat{}, select(t == t, scaled, t));
+  return p * as_float(as_uint(shifted) << 23);
 #endif
 }
 

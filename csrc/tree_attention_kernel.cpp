@@ -11,6 +11,7 @@ constexpr int ROWS = 6;
 constexpr int VECS = LANES == 16 ? 4 : 2;
 static_assert(LANES <= MAX_LANES && TILE % LANES == 0);
 
+constexpr float LOG2_E = 1.44269504088896341f;
 constexpr std::int64_t NO_ROW = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t FAR = std::numeric_limits<std::int64_t>::max();
 
@@ -252,7 +253,9 @@ class Lines {
         head_dim_(call.head_dim),
         depth_(operands<E>(head_dim_)),
         vecs_(vectors(head_dim_)),
-        stride_(vecs_ * LANES) {}
+        stride_(vecs_ * LANES),
+        is_scaled_later_(call.scaling > 0.0f && call.softcap == 0.0f),
+        to_exponent_(is_scaled_later_ ? call.scaling * LOG2_E : LOG2_E) {}
 
   void start(std::int64_t line, const T* query, std::int64_t pos) {
     for (std::int64_t i = 0; i < depth_; i += LANES) {
@@ -321,34 +324,39 @@ class Lines {
     Probability* probabilities = reinterpret_cast<Probability*>(scores);
     const std::int64_t first = seen.begin / LANES;
     const std::int64_t last = vectors(seen.end);
+    if (!is_scaled_later_) {
+      for (std::int64_t v = first; v < last; ++v) {
+        store(scores + v * LANES, capped(call_.scaling * load(scores + v * LANES), call_.softcap));
+      }
+    }
     vfloat highest = splat(-INF);
     for (std::int64_t v = first; v < last; ++v) {
-      vfloat score = capped(call_.scaling * load(scores + v * LANES), call_.softcap);
+      vfloat score = load(scores + v * LANES);
       if (v * LANES < seen.begin || (v + 1) * LANES > seen.end) {
         const vint column = lane_index() + static_cast<std::int32_t>(v * LANES);
         const vint visible =
             (column >= static_cast<std::int32_t>(seen.begin)) & (column < static_cast<std::int32_t>(seen.end));
         score = select(visible, score, splat(-INF));
+        store(scores + v * LANES, score);
       }
-      store(scores + v * LANES, score);
       highest = max(highest, score);
     }
     raise_maximum(line, max_lanes(highest));
     const vfloat maximum = splat(scratch_.maxima[line]);
     vfloat sum = load(scratch_.sums + line * LANES);
     for (std::int64_t v = first; v < last; ++v) {
-      const vfloat probability = exp_below(load(scores + v * LANES) - maximum);
+      const vfloat probability = exp2_below(to_exponent_ * (load(scores + v * LANES) - maximum));
       store(probabilities + v * LANES, probability);
       sum += probability;
     }
     store(scratch_.sums + line * LANES, sum);
   }
 
-  // Not rescaling by exp(0) = 1 where the maximum stays leaves every bit as it is.
+  // Not rescaling by 2^0 = 1 where the maximum stays leaves every bit as it is.
   void raise_maximum(std::int64_t line, float highest) {
     float& maximum = scratch_.maxima[line];
     if (!(highest > maximum)) return;
-    const vfloat factor = exp_below(splat(maximum - highest));
+    const vfloat factor = exp2_below(splat(to_exponent_ * (maximum - highest)));
     float* accumulator = scratch_.accumulator + line * stride_;
     for (std::int64_t i = 0; i < stride_; i += LANES) store(accumulator + i, factor * load(accumulator + i));
     store(scratch_.sums + line * LANES, factor * load(scratch_.sums + line * LANES));
@@ -389,6 +397,8 @@ class Lines {
   const TreeAttention& call_;
   Scratch& scratch_;
   const std::int64_t head_dim_, depth_, vecs_, stride_;
+  const bool is_scaled_later_;  // in the exponent: a cap needs scaled scores, a maximum their order
+  const float to_exponent_;     // a difference of scores times this is the exponent to base 2
 };
 
 // Calls each(line, row, head) for the lines of a block: a row's heads stand together.

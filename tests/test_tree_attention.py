@@ -46,10 +46,11 @@ class Case:
     visits: list[Visit]
     softcap: float = 0.0
     window: int = 0
+    temper: float = 1.0  # of the usual scaling
 
     @property
     def scaling(self) -> float:
-        return float(self.q.shape[-1] ** -0.5)
+        return float(self.temper * self.q.shape[-1] ** -0.5)
 
     def expected(self) -> Tensor:
         return plain_attention(
@@ -102,6 +103,7 @@ def random_case(
     dtype: str = "float32",
     softcap: float = 0.0,
     window: int = 0,
+    temper: float = 1.0,
     seed: int = 0,
 ) -> Case:
     rng = torch.Generator().manual_seed(seed)
@@ -119,6 +121,7 @@ def random_case(
         visits=visits,
         softcap=softcap,
         window=window,
+        temper=temper,
     )
 
 
@@ -165,6 +168,7 @@ cases = st.builds(
     dtype=st.sampled_from(list(DTYPES)),
     softcap=st.sampled_from([0.0, 0.0, 2.0, 50.0]),
     window=st.sampled_from([0, 0, 1, 5, 64, 70, 200]),
+    temper=st.sampled_from([1.0, 1.0, 1.0, 0.0, -1.5]),
     seed=st.integers(0, 1000),
 )
 
