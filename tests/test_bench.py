@@ -47,7 +47,7 @@ def fake(folder: Path, name: str, action: str = "") -> Contender:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """One run over two dtypes: two real peers, a wrong one, one that dies, one that raises, one without environment."""
+    """Two dtypes: in float32 two real peers, a wrong one, one that dies, one that raises, one without environment."""
     folder = tmp_path_factory.mktemp("bench")
     out, said = folder / "rows.jsonl", []
     fakes = [
@@ -69,12 +69,13 @@ def measured(tmp_path_factory):
             scale=0.012,
         )
         measure.run(options, said.append, out)
-        # What fakes do has nothing to do with the dtype; each process takes seconds to start.
-        halved = replace(options, dtypes=("bfloat16",), peers=("plain", "prefix_reuse"))
+        # What fakes do has nothing to do with the dtype, a process takes seconds to start, and plain transformers in
+        # bfloat16 a minute where the processor has none.
+        halved = replace(options, dtypes=("bfloat16",), peers=("prefix_reuse",), repeats=1)
         rows = measure.run(halved, said.append, out)  # of both: a file is continued
-        options = replace(options, dtypes=("float32", "bfloat16"))
         patch.setattr(measure, "Worker", None)  # a second run has nothing to measure but what failed
-        again = measure.run(replace(options, peers=("plain", "prefix_reuse")), said.append, out)
+        measure.run(replace(options, peers=("plain", "prefix_reuse")), said.append, out)
+        again = measure.run(halved, said.append, out)
     return rows, again, out, said
 
 
@@ -169,19 +170,22 @@ def test_labels_are_fed_by_their_distinct_proper_prefixes():
     assert distinct_prefixes(labels) == [(), (11,), (11, 22)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_real_peers_agree_and_are_compared(measured, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "peers", "repeats"), [("float32", ["plain", "prefix_reuse"], 2), ("bfloat16", ["prefix_reuse"], 1)]
+)
+def test_real_peers_agree_and_are_compared(measured, dtype, peers, repeats):
     rows = measured[0]
-    for name in ("iclperm", "plain", "prefix_reuse"):
+    for name in ("iclperm", *peers):
         row = row_of(rows, name, dtype)
         assert row.failure is None
         assert row.agrees
-        assert len(row.seconds) == len(row.ours_seconds) == len(row.linear_seconds) == 2
+        assert len(row.seconds) == len(row.ours_seconds) == len(row.linear_seconds) == repeats
         assert row.speed_up == pytest.approx(np.median(row.whole_seconds) / np.median(row.ours_seconds))
         assert (row.flips is None) == (dtype == "float32")
     ours = row_of(rows, "iclperm", dtype)
     assert ours.tokens_forwarded == ours.tokens_unique < ours.tokens_naive / 5
-    assert row_of(rows, "plain", dtype).tokens_forwarded > ours.tokens_naive  # each label behind a prompt of its own
+    if "plain" in peers:  # each label behind a prompt of its own
+        assert row_of(rows, "plain", dtype).tokens_forwarded > ours.tokens_naive
     assert row_of(rows, "prefix_reuse", dtype).tokens_forwarded < 1.4 * ours.tokens_unique
     assert ours.difference < (1e-4 if dtype == "float32" else 0.5)
     assert set(ours.phases) >= {"plan", "forward", "head", "total"}
