@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from iclperm.errors import ConfigError, IclpermError, RunError, printable
+from iclperm.process import settle
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,13 +72,9 @@ def main(args: Sequence[str] | None = None) -> None:
     """Entry point; exits with 0 done, 1 failed, 2 usage, 3 stopped and resumable."""
     arguments = list(sys.argv[1:] if args is None else args)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # Threads that spin at barriers make a run several times slower where anything else wants a core. Before torch.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    settle()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what a terminal's encoding lacks
-    # oneDNN and torch keep the code of every product's shape, half a megabyte each, 1024 by default. Before torch, too.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
-    os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
     with _termination_as_interrupt():
         code = _run_command(arguments)
     sys.exit(code)

@@ -95,7 +95,7 @@ def test_a_plan_tells_the_memory_by_part(call, study_file):
     assert parts["weights"] == estimate["weight_bytes"]
     code, printed, _ = call("plan", study_file, "--memory-budget", "4GiB")
     assert code == 0
-    assert "in packs of 1024 tokens (budget 4.00 GiB)" in " ".join(printed.split())
+    assert "in packs of 4096 tokens (budget 4.00 GiB)" in " ".join(printed.split())
     code, _, said = call("plan", study_file, "--memory-budget", "4 barrels")
     assert code == 2
     assert "'memory_budget' is '4 barrels': give bytes, as" in said

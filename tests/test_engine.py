@@ -18,7 +18,10 @@ from zoo import VOCAB, WINDOW, ZOO
 
 from iclperm import _core
 from iclperm.engine import ContextPaths, Engine, Scores, plan_product
+from iclperm.engine import layers as layers_module
+from iclperm.engine import model as model_module
 from iclperm.engine.kernels import attention as attention_module
+from iclperm.engine.kernels.linear import linear
 from iclperm.engine.model import padded_rows
 from iclperm.engine.tree import Rows
 from iclperm.errors import ModelError, PlanError, RequestError, SelfCheckError
@@ -423,15 +426,21 @@ def test_numerics_name_the_size_of_packs_only_where_it_matters(llama: PreTrained
 
 def test_no_matrix_product_runs_under_eight_rows(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    linear = torch.nn.functional.linear
 
-    def counted(x: torch.Tensor, *args: Any) -> torch.Tensor:
+    def counted(module: torch.nn.Linear, x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        rows.append(x.shape[0])
+        return linear(module, x, *args, **options)
+
+    def counted_by_torch(x: torch.Tensor, *args: Any) -> torch.Tensor:
         rows.append(x.numel() // x.shape[-1])
-        return linear(x, *args)
+        return by_torch(x, *args)
 
-    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    by_torch = torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", counted_by_torch)
+    monkeypatch.setattr(layers_module, "linear", counted)
+    monkeypatch.setattr(model_module, "linear", counted)
     Engine(llama, self_check=False).loglikelihood([([1], [2])])
-    assert rows
+    assert len(rows) > 7 * len(llama.model.layers), "a product was not seen"
     assert min(rows) >= 8
 
 

@@ -27,7 +27,7 @@ from iclperm.engine.budget import free_bytes, parse_budget, resolve_budget
 from iclperm.engine.estimate import estimate
 from iclperm.engine.memory import is_out_of_memory
 from iclperm.engine.model import TreeModel
-from iclperm.engine.plan import Pack
+from iclperm.engine.plan import DEFAULT_PACK_TOKENS, Pack
 from iclperm.errors import ConfigError, OutOfMemory, PlanError, RequestError
 
 HOST = "[enforce fail at alloc_cpu.cpp:130] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
@@ -94,7 +94,7 @@ def test_packs_are_halved_until_they_fit_and_no_bit_changes(
     engine = ready(llama)
     expected = engine.score(CONTEXTS, QUERIES, LABELS)
     undisturbed = engine.report
-    assert (undisturbed.num_splits, undisturbed.num_packs, engine.pack_tokens) == (0, 1, 1024)
+    assert (undisturbed.num_splits, undisturbed.num_packs, engine.pack_tokens) == (0, 1, DEFAULT_PACK_TOKENS)
     tried = no_room_over(monkeypatch, 50, error)
     np.testing.assert_array_equal(engine.score(CONTEXTS, QUERIES, LABELS), expected)
     total = undisturbed.tokens_forwarded
@@ -174,7 +174,7 @@ def test_where_packs_may_change_bits_the_size_to_use_is_named(
 ) -> None:
     plan = several_units()
     mixed = Engine(ZOO["qwen2-moe"].build())
-    assert mixed.numerics["pack_tokens"] == 1024
+    assert mixed.numerics["pack_tokens"] == DEFAULT_PACK_TOKENS
     assert mixed.row_invariant is False
     no_room_over(monkeypatch, 50)
     unchecked = Engine(llama, self_check=False)
@@ -187,10 +187,10 @@ def test_where_packs_may_change_bits_the_size_to_use_is_named(
             list(engine.execute(plan))
         assert "\n" not in str(raised.value)
         assert isinstance(raised.value.__context__, MemoryError)
-        assert engine.pack_tokens == 1024
+        assert engine.pack_tokens == DEFAULT_PACK_TOKENS
         assert engine.report.num_splits == 0
         size, budget = map(int, re.findall(r"pack_tokens=(\d+).* at most (\d+) bytes", str(raised.value))[0])
-        assert size < 1024
+        assert size < DEFAULT_PACK_TOKENS
         assert budget == engine.footprint(plan.repacked(size)).peak
 
 
@@ -198,7 +198,7 @@ def test_the_size_named_is_a_size_that_can_be_used(monkeypatch: pytest.MonkeyPat
     model = ZOO["qwen2-moe"].build()
     expected = Engine(model).score(CONTEXTS, QUERIES, LABELS)
     tried = no_room_over(monkeypatch, 60)
-    size = 1024
+    size = DEFAULT_PACK_TOKENS
     while True:
         engine = Engine(model, pack_tokens=size)
         try:
@@ -273,7 +273,7 @@ def test_other_errors_pass_unchanged(llama: PreTrainedModel, monkeypatch: pytest
     with pytest.raises(type(error)) as raised:
         engine.score(CONTEXTS, QUERIES, LABELS)
     assert raised.value is error
-    assert engine.pack_tokens == 1024
+    assert engine.pack_tokens == DEFAULT_PACK_TOKENS
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from iclperm import process
 from iclperm.bench.environments import ENVIRONMENTS, PeerError, last_line
 from iclperm.bench.peers.protocol import Workload
 
@@ -23,7 +24,7 @@ PEERS = Path(__file__).parent / "peers"
 _PASS_SECONDS = 3600.0
 _STOP_SECONDS = 20.0
 # What the command line sets for iclperm itself is not for the others.
-_NOT_INHERITED = ("GOMP_SPINCOUNT", "PYTHONHOME")
+_NOT_INHERITED = (*process.VARIABLES, "PYTHONHOME")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Contender:
         return None
 
 
-OURS = Contender("iclperm", "this package", PEERS / "ours.py", variables={"GOMP_SPINCOUNT": "1000"})
+OURS = Contender("iclperm", "this package", PEERS / "ours.py", variables=process.VARIABLES)
 ORACLE = Contender("oracle", "transformers, one unpadded prompt at a time", PEERS / "oracle.py")
 PEER_CONTENDERS = {
     contender.name: contender

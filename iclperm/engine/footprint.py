@@ -19,6 +19,7 @@ from torch import nn
 from iclperm.engine.budget import bytes_in_words
 from iclperm.engine.decode import Limits
 from iclperm.engine.forward import TOKEN_ROWS_BYTES, padded_rows
+from iclperm.engine.kernels.attention import DENSE_ROWS
 from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.layers import may_fuse
@@ -140,7 +141,7 @@ class Sizes:
     def _footprint(self, plan: Plan, pack_tokens: int, token_rows: int, working: int) -> Footprint:
         tokens = min(pack_tokens, _unit_tokens(plan))
         rows, scored = padded_rows(tokens), _scored_rows(plan, tokens)
-        activations = rows * (self.layer + self.scores * (plan.core.pool_slots + rows))
+        activations = rows * self.layer + min(rows, DENSE_ROWS) * self.scores * (plan.core.pool_slots + rows)
         if self.is_host:
             activations = int(activations * _HEAP_FACTOR) + self.matrix
         read, checked = min(scored, self.most_logits) * self.logits, self.num_checked_logits * self.logits
@@ -190,7 +191,7 @@ class Sizes:
     def generation(self, pack_tokens: int, num_rows: int, kv_tokens: int, prompt_tokens: int) -> Footprint:
         """What generation takes at most with so many live rows, slots, and distinct tokens of prompts."""
         rows = padded_rows(pack_tokens)
-        activations = rows * (self.layer + self.scores * (kv_tokens + rows))
+        activations = rows * self.layer + min(rows, DENSE_ROWS) * self.scores * (kv_tokens + rows)
         working = 0
         if self.is_host:
             activations = int(activations * _HEAP_FACTOR) + self.matrix

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -138,6 +138,7 @@ class TreeForward:
     num_tokens: int = 0  # rows of the pack that the first layer saw, padding not counted
     is_narrowed: bool = False  # the last layer went on with the scored rows alone
     num_looked_up: int = 0  # tokens whose first q, k, v were computed for an earlier one of the same id
+    _rotations: dict[int, tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = field(default_factory=dict)
 
     @property
     def num_scored(self) -> int:
@@ -149,6 +150,13 @@ class TreeForward:
         self.is_narrowed = True
         rows = self.pack.scored_rows.astype(np.int64)
         return rows, padded_index(rows, self.device)
+
+    def rotations(self, tables: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """A layer's cosines and sines [1, M, r] as [M, r], on a CPU in float32: once for all layers that share them."""
+        if id(tables[0]) not in self._rotations:
+            rows = tuple(table[0].float() if table.device.type == "cpu" else table[0] for table in tables)
+            self._rotations[id(tables[0])] = tables, rows  # those given too, so that nothing else gets their id
+        return self._rotations[id(tables[0])][1]
 
     def by_token(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """A table and each row's place in it [M], of what ``compute`` gives for an index of rows; once a token id."""

@@ -256,7 +256,7 @@ class FusedLayer:
         hidden = hidden_states[0]
         rows, index = tree.narrowed() if self._is_last else (None, None)
         q, k, v = self._first_heads(hidden, tree, index) if self._is_first else self._heads(hidden, index)
-        cosines, sines = (table[0] for table in position_embeddings)
+        cosines, sines = tree.rotations(position_embeddings)
         k = rowwise.rotate(k, cosines, sines)
         q = rowwise.rotate(q, cosines, sines) if index is None else rowwise.rotate(q, cosines[index], sines[index])
         attended = tree.attention(q, k, v, self._rule(tree), rows)

@@ -18,7 +18,7 @@ from iclperm import _core
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows, TokenArray, build_requests, build_tree
 from iclperm.errors import PlanError, RequestError
 
-DEFAULT_PACK_TOKENS = 1024
+DEFAULT_PACK_TOKENS = 4096
 DEFAULT_UNIT_TOKENS = 1 << 18
 
 

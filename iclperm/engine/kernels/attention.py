@@ -18,6 +18,9 @@ from iclperm import _core
 from iclperm.engine.plan import Pack
 from iclperm.engine.tree import IntArray
 
+DENSE_ROWS = 1024
+"""Rows whose scores torch's attention holds at once."""
+
 
 @dataclass(frozen=True)
 class AttentionRule:
@@ -97,7 +100,7 @@ class NativeAttention:
 
 
 class TorchAttention:
-    """Dense masked attention with torch operations, on any device: M x (pool slots in use + M) scores a head."""
+    """Dense masked attention with torch operations, on any device; at once min(M, 1024) x (slots + M) scores a head."""
 
     def __init__(self, pack: Pack, num_rows: int) -> None:
         pooled = _pool_slots(pack)
@@ -140,17 +143,11 @@ class TorchAttention:
             visible, row_pos, num_owned = visible[rows], row_pos[rows], query_rows.size
         if rule.window:
             visible = visible & (row_pos[:, None] - key_pos[None, :] < rule.window)
-        num_kv, num_heads = k.shape[1], q.shape[1]
-        grouped = q.transpose(0, 1).reshape(num_kv, num_heads // num_kv, *q.shape[::2])
-        scores = torch.einsum("hgmd,hkd->hgmk", grouped.float(), keys.float()) * rule.scaling
-        if rule.softcap:
-            scores = rule.softcap * torch.tanh(scores / rule.softcap)
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
         # A weight of zero times NaN is NaN: rows that see no such key must not be touched by it.
         broken = ~(torch.isfinite(keys).all(dim=-1) & torch.isfinite(values).all(dim=-1)).all(dim=0)
         values = values.float().masked_fill(broken[:, None], 0.0)
-        out = torch.einsum("hgmk,hkd->hgmd", weights, values)
-        out = out.reshape(num_heads, *q.shape[::2]).transpose(0, 1).to(q.dtype)
+        parts = zip(torch.split(q, DENSE_ROWS), torch.split(visible, DENSE_ROWS), strict=True)
+        out = torch.cat([_attended(part, keys.float(), values, seen, rule) for part, seen in parts])
         out.masked_fill_((visible & broken).any(dim=-1)[:, None, None], torch.nan)
         out[num_owned:] = 0
         return out
@@ -159,6 +156,20 @@ class TorchAttention:
         if device not in self._by_device:
             self._by_device[device] = tuple(table.to(device) for table in self._tables)
         return self._by_device[device]
+
+
+def _attended(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, rule: AttentionRule
+) -> torch.Tensor:
+    """Attention of q [m, Hq, d] over keys and values [Hkv, k, d], all of it at once, where ``visible`` [m, k]."""
+    num_kv, num_heads = keys.shape[0], q.shape[1]
+    grouped = q.transpose(0, 1).reshape(num_kv, num_heads // num_kv, *q.shape[::2])
+    scores = torch.einsum("hgmd,hkd->hgmk", grouped.float(), keys) * rule.scaling
+    if rule.softcap:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    out = torch.einsum("hgmk,hkd->hgmd", weights, values)
+    return out.reshape(num_heads, *q.shape[::2]).transpose(0, 1).to(q.dtype)
 
 
 def _pool_slots(pack: Pack) -> np.ndarray:
