@@ -17,6 +17,7 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -44,6 +45,7 @@ from transformers import (
 from iclperm.demo import model_path
 from iclperm.engine import Engine, Plan, plan_product
 from iclperm.engine.estimate import estimate
+from iclperm.process import VARIABLES
 
 SHAPES: dict[str, PretrainedConfig] = {
     "tiny": Qwen2Config(
@@ -98,6 +100,8 @@ CASES = [
     ("gemma-2-2b, 3 layers", "float32", 512), ("gemma-2-2b, 3 layers", "bfloat16", 1024),
     ("llama-65m", "float32", 512), ("qwen3-30m", "bfloat16", 768), ("opt-28m", "float32", 512),
     ("gemma-45m", "bfloat16", 512), ("mistral-35m", "float32", 1024),
+    ("llama-65m", "float32", 4096), ("qwen3-30m", "bfloat16", 4096), ("opt-28m", "float32", 4096),
+    ("gemma-45m", "bfloat16", 4096), ("mistral-35m", "float32", 4096),
 ]  # fmt: skip
 # No factor was chosen on these.
 GENERATED = [
@@ -200,7 +204,8 @@ def _status(key: str) -> int:
 def in_process(*case: object) -> dict[str, Any]:
     """``measure`` in a fresh process."""
     words = [sys.executable, __file__, "--case", *map(str, case)]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    variables = {**VARIABLES, **os.environ}  # as the command line has them
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, env=variables)
     if ran.returncode:
         raise RuntimeError(f"{case} failed: {ran.stderr[-2000:]}")
     figures: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
+import platform
 from collections.abc import Mapping
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
@@ -24,10 +24,12 @@ VARIABLES: Mapping[str, str] = {
 
 def settle() -> None:
     """Put VARIABLES into force where the user has set nothing else; before torch is imported."""
-    is_ours = not os.environ.keys() & {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
+    has_own_heap = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     for name, value in VARIABLES.items():
-        os.environ.setdefault(name, value)
-    if is_ours and sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
+        if not (has_own_heap and name.startswith("MALLOC_")):
+            os.environ.setdefault(name, value)
+    if not has_own_heap and platform.libc_ver()[0] == "glibc":
         # This process' glibc has read its variables already; those are for processes that it starts.
+        libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT)

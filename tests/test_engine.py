@@ -444,6 +444,23 @@ def test_no_matrix_product_runs_under_eight_rows(llama: PreTrainedModel, monkeyp
     assert min(rows) >= 8
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma2"])
+def test_dense_attention_takes_its_rows_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    attended = attention_module._attended
+
+    def counted(q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append(q.shape[0])
+        return attended(q, *rest)
+
+    monkeypatch.setattr(attention_module, "_attended", counted)
+    monkeypatch.setattr(attention_module, "DENSE_ROWS", 12)
+    model, requests = ZOO[name].build(), branching_requests()
+    assert_close(Engine(model, attention="torch").loglikelihood(requests), model, requests)
+    assert max(sizes) == 12
+    assert any(size < 12 for size in sizes)
+
+
 def test_a_forward_of_somebody_else_s_stays() -> None:
     model = ZOO["llama"].build()
     patched = model.model.layers[0].mlp.act_fn

@@ -32,6 +32,7 @@ DEFAULT_MAX_NEW_TOKENS = 256
 # Live rows at most: on two cores 256 decode 1.1 to 1.3 times as fast as 128, and 512 1.07 times as fast again for twice
 # the keys and values (benchmarks/generation.py, 25 M parameters); a GPU wants more to be busy.
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 256, 512
+_PACK_TOKENS = 1024
 # Context paths that the pool has room for beside the rows' own tokens: a straggler keeps its path while others go on.
 _LIVE_PATHS = 4
 _SLOTS_AT_ONCE = 16
@@ -54,8 +55,9 @@ class Limits:
 
     @classmethod
     def on(cls, device: str, pack_tokens: int) -> Limits:
-        """The default on a kind of device."""
-        return cls(min(pack_tokens, _ROWS_ON_CPU if device == "cpu" else _ROWS_ELSEWHERE), pack_tokens)
+        """The default on a kind of device; new tokens come in small numbers, so prompts go in packs of 1024 at most."""
+        size = min(pack_tokens, _PACK_TOKENS)
+        return cls(min(size, _ROWS_ON_CPU if device == "cpu" else _ROWS_ELSEWHERE), size)
 
     def halved(self) -> Limits:
         """Half the rows and packs; raises OutOfMemory if there are no fewer."""

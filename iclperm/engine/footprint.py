@@ -93,9 +93,11 @@ class Sizes:
     kv: int  # keys and values over all layers
     first: int  # what the first layer keeps of a token id
     layer: int  # what the layer that needs most needs
-    scores: int  # torch's attention: for one token and one key
+    scores: int  # torch's attention: for one token and one key, of the rows taken at once
+    mask: int  # torch's attention: for one token and one key
     logits: int
     num_checked_logits: int  # rows of logits that the first-use check holds at once
+    probed: int  # what that check's largest product holds
     most_logits: int  # rows of logits that are read at once
     matrix: int  # of the largest matrix of a layer
     num_products: int  # shapes of matrices that oneDNN generates code for
@@ -114,9 +116,11 @@ class Sizes:
             kv=model.kv_bytes_per_token,
             first=sum(_head_columns(model)) * model.dtype.itemsize if paths.is_fused else 0,
             layer=_layer_bytes(model, paths),
-            scores=3 * _FLOAT32 * _num_heads(model.config) + 2 if paths.attention == "torch" else 0,
+            scores=3 * _FLOAT32 * _num_heads(model.config) + 10 if paths.attention == "torch" else 0,
+            mask=2 if paths.attention == "torch" else 0,
             logits=_logit_bytes(model, paths),
             num_checked_logits=_checked_logits(model) if checks else 0,
+            probed=_probed_bytes(model) if checks and paths.attention == "native" else 0,
             most_logits=padded_rows(LOGIT_CHUNK_BYTES // (model.vocab_size * _FLOAT32)),
             matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
             num_products=len({(weight.shape, has_bias) for weight, has_bias in body}) if paths.has_onednn else 0,
@@ -136,15 +140,22 @@ class Sizes:
 
         A resumed run takes no more. Cost: O(nodes of the plan's trees + tokens of its first 16 units).
         """
-        return self._footprint(plan, pack_tokens or plan.pack_tokens, self._token_rows(plan), self._working(plan))
+        return self._footprint(plan, pack_tokens or plan.pack_tokens, *self._fixed(plan))
 
-    def _footprint(self, plan: Plan, pack_tokens: int, token_rows: int, working: int) -> Footprint:
-        tokens = min(pack_tokens, _unit_tokens(plan))
+    def _fixed(self, plan: Plan) -> tuple[int, int, _RowCounts]:
+        """What does not depend on the size of packs, as far as it does not."""
+        return self._token_rows(plan), self._working(plan), _RowCounts.of(plan)
+
+    def _footprint(
+        self, plan: Plan, pack_tokens: int, token_rows: int, working: int, row_counts: _RowCounts
+    ) -> Footprint:
+        tokens = largest_pack(plan, pack_tokens)
         rows, scored = padded_rows(tokens), _scored_rows(plan, tokens)
-        activations = rows * self.layer + min(rows, DENSE_ROWS) * self.scores * (plan.core.pool_slots + rows)
+        activations = rows * self.layer + self._dense(rows, plan.core.pool_slots + rows)
         if self.is_host:
             activations = int(activations * _HEAP_FACTOR) + self.matrix
-        read, checked = min(scored, self.most_logits) * self.logits, self.num_checked_logits * self.logits
+        read = min(scored, self.most_logits) * self.logits
+        checked = max(self.num_checked_logits * self.logits, padded_rows(pack_tokens) * self.probed)
         has_own_pages = self.is_host and read >= _OWN_PAGES
         return Footprint(
             weights=self.weights,
@@ -152,8 +163,12 @@ class Sizes:
             token_rows=token_rows,
             activations=activations,
             logits=max(read if has_own_pages else read - activations, checked - activations, 0),
-            working=working,
+            working=working + (_PRODUCT_BYTES * self._products_seen(row_counts, pack_tokens) if self.is_host else 0),
         )
+
+    def _dense(self, rows: int, keys: int) -> int:
+        """What torch's attention takes."""
+        return (min(rows, DENSE_ROWS) * self.scores + rows * self.mask) * keys
 
     def peak(self, plan: Plan, pack_tokens: int) -> int:
         """Bytes at the peak in packs of at most ``pack_tokens``."""
@@ -176,7 +191,7 @@ class Sizes:
 
         Raises RequestError if even the smallest packs are over it.
         """
-        fixed = self._token_rows(plan), self._working(plan)
+        fixed = self._fixed(plan)
         sizes = [*range(padded_rows(1), plan.pack_tokens, 8), plan.pack_tokens]
         fitting = bisect_right(sizes, budget, key=lambda size: self._footprint(plan, size, *fixed).peak)
         if not fitting:
@@ -191,7 +206,7 @@ class Sizes:
     def generation(self, pack_tokens: int, num_rows: int, kv_tokens: int, prompt_tokens: int) -> Footprint:
         """What generation takes at most with so many live rows, slots, and distinct tokens of prompts."""
         rows = padded_rows(pack_tokens)
-        activations = rows * self.layer + min(rows, DENSE_ROWS) * self.scores * (kv_tokens + rows)
+        activations = rows * self.layer + self._dense(rows, kv_tokens + rows)
         working = 0
         if self.is_host:
             activations = int(activations * _HEAP_FACTOR) + self.matrix
@@ -236,17 +251,17 @@ class Sizes:
         return min(TOKEN_ROWS_BYTES, plan.num_ids * self.first)
 
     def _working(self, plan: Plan) -> int:
-        """Trees, a unit's packs, and what the libraries keep; of the size of packs it is as good as independent."""
+        """Trees, a unit's packs, and MKL's buffers."""
         if not self.is_host:
             return 0
         trees = sum(4 * tree.num_tokens + _NODE_BYTES * tree.num_nodes for tree in (plan.contexts, *plan.blocks))
-        products = self._products_seen(plan)
-        return trees + _PACK_BYTES_PER_TOKEN * _unit_tokens(plan) + self.buffers + _PRODUCT_BYTES * products
+        return trees + _PACK_BYTES_PER_TOKEN * _unit_tokens(plan) + self.buffers
 
-    def _products_seen(self, plan: Plan) -> int:
+    def _products_seen(self, counts: _RowCounts, pack_tokens: int) -> int:
         """How many products oneDNN meets: those of packs, of new token ids, of scored rows, and of the check."""
-        whole, new, scored = _row_counts(plan)
-        seen = self.num_products * (self.num_checked_rows + whole) + self.num_first * new + self.num_last * scored
+        whole = counts.whole + min(counts.units_left, pack_tokens // 8)
+        seen = self.num_products * (self.num_checked_rows + whole)
+        seen += self.num_first * counts.new + self.num_last * counts.scored
         return min(seen, max(int(os.environ.get(name, _MOST_PRODUCTS)) for name in _CACHES))
 
 
@@ -285,6 +300,12 @@ def checked_tokens(model: PlainModel) -> int:
     window = int(getattr(model.config, "sliding_window", None) or 0)
     length = 48 if not 0 < window <= _LONGEST_WINDOW else window + 24
     return max(4, min(length, model.max_positions - 4))
+
+
+def _probed_bytes(model: PlainModel) -> int:
+    """What the first-use check's largest product holds of a row: in, out, and out of a quarter of the rows again."""
+    shapes = [weight.shape[-2:] for weight, _ in _matrices(model)]
+    return max(into + out + out // 4 for out, into in shapes) * model.dtype.itemsize
 
 
 def _matrices(model: PlainModel) -> Iterator[tuple[torch.Tensor, bool]]:
@@ -355,26 +376,39 @@ def _checked_logits(model: PlainModel) -> int:
     return max(2 * padded_rows(64), checked_tokens(model) * (3 if softcap else 1))
 
 
-def _row_counts(plan: Plan) -> tuple[int, int, int]:
+@dataclass(frozen=True)
+class _RowCounts:
     """How many different numbers of rows there are of packs, of token ids new to a run, and of scored rows.
 
-    The first units are walked; each of the others may end in a pack of another size.
+    The first units are walked; each of the ``units_left`` may end in a pack of another size.
     """
-    whole, new, scored = set(), set(), set()
-    is_known = np.zeros(plan.max_id + 1, bool)
-    held, num_walked = 0, min(plan.num_units, _WALKED_UNITS)
-    for unit in range(num_walked):
-        for pack in plan.packs(unit, held):
-            ids = np.unique(pack.token_ids)
-            whole.add(padded_rows(len(pack)))
-            if num_new := int(np.count_nonzero(~is_known[ids])):
-                new.add(padded_rows(num_new))
-            if pack.scored_rows.size:
-                scored.add(padded_rows(pack.scored_rows.size))
-            is_known[ids] = True
-        held = plan.core.held_after(unit)
-    num_sizes = len(whole) + min(plan.num_units - num_walked, plan.pack_tokens // 8)
-    return num_sizes, len(new), len(scored)
+
+    whole: int
+    new: int
+    scored: int
+    units_left: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> _RowCounts:
+        whole, new, scored = set(), set(), set()
+        is_known = np.zeros(plan.max_id + 1, bool)
+        held, num_walked = 0, min(plan.num_units, _WALKED_UNITS)
+        for unit in range(num_walked):
+            for pack in plan.packs(unit, held):
+                ids = np.unique(pack.token_ids)
+                whole.add(padded_rows(len(pack)))
+                if num_new := int(np.count_nonzero(~is_known[ids])):
+                    new.add(padded_rows(num_new))
+                if pack.scored_rows.size:
+                    scored.add(padded_rows(pack.scored_rows.size))
+                is_known[ids] = True
+            held = plan.core.held_after(unit)
+        return cls(len(whole), len(new), len(scored), plan.num_units - num_walked)
+
+
+def largest_pack(plan: Plan, pack_tokens: int) -> int:
+    """Tokens of the largest pack, where packs have at most ``pack_tokens``."""
+    return min(pack_tokens, _unit_tokens(plan))
 
 
 def _unit_tokens(plan: Plan) -> int:

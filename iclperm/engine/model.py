@@ -55,7 +55,7 @@ BALANCED = "balanced"
 """Not a device but a way to place layers on all accelerators there are, and what finds no room there in the host."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 LOGIT_CHUNK_BYTES = 64 << 20
-_RATE_SECONDS = 0.5
+_RATE_SECONDS, _RATE_ROWS = 0.5, 1024
 
 
 def load(
@@ -399,13 +399,14 @@ class PlainModel:
         )
 
     def gemm_rate(self, num_rows: int) -> float:
-        """Measured FLOP/s of ``num_rows`` x hidden x 4 hidden products in the model's dtype on its device."""
+        """Measured FLOP/s of ``num_rows`` (1024 at most) x hidden x 4 hidden products in the model's dtype."""
         return gemm_rate(num_rows, int(self.config.hidden_size), self.dtype, self.device)
 
 
 @torch.inference_mode()
 def gemm_rate(num_rows: int, hidden: int, dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of ``num_rows`` x ``hidden`` x 4 ``hidden`` matrix products: the best of some bursts in half a second."""
+    """FLOP/s of ``num_rows`` (1024 at most) x hidden x 4 hidden products: the best of some bursts in half a second."""
+    num_rows = min(num_rows, _RATE_ROWS)
     x = torch.randn(num_rows, hidden, device=device).to(dtype)
     weight = torch.randn(hidden, 4 * hidden, device=device).to(dtype)
     best, repeats, deadline = 0.0, 1, time.perf_counter() + _RATE_SECONDS

@@ -141,14 +141,18 @@ class TorchAttention:
             rows = torch.zeros(q.shape[0], dtype=torch.int64)
             rows[: query_rows.size] = torch.from_numpy(query_rows)
             visible, row_pos, num_owned = visible[rows], row_pos[rows], query_rows.size
-        if rule.window:
-            visible = visible & (row_pos[:, None] - key_pos[None, :] < rule.window)
         # A weight of zero times NaN is NaN: rows that see no such key must not be touched by it.
         broken = ~(torch.isfinite(keys).all(dim=-1) & torch.isfinite(values).all(dim=-1)).all(dim=0)
-        values = values.float().masked_fill(broken[:, None], 0.0)
-        parts = zip(torch.split(q, DENSE_ROWS), torch.split(visible, DENSE_ROWS), strict=True)
-        out = torch.cat([_attended(part, keys.float(), values, seen, rule) for part, seen in parts])
-        out.masked_fill_((visible & broken).any(dim=-1)[:, None, None], torch.nan)
+        keys, values = keys.float(), values.float().masked_fill(broken[:, None], 0.0)
+        parts = []
+        for begin in range(0, q.shape[0], DENSE_ROWS):
+            some = slice(begin, begin + DENSE_ROWS)
+            seen = visible[some]
+            if rule.window:
+                seen = seen & (row_pos[some, None] - key_pos[None, :] < rule.window)
+            part = _attended(q[some], keys, values, seen, rule)
+            parts.append(part.masked_fill_((seen & broken).any(dim=-1)[:, None, None], torch.nan))
+        out = torch.cat(parts) if parts else torch.empty_like(q)
         out[num_owned:] = 0
         return out
 
