@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_OWN_PAGES, _KEPT = 32 << 20, 256 << 20
+_OWN_PAGES, _KEPT = 16 << 20, 256 << 20
 
 VARIABLES: Mapping[str, str] = {
     # Threads that spin at barriers make a run several times slower where anything else wants a core.
@@ -16,7 +16,8 @@ VARIABLES: Mapping[str, str] = {
     # oneDNN and torch keep the code of every product's shape, half a megabyte each, 1024 by default.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
-    # glibc hands a layer's memory back and fetches it anew, page by page, for the next: 3-15 % of a run's time.
+    # glibc hands a layer's memory back and fetches it anew, page by page, for the next: 3-15 % of a run's time. Kept are
+    # not tensors such as logits of many ids, whose changing sizes would cut up the heap.
     "MALLOC_MMAP_THRESHOLD_": str(_OWN_PAGES),
     "MALLOC_TRIM_THRESHOLD_": str(_KEPT),
 }

@@ -16,9 +16,9 @@ libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 def touched():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    at = [libc.malloc(24 << 20) for _ in range(4)]
+    at = [libc.malloc(12 << 20) for _ in range(8)]
     for place in at:
-        ctypes.memset(place, 1, 24 << 20)
+        ctypes.memset(place, 1, 12 << 20)
     for place in at:
         libc.free(place)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -40,7 +40,7 @@ def run(first: str, **variables: str) -> list[str]:
 @pytest.mark.skipif("platform.libc_ver()[0] != 'glibc'", reason="only glibc's heap is told to keep its memory")
 def test_freed_memory_is_kept_and_not_fetched_anew() -> None:
     assert platform.libc_ver()[0] == "glibc"
-    pages = 4 * (24 << 20) // os.sysconf("SC_PAGE_SIZE")
+    pages = 8 * (12 << 20) // os.sysconf("SC_PAGE_SIZE")
     assert int(run("pass")[0]) > pages // 8, "glibc keeps it by itself: nothing to show"
     assert int(run(SETTLED)[0]) < pages // 100
 
