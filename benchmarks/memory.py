@@ -91,6 +91,7 @@ SHAPES: dict[str, PretrainedConfig] = {
 }  # fmt: skip
 # The measured factors of ``iclperm/engine/footprint.py`` were chosen on these; the others are a test of them.
 FITTED = ("bundled", "10m", "25m")
+UNIT_TOKENS = 3000
 MANY_UNITS = ("llama", "qwen3", "opt", "gemma-45m", "mistral")
 CASES = [
     ("bundled", "float32", 256), ("bundled", "float32", 1024), ("bundled", "bfloat16", 1024),
@@ -129,9 +130,9 @@ def product(vocabulary: int, pack_tokens: int) -> Plan:
 
 
 def many_units(vocabulary: int, pack_tokens: int) -> Plan:
-    """Four orderings of 8 demonstrations, read after 0, 2, ... 8, before 16 queries, in units of 3000 tokens."""
+    """Four orderings of 8 demonstrations, read after 0, 2, ... 8, before 16 queries, in small units."""
     parts = Case("", 8, 4, (0, 2, 4, 6, 8), 16).build()
-    return _plan(vocabulary, pack_tokens, *parts, unit_tokens=3000)
+    return _plan(vocabulary, pack_tokens, *parts, unit_tokens=UNIT_TOKENS)
 
 
 def to_generate(vocabulary: int, pack_tokens: int) -> Plan:
@@ -148,7 +149,8 @@ def _plan(vocabulary: int, pack_tokens: int, contexts: Any, queries: Any, labels
 
 def measure(folder: Path, tiny: Path, dtype: str, pack_tokens: int, device: str, new_tokens: int) -> dict[str, Any]:
     """One case, in a process that has done nothing else."""
-    workload = to_generate if new_tokens else many_units if folder.name.startswith(MANY_UNITS) else product
+    in_units = folder.name.startswith(MANY_UNITS) and pack_tokens < UNIT_TOKENS
+    workload = to_generate if new_tokens else many_units if in_units else product
     score(Engine.from_pretrained(tiny, dtype=dtype, device=device), pack_tokens=64)
     before = settled_bytes(device)
     engine = Engine.from_pretrained(folder, dtype=dtype, device=device, pack_tokens=pack_tokens)

@@ -29,9 +29,9 @@ from iclperm.errors import RequestError
 
 _FLOAT32 = 4
 # glibc's heap takes more than is alive in it, as it reuses the gaps between a layer's tensors badly (measured
-# 1.0-1.8); single tensors from this size on have pages of their own, which go back when they are freed.
+# 1.0-1.8); single tensors from a size on have pages of their own, which go back when they are freed.
 _HEAP_FACTOR = 1.45
-_OWN_PAGES = 32 << 20
+_OWN_PAGES, _LARGEST_IN_HEAP = "MALLOC_MMAP_THRESHOLD_", 32 << 20
 # What oneDNN keeps of each product it has seen (rows x inputs x outputs): generated code, measured with torch 2.13.
 _PRODUCT_BYTES = 570_000
 # Both of its caches, torch's and its own, keep a product that either keeps.
@@ -93,6 +93,7 @@ class Sizes:
     kv: int  # keys and values over all layers
     first: int  # what the first layer keeps of a token id
     layer: int  # what the layer that needs most needs
+    inner: int  # gates, or their factors, where our layers make them
     scores: int  # torch's attention: for one token and one key, of the rows taken at once
     mask: int  # torch's attention: for one token and one key
     logits: int
@@ -116,6 +117,7 @@ class Sizes:
             kv=model.kv_bytes_per_token,
             first=sum(_head_columns(model)) * model.dtype.itemsize if paths.is_fused else 0,
             layer=_layer_bytes(model, paths),
+            inner=_inner_width(model.config) * model.dtype.itemsize if paths.is_fused else 0,
             scores=3 * _FLOAT32 * _num_heads(model.config) + 10 if paths.attention == "torch" else 0,
             mask=2 if paths.attention == "torch" else 0,
             logits=_logit_bytes(model, paths),
@@ -151,12 +153,10 @@ class Sizes:
     ) -> Footprint:
         tokens = largest_pack(plan, pack_tokens)
         rows, scored = padded_rows(tokens), _scored_rows(plan, tokens)
-        activations = rows * self.layer + self._dense(rows, plan.core.pool_slots + rows)
-        if self.is_host:
-            activations = int(activations * _HEAP_FACTOR) + self.matrix
+        activations = self._activations(rows, plan.core.pool_slots + rows)
         read = min(scored, self.most_logits) * self.logits
         checked = max(self.num_checked_logits * self.logits, padded_rows(pack_tokens) * self.probed)
-        has_own_pages = self.is_host and read >= _OWN_PAGES
+        has_own_pages = self.is_host and read >= _own_pages()
         return Footprint(
             weights=self.weights,
             kv=plan.core.pool_slots * self.kv,
@@ -166,9 +166,14 @@ class Sizes:
             working=working + (_PRODUCT_BYTES * self._products_seen(row_counts, pack_tokens) if self.is_host else 0),
         )
 
-    def _dense(self, rows: int, keys: int) -> int:
-        """What torch's attention takes."""
-        return (min(rows, DENSE_ROWS) * self.scores + rows * self.mask) * keys
+    def _activations(self, rows: int, keys: int) -> int:
+        """What a pack takes in the layer that needs most, with what the heap loses."""
+        dense = (min(rows, DENSE_ROWS) * self.scores + rows * self.mask) * keys
+        whole = rows * self.layer + dense
+        if not self.is_host:
+            return whole
+        outside = 2 * rows * self.inner if rows * self.inner >= _own_pages() else 0
+        return int((whole - outside) * _HEAP_FACTOR) + outside + self.matrix
 
     def peak(self, plan: Plan, pack_tokens: int) -> int:
         """Bytes at the peak in packs of at most ``pack_tokens``."""
@@ -206,10 +211,9 @@ class Sizes:
     def generation(self, pack_tokens: int, num_rows: int, kv_tokens: int, prompt_tokens: int) -> Footprint:
         """What generation takes at most with so many live rows, slots, and distinct tokens of prompts."""
         rows = padded_rows(pack_tokens)
-        activations = rows * self.layer + self._dense(rows, kv_tokens + rows)
+        activations = self._activations(rows, kv_tokens + rows)
         working = 0
         if self.is_host:
-            activations = int(activations * _HEAP_FACTOR) + self.matrix
             seen = (self.num_products + self.num_first) * (rows // 8) + self.num_last * (padded_rows(num_rows) // 8)
             seen += self.num_products * self.num_checked_rows
             kept = max(int(os.environ.get(name, _MOST_PRODUCTS)) for name in _CACHES)
@@ -300,6 +304,11 @@ def checked_tokens(model: PlainModel) -> int:
     window = int(getattr(model.config, "sliding_window", None) or 0)
     length = 48 if not 0 < window <= _LONGEST_WINDOW else window + 24
     return max(4, min(length, model.max_positions - 4))
+
+
+def _own_pages() -> int:
+    """Size from which a tensor on the host lies outside the heap."""
+    return int(os.environ.get(_OWN_PAGES, _LARGEST_IN_HEAP))
 
 
 def _probed_bytes(model: PlainModel) -> int:
