@@ -83,7 +83,11 @@ def clocked(spent: defaultdict[str, Spent]) -> Iterator[None]:
         activations = {kind: timed("activation", kernel) for kind, kernel in rowwise._KERNELS.items()}
         undo.enter_context(mock.patch.dict(rowwise._KERNELS, activations))
         patch(layers, "linear", "product", product_operations)
-        patch(engine_model, "linear", "head", product_operations)
+        multiply = engine_model.TreeModel.multiply_head
+        head = timed("head", lambda _, rows, of: multiply(of, rows), product_operations)
+        undo.enter_context(
+            mock.patch.object(engine_model.TreeModel, "multiply_head", lambda of, rows: head(of._head, rows, of=of))
+        )
         yield
 
 

@@ -770,11 +770,9 @@ def _refuse_small_budget(setting: Setting, stages: Sequence[Stage]) -> None:
 
 def halved_peaks(work: Work) -> tuple[int, int]:
     """Bytes that a run is foretold to take at its peak, and those that it would take in packs of half the size."""
-    from iclperm.engine.footprint import largest_pack
-
     sizes = _sizes(work.setting)
     plans = [product.plan for stage in work.stages for product in stage.products]
-    peaks = [[sizes.peak(plan, largest_pack(plan, plan.pack_tokens) // share) for plan in plans] for share in (1, 2)]
+    peaks = [[sizes.peak(plan, sizes.largest_pack(plan) // share) for plan in plans] for share in (1, 2)]
     return max(peaks[0], default=0), max(peaks[1], default=0)
 
 

@@ -174,11 +174,11 @@ def test_where_packs_may_change_bits_the_size_to_use_is_named(
 ) -> None:
     plan = several_units()
     mixed = Engine(ZOO["qwen2-moe"].build())
-    assert mixed.numerics["pack_tokens"] == DEFAULT_PACK_TOKENS
+    assert mixed.numerics["pack_tokens"] == 1024
     assert mixed.row_invariant is False
     no_room_over(monkeypatch, 50)
     unchecked = Engine(llama, self_check=False)
-    for engine in (mixed, unchecked):
+    for engine, most in ((mixed, 1024), (unchecked, DEFAULT_PACK_TOKENS)):
         with pytest.raises(
             OutOfMemory,
             match=r"^unit 0 does not fit in memory in packs of \d+ tokens, .* start anew with pack_tokens=\d+, "
@@ -187,7 +187,7 @@ def test_where_packs_may_change_bits_the_size_to_use_is_named(
             list(engine.execute(plan))
         assert "\n" not in str(raised.value)
         assert isinstance(raised.value.__context__, MemoryError)
-        assert engine.pack_tokens == DEFAULT_PACK_TOKENS
+        assert engine.pack_tokens == most
         assert engine.report.num_splits == 0
         size, budget = map(int, re.findall(r"pack_tokens=(\d+).* at most (\d+) bytes", str(raised.value))[0])
         assert size < DEFAULT_PACK_TOKENS
@@ -328,6 +328,40 @@ def test_the_shapes_alone_foretell_what_the_model_does(name: str, tmp_path: Path
     assert bfloat is not None
     assert 2 * bfloat.weights == foretold.weights
     assert f"weights {foretold.weights / 2**20:.1f} MiB + keys and values " in str(foretold)
+
+
+@pytest.mark.parametrize(("name", "options"), [("opt", {}), ("llama", {"layers": "transformers"}), ("llama", {})])
+def test_transformers_layers_take_no_larger_packs(
+    name: str, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ZOO[name].build()
+    engine = Engine(model, **options)
+    most = DEFAULT_PACK_TOKENS if engine.layers == "fused" else 1024
+    assert (engine.layers == "fused") == (name == "llama" and not options)
+    assert engine.pack_tokens == most
+    assert engine.numerics["pack_tokens"] is None
+    contexts = [ids(seed, 30) for seed in range(60)]
+    plan = plan_product(contexts, QUERIES, LABELS)
+    assert plan.pack_tokens == DEFAULT_PACK_TOKENS
+    assert plan.tokens > DEFAULT_PACK_TOKENS
+    sizes: list[int] = []
+    forward = TreeModel.forward
+
+    def watched(model: TreeModel, pack: Pack, *rest: Any, **named: Any) -> Any:
+        sizes.append(len(pack))
+        return forward(model, pack, *rest, **named)
+
+    monkeypatch.setattr(TreeModel, "forward", watched)
+    by_unit = list(engine.execute(plan))
+    assert most // 2 < max(sizes) <= most
+    assert engine.footprint(plan) == engine.footprint(plan.repacked(most))
+    if not options:
+        model.save_pretrained(tmp_path)
+        foretold = estimate(tmp_path, [plan], device="cpu")
+        assert foretold.pack_tokens == most
+        assert foretold.memory == engine.footprint(plan)
+    small = Engine(model, **options).execute(plan.repacked(64))
+    assert all(np.array_equal(a.logprob, b.logprob) for a, b in zip(by_unit, small, strict=True))
 
 
 def test_a_budget_makes_packs_as_small_as_it_takes(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:

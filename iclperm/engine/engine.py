@@ -21,7 +21,7 @@ from iclperm.engine.budget import Budget, resolve_budget, room_to_generate
 from iclperm.engine.decode import DEFAULT_MAX_NEW_TOKENS, Bounds
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
-from iclperm.engine.footprint import Footprint, Sizes
+from iclperm.engine.footprint import Footprint, Sizes, most_pack
 from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.memory import PackLimit, is_out_of_memory
 from iclperm.engine.model import PlainModel, TreeModel, load, load_shapes
@@ -66,12 +66,13 @@ class Engine:
     """Scores prompts through a shared-prefix tree, exactly.
 
     Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
-    bit for bit as it was. ``pack_tokens`` is the size of a forward pass at most. ``memory_budget`` (bytes, or a share
-    of what is free) bounds weights, keys and values, activations and logits as ``footprint`` foretells them: packs are
-    made as small as that takes. Where memory runs out all the same, packs are halved for the rest of the engine's life
-    if that cannot change a bit (``row_invariant``), else OutOfMemory names a size to start anew with. Decoder layers
-    of our own stand in for those of the architectures they know; ``layers="transformers"`` forgoes that.
-    ``plain=True`` serves any architecture prompt by prompt instead, at the full cost.
+    bit for bit as it was. ``pack_tokens`` is the size of a forward pass at most (1024 in transformers' own layers
+    on a CPU). ``memory_budget`` (bytes, or a share of what is free) bounds weights, keys and values, activations and
+    logits as ``footprint`` foretells them: packs are made as small as that takes. Where memory runs out all the same,
+    packs are halved for the rest of the engine's life if that cannot change a bit (``row_invariant``), else OutOfMemory
+    names a size to start anew with. Decoder layers of our own stand in for those of the architectures they know;
+    ``layers="transformers"`` forgoes that. ``plain=True`` serves any architecture prompt by prompt instead, at the full
+    cost.
     """
 
     def __init__(
@@ -150,9 +151,10 @@ class Engine:
 
     @property
     def pack_tokens(self) -> int:
-        """Most tokens of a forward pass that the engine plans: as given, or fewer once memory has run out."""
+        """Most tokens of a forward pass: as given, or fewer for the layers that run or once memory has run out."""
         wanted = int(self._limits["pack_tokens"])
-        return min(wanted, self._pack_limit.pack_tokens or wanted)
+        most = most_pack(self._model.device, is_fused=self.layers == "fused")
+        return min(wanted, most or wanted, self._pack_limit.pack_tokens or wanted)
 
     @property
     def numerics(self) -> dict[str, Any]:
@@ -177,7 +179,7 @@ class Engine:
             "device": self._model.device_name,
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
-            "pack_tokens": self._limits["pack_tokens"] if packs_matter else None,
+            "pack_tokens": self.pack_tokens if packs_matter else None,
             "memory_budget": self._memory_budget if packs_matter else None,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -322,7 +324,7 @@ class Engine:
 
     def _gemm_rate(self) -> float:
         if self._measured_rate is None:
-            self._measured_rate = self._model.gemm_rate(self._limits["pack_tokens"])
+            self._measured_rate = self._model.gemm_rate(self.pack_tokens)
         return self._measured_rate
 
     def _plan(self, make: Callable[..., Plan], *parts: Any) -> Plan:
@@ -334,8 +336,8 @@ class Engine:
         return Sizes.of(self._model, self._model.device, checks=self._checks)
 
     def _fitted(self, plan: Plan) -> Plan:
-        """The plan in packs that the memory budget holds; itself if it is."""
-        return plan if self._memory_budget is None else self._sizes.fitted(plan, self._memory_budget)
+        """The plan in packs that the layers take and the memory budget holds; itself if it is."""
+        return self._sizes.fitted(plan, self._memory_budget) if isinstance(self._model, TreeModel) else plan
 
     def _execute(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitResult]:
         for values in self._run(plan, units, report):

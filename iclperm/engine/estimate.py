@@ -80,7 +80,7 @@ def estimate(
         works = [_generation(sizes, plan, max_new_tokens, budget) for plan in plans]
         footprints = [work.memory for work in works]
     else:
-        plans, works = [plan if budget is None else sizes.fitted(plan, budget) for plan in plans], []
+        plans, works = [sizes.fitted(plan, budget) for plan in plans], []
         footprints = [sizes.footprint(plan) for plan in plans]
     hidden, num_layers = int(model.config.hidden_size), int(model.config.num_hidden_layers)
     pack_tokens = max((plan.pack_tokens for plan in plans), default=DEFAULT_PACK_TOKENS)

@@ -29,8 +29,9 @@ from iclperm.errors import RequestError
 
 _FLOAT32 = 4
 # glibc's heap takes more than is alive in it, as it reuses the gaps between a layer's tensors badly (measured
-# 1.0-1.8); single tensors from a size on have pages of their own, which go back when they are freed.
-_HEAP_FACTOR = 1.45
+# 1.0-1.8, more in transformers' layers, where it varies from process to process); single tensors from a size on have
+# pages of their own, which go back when they are freed.
+_HEAP_FACTOR, _HEAP_FACTOR_IN_TRANSFORMERS_LAYERS = 1.45, 1.7
 _OWN_PAGES, _LARGEST_IN_HEAP = "MALLOC_MMAP_THRESHOLD_", 32 << 20
 # What oneDNN keeps of each product it has seen (rows x inputs x outputs): generated code, measured with torch 2.13.
 _PRODUCT_BYTES = 570_000
@@ -43,6 +44,9 @@ _MKL_BYTES = 6_500_000
 # Shapes of products whose rows the first layer (new token ids) and the last (scored rows) count for themselves.
 _FIRST_PRODUCTS, _LAST_PRODUCTS = 2, 4
 _WALKED_UNITS = 16
+# transformers' layers gain nothing from larger packs on a CPU, and what the heap loses to tensors of that size varies
+# from process to process (0.82-1.24 of what was foretold for packs of 4096).
+_MOST_IN_TRANSFORMERS_LAYERS = 1024
 _LONGEST_WINDOW = 600
 # A pack's tokens, positions, visits and spans: 8-10 bytes a token measured, twice while they are handed over.
 _PACK_BYTES_PER_TOKEN = 24
@@ -89,9 +93,11 @@ class Sizes:
     """What a model's memory follows from; bytes of one token unless it says otherwise."""
 
     device: torch.device
+    most_pack: int | None  # tokens of a pack at most, whatever is asked for
     weights: int  # of all parameters
     kv: int  # keys and values over all layers
     first: int  # what the first layer keeps of a token id
+    heap: float  # what the heap takes of what is alive in it
     layer: int  # what the layer that needs most needs
     inner: int  # gates, or their factors, where our layers make them
     scores: int  # torch's attention: for one token and one key, of the rows taken at once
@@ -113,9 +119,11 @@ class Sizes:
         paths, body = _Paths.of(model, place), list(_matrices(model))
         return cls(
             device=place,
+            most_pack=most_pack(place, is_fused=paths.is_fused),
             weights=sum(weight.nbytes for weight in model.model.parameters()),
             kv=model.kv_bytes_per_token,
             first=sum(_head_columns(model)) * model.dtype.itemsize if paths.is_fused else 0,
+            heap=_HEAP_FACTOR if paths.is_fused else _HEAP_FACTOR_IN_TRANSFORMERS_LAYERS,
             layer=_layer_bytes(model, paths),
             inner=_inner_width(model.config) * model.dtype.itemsize if paths.is_fused else 0,
             scores=3 * _FLOAT32 * _num_heads(model.config) + 10 if paths.attention == "torch" else 0,
@@ -142,7 +150,15 @@ class Sizes:
 
         A resumed run takes no more. Cost: O(nodes of the plan's trees + tokens of its first 16 units).
         """
-        return self._footprint(plan, pack_tokens or plan.pack_tokens, *self._fixed(plan))
+        plan = self.fitted(plan, None)
+        return self._footprint(plan, self._at_most(pack_tokens or plan.pack_tokens), *self._fixed(plan))
+
+    def largest_pack(self, plan: Plan, pack_tokens: int | None = None) -> int:
+        """Tokens of the largest pack, where packs have at most ``pack_tokens`` (the plan's own by default)."""
+        return min(self._at_most(pack_tokens or plan.pack_tokens), _unit_tokens(plan))
+
+    def _at_most(self, pack_tokens: int) -> int:
+        return min(pack_tokens, self.most_pack or pack_tokens)
 
     def _fixed(self, plan: Plan) -> tuple[int, int, _RowCounts]:
         """What does not depend on the size of packs, as far as it does not."""
@@ -151,7 +167,7 @@ class Sizes:
     def _footprint(
         self, plan: Plan, pack_tokens: int, token_rows: int, working: int, row_counts: _RowCounts
     ) -> Footprint:
-        tokens = largest_pack(plan, pack_tokens)
+        tokens = self.largest_pack(plan, pack_tokens)
         rows, scored = padded_rows(tokens), _scored_rows(plan, tokens)
         activations = self._activations(rows, plan.core.pool_slots + rows)
         read = min(scored, self.most_logits) * self.logits
@@ -173,7 +189,7 @@ class Sizes:
         if not self.is_host:
             return whole
         outside = 2 * rows * self.inner if rows * self.inner >= _own_pages() else 0
-        return int((whole - outside) * _HEAP_FACTOR) + outside + self.matrix
+        return int((whole - outside) * self.heap) + outside + self.matrix
 
     def peak(self, plan: Plan, pack_tokens: int) -> int:
         """Bytes at the peak in packs of at most ``pack_tokens``."""
@@ -191,13 +207,18 @@ class Sizes:
             )
         return max(padded_rows(1), (budget - self.weights) // self.layer // 8 * 8)
 
-    def fitted(self, plan: Plan, budget: int) -> Plan:
-        """The plan in the largest packs, up to its own, whose footprint is within ``budget`` bytes; itself if it is.
+    def fitted(self, plan: Plan, budget: int | None) -> Plan:
+        """The plan in the largest packs, up to its own, that the layers take and whose footprint is within ``budget``
+        bytes; itself if it is.
 
         Raises RequestError if even the smallest packs are over it.
         """
+        most = self._at_most(plan.pack_tokens)
+        plan = plan if most == plan.pack_tokens else plan.repacked(most)
+        if budget is None:
+            return plan
         fixed = self._fixed(plan)
-        sizes = [*range(padded_rows(1), plan.pack_tokens, 8), plan.pack_tokens]
+        sizes = [*range(padded_rows(1), most, 8), most]
         fitting = bisect_right(sizes, budget, key=lambda size: self._footprint(plan, size, *fixed).peak)
         if not fitting:
             least = self._footprint(plan, sizes[0], *fixed)
@@ -297,6 +318,11 @@ class _Paths:
         has_onednn = uses_onednn(place, model.dtype) and (is_fused or model.dtype != torch.float32)
         has_onednn_head = calls_head or (has_onednn and model.dtype != torch.float32)
         return cls(attention, is_fused, fuses_head, has_onednn, has_onednn_head)
+
+
+def most_pack(place: torch.device, *, is_fused: bool) -> int | None:
+    """Tokens of the largest packs that a model is run in, whatever is asked for; None: as many as are."""
+    return None if is_fused or place.type != "cpu" else _MOST_IN_TRANSFORMERS_LAYERS
 
 
 def checked_tokens(model: PlainModel) -> int:
@@ -413,11 +439,6 @@ class _RowCounts:
                 is_known[ids] = True
             held = plan.core.held_after(unit)
         return cls(len(whole), len(new), len(scored), plan.num_units - num_walked)
-
-
-def largest_pack(plan: Plan, pack_tokens: int) -> int:
-    """Tokens of the largest pack, where packs have at most ``pack_tokens``."""
-    return min(pack_tokens, _unit_tokens(plan))
 
 
 def _unit_tokens(plan: Plan) -> int:
