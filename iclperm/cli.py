@@ -438,7 +438,7 @@ def new(name: str, out: Path | None, generated: bool) -> None:
 @click.option(
     "--out", type=click.Path(path_type=Path), help="JSON lines, a row for each contender; continued if there."
 )
-@click.option("--quick", is_flag=True, help="The bundled model, a twentieth of the case, once: does it run, do all agree?")
+@click.option("--quick", is_flag=True, help="The bundled model, 5 % of the case, once: does it run, do all agree?")
 @click.option("--whole", is_flag=True, help="No samples: slow contenders score every prompt too (hours).")
 @click.option("--prepare", metavar="NAMES", help="Make the environments of these peers, or of all, and stop.")
 @click.option("--list", "is_list", is_flag=True, help="Cases, models and peers, and which of them can run here.")
