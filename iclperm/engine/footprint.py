@@ -338,9 +338,9 @@ def _own_pages() -> int:
 
 
 def _probed_bytes(model: PlainModel) -> int:
-    """What the first-use check's largest product holds of a row: in, out, and out of a quarter of the rows again."""
+    """What the first-use check's largest product holds of a row: in, out, and out of half the rows again."""
     shapes = [weight.shape[-2:] for weight, _ in _matrices(model)]
-    return max(into + out + out // 4 for out, into in shapes) * model.dtype.itemsize
+    return max(into + out + out // 2 for out, into in shapes) * model.dtype.itemsize
 
 
 def _matrices(model: PlainModel) -> Iterator[tuple[torch.Tensor, bool]]:
