@@ -298,8 +298,19 @@ std::int64_t stride_like(const py::array& array, const py::array& x, iclperm::El
   return strides[0];
 }
 
-void elementwise(iclperm::Activation activation, const py::array& x, py::array& out,
-                 const std::optional<py::array>& factor, int num_threads) {
+iclperm::Activation activation_named(const std::string& kind) {
+#define ICLPERM_FIND(name, value) \
+  if (kind == #name) return iclperm::Activation::name;
+  ICLPERM_ACTIVATIONS(ICLPERM_FIND)
+#undef ICLPERM_FIND
+#define ICLPERM_LIST(name, value) " " #name
+  throw std::invalid_argument("there is no activation '" + kind + "'; give one of:" ICLPERM_ACTIVATIONS(ICLPERM_LIST));
+#undef ICLPERM_LIST
+}
+
+void activate(const std::string& kind, const py::array& x, py::array& out, const std::optional<py::array>& factor,
+              int num_threads) {
+  const iclperm::Activation activation = activation_named(kind);
   const iclperm::Element element = element_of(x, "x");
   const auto x_strides = strides_of(x, 2, element, "x");
   const iclperm::Elementwise call{.activation = activation,
@@ -400,7 +411,6 @@ py::tuple head_rows(const py::array& logits, const Vector<std::int64_t>& pair_ro
 }
 
 void bind_kernels(py::module_& module) {
-  using iclperm::Activation;
   module.def("isa", [] { return iclperm::isa_name(iclperm::selected_isa()); });
   module.def("available_isas", [] {
     py::list names;
@@ -415,17 +425,8 @@ void bind_kernels(py::module_& module) {
              py::arg("span_offsets"), py::arg("span_source"), py::arg("span_begin"), py::arg("span_end"), py::kw_only(),
              py::arg("query_rows") = py::none(), py::arg("scaling"), py::arg("softcap") = 0.0f, py::arg("window") = 0,
              py::arg("num_threads") = 1);
-  const auto def_activation = [&](const char* name, Activation activation) {
-    module.def(
-        name,
-        [activation](const py::array& x, py::array& out, const std::optional<py::array>& factor, int num_threads) {
-          elementwise(activation, x, out, factor, num_threads);
-        },
-        py::arg("x"), py::arg("out"), py::arg("factor") = py::none(), py::kw_only(), py::arg("num_threads") = 1);
-  };
-  def_activation("silu", Activation::silu);
-  def_activation("gelu_tanh", Activation::gelu_tanh);
-  def_activation("gelu_erf", Activation::gelu_erf);
+  module.def("activate", &activate, py::arg("kind"), py::arg("x"), py::arg("out"), py::arg("factor") = py::none(),
+             py::kw_only(), py::arg("num_threads") = 1);
   module.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("out"), py::arg("sum") = py::none(),
              py::kw_only(), py::arg("eps"), py::arg("offset") = 0.0f, py::arg("num_threads") = 1);
   module.def("rotate", &rotate, py::arg("x"), py::arg("cosines"), py::arg("sines"), py::kw_only(),

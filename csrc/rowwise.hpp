@@ -5,12 +5,11 @@
 
 #include <cstdint>
 
+#include "activations.hpp"
 #include "isa.hpp"
 #include "tree_attention.hpp"
 
 namespace iclperm {
-
-enum class Activation : std::uint8_t { silu, gelu_tanh, gelu_erf };
 
 // y = activation(x), times factor unless that is nullptr, on [num_rows, num_columns], columns contiguous; strides count
 // elements.
@@ -71,7 +70,7 @@ struct HeadRowsCall {
   float* gathered;               // [N]
 };
 
-// Error in float32: at most 2e-7 * |x|, or |x factor|, for all three. x or factor may be y.
+// Error in float32: at most 2e-7 * |x|, or |x factor|, for each activation. x or factor may be y.
 void elementwise(const Elementwise& call, Isa isa, int num_threads);
 
 // Sums of squares are in float32, in the order of columns. x may be out.

@@ -11,20 +11,12 @@ constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
 
 inline std::int64_t min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
-struct Silu {
-  static vfloat of(vfloat x) { return x / (1.0f + exp(-x)); }
-};
-
-struct GeluTanh {
-  static vfloat of(vfloat x) {
-    const vfloat inner = 0.79788456080286536f * fma(0.044715f * x * x, x, x);
-    return 0.5f * x * (1.0f + tanh(inner));
-  }
-};
-
-struct GeluErf {
-  static vfloat of(vfloat x) { return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f)); }
-};
+#define ICLPERM_FUNCTION(name, value)       \
+  struct name##_function {                  \
+    static vfloat of(vfloat x) { return value; } \
+  };
+ICLPERM_ACTIVATIONS(ICLPERM_FUNCTION)
+#undef ICLPERM_FUNCTION
 
 template <typename Function, typename T>
 void apply(const Elementwise& call, std::int64_t begin, std::int64_t end) {
@@ -43,12 +35,11 @@ void apply(const Elementwise& call, std::int64_t begin, std::int64_t end) {
 template <typename T>
 void apply_as(const Elementwise& call, std::int64_t begin, std::int64_t end) {
   switch (call.activation) {
-    case Activation::silu:
-      return apply<Silu, T>(call, begin, end);
-    case Activation::gelu_tanh:
-      return apply<GeluTanh, T>(call, begin, end);
-    case Activation::gelu_erf:
-      return apply<GeluErf, T>(call, begin, end);
+#define ICLPERM_CASE(name, value) \
+  case Activation::name:          \
+    return apply<name##_function, T>(call, begin, end);
+    ICLPERM_ACTIVATIONS(ICLPERM_CASE)
+#undef ICLPERM_CASE
   }
 }
 

@@ -59,14 +59,12 @@ def tree_attention(
     Cost: 4 d Hq flops for every visible pair of row and key.
     """
 
-def silu(x: Elements, out: Elements, factor: Elements | None = None, *, num_threads: int = 1) -> None:
-    """x / (1 + exp(-x)), times ``factor`` if given, on [M, N]; out may be an input. In float32 within 2e-7 |x|."""
+def activate(kind: str, x: Elements, out: Elements, factor: Elements | None = None, *, num_threads: int = 1) -> None:
+    """An activation of x, times ``factor`` if given, on [M, N]; out may be an input. In float32 within 2e-7 |x|.
 
-def gelu_tanh(x: Elements, out: Elements, factor: Elements | None = None, *, num_threads: int = 1) -> None:
-    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); the rest as for ``silu``."""
-
-def gelu_erf(x: Elements, out: Elements, factor: Elements | None = None, *, num_threads: int = 1) -> None:
-    """x / 2 (1 + erf(x / sqrt(2))); the rest as for ``silu``."""
+    ``kind`` is silu, x / (1 + exp(-x)); gelu_tanh, x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); or gelu_erf,
+    x / 2 (1 + erf(x / sqrt(2))): a name of csrc/activations.hpp, anything else is a ValueError.
+    """
 
 def rms_norm(
     x: Elements,
