@@ -10,26 +10,66 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iclperm import stats
+    from iclperm.api import open_run, plan, run, status, verify
+    from iclperm.base.environment import settle
     from iclperm.endpoint import Endpoint
     from iclperm.engine import Engine
     from iclperm.errors import IclpermError
-    from iclperm.runner import open_run, plan, run
-    from iclperm.study import Study
-    from iclperm.tasks import Task
+    from iclperm.report.parts import Findings, Plot, Table
+    from iclperm.runs.preview import sample_prompt
+    from iclperm.studies.report import Run
+    from iclperm.studies.stages import Stage
+    from iclperm.study.choices import Choices
+    from iclperm.study.kinds import Kind
+    from iclperm.study.study import Study
+    from iclperm.tasks.task import Task
 
     __version__: str
 
-__all__ = ["Endpoint", "Engine", "IclpermError", "Study", "Task", "__version__", "open_run", "plan", "run", "stats"]
+__all__ = [
+    "Choices",
+    "Endpoint",
+    "Engine",
+    "Findings",
+    "IclpermError",
+    "Kind",
+    "Plot",
+    "Run",
+    "Stage",
+    "Study",
+    "Table",
+    "Task",
+    "__version__",
+    "open_run",
+    "plan",
+    "run",
+    "sample_prompt",
+    "settle",
+    "stats",
+    "status",
+    "verify",
+]
 
 _HOME = {
+    "Choices": "iclperm.study.choices",
     "Endpoint": "iclperm.endpoint",
     "Engine": "iclperm.engine",
+    "Findings": "iclperm.report.parts",
     "IclpermError": "iclperm.errors",
-    "Study": "iclperm.study",
-    "Task": "iclperm.tasks",
-    "open_run": "iclperm.runner",
-    "plan": "iclperm.runner",
-    "run": "iclperm.runner",
+    "Kind": "iclperm.study.kinds",
+    "Plot": "iclperm.report.parts",
+    "Run": "iclperm.studies.report",
+    "Stage": "iclperm.studies.stages",
+    "Study": "iclperm.study.study",
+    "Table": "iclperm.report.parts",
+    "Task": "iclperm.tasks.task",
+    "open_run": "iclperm.api",
+    "plan": "iclperm.api",
+    "run": "iclperm.api",
+    "sample_prompt": "iclperm.runs.preview",
+    "settle": "iclperm.base.environment",
+    "status": "iclperm.api",
+    "verify": "iclperm.api",
 }
 
 

@@ -1,5 +1,9 @@
 """The errors iclperm raises: one small tree, every message one line naming the wrong value and the remedy."""
 
+from __future__ import annotations
+
+import errno
+
 
 class IclpermError(Exception):
     """Base of every error that iclperm raises on purpose."""
@@ -7,6 +11,10 @@ class IclpermError(Exception):
 
 class ConfigError(IclpermError):
     """A study's configuration is invalid or contradicts itself."""
+
+
+class UnknownKind(ConfigError):
+    """A study, or a folder, is of a kind that no installed package declares."""
 
 
 class DataError(IclpermError):
@@ -44,3 +52,30 @@ class RunError(IclpermError):
 def printable(text: str) -> str:
     """Text that cannot steer a terminal: control characters other than line breaks and tabs are escaped."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+
+
+class RunStopped(RunError):
+    """The run cannot go on now; what is finished is kept, and the same command continues."""
+
+
+class DamagedItem(RunError):
+    """A file of items is not what its name says."""
+
+
+# What PyTorch's allocators say in a plain RuntimeError: the host's, CUDA's, cuBLAS's.
+_ALLOCATORS_SAY = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on the host or on a device.
+
+    So are `OutOfMemory`, Python's MemoryError (NumPy's and Arrow's are derived from it), an OSError of that number, and
+    PyTorch's errors, known by their name and words: torch is not imported.
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError | OutOfMemory) or any(
+        kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
+    ):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _ALLOCATORS_SAY)

@@ -1,4 +1,4 @@
-"""Arrays that are held in memory, or in a file where they would not fit."""
+"""Arrays that may be larger than memory: held there, or in a file that the system reads in and out."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-_MOST_HELD = 1 << 31  # of one array; a study of a thousand million answers still fits into a small machine
+MOST_HELD = 1 << 31
+"""Bytes of one array in memory at most: a study of a thousand million answers still fits into a small machine."""
 
 
-def held(shape: tuple[int, ...], dtype: npt.DTypeLike) -> NDArray[Any]:
-    """An array in memory; one of more than `_MOST_HELD` bytes in a temporary file that the system reads in and out.
+def large_array(shape: tuple[int, ...], dtype: npt.DTypeLike, *, most_held: int = MOST_HELD) -> NDArray[Any]:
+    """An array that is yet to be filled: in memory, or in a temporary file where it has more than `most_held` bytes.
 
-    What is made of it is the same. The file is gone when the array is.
+    It is used in the same way wherever it lies. The file has no name and is gone when the array is. Raises OSError
+    where the file cannot be made.
     """
-    if int(np.prod(shape)) * np.dtype(dtype).itemsize <= _MOST_HELD:
+    if int(np.prod(shape)) * np.dtype(dtype).itemsize <= most_held:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile(prefix="iclperm-") as file:
         return np.memmap(file, dtype=dtype, mode="w+", shape=shape)

@@ -1,4 +1,4 @@
-"""How a process of ours treats threads and memory: what its libraries read of the environment when they load."""
+"""Threads and memory of a process: the environment variables that its libraries read when they are loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VARIABLES: Mapping[str, str] = {
 
 
 def settle() -> None:
-    """Put VARIABLES into force where the user has set nothing else; before torch is imported."""
+    """Puts `VARIABLES` into force, except where the user has set them; to be called before torch is imported."""
     has_own_heap = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     for name, value in VARIABLES.items():
         if not (has_own_heap and name.startswith("MALLOC_")):

@@ -1,4 +1,4 @@
-"""A process that does what may not end: it is killed at a time limit, and started anew when it is next needed."""
+"""A process for work that may never end: it is killed at a time limit, and started anew when it is next needed."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ class StartError(IclpermError):
 class Worker:
     """Calls ``target``, "module:function" from one JSON value to another, in a process of its own, one call at a time.
 
-    The process starts at the first call, imports ``modules`` before it takes one, has at most 4 GiB of address space
-    where the system can limit it, hashes text alike in every run, ignores Ctrl-C, sees no environment variable that may
-    hold a key, and ends with this one. What it prints is lost.
+    The process starts at the first call, imports ``modules`` before it takes one, has at most ``memory`` bytes of
+    address space where the system can limit it, hashes text alike in every run, ignores Ctrl-C, sees no environment
+    variable that may hold a key, and ends with this one. What it prints is lost.
     """
 
-    def __init__(self, target: str, modules: Sequence[str] = ()) -> None:
+    def __init__(self, target: str, modules: Sequence[str] = (), memory: int = MAX_MEMORY) -> None:
         self.target = target
         self.modules = tuple(modules)
+        self.memory = memory
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -86,7 +87,7 @@ class Worker:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            self._process = _started(self.target, *self.modules)
+            self._process = _started(self.target, str(self.memory), *self.modules)
             ready = _line(self._process, time.monotonic() + START_SECONDS)
             if ready is None:
                 raise StartError(f"{self.target}: its process did not start within {START_SECONDS:.0f} seconds")
@@ -137,7 +138,7 @@ def _started(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _sent(process: subprocess.Popen[bytes], request: bytes, deadline: float) -> bool:
-    """Whether the process took all of it in time; one that died shows in what it says."""
+    """Whether the process took the whole request in time; that it has died shows when its reply is read."""
     pipe, left = _there(process.stdin), memoryview(request)
     while left:
         if not _is_ready(pipe, selectors.EVENT_WRITE, deadline):
@@ -150,7 +151,7 @@ def _sent(process: subprocess.Popen[bytes], request: bytes, deadline: float) -> 
 
 
 def _line(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """What the process says next, with its line break; without where it died; None where the time is over.
+    """The next line of the process: with its line break, without one where it died, None where the time is over.
 
     Raises `WorkerError` for more than 16 MiB.
     """
@@ -177,17 +178,17 @@ def _there(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-def _serve(target: str, *modules: str) -> None:
-    """The process's side: a line for each line, until the pipe is closed."""
+def _serve(target: str, memory: str, *modules: str) -> None:
+    """What the process does: it answers each line of requests with a line, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(ValueError, OSError):  # a lower limit is set already, or the system knows none
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the function prints must not look like a reply
 
-    def reply(content: dict[str, Any]) -> None:
-        line = json.dumps(content).encode() + b"\n"
-        replies.write(line if len(line) <= MAX_BYTES else b'{"error": "the reply is too long"}\n')
+    def reply(line: str) -> None:
+        raw = line.encode() + b"\n"
+        replies.write(raw if len(raw) <= MAX_BYTES else b'{"error": "the reply is too long"}\n')
         replies.flush()
 
     try:
@@ -196,18 +197,17 @@ def _serve(target: str, *modules: str) -> None:
         module, name = target.split(":")
         function = getattr(import_module(module), name)
     except Exception as error:
-        return reply({"error": _shown(error)})
-    reply({})
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
+        return reply(json.dumps({"error": _shown(error)}))
+    reply("{}")
+    for sent in sys.stdin.buffer:
+        request = json.loads(sent)
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # its signal ends the process, in C code too
         try:
-            content = {"result": function(request["payload"])}
-            json.dumps(content)
+            line = json.dumps({"result": function(request["payload"])})
         except Exception as error:
-            content = {"error": _shown(error)}
+            line = json.dumps({"error": _shown(error)})
         signal.setitimer(signal.ITIMER_PROF, 0)
-        reply(content)
+        reply(line)
 
 
 def _shown(error: Exception) -> str:

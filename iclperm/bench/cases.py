@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from iclperm.bench.peers.protocol import Workload
+from iclperm.bench.peers.protocol import BenchWorkload
 from iclperm.engine import ContextPaths, plan_product
 from iclperm.engine.tree import Rows
 from iclperm.errors import RequestError
@@ -41,7 +41,7 @@ class Case:
         queries = max(1, round(self.permutations * self.queries * scale / permutations))
         return replace(self, permutations=permutations, queries=min(queries, self.queries))
 
-    def build(self, vocab_size: int, seed: int = 0) -> Workload:
+    def build(self, vocab_size: int, seed: int = 0) -> BenchWorkload:
         """All prompts of the case; equal for equal arguments."""
         rng = np.random.default_rng([seed, self.num_shots, self.is_shared])
 
@@ -57,7 +57,7 @@ class Case:
             marks.append(ends[list(self.shots)].astype(np.int32))
             demonstrations = demonstrations if self.is_shared else drawn(self.num_shots)
         contexts = self.permutations * len(self.shots)
-        return Workload(
+        return BenchWorkload(
             tuple(paths),
             tuple(marks),
             tuple(queries),
@@ -85,20 +85,20 @@ CASES = {
 }
 
 
-def distinct_tokens(work: Workload) -> int:
+def distinct_tokens(work: BenchWorkload) -> int:
     """Tokens that have to be forwarded for a whole workload if each distinct prefix is forwarded once."""
     paths = ContextPaths(Rows.of(work.paths), Rows.of(work.marks))
     return plan_product(paths, work.queries, work.labels).tokens_unique
 
 
-def first_paths(work: Workload, count: int) -> Workload:
+def first_paths(work: BenchWorkload, count: int) -> BenchWorkload:
     """The whole workload of the first paths alone."""
     contexts = sum(marks.size for marks in work.marks[:count])
     cells = work.cells[work.cells[:, 0] < contexts]
     return replace(work, paths=work.paths[:count], marks=work.marks[:count], cells=cells)
 
 
-def even_sample(work: Workload, prompts: int, run: int = 16) -> Workload:
+def even_sample(work: BenchWorkload, prompts: int, run: int = 16) -> BenchWorkload:
     """About so many prompts of the first half of the paths, which every contender scores, whatever it samples.
 
     They are runs of neighbours in length, so that batches pad no more than among all prompts.
@@ -115,7 +115,7 @@ def even_sample(work: Workload, prompts: int, run: int = 16) -> Workload:
     return replace(work, cells=pool.cells[order[np.unique(places)]])
 
 
-def warm_up(work: Workload) -> Workload:
+def warm_up(work: BenchWorkload) -> BenchWorkload:
     """A little of it: the shortest and the middle context of the first path, a few queries.
 
     Who scores every query after a context, whether wanted or not, can so tell how many of them go best together.

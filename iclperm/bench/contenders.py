@@ -1,4 +1,4 @@
-"""The contenders: who they are, how they are run, and a process for each that is asked in JSON lines."""
+"""The contenders: who they are, how they are run, and a process for each that answers in JSON lines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from iclperm import process
+from iclperm.base import environment as process
+from iclperm.bench.cases import even_sample, first_paths
 from iclperm.bench.environments import ENVIRONMENTS, PeerError, last_line
-from iclperm.bench.peers.protocol import Workload
+from iclperm.bench.peers.protocol import BenchWorkload
 
 PEERS = Path(__file__).parent / "peers"
 _PASS_SECONDS = 3600.0
@@ -111,8 +112,8 @@ PEER_CONTENDERS = {
 }
 
 
-class Worker:
-    """The process of a contender, alive between requests and idle while others are asked.
+class ContenderProcess:
+    """The process of a contender, alive between requests and idle while others work.
 
     Use as a context manager; what it prints goes to ``log``. Raises PeerError with its last words where it fails.
     """
@@ -194,10 +195,8 @@ class Worker:
         return PeerError(f"{self._name} stopped with exit code {code}: {last_line(self._log)}; its log is {self._log}")
 
 
-def sampled(contender: Contender, work: Workload, prompts: int, whole: bool) -> Workload:
-    """The part of a workload that a contender is asked for."""
-    from iclperm.bench.cases import even_sample, first_paths
-
+def sampled(contender: Contender, work: BenchWorkload, prompts: int, whole: bool) -> BenchWorkload:
+    """The part of a workload that a contender scores."""
     if whole or contender.sampling is None:
         return work
     if contender.sampling == "prompts":

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.bench.cases import CASES, Case, distinct_tokens, even_sample, warm_up
-from iclperm.bench.contenders import ORACLE, OURS, PEER_CONTENDERS, Contender, Worker, sampled
+from iclperm.bench.contenders import ORACLE, OURS, PEER_CONTENDERS, Contender, ContenderProcess, sampled
 from iclperm.bench.environments import PeerError
 from iclperm.bench.models import MODELS, BenchModel, facts
-from iclperm.bench.peers.protocol import Workload
+from iclperm.bench.peers.protocol import BenchWorkload
 from iclperm.errors import ConfigError, DataError
 
 Say = Callable[[str], None]
@@ -260,7 +260,7 @@ class _Block:
 
     def _score_once(self, contender: Contender, dtype: str, work: Path) -> Logprobs:
         self.say_of(f"{contender.name} in {dtype}, not timed")
-        with Worker(contender, self.scratch / f"{contender.name}.log", self.options.threads) as worker:
+        with ContenderProcess(contender, self.scratch / f"{contender.name}.log", self.options.threads) as worker:
             worker.load(self.folder, dtype, self.options.threads, self.options.device)
             return worker.score(work, self.scratch / f"{contender.name}.npy")[1]
 
@@ -291,7 +291,7 @@ class _Block:
         best = np.partition(self.reference, -2, axis=1)[:, -2:]
         return float((best[:, 1] - best[:, 0] <= self.oracle_error).mean())
 
-    def file(self, work: Workload, name: str) -> Path:
+    def file(self, work: BenchWorkload, name: str) -> Path:
         return work.save(self.scratch / f"{name}.npz")
 
     def row(self, contender: Contender, **values: Any) -> Row:
@@ -310,8 +310,8 @@ class _Entrant:
     """A contender within its rounds."""
 
     contender: Contender
-    worker: Worker
-    work: Workload
+    worker: ContenderProcess
+    work: BenchWorkload
     file: Path
     share: float
     about: dict[str, Any]
@@ -351,7 +351,9 @@ class _Rounds:
         """Load and warm up, while nobody else works."""
         block, options = self.block, self.block.options
         self.block.say_of(f"{contender.name} loads")
-        worker = stack.enter_context(Worker(contender, block.scratch / f"{contender.name}.log", options.threads))
+        worker = stack.enter_context(
+            ContenderProcess(contender, block.scratch / f"{contender.name}.log", options.threads)
+        )
         work = sampled(contender, block.work, block.model.sample, options.is_whole)
         loaded = worker.load(block.folder, block.dtype, options.threads, options.device)
         warmed = worker.warm(block.file(warm_up(block.work), "warm"))
@@ -361,7 +363,7 @@ class _Rounds:
         file = block.file(work, contender.name)
         return _Entrant(contender, worker, work, file, self._share(contender, work), about)
 
-    def _share(self, contender: Contender, work: Workload) -> float:
+    def _share(self, contender: Contender, work: BenchWorkload) -> float:
         """Of the tokens that the case costs it, those in its part."""
         if work is self.block.work:
             return 1.0

@@ -12,23 +12,25 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from iclperm.audit import RunStatus, Verification
-from iclperm.compound import StudyRuns
 from iclperm.endpoint.bill import Bill
-from iclperm.endpoint.choices import EndpointChoices, Spent
-from iclperm.engine.budget import bytes_in_words
 from iclperm.errors import printable
-from iclperm.prompts import PromptText, PromptTokens
-from iclperm.report.tables import token_line
-from iclperm.results import Run, RunReport
-from iclperm.studies.findings import Table as FoundTable
-from iclperm.studies.sensitivity import Tokens
-from iclperm.study import Study
-from iclperm.tasks import Task
-from iclperm.work import StudyPlan, uneven_labels
+from iclperm.prompts.encode import PromptTokens
+from iclperm.prompts.render import PromptText
+from iclperm.report.parts import Table as FoundTable
+from iclperm.runs.audit import RunStatus, Verification
+from iclperm.runs.checks import uneven_labels
+from iclperm.runs.plan import StudyPlan
+from iclperm.runs.run import RunReport
+from iclperm.studies.report import Run
+from iclperm.studies.several import StudyRuns
+from iclperm.studies.tokens import TokenSavings, token_line
+from iclperm.study.endpoint import EndpointChoices, Spent
+from iclperm.study.sizes import bytes_in_words
+from iclperm.study.study import Study
+from iclperm.tasks.task import Task
 
 _MAX_SHOWN_PIECES = 12
-_WORTH_TELLING = 1.3  # times faster
+_LEAST_SPEEDUP = 1.3  # times faster
 _COMPARED = {
     "sum": "",
     "mean": ", labels compared by the mean over tokens",
@@ -54,7 +56,7 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
         **({"content-free queries": f"{planned.num_content_free}"} if planned.num_content_free else {}),
         "distinct contexts": f"{planned.num_contexts:,}",
         "distinct prompts": f"{planned.num_prompts:,}",
-        **(_local_cost(planned) if planned.bill is None else _asked(planned.bill)),
+        **(_local_cost(planned) if planned.bill is None else _api_rows(planned.bill)),
         **_about_generation(planned),
         "units of work": f"{planned.num_units:,}",
         "files": f"{planned.num_parts:,}",
@@ -78,7 +80,7 @@ def print_plans(console: Console, planned: Mapping[str, StudyPlan], study: Study
     rows = {
         "runs": f"{len(planned)}",
         "distinct prompts": f"{sum(part.num_prompts for part in planned.values()):,}",
-        **(_asked(_together(bills)) if bills else _local_total(list(planned.values()))),
+        **(_api_rows(_together(bills)) if bills else _local_total(list(planned.values()))),
     }
     console.print("", _facts("Together", rows), sep="\n")
 
@@ -100,9 +102,9 @@ def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str |
     if run.study.endpoint is not None:
         console.print("", _paid(run.report, run.study.endpoint), sep="\n", markup=False)
     elif not full:
-        console.print("", token_line(Tokens.of(run.report)), sep="\n", markup=False)
-    told = [whose + line for whose, about in asides for line in about.conclusion()]
-    print_conclusion(console, [*findings.conclusion(), *told])
+        console.print("", token_line(TokenSavings.of(run.report)), sep="\n", markup=False)
+    others = [whose + line for whose, about in asides for line in about.conclusion()]
+    print_conclusion(console, [*findings.conclusion(), *others])
     print_notes(
         console,
         [*findings.warnings, *run.warnings, *_foreign_tasks(run), *_run_notes(run.report)],
@@ -244,6 +246,20 @@ def print_files(console: Console, files: Sequence[Path], folder: Path | None) ->
     console.print(*lines, sep="\n", markup=False, soft_wrap=True)
 
 
+def print_next_steps(console: Console, out: Path, *, most_shots: int) -> None:
+    """Commands to go on with after the demo in ``out``; ``most_shots`` are those of its longest prompts."""
+    steps = {
+        "all tables": f"iclperm report {out}",
+        "a prompt": f"iclperm tasks show mini_news --shots {most_shots}",
+        "all answers": f"iclperm export {out} --out demo.csv",
+        "larger study": f"iclperm run {out} --sets 12 --permutations 12 --extend",
+        "your model": f"iclperm run {out}/study.yaml --model PATH --out my-run",
+        "your task": "iclperm tasks new my-task",
+    }
+    lines = (f"  {words:<12}  {step}" for words, step in steps.items())
+    console.print("", "next:", *lines, sep="\n", markup=False, soft_wrap=True)
+
+
 def print_notes(console: Console, notes: Sequence[str]) -> None:
     """Lines that should not be missed."""
     for note in notes:
@@ -256,7 +272,7 @@ def _foreign_tasks(run: Run | StudyRuns) -> list[str]:
 
 
 def foreign_task(study: Study, task: str) -> list[str]:
-    """The bundled model answers any task without complaint; it has learnt one."""
+    """A note where the bundled model, which has learnt its own task alone, is run on another."""
     if study.endpoint is not None or study.model != "demo" or task == "mini_news":
         return []
     return [f"the bundled model only knows its own headlines (mini_news); what it answers on {task} says little"]
@@ -307,8 +323,8 @@ def _local_total(planned: Sequence[StudyPlan]) -> dict[str, str]:
     }
 
 
-def _asked(bill: Bill) -> dict[str, str]:
-    """What an API will be asked for, and what that costs."""
+def _api_rows(bill: Bill) -> dict[str, str]:
+    """The requests and tokens that a study costs of an API, and what they come to."""
     spent, about = bill.spent, "about " if bill.is_estimate else ""
     return {
         "requests": f"{spent.requests:,}",
@@ -344,7 +360,7 @@ def _estimated(planned: StudyPlan) -> str:
 
 def _faster_dtype(planned: StudyPlan) -> list[str]:
     speedup = planned.estimate and planned.estimate.bfloat16_speedup
-    if not speedup or speedup < _WORTH_TELLING:
+    if not speedup or speedup < _LEAST_SPEEDUP:
         return []
     return [
         f"dtype: bfloat16 would multiply {speedup:.1f} times faster on this processor; some predictions come out "

@@ -1,25 +1,29 @@
-"""Models behind an OpenAI-compatible API.
+"""Models behind an OpenAI-compatible API: asked in text, within a budget, and never paid for twice.
 
-Names are loaded on first use: a study knows its endpoint's choices without what asks it.
+Names are loaded on first use.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from iclperm.base.lazy import loaded_on_use
 
 if TYPE_CHECKING:
     from iclperm.endpoint.bill import Bill, Prompt, estimate_bill
-    from iclperm.endpoint.choices import EndpointChoices, Prices, Spent
-    from iclperm.endpoint.client import Capabilities, Endpoint, Likelihoods, Usage
+    from iclperm.endpoint.client import Capabilities, Endpoint, Likelihoods
     from iclperm.endpoint.gate import Pace
+    from iclperm.endpoint.ledger import Ledger
     from iclperm.endpoint.replies import Reply, Scored
+    from iclperm.endpoint.transport import Usage
+    from iclperm.study.endpoint import EndpointChoices, Prices, Spent
 
 __all__ = [
     "Bill",
     "Capabilities",
     "Endpoint",
     "EndpointChoices",
+    "Ledger",
     "Likelihoods",
     "Pace",
     "Prices",
@@ -31,17 +35,15 @@ __all__ = [
     "estimate_bill",
 ]
 
-_HOMES = {
-    "bill": ("Bill", "Prompt", "estimate_bill"),
-    "choices": ("EndpointChoices", "Prices", "Spent"),
-    "client": ("Capabilities", "Endpoint", "Likelihoods", "Usage"),
-    "gate": ("Pace",),
-    "replies": ("Reply", "Scored"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"iclperm.endpoint.{home}"), name)
-    raise AttributeError(f"module 'iclperm.endpoint' has no attribute {name!r}")
+__getattr__, __dir__ = loaded_on_use(
+    __name__,
+    {
+        "iclperm.endpoint.bill": ("Bill", "Prompt", "estimate_bill"),
+        "iclperm.endpoint.client": ("Capabilities", "Endpoint", "Likelihoods"),
+        "iclperm.endpoint.gate": ("Pace",),
+        "iclperm.endpoint.ledger": ("Ledger",),
+        "iclperm.endpoint.replies": ("Reply", "Scored"),
+        "iclperm.endpoint.transport": ("Usage",),
+        "iclperm.study.endpoint": ("EndpointChoices", "Prices", "Spent"),
+    },
+)

@@ -1,4 +1,4 @@
-"""What requests will cost, told before any is sent."""
+"""What requests will cost, forecast before any is sent."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from iclperm.endpoint.choices import EndpointChoices, Spent
 from iclperm.errors import ModelError, printable
+from iclperm.study.endpoint import EndpointChoices, Spent
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,7 +24,7 @@ _TOKENS_PER_MESSAGE = 8  # what a chat template adds, at most
 
 
 class Bill(NamedTuple):
-    """What requests will cost: most new tokens, cached ones as the provider's cache should have them."""
+    """What requests will cost: with the most new tokens, and the cached ones that a provider's cache should have."""
 
     spent: Spent
     cost: float | None  # None without prices
@@ -34,13 +34,14 @@ class Bill(NamedTuple):
 def estimate_bill(
     choices: EndpointChoices, groups: Iterable[Sequence[Prompt]], *, max_new_tokens: int, times: int | None = None
 ) -> Bill:
-    """What groups of prompts will cost: their tokens, those that the provider's cache should hold, most new tokens.
+    """What groups of prompts will cost: all tokens, those of them that the provider's cache should hold, and the most
+    new tokens.
 
     Each prompt is sent ``times`` (its draws unless given; for log-likelihoods the number of labels). Within a group
     what a prompt shares with the first is cached once that is 1,024 tokens, in steps of 128; what groups share with
     each other is not counted. Sends nothing. O(characters), and tokens of what differs.
     """
-    counter = Tokens(choices.tokenizer)
+    counter = TokenCounter(choices.tokenizer)
     times = choices.draws if times is None else times
     most_new = times * (max_new_tokens + choices.reasoning_tokens)
     spent = Spent()
@@ -64,7 +65,7 @@ def product_bill(
     times: int | None = None,
 ) -> Bill:
     """As `estimate_bill`, of contexts times queries given as text, each context a group: O(contexts + queries)."""
-    counter = Tokens(choices.tokenizer)
+    counter = TokenCounter(choices.tokenizer)
     times = choices.draws if times is None else times
     spent = Spent()
     for contexts, queries in products:
@@ -76,7 +77,7 @@ def product_bill(
     return Bill(spent, None if choices.prices is None else choices.prices.cost(spent), choices.tokenizer is None)
 
 
-class Tokens:
+class TokenCounter:
     """Counts tokens with a tokenizer (folder or hub id), else bounds them by bytes and estimates from characters."""
 
     def __init__(self, name: str | None) -> None:
@@ -99,7 +100,7 @@ class Tokens:
         return tokens + _TOKENS_PER_MESSAGE * (messages + 1)
 
     def first(self, text: str) -> str:
-        """The first token of a text, as text; only a tokenizer can tell."""
+        """The first token of a text, as text; needs a tokenizer."""
         assert self._tokenizer is not None
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return str(self._tokenizer.decode(ids[:1], skip_special_tokens=False))

@@ -12,25 +12,26 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from itertools import count
 
-from iclperm.endpoint.choices import Spent
-from iclperm.store import RunStopped
+from iclperm.errors import RunStopped
+from iclperm.study.endpoint import Spent
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long retries wait without a word from the server: at random up to ``first_s``, doubled each time."""
+    """How long a retry waits where the server does not say: a random share of ``first_s`` seconds, doubled with each
+    attempt up to ``most_s``."""
 
     first_s: float = 1.0
     most_s: float = 30.0
     random: Callable[[], float] = random.random
 
     def wait(self, attempt: int) -> float:
-        """Seconds after an attempt, counted from 1: full jitter."""
+        """Seconds to wait after an attempt; the first is number 1."""
         return self.random() * min(self.most_s, self.first_s * 2.0 ** min(attempt - 1, 30))
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds that a server asks to wait, given as milliseconds, seconds or a date; None where it says nothing."""
+    """Seconds that a server's headers ask to wait, given as milliseconds, seconds or a date; None where they do not."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) * unit
@@ -45,7 +46,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
 
 class Watch:
-    """A request's deadline; what it waits for its turn does not count."""
+    """A request's deadline, some seconds from now; time spent waiting for its turn is added to it."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds
@@ -55,15 +56,16 @@ class Watch:
         self._ends += seconds
 
     def has_time_for(self, seconds: float) -> bool:
-        """Whether what takes so long can end in time."""
+        """Whether something that takes so many seconds can end before the deadline."""
         return time.monotonic() + seconds <= self._ends
 
 
 class Window:
-    """How many requests may be out: one more a reply until the server first says no, then halved at a no and one more
-    a round.
+    """How many requests may be out at once.
 
-    It begins at one, so that a wrong key or an unknown parameter is found out by a single request.
+    It begins at one, so that a wrong key or an unknown parameter is found out by a single request, and grows by one
+    with each reply, up to ``most``. When the server first says that it has too much to do, the size is halved; from
+    then on it grows by one for each window full of replies.
     """
 
     def __init__(self, most: int) -> None:
@@ -78,11 +80,11 @@ class Window:
         return self._newest
 
     def grow(self) -> None:
-        """After a reply."""
+        """A reply has arrived."""
         self.size = min(self._most, self.size + (1.0 / self.size if self._has_been_refused else 1.0))
 
     def shrink(self, ticket: int) -> None:
-        """After a no to the request with this ticket; once for all that were out together."""
+        """The server refused the request with this ticket; counts once for all that were out together."""
         self._has_been_refused = True
         if ticket > self._halved_at:
             self.size = max(1.0, self.size / 2)
@@ -100,7 +102,8 @@ class _Waiting:
 class Gate:
     """Admits requests in order of rank: as many as the window has room for, none that could exceed the budget.
 
-    ``overspent`` tells which budget what is reserved would exceed. Lives in one event loop.
+    ``overspent`` is called with what is reserved, the upper bounds of all admitted requests and the next, and returns
+    which budget that would exceed, or None. A gate belongs to one event loop.
     """
 
     def __init__(self, window: Window, overspent: Callable[[Spent], str | None]) -> None:
@@ -115,20 +118,20 @@ class Gate:
         self._is_stopping = asyncio.Event()
 
     async def enter(self, rank: int, bound: Spent) -> int:
-        """A ticket, when it is this request's turn; raises what the gate was stopped by."""
+        """Waits for this request's turn and returns its ticket; raises the error that the gate was stopped by."""
         admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._queue, _Waiting(rank, next(self._numbers), bound, admitted))
         self._admit()
         return await admitted
 
     def leave(self, bound: Spent) -> None:
-        """Gives back what `enter` reserved; what was really spent is for ``overspent`` to know."""
+        """Gives back what `enter` reserved; the real cost is among what ``overspent`` adds."""
         self._in_flight -= 1
         self._reserved -= bound
         self._admit()
 
     def throttled(self, ticket: int, seconds: float | None) -> None:
-        """Fewer at once from now on, and none at all for a while where the server says so."""
+        """Admits fewer at once from now on, and none for ``seconds`` where the server asks for that."""
         self._window.shrink(ticket)
         if seconds:
             loop = asyncio.get_running_loop()

@@ -26,11 +26,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from iclperm.endpoint.choices import Spent
-from iclperm.store import RunStopped, sync_folder, writable, write_whole
+from iclperm.base.files import sync_folder, writable, write_whole
+from iclperm.errors import RunStopped
+from iclperm.study.endpoint import Spent
 
 LEAST_FREE_BYTES = 16 << 20
-"""No reply is asked for while the disk has less room than this for it."""
+"""While the disk has less free space than this, no request is sent."""
 _HEAD = b'{"crc32":"%08x","entry":'
 _HEAD_BYTES = len(_HEAD % 0)
 _TAIL = b"}\n"
@@ -49,7 +50,8 @@ class Ledger:
     Opening it reads every session once (an index is kept, not the replies) and cuts what a killed writer left after
     the last line break; the cut goes to ``quarantine``. A damaged line stays where it is, unused and counted in
     ``num_damaged``; what it cost, as far as that can be read, stays in ``spent``. ``beside`` are run folders of the
-    same budget: what they have spent counts too. Raises `RunStopped` where the folder cannot be written.
+    same budget: what they have spent counts too. Raises `RunStopped` where the folder cannot
+    be written.
     """
 
     def __init__(self, folder: str | Path, beside: Iterable[Path] = ()) -> None:

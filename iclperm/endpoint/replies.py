@@ -1,4 +1,4 @@
-"""What a server's replies say: read strictly, kept small, and told as text or as log-probabilities."""
+"""A server's replies: read strictly, kept small, and turned into text or log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from iclperm.endpoint.choices import Spent
 from iclperm.errors import printable
+from iclperm.study.endpoint import Spent
 
 State = Literal["ok", "refused", "overlong", "invalid", "unparsed", "api_missing"]
 
@@ -29,7 +29,7 @@ class Reply(NamedTuple):
     prompt_tokens: int
     cached_tokens: int  # of those, found in the provider's cache
     completion_tokens: int  # reasoning included
-    logprob: float | None  # of all generated tokens, nats; None where the server does not tell
+    logprob: float | None  # of all generated tokens, nats; None where the server gives none
     state: State  # ok, refused, overlong, api_missing
     draw: int
     problem: str = ""  # why it is not ok, in one line
@@ -45,8 +45,8 @@ class Scored(NamedTuple):
     problem: str = ""
 
 
-class Answer(NamedTuple):
-    """What became of a request."""
+class RequestResult(NamedTuple):
+    """What became of a request: a reply, or the problem in one line."""
 
     state: State
     reply: dict[str, Any] | None  # as it is in the ledger
@@ -66,7 +66,7 @@ def is_version_of(name: str, asked: str) -> bool:
 
 
 def read_reply(text: str) -> dict[str, Any]:
-    """A reply out of its JSON, NaN read as null; raises ValueError where it is not a whole one."""
+    """A reply from its JSON, NaN read as null; raises ValueError where it is not a complete one."""
     try:
         reply = json.loads(text, parse_constant=lambda _: None)
     except RecursionError:
@@ -86,7 +86,7 @@ def read_reply(text: str) -> dict[str, Any]:
 
 
 def spent_on(reply: Mapping[str, Any], bound: Spent) -> Spent:
-    """Tokens paid for; what the server does not tell, at its bound."""
+    """Tokens paid for; counts that the reply lacks are taken at their ``bound``."""
     usage = _mapping(reply.get("usage"))
     details = _mapping(usage.get("prompt_tokens_details"))
     cached = details.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
@@ -100,8 +100,11 @@ def spent_on(reply: Mapping[str, Any], bound: Spent) -> Spent:
 
 
 def compact(reply: Mapping[str, Any], echoed: str | None, dropped: Set[str] = frozenset()) -> dict[str, Any]:
-    """What is kept of a reply, with the names of the parameters that were asked for and not sent (``dropped``); of a
-    prompt that was echoed for its last part, only the tokens at its end."""
+    """What is kept of a reply.
+
+    ``dropped`` are names of parameters that were wanted and not sent; they are kept with it. Of a prompt that was
+    echoed for its last part, ``echoed``, only the tokens at the end are kept.
+    """
     kept = {name: reply[name] for name in _KEPT if name in reply}
     if dropped:
         kept[_WITHOUT] = sorted(dropped)
@@ -115,7 +118,7 @@ def compact(reply: Mapping[str, Any], echoed: str | None, dropped: Set[str] = fr
 
 
 def without(reply: Mapping[str, Any]) -> list[str]:
-    """The parameters that a kept reply was asked without, since the server does not take them."""
+    """The parameters that a kept reply's request had to leave out, because the server does not take them."""
     return _list(reply.get(_WITHOUT))
 
 
@@ -128,31 +131,31 @@ def refusal(reply: Mapping[str, Any]) -> str:
     return one_line(str(said)) if said else ""
 
 
-def as_reply(answer: Answer, draw: int, stop: Sequence[str]) -> Reply:
-    """The text of a generation, cut at the first stop string: some servers leave it in, some take few of them."""
-    if answer.reply is None or answer.state != "ok":
-        return Reply("", "", 0, 0, 0, None, answer.state, draw, answer.problem)
-    choice = answer.reply["choices"][0]
+def as_reply(result: RequestResult, draw: int, stop: Sequence[str]) -> Reply:
+    """The text of a generation, cut at the first stop string: some servers leave it in, some accept only a few."""
+    if result.reply is None or result.state != "ok":
+        return Reply("", "", 0, 0, 0, None, result.state, draw, result.problem)
+    choice = result.reply["choices"][0]
     message = choice.get("message")
     whole = (choice.get("text") if message is None else _mapping(message).get("content")) or ""
     whole = whole.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair, files cannot
     text = whole[: min((at for each in stop if (at := whole.find(each)) >= 0), default=len(whole))]
     finish = str(choice.get("finish_reason") or "") if text == whole else "stop"
-    spent = spent_on(answer.reply, Spent())
+    spent = spent_on(result.reply, Spent())
     tokens = (spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens)
     return Reply(text, finish, *tokens, _sum(choice), "ok", draw)
 
 
-def as_echoed(answers: Sequence[Answer], labels: Sequence[str], first_token_only: bool = False) -> Scored:
-    """Labels out of echoed prompts, each the end of one.
+def as_echoed(results: Sequence[RequestResult], labels: Sequence[str], first_token_only: bool = False) -> Scored:
+    """The labels of one prompt, scored from echoed prompts that each end in one label.
 
     Where a label's first token begins within the context, all labels of the prompt are scored from there on.
     """
     tails: list[_Tail] = []
-    for answer, label in zip(answers, labels, strict=True):
-        if answer.state != "ok" or answer.reply is None:
-            return _unscored(len(labels), answer.state, answer.problem)
-        tail = _Tail.of(answer.reply, label)
+    for result, label in zip(results, labels, strict=True):
+        if result.state != "ok" or result.reply is None:
+            return _unscored(len(labels), result.state, result.problem)
+        tail = _Tail.of(result.reply, label)
         if tail is None:
             return _unscored(len(labels), "invalid", f"no tokens of {label!r} at the end of the echoed prompt")
         tails.append(tail)
@@ -183,11 +186,12 @@ def top_logprobs(reply: Mapping[str, Any]) -> dict[str, float]:
     return {str(token): float(value) for token, value in listed if _is_number(value)}
 
 
-def as_listed(answer: Answer, starts: Sequence[str]) -> Scored:
-    """Labels, by their first tokens, out of what the server lists for the first generated token."""
-    if answer.state != "ok" or answer.reply is None:
-        return _unscored(len(starts), answer.state, answer.problem)
-    listed = top_logprobs(answer.reply)
+def as_listed(result: RequestResult, starts: Sequence[str]) -> Scored:
+    """The labels of one prompt, scored by their first tokens, ``starts``, among the alternatives that the server lists
+    for the first generated token."""
+    if result.state != "ok" or result.reply is None:
+        return _unscored(len(starts), result.state, result.problem)
+    listed = top_logprobs(result.reply)
     if not any(start in listed for start in starts):
         return _unscored(len(starts), "unparsed", "no label is among the likeliest first tokens")
     below = float(np.nextafter(np.float32(min(listed.values())), np.float32(-np.inf)))
@@ -203,7 +207,7 @@ class _Tail(NamedTuple):
 
     @classmethod
     def of(cls, reply: Mapping[str, Any], label: str) -> _Tail | None:
-        """None where the server echoes no prompt, or one that does not end with the label."""
+        """The tail of a reply; None where the server echoes no prompt, or one that does not end with the label."""
         logprobs = _mapping(reply["choices"][0].get("logprobs"))
         tokens, values = _list(logprobs.get("tokens")), _list(logprobs.get("token_logprobs"))
         if len(tokens) != len(values) or not all(isinstance(token, str) for token in tokens):
@@ -217,7 +221,7 @@ class _Tail(NamedTuple):
 
     @classmethod
     def _of_pieces(cls, tokens: list[str], values: list[Any], generated: Any, label: str) -> _Tail | None:
-        """Where characters take several tokens, which show no text of their own."""
+        """The tail where one character takes several tokens, each of which shows no readable text."""
         end = len(tokens) - generated if isinstance(generated, int) else 0
         for begin in range(max(0, end - len(label.encode())), end):  # a token holds a byte at least
             pattern = "".join(map(_pattern, tokens[begin:end]))
@@ -227,11 +231,11 @@ class _Tail(NamedTuple):
         return None
 
     def covered(self, characters: int) -> int:
-        """Characters in the last tokens that hold so many at least."""
+        """How many characters the fewest last tokens hold that hold ``characters`` at least."""
         return sum(self.lengths[len(self.lengths) - self._count(characters) :])
 
     def logprobs(self, characters: int) -> list[Any]:
-        """Of the last tokens that hold so many characters."""
+        """Log-probabilities of the fewest last tokens that hold ``characters`` at least."""
         return self.values[len(self.values) - self._count(characters) :]
 
     def _count(self, characters: int) -> int:
@@ -243,7 +247,8 @@ class _Tail(NamedTuple):
 
 
 def _pattern(token: str) -> str:
-    """What a token may stand for: a piece of a character for the character, or for nothing after its first piece."""
+    """A pattern of what a token may stand for: a piece of a character matches that character, or nothing at all where
+    another piece has matched it."""
     piece = r"[^\x00-\x7f]?"
     return piece if token.startswith("bytes:") else re.escape(token).replace("\ufffd", piece)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from iclperm.base.lazy import loaded_on_use
 from iclperm.engine.plan import ContextPaths, Plan, plan_product, plan_requests
 
 if TYPE_CHECKING:
@@ -16,15 +17,11 @@ __all__ = [
     "plan_requests",
 ]  # fmt: skip
 
-_HOME = {
-    "Engine": "engine", "Scores": "engine", "UnitResult": "engine", "Report": "executor", "GeneratedUnit": "texts",
-    "Generations": "texts",
-}  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__ = loaded_on_use(
+    __name__,
+    {
+        "iclperm.engine.engine": ("Engine", "Scores", "UnitResult"),
+        "iclperm.engine.executor": ("Report",),
+        "iclperm.engine.texts": ("GeneratedUnit", "Generations"),
+    },
+)

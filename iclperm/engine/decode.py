@@ -17,14 +17,13 @@ from typing import NamedTuple
 import numpy as np
 
 from iclperm.engine.executor import Report
-from iclperm.engine.forward import KvPool, padded_rows
-from iclperm.engine.memory import is_out_of_memory
+from iclperm.engine.forward import padded_rows
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import Plan
-from iclperm.engine.rows import Branches, PackBuilder, Row, Segment, Slots
+from iclperm.engine.rows import Branches, LiveRow, PackBuilder, Segment, Slots
 from iclperm.engine.texts import INVALID, LENGTH, Ending, Generated
 from iclperm.engine.tree import IntArray, PrefixTree, Rows, TokenArray, build_tree, path_to_token, path_tokens
-from iclperm.errors import OutOfMemory, PlanError, RequestError
+from iclperm.errors import OutOfMemory, PlanError, RequestError, is_out_of_memory
 from iclperm.reference.generation import generate_one
 from iclperm.reference.scoring import evaluating
 
@@ -46,7 +45,7 @@ class Bounds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class GenerationLimits:
     """Live rows, tokens of a forward pass, and tokens whose keys and values are alive, at most."""
 
     rows: int
@@ -54,12 +53,12 @@ class Limits:
     kv_tokens: int | None = None  # None: as many as so many rows want
 
     @classmethod
-    def on(cls, device: str, pack_tokens: int) -> Limits:
+    def on(cls, device: str, pack_tokens: int) -> GenerationLimits:
         """The default on a kind of device; new tokens come in small numbers, so prompts go in packs of 1024 at most."""
         size = min(pack_tokens, _PACK_TOKENS)
         return cls(min(size, _ROWS_ON_CPU if device == "cpu" else _ROWS_ELSEWHERE), size)
 
-    def halved(self) -> Limits:
+    def halved(self) -> GenerationLimits:
         """Half the rows and packs; raises OutOfMemory if there are no fewer."""
         least = padded_rows(1)
         if self.rows == 1 and self.pack_tokens <= least:
@@ -76,14 +75,14 @@ class Decoder:
     ``kv_tokens`` slots; ``held`` are segments of contexts by node that a later unit may go on from.
     """
 
-    def __init__(self, model: TreeModel, limits: Limits, kv_tokens: int, ending: Ending) -> None:
+    def __init__(self, model: TreeModel, limits: GenerationLimits, kv_tokens: int, ending: Ending) -> None:
         self._model, self._limits, self._ending = model, limits, ending
         self.kv_tokens = kv_tokens
         self.slots = Slots(kv_tokens)
         self.held: dict[int, Segment] = {}
-        self._pool = KvPool(kv_tokens)
-        self._rows: list[Row] = []  # ascending numbers
-        self._opening: deque[Row] = deque()  # of the rows, those whose prompt is not encoded
+        self._pool = model.pool(kv_tokens)
+        self._rows: list[LiveRow] = []  # ascending numbers
+        self._opening: deque[LiveRow] = deque()  # of the rows, those whose prompt is not encoded
         self._num_filled = 0
 
     def run(self, prompts: Iterable[list[Segment]], report: Report) -> list[Generated]:
@@ -108,7 +107,7 @@ class Decoder:
             self._num_filled -= segment.filled
             segment.slots, segment.filled = [], 0
 
-    def _fill(self, waiting: _Peekable) -> tuple[PackBuilder, list[Row]]:
+    def _fill(self, waiting: _Peekable) -> tuple[PackBuilder, list[LiveRow]]:
         """The next pack, and the rows that a token is chosen for, in its order."""
         builder = PackBuilder(self._limits.pack_tokens, self._num_filled)
         readers = [row for row in self._rows if row.ids]
@@ -136,12 +135,14 @@ class Decoder:
             return False
         for segment in closed:
             segment.slots = self.slots.take(segment.tokens.size)
-        row = Row(waiting.take(), path)
+        row = LiveRow(waiting.take(), path)
         self._rows.append(row)
         self._opening.append(row)
         return True
 
-    def _forward(self, builder: PackBuilder, readers: list[Row], report: Report) -> Iterator[tuple[Row, int, float]]:
+    def _forward(
+        self, builder: PackBuilder, readers: list[LiveRow], report: Report
+    ) -> Iterator[tuple[LiveRow, int, float]]:
         """Each reader with its next token and that token's log-probability; token -1 where logits are not finite."""
         if not len(builder):
             raise PlanError(
@@ -169,7 +170,7 @@ class Decoder:
                 row.remember(slot, slot + 1)
             yield row, token if is_finite else -1, logprob
 
-    def _accept(self, row: Row, token: int, logprob: float) -> str | None:
+    def _accept(self, row: LiveRow, token: int, logprob: float) -> str | None:
         """Give a row its next token; how it ends, None if it goes on."""
         if token < 0:
             return INVALID
@@ -181,7 +182,7 @@ class Decoder:
         row.logprob += logprob
         return self._ending.after(row.ids, token)
 
-    def _finish(self, row: Row) -> None:
+    def _finish(self, row: LiveRow) -> None:
         self._rows.remove(row)
         self._num_filled -= row.num_own
         self.slots.give(row.slots)
@@ -216,17 +217,17 @@ class RowLimit:
     """How many rows memory is known to hold; one for the life of an engine. ``may_shrink`` as of `PackLimit`."""
 
     def __init__(self) -> None:
-        self._limits: Limits | None = None
+        self._limits: GenerationLimits | None = None
         self.may_shrink = False
 
-    def fit(self, limits: Limits) -> Limits:
+    def fit(self, limits: GenerationLimits) -> GenerationLimits:
         """``limits``, or fewer rows where memory has run out before."""
         known = self._limits
         if known is None or known.rows >= limits.rows:
             return limits
         return replace(limits, rows=known.rows, pack_tokens=min(limits.pack_tokens, known.pack_tokens))
 
-    def shrink(self, tried: Limits) -> Limits:
+    def shrink(self, tried: GenerationLimits) -> GenerationLimits:
         """Half of what was tried, remembered; raises OutOfMemory if that might change results or is nothing."""
         halved = tried.halved()
         if not self.may_shrink:
@@ -239,8 +240,8 @@ class RowLimit:
         return halved
 
 
-class Work(NamedTuple):
-    """What one unit generates: how its prompts come to a decoder, and what is foretold of them."""
+class UnitPrompts(NamedTuple):
+    """The prompts of one unit: how a decoder gets them, and the tokens that they are predicted to take."""
 
     name: str
     prompts: Callable[[Decoder], Iterator[list[Segment]]]
@@ -248,11 +249,11 @@ class Work(NamedTuple):
     held_after: int  # tokens of the path whose keys and values are alive when the unit is done
 
 
-def _kv_bound(tokens: int, prompts: int, depth: int, path: int, limits: Limits, max_new_tokens: int) -> int:
+def _kv_bound(tokens: int, prompts: int, depth: int, path: int, limits: GenerationLimits, max_new_tokens: int) -> int:
     """Most tokens of keys and values that a unit may hold at once, which are as many slots of the pool.
 
-    It has so many prompts, of so many distinct tokens, the longest of ``depth``, of which ``path`` may be its
-    context's. Raises RequestError if the limit cannot hold the longest with all that is generated.
+    The unit has ``prompts`` prompts of ``tokens`` distinct tokens together. The longest has ``depth`` tokens, of which
+    ``path`` are its context. Raises RequestError if the limit cannot hold the longest with all that is generated.
     """
     own = max_new_tokens - 1
     everything = tokens + min(prompts, limits.rows) * own
@@ -267,12 +268,12 @@ def _kv_bound(tokens: int, prompts: int, depth: int, path: int, limits: Limits, 
     return min(everything, max(wanted, depth + own), limits.kv_tokens)
 
 
-def generation_bounds(plan: Plan, max_new_tokens: int, limits: Limits | None = None) -> Bounds:
+def generation_bounds(plan: Plan, max_new_tokens: int, limits: GenerationLimits | None = None) -> Bounds:
     """The most that generation over a plan forwards, and holds at once, in tokens; unlike scoring it may take less.
 
     ``limits`` are those of a CPU by default, in the plan's packs. O(units).
     """
-    limits = limits or Limits.on("cpu", plan.pack_tokens)
+    limits = limits or GenerationLimits.on("cpu", plan.pack_tokens)
     distinct = np.array([np.unique(block.target_token).size for block in plan.blocks])
     depth = plan.core.query_base + max(block.max_depth for block in plan.blocks)
     tokens, peak = 0, 0
@@ -287,15 +288,15 @@ def generation_bounds(plan: Plan, max_new_tokens: int, limits: Limits | None = N
 
 
 def generate_rows(
-    model: TreeModel, rows: Rows, ending: Ending, limits: Limits, limit: RowLimit, report: Report
+    model: TreeModel, rows: Rows, ending: Ending, limits: GenerationLimits, limit: RowLimit, report: Report
 ) -> list[Generated]:
     """The text after every row of token ids; equal rows are generated once."""
     tree, nodes = build_tree(rows)
     ends, which = np.unique(np.asarray(tree.token_offsets)[nodes + 1] - 1, return_inverse=True)
     branches = Branches(tree, ends)
-    work = Work("the call", lambda decoder: branches.beneath(None), lambda decoder: tree.num_tokens, 0)
+    work = UnitPrompts("the call", lambda decoder: branches.beneath(None), lambda decoder: tree.num_tokens, 0)
 
-    def slots(fitted: Limits) -> int:
+    def slots(fitted: GenerationLimits) -> int:
         return _kv_bound(tree.num_tokens, ends.size, tree.max_depth, 0, fitted, ending.max_new_tokens)
 
     (texts,) = _run(model, [work], slots, ending, limits, limit, report)
@@ -305,17 +306,23 @@ def generate_rows(
 
 
 def generate_units(
-    model: TreeModel, plan: Plan, units: Iterable[int], ending: Ending, limits: Limits, limit: RowLimit, report: Report
+    model: TreeModel,
+    plan: Plan,
+    units: Iterable[int],
+    ending: Ending,
+    limits: GenerationLimits,
+    limit: RowLimit,
+    report: Report,
 ) -> Iterator[tuple[int, list[Generated]]]:
     """Each unit with its texts [c * q], context-major; units are taken one at a time, each after its predecessor's."""
     unit = -1
 
-    def works() -> Iterator[Work]:
+    def works() -> Iterator[UnitPrompts]:
         nonlocal unit
         for unit in units:
             yield _unit_work(plan, unit)
 
-    def slots(fitted: Limits) -> int:
+    def slots(fitted: GenerationLimits) -> int:
         return generation_bounds(plan, ending.max_new_tokens, fitted).kv_peak_tokens
 
     for texts in _run(model, works(), slots, ending, limits, limit, report):
@@ -325,10 +332,10 @@ def generate_units(
 
 def _run(
     model: TreeModel,
-    works: Iterable[Work],
-    slots: Callable[[Limits], int],
+    works: Iterable[UnitPrompts],
+    slots: Callable[[GenerationLimits], int],
     ending: Ending,
-    limits: Limits,
+    limits: GenerationLimits,
     limit: RowLimit,
     report: Report,
 ) -> Iterator[list[Generated]]:
@@ -349,7 +356,7 @@ def _run(
         yield texts
 
 
-def _attempt(decoder: Decoder, work: Work, report: Report) -> list[Generated] | None:
+def _attempt(decoder: Decoder, work: UnitPrompts, report: Report) -> list[Generated] | None:
     """A unit's texts; None if memory ran out. On return the failed tensors are gone."""
     cost = Report()
     try:
@@ -366,16 +373,16 @@ def _attempt(decoder: Decoder, work: Work, report: Report) -> list[Generated] | 
     report.tokens_naive += fed
     report.tokens_unique += fed
     report.tokens_generated += sum(text.num_tokens for text in texts)
-    measured, foretold = (cost.tokens_forwarded, decoder.slots.num_used), (predicted + fed, work.held_after)
-    if measured != foretold or cost.kv_peak_tokens > decoder.kv_tokens:
+    measured, planned = (cost.tokens_forwarded, decoder.slots.num_used), (predicted + fed, work.held_after)
+    if measured != planned or cost.kv_peak_tokens > decoder.kv_tokens:
         raise PlanError(
-            f"{work.name} forwarded and went on holding (tokens) {measured} where the plan says {foretold}, and held "
+            f"{work.name} forwarded and went on holding (tokens) {measured} where the plan says {planned}, and held "
             f"{cost.kv_peak_tokens} of {decoder.kv_tokens}; this is a defect of iclperm, please report it"
         )
     return texts
 
 
-def _unit_work(plan: Plan, unit: int) -> Work:
+def _unit_work(plan: Plan, unit: int) -> UnitPrompts:
     contexts = plan.unit_contexts(unit)
     ends, _ = _places(plan, unit)
     branches = Branches(plan.blocks[int(plan.core.unit_block[unit])], ends)
@@ -399,7 +406,7 @@ def _unit_work(plan: Plan, unit: int) -> Work:
     def tokens(decoder: Decoder) -> int:
         return int(plan.core.predict(unit, max(decoder.held, default=0))[0])
 
-    return Work(f"unit {unit}", prompts, tokens, path_tokens(tree, last_leaf).size)
+    return UnitPrompts(f"unit {unit}", prompts, tokens, path_tokens(tree, last_leaf).size)
 
 
 def _chain(tree: PrefixTree, node: int) -> list[int]:

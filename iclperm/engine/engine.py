@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 
 from iclperm import _core
 from iclperm.engine import decode, selfcheck
-from iclperm.engine.budget import Budget, resolve_budget, room_to_generate
 from iclperm.engine.decode import DEFAULT_MAX_NEW_TOKENS, Bounds
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
 from iclperm.engine.footprint import Footprint, Sizes, most_pack
 from iclperm.engine.kernels.triton_launch import installed_version
-from iclperm.engine.memory import PackLimit, is_out_of_memory
-from iclperm.engine.model import PlainModel, TreeModel, load, load_shapes
+from iclperm.engine.load import load, load_shapes
+from iclperm.engine.memory import PackLimit, resolve_budget, room_to_generate
+from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import (
     DEFAULT_PACK_TOKENS,
     DEFAULT_UNIT_TOKENS,
@@ -35,7 +35,8 @@ from iclperm.engine.plan import (
 )
 from iclperm.engine.texts import Ending, Generated, GeneratedUnit, Generations, eos_ids
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
-from iclperm.errors import OutOfMemory, RequestError
+from iclperm.errors import OutOfMemory, RequestError, is_out_of_memory
+from iclperm.study.sizes import Budget
 
 OK, INVALID = 0, 1
 
@@ -68,7 +69,7 @@ class Engine:
     Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
     bit for bit as it was. ``pack_tokens`` is the size of a forward pass at most (1024 in transformers' own layers
     on a CPU). ``memory_budget`` (bytes, or a share of what is free) bounds weights, keys and values, activations and
-    logits as ``footprint`` foretells them: packs are made as small as that takes. Where memory runs out all the same,
+    logits as ``footprint`` predicts them: packs are made small enough. Where memory runs out all the same,
     packs are halved for the rest of the engine's life if that cannot change a bit (``row_invariant``), else OutOfMemory
     names a size to start anew with. Decoder layers of our own stand in for those of the architectures they know;
     ``layers="transformers"`` forgoes that. ``plain=True`` serves any architecture prompt by prompt instead, at the full
@@ -186,7 +187,7 @@ class Engine:
         }
 
     def footprint(self, plan: Plan) -> Footprint:
-        """What a plan is foretold to take of memory, at its peak and by part, in the packs that it would run in."""
+        """The memory that a plan is predicted to take at its peak, by part, in the packs that it would run in."""
         return self._sizes.footprint(plan, self._fitted(plan).pack_tokens)
 
     def loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]]) -> Scores:
@@ -230,7 +231,7 @@ class Engine:
     def execute(self, plan: Plan, units: Iterable[int] | None = None) -> Iterator[UnitResult]:
         """Run units of a product plan (all by default), one result each, in the order given.
 
-        ``units`` may be lazy: the next one is asked for only when the caller, having taken a result, asks for another.
+        ``units`` may be lazy: the next one is taken only when the caller, who has a result, wants another.
         A unit's result is the same, bit for bit, whichever units run before it (see ``row_invariant``). The report
         counts the units that were run, also if the caller stops early and closes the iterator.
         """
@@ -312,7 +313,7 @@ class Engine:
             yield report
         finally:
             report.seconds["total"] += time.perf_counter() - started
-            report.flops = self._model.flops(
+            report.flops = self._model.facts.flops(
                 report.tokens_forwarded,
                 report.scored_rows,
                 report.attention_pairs,
@@ -442,9 +443,9 @@ class Engine:
             max_new_tokens, stop, eos_ids(self._model.model, self._model.config, self.tokenizer), self.tokenizer
         )
 
-    def _generation_limits(self, longest: int, prompt_tokens: int) -> decode.Limits:
+    def _generation_limits(self, longest: int, prompt_tokens: int) -> decode.GenerationLimits:
         """Rows, packs and slots to generate texts of at most ``longest`` tokens, prompts included."""
-        limits = decode.Limits.on(self._model.device.type, self.pack_tokens)
+        limits = decode.GenerationLimits.on(self._model.device.type, self.pack_tokens)
         if room := room_to_generate(self._memory_budget, self._model.devices):
             limits = self._sizes.generation_limits(limits, room, longest, prompt_tokens)
         self._row_limit.may_shrink = bool(self.row_invariant)
@@ -532,7 +533,7 @@ def _is_continuation(given: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RowSums:
     """Per scored row [c, R]: float64 sums of its targets' log-probabilities as float32, all greedy, all finite."""
 
     logprob: npt.NDArray[np.float32]
@@ -540,7 +541,7 @@ class _Rows:
     is_finite: npt.NDArray[np.bool_]
 
 
-def _sum_rows(tree: PrefixTree, units: Sequence[UnitValues], num_contexts: int) -> _Rows:
+def _sum_rows(tree: PrefixTree, units: Sequence[UnitValues], num_contexts: int) -> _RowSums:
     """Add up the targets of each of the tree's rows, ``units`` holding [c, X] values end to end."""
     starts = tree.row_offsets[:-1]
 
@@ -548,7 +549,7 @@ def _sum_rows(tree: PrefixTree, units: Sequence[UnitValues], num_contexts: int) 
         return np.concatenate(values).reshape(num_contexts, -1)[:, tree.row_items]
 
     logprob = by_item([unit.logprob for unit in units]).astype(np.float64)
-    return _Rows(
+    return _RowSums(
         np.add.reduceat(logprob, starts, axis=1).astype(np.float32),
         np.logical_and.reduceat(by_item([unit.is_greedy for unit in units]), starts, axis=1),
         np.logical_and.reduceat(by_item([unit.is_finite for unit in units]), starts, axis=1),

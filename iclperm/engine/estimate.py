@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,12 +10,15 @@ from typing import NamedTuple
 import torch
 
 from iclperm import _core
-from iclperm.engine.budget import Budget, resolve_budget, room_to_generate
-from iclperm.engine.decode import Limits, generation_bounds
+from iclperm.engine.decode import GenerationLimits, generation_bounds
+from iclperm.engine.facts import plan_flops
 from iclperm.engine.footprint import Footprint, Sizes
 from iclperm.engine.layers import may_fuse
-from iclperm.engine.model import PlainModel, gemm_rate, has_device, load_shapes
+from iclperm.engine.load import has_device, load_shapes
+from iclperm.engine.memory import resolve_budget, room_to_generate
+from iclperm.engine.model import PlainModel, gemm_rate
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, Plan
+from iclperm.study.sizes import Budget
 
 # The share of the matrix-product rate that forward passes reach grows with the hidden size, as the work between the
 # products shrinks beside them. Measured in float32 on a CPU: 0.4-0.6 at 128 (benchmarks/estimate.py), 0.70-0.85 at 512
@@ -34,8 +37,8 @@ class Estimate:
     matrix products, and ``utilisation`` the share of it that is expected: ``seconds`` is their quotient.
     ``memory`` is the largest footprint of the plans, in packs of at most ``pack_tokens``; ``memory_budget`` is what was
     given, in bytes. ``weight_bytes`` counts tied weights once, ``kv_token_bytes`` is what one token's keys and values
-    take. ``bfloat16_speedup`` is how much faster bfloat16's matrix products were measured to be; None but in float32 on
-    a processor that multiplies bfloat16.
+    take. ``bfloat16_speedup`` is how much faster bfloat16's matrix products were measured to be; None unless the model
+    runs in float32 on a processor that multiplies bfloat16.
     """
 
     seconds: float
@@ -64,7 +67,7 @@ def estimate(
 ) -> Estimate:
     """Estimate the time of an unbroken run of all units of ``plans`` by the model in a folder or of a hub id.
 
-    Reads the configuration alone; device and dtype are resolved as on loading, but that a configuration which names no
+    Reads the configuration alone; device and dtype are resolved as on loading, except that a configuration without a
     dtype counts as float32. On the CPU where it was measured the time is within a factor of 1.5
     (``benchmarks/estimate.py``); elsewhere, and beside other work, take it for an order of magnitude. Sliding windows
     are not taken off. With ``max_new_tokens`` generation (`Engine.generate_units`) is estimated, every text that long:
@@ -82,24 +85,24 @@ def estimate(
     else:
         plans, works = [sizes.fitted(plan, budget) for plan in plans], []
         footprints = [sizes.footprint(plan) for plan in plans]
-    hidden, num_layers = int(model.config.hidden_size), int(model.config.num_hidden_layers)
+    facts = model.facts
     pack_tokens = max((plan.pack_tokens for plan in plans), default=DEFAULT_PACK_TOKENS)
-    rate = gemm_rate(pack_tokens, hidden, model.dtype, place)
+    rate = gemm_rate(pack_tokens, facts.hidden_size, model.dtype, place)
     is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
-    flops = sum(plan_flops(model, plan, is_fused=is_fused) for plan in plans)
-    flops += sum(model.flops(work.tokens, work.tokens, work.pairs) for work in works)
-    reached = min(_MOST_UTILISATION, hidden / (hidden + _HALF_RATE_HIDDEN))
+    flops = sum(plan_flops(facts, plan, is_fused=is_fused) for plan in plans)
+    flops += sum(facts.flops(work.tokens, work.tokens, work.pairs) for work in works)
+    reached = min(_MOST_UTILISATION, facts.hidden_size / (facts.hidden_size + _HALF_RATE_HIDDEN))
     num_packs = sum(plan.num_packs for plan in plans) + sum(work.steps for work in works)
-    seconds = flops / (rate * reached) + _LAYER_SECONDS * num_layers * num_packs
+    seconds = flops / (rate * reached) + _LAYER_SECONDS * facts.num_layers * num_packs
     return Estimate(
         seconds=seconds,
         flops=flops,
         flops_per_second=rate,
         utilisation=flops / (rate * seconds) if seconds else reached,
         device=str(place),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=facts.dtype,
         weight_bytes=sizes.weights,
-        kv_token_bytes=model.kv_bytes_per_token,
+        kv_token_bytes=facts.kv_token_bytes,
         memory=max(footprints, key=lambda footprint: footprint.peak, default=None),
         pack_tokens=pack_tokens,
         memory_budget=budget,
@@ -107,8 +110,47 @@ def estimate(
     )
 
 
-class _Generation(NamedTuple):
-    """What the texts of a plan take beside its prompts, each of the most tokens, and all at the peak."""
+def refuse_small_budget(
+    name: str | Path,
+    plans: Iterable[Plan],
+    memory_budget: Budget,
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    max_new_tokens: int = 0,
+) -> None:
+    """Raise RequestError where a plan does not fit into ``memory_budget`` however small its packs; no weights are read.
+
+    With ``max_new_tokens`` the plans are generated, else scored. A device that this machine lacks holds everything.
+    """
+    if not has_device(device):
+        return
+    sizes = _sizes(name, device, dtype)
+    for plan in plans:
+        budget = resolve_budget(memory_budget, sizes.device)
+        if max_new_tokens:
+            limits = GenerationLimits.on(sizes.device.type, plan.pack_tokens)
+            sizes.generation_limits(limits, budget, plan.max_tokens + max_new_tokens, plan.tokens)
+        else:
+            sizes.fitted(plan, budget)
+
+
+def halved_peaks(
+    name: str | Path, plans: Sequence[Plan], *, device: str = "auto", dtype: str | torch.dtype = "auto"
+) -> tuple[int, int]:
+    """Bytes that a run of all ``plans`` is predicted to take at its peak, and in packs of half the size."""
+    sizes = _sizes(name, device, dtype)
+    peaks = [[sizes.peak(plan, sizes.largest_pack(plan) // share) for plan in plans] for share in (1, 2)]
+    return max(peaks[0], default=0), max(peaks[1], default=0)
+
+
+def _sizes(name: str | Path, device: str, dtype: str | torch.dtype) -> Sizes:
+    shapes, place = load_shapes(name, device=device, dtype=dtype)
+    return Sizes.of(PlainModel(shapes), place)
+
+
+class _GenerationWork(NamedTuple):
+    """What the texts of a plan take beside its prompts, each as long as it may be; ``memory`` is of both."""
 
     tokens: int
     pairs: int
@@ -116,15 +158,15 @@ class _Generation(NamedTuple):
     memory: Footprint
 
 
-def _generation(sizes: Sizes, plan: Plan, max_new_tokens: int, budget: int | None) -> _Generation:
-    limits = Limits.on(sizes.device.type, plan.pack_tokens)
+def _generation(sizes: Sizes, plan: Plan, max_new_tokens: int, budget: int | None) -> _GenerationWork:
+    limits = GenerationLimits.on(sizes.device.type, plan.pack_tokens)
     if room := room_to_generate(budget, [sizes.device] if has_device(str(sizes.device)) else []):
         limits = sizes.generation_limits(limits, room, plan.max_tokens + max_new_tokens, plan.tokens)
     bounds, own = generation_bounds(plan, max_new_tokens, limits), max_new_tokens - 1
     tokens = bounds.tokens - plan.tokens
     num_texts = plan.num_contexts * int((plan.query_lengths > 0).sum())
     per_unit = [plan.unit_contexts(unit).size * plan.unit_queries(unit).size for unit in range(plan.num_units)]
-    return _Generation(
+    return _GenerationWork(
         tokens=tokens,
         pairs=own * plan.tokens_naive + num_texts * own * (own + 1) // 2,
         steps=own * sum(-(-texts // limits.rows) for texts in per_unit),
@@ -137,12 +179,4 @@ def _could_be_bfloat16(model: PlainModel, place: torch.device) -> bool:
 
 
 def _bfloat16_rate(model: PlainModel, pack_tokens: int, place: torch.device) -> float:
-    return gemm_rate(pack_tokens, int(model.config.hidden_size), torch.bfloat16, place)
-
-
-def plan_flops(model: PlainModel, plan: Plan, *, is_fused: bool) -> float:
-    """Floating-point operations of a run of all units of a plan; ``is_fused``: in layers of our own."""
-    if not is_fused:
-        return model.flops(plan.tokens, plan.scored_rows, plan.attention_pairs)
-    skipped = (plan.tokens - plan.scored_rows, plan.attention_pairs - plan.scored_pairs)
-    return model.flops(plan.tokens, plan.scored_rows, plan.attention_pairs, *skipped, plan.tokens - plan.num_ids)
+    return gemm_rate(pack_tokens, model.facts.hidden_size, torch.bfloat16, place)

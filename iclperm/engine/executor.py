@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.engine.forward import KvPool, TreeForward
-from iclperm.engine.memory import PackLimit, is_out_of_memory
+from iclperm.engine.memory import PackLimit
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import Pack, Plan
 from iclperm.engine.tree import PrefixTree, path_to_token, path_tokens
-from iclperm.errors import OutOfMemory, PlanError
+from iclperm.errors import OutOfMemory, PlanError, is_out_of_memory
 from iclperm.reference.scoring import evaluating, next_token_logprobs
 
 
@@ -35,7 +35,7 @@ class Report:
     attention_pairs: int = 0  # query-key pairs, for one head and layer
     skipped_tokens: int = 0  # of the tokens forwarded, those of which the last layer computed keys and values alone
     skipped_pairs: int = 0  # of the attention pairs, those of skipped tokens
-    looked_up_tokens: int = 0  # of the tokens forwarded, those whose first q, k, v another of their id had brought
+    looked_up_tokens: int = 0  # of the tokens forwarded, those with q, k, v reused from an earlier token of their id
     flops: float = 0.0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     gemm_rate: Callable[[], float] = field(default=lambda: float("nan"), repr=False, compare=False)
@@ -97,11 +97,11 @@ def execute(
     path included; the packs done before count as forwarded. Raises PlanError if the tokens forwarded or the KV alive
     differ from the prediction, OutOfMemory as ``limit`` does.
     """
-    pool, held = KvPool(plan.core.pool_slots), 0
+    pool, held = model.pool(plan.core.pool_slots), 0
     for unit in units:
         plan = limit.fit(plan)
         while (values := _attempt(model, pool, plan, unit, held, report, limit)) is None:
-            plan, pool, held = limit.fit(plan), KvPool(plan.core.pool_slots), 0
+            plan, pool, held = limit.fit(plan), model.pool(plan.core.pool_slots), 0
             model.release_cached_memory()
         held = plan.core.held_after(unit)
         yield values

@@ -1,4 +1,4 @@
-"""What a plan takes of memory, foretold from the shapes of a model, and the largest packs that a budget holds.
+"""What a plan takes of memory, predicted from the shapes of a model, and the largest packs that a budget holds.
 
 The model may lie on the meta device. Counted is what scoring adds to a process that has its libraries loaded: on a
 CPU what the process grows by, on a GPU what the device holds in tensors.
@@ -10,22 +10,21 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from iclperm.engine.budget import bytes_in_words
-from iclperm.engine.decode import Limits
-from iclperm.engine.forward import TOKEN_ROWS_BYTES, padded_rows
-from iclperm.engine.kernels.attention import DENSE_ROWS
+from iclperm.engine.decode import GenerationLimits
+from iclperm.engine.facts import ModelFacts
+from iclperm.engine.forward import PassLimits, padded_rows
 from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.layers import may_fuse
-from iclperm.engine.model import LOGIT_CHUNK_BYTES, PlainModel, TreeModel
+from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import Plan
 from iclperm.errors import RequestError
+from iclperm.study.sizes import bytes_in_words
 
 _FLOAT32 = 4
 # glibc's heap takes more than is alive in it, as it reuses the gaps between a layer's tensors badly (measured
@@ -45,7 +44,7 @@ _MKL_BYTES = 6_500_000
 _FIRST_PRODUCTS, _LAST_PRODUCTS = 2, 4
 _WALKED_UNITS = 16
 # transformers' layers gain nothing from larger packs on a CPU, and what the heap loses to tensors of that size varies
-# from process to process (0.82-1.24 of what was foretold for packs of 4096).
+# from process to process (0.82-1.24 of the prediction for packs of 4096).
 _MOST_IN_TRANSFORMERS_LAYERS = 1024
 _LONGEST_WINDOW = 600
 # A pack's tokens, positions, visits and spans: 8-10 bytes a token measured, twice while they are handed over.
@@ -84,16 +83,17 @@ class Footprint:
             "logits": self.logits,
             "working memory": self.working,
         }
-        told = " + ".join(f"{name} {bytes_in_words(size)}" for name, size in parts.items() if size)
-        return f"{told} = {bytes_in_words(self.peak)}"
+        words = " + ".join(f"{name} {bytes_in_words(size)}" for name, size in parts.items() if size)
+        return f"{words} = {bytes_in_words(self.peak)}"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model's memory follows from; bytes of one token unless it says otherwise."""
+    """The sizes that a model's memory follows from: bytes for one token, unless a comment says otherwise."""
 
     device: torch.device
-    most_pack: int | None  # tokens of a pack at most, whatever is asked for
+    limits: PassLimits
+    most_pack: int | None  # tokens of a pack at most; None: no limit
     weights: int  # of all parameters
     kv: int  # keys and values over all layers
     first: int  # what the first layer keeps of a token id
@@ -108,30 +108,31 @@ class Sizes:
     most_logits: int  # rows of logits that are read at once
     matrix: int  # of the largest matrix of a layer
     num_products: int  # shapes of matrices that oneDNN generates code for
-    num_checked_rows: int  # numbers of rows that it does so for in the first-use check
-    num_first: int  # of those shapes, such as meet a number of new token ids, not all rows of a pack
-    num_last: int  # such as meet a number of scored rows
+    num_checked_rows: int  # different numbers of rows that the first-use check multiplies
+    num_first: int  # of those shapes, the ones whose rows are the token ids new to a run, not all rows of a pack
+    num_last: int  # of those shapes, the ones whose rows are the scored rows
     buffers: int  # what MKL keeps in all
 
     @classmethod
     def of(cls, model: PlainModel, place: torch.device, *, checks: bool = True) -> Sizes:
-        """Those of a model that is, or will be, served on ``place``; ``checks``: its first-use check runs."""
-        paths, body = _Paths.of(model, place), list(_matrices(model))
+        """The sizes of a model that is, or will be, served on ``place``; ``checks``: its first-use check runs."""
+        facts, paths, body = model.facts, _Ways.of(model, place), list(_matrices(model))
         return cls(
             device=place,
+            limits=model.limits,
             most_pack=most_pack(place, is_fused=paths.is_fused),
             weights=sum(weight.nbytes for weight in model.model.parameters()),
-            kv=model.kv_bytes_per_token,
-            first=sum(_head_columns(model)) * model.dtype.itemsize if paths.is_fused else 0,
+            kv=facts.kv_token_bytes,
+            first=sum(_head_columns(facts)) * model.dtype.itemsize if paths.is_fused else 0,
             heap=_HEAP_FACTOR if paths.is_fused else _HEAP_FACTOR_IN_TRANSFORMERS_LAYERS,
-            layer=_layer_bytes(model, paths),
-            inner=_inner_width(model.config) * model.dtype.itemsize if paths.is_fused else 0,
-            scores=3 * _FLOAT32 * _num_heads(model.config) + 10 if paths.attention == "torch" else 0,
+            layer=_layer_bytes(model, facts, paths),
+            inner=facts.inner_size * model.dtype.itemsize if paths.is_fused else 0,
+            scores=3 * _FLOAT32 * facts.num_heads + 10 if paths.attention == "torch" else 0,
             mask=2 if paths.attention == "torch" else 0,
-            logits=_logit_bytes(model, paths),
-            num_checked_logits=_checked_logits(model) if checks else 0,
+            logits=_logit_bytes(facts, paths),
+            num_checked_logits=_checked_logits(facts) if checks else 0,
             probed=_probed_bytes(model) if checks and paths.attention == "native" else 0,
-            most_logits=padded_rows(LOGIT_CHUNK_BYTES // (model.vocab_size * _FLOAT32)),
+            most_logits=model.limits.logit_rows(facts.vocab_size),
             matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
             num_products=len({(weight.shape, has_bias) for weight, has_bias in body}) if paths.has_onednn else 0,
             num_checked_rows=_CHECKED_ROW_COUNTS.get(model.dtype, 0) if checks else 0,
@@ -161,7 +162,7 @@ class Sizes:
         return min(pack_tokens, self.most_pack or pack_tokens)
 
     def _fixed(self, plan: Plan) -> tuple[int, int, _RowCounts]:
-        """What does not depend on the size of packs, as far as it does not."""
+        """What is equal in packs of any size: rows by token, working memory, and row counts."""
         return self._token_rows(plan), self._working(plan), _RowCounts.of(plan)
 
     def _footprint(
@@ -184,7 +185,7 @@ class Sizes:
 
     def _activations(self, rows: int, keys: int) -> int:
         """What a pack takes in the layer that needs most, with what the heap loses."""
-        dense = (min(rows, DENSE_ROWS) * self.scores + rows * self.mask) * keys
+        dense = (min(rows, self.limits.dense_rows) * self.scores + rows * self.mask) * keys
         whole = rows * self.layer + dense
         if not self.is_host:
             return whole
@@ -243,13 +244,15 @@ class Sizes:
         return Footprint(
             weights=self.weights,
             kv=kv_tokens * self.kv,
-            token_rows=TOKEN_ROWS_BYTES if self.first else 0,
+            token_rows=self.limits.token_rows_bytes if self.first else 0,
             activations=activations,
             logits=max(min(num_rows, self.most_logits), self.num_checked_logits) * self.logits,
             working=working,
         )
 
-    def generation_limits(self, limits: Limits, budget: int, longest: int, prompt_tokens: int) -> Limits:
+    def generation_limits(
+        self, limits: GenerationLimits, budget: int, longest: int, prompt_tokens: int
+    ) -> GenerationLimits:
         """The slots that ``budget`` bytes hold, with fewer rows and smaller packs where they would not hold one text.
 
         The longest has ``longest`` tokens. Raises RequestError if the smallest packs leave no room for it.
@@ -271,9 +274,9 @@ class Sizes:
 
     def _token_rows(self, plan: Plan) -> int:
         if not (self.first and self.is_host):
-            return TOKEN_ROWS_BYTES if self.first else 0
+            return self.limits.token_rows_bytes if self.first else 0
         # On a host only what is written takes memory.
-        return min(TOKEN_ROWS_BYTES, plan.num_ids * self.first)
+        return min(self.limits.token_rows_bytes, plan.num_ids * self.first)
 
     def _working(self, plan: Plan) -> int:
         """Trees, a unit's packs, and MKL's buffers."""
@@ -291,8 +294,8 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class _Paths:
-    """Which of the ways through a layer a model takes."""
+class _Ways:
+    """Which implementations the layers and the head of a model run in."""
 
     attention: str
     is_fused: bool
@@ -301,8 +304,8 @@ class _Paths:
     has_onednn_head: bool
 
     @classmethod
-    def of(cls, model: PlainModel, place: torch.device) -> _Paths:
-        """As the model says if it is one that is served, else as it would be on ``place``."""
+    def of(cls, model: PlainModel, place: torch.device) -> _Ways:
+        """Those of a model that is served; of one without weights, those that it would have on ``place``."""
         head: object = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if isinstance(model, TreeModel):
             attention, is_fused, fuses_head = model.attention, model.layers == "fused", model.fuses_head
@@ -321,15 +324,14 @@ class _Paths:
 
 
 def most_pack(place: torch.device, *, is_fused: bool) -> int | None:
-    """Tokens of the largest packs that a model is run in, whatever is asked for; None: as many as are."""
+    """Most tokens of a pack that a model is run in on ``place``; None where there is no limit."""
     return None if is_fused or place.type != "cpu" else _MOST_IN_TRANSFORMERS_LAYERS
 
 
-def checked_tokens(model: PlainModel) -> int:
+def checked_tokens(facts: ModelFacts) -> int:
     """Tokens of the longest context that the first-use check scores: it outgrows a short sliding window."""
-    window = int(getattr(model.config, "sliding_window", None) or 0)
-    length = 48 if not 0 < window <= _LONGEST_WINDOW else window + 24
-    return max(4, min(length, model.max_positions - 4))
+    length = 48 if not 0 < facts.window <= _LONGEST_WINDOW else facts.window + 24
+    return max(4, min(length, facts.max_tokens - 4))
 
 
 def _own_pages() -> int:
@@ -352,29 +354,20 @@ def _matrices(model: PlainModel) -> Iterator[tuple[torch.Tensor, bool]]:
             yield from ((weight, has_bias) for weight in module.parameters(recurse=False) if weight.ndim >= 2)
 
 
-def _num_heads(config: Any) -> int:
-    return int(config.num_attention_heads)
-
-
-def _head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _head_columns(model: PlainModel) -> tuple[int, int]:
+def _head_columns(facts: ModelFacts) -> tuple[int, int]:
     """Columns of queries, and of keys and values together."""
-    kv = model.kv_bytes_per_token // (model.config.num_hidden_layers * model.dtype.itemsize)
-    return _num_heads(model.config) * _head_dim(model.config), kv
+    return facts.num_heads * facts.head_size, 2 * facts.num_kv_heads * facts.head_size
 
 
-def _layer_bytes(model: PlainModel, paths: _Paths) -> int:
+def _layer_bytes(model: PlainModel, facts: ModelFacts, paths: _Ways) -> int:
     """What is alive for one token in the layer that needs most.
 
     In ours that is the MLP: embeddings, hidden states, normed hidden states, the sum and what comes out; queries and
     what they attended; keys and values; rotary tables; gates and factors, and their product where it has no place.
     """
-    itemsize, hidden, inner = model.dtype.itemsize, int(model.config.hidden_size), _inner_width(model.config)
-    heads, kv = _head_columns(model)
-    tables = 2 * _head_dim(model.config) * (itemsize + _FLOAT32)
+    itemsize, hidden, inner = facts.number_bytes, facts.hidden_size, facts.inner_size
+    heads, kv = _head_columns(facts)
+    tables = 2 * facts.head_size * (itemsize + _FLOAT32)
     if paths.is_fused:
         is_packed = any("gate_up_proj" in name for name, _ in model.model.named_parameters())
         return (5 * hidden + 2 * heads + kv + (3 if is_packed else 2) * inner) * itemsize + tables
@@ -386,36 +379,27 @@ def _layer_bytes(model: PlainModel, paths: _Paths) -> int:
     return max(in_mlp, in_attention + in_torch, in_norm) + tables
 
 
-def _inner_width(config: Any) -> int:
-    """Entries of a row inside the MLP; with experts, of all those that a token goes to."""
-    given = [int(getattr(config, name, 0) or 0) for name in ("intermediate_size", "ffn_dim", "n_inner")]
-    dense = max(given) or 4 * int(config.hidden_size)
-    expert = int(getattr(config, "moe_intermediate_size", 0) or 0)
-    return max(dense, int(getattr(config, "num_experts_per_tok", 0) or 0) * (expert or dense))
-
-
-def _logit_bytes(model: PlainModel, paths: _Paths) -> int:
+def _logit_bytes(facts: ModelFacts, paths: _Ways) -> int:
     """One row's logits; where torch reads them, also in float32, twice more for a soft-cap."""
-    itemsize = model.dtype.itemsize
+    itemsize = facts.number_bytes
     if paths.fuses_head:
         return 0
     if paths.attention == "native":
-        return model.vocab_size * itemsize
-    softcap = getattr(model.config, "final_logit_softcapping", None)
-    return model.vocab_size * (itemsize + _FLOAT32 * ((itemsize < _FLOAT32) + 2 * bool(softcap)))
+        return facts.vocab_size * itemsize
+    has_softcap = facts.logit_softcap > 0
+    return facts.vocab_size * (itemsize + _FLOAT32 * ((itemsize < _FLOAT32) + 2 * has_softcap))
 
 
-def _checked_logits(model: PlainModel) -> int:
+def _checked_logits(facts: ModelFacts) -> int:
     """Rows of logits that the first-use check holds: of a prompt's every token, or of two products of the probe."""
-    softcap = getattr(model.config, "final_logit_softcapping", None)
-    return max(2 * padded_rows(64), checked_tokens(model) * (3 if softcap else 1))
+    return max(2 * padded_rows(64), checked_tokens(facts) * (3 if facts.logit_softcap else 1))
 
 
 @dataclass(frozen=True)
 class _RowCounts:
-    """How many different numbers of rows there are of packs, of token ids new to a run, and of scored rows.
+    """How many different numbers of rows occur: of whole packs, of token ids new to a run, and of scored rows.
 
-    The first units are walked; each of the ``units_left`` may end in a pack of another size.
+    Counted in the first units; each of the ``units_left`` may end in a pack of yet another size.
     """
 
     whole: int

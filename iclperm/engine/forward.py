@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from iclperm.engine.kernels.attention import AttentionRule, PackAttention
+from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.plan import Pack
 from iclperm.engine.tree import IntArray
 from iclperm.errors import ModelError
@@ -18,8 +18,24 @@ from iclperm.errors import ModelError
 # A matrix product splits its rows among the threads; a share of fewer than 4 rows, or no multiple of 4, takes another
 # code path and other bits (measured: MKL, fp32, 2 threads: 9, 10 and 11 rows differ from all of 12 to 2048).
 _ROW_MULTIPLE = 8
-TOKEN_ROWS_BYTES = 64 << 20
 _MOST_RUNS = 8  # of rows that are copied by themselves; more go in one indexed copy
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """What forward passes hold at once at most, whatever the size of their packs.
+
+    ``token_rows_bytes`` are of rows that the first layer keeps by token id, ``logit_bytes`` of logits in float32;
+    ``dense_rows`` rows are scored at a time where torch's operations attend.
+    """
+
+    token_rows_bytes: int = 64 << 20
+    logit_bytes: int = 64 << 20
+    dense_rows: int = 1024
+
+    def logit_rows(self, vocab_size: int) -> int:
+        """Rows of logits that exist at a time."""
+        return padded_rows(self.logit_bytes // (vocab_size * 4))
 
 
 def padded_rows(num_rows: int) -> int:
@@ -38,10 +54,10 @@ def padded_index(rows: IntArray, device: torch.device) -> torch.Tensor:
 class TokenRows:
     """Rows [N] that depend on a token id alone, each computed once: the first layer's q, k, v before rotation.
 
-    When ``max_bytes`` are full it starts anew with the ids that are asked for.
+    When ``max_bytes`` are full, the table is emptied and begins anew with the ids at hand.
     """
 
-    def __init__(self, max_bytes: int = TOKEN_ROWS_BYTES) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._places = np.empty(0, np.int64)  # in the table, of each id; -1 for none
         self._table: torch.Tensor | None = None
@@ -82,8 +98,8 @@ class KvPool:
     What else a pack leaves to later ones is here too: the first layer's rows by token.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self.token_rows = TokenRows()
+    def __init__(self, num_slots: int, limits: PassLimits) -> None:
+        self.token_rows = TokenRows(limits.token_rows_bytes)
         self._num_slots = max(1, num_slots)
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -192,7 +208,7 @@ class TreeForward:
             )
         k_pool, v_pool = self.pool.layer(self.num_layers, k, v)
         self.num_layers += 1
-        out = self.attend(q, k, v, k_pool, v_pool, rule, query_rows)
+        out = self.attend(LayerStates(q, k, v, k_pool, v_pool, query_rows), rule)
         self.retention.keep(k, k_pool)
         self.retention.keep(v, v_pool)
         return out
@@ -206,7 +222,7 @@ class TreeForward:
             )
 
     def window(self, module: nn.Module, arguments: dict[str, Any]) -> int:
-        """The sliding window of a layer, 0 for none; some architectures tell it to their mask alone."""
+        """The sliding window of a layer, 0 for none; some architectures give it to their mask alone."""
         if "sliding_window" in arguments:
             return int(arguments["sliding_window"] or 0)
         kinds = getattr(self.config, "layer_types", None)

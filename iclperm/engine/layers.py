@@ -16,9 +16,9 @@ from torch import nn
 
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.kernels.attention import AttentionRule
 from iclperm.engine.kernels.linear import linear
 from iclperm.engine.kernels.rowwise import RmsNorm
+from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_launch import may_launch
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
@@ -50,7 +50,7 @@ class _Family:
     decoder: str = "Model"
     qk_norm: str = ""  # of queries and keys: "", "head" (each head by itself), "whole" (all heads together)
     norm_offset: float = 0.0  # added to the norms' weights
-    window: str = ""  # where a layer's sliding window is told: "", "layer" (its attention), "config"
+    window: str = ""  # what has the sliding window as an attribute: "", "layer" (its attention), "config"
     softcap: bool = False
     is_packed: bool = False  # q, k, v are one matrix, gate and up another
 
@@ -317,12 +317,12 @@ class FusedLayer:
 
     def _rule(self, tree: TreeForward) -> AttentionRule:
         attention = self._attention
-        told = {"layer": attention, "config": attention.config}.get(self._family.window)
+        owner = {"layer": attention, "config": attention.config}.get(self._family.window)
         softcap = attention.attn_logit_softcapping if self._family.softcap else None
         return AttentionRule(
             scaling=float(attention.scaling),
             softcap=float(softcap or 0.0),
-            window=tree.window(attention, {} if told is None else {"sliding_window": told.sliding_window}),
+            window=tree.window(attention, {} if owner is None else {"sliding_window": owner.sliding_window}),
         )
 
     def _norm_at(self, place: str) -> RmsNorm | None:

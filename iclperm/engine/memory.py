@@ -1,31 +1,75 @@
-"""When memory runs out: packs are halved, the unit runs again, and the smaller size is remembered."""
+"""How much memory there is and may be used, and what happens when it runs out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 
 from iclperm.engine.forward import padded_rows
 from iclperm.engine.plan import Plan
-from iclperm.errors import OutOfMemory
+from iclperm.errors import OutOfMemory, RequestError
+from iclperm.study.sizes import Budget, parse_budget
 
-# What torch's allocators say in a plain RuntimeError: of the host, of CUDA, of cuBLAS.
-_ALLOCATORS_SAY = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed")
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+_SHARE_OF_DEVICE = 0.85
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on the host or on a device."""
-    if isinstance(error, MemoryError | OutOfMemory | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _ALLOCATORS_SAY)
+def resolve_budget(given: Budget, device: torch.device, held: int = 0, control_group: Path = CONTROL_GROUP) -> int:
+    """A budget in bytes; of ``held`` bytes that are in use already, a share counts its part as if they were free.
+
+    Raises RequestError for what is no budget. ``control_group`` is where Linux keeps this process's limits.
+    """
+    try:
+        budget = parse_budget(given)
+    except ValueError as error:
+        raise RequestError(f"memory_budget is {given!r}; {error}") from None
+    return budget if isinstance(budget, int) else int(budget * (free_bytes(device, control_group) + held))
+
+
+def free_bytes(device: torch.device, control_group: Path = CONTROL_GROUP) -> int:
+    """What is free on a device; of the host, what the system and this process's control group leave."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_free_on_host(), _free_in_group(control_group))
+
+
+def room_to_generate(budget: int | None, devices: Iterable[torch.device]) -> int:
+    """Bytes that generation may fill: the budget given, else most of the accelerators' memory; 0 if nothing bounds it.
+
+    All of a pool is allocated on an accelerator; what is free there would make results depend on other processes.
+    """
+    return budget or int(_SHARE_OF_DEVICE * device_bytes(devices))
+
+
+def device_bytes(devices: Iterable[torch.device]) -> int:
+    """All the memory that accelerators have, in use or not; 0 for a host."""
+    cards = [device for device in devices if device.type == "cuda"]
+    return sum(int(torch.cuda.get_device_properties(card).total_memory) for card in cards)
+
+
+def _free_on_host() -> int:
+    info = Path("/proc/meminfo")
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", info.read_text(), re.MULTILINE) if info.exists() else None
+    # Where the system does not tell what is available, all of its memory counts as free.
+    return int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _free_in_group(control_group: Path) -> int:
+    most, now = control_group / "memory.max", control_group / "memory.current"
+    if not (most.exists() and now.exists()) or (limit := most.read_text().strip()) == "max":
+        return 1 << 62
+    return max(0, int(limit) - int(now.read_text()))
 
 
 class PackLimit:
     """The largest packs that memory is known to hold; one for the life of an engine.
 
     ``pack_tokens`` is None until memory first runs out. ``may_shrink`` says that the size of a pack changes no bit;
-    ``peak`` foretells the bytes that a plan takes in packs of a size.
+    ``peak`` predicts the bytes that a plan takes in packs of a size.
     """
 
     def __init__(self, peak: Callable[[Plan, int], int]) -> None:

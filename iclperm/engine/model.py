@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging as transformers_logging
+from transformers import AttentionInterface, PreTrainedModel
 
-from iclperm.engine.forward import KvPool, Retention, TreeForward, padded_rows
+from iclperm.engine.facts import ModelFacts
+from iclperm.engine.forward import KvPool, PassLimits, Retention, TreeForward, padded_rows
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.kernels.attention import AttentionRule, prepare
-from iclperm.engine.kernels.head import Choice, Reading, choose_hidden, choose_logits, read_hidden, read_logits
+from iclperm.engine.kernels.attention import prepare
+from iclperm.engine.kernels.head import LikeliestIds, Reading, choose_hidden, choose_logits, read_hidden, read_logits
 from iclperm.engine.kernels.linear import linear, uses_onednn
-from iclperm.engine.kernels.triton_launch import MAX_HEAD_DIM, may_launch
+from iclperm.engine.kernels.rule import AttentionRule
+from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
+from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, known_decoder, may_fuse
+from iclperm.engine.load import bos_ids, load_shapes
 from iclperm.engine.plan import Pack
-from iclperm.errors import ConfigError, ModelError
+from iclperm.errors import ModelError
 from iclperm.reference.scoring import evaluating
 
 # Free of "sdpa", "flash" and "flex_attention", which transformers looks for inside implementation names.
 ATTENTION_NAME = "iclperm_tree"
-
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 # Rotary types whose scale depends on the length of the prompt beyond their original window.
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -44,167 +44,8 @@ _HARMLESS_ARGUMENTS = {
     "output_hidden_states", "output_router_logits", "past_key_values", "cache_position", "position_embeddings",
     "return_dict", "tree",
 }  # fmt: skip
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.\d+\.")
-# Of checkpoints of text and images: how the text part's keys are called in them, and what is left out.
-_TEXT_KEYS = {
-    "gemma3": {r"^language_model\.lm_head": "lm_head", r"^(model\.language_model|language_model\.model)": "model"}
-}
-_IMAGE_KEY = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
-BALANCED = "balanced"
-"""Not a device but a way to place layers on all accelerators there are, and what finds no room there in the host."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
-LOGIT_CHUNK_BYTES = 64 << 20
+_UNBOUNDED = int(np.iinfo(np.int32).max)
 _RATE_SECONDS, _RATE_ROWS = 0.5, 1024
-
-
-def load(
-    name: str | Path, *, device: str = "auto", dtype: str | torch.dtype = "auto", revision: str | None = None
-) -> tuple[PreTrainedModel, Any]:
-    """Model and tokenizer from a folder or a hub id: safetensors only, no remote code.
-
-    ``dtype="auto"``: the checkpoint's on a GPU, float32 on a CPU, so that results do not depend on the machine.
-    ``device="balanced"`` spreads the layers over all GPUs, and over the host what they cannot hold. Of a checkpoint of
-    text and images the text part is loaded. Raises ModelError in one line for a folder without weights, pickled
-    weights, remote code, an unknown architecture or weights that do not fill the model, ConfigError for ``balanced``
-    without accelerate.
-    """
-    place, wanted = _device(device), _dtype(dtype)
-    if device == BALANCED:
-        _refuse_without_accelerate()
-    config = load_config(name, revision)
-    _refuse_folder_without_weights(Path(name))
-    if wanted == "auto" and place.type == "cpu":
-        wanted = torch.float32
-    text_keys = _TEXT_KEYS.get(config.model_type)
-    try:
-        with _quiet():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                name,
-                config=_text_part(config),
-                revision=revision,
-                trust_remote_code=False,
-                use_safetensors=True,
-                dtype=wanted,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are reported below, by name
-                **({} if text_keys is None else {"key_mapping": text_keys}),
-                **({"device_map": BALANCED} if device == BALANCED else {}),
-            )
-    except Exception as error:
-        raise ModelError(f"cannot load the weights of {str(name)!r}: {_first_line(error)}") from error
-    model, info = loaded
-    problems = {
-        "missing keys": info["missing_keys"],
-        "keys of another shape": info["mismatched_keys"],
-        "layers that the configuration lacks": [
-            key
-            for key in map(str, info["unexpected_keys"])
-            if _LAYER_KEY.search(key) and not (text_keys and _IMAGE_KEY.match(key))
-        ],
-    }
-    for problem, keys in problems.items():
-        if first := sorted(map(str, keys))[:3]:
-            raise ModelError(
-                f"the weights of {str(name)!r} do not fit its configuration: {problem}, {first}; "
-                "use a complete checkpoint"
-            )
-    try:
-        served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
-    except Exception as error:
-        raise ModelError(f"cannot put {str(name)!r} on {place}: {_first_line(error)}") from error
-    return served, load_tokenizer(name, revision)
-
-
-def load_config(name: str | Path, revision: str | None = None) -> Any:
-    """The configuration of a causal language model in a folder or of a hub id; no weights are needed.
-
-    Raises ModelError in one line for a folder without one, remote code, or an architecture that is none.
-    """
-    _refuse_folder(Path(name))
-    try:
-        with _quiet():
-            config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except Exception as error:
-        raise ModelError(f"cannot read the configuration of {str(name)!r}: {_first_line(error)}") from error
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ModelError(
-            f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
-            "transformers knows; give a decoder-only model"
-        )
-    if config.model_type == "gemma" and config.hidden_act == "gelu":
-        # What the first releases wrote for the tanh approximation; transformers 5.17 takes it at its word.
-        config.hidden_act = "gelu_pytorch_tanh"
-    return config
-
-
-def load_shapes(
-    name: str | Path, *, device: str = "auto", dtype: str | torch.dtype = "auto", revision: str | None = None
-) -> tuple[PreTrainedModel, torch.device]:
-    """The model that ``load`` would give, on the meta device (every shape, no numbers), and the device meant for it.
-
-    A configuration that names no dtype counts as float32. Raises ModelError as ``load_config`` does.
-    """
-    place, wanted = _device(device), _dtype(dtype)
-    config = load_config(name, revision)
-    if not isinstance(wanted, torch.dtype):
-        wanted = _dtype(resolved_dtype(config.to_dict(), device=device, dtype="auto"))
-    auto: Any = AutoModelForCausalLM
-    try:
-        with torch.device("meta"):
-            model: PreTrainedModel = auto.from_config(_text_part(config), dtype=wanted, trust_remote_code=False)
-    except Exception as error:
-        raise ModelError(f"the configuration of {str(name)!r} makes no model: {_first_line(error)}") from error
-    return model, place
-
-
-def has_device(name: str) -> bool:
-    """Whether this machine has a device."""
-    place = _device(name)
-    return place.type == "cpu" or bool(getattr(torch, place.type).is_available())
-
-
-def resolved_dtype(config: Mapping[str, Any], *, device: str, dtype: str) -> str:
-    """What ``load`` makes of a dtype, from a model's config.json alone."""
-    if dtype != "auto":
-        return dtype
-    on_cpu = _device(device).type == "cpu"
-    return "float32" if on_cpu else str(config.get("dtype") or config.get("torch_dtype") or "float32")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Within: no load report and no progress bar of transformers'; what matters in them is raised as an error."""
-    log: Any = transformers_logging
-    verbosity, has_bar = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(verbosity)
-        if has_bar:
-            log.enable_progress_bar()
-
-
-def _device(name: str) -> torch.device:
-    """A device by its name; for ``balanced`` the one that prompts go to first."""
-    try:
-        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name in ("auto", BALANCED) else name)
-    except RuntimeError as error:
-        raise ModelError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:0, or balanced") from error
-
-
-def _refuse_without_accelerate() -> None:
-    if importlib.util.find_spec("accelerate") is None:
-        raise ConfigError(
-            f"device {BALANCED!r} needs accelerate, which is not installed: pip install 'iclperm[accelerate]'"
-        )
-
-
-def _text_part(config: Any) -> Any:
-    """The configuration of a checkpoint's text part; itself where there is no other part, or none that is left out."""
-    return config.get_text_config(decoder=True) if config.model_type in _TEXT_KEYS else config
 
 
 def _placement(model: PreTrainedModel) -> tuple[torch.device, ...]:
@@ -216,63 +57,6 @@ def _placement(model: PreTrainedModel) -> tuple[torch.device, ...]:
         return tuple(accelerators)
     # What is offloaded lies on the meta device between calls.
     return (torch.device("cpu") if model.device.type == "meta" and places else model.device,)
-
-
-def _dtype(name: str | torch.dtype) -> str | torch.dtype:
-    wanted = name if name == "auto" or isinstance(name, torch.dtype) else getattr(torch, name, None)
-    if wanted != "auto" and wanted not in _DTYPES:
-        raise ModelError(f"dtype {name!r} is unknown; give auto, float32, bfloat16 or float16")
-    return wanted
-
-
-def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
-    """The tokenizer beside a model, without its weights; None for a folder that has no tokenizer files.
-
-    Raises ModelError for files that do not make a tokenizer.
-    """
-    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in _TOKENIZER_FILES):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]  # its first line may end in a colon
-        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _refuse_folder(folder: Path) -> None:
-    """What a local folder must not be, before transformers tries to read it."""
-    if not folder.is_dir():
-        return
-    config = folder / "config.json"
-    if not config.is_file():
-        raise ModelError(f"model folder '{folder}' has no config.json; give a folder saved by save_pretrained")
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"'{config}' is not valid JSON: {_first_line(error)}") from error
-    if not isinstance(settings, dict):
-        raise ModelError(f"'{config}' is no configuration: a JSON object is needed")
-    if "auto_map" in settings:
-        raise ModelError(
-            f"model folder '{folder}' brings its own code (auto_map in config.json), which is not run; "
-            "use a checkpoint of an architecture that transformers has built in"
-        )
-
-
-def _refuse_folder_without_weights(folder: Path) -> None:
-    if not folder.is_dir() or any(not file.name.startswith("adapter_") for file in folder.glob("*.safetensors")):
-        return
-    pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern))
-    if pickled:
-        raise ModelError(
-            f"model folder '{folder}' has only pickled weights ({pickled[0]}), which can run code; "
-            "convert them with save_pretrained(..., safe_serialization=True)"
-        )
-    raise ModelError(f"model folder '{folder}' has no weights; it needs model.safetensors")
 
 
 def _tree_attention(
@@ -317,15 +101,14 @@ class PlainModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self.limits = PassLimits()
         self.config = model.config.get_text_config(decoder=True)
         self.devices = _placement(model)
         self.device = self.devices[0]
         self.dtype = model.dtype
-        self.max_positions = int(getattr(self.config, "max_position_embeddings", None) or np.iinfo(np.int32).max)
-        embedding: Any = model.get_input_embeddings
-        self._embedding = embedding()
         self._head = _output_embeddings(model)
-        self.vocab_size = int(self._embedding.weight.shape[0])
+        facts = self.facts
+        self.max_positions, self.vocab_size = facts.max_positions, facts.vocab_size
 
     @property
     def device_name(self) -> str:
@@ -343,42 +126,45 @@ class PlainModel:
         """Whether layers of ours run oneDNN's matrix products."""
         return uses_onednn(self.device, self.dtype)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of the keys and values of one token, over all layers."""
-        heads = getattr(self.config, "num_key_value_heads", None) or self._num_heads
-        return int(2 * self.config.num_hidden_layers * heads * self._head_dim * self.dtype.itemsize)
-
-    @property
-    def _head_dim(self) -> int:
-        given = getattr(self.config, "head_dim", None)
-        return int(given or self.config.hidden_size // max(1, self._num_heads))
-
-    @property
-    def _num_heads(self) -> int:
-        return int(getattr(self.config, "num_attention_heads", None) or 0)
-
-    def flops(
-        self,
-        num_tokens: int,
-        num_scored: int,
-        attention_pairs: int,
-        skipped_tokens: int = 0,
-        skipped_pairs: int = 0,
-        looked_up_tokens: int = 0,
-    ) -> float:
-        """Floating-point operations of the matrix products and the attention of a call.
-
-        Of ``num_tokens`` and of ``attention_pairs``, those skipped were spared what the last layer does for scored rows
-        alone, and those looked up the products of the first that depend on the token id alone.
-        """
-        pairs = attention_pairs * self.config.num_hidden_layers - skipped_pairs
-        attention = 4 * pairs * self._num_heads * self._head_dim
-        products = self._body_parameters() * num_tokens + self._head.weight.numel() * num_scored
-        if (skipped_tokens or looked_up_tokens) and (known := self.known_decoder) is not None:
-            products -= known.scored_only_parameters * skipped_tokens
-            products -= known.token_only_parameters * looked_up_tokens
-        return float(2 * products + attention)
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """What the model is, in numbers, counted once. Cost: a walk over its modules, some milliseconds."""
+        config, known = self.config, self.known_decoder
+        num_heads = _number(config, "num_attention_heads")
+        window, kinds = _number(config, "sliding_window"), list(getattr(config, "layer_types", None) or ())
+        num_layers = int(config.num_hidden_layers)
+        num_window_layers = kinds.count("sliding_attention") if kinds else num_layers if window else 0
+        max_positions = _number(config, "max_position_embeddings")
+        max_positions = max_positions if max_positions > 0 else _UNBOUNDED
+        embedding: Any = self.model.get_input_embeddings
+        vocab_size, width = map(int, embedding().weight.shape)
+        hidden_size = _number(config, "hidden_size") or width
+        return ModelFacts(
+            model_type=str(config.model_type),
+            dtype=str(self.dtype).removeprefix("torch."),
+            number_bytes=self.dtype.itemsize,
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            inner_size=_inner_size(config, hidden_size),
+            num_heads=num_heads,
+            num_kv_heads=_number(config, "num_key_value_heads") or num_heads,
+            head_size=_number(config, "head_dim") or hidden_size // max(1, num_heads),
+            vocab_size=vocab_size,
+            max_positions=max_positions,
+            max_tokens=min(max_positions, _length_independent_positions(config)),
+            window=window if num_window_layers else 0,
+            num_window_layers=num_window_layers,
+            attention_softcap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+            logit_softcap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
+            num_experts=_number(config, "num_experts", "num_local_experts"),
+            is_tied=bool(getattr(config, "tie_word_embeddings", False)),
+            rope=getattr(config, "rope_parameters", None) or {},
+            num_parameters=sum(weight.numel() for weight in self.model.parameters()),
+            body_parameters=self._body_parameters(),
+            head_parameters=int(self._head.weight.numel()),
+            scored_only_parameters=0 if known is None else known.scored_only_parameters,
+            token_only_parameters=0 if known is None else known.token_only_parameters,
+        )
 
     @property
     def known_decoder(self) -> FusedDecoder | None:
@@ -389,8 +175,8 @@ class PlainModel:
         """Parameters that one token is multiplied with: no embeddings, not the head, of experts those it goes to."""
         tables = [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)]
         outside = {id(weight) for weight in (*tables, self._head.weight)}
-        experts = getattr(self.config, "num_experts", None) or getattr(self.config, "num_local_experts", None)
-        used = (getattr(self.config, "num_experts_per_tok", None) or experts) / experts if experts else 1.0
+        experts = _number(self.config, "num_experts", "num_local_experts")
+        used = (_number(self.config, "num_experts_per_tok") or experts) / experts if experts else 1.0
         # A layer's experts are stacked in parameters of three dimensions.
         return sum(
             p.numel() * (used if p.ndim == 3 else 1.0)
@@ -400,7 +186,19 @@ class PlainModel:
 
     def gemm_rate(self, num_rows: int) -> float:
         """Measured FLOP/s of ``num_rows`` (1024 at most) x hidden x 4 hidden products in the model's dtype."""
-        return gemm_rate(num_rows, int(self.config.hidden_size), self.dtype, self.device)
+        return gemm_rate(num_rows, self.facts.hidden_size, self.dtype, self.device)
+
+
+def read_facts(folder: Path, *, device: str = "auto", dtype: str = "auto") -> ModelFacts:
+    """What the model in a folder is, in numbers: reads config.json alone.
+
+    Raises ModelError in one line as ``load_shapes`` does.
+    """
+    shapes, _ = load_shapes(folder, device=device, dtype=dtype)
+    try:
+        return replace(PlainModel(shapes).facts, bos_ids=bos_ids(folder))
+    except ModelError as error:
+        raise ModelError(f"cannot read the configuration of {str(folder)!r}: {error}") from None
 
 
 @torch.inference_mode()
@@ -449,21 +247,22 @@ class TreeModel(PlainModel):
                 f"native attention runs float32 and bfloat16 on a CPU, not {self.dtype} on {self.device}; "
                 "choose attention='torch'"
             )
-        by_triton = self._head_dim <= MAX_HEAD_DIM and may_launch(self.device, self.dtype)
+        facts = self.facts
+        by_triton = facts.head_size <= MAX_HEAD_DIM and may_launch(self.device, self.dtype)
         if attention == "triton" and not by_triton:
             raise ModelError(
                 f"triton attention runs float32, bfloat16 and float16 with heads of up to {MAX_HEAD_DIM} dimensions on "
-                f"CUDA devices where triton is installed, not {self.dtype} with {self._head_dim} on {self.device}; "
+                f"CUDA devices where triton is installed, not {self.dtype} with {facts.head_size} on {self.device}; "
                 "choose attention='torch'"
             )
         best = "native" if native else "triton" if by_triton and self.device.type == "cuda" else "torch"
         self.attention = best if attention == "auto" else attention
         _refuse_architecture(model, self.config)
-        self.max_positions = min(self.max_positions, _length_independent_positions(self.config))
+        self.max_positions = facts.max_tokens
         self._decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
         configs = (getattr(module, "config", None) for module in self._decoder.modules())
         self._configs = list({id(config): config for config in configs if config is not None}.values())
-        self._softcap = float(getattr(self.config, "final_logit_softcapping", None) or 0.0)
+        self._num_layers, self._softcap = facts.num_layers, facts.logit_softcap
         self._logit_scale = _logit_scale(self.config)
         self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
         self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
@@ -477,7 +276,7 @@ class TreeModel(PlainModel):
 
     @property
     def is_row_wise(self) -> bool:
-        """Whether our row-wise forwards stand in wherever they should: nobody's forward or hook is in their place."""
+        """Whether every one of our row-wise replacements is free to run: no module has a forward of somebody else's."""
         return all("forward" not in vars(module) for module, _ in self._overrides)
 
     def use_transformers_layers(self) -> None:
@@ -542,19 +341,23 @@ class TreeModel(PlainModel):
             use_cache=False,
             tree=tree,
         ).last_hidden_state[0]
-        if tree.num_layers != self.config.num_hidden_layers:
+        if tree.num_layers != self._num_layers:
             raise ModelError(
-                f"{self.config.model_type!r} has {self.config.num_hidden_layers} layers but only "
+                f"{self.config.model_type!r} has {self._num_layers} layers but only "
                 f"{tree.num_layers} attend; other kinds of layer cannot be served, use plain=True (--plain)"
             )
         if tree.is_narrowed:
             return hidden[: tree.num_scored], tree
         return hidden[torch.from_numpy(pack.scored_rows.astype(np.int64)).to(hidden.device)], tree
 
+    def pool(self, num_slots: int) -> KvPool:
+        """An empty pool for the keys and values of ``num_slots`` tokens."""
+        return KvPool(num_slots, self.limits)
+
     def start(self, pack: Pack, pool: KvPool) -> TreeForward:
         """A pack before its first layer."""
         num_rows = padded_rows(len(pack))
-        attend = prepare(pack, num_rows, self.attention)
+        attend = prepare(pack, num_rows, self.attention, self.limits.dense_rows)
         return TreeForward(pack, num_rows, pool, attend, Retention(pack), self.device, self.config)
 
     def read(self, scored: torch.Tensor, pack: Pack) -> Reading:
@@ -572,7 +375,7 @@ class TreeModel(PlainModel):
         self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
     ) -> Reading:
         """As ``read_fused``, rows of ``pair_row`` ascending; logits exist for a chunk of rows at a time."""
-        chunk = padded_rows(LOGIT_CHUNK_BYTES // (self.vocab_size * 4))
+        chunk = self.limits.logit_rows(self.vocab_size)
         parts: list[Reading] = []
         for begin in range(0, len(scored), chunk):
             part = scored[begin : begin + chunk]
@@ -582,14 +385,14 @@ class TreeModel(PlainModel):
             )
         return Reading(*(np.concatenate([getattr(p, name) for p in parts]) for name in Reading.__dataclass_fields__))
 
-    def choose(self, hidden: torch.Tensor) -> Choice:
+    def choose(self, hidden: torch.Tensor) -> LikeliestIds:
         """The likeliest next token of each row of ``hidden`` [R, H]; logits exist for a chunk of rows at a time."""
         if self.fuses_head and hidden.dtype == self.dtype:
             return choose_hidden(hidden, self._head, self._logit_scale, self._softcap)
-        chunk = padded_rows(LOGIT_CHUNK_BYTES // (self.vocab_size * 4))
+        chunk = self.limits.logit_rows(self.vocab_size)
         starts = range(0, hidden.shape[0], chunk)
         parts = [choose_logits(self._logits(hidden[begin : begin + chunk]), self._softcap) for begin in starts]
-        return Choice(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of hidden [R, H]."""
@@ -639,6 +442,23 @@ def _output_embeddings(model: PreTrainedModel) -> Any:
     return head
 
 
+def _number(config: Any, *names: str) -> int:
+    """The first of the named numbers that a configuration has, the largest of a list of them; 0 if it has none."""
+    given = next((given for name in names if (given := getattr(config, name, None))), 0)
+    try:
+        return int(max(given)) if isinstance(given, list | tuple) else int(given)
+    except (TypeError, ValueError):
+        raise ModelError(f"{' or '.join(names)} is {given!r}; give a whole number") from None
+
+
+def _inner_size(config: Any, hidden_size: int) -> int:
+    """Entries of a row inside the MLP; with experts, of all those that a token goes to."""
+    dense = max(_number(config, name) for name in ("intermediate_size", "ffn_dim", "n_inner"))
+    dense = dense or 4 * hidden_size
+    expert = _number(config, "moe_intermediate_size")
+    return max(dense, _number(config, "num_experts_per_tok") * (expert or dense))
+
+
 def _rope_settings(config: Any) -> list[dict[str, Any]]:
     settings = getattr(config, "rope_parameters", None) or {}
     nested = [part for part in settings.values() if isinstance(part, dict)]
@@ -647,7 +467,7 @@ def _rope_settings(config: Any) -> list[dict[str, Any]]:
 
 def _length_independent_positions(config: Any) -> int:
     """Longest prompt whose rotary angles do not depend on its length."""
-    limit = int(np.iinfo(np.int32).max)
+    limit = _UNBOUNDED
     for rope in _rope_settings(config):
         if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
             original = rope.get("original_max_position_embeddings")

@@ -7,7 +7,7 @@ written unit by unit when they run. 64 million prompts plan in seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +35,9 @@ class ContextPaths:
 
     def __len__(self) -> int:
         return int(self.marks.offsets[-1])
+
+
+_PACK_DTYPES: dict[str, npt.DTypeLike] = {"span_source": np.uint8, "pair_out": np.int64}  # int32 otherwise
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,13 @@ class Pack:
     pair_id: TokenArray
     pair_out: IntArray
     held_tokens: int
+
+    @classmethod
+    def of(cls, *, held_tokens: int, **given: Any) -> Pack:
+        """A pack of sequences of integers, by the names of its arrays; those that are not given are empty."""
+        names = (field.name for field in fields(cls) if field.name != "held_tokens")
+        arrays = {name: np.array(given.pop(name, ()), _PACK_DTYPES.get(name, np.int32)) for name in names}
+        return cls(**arrays, held_tokens=held_tokens, **given)  # what is left over is no array of a pack
 
     def __len__(self) -> int:
         return self.token_ids.size
@@ -132,7 +142,7 @@ class Plan:
 
     @property
     def scored_rows(self) -> int:
-        """Positions of which logits are read in a run of all units, each once for all the labels asked there."""
+        """Positions whose logits a run of all units reads; one position serves all labels that are wanted there."""
         if not self.blocks:
             return _distinct_targets(self.contexts)
         return self.num_contexts * sum(map(_distinct_targets, self.blocks))
@@ -333,7 +343,7 @@ _UNIT_BORDERS = ("unit_leaf_begin", "unit_leaf_end", "unit_block", "unit_context
 
 
 def _distinct_targets(tree: PrefixTree) -> int:
-    """Tokens of a tree at which something is asked; targets are sorted by token."""
+    """Tokens of a tree whose logits are read; targets are sorted by token."""
     return int(np.count_nonzero(np.diff(tree.target_token, prepend=-1)))
 
 
@@ -344,7 +354,7 @@ def _path_pairs(tree: PrefixTree) -> int:
 
 
 def _target_pairs(tree: PrefixTree) -> int:
-    """Pairs of the tokens at which something is asked with the tokens on their path, themselves included."""
+    """Pairs of the tokens whose logits are read with the tokens on their path, themselves included."""
     tokens = np.unique(tree.target_token)
     nodes = np.searchsorted(tree.token_offsets, tokens, side="right") - 1
     return int((tree.depth[nodes] + tokens - tree.token_offsets[nodes] + 1).sum())

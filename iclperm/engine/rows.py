@@ -1,8 +1,8 @@
-"""Live rows, the tree above them, the slots that their keys lie in, and the packs made of both; no torch."""
+"""Live rows, the tree above them, the slots that their keys lie in, and packs of live rows and tree rows; no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,7 +121,7 @@ class Branches:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class LiveRow:
     """A live row. Its keys lie, in the order of positions, in pool slots ``span_begin[i]`` to ``span_end[i]``."""
 
     number: int
@@ -177,7 +177,7 @@ class PackBuilder:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def go_on(self, row: Row) -> None:
+    def go_on(self, row: LiveRow) -> None:
         """Take a row's last token, whose keys and values go to the next of its unused slots."""
         self._source += [0] * len(row.span_begin)
         self._begin += row.span_begin
@@ -207,27 +207,20 @@ class PackBuilder:
         return True
 
     def pack(self) -> Pack:
-        def integers(values: Sequence[int]) -> TokenArray:
-            return np.array(values, np.int32)
-
-        retained = np.array(self._retained, np.int32).reshape(-1, 3)
-        nothing = np.empty(0, np.int32)
-        return Pack(
-            token_ids=integers(self._ids),
-            positions=integers(self._positions),
-            visit_row_offsets=integers(self._row_offsets),
-            visit_pos=integers(self._visit_pos),
-            span_offsets=integers(self._span_offsets),
-            span_source=np.array(self._source, np.uint8),
-            span_begin=integers(self._begin),
-            span_end=integers(self._end),
-            retain_begin=retained[:, 0].copy(),
-            retain_end=retained[:, 1].copy(),
-            retain_slot=retained[:, 2].copy(),
-            scored_rows=integers(self._scored),
-            pair_row=nothing,
-            pair_id=nothing,
-            pair_out=np.empty(0, np.int64),
+        begins, ends, slots = zip(*self._retained, strict=True) if self._retained else ((), (), ())
+        return Pack.of(
+            token_ids=self._ids,
+            positions=self._positions,
+            visit_row_offsets=self._row_offsets,
+            visit_pos=self._visit_pos,
+            span_offsets=self._span_offsets,
+            span_source=self._source,
+            span_begin=self._begin,
+            span_end=self._end,
+            retain_begin=begins,
+            retain_end=ends,
+            retain_slot=slots,
+            scored_rows=self._scored,
             held_tokens=self._held_tokens,
         )
 

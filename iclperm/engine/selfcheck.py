@@ -14,7 +14,7 @@ from torch import nn
 
 from iclperm.engine.executor import Report, execute
 from iclperm.engine.footprint import Sizes, checked_tokens
-from iclperm.engine.forward import KvPool, TreeForward, padded_rows
+from iclperm.engine.forward import TreeForward, padded_rows
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.linear import linear
 from iclperm.engine.layers import FusedDecoder, FusedLayer
@@ -43,9 +43,9 @@ def layers_agree(model: TreeModel) -> bool:
     rows, begins = _rows(_prompts(model))
     plan = plan_requests(rows, begins, pack_tokens=rows.tokens.size)
     (pack,) = plan.packs(0)
-    ours = model.start(pack, KvPool(plan.core.pool_slots))
+    ours = model.start(pack, model.pool(plan.core.pool_slots))
     with model.attached(fused=False), _compared(decoder, ours) as verdicts:
-        model.forward(pack, KvPool(plan.core.pool_slots))
+        model.forward(pack, model.pool(plan.core.pool_slots))
     return all(verdicts)
 
 
@@ -141,7 +141,7 @@ def _rows(requests: list[tuple[list[int], list[int]]]) -> tuple[Rows, IntArray]:
 def _prompts(model: TreeModel) -> list[tuple[list[int], list[int]]]:
     """Requests that branch at several depths and outgrow a short sliding window."""
     rng = np.random.default_rng(0)
-    length = checked_tokens(model)
+    length = checked_tokens(model.facts)
     ids = [int(i) for i in rng.integers(0, model.vocab_size, length + 16)]
     stem, other = ids[:length], ids[-8:]
     return [
@@ -164,7 +164,7 @@ def rows_are_invariant(model: TreeModel, pack_tokens: int = DEFAULT_PACK_TOKENS)
     """
     if model.attention != "native" or not model.is_row_wise:
         return False
-    if getattr(model.config, "num_experts", None) or getattr(model.config, "num_local_experts", None):
+    if model.facts.num_experts:
         return False
     if any(rowwise.may_depend_on_company(module) for module in model.model.modules()):
         return False

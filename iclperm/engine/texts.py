@@ -132,7 +132,7 @@ class Ending:
         return Generated(np.array(ids, np.int32), self.text(ids), finish, value, num_tokens)
 
     def _recent(self, ids: Sequence[int]) -> str:
-        """The end of the text, from a whole character on: of half a one a decoder may spoil all bytes that follow."""
+        """The text of the last tokens, from a whole character on: half of one may garble what follows it."""
         size = self._window
         while True:
             recent = list(islice((token for token in reversed(ids) if token not in self._special), size))

@@ -98,9 +98,3 @@ def path_to_token(tree: PrefixTree, token: int) -> TokenArray:
     return np.concatenate(
         [path_tokens(tree, int(tree.parent[node])), tree.tokens[tree.token_offsets[node] : token + 1]]
     )
-
-
-def tin_tout(tree: PrefixTree) -> tuple[IntArray, IntArray]:
-    """Entry and exit number of every tree token, int64 [T]: a is on the path of b iff tin[a] <= tin[b] < tout[a]."""
-    node = np.repeat(np.arange(tree.num_nodes), np.diff(tree.token_offsets))
-    return np.arange(tree.num_tokens), tree.token_offsets[tree.subtree_end[node]]

@@ -1,41 +1,31 @@
-"""Chats: the model's own template, rendered where it can do no harm and cut into what it writes around the turns.
+"""Chats: a model's own template, cut into the pieces that it writes around the turns of a conversation.
 
-A template is code that came with a model. It is rendered in a process that can be killed, a few times; prompts are put
-together from the pieces, so that contexts times queries stays a product, and some are compared with the template's own.
+A template is code that came with a model. It is rendered a few times, in a process that is killed at a limit
+(`iclperm.tasks.templates`), and cut where the turns stand. Prompts are put together from the pieces, so that contexts
+times queries stays a product, and some of them are compared with what the template itself makes of the conversation.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
 from iclperm.errors import ConfigError, ModelError, RequestError
+from iclperm.tasks.templates import ProcessFailed, RenderError, RenderLimits, TooSlow, rendered_apart
 
 if TYPE_CHECKING:
-    from jinja2 import Template
-    from jinja2.parser import Parser
-
-    from iclperm.tasks import Task
-    from iclperm.tasks.killable import Worker
+    from iclperm.tasks.task import Task
 
 Message = dict[str, str]
 Mode = Literal["none", "single", "multiturn"]
 
 MAX_TEMPLATE_CHARS = 1 << 18
-MAX_RENDERED_CHARS = 1 << 22
-MAX_RENDER_SECONDS = 10.0
-_CHATS_PER_CALL = 8
+CHAT_LIMITS = RenderLimits(seconds=10.0, chars=1 << 22)
 _USERS = ("iclpermasksone", "iclpermaskstwo", "iclpermasksthree")
 _ASSISTANTS = ("iclpermsaysone", "iclpermsaystwo", "iclpermsaysthree")
 
@@ -46,7 +36,7 @@ class TemplateRefusal(ModelError):
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation to render; ``is_open`` asks for the header of the turn that the model is to write."""
+    """A conversation to render; where it ``is_open``, the header of the turn that the model is to write follows."""
 
     messages: list[Message]
     is_open: bool
@@ -58,9 +48,10 @@ class ChatTemplate:
 
     source: str
     special: dict[str, str]
+    limits: RenderLimits = CHAT_LIMITS
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Self:
+    def of(cls, tokenizer: Any, limits: RenderLimits = CHAT_LIMITS) -> Self:
         """A tokenizer's template, of several the default; raises `ConfigError` where it has none."""
         template = tokenizer.chat_template
         source = template.get("default") if isinstance(template, Mapping) else template
@@ -69,114 +60,41 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ModelError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are read")
         special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-        return cls(source, special)
+        return cls(source, special, limits)
 
     def render(self, chats: Sequence[Chat]) -> list[str]:
-        """The text of each chat; raises `TemplateRefusal` with the template's reason, and `ModelError` where it takes
-        too long."""
-        from iclperm.tasks.killable import Overtime, WorkerError
+        """The text of each chat.
 
-        texts: list[str] = []
-        for begin in range(0, len(chats), _CHATS_PER_CALL):
-            some = [{"messages": chat.messages, "is_open": chat.is_open} for chat in chats[begin:][:_CHATS_PER_CALL]]
-            try:
-                rendered = _worker().call(
-                    {"source": self.source, "special": self.special, "chats": some}, MAX_RENDER_SECONDS
-                )
-            except Overtime:
-                raise ModelError(
-                    f"the chat template takes more than {MAX_RENDER_SECONDS:g} seconds; set chat to none"
-                ) from None
-            except WorkerError as error:
-                raise ModelError(f"the chat template cannot be rendered: {error}; set chat to none") from None
-            texts += map(_text_of, rendered)
-        return texts
+        Raises `TemplateRefusal` with the template's reason, and `ModelError` where it takes more than the limits or its
+        process dies.
+        """
+        known = {**self.special, "tools": None, "documents": None}
+        rows = [{**known, "messages": chat.messages, "add_generation_prompt": chat.is_open} for chat in chats]
+        try:
+            return list(rendered_apart("chat", self.source, rows, self.limits))
+        except TooSlow as error:
+            raise ModelError(f"the chat template {str(error).removeprefix('it ')}; set chat to none") from None
+        except ProcessFailed as error:
+            raise ModelError(f"the chat template cannot be rendered: {error}; set chat to none") from None
+        except RenderError as error:
+            raise TemplateRefusal(f"the chat template cannot be rendered: {_reason(error)}; set chat to none") from None
 
 
-def _text_of(rendered: Mapping[str, str]) -> str:
-    if reason := rendered.get("error"):
-        raise TemplateRefusal(f"the chat template cannot be rendered: {reason}; set chat to none")
-    return rendered["text"]
-
-
-@cache
-def _worker() -> Worker:
-    from iclperm.tasks.killable import Worker
-
-    worker = Worker("iclperm.chat:render_chats")
-    atexit.register(worker.close)
-    return worker
-
-
-def render_chats(payload: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The text of every chat, or the error that stopped it, in one line; called in a process that can be killed."""
-    sandbox = _Sandbox()
-    try:
-        template = sandbox.from_string(payload["source"])
-    except Exception as error:  # Jinja2's own, or Python's where it is nested too deeply
-        return [{"error": _reason(error)}] * len(payload["chats"])
-    known = {**payload["special"], "tools": None, "documents": None}
-    return [
-        _rendered(template, {**known, "messages": chat["messages"], "add_generation_prompt": chat["is_open"]})
-        for chat in payload["chats"]
-    ]
-
-
-def _rendered(template: Template, values: Mapping[str, Any]) -> dict[str, str]:
-    pieces, length = [], 0
-    try:
-        for piece in template.generate(values):
-            pieces.append(piece)
-            length += len(piece)
-            if length > MAX_RENDERED_CHARS:
-                return {"error": f"it writes more than {MAX_RENDERED_CHARS} characters"}
-    except Exception as error:  # whatever a template can do wrong
-        return {"error": _reason(error)}
-    return {"text": "".join(pieces)}
-
-
-def _reason(error: Exception) -> str:
+def _reason(error: RenderError) -> str:
     if "strftime_now" in str(error):
         return "it asks for today's date, and prompts must not change with the day"
-    return " ".join((str(error) or type(error).__name__).split())[:200].rstrip(".")
-
-
-class _Generation(Extension):
-    """``{% generation %}`` marks what an assistant writes, for training; here it is only what stands in it."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Scope:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """What transformers gives to a template, without what is not the same every time: the date, and chance."""
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-        self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _raise_exception
-        del self.filters["random"], self.globals["lipsum"]
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
+    return " ".join(str(error).split())[:200].rstrip(".")
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What stands around the turns of a study's chats; what is said in a turn has no white space around it.
+    """What stands around the turns of a study's chats.
 
     A prompt is ``opening``, the demonstrations, the query's text, and ``reply`` before a label or ``generation`` before
-    what the model writes. With ``single`` all is one user message. With ``multiturn`` a demonstration is its query, a
-    user's turn, ``to_assistant``, its answer, and ``to_user``. ``system`` is the system message, "" where there is
-    none; ``preface`` is what the first user says before anything else; ``opening`` holds both.
+    what the model writes. With ``single`` all of it is one message of the user. With ``multiturn`` a demonstration is
+    its query in the user's turn, ``to_assistant``, its answer, and ``to_user``; what a turn contains has no white space
+    around it. ``system`` is the system message, "" where there is none; ``preface`` is the text before anything else in
+    the user's first turn; ``opening`` holds both.
     """
 
     mode: Literal["single", "multiturn"]
@@ -190,45 +108,47 @@ class ChatFormat:
     generation: str
 
     def writes(self, token: str) -> bool:
-        """Whether a token that is more than white space stands in what the template writes."""
+        """Whether the template writes this token; never of one that is white space."""
         pieces = (self.opening, self.to_assistant, self.to_user, self.reply, self.generation)
         return bool(token.strip()) and any(token in piece for piece in pieces)
 
-    def demonstration(self, said: Sequence[str]) -> str:
-        """The text of one demonstration: ``said`` is all of it, or the user's and the assistant's part."""
-        return said[0] if self.mode == "single" else said[0] + self.to_assistant + said[1] + self.to_user
+    def demonstration(self, parts: Sequence[str]) -> str:
+        """The text of one demonstration: ``parts`` are the whole of it, or the user's and the assistant's part."""
+        return parts[0] if self.mode == "single" else parts[0] + self.to_assistant + parts[1] + self.to_user
 
     def messages(self, demonstrations: Iterable[Sequence[str]], query: str) -> list[Message]:
-        """The messages of one prompt."""
-        told = [{"role": "system", "content": self.system}] if self.system else []
+        """The messages of one prompt; ``demonstrations`` are in parts, as `demonstration` takes them."""
+        before = _system(self.system)
         if self.mode == "single":
-            return [*told, _user(self.preface + "".join(said for (said,) in demonstrations) + query)]
-        turns = [message for said in demonstrations for message in (_user(said[0]), assistant(said[1]))]
+            return [*before, _user(self.preface + "".join(text for (text,) in demonstrations) + query)]
+        turns = [message for parts in demonstrations for message in (_user(parts[0]), assistant(parts[1]))]
         first, *others = [*turns, _user(query)]
-        return [*told, _user(self.preface + first["content"]), *others]
+        return [*before, _user(self.preface + first["content"]), *others]
 
 
-def chat_format(mode: Mode, task: Task, tokenizer: Any) -> ChatFormat | None:
-    """How a study's prompts are put into the template of its tokenizer, None for ``none``.
+def chat_format(mode: Mode, task: Task, tokenizer: Any, limits: RenderLimits = CHAT_LIMITS) -> ChatFormat | None:
+    """How a study's prompts are put into the template of its tokenizer; None for the mode ``none``.
 
-    With ``multiturn`` the task's instruction is the system message, or opens the first user's turn where the template
-    takes none. Raises `ConfigError` for a tokenizer without a template, `ModelError` for a template that fails, or that
-    does not write a conversation turn by turn. A few renderings.
+    With ``multiturn`` the task's instruction is the system message, or opens the user's first turn where the template
+    takes no system message. ``limits`` are what each of the few renderings may take. Raises `ConfigError` for a
+    tokenizer without a template, `ModelError` for a template that fails, or that does not write a conversation turn by
+    turn.
     """
     if mode == "none":
         return None
-    template = ChatTemplate.of(tokenizer)
+    template = ChatTemplate.of(tokenizer, limits)
     if mode == "single":
         return _cut_single(template, task.opening().lstrip())
     instruction = task.instruction.strip()
     try:
-        told = _cut_turns(template, instruction, "")
+        with_system = _cut_turns(template, instruction, "")
+        # A template may also leave out a system message without a word.
+        if instruction in with_system.opening:
+            return with_system
     except TemplateRefusal:
         if not instruction:
             raise
-        told = None
-    # A template may also leave out a system message without a word.
-    return told if told and instruction in told.opening else _cut_turns(template, "", task.opening().lstrip())
+    return _cut_turns(template, "", task.opening().lstrip())
 
 
 def _cut_single(template: ChatTemplate, preface: str) -> ChatFormat:
@@ -242,9 +162,8 @@ def _cut_single(template: ChatTemplate, preface: str) -> ChatFormat:
 
 def _cut_turns(template: ChatTemplate, system: str, preface: str) -> ChatFormat:
     sizes = ((1, 0), (2, 1), (3, 2), (1, 1), (3, 3))
-    told = [{"role": "system", "content": system}] if system else []
     none, one, two, answered, all_answered = (
-        _pieces(template, Chat(told + _conversation(*size), is_open=size[0] > size[1])) for size in sizes
+        _pieces(template, Chat(_system(system) + _conversation(*size), is_open=size[0] > size[1])) for size in sizes
     )
     opening, to_assistant, to_user, _, _, generation = two
     reply = answered[1]
@@ -261,6 +180,11 @@ def _cut_turns(template: ChatTemplate, system: str, preface: str) -> ChatFormat:
     )
 
 
+def _system(content: str) -> list[Message]:
+    """The system message, if there is one."""
+    return [{"role": "system", "content": content}] if content else []
+
+
 def _conversation(num_users: int, num_answers: int) -> list[Message]:
     messages = [_user(_USERS[0])]
     for turn in range(num_answers):
@@ -273,10 +197,10 @@ def _conversation(num_users: int, num_answers: int) -> list[Message]:
 def _pieces(template: ChatTemplate, chat: Chat) -> list[str]:
     """What the template writes before, between and after the contents of users and assistant."""
     (text,) = template.render([chat])
-    said = [message["content"] for message in chat.messages if message["role"] != "system"]
-    pieces = re.split("|".join(map(re.escape, said)), text)
-    found = re.findall("|".join(map(re.escape, said)), text)
-    if found != said:
+    contents = [message["content"] for message in chat.messages if message["role"] != "system"]
+    pieces = re.split("|".join(map(re.escape, contents)), text)
+    found = re.findall("|".join(map(re.escape, contents)), text)
+    if found != contents:
         raise TemplateRefusal("the chat template changes, repeats or leaves out what is said; set chat to none")
     return pieces
 
@@ -302,10 +226,11 @@ _FIRST_MARKER, _END = 256, 256 + len(_ROLES)
 
 
 class TextTokenizer:
-    """A tokenizer of text itself, for models that are asked in text: a token for each byte of UTF-8, ids 0 to 255, and
-    one for each marker of a chat, from 256 on: ``<|system|>``, ``<|user|>``, ``<|assistant|>``, ``<|end|>``.
+    """A tokenizer for models behind an API, which get text: its ids are the text itself.
 
-    Ids turn back into the very text, or the messages. There is no BOS, and no two tokens ever merge.
+    Each byte of UTF-8 is a token, ids 0 to 255, and so is each marker of a chat, from 256 on: ``<|system|>``,
+    ``<|user|>``, ``<|assistant|>``, ``<|end|>``. Ids turn back into the very text, or the messages. There is no BOS,
+    and no two tokens ever merge.
     """
 
     is_fast = True
@@ -322,7 +247,7 @@ class TextTokenizer:
     )
 
     def __call__(self, text: Sequence[str], **options: Any) -> dict[str, list[Any]]:
-        """``input_ids`` and ``offset_mapping``, the character that each token is of, or is part of."""
+        """``input_ids``, and as ``offset_mapping`` the character that each token is, or is a part of."""
         encoded = list(map(_byte_tokens, text))
         return {"input_ids": [ids.tolist() for ids, _ in encoded], "offset_mapping": [spans for _, spans in encoded]}
 
@@ -347,8 +272,11 @@ class TextTokenizer:
         return "".join(pieces)
 
     def ids_to_messages(self, ids: Sequence[int] | NDArray[np.integer]) -> list[Message]:
-        """The messages of a chat that has these ids; the assistant's last turn, not ended, counts where something is in
-        it. Raises `RequestError` for ids that are of no chat."""
+        """The messages of a chat that has these ids.
+
+        The last turn, the assistant's, has no end marker; it is a message unless it is empty. Raises `RequestError` for
+        ids that are of no chat.
+        """
         values = np.asarray(ids, dtype=np.int64)
         messages, begin = [], 0
         while begin < len(values):

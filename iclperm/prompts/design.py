@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iclperm.errors import ConfigError, DataError
-from iclperm.study import Study
-from iclperm.tasks import Examples, Task
+from iclperm.study.study import Study
+from iclperm.tasks.task import Examples, Task
 
 CONTENT_FREE = "content_free"
-"""The split of the queries that say nothing: they tell what a context makes of the labels by itself."""
+"""The split of the queries without content, whose answers show how a context favours the labels by itself."""
 CONTENT_FREE_INPUTS = ("N/A", "", "[MASK]")
 """What stands in every field of these queries (Zhao et al. 2021, section 5)."""
 _MAX_EXACT_FACTORIAL = 20
@@ -45,27 +45,27 @@ class Orderings:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SplitQueries:
     """The queries of one split, each example once.
 
-    ``rows`` int64 [Q] are rows of the split; ``turns`` int64 are the places in ``rows`` of every query asked for, in
-    order: where a class is short its examples have several turns. ``num_excluded`` rows repeat the content of a
-    demonstration (or, in dev, of a test row) and were left out.
+    ``rows`` int64 [Q] are rows of the split; ``draws`` int64 are the places in ``rows`` of every query that the study
+    wants, in order: where a class is short its examples are drawn several times. ``num_excluded`` rows repeat the
+    content of a demonstration (or, in dev, of a test row) and were left out.
     """
 
     split: str
     rows: NDArray[np.int64]
-    turns: NDArray[np.int64]
+    draws: NDArray[np.int64]
     num_excluded: int
 
     @property
     def weights(self) -> NDArray[np.int64]:
         """How often each query counts, int64 [Q]."""
-        return np.bincount(self.turns, minlength=len(self.rows))
+        return np.bincount(self.draws, minlength=len(self.rows))
 
     def num_distinct(self, count: int) -> int:
-        """Distinct queries among the first ``count`` asked for."""
-        return int(self.turns[:count].max(initial=-1)) + 1
+        """Distinct queries among the first ``count`` draws."""
+        return int(self.draws[:count].max(initial=-1)) + 1
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class Design:
     """What a study runs, as row numbers: orderings on one side, queries on the other.
 
     One group of ``orderings`` holds all numbers of shots as prefixes; with ``resample: per_k`` each number of shots has
-    sets and permutations of its own. ``asked`` lists the splits: test, then dev where the study asks for it, last the
-    content-free queries where it calibrates by them.
+    sets and permutations of its own. ``queries`` has an entry for each split: test, then dev where the study wants it,
+    last the content-free queries where it calibrates by them.
     """
 
     orderings: tuple[Orderings, ...]
-    asked: tuple[Asked, ...]
+    queries: tuple[SplitQueries, ...]
 
     @property
     def num_sets(self) -> int:
@@ -96,12 +96,12 @@ class Design:
     @property
     def num_queries(self) -> int:
         """Distinct queries of all splits."""
-        return sum(len(asked.rows) for asked in self.asked)
+        return sum(len(split.rows) for split in self.queries)
 
     @property
     def query_offsets(self) -> NDArray[np.int64]:
         """Where each split begins on the axis of all queries, int64 [splits + 1]."""
-        return np.cumsum([0, *(len(asked.rows) for asked in self.asked)])
+        return np.cumsum([0, *(len(split.rows) for split in self.queries)])
 
     def demonstrations(self, index_set: int, permutation: int, place: int) -> NDArray[np.int64]:
         """Train rows of one cell's context, in order; ``place`` is on the K axis. int64 [k]."""
@@ -121,19 +121,19 @@ def draw(study: Study, task: Task, examples: Mapping[str, Examples]) -> Design:
     """
     train = examples["train"]
     known = set(train.hashes)
-    asked = []
+    queries = []
     for split, count in study.query_counts.items():
-        asked.append(draw_queries(study.seed, count, task, examples[split], known))
+        queries.append(draw_queries(study.seed, count, task, examples[split], known))
         known |= set(examples[split].hashes)
     if study.calibration == "contextual":
         inputs = np.arange(len(CONTENT_FREE_INPUTS))
-        asked.append(Asked(CONTENT_FREE, inputs, inputs, num_excluded=0))
+        queries.append(SplitQueries(CONTENT_FREE, inputs, inputs, num_excluded=0))
     groups = _groups(study, study.shot_list(task.shots))
-    return Design(tuple(_draw_orderings(study, shots, task, train) for shots in groups), tuple(asked))
+    return Design(tuple(_draw_orderings(study, shots, task, train) for shots in groups), tuple(queries))
 
 
 def _groups(study: Study, shots: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Numbers of shots that are prefixes of the same orderings; none at all is a prefix of anything."""
+    """Numbers of shots that are prefixes of the same orderings; zero shots are a prefix of any."""
     if study.resample == "none":
         return [shots]
     has_none = len(shots) > 1 and shots[0] == 0
@@ -194,7 +194,7 @@ def draw_set(seed: int, index: int, size: int, task: Task, train: Examples) -> N
 def _set_draws(
     seed: int, index: int, size: int, task: Task, train: Examples, own: str = ""
 ) -> Iterator[NDArray[np.int64]]:
-    """Draw after draw of one set, each from where the key's streams stand."""
+    """Endless draws of one set: each continues the random streams of its key where the one before ended."""
     num_labels = len(task.classes)
     share, remainder = divmod(size, num_labels)
     pools = _pools(task, train)
@@ -212,7 +212,7 @@ def _set_draws(
                     f"{_of_it(task)}; lower the shots or add examples"
                 )
             rows += pool[_random_order(stream, len(pool))[:needed]].tolist()
-        yield np.array(sorted(rows, key=lambda row: _default_order(task, train, row)), dtype=np.int64)
+        yield _in_default_order(rows, task, train)
 
 
 def _refuse_too_many_sets(count: int, size: int, task: Task, train: Examples) -> None:
@@ -263,11 +263,11 @@ def draw_permutations(seed: int, count: int, size: int, own: str = "") -> NDArra
     return np.stack(list(drawn.values()))
 
 
-def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: Set[str]) -> Asked:
+def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: Set[str]) -> SplitQueries:
     """``count`` queries of a split, balanced over the classes, none of them of a content in ``known``.
 
-    Classes take turns, and so do the examples of a class that is short: they come round again. A larger count keeps the
-    earlier queries. Raises `DataError` for a class without examples. O(examples + count).
+    Classes take turns; one that has too few examples begins again with its first. A larger count keeps the earlier
+    queries. Raises `DataError` for a class without examples. O(examples + count).
     """
     split, num_labels = examples.split, len(task.classes)
     fresh = np.array([content not in known for content in examples.hashes], dtype=bool)
@@ -276,21 +276,21 @@ def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: S
     suffix = "" if split == "test" else f" of {split}"
     for turn, label in enumerate(keyed_permutation(num_labels, seed, f"query classes{suffix}")):
         pool = np.flatnonzero(fresh & (examples.labels == label))
-        turns = np.arange(len(rows[turn::num_labels]))
-        if not len(pool) and len(turns):
+        draws = np.arange(len(rows[turn::num_labels]))
+        if not len(pool) and len(draws):
             raise DataError(
-                f"{_of_class(task, int(label))} has no usable {split} examples, but {count} queries need {len(turns)}"
+                f"{_of_class(task, int(label))} has no usable {split} examples, but {count} queries need {len(draws)}"
                 f"{_of_it(task)}; add examples (or enlarge the split's share)"
                 f"{', or remove the label and its rows' if task.words else ''}"
             )
-        if len(turns):
+        if len(draws):
             order = keyed_permutation(len(pool), seed, f"queries{suffix}", int(label))
-            rows[turn::num_labels] = pool[order][turns % len(pool)]
+            rows[turn::num_labels] = pool[order][draws % len(pool)]
     distinct, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
     by_appearance = np.argsort(first, kind="stable")
     numbers = np.empty(len(distinct), dtype=np.int64)
     numbers[by_appearance] = np.arange(len(distinct))
-    return Asked(split, distinct[by_appearance], numbers[inverse], int(np.sum(~fresh)))
+    return SplitQueries(split, distinct[by_appearance], numbers[inverse], int(np.sum(~fresh)))
 
 
 def content_free_examples(task: Task, train: Examples) -> Examples:
@@ -356,6 +356,9 @@ def _of_it(task: Task) -> str:
     return " of it" if task.words else ""
 
 
-def _default_order(task: Task, train: Examples, row: int) -> tuple[str, str]:
-    label = int(train.labels[row])
-    return task.classes[label], task.render_demonstration(train.fields[row], label)
+def _in_default_order(rows: list[int], task: Task, train: Examples) -> NDArray[np.int64]:
+    """Train rows by label word, then by the text of the demonstration."""
+    labels = [int(train.labels[row]) for row in rows]
+    texts = task.render_demonstrations([train.fields[row] for row in rows], labels)
+    keys = [(task.classes[label], text) for label, text in zip(labels, texts, strict=True)]
+    return np.array([rows[place] for place in sorted(range(len(rows)), key=keys.__getitem__)], dtype=np.int64)

@@ -34,7 +34,10 @@ def _table(
 
 
 def contributions(accuracy: FloatArray, orders: Orders, shots: list[int], kind: str, s: int, e: int) -> list[float]:
-    """What demonstration e of set s adds in every permutation that tells: kind shapley, marginal, prefix or single."""
+    """What demonstration e of set s adds in each permutation where that is known.
+
+    `kind` is shapley, marginal, prefix or single.
+    """
     found = []
     runs = range(accuracy.shape[1])
     for p in runs:

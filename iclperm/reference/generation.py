@@ -28,9 +28,10 @@ def greedy_one(
     eos_ids: Collection[int] = (),
     stops: Callable[[list[int]], bool] = lambda ids: False,
 ) -> list[Step]:
-    """Tokens after ``prompt`` until an EOS (it is the last then), until ``stops`` of those so far, or to the most.
+    """The likeliest tokens after ``prompt``, one by one; of equally likely ones the lowest id.
 
-    The whole text is forwarded anew for every token; the lowest id wins a tie. Ends after logits that are not finite.
+    The last is an EOS, or the one after which ``stops`` is true of all so far, or has logits that are not finite, or is
+    number ``max_new_tokens``. Cost: the whole text is forwarded anew for every token.
     """
     steps: list[Step] = []
     while len(steps) < max_new_tokens:
@@ -49,8 +50,10 @@ def generate_one(
     eos_ids: Collection[int] = (),
     stops: Callable[[list[int]], bool] = lambda ids: False,
 ) -> list[Step]:
-    """As ``greedy_one``, by transformers' own ``generate`` with its cache; what the model's file says of sampling or
-    penalties is left out."""
+    """As ``greedy_one``, by transformers' own ``generate`` with its cache.
+
+    Sampling and penalties that the model's generation configuration asks for are switched off.
+    """
 
     def is_over(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         return torch.tensor([stops(ids[0, len(prompt) :].tolist())], device=ids.device)

@@ -14,7 +14,7 @@ _EASE = (0.35, 0.85)  # of a query, before any effect; uniform in between
 
 
 @dataclass(frozen=True)
-class Effects:
+class KnownEffects:
     """Standard deviations of the effects of sets, permutations and both on the chance of a right answer."""
 
     sets: float
@@ -37,7 +37,9 @@ class Effects:
         return self.selection / self.order if self.order else math.nan
 
 
-def answers(effects: Effects, shape: tuple[int, int, int], generator: np.random.Generator) -> npt.NDArray[np.uint8]:
+def answers(
+    effects: KnownEffects, shape: tuple[int, int, int], generator: np.random.Generator
+) -> npt.NDArray[np.uint8]:
     """Independent answers of known probabilities, uint8 [S, P, Q].
 
     P(right) = ease of the query + effect of set, of permutation and of both; ease is uniform, effects are uniform with
@@ -60,7 +62,7 @@ def answers(effects: Effects, shape: tuple[int, int, int], generator: np.random.
     return (generator.random(shape) < chance[:, :, None] + ease).astype(np.uint8)
 
 
-def expected_ratio(effects: Effects, num_queries: int) -> float:
+def expected_ratio(effects: KnownEffects, num_queries: int) -> float:
     """What r = selection / order (RMS) is on average drawn towards, item noise in both: arXiv 2511.09700's r.
 
     √((σ²_S + σ²_SP + e) / (σ²_P + σ²_SP + e)) with e = E[p(1 - p)] / Q, the noise of one cell.

@@ -1,4 +1,4 @@
-"""Figures for a paper: the accuracy heat map, the curve and r over shots, as PNG and SVG.
+"""Figures for a paper, as PNG and SVG: the heat map of accuracies, the curve, and what all figures share.
 
 Matplotlib's object interface is used throughout: no backend is chosen, and the caller's settings are restored. The
 files depend on the numbers and the Matplotlib version only: default settings, no dates, a fixed salt for SVG ids.
@@ -6,31 +6,28 @@ files depend on the numbers and the Matplotlib version only: default settings, n
 
 from __future__ import annotations
 
+import io
 import math
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.base.files import write_whole
 from iclperm.errors import RequestError
+from iclperm.report.parts import Plot, evenly
 from iclperm.stats import Curve, Interval, order_sensitivity, selection_sensitivity, sensitivity_ratio
 from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
-from iclperm.studies.findings import Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iclperm.studies.sensitivity import SensitivityOverShots
-
 _MAX_PRINTED_CELLS = 200
 _MAX_TICKS = 20
-_WIDEST_R = 16.0  # intervals of r beyond 1/16 and 16 leave the frame
-_CAPTION_LETTERS = 84
 _COLOURS = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#5F5F5F"  # Okabe-Ito
 _STYLE: Any = {
@@ -88,39 +85,6 @@ def curve_plot(curve: Curve, shots: Sequence[int], *, title: str = "", chance: f
     return Plot((4.8, 3.4), draw)
 
 
-def ratio_plot(over_shots: SensitivityOverShots, *, title: str = "") -> Plot:
-    """r as printed with its jackknife interval, and both sensitivities under it, against k >= 1.
-
-    Points are hollow where order is not order alone, and a caption says why. r has a logarithmic axis with a line at 1.
-    Raises RequestError where no k >= 1 was run.
-    """
-    drawn = np.array(over_shots.shots) >= 1
-    if not drawn.any():
-        raise RequestError("r over k needs a run with at least one k >= 1, this one has k = 0 only")
-    caption = textwrap.wrap(f"Hollow points: {over_shots.caution}", _CAPTION_LETTERS) if over_shots.caution else []
-    foot = 0.14 * len(caption)
-
-    def draw(figure: Figure) -> None:
-        upper, lower = _ratio_axes(figure, foot)
-        _draw_ratio(upper, over_shots, drawn)
-        for name, values, style in (
-            ("order", over_shots.order, {"color": BLUE, "marker": "o"}),
-            ("selection", over_shots.selection, {"color": ORANGE, "marker": "s"}),
-        ):
-            _draw_points(lower, over_shots, drawn, values, {"label": f"to {name}", **style})
-        lower.set(xlabel="number of demonstrations k", ylabel="sensitivity of accuracy")
-        lower.set_ylim(bottom=0)
-        lower.legend(frameon=False, loc="best", handlelength=1.8)
-        for axes in (upper, lower):
-            plain_frame(axes)
-        head(
-            figure, title or "Order against selection over k", "r = selection / order, as printed, with 95 % jackknife"
-        )
-        figure.text(0.02, 0.08 / figure.get_figheight(), "\n".join(caption), va="bottom", fontsize=7.5, color=GREY)
-
-    return Plot((4.8, 4.7 + foot), draw)
-
-
 def save(plot: Plot, stem: str | Path) -> list[Path]:
     """Draws a figure into `stem`.png and `stem`.svg; returns both paths."""
     with _figure(plot.size) as figure:
@@ -143,9 +107,16 @@ def _figure(size: tuple[float, float]) -> Iterator[Figure]:
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
-    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
-    figure.savefig(paths[0], dpi=200, metadata={"Software": None})
-    figure.savefig(paths[1], metadata={"Date": None})
+    options: dict[str, dict[str, Any]] = {
+        "png": {"dpi": 200, "metadata": {"Software": None}},
+        "svg": {"metadata": {"Date": None}},
+    }
+    paths = []
+    for suffix, choices in options.items():
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=suffix, **choices)
+        paths.append(stem.with_name(f"{stem.name}.{suffix}"))
+        write_whole(paths[-1], drawn.getvalue(), durable=False)
     return paths
 
 
@@ -215,9 +186,7 @@ def _print_cells(axes: Axes, values: FloatArray, image: Any) -> None:
     for boundary in range(1, values.shape[1]):
         axes.axvline(boundary - 0.5, color="white", linewidth=0.6)
     for (row, column), value in np.ndenumerate(values):
-        red, green, blue, _ = image.cmap(image.norm(value))
-        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.42  # luma at which white and black contrast alike
-        colour = "white" if dark else "black"
+        colour = letter_colour(image.cmap(image.norm(value)))
         axes.text(column, row, _cell(value), ha="center", va="center", color=colour, fontsize=7.5)
 
 
@@ -252,6 +221,13 @@ def _draw_curve(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
             axes.fill_between(shots, low, high, label=f"spread over {name}", linewidth=0.8, **style)
 
 
+def letter_colour(background: Iterable[float]) -> Literal["white", "black"]:
+    """The colour of letters that are read best on a colour given as red, green and blue in 0..1."""
+    red, green, blue, *_ = background
+    is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.42  # luma at which white and black contrast alike
+    return "white" if is_dark else "black"
+
+
 def plain_frame(axes: Axes) -> None:
     """Two axes and light horizontal lines."""
     axes.spines[["top", "right"]].set_visible(False)
@@ -259,58 +235,6 @@ def plain_frame(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def shot_ticks(shots: Sequence[int]) -> list[int]:
-    """Every k, or evenly many of them where they would run into each other; the last always."""
-    step = math.ceil(len(shots) / _MAX_TICKS)
-    return list(shots)[::-step][::-1]
-
-
-def _ratio_axes(figure: Figure, foot: float) -> tuple[Axes, Axes]:
-    """Two panels over one axis of k, above `foot` inches of caption."""
-    height = figure.get_figheight()
-    bottom, panel, gap = foot + 0.5, 1.7, 0.16
-    lower = figure.add_axes((0.17, bottom / height, 0.8, panel / height))
-    upper = figure.add_axes((0.17, (bottom + panel + gap) / height, 0.8, panel / height), sharex=lower)
-    upper.tick_params(labelbottom=False)
-    return upper, lower
-
-
-def _draw_ratio(axes: Axes, over_shots: SensitivityOverShots, drawn: npt.NDArray[np.bool_]) -> None:
-    shots, r = np.array(over_shots.shots)[drawn], over_shots.ratio
-    axes.axhline(1.0, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)))
-    axes.vlines(shots, r.low[drawn], r.high[drawn], color="black", linewidth=1.1)
-    _draw_points(axes, over_shots, drawn, r.estimate, {"color": "black", "marker": "o"})
-    low, high = _ratio_limits(r.estimate[drawn], r.low[drawn], r.high[drawn])
-    steps = [digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)]
-    ticks = [step for step in steps if low <= step <= high]
-    axes.set(ylabel="r", yscale="log", ylim=(low, high), xticks=shot_ticks(shots.tolist()))
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-
-
-def _ratio_limits(estimate: FloatArray, low: FloatArray, high: FloatArray) -> tuple[float, float]:
-    """Range of the axis of r: 1 and a factor of 2 around it, every estimate, and intervals up to `_WIDEST_R`."""
-    bounds = np.clip(np.concatenate([low, high, [0.5, 2.0]]), 1 / _WIDEST_R, _WIDEST_R)
-    values = np.concatenate([bounds, estimate[estimate > 0]])
-    return float(np.nanmin(values)) / 1.1, float(np.nanmax(values)) * 1.1
-
-
-def _draw_points(
-    axes: Axes,
-    over_shots: SensitivityOverShots,
-    drawn: npt.NDArray[np.bool_],
-    values: FloatArray,
-    style: dict[str, Any],
-) -> None:
-    """A line through the points, hollow where order is not order alone; an undefined value leaves a gap."""
-    shots = np.array(over_shots.shots)
-    axes.plot(shots[drawn], values[drawn], linewidth=1.2, markersize=4.5, **style)
-    hollow = drawn & ~over_shots.is_order_alone
-    axes.plot(
-        shots[hollow],
-        values[hollow],
-        **{**style, "label": None},
-        linestyle="none",
-        markersize=4.5,
-        markerfacecolor="white",
-    )
+def shot_ticks(shots: Sequence[int], most: int = _MAX_TICKS) -> list[int]:
+    """Every k, or some at equal distances where more than `most` would run into each other; the last always."""
+    return [shots[place] for place in evenly(len(shots), most)]

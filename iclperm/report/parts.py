@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import rich.table
     from matplotlib.figure import Figure
 
-    from iclperm.stats import Interval
-
 
 class Table(NamedTuple):
     """A table as plain data; a terminal shows it by rich."""
@@ -96,11 +94,83 @@ def plain(value: Any) -> Any:
     return value
 
 
-def number(value: float) -> str:
-    """Four decimals, or a dash where there is no number."""
-    return "-" if math.isnan(value) else f"{value:.4f}"
+class Bounded(Protocol):
+    """An estimate between bounds, as of an interval or a correlation; the bounds are NaN where nothing bounds it."""
+
+    @property
+    def estimate(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
 
 
-def interval_words(interval: Interval) -> str:
-    """The two ends of an interval, or a dash where nothing is bounded."""
-    return "-" if math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
+def number(value: float, digits: int = 4) -> str:
+    """`digits` decimals, or a dash where there is no number."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """As `number`, with a plus or a minus in front."""
+    return "-" if math.isnan(value) else f"{value:+.{digits}f}"
+
+
+def interval_words(interval: Bounded, digits: int = 4, sign: Literal["", "+"] = "") -> str:
+    """The two ends of an interval, or a dash where nothing is bounded; `sign` writes a plus too."""
+    low, high = (f"{end:{sign}.{digits}f}" for end in (interval.low, interval.high))
+    return "-" if math.isnan(interval.low) else f"{low} to {high}"
+
+
+def with_bounds(found: Bounded, digits: int = 2, sign: Literal["", "+"] = "") -> str:
+    """An estimate, and its interval in brackets: "0.69 [0.34 to 1.40]"."""
+    return f"{found.estimate:{sign}.{digits}f} [{found.low:{sign}.{digits}f} to {found.high:{sign}.{digits}f}]"
+
+
+def percent(share: float) -> str:
+    """A share of 1 in per cent: "85.1 %"."""
+    return f"{100 * share:.1f} %"
+
+
+def percent_with_bounds(found: Bounded) -> str:
+    """A share in per cent, with its interval in brackets where it is bounded."""
+    bounds = "" if math.isnan(found.low) else f" [{100 * found.low:.1f} to {100 * found.high:.1f}]"
+    return percent(found.estimate) + bounds
+
+
+def points(size: float) -> str:
+    """A difference of shares, in points: "8.6 points"."""
+    return f"{100 * size:.1f} points"
+
+
+def points_with_bounds(found: Bounded, unit: str = " points") -> str:
+    """A gain in points with its sign, and its interval in brackets where it is bounded; a dash where it is unknown."""
+    if math.isnan(found.estimate):
+        return "-"
+    bounds = "" if math.isnan(found.low) else f" [{100 * found.low:+.1f} to {100 * found.high:+.1f}]"
+    return f"{100 * found.estimate:+.1f}{unit}{bounds}"
+
+
+def spread_in_points(spread: float) -> str:
+    """A standard deviation over several sets or permutations in a sentence; NaN is one over a single one."""
+    return "an unknown amount, as there is only one" if math.isnan(spread) else f"about ±{points(spread)}"
+
+
+def p_value(p: float, least: float = 0.001) -> str:
+    """A p-value in a table, three decimals; below `least` only that it is, and a dash where there was no test."""
+    return "-" if math.isnan(p) else "<0.001" if p < least else f"{p:.3f}"
+
+
+def p_words(p: float) -> str:
+    """A p-value in a sentence: "p = 0.0123"."""
+    return "p < 0.0001" if p < 0.0001 else f"p = {p:.4f}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as in a sentence: "sets, permutations and queries"."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def evenly(count: int, most: int | None) -> list[int]:
+    """Places of about `most` of `count` rows (None: of all), at equal distances, the last always."""
+    return list(range(count))[:: -math.ceil(count / (most or count))][::-1]

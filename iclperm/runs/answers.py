@@ -1,17 +1,15 @@
-"""Answers by context and query, in memory or read from where they are, and the canonical table of them."""
+"""Answers of a run by context and query, and the canonical table of them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,22 +17,20 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from iclperm.base.arrays import large_array
+from iclperm.base.files import replacing, writable
 from iclperm.errors import ConfigError
-from iclperm.generated import KEPT, Generated
-from iclperm.held import held
-from iclperm.store import OK, STATES, writable
-
-if TYPE_CHECKING:
-    pass
-
-_BYTES_AT_ONCE = 1 << 27  # of log-likelihoods read back; what needs more reads the files once for every so many
+from iclperm.runs.generated import KEPT, GeneratedAnswers
+from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.stats.calibration import calibrated_scores
+from iclperm.study.states import OK, STATES
 
 
 class LogLikelihoods(Protocol):
-    """Those of all labels by distinct context, [C, Q, L] in nats, wherever they are; NaN where there is no answer.
+    """Log-likelihoods of labels by distinct context, [C, Q, L] in nats: an array, or what reads them from files.
 
-    ``[contexts]``, int64 [N] and distinct, gives float32 [N, Q, L]: of a run in a folder it reads the files that hold
-    them, and raises `RunError` where those are damaged or gone by now. An array is one, too.
+    ``[contexts]``, int64 [N] without repeats, gives float32 [N, Q, L], NaN where there is no answer. Of a run in a
+    folder it reads the files that hold these contexts, and raises `RunError` where one is damaged or gone by now.
     """
 
     @property
@@ -47,19 +43,20 @@ class Items:
     """The answers to the queries of one split. Distinct contexts are stored once; the properties spread them over all
     cells.
 
-    ``examples`` int64 [Q] are rows of the split, each query once; ``weights`` int64 [Q] tell how often each counts;
-    ``gold`` int64 [Q] is the right label. ``context_of`` int64 [S, P, K] tells each cell's distinct context. By
-    context there are ``context_state`` uint8 [C, Q] (see `iclperm.store.STATES`), ``context_prediction`` [C, Q], the
-    most likely label (ties: the lowest index) and -1 where the state is not ok, and ``context_logprob`` [C, Q, L], read
-    when asked for. ``scale`` float64 [L] is what log-likelihoods were divided by before labels were compared.
+    ``examples`` int64 [Q] are rows of the split, each query once; ``weights`` int64 [Q] say how often each counts;
+    ``gold`` int64 [Q] is the right label. ``context_of`` int64 [S, P, K] is the number of each cell's distinct context.
+    By context there are ``context_state`` uint8 [C, Q] (see `STATES`), ``context_prediction`` [C, Q], which is the most
+    likely label (of equal ones the lowest), -1 where the state is not ok, and ``context_logprob`` [C, Q, L], which is
+    read from the files at each use. ``scale`` float64 [L] is what log-likelihoods were divided by before labels were
+    compared.
 
-    Of a calibrated study (Zhao et al. 2021) ``prior`` float64 [C, L] are the log-probabilities of the labels after
-    content-free queries, which predictions and scores are freed of, and ``uncalibrated_prediction`` [C, Q] are the
-    predictions without that. Where a content-free answer is missing its context has no answers: the state is the worse
-    of the two, and the prior is NaN.
+    In a calibrated study (Zhao et al. 2021) ``prior`` float64 [C, L] are the log-probabilities of the labels after
+    content-free queries. It is taken off predictions and scores; ``uncalibrated_prediction`` [C, Q] are the predictions
+    without that. A context that lacks a content-free answer has no answers at all: the state is the worse of the two,
+    and the prior is NaN.
 
-    Answers that were ``generated`` have no log-likelihoods of labels (L is 0), and a prediction is a number that equal
-    answers share: that of the label, or where any answer may be given a hash.
+    ``generated`` answers have no log-likelihoods of labels (L is 0). Their predictions are numbers that equal answers
+    share: that of the label, or a hash where any answer may be given.
     """
 
     split: str
@@ -73,11 +70,13 @@ class Items:
     scale: NDArray[np.float64]
     prior: NDArray[np.float64] | None = None
     uncalibrated_prediction: NDArray[np.signedinteger[Any]] | None = None
-    generated: Generated | None = None
+    generated: GeneratedAnswers | None = None
     right_answers: tuple[str | None, ...] = ()
     """The right label or answer of each query, as text; [Q]."""
     has_bounds: bool = False
     """Whether some log-likelihoods are upper bounds, below all that are none: enough for a prediction."""
+    limits: WorkLimits = DEFAULT
+    """How much is read or in memory at once."""
 
     @property
     def uncalibrated(self) -> Items:
@@ -88,14 +87,15 @@ class Items:
 
     @cached_property
     def correct(self) -> NDArray[np.uint8]:
-        """1 where the prediction is the right label, or the generated answer right; uint8 [S, P, K, Q]."""
-        correct = held((*self.context_of.shape, len(self.gold)), np.bool_)
+        """1 where the prediction is the right label, or the generated answer is right; uint8 [S, P, K, Q]."""
+        shape = (*self.context_of.shape, len(self.gold))
+        correct = large_array(shape, np.bool_, most_held=self.limits.bytes_in_memory)
         for cell in np.ndindex(self.context_of.shape[:2]):
             self.is_right(self.context_of[cell], correct[cell])
         return correct.view(np.uint8)
 
     def is_right(self, contexts: NDArray[np.int64], out: NDArray[np.bool_]) -> None:
-        """Writes whether the answers of ``contexts`` [...] are right into ``out`` [..., Q]; False without one."""
+        """Writes into ``out`` [..., Q] whether the answers of ``contexts`` [...] are right; missing ones are not."""
         if self.generated is not None:
             out[:] = self.generated.correct[contexts]
         else:
@@ -103,21 +103,21 @@ class Items:
 
     @cached_property
     def state(self) -> NDArray[np.uint8]:
-        """0 ok, or what is missing: see `iclperm.store.STATES`; uint8 [S, P, K, Q]."""
+        """0 where there is an answer, else why there is none (`iclperm.study.states.STATES`); uint8 [S, P, K, Q]."""
         return self.context_state[self.context_of]
 
     @property
     def has_scores(self) -> bool:
-        """Whether there are log-likelihoods of labels, all of them values."""
+        """Whether there are log-likelihoods of labels, and none of them is a bound."""
         return self.generated is None and not self.has_bounds
 
     @cached_property
     def label_logprob(self) -> NDArray[np.float32]:
         """Summed log-likelihood of each label in nats, NaN where there is none; float32 [S, P, K, Q, L].
 
-        As the model gave them, neither normalised nor calibrated. Read when first asked for, and held from then on:
-        4·S·P·K·Q·L bytes, a gigabyte for 64 million prompts of four labels. `logprob_by_cell` gives the same cell by
-        cell.
+        As the model gave them, neither normalised nor calibrated. Read at the first use and kept in memory from then
+        on: 4·S·P·K·Q·L bytes, a gigabyte for 64 million prompts of four labels. `logprob_by_cell` gives the same cell
+        by cell.
         """
         num_queries, num_labels = self.context_logprob.shape[1:]
         tensor = np.empty((*self.context_of.shape, num_queries, num_labels), dtype=np.float32)
@@ -128,10 +128,11 @@ class Items:
     def logprob_by_cell(self, shots: slice = slice(None)) -> Iterator[NDArray[np.float32]]:
         """`label_logprob` [Q, L] of each set, permutation and place on the K axis within ``shots``, in this order.
 
-        Reads every file once for some 128 MB of what it gives, and holds no more of it at once.
+        Reads every file once for every ``limits.bytes_at_once`` of what it gives, and keeps no more than that in
+        memory.
         """
         contexts = self.context_of[:, :, shots].ravel()
-        step = max(1, _BYTES_AT_ONCE // (4 * max(1, int(np.prod(self.context_logprob.shape[1:])))))
+        step = max(1, self.limits.bytes_at_once // (4 * max(1, int(np.prod(self.context_logprob.shape[1:])))))
         for begin in range(0, len(contexts), step):
             distinct, places = np.unique(contexts[begin : begin + step], return_inverse=True)
             values = self.context_logprob[distinct]
@@ -139,8 +140,8 @@ class Items:
             del values
 
     def scores_by_cell(self, shots: slice = slice(None)) -> Iterator[NDArray[np.float32]]:
-        """As `logprob_by_cell`, what the labels are compared by: log-likelihoods as the study normalises and calibrates
-        them."""
+        """As `logprob_by_cell`, but log-likelihoods normalised and calibrated as the study says: what labels are
+        compared by."""
         if self.prior is None:
             return (np.asarray(logprob / self.scale, dtype=np.float32) for logprob in self.logprob_by_cell(shots))
         contexts = self.context_of[:, :, shots].ravel()
@@ -149,14 +150,15 @@ class Items:
     def _calibrated_by_cell(
         self, logprobs: Iterator[NDArray[np.float32]], priors: NDArray[np.float64]
     ) -> Iterator[NDArray[np.float32]]:
-        from iclperm.stats.calibration import calibrated_scores
-
         for logprob, prior in zip(logprobs, priors, strict=True):
             yield calibrated_scores(logprob / self.scale, prior).astype(np.float32)
 
 
 def digest_of(labels: Sequence[str], shots: Sequence[int], splits: Iterable[Items]) -> str:
-    """SHA-256 of the canonical table: see `Run.digest`. Reads as `Items.logprob_by_cell` does."""
+    """SHA-256 of all answers: of the labels and numbers of shots, and of each split's queries and answers in order.
+
+    Reads as `Items.logprob_by_cell` does.
+    """
     digest = hashlib.sha256(json.dumps([labels, shots]).encode())
     for items in splits:
         digest.update(f"{items.split} {items.context_of.shape} {len(items.gold)}".encode())
@@ -178,14 +180,10 @@ def write_tables(tables: Iterable[pa.Table], path: Path) -> Path:
     """Writes tables one after the other into a .csv, .jsonl or .parquet file, whole or not at all."""
     if path.suffix not in _WRITERS:
         raise ConfigError(f"{path} has no known ending; give one of {', '.join(_WRITERS)}")
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with writable(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path) as unfinished:
             _WRITERS[path.suffix](iter(tables), unfinished)
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
     return path
 
 
@@ -221,7 +219,8 @@ def cell_table(
     labels: Sequence[str],
     shots: Sequence[int],
 ) -> pa.Table:
-    """Rows of the canonical table: cells [N] of the flattened [S, P, K], with the log-likelihoods [Q, L] of each."""
+    """Rows of the canonical table for some cells, int64 [N] in the flattened [S, P, K], with the log-likelihoods
+    [Q, L] of each."""
     num_queries = len(items.gold)
     contexts = items.context_of.ravel()[cells]
     axes = np.unravel_index(cells, items.context_of.shape)

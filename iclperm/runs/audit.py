@@ -1,4 +1,4 @@
-"""What a run folder holds, read from its files alone: how far it is, and whether all of it is whole."""
+"""What a run folder says of itself, without model or data: how far the run is, and whether every file is whole."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from iclperm.errors import IclpermError, RunError
-from iclperm.items import digest_of
-from iclperm.ledger import damage as damage_to_replies
-from iclperm.results import forwarded_tokens
-from iclperm.scores import Layout, Scores, reading_of
-from iclperm.store import DamagedItem, RunFolder
+from iclperm.endpoint.ledger import damage as damage_to_replies
+from iclperm.errors import DamagedItem, IclpermError, RunError, UnknownKind, is_out_of_memory
+from iclperm.runs.answers import digest_of
+from iclperm.runs.finish import forwarded_tokens
+from iclperm.runs.folder import RunFolder
+from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.read import ContextAnswers, Layout, reading_of
 
 
 @dataclass(frozen=True)
 class Session:
-    """One call of ``run`` on a folder; ``is_closed`` is False where it was killed, or is still at work."""
+    """One call of `iclperm.run` on a folder; ``is_closed`` is False where it was killed, or is still at work."""
 
     name: str
     seconds: float
@@ -31,7 +32,8 @@ class Session:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far a run is. ``seconds_left`` goes by the tokens a second of all sessions; None where none is known."""
+    """How far a run is. ``seconds_left`` is what the missing parts take at the mean speed of all sessions; None where
+    that is not known."""
 
     folder: Path
     task: str
@@ -60,8 +62,8 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a check of every byte found: one line for each damage, and the digest of a finished run whose results are
-    undamaged."""
+    """What a check of every byte found: a line for each damage, and the digest of the results where the run is finished
+    and nothing is damaged but, perhaps, replies of an API."""
 
     folder: Path
     damage: list[str]
@@ -75,11 +77,11 @@ class Verification:
 
 
 def status(path: str | Path) -> RunStatus:
-    """How far a run is; reads names and records, no results. Raises `RunError` for a folder that is no run."""
+    """How far a run is. Reads names of files and records, no answers. Raises `RunError` for a folder that is no run."""
     folder = RunFolder.open(path)
     plan, sessions = folder.plan, [_session(record) for record in folder.sessions() if record]
     forwarded, is_complete = forwarded_tokens(folder)
-    done, unique = len(folder.parts()), int(folder.plans[-1]["tokens"]["unique"])
+    done, unique = len(folder.parts.finished()), int(folder.plans[-1]["tokens"]["unique"])
     seconds = sum(session.seconds for session in sessions if session.num_parts)
     share = 1 - done / folder.num_parts
     return RunStatus(
@@ -100,7 +102,7 @@ def status(path: str | Path) -> RunStatus:
     )
 
 
-def verify(path: str | Path) -> Verification:
+def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:
     """Checks every byte of a run folder; changes nothing. Raises `RunError` for a folder that is no run at all.
 
     Damage is listed, not raised; the next ``run`` sets it aside and computes it anew. O(size of the folder).
@@ -114,7 +116,11 @@ def verify(path: str | Path) -> Verification:
     def checked(read: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return read(*arguments)
+        except UnknownKind:
+            raise
         except (IclpermError, OSError) as error:
+            if is_out_of_memory(error):
+                raise
             damage.append(str(error))
             return None
 
@@ -124,8 +130,8 @@ def verify(path: str | Path) -> Verification:
         for name in ("demonstrations", "queries"):
             checked(folder.table, name, number)
     damage += [f"{file} cannot be read; what its session cost is unknown" for file in folder.unreadable_sessions()]
-    files = checked(folder.parts) or {}
-    scores = None if damage else _scores(folder)
+    files = checked(folder.parts.finished) or {}
+    scores = None if damage else _scores(folder, limits)
     num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
     is_whole = not damage and len(files) == folder.num_parts
     digest = checked(_digest, folder, scores, num_rows) if is_whole else None
@@ -133,15 +139,15 @@ def verify(path: str | Path) -> Verification:
     return Verification(folder.path, damage, len(files), folder.num_parts, digest)
 
 
-def _scores(folder: RunFolder) -> Scores:
-    """To be filled with what the folder holds; nothing is compared, so nothing is divided either."""
+def _scores(folder: RunFolder, limits: WorkLimits) -> ContextAnswers:
+    """Answers yet to be filled in from the folder's parts, without normalisation: labels are not compared here."""
     reading = reading_of(folder.plan)
     scale = np.ones(len(folder.plan["label_lengths"]["sum"]))
-    return Scores(Layout.of_folder(folder), scale, folder, **reading)
+    return ContextAnswers(Layout.of_folder(folder), scale, folder.parts, limits=limits, **reading)
 
 
 def _refuse_other_chain(folder: RunFolder) -> None:
-    """Every later plan continues the ones before it, and none between them is gone."""
+    """Raises `DamagedItem` where a plan is gone, or does not continue the one before it."""
     for number, plan in enumerate(folder.plans[1:], start=1):
         path = folder.plan_path(number)
         if not path.exists():
@@ -150,16 +156,16 @@ def _refuse_other_chain(folder: RunFolder) -> None:
             raise DamagedItem(f"{path} does not continue this run; move it elsewhere")
 
 
-def _num_rows(folder: RunFolder, part: int, file: Path, scores: Scores | None) -> int:
-    """Answers in one part; raises where it is damaged, or holds what the plan does not have."""
-    table = folder.read(file)
+def _num_rows(folder: RunFolder, part: int, file: Path, scores: ContextAnswers | None) -> int:
+    """The number of answers in one part; raises where it is damaged, or has answers that the plan does not have."""
+    table = folder.parts.read(file)
     if scores is not None:
         scores.fill(part, table)
     return len(table)
 
 
-def _digest(folder: RunFolder, scores: Scores, num_rows: int) -> str:
-    """That of a finished run; raises where its parts do not hold every cell of the plans once."""
+def _digest(folder: RunFolder, scores: ContextAnswers, num_rows: int) -> str:
+    """The digest of a finished run; raises where its parts do not hold every cell of the plans once."""
     num_cells = sum(int(plan["work"]["cells"]) for plan in folder.plans)
     if num_rows != num_cells:
         raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {num_cells} cells")
@@ -168,7 +174,7 @@ def _digest(folder: RunFolder, scores: Scores, num_rows: int) -> str:
 
 
 def _num_bytes(path: Path) -> int:
-    """Size of a file; none where it is a folder, or gone by now: a run may be at work."""
+    """The size of a file; 0 for a folder, and for what is gone by now, as a run may be at work."""
     try:
         return path.stat().st_size if path.is_file() else 0
     except FileNotFoundError:

@@ -16,35 +16,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from iclperm import compound, results
-from iclperm import work as works
-from iclperm.answering import Answerer, answerer
-from iclperm.compound import StudyRuns
-from iclperm.errors import RunError
-from iclperm.results import Run, RunReport, finish, finished
-from iclperm.scores import Layout, Scores, reading_of, tables
-from iclperm.store import DamagedItem, RunFolder, RunStopped, recorded_extents
-from iclperm.study import COMPOUND, Study
-from iclperm.tasks import builtin_tasks
-from iclperm.work import Setting, StudyPlan, Work, lay_out, open_reader, sample_answer, sample_prompt, sample_tokens
-
-__all__ = [
-    "Progress",
-    "Run",
-    "RunReport",
-    "StudyPlan",
-    "StudyRuns",
-    "open_run",
-    "plan",
-    "run",
-    "sample_answer",
-    "sample_prompt",
-    "sample_tokens",
-]
+from iclperm.errors import DamagedItem, RunError, RunStopped
+from iclperm.runs.finish import finish, finished
+from iclperm.runs.folder import RunFolder, recorded_extents
+from iclperm.runs.layout import lay_out
+from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.read import ContextAnswers, Layout, reading_of
+from iclperm.runs.reading import open_reader
+from iclperm.runs.run import FinishedRun
+from iclperm.runs.scorers import Scorer, scorer_of
+from iclperm.runs.setting import ResolvedStudy, with_whole_paths
+from iclperm.runs.tables import tables
+from iclperm.runs.work import Work
+from iclperm.study.study import Study
 
 Progress = Callable[[int, int], None]
-"""Told the number of finished parts and of all parts, at the start and after each."""
-
+"""Called with the numbers of finished parts and of all parts, at the start and after each part."""
 _SECONDS_BETWEEN_LOOKS = 0.2
 _REMEDIES = {
     "threads": "set OMP_NUM_THREADS={there}",
@@ -56,64 +43,36 @@ _REMEDIES = {
 }
 
 
-def run(
+def run_one(
     study: Study,
-    out: str | Path | None = None,
-    *,
-    extend: bool = False,
-    mixed: bool = False,
-    progress: Progress | None = None,
-) -> Run | StudyRuns:
-    """Runs a study, or what is missing of it in the run folder ``out``; without a folder results are kept in memory.
-
-    ``out`` is the study's own unless given. ``extend`` lets a run grow in sets, permutations and queries; what is there
-    stays. ``mixed`` accepts parts whose last bits may differ, from another machine or version. Several processes may
-    run one study into one folder. Raises `ConfigError`, `DataError`, `TokenizationError` or `ModelError` for what does
-    not fit, `RunError` for a folder of another run, `RunStopped` where the folder cannot be written or memory does not
-    suffice. Cost: the plan's distinct tokens, each once.
-    """
-    if study.kind in COMPOUND:
-        parts = Path(out or study.out or "") if out or study.out else None
-        return compound.run_all(study, parts, lambda part, at: _run_one(part, at, extend, mixed, progress))
-    return _run_one(study, out, extend, mixed, progress)
-
-
-def plan(study: Study) -> StudyPlan | dict[str, StudyPlan]:
-    """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
-
-    Of a study of several runs the plan of each, by name. Raises the errors of `run` that can be known beforehand.
-    O(tokens of demonstrations and queries), and a second for the estimate of the time, which there is none of for a
-    device that this machine lacks.
-    """
-    return compound.plans(study, works.plan) if study.kind in COMPOUND else works.plan(study)
-
-
-def open_run(
-    path: str | Path, *, normalize: str | None = None, criterion: str | None = None, unparsed: str | None = None
-) -> Run | StudyRuns:
-    """A finished run, or the runs of a compound study, from its folder alone: see `iclperm.results.open_run`."""
-    if compound.is_compound(path):
-        return compound.open_all(Path(path), normalize=normalize, criterion=criterion, unparsed=unparsed)
-    return results.open_run(path, normalize=normalize, criterion=criterion, unparsed=unparsed)
-
-
-def _run_one(study: Study, out: str | Path | None, extend: bool, mixed: bool, progress: Progress | None) -> Run:
-    """See `run`."""
+    out: str | Path | None,
+    extend: bool,
+    mixed: bool,
+    progress: Progress | None,
+    limits: WorkLimits = DEFAULT,
+) -> FinishedRun:
+    """See `iclperm.api.run`."""
     started = time.perf_counter()
-    setting = Setting.of(study)
+    setting = ResolvedStudy.of(study, limits=limits)
     study = setting.study
     path = None if (out or study.out) is None else Path(out or study.out or "")
     if path is not None and (whole := finished(path, setting)) is not None:
         return whole
     work = lay_out(setting, _grown_from(path, setting, extend))
-    by_stage = [tables(work, number) for number in range(len(work.stages))]
-    model = answerer(work, path)
+    by_growth = [tables(work, number) for number in range(len(work.growths))]
+    model = scorer_of(work, path)
     if path is not None:
-        _refuse_bad_growth(path, work, by_stage, model, mixed)
-    folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_stage)
-    layout = Layout.of_tables(by_stage[-1]["demonstrations"], by_stage[-1]["queries"], work.identities())
+        _refuse_bad_growth(path, work, by_growth, model, mixed)
+    folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_growth)
+    layout = Layout.of_tables(by_growth[-1]["demonstrations"], by_growth[-1]["queries"], work.identities())
     plan = work.identities()[0]
-    scores = Scores(layout, layout.scale(plan, study), folder, **reading_of(plan, study))
+    scores = ContextAnswers(
+        layout,
+        layout.scale(plan, study),
+        None if folder is None else folder.parts,
+        limits=limits,
+        **reading_of(plan, study),
+    )
     quarantined = 0 if folder is None else _recover(folder, scores)
     missing = [part for part in range(len(work.parts)) if part not in scores.parts]
     forwarded = _compute(work, missing, scores, folder, model, mixed, progress) if missing else 0
@@ -124,11 +83,14 @@ def _run_one(study: Study, out: str | Path | None, extend: bool, mixed: bool, pr
         "num_parts_resumed": len(work.parts) - len(missing),
         "num_quarantined": quarantined,
     }
-    return finish(plan, study, scores, counts, folder, started, forwarded, model.replies)
+    return finish(plan, study, scores, counts, folder, started, forwarded, model.replies, limits=limits)
 
 
-def _grown_from(path: Path | None, setting: Setting, extend: bool) -> list[dict[str, int]]:
-    """The extents that a run had before the one that is asked for; raises `RunError` where it would not be a growth."""
+def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list[dict[str, int]]:
+    """The extents that the run in a folder had before the study's, in order.
+
+    Raises `RunError` where the study is smaller than the run, or larger without ``extend``.
+    """
     there = [] if path is None else recorded_extents(path, setting.identity)
     last, here = (there or [{}])[-1], setting.study.extent
     if not there or last == here:
@@ -143,8 +105,9 @@ def _grown_from(path: Path | None, setting: Setting, extend: bool) -> list[dict[
     return there
 
 
-def _admit(model: Answerer, work: Work, folder: RunFolder, mixed: bool) -> None:
-    """Raises `RunStopped` where the disk is too small, `RunError` for other numerics than those in the folder."""
+def _admit(model: Scorer, work: Work, folder: RunFolder, mixed: bool) -> None:
+    """Raises `RunStopped` where the disk is too small and, unless ``mixed``, `RunError` where parts that are there were
+    computed with other numerics."""
     _refuse_small_disk(work, folder)
     numerics = model.numerics
     if not mixed:
@@ -152,18 +115,18 @@ def _admit(model: Answerer, work: Work, folder: RunFolder, mixed: bool) -> None:
 
 
 def _refuse_bad_growth(
-    path: Path, work: Work, by_stage: Sequence[Mapping[str, pa.Table]], model: Answerer, mixed: bool
+    path: Path, work: Work, by_growth: Sequence[Mapping[str, pa.Table]], model: Scorer, mixed: bool
 ) -> None:
-    """Raises what forbids a run to grow before its folder says that it is larger: it would no longer be finished."""
+    """Raises what forbids a run to grow, before its folder says that it is larger and so no longer finished."""
     try:
         folder = RunFolder.open(path)
     except RunError:
         return  # there is none yet, or it is to be mended first
-    num_stages = len(folder.plans)
-    if not any(stage.num_cells for stage in work.stages[num_stages:]):
+    num_growths = len(folder.plans)
+    if not any(growth.num_cells for growth in work.growths[num_growths:]):
         return
-    with suppress(DamagedItem):  # what is to be mended cannot be asked
-        states = folder.table("queries")["state"], by_stage[num_stages - 1]["queries"]["state"]
+    with suppress(DamagedItem):  # a damaged table says nothing; it will be mended
+        states = folder.table("queries")["state"], by_growth[num_growths - 1]["queries"]["state"]
         if num_overlong := np.sum(np.not_equal(*(state.to_numpy() for state in states))):
             raise RunError(
                 f"{path} cannot grow: with the new demonstrations {num_overlong} of its queries no longer fit the "
@@ -172,14 +135,14 @@ def _refuse_bad_growth(
         _admit(model, work, folder, mixed)
 
 
-def _recover(folder: RunFolder, scores: Scores) -> int:
-    """Reads back what is done; damaged files are set aside, the number of those with results is returned."""
+def _recover(folder: RunFolder, scores: ContextAnswers) -> int:
+    """Reads the finished parts and sets damaged files aside; returns how many parts were damaged."""
     for record in folder.unreadable_sessions():
         folder.set_aside(record)
     quarantined = 0
-    for part, file in folder.parts().items():
+    for part, file in folder.parts.finished().items():
         try:
-            scores.fill(part, folder.read(file))
+            scores.fill(part, folder.parts.read(file))
         except DamagedItem:
             folder.set_aside(file)
             quarantined += 1
@@ -189,35 +152,38 @@ def _recover(folder: RunFolder, scores: Scores) -> int:
 def _compute(
     work: Work,
     missing: Sequence[int],
-    scores: Scores,
+    scores: ContextAnswers,
     folder: RunFolder | None,
-    model: Answerer,
+    model: Scorer,
     mixed: bool,
     progress: Progress | None,
 ) -> int:
-    """Has the missing parts answered, one file each, as far as no other process does; returns the tokens that took."""
+    """Has the missing parts answered and committed, as far as no other process does it, and fills all into ``scores``.
+
+    Returns the tokens that this process forwarded or paid for.
+    """
     if folder is not None:
         _admit(model, work, folder, mixed)
     numerics, before = model.numerics, model.tokens
     session = _Session(folder, _environment(model), lambda: model.replies)
-    tell = progress or (lambda _done, _total: None)
+    report = progress or (lambda _done, _total: None)
     num_parts = len(work.parts)
     session.write(tokens=0)
     try:
-        tell(len(scores.parts), num_parts)
+        report(len(scores.parts), num_parts)
         with open_reader(work.setting) as checker:
             while missing:
                 with closing(model.tables(missing, partial(_claimed, folder=folder), checker)) as answered:
                     for part, table in answered:
                         session.num_parts += 1
                         session.write(tokens=model.tokens - before)
-                        committed = table if folder is None else folder.write(part, table, numerics)
+                        committed = table if folder is None else folder.parts.write(part, table, numerics)
                         scores.fill(part, committed)
-                        tell(len(scores.parts), num_parts)
+                        report(len(scores.parts), num_parts)
                 missing = [part for part in missing if part not in scores.parts]
                 if folder is not None and missing:
                     _read_others(folder, missing, scores)
-                    tell(len(scores.parts), num_parts)
+                    report(len(scores.parts), num_parts)
                     missing = [part for part in missing if part not in scores.parts]
     finally:
         session.write(tokens=model.tokens - before, closed=True)
@@ -225,20 +191,21 @@ def _compute(
     return model.tokens - before
 
 
-def _read_others(folder: RunFolder, missing: Sequence[int], scores: Scores) -> None:
-    """Reads what other processes finished meanwhile; where that is nothing, waits a moment for them."""
-    there = folder.parts()
+def _read_others(folder: RunFolder, missing: Sequence[int], scores: ContextAnswers) -> None:
+    """Reads those of the missing parts that other processes finished meanwhile; where there are none, waits a
+    moment."""
+    there = folder.parts.finished()
     if not any(part in there for part in missing):
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     for part in missing:
         if part in there:
-            scores.fill(part, folder.read(there[part]))
+            scores.fill(part, folder.parts.read(there[part]))
 
 
 class _Session:
-    """The record of one session, written before each part is: a killed session leaves what it cost until then.
+    """The record of one session. It is written before each part is, so that a killed session leaves what it had cost.
 
-    ``num_parts`` counts the parts that it wrote or was about to write.
+    ``num_parts`` counts the parts that it wrote or was about to write. Without a folder nothing is recorded.
     """
 
     def __init__(
@@ -252,30 +219,31 @@ class _Session:
         self._replies = replies
 
     def write(self, *, tokens: int, closed: bool = False) -> None:
+        """Replaces the record; ``tokens`` are those of the session so far, ``closed`` that it has ended."""
         if self._folder is not None:
             seconds = round(time.time() - self._started, 3)
             counts = {"tokens_forwarded": tokens, "parts": self.num_parts, "seconds": seconds, "closed": closed}
-            about = {**self._environment, **({"replies": told} if (told := self._replies()) else {})}
-            # What it cost is told to the last part after a kill; after a power loss the count may be incomplete.
+            about = {**self._environment, **({"replies": replies} if (replies := self._replies()) else {})}
+            # After a kill the record is there to the last part; after a power loss it may be an earlier one.
             self._folder.write_session(self._name, {**about, **counts}, durable=closed)
 
 
 def _claimed(parts: Sequence[int], folder: RunFolder | None) -> Iterator[int]:
-    """Parts that nobody else works at or has finished; each is given back when the next is asked for."""
+    """Those of some parts that no other process works at or has finished; each claim ends where the next begins."""
     for part in parts:
         if folder is None:
             yield part
-        elif folder.claim(part):
+        elif folder.parts.claim(part):
             try:
-                if not folder.has(part):
+                if not folder.parts.has(part):
                     yield part
             finally:
-                folder.release(part)
+                folder.parts.release(part)
 
 
 def _refuse_small_disk(work: Work, folder: RunFolder) -> None:
-    """Raises `RunStopped` where the files that are to come would not fit."""
-    needed = work.disk_bytes - sum(file.stat().st_size for file in folder.parts().values())
+    """Raises `RunStopped` where the files that are still to come would not fit on the disk."""
+    needed = work.disk_bytes - sum(file.stat().st_size for file in folder.parts.finished().values())
     free = shutil.disk_usage(folder.path).free
     if needed > free:
         raise RunStopped(
@@ -284,8 +252,11 @@ def _refuse_small_disk(work: Work, folder: RunFolder) -> None:
         )
 
 
-def _environment(model: Answerer) -> dict[str, Any]:
-    """Versions and what decides about the last bits of a result; never a setting that could hold a secret."""
+def _environment(model: Scorer) -> dict[str, Any]:
+    """What a session's record says of its machine: versions, and what decides about the last bits of a result.
+
+    Nothing that could hold a secret.
+    """
     versions = {name: _version(name) for name in model.libraries}
     return {
         "numerics": model.numerics,
@@ -295,8 +266,8 @@ def _environment(model: Answerer) -> dict[str, Any]:
 
 
 def _refuse_other_numerics(folder: RunFolder, numerics: Mapping[str, Any]) -> None:
-    """A folder's parts come from equal numerics; each part says itself from which."""
-    for recorded in folder.numerics():
+    """Raises `RunError` where a part in the folder was computed with other numerics."""
+    for recorded in folder.parts.numerics():
         for key, here in numerics.items():
             there = recorded.get(key)
             if there != here:
@@ -307,14 +278,9 @@ def _refuse_other_numerics(folder: RunFolder, numerics: Mapping[str, Any]) -> No
                 )
 
 
-def _canonical_study(setting: Setting) -> Study:
-    """The study with its number of shots, and with paths that hold from any working directory."""
-    study = setting.study
-    named = {"demo", *builtin_tasks()}
-    given = {key: getattr(study, key) for key in ("task", "data", "model", "out")}
-    paths = {key: value for key, value in given.items() if value is not None and value not in named}
-    absolute = {key: str(Path(value).resolve()) for key, value in paths.items() if key == "out" or Path(value).exists()}
-    return study.model_copy(update={**absolute, "shots": list(setting.design.shots)})
+def _canonical_study(setting: ResolvedStudy) -> Study:
+    """The study as its folder has it: with its numbers of shots, and with paths that hold from anywhere."""
+    return with_whole_paths(setting.study).model_copy(update={"shots": list(setting.design.shots)})
 
 
 def _version(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Generated answers: what was written, what was read from it, and the tables that keep both."""
+"""Generated answers: the texts that were written, what was read from them, and the tables that keep both."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iclperm.held import held
-from iclperm.store import OK, UNPARSED
+from iclperm.base.arrays import large_array
+from iclperm.study.states import OK, UNPARSED
 from iclperm.tasks.answers import Judgement
 
 FINISHES = ("stop", "eos", "length", "invalid", "refused")
@@ -22,14 +22,14 @@ FINISHES = ("stop", "eos", "length", "invalid", "refused")
 NO_ANSWER = 0
 """Code of an unparsed answer that counts as wrong."""
 KEPT = ("text", "answer", "rule", "finish", "num_tokens", "logprob")
-"""Columns of the canonical table that only generated answers have."""
+"""The columns of the canonical table that only generated answers have."""
 READ_BACK = ("context", "split", "query", "state", "prediction", "answer", "correct", "rule", "finish", "num_tokens")
 _MAX_CODE = (1 << 31) - 2
 
 
 class Text(NamedTuple):
-    """What was generated for one prompt: the text, why it ended, its tokens, their summed log-likelihood in nats (NaN
-    where it is not known), and its state before it is read (`iclperm.store.STATES`)."""
+    """What was generated for one prompt: the text, why it ended (`FINISHES`), its number of tokens, their summed
+    log-likelihood in nats (NaN where it is not known), and its state before it is read."""
 
     text: str
     finish: str
@@ -39,13 +39,13 @@ class Text(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedAnswers:
     """Generated answers by distinct context and query, [C, Q] each.
 
     ``state`` uint8 is as it was read: unparsed stays unparsed, whatever it counts as. ``correct`` bool; ``rule`` int16
-    indexes ``rules`` (-1: none); ``finish`` int8 indexes `FINISHES` (-1: none); ``num_tokens`` int32. Of ``num_draws``
-    texts of a prompt ``num_right`` int16 are right (with one draw it is not filled). ``table`` gives
-    the columns `KEPT` of contexts int64 [N], a row for each context and query, from the files.
+    indexes ``rules`` (-1: none); ``finish`` int8 indexes `FINISHES` (-1: none); ``num_tokens`` int32. ``num_right``
+    int16 of the ``num_draws`` texts of a prompt are right; it is not filled where there is one text. ``table`` reads
+    the columns `KEPT` of contexts int64 [N] from the files, a row for each context and query.
     """
 
     state: NDArray[np.uint8]
@@ -59,11 +59,11 @@ class Generated:
     table: Callable[[NDArray[np.int64]], pa.Table]
 
     @classmethod
-    def empty(cls, state: NDArray[np.uint8], num_draws: int = 1) -> Generated:
-        """With nothing filled in, beside the states [C, Q] that it shares."""
+    def empty(cls, state: NDArray[np.uint8], num_draws: int, bytes_in_memory: int) -> GeneratedAnswers:
+        """Without answers yet; shares the array of states [C, Q], and has large arrays (`large_array`) beside it."""
 
         def filled(kind: npt.DTypeLike, value: int, shape: tuple[int, ...] = state.shape) -> NDArray[Any]:
-            array = held(shape, kind)
+            array = large_array(shape, kind, most_held=bytes_in_memory)
             array[:] = value
             return array
 
@@ -79,8 +79,11 @@ class Generated:
             table=lambda _: pa.table({}),
         )
 
-    def filled(self, contexts: NDArray[np.int64], queries: NDArray[np.int64], table: pa.Table) -> Generated:
-        """With the rows of ``table`` at contexts and queries int64 [N]; arrays are filled in place."""
+    def filled(self, contexts: NDArray[np.int64], queries: NDArray[np.int64], table: pa.Table) -> GeneratedAnswers:
+        """These answers and those of a part: the rows of ``table`` are at contexts and queries int64 [N].
+
+        Changes its own arrays in place.
+        """
         rule = table["rule"].cast(pa.string()).to_pylist()
         rules = (*self.rules, *sorted({name for name in rule if name is not None} - {*self.rules}))
         codes = dict(zip((None, *rules), range(-1, len(rules)), strict=True))
@@ -93,8 +96,8 @@ class Generated:
             self.num_right[contexts, queries] = [sum(map(bool, draws)) for draws in table["draw_correct"].to_pylist()]
         return replace(self, rules=rules)
 
-    def of_queries(self, queries: slice, table: Callable[[NDArray[np.int64]], pa.Table]) -> Generated:
-        """Those of some queries; views."""
+    def of_queries(self, queries: slice, table: Callable[[NDArray[np.int64]], pa.Table]) -> GeneratedAnswers:
+        """The answers to some queries, whose texts ``table`` reads; the arrays are views."""
         names = ("state", "correct", "rule", "finish", "num_tokens", "num_right")
         parts = {name: getattr(self, name)[:, queries] for name in names}
         return replace(self, **parts, table=table)
@@ -110,8 +113,12 @@ class Generated:
 def item_columns(
     draws: Sequence[Sequence[Text]], judged: Sequence[Sequence[Judgement]], labels: Sequence[str]
 ) -> dict[str, Any]:
-    """Columns of items, a row for each text and what was read from it; ``labels`` are the words that answers may be,
-    none where any answer may be given. The first of the ``draws`` is the answer; of several all are kept beside it."""
+    """The columns of generated answers, a row a prompt.
+
+    ``draws`` are the texts, ``judged`` what was read from them, [draws, N] both: the first draw is the answer, and
+    where there are several all are kept beside it. ``labels`` are the words that an answer may be, none where it may be
+    anything.
+    """
     texts, readings = draws[0], judged[0]
     state = np.array([_state(text, reading) for text, reading in zip(texts, readings, strict=True)], dtype=np.uint8)
     is_missing = state != OK
@@ -171,11 +178,15 @@ def dense(codes: NDArray[np.signedinteger[Any]]) -> NDArray[np.int32]:
 
 
 def wrong_where_unparsed(
-    state: NDArray[np.uint8], prediction: NDArray[np.signedinteger[Any]], num_labels: int
+    state: NDArray[np.uint8], prediction: NDArray[np.signedinteger[Any]], num_labels: int, bytes_in_memory: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.signedinteger[Any]]]:
-    """States and predictions in which an unparsed answer is an answer, of a kind that is never right."""
-    states, predictions = held(state.shape, state.dtype), held(prediction.shape, prediction.dtype)
-    for context in range(len(state)):  # a context at a time: little beside what is held
+    """New states and predictions [C, Q] in which an unparsed answer is an answer, one that is never right.
+
+    ``num_labels`` is 0 where any answer may be given. Both are large arrays (`large_array`).
+    """
+    states = large_array(state.shape, state.dtype, most_held=bytes_in_memory)
+    predictions = large_array(prediction.shape, prediction.dtype, most_held=bytes_in_memory)
+    for context in range(len(state)):  # a context at a time: little beside the arrays
         is_unparsed = state[context] == UNPARSED
         states[context] = np.where(is_unparsed, OK, state[context])
         predictions[context] = np.where(is_unparsed, num_labels or NO_ANSWER, prediction[context])

@@ -1,4 +1,4 @@
-"""Who answers: a model on this machine or one behind an API; parts of a study in, tables of items out."""
+"""What answers a study: a model on this machine or one behind an API. Parts in, tables of answers out."""
 
 from __future__ import annotations
 
@@ -16,35 +16,40 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iclperm.errors import ConfigError, OutOfMemory
-from iclperm.generated import Text
-from iclperm.results import refuse_normalized_lists
-from iclperm.scores import generated_rows, item_rows
-from iclperm.store import API_MISSING, INVALID, OK, OVERLONG, UNPARSED, RunStopped
-from iclperm.work import Part, Product, Work, api_prompt, halved_peaks
+from iclperm.endpoint import Endpoint
+from iclperm.endpoint.bill import Prompt
+from iclperm.endpoint.ledger import Ledger
+from iclperm.endpoint.replies import Reply, Scored
+from iclperm.errors import ConfigError, OutOfMemory, RunStopped, is_out_of_memory
+from iclperm.prompts.chat import TextTokenizer
+from iclperm.runs.checks import halved_peaks, refuse_normalized_lists
+from iclperm.runs.formats import beside
+from iclperm.runs.generated import Text
+from iclperm.runs.layout import api_prompt
+from iclperm.runs.tables import generated_rows, item_rows
+from iclperm.runs.work import Part, Product, Work
+from iclperm.study.states import API_MISSING, INVALID, OK, OVERLONG, UNPARSED
+from iclperm.tasks.answers import Checker
 
 if TYPE_CHECKING:
-    from iclperm.endpoint import Endpoint
-    from iclperm.endpoint.bill import Prompt
-    from iclperm.endpoint.replies import Reply, Scored
-    from iclperm.engine import Engine
-    from iclperm.engine.engine import UnitResult
+    from iclperm.engine.engine import Engine, UnitResult
     from iclperm.engine.texts import GeneratedUnit, Generations
-    from iclperm.ledger import Ledger
-    from iclperm.tasks.answers import Checker
 
 Claim = Callable[[Sequence[int]], Iterator[int]]
-"""Parts that this process may work at, one after the other, out of those that are offered."""
+"""Gives those of some parts that this process may work at, one after the other."""
 _CHECKING = ("math-verify", "latex2sympy2-extended", "sympy")
 _STATE_OF_REPLY = {
     "ok": OK, "invalid": INVALID, "overlong": OVERLONG, "unparsed": UNPARSED, "refused": API_MISSING,
 }  # fmt: skip
 
 
-class Answerer(Protocol):
-    """What the runner asks. ``numerics`` are what the last bits of an answer depend on, ``libraries`` those in use,
-    ``tokens`` what has been forwarded or paid for so far, and ``replies`` what an API's were like, as `RunReport`
-    counts it: `iclperm.results.REPLIES`."""
+class Scorer(Protocol):
+    """What answers the prompts of a run.
+
+    ``numerics`` are what the last bits of an answer depend on, JSON-safe. ``libraries`` are the packages whose versions
+    are recorded. ``tokens`` have been forwarded or paid for so far, and ``replies`` are counts of an API's replies
+    (`iclperm.runs.run.REPLIES`).
+    """
 
     @property
     def numerics(self) -> dict[str, Any]: ...
@@ -55,15 +60,19 @@ class Answerer(Protocol):
     @property
     def replies(self) -> dict[str, int]: ...
     def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
-        """The parts that can be claimed, each with its rows; with a ``checker`` answers are generated and read by it.
-        What is not claimed, or not answered now, is left out. Raises `RunStopped` where it cannot go on."""
+        """The rows of those of some parts that can be claimed and answered now, each with its number.
+
+        With a ``checker`` answers are generated, and read by it. Raises `RunStopped` where it cannot go on.
+        """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends what it has begun; called once a run."""
+        ...
 
 
-def answerer(work: Work, folder: Path | None) -> Answerer:
-    """The one that a study names; nothing is loaded or asked before it must be."""
+def scorer_of(work: Work, folder: Path | None) -> Scorer:
+    """The scorer of a study; nothing is loaded or asked before the first part. ``folder`` keeps an API's replies."""
     return LocalModel(work) if work.setting.study.endpoint is None else RemoteModel(work, folder)
 
 
@@ -78,8 +87,8 @@ class LocalModel:
 
     @cached_property
     def engine(self) -> Engine:
-        """Loaded when first asked for."""
-        from iclperm.engine import Engine
+        """Loaded at the first use."""
+        from iclperm.engine.engine import Engine
 
         setting = self._work.setting
         study = setting.study
@@ -91,13 +100,13 @@ class LocalModel:
 
     @cached_property
     def numerics(self) -> dict[str, Any]:
-        """Those of the engine and the processor."""
+        """The engine's, and the processor's name."""
         with enough_memory(self._work):
             return {**self.engine.numerics, "processor": _processor()}
 
     @property
     def tokens(self) -> int:
-        """Forwarded through the first layer; units come from one call, which may still be open."""
+        """Forwarded through the first layer, those of a call of the engine that is still open among them."""
         open_call = self.engine.report.tokens_forwarded if self._is_in_a_call else 0
         return self.engine.totals.tokens_forwarded + open_call
 
@@ -105,7 +114,7 @@ class LocalModel:
         """Nothing to do."""
 
     def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
-        """See `Answerer`; the units of a product are one call of the engine."""
+        """See `Scorer`; the units of a product are one call of the engine."""
         work = self._work
         with enough_memory(work):
             for _, group in groupby(parts, key=lambda part: id(work.parts[part].product)):
@@ -180,8 +189,11 @@ class LocalModel:
 
 
 class RemoteModel:
-    """A model behind an API. Replies are kept in the run folder before they are used; a part of which some are missing
-    is not written, and a later session asks for these alone."""
+    """A model behind an API.
+
+    Replies are kept in the run folder before they are used. A part that lacks some of them is not written; a later
+    session asks for these replies alone.
+    """
 
     def __init__(self, work: Work, folder: Path | None) -> None:
         choices = work.setting.study.endpoint
@@ -195,11 +207,7 @@ class RemoteModel:
 
     @cached_property
     def endpoint(self) -> Endpoint:
-        """Made when first asked for; asks nothing by itself."""
-        from iclperm.compound import beside
-        from iclperm.endpoint import Endpoint
-        from iclperm.ledger import Ledger
-
+        """Made at the first use; sends nothing by itself."""
         self._ledger = None if self._folder is None else Ledger(self._folder, beside(self._folder))
         return Endpoint.of(self._choices, self._ledger)
 
@@ -210,17 +218,17 @@ class RemoteModel:
 
     @property
     def numerics(self) -> dict[str, Any]:
-        """The names by which it is asked: what computes the answers is not known."""
+        """The names of the model and the API; what computes the answers there is not known."""
         return {"endpoint": self._choices.model, "api": self._choices.api}
 
     @property
     def tokens(self) -> int:
-        """Paid for by this process: prompts, whether the provider's cache had them or not, and replies."""
+        """Paid for by this process: those of prompts, cached by the provider or not, and of replies."""
         return self.endpoint.paid.tokens
 
     @property
     def replies(self) -> dict[str, int]:
-        """Of the parts that this process has answered."""
+        """Counts of the parts that this process has answered."""
         damaged = {} if self._ledger is None else {"num_damaged_replies": self._ledger.num_damaged}
         paid = self.endpoint.paid
         return {
@@ -233,7 +241,7 @@ class RemoteModel:
         }
 
     def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
-        """See `Answerer`; the prompts of a context go out together."""
+        """See `Scorer`; the prompts of a context are sent as a group, so that the provider can cache it."""
         missing, problem = 0, ""
         for part in claim(parts):
             table, num_missing, why = self._of_part(self._work.parts[part], checker)
@@ -247,7 +255,7 @@ class RemoteModel:
             )
 
     def _of_part(self, part: Part, checker: Checker | None) -> tuple[pa.Table | None, int, str]:
-        """A part's rows, None where replies are missing; how many are, and why the last of them is."""
+        """A part's rows, None where replies are missing; how many are missing, and why the last of them is."""
         contexts, queries = self._cells(part)
         prompts = self._work.prompts
         groups = [
@@ -267,15 +275,13 @@ class RemoteModel:
         product = part.product
         assert product is not None  # text has no seams that could fail
         units = [(product.plan.unit_contexts(unit), product.plan.unit_queries(unit)) for unit in part.units]
-        contexts = [np.repeat(product.contexts[own], len(asked)) for own, asked in units]
-        queries = [np.tile(product.queries[asked], len(own)) for own, asked in units]
+        contexts = [np.repeat(product.contexts[rows], len(columns)) for rows, columns in units]
+        queries = [np.tile(product.queries[columns], len(rows)) for rows, columns in units]
         return np.concatenate(contexts), np.concatenate(queries)
 
     def _scored(
         self, part: Part, contexts: NDArray[np.int64], queries: NDArray[np.int64], groups: Sequence[Sequence[Prompt]]
     ) -> tuple[pa.Table | None, int, str]:
-        from iclperm.chat import TextTokenizer
-
         labels = [TextTokenizer().ids_to_text(ids) for ids in self._work.prompts.continuations]
         is_first = self._work.setting.study.scoring == "first_token"
         is_listed = not self.endpoint.capabilities.prompt_logprobs
@@ -321,7 +327,10 @@ class RemoteModel:
             )
 
     def _count_listed(self, scored: Sequence[Scored]) -> None:
-        """Raises `ConfigError` where a bound would have to be calibrated: bounds are no values."""
+        """Counts log-likelihoods of first tokens, and bounds among them.
+
+        Raises `ConfigError` where there are bounds and the study is calibrated, which needs values.
+        """
         num_bounds = sum(sum(each.is_bound) for each in scored)
         if num_bounds and self._work.setting.study.calibration != "none":
             raise ConfigError(
@@ -333,7 +342,7 @@ class RemoteModel:
 
 
 def _checking(work: Work) -> tuple[str, ...]:
-    """Libraries that decide whether an answer is right."""
+    """The packages that decide whether an answer is right, where the task uses some."""
     answer = work.setting.task.answer
     return _CHECKING if answer is not None and answer.check == "math" else ()
 
@@ -359,7 +368,7 @@ def _read_rows(
     checker: Checker,
     draws: Sequence[Sequence[Text]] = (),
 ) -> pa.Table:
-    """``draws`` are further texts of the same prompts."""
+    """The table of generated texts, read and judged by the checker; ``draws`` are further texts of the same prompts."""
     published = [work.published_answers[query] for query in queries.tolist()]
     judged = [checker.judge([text.text for text in drawn], published) for drawn in (texts, *draws)]
     return generated_rows(work, part, contexts, queries, [texts, *draws], judged)
@@ -367,12 +376,10 @@ def _read_rows(
 
 @contextmanager
 def enough_memory(work: Work) -> Iterator[None]:
-    """Memory that runs out inside stops the run, with a remedy."""
+    """What runs out of memory inside becomes a `RunStopped` that says what to change."""
     try:
         yield
-    except (MemoryError, RuntimeError, OutOfMemory) as error:
-        from iclperm.engine.memory import is_out_of_memory
-
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
         remedy = str(error) if isinstance(error, OutOfMemory) else f"{_smaller(work)}, or use a smaller model"

@@ -1,7 +1,8 @@
 """Estimators over named axes: S sets, P permutations, K shots, Q queries, L labels.
 
-Pure functions of stored arrays: none of them calls a model. What a single study needs lies in its module: `search`,
-`plateau`, `convergence`, `demonstrations`, `features`, `paired`, `tensor`, `files`.
+Pure functions of stored arrays: none of them calls a model. What a single study needs lies in modules of its own:
+`search`, `criteria`, `search_curves` and `winners_curse`; `plateau`; `convergence`; `demonstrations`, `reliability` and
+`choosing`; `features` and `texts`. `correlation`, `paired` and `tensor` serve them all.
 """
 
 from iclperm.stats.calibration import (
@@ -21,8 +22,8 @@ from iclperm.stats.components import (
     variance_components,
 )
 from iclperm.stats.convergence import MeanError, NeededSizes, mean_error, needed_sizes
-from iclperm.stats.demonstrations import Reliability, Score, demonstration_scores, shapley, split_half
-from iclperm.stats.features import Correlation, rank_correlation
+from iclperm.stats.correlation import Correlation, rank_correlation
+from iclperm.stats.demonstrations import Score, demonstration_scores, shapley
 from iclperm.stats.intervals import (
     Interval,
     NeededDesign,
@@ -45,7 +46,8 @@ from iclperm.stats.paired import (
     product_bootstrap,
 )
 from iclperm.stats.plateau import curve_error, paired_difference, plateau_shares
-from iclperm.stats.search import expected_maximum, gap_closed, share_of_oracle, winners_curse
+from iclperm.stats.reliability import Reliability, split_half
+from iclperm.stats.search import gap_closed, share_of_oracle
 from iclperm.stats.sensitivity import (
     Accuracy,
     Curve,
@@ -58,6 +60,7 @@ from iclperm.stats.sensitivity import (
     sensitivity_ratio,
 )
 from iclperm.stats.tensor import TensorSums, tensor_sums
+from iclperm.stats.winners_curse import expected_maximum, winners_curse
 
 __all__ = [
     "Accuracy",

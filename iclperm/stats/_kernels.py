@@ -1,4 +1,4 @@
-"""Numba loops over the item tensor. Imported only where a tensor is large enough to repay the compilation.
+"""Numba loops over the item tensor. Imported only where a tensor is large enough to be worth the compilation.
 
 Answers are bytes 0 or 1. Eight of them are one 64-bit word, and words add lane by lane as long as no lane passes 255: a
 row of 1,000 queries is 125 additions. Every loop sums integers, so threads and blocks never change a result. Threads
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import config, njit
 
+from iclperm.stats.limits import LIMITS, ComputeLimits
+
 Counts = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
@@ -24,9 +26,6 @@ _Array = TypeVar("_Array", bound=npt.NDArray[Any])
 
 _ONES = 0x0101010101010101
 _FLUSH = 240  # words added before their lanes are emptied: below 256, and whole vectors
-_SHORT = 200  # queries of a segment below which `_add_short_segments` is faster
-_TILE = 1 << 16  # bytes of one context row kept in cache while sets and permutations pass by
-_FEWEST = 32  # permutations of a task: its sums take 1 byte where these took 32
 _MOST = 255  # permutations, or sets, that a byte can count
 
 
@@ -50,9 +49,14 @@ def _frozen(values: _Array) -> _Array:
     return view
 
 
-def _share(work: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
+def _threads(limits: ComputeLimits) -> int:
+    return num_threads() if limits.threads is None else limits.threads
+
+
+def _share(work: Callable[[Any], Any], tasks: Iterable[Any], limits: ComputeLimits) -> list[Any]:
+    """What `work` makes of every task, in their order, by as many threads as there may be."""
     tasks = list(tasks)
-    workers = min(num_threads(), len(tasks))
+    workers = min(_threads(limits), len(tasks))
     if workers < 2:
         return [work(task) for task in tasks]
     with ThreadPoolExecutor(workers) as pool:
@@ -98,6 +102,7 @@ class _Masks(NamedTuple):
 
 
 def _masks(edges: npt.NDArray[np.int64], weights: npt.NDArray[np.int64]) -> _Masks:
+    """Masks of the segments between `edges` [B + 1], for every bit of `weights` [Q] and every place in a word."""
     num_planes = max(int(weights.max(initial=0)).bit_length(), 1)
     num_segments = len(edges) - 1
     pad = 16 if len(weights) >= 512 * num_segments else 4  # a loop of whole vectors has no tail; the masks are 0 there
@@ -212,7 +217,9 @@ def _add_short_segments(
     return seen
 
 
-def segment_sums(correct: Bytes, edges: npt.NDArray[np.int64], weights: npt.NDArray[np.int64]) -> tuple[Counts, bool]:
+def segment_sums(
+    correct: Bytes, edges: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], limits: ComputeLimits = LIMITS
+) -> tuple[Counts, bool]:
     """Weighted sums of correct [R, Q] between edges [B + 1], [R, B], and whether all values seen are 0 or 1.
 
     Int32 where the sum of the weights allows it, else int64; `weights` >= 0. C-contiguous and beginning at a multiple
@@ -223,7 +230,7 @@ def segment_sums(correct: Bytes, edges: npt.NDArray[np.int64], weights: npt.NDAr
     flat = correct.reshape(-1)
     words = _frozen(flat[: flat.size // 8 * 8].view(np.uint64))
     whole = 8 * words.size // num_queries  # rows that end within the last word
-    are_short = len(edges) > 2 and num_queries < _SHORT * (len(edges) - 1)
+    are_short = len(edges) > 2 and num_queries < limits.short_segment * (len(edges) - 1)
     masks = _masks(np.array([0, num_queries]) if are_short else edges, weights)
     sums = np.empty((num_rows, len(edges) - 1), np.int32 if weights.sum() < 1 << 31 else np.int64)
 
@@ -232,7 +239,7 @@ def segment_sums(correct: Bytes, edges: npt.NDArray[np.int64], weights: npt.NDAr
             return int(_add_short_segments(words, masks.words, masks.place, edges, num_queries, *rows, sums))
         return int(_add_rows(words, masks.words, masks.place, num_queries, *rows, sums))
 
-    seen = _share(part, _ranges(whole, 4 * num_threads()))
+    seen = _share(part, _ranges(whole, 4 * _threads(limits)), limits)
     rest = correct[whole:]
     for segment, (low, high) in enumerate(pairwise(edges)):
         sums[whole:, segment] = rest[:, low:high] @ weights[low:high]
@@ -242,32 +249,35 @@ def segment_sums(correct: Bytes, edges: npt.NDArray[np.int64], weights: npt.NDAr
 
 @_loop
 def _or_words(words: Words) -> np.uint64:
+    """All words or-ed together."""
     seen = np.uint64(0)
     for word in words:
         seen |= word
     return seen
 
 
-def is_binary(values: Bytes) -> bool:
+def is_binary(values: Bytes, limits: ComputeLimits = LIMITS) -> bool:
     """Whether all values, C-contiguous from a multiple of 8 bytes, are 0 or 1; one pass."""
     flat = values.reshape(-1)
     words = _frozen(flat[: flat.size // 8 * 8].view(np.uint64))
-    seen = _share(lambda part: int(_or_words(words[slice(*part)])), _ranges(words.size, 4 * num_threads()))
+    parts = _ranges(words.size, 4 * _threads(limits))
+    seen = _share(lambda part: int(_or_words(words[slice(*part)])), parts, limits)
     return not any(bits & ~_ONES for bits in seen) and bool((flat[8 * words.size :] <= 1).all())
 
 
 @_loop
 def _or_rows(rows: Bytes, first: int, last: int, found: Bytes) -> None:
+    """Adds to found [Q] the bits that are set in rows first to last - 1."""
     for number in range(first, last):
         row = rows[number]
         for i in range(found.size):
             found[i] |= row[i]
 
 
-def any_by_query(values: Bytes) -> npt.NDArray[np.bool_]:
+def any_by_query(values: Bytes, limits: ComputeLimits = LIMITS) -> npt.NDArray[np.bool_]:
     """[Q] whether a query has a value but 0 in some row of values [R, Q], C-contiguous; one pass."""
     num_rows, num_queries = values.shape
-    together = min(max(1, _TILE // 4 // num_queries), num_rows)  # short rows pass as one
+    together = min(max(1, limits.tile_bytes // 4 // num_queries), num_rows)  # short rows pass as one
     whole = num_rows // together
     long_rows = _frozen(values[: whole * together].reshape(whole, together * num_queries))
 
@@ -276,7 +286,7 @@ def any_by_query(values: Bytes) -> npt.NDArray[np.bool_]:
         _or_rows(long_rows, *rows, found)
         return found
 
-    found = np.array(_share(part, _ranges(whole, num_threads())))
+    found = np.array(_share(part, _ranges(whole, _threads(limits)), limits))
     rest = values[whole * together :]
     return np.asarray(found.reshape(-1, num_queries).any(axis=0) | rest.any(axis=0))
 
@@ -326,7 +336,7 @@ def _add_planes(
 
 
 def crossed_planes(
-    correct: Bytes, usable: npt.NDArray[np.bool_], keep: bool = False
+    correct: Bytes, usable: npt.NDArray[np.bool_], keep: bool = False, limits: ComputeLimits = LIMITS
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], Bytes]:
     """One pass over correct [S, P, K, Q]: sums over P int32 [S, K, Q], squares int64 [P, K], sums over S.
 
@@ -340,14 +350,15 @@ def crossed_planes(
     by_permutation = np.empty(correct.shape[1:] if keep else (0, 0, 0), np.uint8)
     squares = np.empty((num_permutations, num_shots), np.int64)
     correct, mask = _frozen(correct), _frozen(np.where(usable, np.uint8(255), np.uint8(0)))
-    most = min(num_threads(), num_permutations // _FEWEST)
+    threads = _threads(limits)
+    most = min(threads, num_permutations // limits.task_permutations)
     chunks = _ranges(num_permutations, max(most, -(-num_permutations // _MOST), 1))
-    tiles = _ranges(num_shots, max(-(-num_shots * num_queries // _TILE), -(-num_threads() // len(chunks))))
+    tiles = _ranges(num_shots, max(-(-num_shots * num_queries // limits.tile_bytes), -(-threads // len(chunks))))
     by_set = np.zeros((len(chunks), num_sets, num_shots, num_queries), np.uint8)
 
     def part(task: tuple[int, tuple[int, int], tuple[int, int]]) -> None:
         number, permutations, shots = task
         _add_planes(correct, mask, permutations, shots, by_set[number], by_permutation, squares)
 
-    _share(part, [(number, chunk, tile) for number, chunk in enumerate(chunks) for tile in tiles])
+    _share(part, [(number, chunk, tile) for number, chunk in enumerate(chunks) for tile in tiles], limits)
     return by_set.sum(axis=0, dtype=np.int32), squares, by_permutation

@@ -44,8 +44,8 @@ class CalibrationEffect(NamedTuple):
     """Mean over sets and permutations, without calibration."""
     calibrated_accuracy: FloatArray
     gain: tuple[Interval, ...]
-    """Calibrated less uncalibrated accuracy, 95 %: other queries, sets and permutations (`stats.mean_error`), queries
-    alone at k = 0, which is one context. NaN bounds for one query."""
+    """Calibrated minus uncalibrated accuracy with its 95 % interval, for other queries, sets and permutations
+    (`stats.mean_error`); at k = 0, which is one context, for other queries alone. NaN bounds for one query."""
     order: FloatArray
     """Order sensitivity without calibration; NaN for P = 1. It holds item noise, as the calibrated one does."""
     calibrated_order: FloatArray
@@ -59,7 +59,7 @@ class CalibrationEffect(NamedTuple):
 
 
 def content_free_prior(content_free_logprob: npt.ArrayLike, scale: npt.ArrayLike | None = None) -> FloatArray:
-    """Log of what a context makes of the labels before it is asked anything: their mean probabilities p_cf, in nats.
+    """Logarithm of p_cf, the mean probabilities that a context gives the labels after content-free queries, in nats.
 
     Args:
         content_free_logprob: [..., M, L] log-likelihoods of the labels after M content-free queries.
@@ -148,6 +148,7 @@ def _gain(before: npt.NDArray[Any], after: npt.NDArray[Any], weight: FloatArray)
 
 
 def _scale(scale: npt.ArrayLike | None, label_logprob: npt.ArrayLike) -> FloatArray:
+    """[L] what log-likelihoods are divided by, all 1 by default; raises RequestError unless L positive numbers."""
     num_labels = np.shape(label_logprob)[-1]
     values = np.ones(num_labels) if scale is None else np.asarray(scale, dtype=np.float64)
     if values.shape != (num_labels,) or not (values > 0).all():
@@ -195,7 +196,7 @@ def near_tie_rate(
     *,
     weights: npt.ArrayLike | None = None,
 ) -> float:
-    """Share of the ok answers whose two best labels lie within `tolerance` nats: rounding could turn them.
+    """Share of the ok answers whose two best labels lie within `tolerance` nats, so that rounding decides the answer.
 
     label_logprob [..., Q, L] in nats, state [..., Q] with 0 = ok, weights [Q] how often each query counts. NaN where no
     answer that counts is ok, or L = 1.

@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
+from iclperm.stats.limits import LIMITS, ComputeLimits
 from iclperm.stats.sensitivity import binary_items, usable_queries
-
-# NumPy takes 0.1 s here; the Numba loop a tenth of it, after half a second once to import and compile.
-_NUMBA_FROM = 1 << 26
 
 
 class Effects(NamedTuple):
@@ -66,22 +64,25 @@ class VarianceComponents:
         return self.selection_effect / self.order_effect if self.order_effect > 0 else math.nan
 
 
-def variance_components(scores: npt.ArrayLike, state: npt.ArrayLike | None = None) -> VarianceComponents:
+def variance_components(
+    scores: npt.ArrayLike, state: npt.ArrayLike | None = None, *, limits: ComputeLimits = LIMITS
+) -> VarianceComponents:
     """Mean squares and variance components of sets by permutations by queries, all three random and crossed.
 
     Args:
         scores: [S, P, Q] 0 or 1 (bool or integer), or floating-point scores such as log-likelihoods.
         state: [S, P, Q] integers, 0 = ok; a query that is not ok in some cell is left out.
+        limits: sizes from which it is computed in another way, to the same bits.
 
     Every query counts once, whatever its weight elsewhere. Binary scores are summed in integers, so the mean squares
     are exact but for their last division. Permutations must be shared across the sets; if every set draws its own, σ²_P
-    cannot be told from σ²_SP, and only their sum (`order_effect`) has a meaning.
+    cannot be separated from σ²_SP, and only their sum (`order_effect`) has a meaning.
 
     Raises RequestError unless S, P and the usable queries are at least 2 each, and on a NaN. Cost: O(S·P·Q), one pass
     over a large binary tensor and no float copy of it. Searle, Casella & McCulloch (1992), balanced crossed model.
     """
-    items = _usable_items(scores, state)
-    sp, si, pi = _crossed_sums(items)
+    items = _usable_items(scores, state, limits)
+    sp, si, pi = _crossed_sums(items, limits)
     return _components(items.shape, sp, si, _square(pi), _square_items(items))
 
 
@@ -103,7 +104,9 @@ def _components(
     degrees = Effects(s, p, q, s * p, s * q, p * q, s * p * q)
     squares = _sums_of_squares(shape, sp, si, pi_square, square)
     mean_squares = Effects(*(total / df for total, df in zip(squares, degrees, strict=True)))
-    return VarianceComponents(num_s, num_p, num_q, degrees, mean_squares, _solve(mean_squares, num_s, num_p, num_q))
+    return VarianceComponents(
+        num_s, num_p, num_q, degrees, mean_squares, solve_components(mean_squares, num_s, num_p, num_q)
+    )
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,6 @@ def explain_components(
 
 
 _EXPLAIN_TEMPLATE = "{name} {size}, {share:.0%} of the variance: {meaning}"
-
 _MEANINGS = {
     "S": "some sets of demonstrations are better than others, in whatever order they come",
     "P": "some permutations are better than others, whatever the set",
@@ -210,22 +212,23 @@ _OWN_PERMUTATIONS = {
 def _component_lines(components: VarianceComponents, meanings: Mapping[str, str]) -> list[dict[str, Any]]:
     shares = components.shares._asdict()
     return [
-        {"name": f"sigma_{effect}", "size": _points(value), "share": shares[effect], "meaning": meanings[effect]}
+        {"name": f"sigma_{effect}", "size": _size_in_words(value), "share": shares[effect], "meaning": meanings[effect]}
         for effect, value in components.sigma2._asdict().items()
     ]
 
 
-def _points(variance: float) -> str:
+def _size_in_words(variance: float) -> str:
     return f"{100 * math.sqrt(variance):.2f} points" if variance >= 0 else "0 (estimate below 0)"
 
 
-def _usable_items(scores: npt.ArrayLike, state: npt.ArrayLike | None) -> npt.NDArray[Any]:
+def _usable_items(scores: npt.ArrayLike, state: npt.ArrayLike | None, limits: ComputeLimits) -> npt.NDArray[Any]:
+    """Scores of the usable queries: uint8 0 and 1, or float64 less their mean."""
     values = np.asarray(scores)
     if values.ndim != 3:
         raise RequestError(f"variance components need scores of shape [S, P, Q], got {list(values.shape)}")
     if values.size and not np.issubdtype(values.dtype, np.floating):
-        values = binary_items(values)
-    usable = usable_queries(values.shape, state)
+        values = binary_items(values, limits)
+    usable = usable_queries(values.shape, state, limits)
     items = values if usable.all() else values[:, :, usable]
     _refuse_small(items.shape)
     if np.issubdtype(items.dtype, np.floating):
@@ -247,9 +250,11 @@ def _centred(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return np.asarray(shifted - shifted.mean())
 
 
-def _crossed_sums(items: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+def _crossed_sums(
+    items: npt.NDArray[Any], limits: ComputeLimits
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
     """Sums over one axis each: [S, P], [S, Q], [P, Q]; int64 for binary items."""
-    if items.dtype == np.uint8 and items.size >= _NUMBA_FROM:
+    if items.dtype == np.uint8 and items.size >= limits.numba_from:
         from iclperm.stats import _kernels
 
         sp, si, pi = _kernels.crossed_sums(items)
@@ -295,7 +300,7 @@ def _square_items(items: npt.NDArray[Any]) -> Any:
     return items.sum(dtype=np.int64).item() if items.dtype == np.uint8 else _square(items)
 
 
-def _solve(ms: Effects, num_s: int, num_p: int, num_q: int) -> Effects:
+def solve_components(ms: Effects, num_s: int, num_p: int, num_q: int) -> Effects:
     """Set every mean square equal to its expectation and solve for the components."""
     return Effects(
         S=(ms.S - ms.SP - ms.SI + ms.SPI) / (num_p * num_q),

@@ -1,6 +1,6 @@
 """How sure a mean accuracy and both sensitivities are, against the size of the design, and the design that is needed.
 
-Two routes to the same numbers. Variance components tell the standard error of a mean for any number of sets,
+Two routes to the same numbers. Variance components give the standard error of a mean for any number of sets,
 permutations and queries. Subsampling the stored answers shows it, for the sensitivities too, up to the size of the run.
 """
 
@@ -16,9 +16,9 @@ import numpy.typing as npt
 from scipy import special
 
 from iclperm.errors import RequestError
-from iclperm.stats.components import Effects, _solve, variance_components
-from iclperm.stats.intervals import Interval, _two_way, _upper
-from iclperm.stats.sensitivity import FloatArray, _std, query_weights
+from iclperm.stats.components import Effects, solve_components, variance_components
+from iclperm.stats.intervals import Interval, two_way_squares, upper_tail
+from iclperm.stats.sensitivity import FloatArray, query_weights, std_along
 
 Axis = Literal["sets", "permutations", "queries"]
 
@@ -34,8 +34,8 @@ class MeanError(NamedTuple):
 
     mean: float
     se: float
-    """Standard error for fresh draws of the axes in `covers`, at least 1/(n + 2) for n effective queries: what they
-    never showed can still happen to one in n. NaN for one query."""
+    """Standard error for fresh draws of the axes in `covers`. At least 1/(n + 2) for n effective queries, as what none
+    of them showed may still happen to one in n. NaN for one query."""
     degrees: float
     """Degrees of freedom of `se` (Satterthwaite), at least those of the shortest axis it covers."""
     se_held: float
@@ -50,11 +50,11 @@ class MeanError(NamedTuple):
     """What each component, clipped at 0, adds to the variance of the mean."""
 
     def interval(self, level: float = 0.95, *, held: bool = False) -> Interval:
-        """Student's interval of the mean, with `held` that on these very queries; NaN bounds without an error."""
+        """Student's interval of the mean; with `held` the one on these very queries. NaN bounds for one query."""
         se, degrees = (self.se_held, self.degrees_held) if held else (self.se, self.degrees)
         if math.isnan(se):
             return Interval(self.mean, math.nan, math.nan, level)
-        half = float(special.stdtrit(degrees, _upper(level))) * se if se else 0.0
+        half = float(special.stdtrit(degrees, upper_tail(level))) * se if se else 0.0
         return Interval(self.mean, self.mean - half, self.mean + half, level)
 
 
@@ -79,7 +79,7 @@ class Resampled(NamedTuple):
     sd: FloatArray
     """[N, K] standard deviation over the parts; parts of a whole overlap, and at full size it is 0."""
     se: FloatArray
-    """[N, K] standard error due to this axis for a fresh sample of the size; NaN where one cannot tell."""
+    """[N, K] standard error due to this axis for a fresh sample of the size; NaN where that is not known."""
 
 
 class AxisConvergence(NamedTuple):
@@ -99,7 +99,10 @@ class AxisConvergence(NamedTuple):
 
 
 def query_blocks(num_queries: int, most: int = _MAX_BLOCKS) -> npt.NDArray[np.int64]:
-    """Edges of at most `most` blocks of queries, all of one power of two but the last; int64 [B + 1]."""
+    """Edges of at most `most` blocks of queries, int64 [B + 1].
+
+    All blocks have the same size, a power of two; the last may be shorter.
+    """
     if num_queries < 1:
         raise RequestError(f"there must be at least one query, got {num_queries}")
     size = 1 << max(0, math.ceil(math.log2(num_queries / most)))
@@ -178,7 +181,7 @@ def needed_sizes(
     """
     if not half_width > 0:
         raise RequestError(f"half_width must be above 0, got {half_width}")
-    quantile = float(special.ndtri(_upper(level)))
+    quantile = float(special.ndtri(upper_tail(level)))
     wanted = (half_width / quantile) ** 2
     clipped = Effects(*(max(value, 0.0) for value in sigma2))
     if held:
@@ -277,7 +280,8 @@ def convergence_over_queries(
         for k in range(num_k):
             part = blocks[:, :, k].astype(np.float64) @ parts.T / (sizes_of @ parts.T)  # [S, P, R]
             found[:, :, k] = np.stack(
-                [part.mean(axis=(0, 1)), _std(part, axis=1).mean(axis=0), _std(part, axis=0).mean(axis=0)], axis=1
+                [part.mean(axis=(0, 1)), std_along(part, axis=1).mean(axis=0), std_along(part, axis=0).mean(axis=0)],
+                axis=1,
             )
         return found
 
@@ -307,7 +311,7 @@ def _mean_squares(values: npt.NDArray[Any]) -> tuple[Effects, Effects]:
     if max(num_s, num_p) == 1:
         items = values[0, 0].astype(np.float64)
         return _NOTHING._replace(I=float((items - items[0]).var(ddof=1))), _NOTHING._replace(I=num_q - 1)
-    squares, degrees = _two_way(values.reshape(-1, num_q).astype(np.float64))
+    squares, degrees = two_way_squares(values.reshape(-1, num_q).astype(np.float64))
     rows, columns, rest = ((squares[name] / degrees[name], degrees[name]) for name in ("S", "P", "E"))
     names = ("S", "I", "SI") if num_p == 1 else ("P", "I", "PI")
     found = dict(zip(names, (rows, columns, rest), strict=True))
@@ -317,10 +321,10 @@ def _mean_squares(values: npt.NDArray[Any]) -> tuple[Effects, Effects]:
 
 
 def _components(ms: Effects, shape: tuple[int, ...]) -> Effects:
-    """`components._solve`, for axes with one level too."""
+    """As `solve_components`, for axes with one level too."""
     num_s, num_p, num_q = shape
     if min(num_s, num_p) > 1:
-        return _solve(ms, num_s, num_p, num_q)
+        return solve_components(ms, num_s, num_p, num_q)
     if num_s > 1:
         return _NOTHING._replace(S=(ms.S - ms.SI) / num_q, I=(ms.I - ms.SI) / num_s, SI=ms.SI)
     if num_p > 1:
@@ -359,7 +363,7 @@ def _needed(sigma2: Effects, shape: tuple[float, ...], place: int, wanted: float
 
 
 def _scaled(sigma2: Effects, shape: tuple[float, ...], wanted: float, held: bool) -> tuple[int, int, int] | None:
-    """`shape` with every axis but those of one level multiplied by the least factor that is enough, by bisection."""
+    """`shape` times the least factor that is enough, by bisection; an axis with one level keeps it."""
 
     def sizes(factor: float) -> tuple[int, int, int]:
         num_s, num_p, num_q = (max(1, math.ceil(size * factor - 1e-9)) if size > 1 else 1 for size in shape)
@@ -386,6 +390,7 @@ def _sizes(sizes: Sequence[int] | None, total: int, least: int, name: str) -> tu
 
 
 def _most_parts(resamples: int, work: int) -> int:
+    """How many parts of a size are drawn: `resamples`, or fewer (20 at least) where each takes `work` accuracies."""
     if resamples < 2:
         raise RequestError(f"resamples must be at least 2, got {resamples}")
     return int(min(resamples, max(20, _WORK // work)))
@@ -440,7 +445,7 @@ def _over_parts(matrix: FloatArray, parts: FloatArray) -> FloatArray:
     centred = matrix - matrix[:, :1]  # equal accuracies become exact zeros
     centre = centred.mean(axis=1, keepdims=True)
     mean = parts @ matrix.mean(axis=0) / size
-    selection = parts @ _std(matrix, axis=0) / size
+    selection = parts @ std_along(matrix, axis=0) / size
     if size < 2:
         return np.stack([mean, np.full(len(parts), np.nan), selection], axis=1)
     centred = (centred - centre).T  # [P, S]; centred, so that the difference of squares loses no digits

@@ -1,4 +1,4 @@
-"""What single demonstrations are worth, how sure that is, and sets chosen by it (arXiv 2503.22002 and relatives).
+"""What single demonstrations are worth, and how sure that is (arXiv 2503.22002 and relatives).
 
 Every score is a function of the accuracy of all prefixes of all orderings: none of them costs a model call. Axes: S
 sets, P permutations, K demonstrations of a set, N numbers of shots that were run, Q queries.
@@ -6,25 +6,19 @@ sets, P permutations, K demonstrations of a set, N numbers of shots that were ru
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
-from iclperm.stats.features import correlation
-from iclperm.stats.sensitivity import FloatArray, _std, accuracy, binary_items, query_weights, usable_queries
+from iclperm.stats.sensitivity import FloatArray, std_along
 
 Positions = npt.NDArray[np.int64]
-
 # Differences of equal accuracies differ in their last bits; a cell whose values spread less than this is constant.
-_CONSTANT = 1e-12
+CONSTANT = 1e-12
 _TOLERANCE = 0.01
-_BYTES_AT_ONCE = 1 << 26
-_QUERY_HALVES, _PERMUTATION_HALVES, _RANDOM_CHOICE = 1, 2, 3  # purposes of random numbers
 _MAX_DESIGN = 1 << 27  # numbers in the design matrix of a ridge regression, a gigabyte
 
 
@@ -45,23 +39,11 @@ class TruncatedShapley(NamedTuple):
     se: FloatArray
     """[S, K] standard error over permutations."""
     truncated: float
-    """Share of the steps that were taken as 0 without looking."""
-
-
-class Reliability(NamedTuple):
-    """Correlation of a score with itself from the other half of the data, stepped up to the whole (Spearman-Brown)."""
-
-    permutations: float
-    """Halves of the permutations, all queries. NaN where there are fewer than four, or the score has no use for
-    them."""
-    queries: float
-    """Halves of the distinct queries, all permutations. NaN below two."""
-    both: float
-    """Halves of both at once: the one to quote, and if anything too low."""
+    """Share of the steps that counted as 0 without being looked at."""
 
 
 class Difference(NamedTuple):
-    """A mean of paired differences, with what bounds it."""
+    """A mean of paired differences with its standard error, its interval and the p-value of no difference."""
 
     estimate: float
     se: float
@@ -70,13 +52,13 @@ class Difference(NamedTuple):
     p_value: float
 
 
-class _Cells(NamedTuple):
-    """Checked input: accuracy of every prefix, and at which position each demonstration stands."""
+class Prefixes(NamedTuple):
+    """Checked input of the scores: accuracy of every prefix, and the position of each demonstration in every order."""
 
     accuracy: FloatArray
     """[S, P, N]"""
     places: Positions
-    """[S, P, K]; [1, P, K] where the sets share their permutations."""
+    """[S, P, K] position of each demonstration; [1, P, K] where the sets share their permutations."""
     shots: Positions
     """[N] ascending."""
 
@@ -92,7 +74,7 @@ def shapley(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int]
     The values of a set sum to its mean of V_K - V_0. `se` is that of permutation sampling. Raises RequestError on
     shapes that do not fit, a NaN, or an incomplete list of shots. Cost: O(S·P·K). Castro et al. (2009).
     """
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     num_demonstrations = cells.places.shape[2]
     if len(cells.shots) != num_demonstrations + 1:
         raise RequestError(
@@ -108,7 +90,7 @@ def marginal(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int
     Takes what `shapley` does, and any ascending `shots` [N]: positions without both numbers are left out. z is 0 where
     a cell does not vary. Raises RequestError where no two shots are neighbours. arXiv 2503.22002 prints no formula.
     """
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     return _over_permutations(_by_demonstration(cells, _standardised(_steps(cells))))
 
 
@@ -117,7 +99,7 @@ def prefix(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int] 
 
     Positions whose k was not run are left out. Raises RequestError where only k = 0 was run.
     """
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     return _over_permutations(_by_demonstration(cells, _at_own_position(cells)))
 
 
@@ -126,7 +108,7 @@ def member(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int] 
 
     `se` is that of a ratio of sums, with the permutation as its unit. Raises RequestError where only k = 0 was run.
     """
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     return _over_prefixes(cells, _standardised(cells.accuracy))
 
 
@@ -143,12 +125,12 @@ def stability(
     """
     if of not in ("marginal", "prefix"):
         raise RequestError(f"stability is of 'marginal' or 'prefix', got {of!r}")
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     z = _by_demonstration(cells, _standardised(_steps(cells)) if of == "marginal" else _at_own_position(cells))
     mean, se, count = _mean_se_count(z)
     spread = se * np.sqrt(count)
-    varies = spread > _CONSTANT
-    constant = np.where((np.abs(mean) <= _CONSTANT) & (count > 1), 0.0, np.nan)
+    varies = spread > CONSTANT
+    constant = np.where((np.abs(mean) <= CONSTANT) & (count > 1), 0.0, np.nan)
     values = np.where(varies, mean / np.where(varies, spread, 1.0), constant)
     return Score(values, np.sqrt((1 + values**2 / 2) / np.maximum(count, 1)))
 
@@ -161,13 +143,13 @@ def truncated_shapley(
 ) -> TruncatedShapley:
     """Shapley values where an ordering is given up once its prefix is within `tolerance` of the whole set's accuracy.
 
-    The whole set's accuracy is its mean over the permutations; every later step counts 0. `truncated` tells the share
+    The whole set's accuracy is its mean over the permutations; every later step counts 0. `truncated` is the share
     of prefixes that need not have been run. With tolerance 0 these are the values of `shapley`. Takes and raises what
     `shapley` does, and RequestError for a negative tolerance. Ghorbani & Zou (2019), algorithm 1.
     """
     if not tolerance >= 0:
         raise RequestError(f"tolerance must be at least 0, got {tolerance}")
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     shapley(accuracy, orders, shots)  # refuses what it refuses
     whole = cells.accuracy[:, :, -1:].mean(axis=1, keepdims=True)
     given_up = np.logical_or.accumulate(np.abs(whole - cells.accuracy[:, :, :-1]) < tolerance, axis=2)
@@ -182,7 +164,7 @@ def condacc(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int]
     the mean accuracy over these k; else a demonstration that stood late by chance would gain from the rising curve.
     With one number of shots it is CondAcc of Chang & Jia (2023). `se` as in `member`.
     """
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     score = _over_prefixes(cells, _centred(cells.accuracy))
     level = cells.accuracy[:, :, cells.shots > 0].mean(axis=(1, 2))
     return Score(score.values + level[:, None], score.se)
@@ -195,13 +177,13 @@ def influence(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[in
     k = 0 and k = K there is nothing to compare. NaN where a demonstration is always or never there. `se` is clustered
     by permutation. With one number of shots it is the influence of Nguyen & Wong (2023).
     """
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     num_permutations = cells.accuracy.shape[1]
     values = _centred(cells.accuracy)
     share = np.stack([(cells.places < k).mean(axis=1) for k in cells.shots], axis=-1)  # [S or 1, K, N]
     variation = share * (1 - share)
     scale = num_permutations * variation.sum(axis=-1)  # [S or 1, K]
-    known = scale > _CONSTANT
+    known = scale > CONSTANT
     # Σ over k of (indicator - share)·value, for every permutation
     expected = np.einsum("sen,spn->spe", np.broadcast_to(share, (len(values), *share.shape[1:])), values, optimize=True)
     gained = _inside(cells, values) - expected  # [S, P, K]
@@ -226,7 +208,7 @@ def datamodel(
     the mean over positions scores a demonstration. Raises RequestError unless ridge > 0, or where
     P·N·K² exceeds 2^27. Cost: O(S·(P·N·K⁴ + K⁶)), in K² numbers a prefix. After the datamodels of Chang & Jia (2023).
     """
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     num_demonstrations = cells.places.shape[2]
     num_rows = cells.accuracy.shape[1] * len(cells.shots)
     if num_rows * num_demonstrations**2 > _MAX_DESIGN:
@@ -249,34 +231,12 @@ def single(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int] 
     These all have the same prompts, so `se` is 0 unless the model is not deterministic. NaN for one that never stands
     first: of K demonstrations under P permutations some K·(1 - 1/K)^P. Raises RequestError where k = 1 was not run.
     """
-    cells = _cells(accuracy, orders, shots)
+    cells = prefixes_of(accuracy, orders, shots)
     if 1 not in cells.shots:
         raise RequestError(f"accuracy of single demonstrations needs k = 1, got shots {cells.shots.tolist()}")
     alone = np.full((*cells.accuracy.shape[:2], cells.places.shape[2]), np.nan)
     alone[:, :, 0] = cells.accuracy[:, :, int(np.flatnonzero(cells.shots == 1)[0])]
     return _over_permutations(_by_demonstration(cells, alone))
-
-
-def similarity(texts: Sequence[str], others: Sequence[str] | None = None) -> FloatArray:
-    """[N, M] share of words that two texts have in common (Jaccard; case and repetition do not count; 1 for none)."""
-    ours = [words(text) for text in texts]
-    theirs = ours if others is None else [words(text) for text in others]
-    return np.array([[_jaccard(a, b) for b in theirs] for a in ours]).reshape(len(ours), len(theirs))
-
-
-def words(text: str) -> frozenset[str]:
-    """The different words of a text, in lower case."""
-    return frozenset(re.findall(r"\w+", text.lower()))
-
-
-def diversity(similarities: npt.ArrayLike) -> FloatArray:
-    """[S, K] one minus the mean similarity to the rest of the set, from similarities [S, K, K]; NaN for K = 1."""
-    table = _similarities(similarities)
-    num = table.shape[1]
-    if num < 2:
-        return np.full(table.shape[:2], np.nan)
-    own = np.diagonal(table, axis1=1, axis2=2)
-    return np.asarray(1 - (table.sum(axis=2) - own) / (num - 1))
 
 
 SCORES: Mapping[str, Callable[..., Any]] = {
@@ -304,8 +264,8 @@ def demonstration_scores(
     Takes what `shapley` does. Raises RequestError for a name that there is not, one that the shots do not allow, or
     shots that allow none. Cost: O(S·P·K) for each, at S = 10, P = 1,000, K = 64 under a second for all.
     """
-    cells = _cells(accuracy, orders, shots)
-    wanted = _allowed(cells) if names is None else names
+    cells = prefixes_of(accuracy, orders, shots)
+    wanted = allowed_scores(cells) if names is None else names
     if unknown := [name for name in wanted if name not in SCORES]:
         raise RequestError(f"unknown score {unknown[0]!r}; choose from {', '.join(SCORES)}")
     if not wanted:
@@ -313,168 +273,11 @@ def demonstration_scores(
     return {name: Score(*SCORES[name](cells.accuracy, orders, shots)[:2]) for name in wanted}
 
 
-def split_half(
-    correct: npt.ArrayLike,
-    orders: npt.ArrayLike,
-    shots: Sequence[int] | None = None,
-    state: npt.ArrayLike | None = None,
-    weights: npt.ArrayLike | None = None,
-    *,
-    names: Sequence[str] | None = None,
-    num_halves: int = 10,
-    seed: int = 0,
-) -> dict[str, Reliability]:
-    """Split-half reliability of the scores `names`, or of all that the shots allow.
+def prefixes_of(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int] | None) -> Prefixes:
+    """The input of every score, checked: args as `shapley`, with any ascending `shots`.
 
-    Args:
-        correct: [S, P, N, Q] 0 or 1.
-        orders, shots, names: as in `demonstration_scores`.
-        state: [S, P, N, Q] integers, 0 = ok; a query that is not ok in some cell is left out.
-        weights: [Q] how often each query counts in an accuracy; halves are of distinct queries.
-        num_halves: random divisions into halves; correlations are averaged over them, then stepped up.
-        seed: of the divisions.
-
-    The correlation r of the two halves' scores is taken within sets (`correlation`); 2r/(1 + |r|) steps it up. Halves
-    of queries share the permutations, and halves of permutations the queries: each tells of its own noise only. Raises
-    RequestError on shapes that do not fit. Cost: two passes over the tensor, and 6·num_halves times the scores.
-    Spearman (1910), Brown (1910).
+    Raises RequestError on shapes that do not fit, a NaN, and rows of `orders` that are no permutations.
     """
-    items = binary_items(correct)
-    if items.ndim != 4 or num_halves < 1:
-        raise RequestError(f"split halves need correct [S, P, N, Q] and num_halves >= 1, got {list(items.shape)}")
-    whole, order = accuracy(items, state, weights).values, np.asarray(orders)
-    cells = _cells(whole, order, shots)
-    wanted = _allowed(cells) if names is None else list(names)
-    by_queries = _query_halves(items, state, weights, num_halves, seed)
-    num_permutations = whole.shape[1]
-    everything = np.arange(num_permutations)
-
-    def correlations(values: Iterable[FloatArray], kept: Iterable[Positions]) -> dict[str, float]:
-        left, right = (
-            demonstration_scores(value[:, keep], order[..., keep, :], shots, wanted)
-            for value, keep in zip(values, kept, strict=True)
-        )
-        return {name: correlation(left[name].values, right[name].values).estimate for name in wanted}
-
-    found = np.full((3, num_halves, len(wanted)), np.nan)
-    for half in range(num_halves):
-        permuted = np.random.default_rng([seed, _PERMUTATION_HALVES, half]).permutation(num_permutations)
-        halves = np.sort(permuted[: num_permutations // 2]), np.sort(permuted[num_permutations // 2 :])
-        if num_permutations >= 4:
-            found[0, half] = list(correlations((whole, whole), halves).values())
-        if by_queries is not None:
-            found[1, half] = list(correlations(by_queries[:, half], (everything, everything)).values())
-        if num_permutations >= 4 and by_queries is not None:
-            found[2, half] = list(correlations(by_queries[:, half], halves).values())
-    # every permutation that begins with a demonstration shows it alone in the same prompts
-    found[::2, :, [name == "single" for name in wanted]] = np.nan
-    stepped = [[_stepped_up(values) for values in kind.T] for kind in found]
-    return {name: Reliability(*values) for name, *values in zip(wanted, *stepped, strict=True)}
-
-
-def highest(scores: npt.ArrayLike, num: int) -> Positions:
-    """Positions of the `num` highest of scores [S, K] in each set, ascending; int64 [S, num].
-
-    Ties go to the lowest position; a demonstration without a score (NaN) comes last. Raises RequestError unless
-    1 <= num <= K.
-    """
-    table = np.asarray(scores, dtype=np.float64)
-    _refuse_size(num, table.shape)
-    order = np.argsort(np.where(np.isnan(table), np.inf, -table), axis=1, kind="stable")
-    return np.sort(order[:, :num], axis=1).astype(np.int64)
-
-
-def most_diverse(similarities: npt.ArrayLike, num: int) -> Positions:
-    """Positions of `num` demonstrations with little pairwise similarity [S, K, K], ascending; int64 [S, num].
-
-    Greedy, from the least similar pair, then single exchanges while one lowers the sum of pairwise similarities: a
-    local optimum. Ties go to the lowest positions. Raises RequestError unless 1 <= num <= K.
-    """
-    table = _similarities(similarities)
-    _refuse_size(num, table.shape[:2])
-    return np.array([sorted(_spread_out(one_set, num)) for one_set in table], dtype=np.int64)
-
-
-def at_random(num_sets: int, num_demonstrations: int, num: int, seed: int = 0) -> Positions:
-    """Positions of `num` demonstrations of each set, keyed by (seed, set), ascending; int64 [S, num].
-
-    Raises RequestError unless 1 <= num <= K.
-    """
-    _refuse_size(num, (num_sets, num_demonstrations))
-    drawn = [
-        np.random.default_rng([seed, _RANDOM_CHOICE, s]).permutation(num_demonstrations)[:num] for s in range(num_sets)
-    ]
-    return np.sort(np.array(drawn, dtype=np.int64), axis=1)
-
-
-def blend(score: npt.ArrayLike, steadiness: npt.ArrayLike, share: float = 0.5) -> FloatArray:
-    """[S, K] mean of a score and a steadiness, each standardised within its set; `share` is the score's.
-
-    A standardised score is 0 where a set's values are equal. Raises RequestError unless 0 <= share <= 1.
-    """
-    if not 0 <= share <= 1:
-        raise RequestError(f"share must lie in 0..1, got {share}")
-    ours, theirs = (_standardised_rows(np.asarray(values, dtype=np.float64)) for values in (score, steadiness))
-    return np.asarray(share * ours + (1 - share) * theirs)
-
-
-STRATEGIES: Mapping[str, str] = {
-    "random": "drawn at random from the set",
-    "top": "highest score",
-    "bottom": "lowest score",
-    "shapley": "highest Shapley value",
-    "stable": "highest stability: mean of z over its standard deviation",
-    "blend": "score and stability, half each, standardised within the set",
-    "single": "highest accuracy alone, at k = 1",
-    "diverse": "least pairwise similarity of texts",
-}
-"""Ways to choose n demonstrations of a set, and what each is in words."""
-
-
-def select(
-    scores: Mapping[str, npt.ArrayLike],
-    num: int = 6,
-    *,
-    score: str = "marginal",
-    strategies: Sequence[str] | None = None,
-    similarities: npt.ArrayLike | None = None,
-    seed: int = 0,
-) -> dict[str, Positions]:
-    """Chosen positions of each set under every strategy, int64 [S, num], ascending.
-
-    Args:
-        scores: [S, K] by name, as from `demonstration_scores`.
-        num: how many to choose of each set (6 in arXiv 2503.22002).
-        score: the one that top, bottom and blend go by.
-        strategies: names out of `STRATEGIES`; all whose scores are there by default.
-        similarities: [S, K, K] of texts, for `diverse`.
-        seed: of `random`.
-
-    Raises RequestError for a strategy that there is not, or one that lacks its score.
-    """
-    tables = {name: np.asarray(values, dtype=np.float64) for name, values in scores.items()}
-    if score not in tables:
-        raise RequestError(f"the score {score!r} is not among {', '.join(tables) or 'none'}")
-    rankings: dict[str, Callable[[], Positions]] = {
-        "random": lambda: at_random(len(tables[score]), tables[score].shape[1], num, seed),
-        "top": lambda: highest(tables[score], num),
-        "bottom": lambda: highest(-tables[score], num),
-    }
-    if "stability" in tables:
-        rankings["blend"] = lambda: highest(blend(tables[score], tables["stability"]), num)
-    if similarities is not None:
-        rankings["diverse"] = lambda: most_diverse(similarities, num)
-    for strategy, name in (("shapley", "shapley"), ("stable", "stability"), ("single", "single")):
-        if name in tables:
-            rankings[strategy] = lambda name=name: highest(tables[name], num)  # type: ignore[misc]
-    wanted = [name for name in STRATEGIES if name in rankings] if strategies is None else list(strategies)
-    if missing := [name for name in wanted if name not in rankings]:
-        known = "its score or the texts are missing" if missing[0] in STRATEGIES else "there is no such strategy"
-        raise RequestError(f"cannot choose by {missing[0]!r}: {known}; choose from {', '.join(rankings)}")
-    return {name: rankings[name]() for name in wanted}
-
-
-def _cells(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int] | None) -> _Cells:
     values, order = np.asarray(accuracy, dtype=np.float64), np.asarray(orders)
     if values.ndim != 3 or values.size == 0:
         raise RequestError(f"accuracy of prefixes must have shape [S, P, N], got {list(values.shape)}")
@@ -495,27 +298,27 @@ def _cells(accuracy: npt.ArrayLike, orders: npt.ArrayLike, shots: Sequence[int] 
         raise RequestError(
             f"shots must be {values.shape[2]} ascending numbers in 0..{num_demonstrations}, got {counts.tolist()}"
         )
-    return _Cells(values, places, counts)
+    return Prefixes(values, places, counts)
 
 
-def _allowed(cells: _Cells) -> list[str]:
-    """Names of the scores that the shots allow."""
+def allowed_scores(cells: Prefixes) -> list[str]:
+    """Names of the scores that these numbers of shots allow."""
     has_steps, is_full = bool((np.diff(cells.shots) == 1).any()), len(cells.shots) == cells.places.shape[2] + 1
     needs = {"shapley": is_full, "truncated": is_full, "marginal": has_steps, "stability": has_steps}
     needs["single"] = bool(1 in cells.shots)
     return [name for name in SCORES if needs.get(name, cells.shots[-1] > 0)]
 
 
-def _places(cells: _Cells) -> Positions:
+def _places(cells: Prefixes) -> Positions:
     return np.broadcast_to(cells.places, (len(cells.accuracy), *cells.places.shape[1:]))
 
 
-def _by_demonstration(cells: _Cells, by_position: FloatArray) -> FloatArray:
+def _by_demonstration(cells: Prefixes, by_position: FloatArray) -> FloatArray:
     """[S, P, K] by position as [S, P, K] by demonstration."""
     return np.take_along_axis(by_position, _places(cells), axis=2)
 
 
-def _steps(cells: _Cells) -> FloatArray:
+def _steps(cells: Prefixes) -> FloatArray:
     """V_(i+1) - V_i of every position i, [S, P, K]; NaN where one of them was not run."""
     at = np.full(cells.places.shape[2] + 1, -1)
     at[cells.shots] = np.arange(len(cells.shots))
@@ -526,7 +329,7 @@ def _steps(cells: _Cells) -> FloatArray:
     return np.where(known, cells.accuracy[:, :, end] - cells.accuracy[:, :, begin], np.nan)
 
 
-def _at_own_position(cells: _Cells) -> FloatArray:
+def _at_own_position(cells: Prefixes) -> FloatArray:
     """z of V_(i+1) at every position i, [S, P, K]; NaN where it was not run."""
     ran = cells.shots[cells.shots > 0]
     if not len(ran):
@@ -544,20 +347,10 @@ def _centred(values: FloatArray) -> FloatArray:
 
 def _standardised(values: FloatArray) -> FloatArray:
     """z over the permutations of [S, P, N]: 0 where they are equal, NaN for P = 1."""
-    spread = _std(values, axis=1)[:, None]
-    varies = spread > _CONSTANT
+    spread = std_along(values, axis=1)[:, None]
+    varies = spread > CONSTANT
     z = _centred(values) / np.where(varies, spread, 1.0)
     return np.where(varies | np.isnan(spread), z if values.shape[1] > 1 else np.nan, 0.0)
-
-
-def _standardised_rows(values: FloatArray) -> FloatArray:
-    """z over the known values of each row; 0 where they are equal, NaN where there is none."""
-    z = np.full_like(values, np.nan)
-    for row, out in zip(values, z, strict=True):
-        known = np.isfinite(row)
-        spread = row[known].std(ddof=1) if known.sum() > 1 else 0.0
-        out[known] = (row[known] - row[known].mean()) / spread if spread > _CONSTANT else 0.0
-    return z
 
 
 def _mean_se_count(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -576,7 +369,7 @@ def _over_permutations(values: FloatArray) -> Score:
     return Score(mean, se)
 
 
-def _first_holding(cells: _Cells) -> Positions:
+def _first_holding(cells: Prefixes) -> Positions:
     """[K] the first place on the axis of shots whose prefix holds each position."""
     return np.searchsorted(cells.shots, np.arange(cells.places.shape[2]), side="right")
 
@@ -587,12 +380,12 @@ def _tails(values: FloatArray) -> FloatArray:
     return np.asarray(np.cumsum(padded[..., ::-1], axis=-1)[..., ::-1])
 
 
-def _inside(cells: _Cells, values: FloatArray) -> FloatArray:
+def _inside(cells: Prefixes, values: FloatArray) -> FloatArray:
     """[S, P, K] sum of values [S, P, N] over the prefixes that hold a demonstration."""
     return _by_demonstration(cells, _tails(values)[:, :, _first_holding(cells)])
 
 
-def _over_prefixes(cells: _Cells, values: FloatArray) -> Score:
+def _over_prefixes(cells: Prefixes, values: FloatArray) -> Score:
     """Mean of values [S, P, N] over all prefixes that hold a demonstration; a ratio of sums over permutations."""
     if cells.shots[-1] == 0:
         raise RequestError("a score of prefixes needs k >= 1, got shots [0]")
@@ -608,44 +401,6 @@ def _over_prefixes(cells: _Cells, values: FloatArray) -> Score:
     return Score(mean, np.sqrt(correction * (residual**2).sum(axis=1)) / np.maximum(total, 1))
 
 
-def _query_halves(
-    items: npt.NDArray[np.uint8],
-    state: npt.ArrayLike | None,
-    weights: npt.ArrayLike | None,
-    num_halves: int,
-    seed: int,
-) -> FloatArray | None:
-    """Accuracies [2, num_halves, S, P, N] over random halves of the usable distinct queries; None below two of them.
-
-    One pass over the tensor, in blocks, for all halves together.
-    """
-    weight = query_weights(weights, items.shape[-1])
-    queries = np.flatnonzero(usable_queries(items.shape, state) & (weight > 0))
-    if len(queries) < 2:
-        return None
-    masks = np.zeros((items.shape[-1], 2, num_halves))
-    for half in range(num_halves):
-        order = np.random.default_rng([seed, _QUERY_HALVES, half]).permutation(queries)
-        for side, kept in enumerate(np.array_split(order, 2)):
-            masks[kept, side, half] = weight[kept]
-    shares = masks.reshape(len(masks), -1)
-    rows = items.reshape(-1, items.shape[-1])
-    step = max(1, _BYTES_AT_ONCE // (8 * rows.shape[1]))
-    sums = np.concatenate(
-        [rows[begin : begin + step].astype(np.float64) @ shares for begin in range(0, len(rows), step)]
-    )
-    return np.ascontiguousarray((sums / shares.sum(axis=0)).T).reshape(2, num_halves, *items.shape[:3])
-
-
-def _stepped_up(correlations: FloatArray) -> float:
-    """Mean correlation of halves, as a reliability of the whole; NaN where no halves tell."""
-    known = correlations[np.isfinite(correlations)]
-    if not len(known):
-        return math.nan
-    mean = float(known.mean())
-    return 2 * mean / (1 + abs(mean))
-
-
 def _ridge_effects(places: Positions, values: FloatArray, shots: Positions, ridge: float) -> FloatArray:
     """[K, K] effects (demonstration, position) of one set: places [P, K], centred values [P, N]."""
     num_permutations, num = places.shape
@@ -657,43 +412,3 @@ def _ridge_effects(places: Positions, values: FloatArray, shots: Positions, ridg
     design = rows.reshape(-1, num * num)
     solved = np.linalg.solve(design.T @ design + ridge * np.eye(num * num), design.T @ values.ravel())
     return np.asarray(solved.reshape(num, num))
-
-
-def _jaccard(ours: frozenset[str], theirs: frozenset[str]) -> float:
-    either = len(ours | theirs)
-    return len(ours & theirs) / either if either else 1.0
-
-
-def _similarities(similarities: npt.ArrayLike) -> FloatArray:
-    table = np.asarray(similarities, dtype=np.float64)
-    if table.ndim != 3 or table.shape[1] != table.shape[2] or table.size == 0 or not np.isfinite(table).all():
-        raise RequestError(f"similarities must be finite [S, K, K], got shape {list(table.shape)}")
-    return table
-
-
-def _spread_out(table: FloatArray, num: int) -> list[int]:
-    """Positions of `num` rows of a similarity table [K, K]."""
-    size = len(table)
-    off_diagonal = table - np.diag(np.diag(table))
-    if num == 1:
-        return [int(off_diagonal.sum(axis=1).argmin())]
-    first, second = np.triu_indices(size, 1)
-    closest = int(table[first, second].argmin())
-    chosen = [int(first[closest]), int(second[closest])]
-    while len(chosen) < num:
-        rest = [e for e in range(size) if e not in chosen]
-        chosen.append(min(rest, key=lambda e: (off_diagonal[e, chosen].sum(), e)))
-    while num < size:
-        rest = [e for e in range(size) if e not in chosen]
-        cost = off_diagonal[:, chosen].sum(axis=1)
-        gains = cost[chosen][:, None] - (cost[rest][None, :] - off_diagonal[np.ix_(chosen, rest)])
-        out, into = np.unravel_index(int(gains.argmax()), gains.shape)
-        if gains[out, into] <= _CONSTANT:
-            break
-        chosen[out] = rest[into]
-    return chosen
-
-
-def _refuse_size(num: int, shape: tuple[int, ...]) -> None:
-    if len(shape) != 2 or not 1 <= num <= shape[1]:
-        raise RequestError(f"cannot choose {num} demonstrations out of scores of shape {list(shape)} [S, K]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,34 @@ from iclperm.stats.sensitivity import (
     selection_sensitivity,
     sensitivity_ratio,
 )
+
+
+def jackknife_interval(estimate: float, *left_out: npt.ArrayLike, level: float = 0.95) -> Interval:
+    """`estimate` with an interval from estimates without one unit at a time: one array [n] for each kind of unit.
+
+    The jackknife variances of the kinds (sets, permutations, queries) are added: where the kinds are crossed that
+    counts the noise of single cells twice, and the interval is too wide rather than too narrow. The t quantile has
+    Satterthwaite's degrees of freedom, (Σ V)²/Σ V²/(n - 1). NaN below two units of a kind, and where some estimate is
+    not finite.
+    """
+    error, degrees = jackknife_error(left_out)
+    if not (math.isfinite(estimate) and math.isfinite(error)):
+        return Interval(estimate, math.nan, math.nan, level)
+    half = float(special.stdtrit(degrees, upper_tail(level))) * error
+    return Interval(estimate, estimate - half, estimate + half, level)
+
+
+def jackknife_error(left_out: Sequence[npt.ArrayLike]) -> tuple[float, float]:
+    """Standard error and Satterthwaite's degrees of freedom; NaN where a kind has less than two units or a NaN."""
+    values = [np.asarray(array, dtype=np.float64) for array in left_out]
+    if not all(len(array) >= 2 and np.isfinite(array).all() for array in values):
+        return math.nan, math.nan
+    variances = np.array([_jackknife_variance(array) for array in values])
+    counts = np.array([len(array) - 1.0 for array in values])
+    total = float(variances.sum())
+    degrees = total**2 / float((variances**2 / counts).sum()) if total > 0 else float(counts.min())
+    return math.sqrt(total), degrees
+
 
 _MAX_DESIGN = 100_000
 
@@ -43,7 +72,7 @@ class SensitivityIntervals(NamedTuple):
 
 
 class NeededDesign(NamedTuple):
-    """The smallest square design that tells r from 1."""
+    """The smallest square design whose interval of r would exclude 1."""
 
     ratio: float
     """The r it is meant for."""
@@ -67,7 +96,7 @@ def generalized_interval(
     """
     matrix = _crossed_matrix(accuracy)
     num_sets, num_permutations = matrix.shape
-    squares, degrees = _two_way(matrix)
+    squares, degrees = two_way_squares(matrix)
     drawn = {effect: _drawn(squares[effect], degrees[effect], draws, seed, f"A.{effect}") for effect in squares}
     order = (drawn["P"] + (num_sets - 1) * drawn["E"]) / num_sets
     selection = (drawn["S"] + (num_permutations - 1) * drawn["E"]) / num_permutations
@@ -117,7 +146,7 @@ def jackknife_ratio_interval(
     variance = sum(_jackknife_variance(_leave_one_out_log_ratios(matrix, axis, estimator)) for axis in (0, 1))
     if not (ratio > 0 and math.isfinite(variance)):
         return Interval(ratio, math.nan, math.nan, level)
-    half = float(special.stdtrit(min(matrix.shape) - 1, _upper(level))) * math.sqrt(variance)
+    half = float(special.stdtrit(min(matrix.shape) - 1, upper_tail(level))) * math.sqrt(variance)
     return Interval(ratio, ratio * math.exp(-half), ratio * math.exp(half), level)
 
 
@@ -128,7 +157,7 @@ def wilson_interval(num_correct: int, num_queries: int, level: float = 0.95) -> 
     """
     if num_queries < 1 or not 0 <= num_correct <= num_queries:
         raise RequestError(f"need 0 <= num_correct <= num_queries >= 1, got {num_correct} of {num_queries}")
-    z2 = float(special.ndtri(_upper(level))) ** 2
+    z2 = float(special.ndtri(upper_tail(level))) ** 2
     share = num_correct / num_queries
     scale = num_queries / (num_queries + z2)
     centre = scale * (share + z2 / (2 * num_queries))
@@ -137,6 +166,11 @@ def wilson_interval(num_correct: int, num_queries: int, level: float = 0.95) -> 
     low = 0.0 if num_correct == 0 else centre - half
     high = 1.0 if num_correct == num_queries else centre + half
     return Interval(share, low, high, level)
+
+
+def side_of(interval: Interval, value: float) -> int:
+    """1 where the whole interval lies above `value`, -1 where below, 0 where it holds the value or is NaN."""
+    return int(interval.low > value) - int(interval.high < value)
 
 
 def clustered_se(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
@@ -160,7 +194,7 @@ def skewness_warnings(accuracy: npt.ArrayLike) -> list[str]:
     """A line each if the means of sets or of permutations look skewed: |G1| above twice its Gaussian standard error.
 
     One-sided effects, such as a few orders that collapse, make `generalized_interval` and `effect_interval` too narrow.
-    At 10 x 10 it names one table in ten under Gaussian effects, half of them under one-sided exponential ones. Fewer
+    At 10 x 10 it warns of one table in ten under Gaussian effects, of half under one-sided exponential ones. Fewer
     than 3 levels say nothing.
     """
     matrix = accuracy_matrix(accuracy)
@@ -191,7 +225,7 @@ def needed_design(
     if min(order, selection) <= 0:
         return None
     target = math.sqrt(selection / order) if ratio is None else ratio
-    wanted = float(special.ndtri(_upper(level)) + special.ndtri(power))
+    wanted = float(special.ndtri(upper_tail(level)) + special.ndtri(power))
     size = _smallest_size(variances, order, selection, abs(math.log(target)), wanted)
     return None if size is None else NeededDesign(target, size, size, power, level)
 
@@ -204,7 +238,7 @@ def _crossed_matrix(accuracy: npt.ArrayLike, least: int = 2) -> FloatArray:
     return matrix
 
 
-def _two_way(matrix: FloatArray) -> tuple[dict[str, float], dict[str, int]]:
+def two_way_squares(matrix: FloatArray) -> tuple[dict[str, float], dict[str, int]]:
     """Sums of squares and degrees of freedom of sets, permutations and residual of [S, P]."""
     num_sets, num_permutations = matrix.shape
     centred = matrix - matrix[0, 0]  # equal accuracies become exact zeros
@@ -222,7 +256,7 @@ def _two_way(matrix: FloatArray) -> tuple[dict[str, float], dict[str, int]]:
 
 def _two_way_components(matrix: FloatArray) -> dict[str, float]:
     """Variance components of accuracy [S, P], clipped at 0."""
-    squares, degrees = _two_way(matrix)
+    squares, degrees = two_way_squares(matrix)
     mean_square = {effect: squares[effect] / degrees[effect] for effect in squares}
     return {
         "S": max((mean_square["S"] - mean_square["E"]) / matrix.shape[1], 0.0),
@@ -270,13 +304,13 @@ def _root_intervals(
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = selection / order
     return SensitivityIntervals(
-        *(_quantiles(*pair, level) for pair in zip(estimates, (order, selection, ratio), strict=True))
+        *(quantile_interval(*pair, level) for pair in zip(estimates, (order, selection, ratio), strict=True))
     )
 
 
-def _quantiles(estimate: float, values: FloatArray, level: float) -> Interval:
+def quantile_interval(estimate: float, values: FloatArray, level: float) -> Interval:
     """Equal-tailed interval; an undefined draw counts as 0 below and as infinite above."""
-    tail = 1 - _upper(level)
+    tail = 1 - upper_tail(level)
     if math.isnan(estimate) and not np.isfinite(values).any():
         return Interval(estimate, math.nan, math.nan, level)
     low = np.quantile(np.nan_to_num(values, nan=0.0, posinf=np.inf), tail, method="inverted_cdf")
@@ -284,7 +318,7 @@ def _quantiles(estimate: float, values: FloatArray, level: float) -> Interval:
     return Interval(estimate, float(low), float(high), level)
 
 
-def _upper(level: float) -> float:
+def upper_tail(level: float) -> float:
     """Upper tail probability of a two-sided interval."""
     if not 0 < level < 1:
         raise RequestError(f"level must lie between 0 and 1, got {level}")

@@ -13,9 +13,8 @@ from scipy import special
 
 from iclperm.errors import RequestError
 from iclperm.stats.components import VarianceComponents
+from iclperm.stats.limits import LIMITS, ComputeLimits
 from iclperm.stats.sensitivity import FloatArray, binary_items, query_weights, usable_queries
-
-_SUMS_AT_ONCE = 1 << 22  # 32 MB of a bootstrap's sums
 
 
 class McNemar(NamedTuple):
@@ -41,7 +40,7 @@ class CochranQ(NamedTuple):
     """Whether C contexts differ in accuracy on the same queries."""
 
     statistic: float
-    """0 where no query tells the contexts apart."""
+    """0 where all contexts answer every query alike."""
     degrees: int
     p_value: float
     """From the χ² distribution; rough where contexts times informative queries are below 24 (Tate & Brown 1970)."""
@@ -117,8 +116,8 @@ def mcnemar(first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayLike | 
         first, second: [Q] 0 or 1.
         state: [2, Q] integers, 0 = ok; a query that is not ok in both is left out.
 
-    p-values are 1 where no query tells the two apart. Raises RequestError on shapes that do not fit and values but 0
-    and 1. McNemar (1947); Fagerland, Lydersen & Laake (2013) for mid-p.
+    p-values are 1 where both contexts answer every query alike. Raises RequestError on shapes that do not fit and
+    values but 0 and 1. McNemar (1947); Fagerland, Lydersen & Laake (2013) for mid-p.
     """
     items = _contexts(first, second)
     usable = usable_queries(items.shape, state)
@@ -271,6 +270,7 @@ def product_bootstrap(
     draws: int = 1000,
     level: float = 0.95,
     seed: int = 0,
+    limits: ComputeLimits = LIMITS,
 ) -> Bootstrap:
     """Bootstrap of a function of accuracy that gives sets, permutations and queries independent random weights.
 
@@ -282,6 +282,7 @@ def product_bootstrap(
         state, weights: as for `accuracy`; a query's weight is multiplied by the drawn one.
         resample: the letters of the axes that are samples: of S, P, Q. The others stay as they are.
         kind: weights Poisson(1), or exponential(1) as in the Bayesian bootstrap.
+        limits: how many sums are held at once.
 
     The weight of an answer is the product of its set's, permutation's and query's: for a mean this is mildly
     conservative (Owen & Eckles 2012). The interval is that of percentiles. For a *spread* beware:
@@ -308,11 +309,13 @@ def product_bootstrap(
     evaluate = _written_out if kind == "poisson" else _with_weights
     kept, kept_weight = items[..., usable], weight[usable]
     ones = np.ones((1, len(kept_weight)))
-    estimate = evaluate(statistic, _reweighted(kept, ones * kept_weight)[0], *(np.ones(n) for n in items.shape[:2]))
-    values, step = [], max(1, _SUMS_AT_ONCE // math.prod(items.shape[:-1]))
+    estimate = evaluate(
+        statistic, _reweighted(kept, ones * kept_weight, limits)[0], *(np.ones(n) for n in items.shape[:2])
+    )
+    values, step = [], max(1, limits.sums_at_once // math.prod(items.shape[:-1]))
     for begin in range(0, draws, step):
         part = slice(begin, begin + step)
-        cells = _reweighted(kept, drawn["Q"][part] * kept_weight)
+        cells = _reweighted(kept, drawn["Q"][part] * kept_weight, limits)
         values += [evaluate(statistic, *one) for one in zip(cells, drawn["S"][part], drawn["P"][part], strict=True)]
     return _summarised(np.asarray(estimate), values, level)
 
@@ -359,11 +362,11 @@ def _drawn_weights(axis: str, size: int, resampled: bool, kind: str, draws: int,
     return np.asarray(generator.exponential(1.0, (draws, size)))
 
 
-def _reweighted(items: npt.NDArray[np.uint8], weights: FloatArray) -> FloatArray:
+def _reweighted(items: npt.NDArray[np.uint8], weights: FloatArray, limits: ComputeLimits) -> FloatArray:
     """Accuracies [draws, S, P, ...] of items [S, P, ..., Q] under weights [draws, Q]; NaN where all are 0."""
     rows = items.reshape(-1, items.shape[-1])
     sums = np.empty((len(weights), len(rows)))
-    step = max(1, _SUMS_AT_ONCE // items.shape[-1])
+    step = max(1, limits.sums_at_once // items.shape[-1])
     for begin in range(0, len(rows), step):  # never a float copy of everything
         sums[:, begin : begin + step] = weights @ rows[begin : begin + step].T.astype(np.float64)
     total = weights.sum(axis=1, keepdims=True)

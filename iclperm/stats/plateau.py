@@ -125,7 +125,8 @@ class Steps(NamedTuple):
     up: FloatArray
     down: FloatArray
     up_beyond_noise: FloatArray
-    """Rises that a test at 5 % tells from no change; without any change, chance alone makes one step in forty so."""
+    """Rises that a test at 5 % finds to be more than noise; where nothing changes, chance alone makes one step in forty
+    look so."""
     down_beyond_noise: FloatArray
     never_down: float
     """Share of trajectories that never lose accuracy."""
@@ -252,7 +253,7 @@ def plateau(
         raise RequestError(f"margin must be above 0, got {margin}")
     one, other = items[:, :, places[0]], items[:, :, places[1]]
     paired = paired_difference(one, other, weights)
-    equivalent, different = _tests(paired.centre, paired.se, margin)
+    equivalent, different = paired_tests(paired.centre, paired.se, margin)
     adjusted = holm(equivalent), holm(different)
     state, single = _states(*adjusted, level), _states(equivalent, different, level)
     error = mean_error(other.astype(np.int8) - one.astype(np.float64), weights)
@@ -293,7 +294,7 @@ def plateau_shares(
     shares = np.full((len(shots) - 1, len(STATES)), np.nan)
     for place in range(len(shots) - 1):
         paired = paired_difference(items[:, :, place], items[:, :, -1], weights)
-        equivalent, different = _tests(paired.centre, paired.se, margin)
+        equivalent, different = paired_tests(paired.centre, paired.se, margin)
         shares[place] = _shares(_states(holm(equivalent), holm(different), level))
     return shares
 
@@ -362,7 +363,7 @@ def one_shot(
     np.add.at(change, place.ravel(), single.reshape(-1, len(none)) - none.astype(np.float64))
     change /= np.bincount(place.ravel())[:, None]
     paired = _adjusted(change @ weight, change @ weight**2, change**2 @ weight**2, weight)
-    _, different = _tests(paired.centre, paired.se, MARGIN)
+    _, different = paired_tests(paired.centre, paired.se, MARGIN)
     error = mean_error(change[None], weights)
     return OneShot(
         rows=distinct.astype(np.int64),
@@ -407,7 +408,7 @@ def _normal(probability: float) -> float:
     return float(special.ndtri(probability))
 
 
-def _tests(centre: FloatArray, se: FloatArray, margin: float) -> tuple[FloatArray, FloatArray]:
+def paired_tests(centre: FloatArray, se: FloatArray, margin: float) -> tuple[FloatArray, FloatArray]:
     """p-values of the two one-sided tests of equivalence (the larger), and of no difference."""
     equivalent = special.ndtr((np.abs(centre) - margin) / se)
     return np.asarray(equivalent), np.asarray(2 * special.ndtr(-np.abs(centre) / se))

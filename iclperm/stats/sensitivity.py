@@ -9,12 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
+from iclperm.stats.limits import LIMITS, ComputeLimits
 
 FloatArray = npt.NDArray[np.float64]
 Estimator = Literal["mean_std", "rms", "c4"]
-
-# NumPy takes 0.1 s here; the Numba loops a tenth of it, after half a second to import and 2 s once to compile.
-_NUMBA_FROM = 1 << 26
 
 
 class Accuracy(NamedTuple):
@@ -44,7 +42,11 @@ class Curve(NamedTuple):
 
 
 def accuracy(
-    correct: npt.ArrayLike, state: npt.ArrayLike | None = None, weights: npt.ArrayLike | None = None
+    correct: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    weights: npt.ArrayLike | None = None,
+    *,
+    limits: ComputeLimits = LIMITS,
 ) -> Accuracy:
     """Share of correct answers in every cell, over the queries that are `ok` in all of them.
 
@@ -53,17 +55,18 @@ def accuracy(
         state: [..., Q] integers, 0 = ok; a query that is not ok anywhere is left out everywhere, so that cells stay
             comparable.
         weights: [Q] how often each query counts (an oversampled query is stored once); all 1 by default.
+        limits: sizes from which it is computed in another way, to the same bits.
 
     Raises RequestError on shapes that do not fit, values other than 0 and 1, or weights that are negative or not
     finite. Cost: O(size of correct), without a float copy of it; a large contiguous tensor of bytes is read once, at
     the speed of memory, where the weights are whole numbers.
     """
     items = np.asarray(correct)
-    if not (is_large(items) and _is_whole(weights)):
-        items = binary_items(items)
-    usable = usable_queries(items.shape, state)
+    if not (is_large(items, limits) and _is_whole(weights)):
+        items = binary_items(items, limits)
+    usable = usable_queries(items.shape, state, limits)
     weight = query_weights(weights, items.shape[-1])
-    sums = _weighted_sums(items, np.where(usable, weight, 0.0))
+    sums = _weighted_sums(items, np.where(usable, weight, 0.0), limits)
     return accuracy_from_sums(sums, usable, weight)
 
 
@@ -113,28 +116,35 @@ def c4(num: int) -> float:
     return math.sqrt(2 / (num - 1)) * math.exp(log_gamma_ratio)
 
 
-def curve(correct: npt.ArrayLike, state: npt.ArrayLike | None = None, weights: npt.ArrayLike | None = None) -> Curve:
+def curve(
+    correct: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    weights: npt.ArrayLike | None = None,
+    *,
+    limits: ComputeLimits = LIMITS,
+) -> Curve:
     """Accuracy against the number of shots, with the spread over permutations and over sets kept apart.
 
     Args:
         correct: [S, P, K, Q] 0 or 1; K indexes the list of shots that were run.
         state: [S, P, K, Q] integers, 0 = ok.
         weights: [Q] how often each query counts.
+        limits: as for `accuracy`.
 
     Raises RequestError unless correct has four axes. arXiv 2503.22002, Figure 1; standard deviations have ddof 1.
     """
     items = np.asarray(correct)
     if items.ndim != 4:
         raise RequestError(f"curve needs correct of shape [S, P, K, Q], got {list(items.shape)}")
-    return curve_from_accuracy(accuracy(items, state, weights))
+    return curve_from_accuracy(accuracy(items, state, weights, limits=limits))
 
 
 def curve_from_accuracy(cells: Accuracy) -> Curve:
     """The curve of accuracies [S, P, K] (`curve`)."""
     return Curve(
         mean=cells.values.mean(axis=(0, 1)),
-        std_permutations=_std(cells.values, axis=1).mean(axis=0),
-        std_sets=_std(cells.values.mean(axis=1), axis=0),
+        std_permutations=std_along(cells.values, axis=1).mean(axis=0),
+        std_sets=std_along(cells.values.mean(axis=1), axis=0),
         dropped=cells.dropped,
         num_queries=cells.num_queries,
     )
@@ -159,7 +169,7 @@ def accuracy_matrix(accuracy: npt.ArrayLike) -> FloatArray:
     return matrix
 
 
-def binary_items(correct: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+def binary_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.NDArray[np.uint8]:
     """`correct` [..., Q] as uint8 0/1, a view where it can be; raises RequestError on anything else."""
     items = np.asarray(correct)
     if items.ndim < 1 or items.size == 0:
@@ -168,10 +178,10 @@ def binary_items(correct: npt.ArrayLike) -> npt.NDArray[np.uint8]:
         return items.view(np.uint8)
     if not np.issubdtype(items.dtype, np.integer):
         raise RequestError(f"correct must hold bool or integer 0 and 1, got {items.dtype}")
-    if is_large(items):
+    if is_large(items, limits):
         from iclperm.stats import _kernels
 
-        if _kernels.is_binary(items):
+        if _kernels.is_binary(items, limits):
             return items
     if items.min() < 0 or items.max() > 1:
         wrong = items.min() if items.min() < 0 else items.max()
@@ -179,23 +189,25 @@ def binary_items(correct: npt.ArrayLike) -> npt.NDArray[np.uint8]:
     return items.astype(np.uint8, copy=False)
 
 
-def usable_queries(shape: tuple[int, ...], state: npt.ArrayLike | None) -> npt.NDArray[np.bool_]:
+def usable_queries(
+    shape: tuple[int, ...], state: npt.ArrayLike | None, limits: ComputeLimits = LIMITS
+) -> npt.NDArray[np.bool_]:
     """[Q] True where a query is ok (state 0) in every cell; raises RequestError if state has not `shape` [..., Q]."""
     if state is None:
         return np.ones(shape[-1], dtype=np.bool_)
     states = np.asarray(state)
     if states.shape != shape:
         raise RequestError(f"state must have the shape of correct {list(shape)}, got {list(states.shape)}")
-    if is_large(states):
+    if is_large(states, limits):
         from iclperm.stats import _kernels
 
-        return ~_kernels.any_by_query(states.view(np.uint8).reshape(-1, shape[-1]))
+        return ~_kernels.any_by_query(states.view(np.uint8).reshape(-1, shape[-1]), limits)
     return np.asarray(~states.any(axis=tuple(range(states.ndim - 1))))
 
 
-def is_large(values: npt.NDArray[Any]) -> bool:
-    """Whether the Numba loops can read `values` and repay their compilation: many bytes in one piece."""
-    if values.size < _NUMBA_FROM or values.dtype not in (np.uint8, np.bool_):
+def is_large(values: npt.NDArray[Any], limits: ComputeLimits = LIMITS) -> bool:
+    """Whether the Numba loops can read `values` and are worth their compilation: many bytes in one piece."""
+    if values.size < limits.numba_from or values.dtype not in (np.uint8, np.bool_):
         return False
     return values.flags.c_contiguous and values.ctypes.data % 8 == 0
 
@@ -220,15 +232,15 @@ def _is_whole(weights: npt.ArrayLike | None) -> bool:
     return bool(np.all((values == np.floor(values)) & (values >= 0) & (values < 1 << 31)))
 
 
-def _weighted_sums(items: npt.NDArray[Any], weight: FloatArray) -> FloatArray:
-    """Sums over Q of correct [..., Q] times weight [Q]. What `is_large` is checked for 0 and 1 on the way."""
-    if is_large(items) and _is_whole(weight):
+def _weighted_sums(items: npt.NDArray[Any], weight: FloatArray, limits: ComputeLimits) -> FloatArray:
+    """Sums over Q of correct [..., Q] times weight [Q]. A large tensor is checked for 0 and 1 in the same pass."""
+    if is_large(items, limits) and _is_whole(weight):
         from iclperm.stats import _kernels
 
         edges, whole = np.array([0, len(weight)]), weight.astype(np.int64)
-        sums, is_binary = _kernels.segment_sums(items.view(np.uint8).reshape(-1, len(weight)), edges, whole)
+        sums, is_binary = _kernels.segment_sums(items.view(np.uint8).reshape(-1, len(weight)), edges, whole, limits)
         if not is_binary:
-            binary_items(items.view(np.uint8))  # names the value
+            binary_items(items.view(np.uint8), limits)  # names the value
         return np.asarray(sums.reshape(items.shape[:-1]), dtype=np.float64)
     # einsum casts in small buffers; a matrix product would make a float copy of the whole tensor
     return np.asarray(np.einsum("...q,q->...", items, weight), dtype=np.float64)
@@ -241,13 +253,13 @@ def _mean_spread(matrix: FloatArray, estimator: Estimator) -> float:
     num_columns = matrix.shape[1]
     if num_columns < 2:
         return math.nan
-    spread = _std(matrix, axis=1)
+    spread = std_along(matrix, axis=1)
     if estimator == "rms":
         return float(np.sqrt(np.mean(spread**2)))
     return float(spread.mean()) / (c4(num_columns) if estimator == "c4" else 1.0)
 
 
-def _std(values: FloatArray, axis: int) -> FloatArray:
+def std_along(values: FloatArray, axis: int) -> FloatArray:
     """Standard deviation with ddof 1, exactly 0 for equal values; NaN where the axis has one entry."""
     if values.shape[axis] < 2:
         return np.full(np.delete(values.shape, axis), np.nan)

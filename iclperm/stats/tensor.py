@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError, printable
-from iclperm.stats import sensitivity
 from iclperm.stats.components import VarianceComponents, components_from_sums
+from iclperm.stats.limits import LIMITS, ComputeLimits
 from iclperm.stats.sensitivity import (
     Accuracy,
     Curve,
@@ -31,7 +31,6 @@ from iclperm.stats.sensitivity import (
     usable_queries,
 )
 
-_BLOCK = 1 << 24  # bytes of answers held at once; one permutation of all sets at least
 _MOST_SETS = 255  # what a byte can count
 
 Shape = tuple[int, int, int, int]
@@ -63,7 +62,7 @@ class Blocks(Protocol):
 
 
 class AnswersByContext(Protocol):
-    """What `ItemBlocks` needs of the answers of a run (`iclperm.items.Items`), stored once a distinct context."""
+    """What `ItemBlocks` needs of a run's answers (`iclperm.runs.answers.Items`), stored once a distinct context."""
 
     @property
     def gold(self) -> npt.NDArray[np.int64]: ...
@@ -82,14 +81,17 @@ class ArrayBlocks:
     Bytes in one piece are one block, read where they are; anything else is copied, a block at a time.
     """
 
-    def __init__(self, correct: npt.ArrayLike, state: npt.ArrayLike | None = None) -> None:
+    def __init__(
+        self, correct: npt.ArrayLike, state: npt.ArrayLike | None = None, *, limits: ComputeLimits = LIMITS
+    ) -> None:
         """Raises RequestError on another number of axes or a type but bool and integers."""
         items = np.asarray(correct)
         if items.ndim not in (3, 4) or not items.size:
             raise RequestError(f"correct must have shape [S, P, K, Q] or [S, P, Q], got {list(items.shape)}")
         if items.dtype.kind not in "biu":
             raise RequestError(f"correct must hold bool or integer 0 and 1, got {items.dtype}")
-        self._usable = usable_queries(items.shape, state)
+        self._limits = limits
+        self._usable = usable_queries(items.shape, state, limits)
         self._items = items if items.ndim == 4 else items[:, :, None]
 
     @property
@@ -108,9 +110,10 @@ class ArrayBlocks:
         if items.dtype in (np.uint8, np.bool_) and items.flags.c_contiguous and items.ctypes.data % 8 == 0:
             yield Block((0, items.shape[1]), items.view(np.uint8))
             return
-        for low, high in _permutation_ranges(self.shape):
+        for low, high in _permutation_ranges(self.shape, self._limits):
             block = items[:, low:high]
-            yield Block((low, high), np.ascontiguousarray(block if block.dtype == np.uint8 else binary_items(block)))
+            binary = block if block.dtype == np.uint8 else binary_items(block, self._limits)
+            yield Block((low, high), np.ascontiguousarray(binary))
 
 
 class FileBlocks:
@@ -119,9 +122,11 @@ class FileBlocks:
     `state` is an array or the path of a .npy file, which is mapped into memory and read once.
     """
 
-    def __init__(self, path: str | Path, state: npt.ArrayLike | str | Path | None = None) -> None:
+    def __init__(
+        self, path: str | Path, state: npt.ArrayLike | str | Path | None = None, *, limits: ComputeLimits = LIMITS
+    ) -> None:
         """Raises DataError for a file that is no such array, or is cut short."""
-        self.path = Path(path)
+        self.path, self._limits = Path(path), limits
         items = mapped(self.path)
         if items.ndim not in (3, 4) or not items.size or items.dtype not in (np.uint8, np.bool_):
             raise DataError(
@@ -133,7 +138,8 @@ class FileBlocks:
         num_sets, num_permutations, *shots, num_queries = items.shape
         self._shape = (num_sets, num_permutations, *(shots or [1]), num_queries)
         self._offset = int(getattr(items, "offset", 0))
-        self._usable = usable_queries(items.shape, mapped(Path(state)) if isinstance(state, str | Path) else state)
+        states = mapped(Path(state)) if isinstance(state, str | Path) else state
+        self._usable = usable_queries(items.shape, states, limits)
 
     @property
     def shape(self) -> Shape:
@@ -149,7 +155,7 @@ class FileBlocks:
         """See `Blocks`; raises DataError where the file has become shorter."""
         num_sets, num_permutations, *plane = self.shape
         with self.path.open("rb") as file:
-            for low, high, buffer in _buffers(self.shape):
+            for low, high, buffer in _buffers(self.shape, self._limits):
                 for number in range(num_sets):
                     file.seek(self._offset + (number * num_permutations + low) * math.prod(plane))
                     if file.readinto(buffer[number].reshape(-1).data) != buffer[number].nbytes:
@@ -163,8 +169,8 @@ class ItemBlocks:
     What is held is what the run holds, a byte or two a distinct prompt, and a block; not the tensor [S, P, K, Q].
     """
 
-    def __init__(self, items: AnswersByContext) -> None:
-        self._items = items
+    def __init__(self, items: AnswersByContext, *, limits: ComputeLimits = LIMITS) -> None:
+        self._items, self._limits = items, limits
 
     @property
     def shape(self) -> Shape:
@@ -175,12 +181,13 @@ class ItemBlocks:
     def usable(self) -> npt.NDArray[np.bool_]:
         """See `Blocks`."""
         state, used = self._items.context_state, np.unique(self._items.context_of)
-        return usable_queries((len(used), state.shape[1]), state if len(used) == len(state) else state[used])
+        states = state if len(used) == len(state) else state[used]
+        return usable_queries((len(used), state.shape[1]), states, self._limits)
 
     def blocks(self) -> Iterator[Block]:
         """See `Blocks`."""
         context_of = self._items.context_of
-        for low, high, buffer in _buffers(self.shape):
+        for low, high, buffer in _buffers(self.shape, self._limits):
             answers = buffer.view(np.bool_)
             for number, place in np.ndindex(answers.shape[:2]):
                 self._items.is_right(context_of[number, low + place], answers[number, place])
@@ -232,22 +239,28 @@ class CrossedSums(NamedTuple):
     """[K, Q] over sets and permutations."""
 
 
-def blocks_of(source: Any, state: npt.ArrayLike | str | Path | None = None) -> Blocks:
+def blocks_of(
+    source: Any, state: npt.ArrayLike | str | Path | None = None, *, limits: ComputeLimits = LIMITS
+) -> Blocks:
     """`source` in blocks: an array, a memory map, the path of a .npy file, a split of a run, or blocks themselves.
 
     Raises RequestError where a state is given to a source that has its own, and what the sources raise.
     """
     if isinstance(source, str | Path):
-        return FileBlocks(source, state)
+        return FileBlocks(source, state, limits=limits)
     if not hasattr(source, "context_of") and not isinstance(source, Blocks):
-        return ArrayBlocks(source, mapped(Path(state)) if isinstance(state, str | Path) else state)
+        return ArrayBlocks(source, mapped(Path(state)) if isinstance(state, str | Path) else state, limits=limits)
     if state is not None:
         raise RequestError("this source knows its own state; leave `state` out")
-    return source if isinstance(source, Blocks) else ItemBlocks(source)
+    return source if isinstance(source, Blocks) else ItemBlocks(source, limits=limits)
 
 
 def tensor_sums(
-    source: Any, state: npt.ArrayLike | str | Path | None = None, weights: npt.ArrayLike | None = None
+    source: Any,
+    state: npt.ArrayLike | str | Path | None = None,
+    weights: npt.ArrayLike | None = None,
+    *,
+    limits: ComputeLimits = LIMITS,
 ) -> TensorSums:
     """Accuracies and crossed sums of correct[S, P, K, Q] in one pass over it, wherever it lies.
 
@@ -255,11 +268,12 @@ def tensor_sums(
         source: see `blocks_of`; an array [S, P, Q] is taken as K = 1.
         state: of an array or file: the same shape, 0 = ok; an array or the path of a .npy file.
         weights: [Q] whole numbers, how often each query counts in an accuracy; all 1 by default.
+        limits: sizes of blocks, and from which the Numba loops run.
 
     Raises RequestError on shapes that do not fit, values but 0 and 1, weights that are not whole. Cost: the tensor is
     read once, at half the speed of memory or better; S·K·Q·(4 + P/32) bytes at most beside a block of 16 MB.
     """
-    blocks = blocks_of(source, state)
+    blocks = blocks_of(source, state, limits=limits)
     num_sets, num_permutations, num_shots, num_queries = blocks.shape
     usable, weight = blocks.usable(), whole_weights(weights, num_queries)
     counted = np.where(usable, weight, 0)
@@ -268,33 +282,33 @@ def tensor_sums(
     sums = np.empty_like(right) if is_weighted else right
     by_set = np.zeros((num_sets, num_shots, num_queries), np.int32)
     squares = np.empty((num_permutations, num_shots), np.int64)
-    edges, large = np.array([0, num_queries]), math.prod(blocks.shape) >= sensitivity._NUMBA_FROM
+    edges, large = np.array([0, num_queries]), math.prod(blocks.shape) >= limits.numba_from
     for (low, high), correct in blocks.blocks():
-        right[:, low:high] = _segment_sums(correct, edges, usable.astype(np.int64), large)[..., 0]
+        right[:, low:high] = _segment_sums(correct, edges, usable.astype(np.int64), large, limits)[..., 0]
         if is_weighted:
-            sums[:, low:high] = _segment_sums(correct, edges, counted, large)[..., 0]
-        added, squares[low:high], _ = _crossed(correct, usable, large, keep=False)
+            sums[:, low:high] = _segment_sums(correct, edges, counted, large, limits)[..., 0]
+        added, squares[low:high], _ = _crossed(correct, usable, large, limits, keep=False)
         by_set += added
     accuracy = accuracy_from_sums(sums.astype(np.float64), usable, weight.astype(np.float64))
     return TensorSums(accuracy, usable, right, by_set, squares)
 
 
-def crossed_sums(correct: npt.ArrayLike) -> CrossedSums:
+def crossed_sums(correct: npt.ArrayLike, *, limits: ComputeLimits = LIMITS) -> CrossedSums:
     """Sums of correct[S, P, K, Q] over queries, over permutations, over sets and over both; [S, P, Q] is K = 1.
 
     The sums over sets are as large as the tensor over S: where only their squares matter, `tensor_sums` has those.
     Raises RequestError on another shape or values but 0 and 1. Cost: two passes at about the speed of memory.
     """
-    blocks = ArrayBlocks(correct)
+    blocks = ArrayBlocks(correct, limits=limits)
     num_sets, num_permutations, num_shots, num_queries = blocks.shape
-    large = math.prod(blocks.shape) >= sensitivity._NUMBA_FROM
+    large = math.prod(blocks.shape) >= limits.numba_from
     by_ordering = np.empty(blocks.shape[:3], np.int64)
     by_set = np.zeros((num_sets, num_shots, num_queries), np.int32)
     by_permutation = np.empty(blocks.shape[1:], np.min_scalar_type(num_sets))
     every, edges = np.ones(num_queries, np.bool_), np.array([0, num_queries])
     for (low, high), items in blocks.blocks():
-        by_ordering[:, low:high] = _segment_sums(items, edges, every.astype(np.int64), large)[..., 0]
-        added, _, kept = _crossed(items, every, large, keep=True)
+        by_ordering[:, low:high] = _segment_sums(items, edges, every.astype(np.int64), large, limits)[..., 0]
+        added, _, kept = _crossed(items, every, large, limits, keep=True)
         by_set += added
         if high - low == num_permutations:
             by_permutation = kept  # or the largest result would be held twice
@@ -304,7 +318,11 @@ def crossed_sums(correct: npt.ArrayLike) -> CrossedSums:
 
 
 def segment_sums(
-    correct: npt.ArrayLike, edges: npt.ArrayLike, weights: npt.ArrayLike | None = None
+    correct: npt.ArrayLike,
+    edges: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    *,
+    limits: ComputeLimits = LIMITS,
 ) -> npt.NDArray[np.int64] | npt.NDArray[np.int32]:
     """Weighted sums of correct [..., Q] over the query segments edges[b]:edges[b + 1], [..., B].
 
@@ -312,18 +330,19 @@ def segment_sums(
         correct: 0 or 1, bool or integers.
         edges: [B + 1] integers that ascend from 0 to Q.
         weights: [Q] whole numbers of 0 or more, what each query counts.
+        limits: sizes from which the Numba loops run, and how.
 
     Int32 where the sum of the weights allows it. Raises RequestError on anything else. Cost: one pass.
     """
     items = np.asarray(correct)
-    large = is_large(items)
-    items = items.view(np.uint8) if large else binary_items(items)
+    large = is_large(items, limits)
+    items = items.view(np.uint8) if large else binary_items(items, limits)
     num_queries, bounds = items.shape[-1], np.asarray(edges)
     if bounds.ndim != 1 or len(bounds) < 2 or not np.issubdtype(bounds.dtype, np.integer):
         raise RequestError(f"edges must be two integers or more, got {bounds.tolist()}")
     if bounds[0] != 0 or bounds[-1] != num_queries or (np.diff(bounds) < 1).any():
         raise RequestError(f"edges must ascend from 0 to {num_queries}, got {bounds.tolist()}")
-    return _segment_sums(items, bounds.astype(np.int64), whole_weights(weights, num_queries), large)
+    return _segment_sums(items, bounds.astype(np.int64), whole_weights(weights, num_queries), large, limits)
 
 
 def whole_weights(weights: npt.ArrayLike | None, num_queries: int) -> npt.NDArray[np.int64]:
@@ -336,30 +355,34 @@ def whole_weights(weights: npt.ArrayLike | None, num_queries: int) -> npt.NDArra
 
 
 def _segment_sums(
-    items: npt.NDArray[np.uint8], edges: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], large: bool
+    items: npt.NDArray[np.uint8],
+    edges: npt.NDArray[np.int64],
+    weights: npt.NDArray[np.int64],
+    large: bool,
+    limits: ComputeLimits,
 ) -> npt.NDArray[np.int64] | npt.NDArray[np.int32]:
-    """Of C-contiguous items [..., Q]; what is `large` is checked for 0 and 1 on the way."""
+    """`segment_sums` of C-contiguous items [..., Q]: by Numba where they are `large`. Refuses what is not 0 or 1."""
     if large:
         from iclperm.stats import _kernels
 
-        sums, is_binary = _kernels.segment_sums(items.reshape(-1, items.shape[-1]), edges, weights)
+        sums, is_binary = _kernels.segment_sums(items.reshape(-1, items.shape[-1]), edges, weights, limits)
         if not is_binary:
-            binary_items(items)  # names the value
+            binary_items(items, limits)  # names the value
         return sums.reshape(*items.shape[:-1], len(edges) - 1)
-    binary_items(items)
+    binary_items(items, limits)
     parts = [np.einsum("...q,q->...", items[..., low:high], weights[low:high]) for low, high in pairwise(edges)]
     sums = np.stack(parts, axis=-1)
     return sums.astype(np.int32) if weights.sum() < 1 << 31 else sums.astype(np.int64)
 
 
 def _crossed(
-    correct: npt.NDArray[np.uint8], usable: npt.NDArray[np.bool_], large: bool, keep: bool
+    correct: npt.NDArray[np.uint8], usable: npt.NDArray[np.bool_], large: bool, limits: ComputeLimits, *, keep: bool
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[Any]]:
     """Of a block [S, P, K, Q]: sums over P, squares [P, K] of the sums over S, and those sums where they are kept."""
     if large and len(correct) <= _MOST_SETS:
         from iclperm.stats import _kernels
 
-        return _kernels.crossed_planes(correct, usable, keep)
+        return _kernels.crossed_planes(correct, usable, keep, limits)
     kind = np.min_scalar_type(len(correct))
     kept = np.empty(correct.shape[1:] if keep else (0, 0, 0), kind)
     squares = np.empty(correct.shape[1:3], np.int64)
@@ -371,17 +394,18 @@ def _crossed(
     return correct.sum(axis=1, dtype=np.int32), squares, kept
 
 
-def _permutation_ranges(shape: Shape) -> list[tuple[int, int]]:
+def _permutation_ranges(shape: Shape, limits: ComputeLimits) -> list[tuple[int, int]]:
+    """Half-open ranges of permutations whose answers fit into a block, one permutation at least."""
     num_sets, num_permutations, num_shots, num_queries = shape
-    step = max(1, _BLOCK // (num_sets * num_shots * num_queries))
+    step = max(1, limits.block_bytes // (num_sets * num_shots * num_queries))
     return [(low, min(low + step, num_permutations)) for low in range(0, num_permutations, step)]
 
 
-def _buffers(shape: Shape) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+def _buffers(shape: Shape, limits: ComputeLimits) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
     """Ranges of permutations, each with room for their answers; one allocation serves all of one length."""
     num_sets, _, num_shots, num_queries = shape
     buffer = np.empty((0, 0, num_shots, num_queries), np.uint8)
-    for low, high in _permutation_ranges(shape):
+    for low, high in _permutation_ranges(shape, limits):
         if len(buffer) != num_sets or buffer.shape[1] != high - low:
             buffer = np.empty((num_sets, high - low, num_shots, num_queries), np.uint8)
         yield low, high, buffer

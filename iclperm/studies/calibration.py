@@ -14,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError
+from iclperm.report.parts import Plot, Table, number, percent, plain, points_with_bounds
 from iclperm.stats.calibration import CalibrationEffect, calibration_effect
-from iclperm.studies.findings import Plot, Table, number, plain
+from iclperm.stats.intervals import Interval, side_of
 
 if TYPE_CHECKING:
-    from iclperm.results import Run
-    from iclperm.stats import Interval
+    from iclperm.runs.run import FinishedRun
+
+ASIDE = "calibrated"
+"""Its key in report.json, where it stands beside another kind's findings."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,12 @@ class ContextualCalibration:
     def conclusion(self) -> list[str]:
         """That predictions are calibrated, and what it changed at the largest number of shots."""
         before, after, gain = self.effect.accuracy[-1], self.effect.calibrated_accuracy[-1], self.effect.gain[-1]
-        told = "Predictions are calibrated on content-free inputs (Zhao et al. 2021)"
+        start = "Predictions are calibrated on content-free inputs (Zhao et al. 2021)"
         if math.isnan(gain.estimate):
-            return [f"{told}; no query is ok in every cell, so what that changed is unknown."]
+            return [f"{start}; no query is ok in every cell, so what that changed is unknown."]
         return [
-            f"{told}: at k = {self.effect.shots[-1]} accuracy is {100 * after:.1f} % with it and {100 * before:.1f} % "
-            f"without, a difference of {_points(gain)} points{_verdict(gain)}."
+            f"{start}: at k = {self.effect.shots[-1]} accuracy is {percent(after)} with it and {percent(before)} "
+            f"without, a difference of {points_with_bounds(gain, unit='')} points{_verdict(gain)}."
         ]
 
     def tables(self, full: bool) -> list[Table]:
@@ -55,7 +58,7 @@ class ContextualCalibration:
                 str(effect.shots[place]),
                 number(effect.accuracy[place]),
                 number(effect.calibrated_accuracy[place]),
-                _points(effect.gain[place]),
+                points_with_bounds(effect.gain[place], unit=""),
                 number(effect.order[place]),
                 number(effect.calibrated_order[place]),
                 number(effect.selection[place]),
@@ -85,7 +88,7 @@ class ContextualCalibration:
         return dict(plain(self.effect))
 
 
-def findings(run: Run) -> ContextualCalibration:
+def findings(run: FinishedRun) -> ContextualCalibration:
     """What calibration changed in a finished run; raises `DataError` for one without."""
     if run.study.calibration == "none" or run.content_free is None:
         raise DataError("this run has no content-free answers; run its study with calibration: contextual")
@@ -109,13 +112,5 @@ def contextual_calibration(
     return ContextualCalibration(effect, (num_sets, num_permutations))
 
 
-def _points(gain: Interval) -> str:
-    if math.isnan(gain.estimate):
-        return "-"
-    bounds = "" if math.isnan(gain.low) else f" [{100 * gain.low:+.1f} to {100 * gain.high:+.1f}]"
-    return f"{100 * gain.estimate:+.1f}{bounds}"
-
-
 def _verdict(gain: Interval) -> str:
-    is_told = gain.low > 0 or gain.high < 0
-    return "" if is_told else ", which cannot be told from none"
+    return "" if side_of(gain, 0) else ", which cannot be told from none"

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from scipy import special
 
 from iclperm.errors import DataError, RequestError
+from iclperm.report import figures
+from iclperm.report.parts import Plot, Table, evenly, listed, number, percent, plain
 from iclperm.stats.components import Effects
 from iclperm.stats.convergence import (
     AxisConvergence,
@@ -32,13 +34,12 @@ from iclperm.stats.convergence import (
 )
 from iclperm.stats.sensitivity import FloatArray, query_weights, usable_queries
 from iclperm.stats.tensor import segment_sums
-from iclperm.studies.findings import Plot, Table, number, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iclperm.results import Run
+    from iclperm.runs.run import FinishedRun
 
 HALF_WIDTH = 0.01
 """Default of the wanted precision of a mean accuracy: ± one point."""
@@ -119,18 +120,18 @@ class ConvergenceFindings:
         if math.isnan(half):
             return [f"With {run} nothing can be said of how sure the mean accuracy is."]
         contexts = [axis for axis in self.errors[-1].covers if axis != "queries"]
-        held = f"± {100 * self.half_widths_held[-1]:.1f} points for new {_words(contexts)}, " if contexts else ""
+        held = f"± {100 * self.half_widths_held[-1]:.1f} points for new {listed(contexts)}, " if contexts else ""
         if not self._varies(-1):
             held = ""  # equal answers bound queries only
-        told = [
-            f"With {run} the mean accuracy at k = {self.shots[-1]} is {100 * self.errors[-1].mean:.1f} % "
+        sentences = [
+            f"With {run} the mean accuracy at k = {self.shots[-1]} is {percent(self.errors[-1].mean)} "
             f"{held}± {100 * half:.1f} for new queries too ({self.level:.0%}); {self._largest_source()}"
         ]
         if not self._varies(-1):
-            return [*told, "From answers that are all equal nothing can be told of the sizes that are needed."]
+            return [*sentences, "From answers that are all equal nothing can be told of the sizes that are needed."]
         if contexts and self.shots[-1]:
-            told.append(self._about_needed())
-        return told + self._about_sensitivities()
+            sentences.append(self._about_needed())
+        return sentences + self._about_sensitivities()
 
     def tables(self, full: bool) -> list[Table]:
         """Most important first; without ``full`` some k only, and the parts of the largest k in brief."""
@@ -186,35 +187,37 @@ class ConvergenceFindings:
         held, fresh = self.needed_held[-1], self.needed[-1]
         wanted = f"± {100 * self.half_width:g} point{'' if self.half_width == 0.01 else 's'}"
         if self.half_widths_held[-1] <= self.half_width:
-            told = f"On these queries that is within {wanted} already"
+            sentence = f"On these queries that is within {wanted} already"
         else:
             names = (("sets", held.sets), ("permutations", held.permutations))
             ways = [f"{size:,} {axis} alone" for axis, size in names if size is not None]
             if held.together is not None and min(held.together[:2]) > 1:
                 ways.append("{:,} sets x {:,} permutations".format(*held.together))
-            told = f"{wanted} on these queries takes about {', or '.join(ways) or 'more than 100,000'}"
+            sentence = f"{wanted} on these queries takes about {', or '.join(ways) or 'more than 100,000'}"
         if self.half_widths[-1] <= self.half_width:
-            return f"{told}, and for new queries as well."
+            return f"{sentence}, and for new queries as well."
         if fresh.queries is not None:
-            return f"{told}; for new queries too, {fresh.queries:,} queries."
+            return f"{sentence}; for new queries too, {fresh.queries:,} queries."
         if fresh.together is None:
-            return f"{told}; for new queries too it is out of reach."
-        return "{}; for new queries too, {:,} sets x {:,} permutations x {:,} queries.".format(told, *fresh.together)
+            return f"{sentence}; for new queries too it is out of reach."
+        return "{}; for new queries too, {:,} sets x {:,} permutations x {:,} queries.".format(
+            sentence, *fresh.together
+        )
 
     def _about_sensitivities(self) -> list[str]:
         if not self.shots[-1]:
             return []
-        told = []
+        sizes = []
         for place, name in ((1, "order"), (2, "selection")):
             statistic: Resampled = getattr(self.permutations, name)
             value, se = statistic.mean[-1, -1], self.axis_se[place, -1]
             if not math.isnan(value + se):
-                told.append(f"{name} sensitivity {100 * value:.2f} ± {100 * se:.2f} points")
-        return [f"At k = {self.shots[-1]}: {', '.join(told)} (one standard error)."] if told else []
+                sizes.append(f"{name} sensitivity {100 * value:.2f} ± {100 * se:.2f} points")
+        return [f"At k = {self.shots[-1]}: {', '.join(sizes)} (one standard error)."] if sizes else []
 
     def _needed_table(self, full: bool) -> Table:
         rows = []
-        for place in _some(len(self.shots), None if full else _MAX_BRIEF_ROWS):
+        for place in evenly(len(self.shots), None if full else _MAX_BRIEF_ROWS):
             held, fresh = self.needed_held[place], self.needed[place]
             half, half_held = self.half_widths[place], self.half_widths_held[place]
             has_contexts, varies = self.shots[place] > 0 and self._varies(place), self._varies(place)
@@ -264,7 +267,7 @@ class ConvergenceFindings:
     def _brief_table(self) -> Table:
         rows = []
         for axis in (self.permutations, self.sets, self.queries):
-            for place in _some(len(axis.sizes), 4):
+            for place in evenly(len(axis.sizes), 4):
                 values = (axis.accuracy.se, axis.order.mean, axis.order.se, axis.selection.mean, axis.selection.se)
                 name = f"{_LETTERS[axis.axis]}' = {axis.sizes[place]:,}"
                 rows.append((name, *(number(value[place, -1]) for value in values)))
@@ -276,8 +279,6 @@ class ConvergenceFindings:
         return Table("Smaller designs", header, rows, caption=caption)
 
     def _draw(self, figure: Figure) -> None:
-        from iclperm.report import figures
-
         panels = figure.subplots(1, 3, sharey=True)
         height = figure.get_figheight()
         figure.subplots_adjust(left=0.09, right=0.985, bottom=0.82 / height, top=1 - 0.62 / height, wspace=0.08)
@@ -311,12 +312,12 @@ class ConvergenceFindings:
             reference = last * np.sqrt(sizes[-1] / sizes)
             axes.plot(sizes, reference, color=grey, linewidth=0.9, linestyle=(0, (1, 2)), label="1/√n")
         axes.set(xscale="log", yscale="log", xlabel=f"{axis.axis} {_LETTERS[axis.axis]}'")
-        ticks = [axis.sizes[place] for place in _some(len(axis.sizes), 5)]
+        ticks = [axis.sizes[place] for place in evenly(len(axis.sizes), 5)]
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.minorticks_off()
 
 
-def findings(run: Run) -> ConvergenceFindings:
+def findings(run: FinishedRun) -> ConvergenceFindings:
     """The convergence of any run of sets, permutations and shots, from its stored answers."""
     return convergence_findings(
         run.correct, run.state, shots=run.shots, weights=run.weights, seed=run.study.seed, title=run.title
@@ -394,7 +395,7 @@ def convergence_findings(
 def _over_queries(
     sums: npt.NDArray[Any], per_block: FloatArray, edges: npt.NDArray[np.int64], resamples: int, seed: int
 ) -> AxisConvergence:
-    """With the sizes told in queries; from 64 on, or a quarter where there are fewer than 256."""
+    """`convergence_over_queries` with sizes that count queries, not blocks: from 64 on, or from a quarter of few."""
     found = convergence_over_queries(sums, per_block, resamples=resamples, seed=seed)
     block = int(edges[1])
     return found._replace(sizes=tuple(min(size * block, int(edges[-1])) for size in found.sizes))
@@ -403,7 +404,7 @@ def _over_queries(
 def _needed(
     error: MeanError, shape: tuple[int, int, int], effective: float, half_width: float, *, held: bool
 ) -> NeededSizes:
-    """`needed_sizes`, with queries of the run's weights."""
+    """`needed_sizes` with sizes in distinct queries, whose weights are distributed as those of the run."""
     num_s, num_p, num_q = shape
     found = needed_sizes(error.sigma2, (num_s, num_p, effective), half_width, _LEVEL, held=held)
 
@@ -417,7 +418,7 @@ def _needed(
 
 
 def _axis_se(axes: Sequence[AxisConvergence]) -> FloatArray:
-    """[3, K] errors at full size, added up as variances over the axes that tell one; NaN where none does."""
+    """[3, K] errors at full size, added up as variances over the axes for which they are known; NaN where for none."""
     parts = np.array([[part.se[-1] for part in (axis.accuracy, axis.order, axis.selection)] for axis in axes])
     return np.where(np.isnan(parts).all(axis=0), np.nan, np.sqrt(np.nansum(parts**2, axis=0)))
 
@@ -440,19 +441,9 @@ def _warnings(shape: tuple[int, int, int]) -> list[str]:
     ]
 
 
-def _words(axes: Sequence[str]) -> str:
-    *others, last = axes or ("draws",)
-    return f"{', '.join(others)} and {last}" if others else last
-
-
 def _product(sizes: Sequence[int]) -> str:
     return "x".join(f"{size:,}" for size in sizes)
 
 
 def _size(size: int | None) -> str:
     return "-" if size is None else f"{size:,}"
-
-
-def _some(count: int, most: int | None) -> list[int]:
-    """Places of at most `most` of `count` rows, evenly, the last always."""
-    return list(range(count))[:: -math.ceil(count / (most or count))][::-1]

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
+from iclperm.report import figures
+from iclperm.report.parts import Plot, Table, evenly, interval_words, listed, number, p_value, percent, plain, points
 from iclperm.stats import Curve
 from iclperm.stats.paired import holm
 from iclperm.stats.plateau import (
@@ -32,13 +34,12 @@ from iclperm.stats.plateau import (
     steps,
 )
 from iclperm.stats.sensitivity import FloatArray, usable_queries
-from iclperm.studies.findings import Plot, Table, number, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from iclperm.results import Run
+    from iclperm.runs.run import FinishedRun
 
 CLAIMS = (4, 8)
 """The numbers of demonstrations from which arXiv 2503.22002 looks for a plateau."""
@@ -93,14 +94,14 @@ class CurveFindings:
 
     def conclusion(self) -> list[str]:
         """The result in plain sentences."""
-        told = [self._about_the_average()]
+        sentences = [self._about_the_average()]
         if self.one_shot is not None:
-            told.append(_about_one_shot(self.one_shot))
+            sentences.append(_about_one_shot(self.one_shot))
         for found, state in zip(self.plateaus, self.averages, strict=True):
-            told.append(self._about_plateau(found, state))
+            sentences.append(self._about_plateau(found, state))
         if self.steps is not None:
-            told.append(_about_steps(self.steps))
-        return told
+            sentences.append(_about_steps(self.steps))
+        return sentences
 
     def tables(self, full: bool) -> list[Table]:
         """Most important first; without ``full`` some k only, and no single demonstrations."""
@@ -148,43 +149,43 @@ class CurveFindings:
     def _about_the_average(self) -> str:
         k, mean = self.shots, self.curve.mean
         where = [0, len(k) - 1] if len(k) < 3 else [0, len(k) // 2, len(k) - 1]
-        places = ", ".join(f"{_percent(mean[place])} at k = {k[place]}" for place in where)
+        places = ", ".join(f"{percent(mean[place])} at k = {k[place]}" for place in where)
         half = (self.error.high[-1] - self.error.low[-1]) / 2
         if math.isnan(half):
             return f"Mean accuracy is {places}; one query cannot tell how sure that is."
-        fresh = _words(self.error.covers[-1])
+        fresh = listed(self.error.covers[-1] or ("draws",))
         return (
             f"Mean accuracy is {places} (the last ± {100 * half:.1f} points, {self.error.level:.0%}, for new {fresh})."
         )
 
     def _about_plateau(self, found: Plateau, state: State) -> str:
         average = {
-            "equivalent": f"is flat within ± {_points(found.margin)}",
+            "equivalent": f"is flat within ± {points(found.margin)}",
             "different": "is not flat: it changes",
-            "undecided": f"is neither shown to be flat within ± {_points(found.margin)} nor to change",
+            "undecided": f"is neither shown to be flat within ± {points(found.margin)} nor to change",
         }[state]
         mean, (_, low, high, level) = found.overall.error.mean, found.overall.interval
-        told = (
+        sentence = (
             f"From k = {found.first} to {found.last} the average {average} ({100 * mean:+.1f} points"
             f"{'' if math.isnan(low) else f', {level:.0%} interval {100 * low:+.1f} to {100 * high:+.1f}'})"
         )
         if self.resampled:
-            return f"{told}."
+            return f"{sentence}."
         undecided, flat, changes = found.shares
-        told += (
+        sentence += (
             f"; of {found.state.size} single trajectories {flat:.0%} are shown to be flat, {changes:.0%} to change, "
             f"{undecided:.0%} stay undecided."
         )
         if math.isnan(found.true_std):
-            return told
-        return told + (
-            f" Without item noise the change differs between trajectories by ± {_points(found.true_std)} (one standard "
+            return sentence
+        return sentence + (
+            f" Without item noise the change differs between trajectories by ± {points(found.true_std)} (one standard "
             f"deviation); if these changes are Gaussian, about {found.true_within:.0%} of them lie within the margin."
         )
 
     def _curve_table(self, full: bool) -> Table:
         rows = []
-        for place in _some(len(self.shots), None if full else _MAX_BRIEF_ROWS):
+        for place in evenly(len(self.shots), None if full else _MAX_BRIEF_ROWS):
             k = self.shots[place]
             spreads = (self.curve.std_permutations, self.error.order_noise, self.curve.std_sets)
             rows.append(
@@ -198,7 +199,7 @@ class CurveFindings:
             )
         new = [axis for axis in self.error.covers[-1] if axis != "queries"]
         caption = (
-            f"error: of the mean, for new {_words(new)} on the same queries, and for new queries too." if new else ""
+            f"error: of the mean, for new {listed(new)} on the same queries, and for new queries too." if new else ""
         )
         if not self.resampled:
             caption += " " + _PREFIXES.format(shots=self.shots[-1])
@@ -209,8 +210,17 @@ class CurveFindings:
     def _plateau_table(self) -> Table:
         rows: list[Sequence[str]] = []
         for found, state in zip(self.plateaus, self.averages, strict=True):
-            _, low, high, _ = found.overall.interval
-            rows.append((f"{found.first} to {found.last}", "average", _signed(low, high), _VERDICTS[state], "", "", ""))
+            rows.append(
+                (
+                    f"{found.first} to {found.last}",
+                    "average",
+                    interval_words(found.overall.interval, sign="+"),
+                    _VERDICTS[state],
+                    "",
+                    "",
+                    "",
+                )
+            )
             if not self.resampled:
                 spread = "" if math.isnan(found.true_std) else f"±{found.true_std:.4f}"
                 shares = [f"{found.shares[column]:.0%}" for column in _COLUMNS]
@@ -254,7 +264,7 @@ class CurveFindings:
                 str(found.rows[place]),
                 f"{found.gain[place]:+.4f}",
                 number(found.se[place]),
-                _p_value(found.p_holm[place]),
+                p_value(found.p_holm[place]),
                 _shortened(self.texts.get(int(found.rows[place]), "")),
             )
             for place in order
@@ -267,8 +277,6 @@ class CurveFindings:
         return Table("One demonstration against none", header, rows, texts=(4,), caption=caption)
 
     def _draw_curve(self, figure: Figure) -> None:
-        from iclperm.report import figures
-
         title = self.title or "Accuracy against the number of demonstrations"
         figures.curve_plot(self.curve, self.shots, title=title, chance=self.chance).draw(figure)
         (axes,) = figure.axes
@@ -294,8 +302,6 @@ class CurveFindings:
 
     def _draw_trajectories(self, figure: Figure) -> None:
         """A panel a set while there are few, else one; thin lines, the average over them."""
-        from iclperm.report import figures
-
         num_sets, height = len(self.accuracy), figure.get_figheight()
         by_set = 1 < num_sets <= _MAX_PANELS
         columns, rows = (min(num_sets, 3), math.ceil(num_sets / 3)) if by_set else (1, 1)
@@ -320,17 +326,15 @@ class CurveFindings:
                 axes.plot(self.shots, lines.mean(axis=0), color=figures.ORANGE, linewidth=1.4)
                 axes.set_title(f"set {place}", fontsize=8.5, pad=3)
             axes.plot(self.shots, self.curve.mean, color="black", linewidth=1.4)
-            axes.set_xticks(_few_ticks(self.shots) if by_set else figures.shot_ticks(self.shots))
+            axes.set_xticks(figures.shot_ticks(self.shots, most=6) if by_set else figures.shot_ticks(self.shots))
             figures.plain_frame(axes)
         figure.supxlabel("number of demonstrations k", fontsize=8.5, y=0.06 / height, va="bottom")
         figure.supylabel("accuracy", fontsize=8.5, x=0.012)
-        told = "blue: single orderings, " + ("orange: mean of the set, " if by_set else "") + "black: mean of all"
-        figures.head(figure, self.title or "Accuracy along every ordering", told)
+        legend = "blue: single orderings, " + ("orange: mean of the set, " if by_set else "") + "black: mean of all"
+        figures.head(figure, self.title or "Accuracy along every ordering", legend)
 
     def _draw_shares(self, figure: Figure) -> None:
         """Stacked shares of the trajectories that are flat, change or stay undecided, from every k to the last."""
-        from iclperm.report import figures
-
         if self.shares is None:
             return
         axes: Axes = figure.add_axes((0.12, 0.14, 0.62, 0.69))
@@ -360,7 +364,7 @@ class CurveFindings:
         figures.head(figure, self.title or "Which trajectories are flat from k on", line)
 
 
-def findings(run: Run) -> CurveFindings:
+def findings(run: FinishedRun) -> CurveFindings:
     """The curve of a run over its numbers of shots; raises DataError for a run with one only.
 
     Which demonstration stands where is read from the study's data; where that is gone or is another, one demonstration
@@ -449,7 +453,7 @@ def curve_findings(
         curve=curve,
         error=error,
         plateaus=pairs,
-        averages=_averages(pairs, level),
+        averages=average_states(pairs, level),
         shares=None if resampled else plateau_shares(items, weight, shots=counts, margin=margin, level=level),
         steps=None if resampled else steps(items, weight),
         arrival=None if resampled else arrival(accuracy, counts, margin),
@@ -468,7 +472,7 @@ def _claims(claims: Sequence[int] | None, shots: tuple[int, ...]) -> tuple[int, 
     return usual or (shots[(len(shots) - 1) // 2],)
 
 
-def _averages(pairs: tuple[Plateau, ...], level: float) -> tuple[State, ...]:
+def average_states(pairs: tuple[Plateau, ...], level: float) -> tuple[State, ...]:
     equivalent = holm([pair.overall.p_equivalent for pair in pairs])
     different = holm([pair.overall.p_different for pair in pairs])
     return tuple(
@@ -499,61 +503,30 @@ def _warnings(shape: tuple[int, ...], pairs: tuple[Plateau, ...], resampled: boo
 
 def _about_one_shot(found: OneShot) -> str:
     low, high = 100 * found.gain.min(), 100 * found.gain.max()
-    told = (
+    sentence = (
         f"One demonstration against none: of {len(found.rows)} demonstrations {found.num_better} help and "
         f"{found.num_worse} hurt beyond noise (Holm, {LEVEL:.0%}); observed gains go from {low:+.1f} to {high:+.1f} "
         "points"
     )
     if math.isnan(found.true_std):
-        return f"{told}."
-    return f"{told}, and differ by ± {_points(found.true_std)} (one standard deviation, item noise taken out)."
+        return f"{sentence}."
+    return f"{sentence}, and differ by ± {points(found.true_std)} (one standard deviation, item noise taken out)."
 
 
 def _about_steps(found: Steps) -> str:
-    told = f"From one k to the next accuracy falls in {found.down.mean():.0%} of the steps of a trajectory"
+    sentence = f"From one k to the next accuracy falls in {found.down.mean():.0%} of the steps of a trajectory"
     if math.isnan(found.never_down_beyond_noise):
-        return f"{told}; {found.never_down:.0%} of the trajectories never fall."
+        return f"{sentence}; {found.never_down:.0%} of the trajectories never fall."
     return (
-        f"{told}, in {found.down_beyond_noise.mean():.1%} beyond noise (by chance alone up to 2.5 %); "
+        f"{sentence}, in {found.down_beyond_noise.mean():.1%} beyond noise (by chance alone up to 2.5 %); "
         f"{found.never_down:.0%} of the trajectories never fall, {found.never_down_beyond_noise:.0%} never beyond "
         "noise."
     )
 
 
-def _words(axes: Sequence[str]) -> str:
-    """ "sets, permutations and queries"."""
-    *others, last = axes or ("draws",)
-    return f"{', '.join(others)} and {last}" if others else last
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:.1f} points"
-
-
-def _signed(low: float, high: float) -> str:
-    return "-" if math.isnan(low) else f"{low:+.4f} to {high:+.4f}"
-
-
-def _p_value(p: float) -> str:
-    return "-" if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
 def _middle(values: npt.NDArray[np.int64]) -> str:
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), method="inverted_cdf")
     return f"{middle} ({low} to {high})"
-
-
-def _some(count: int, most: int | None) -> list[int]:
-    """Places of about `most` of `count` rows, evenly, the last always."""
-    return list(range(count))[:: -math.ceil(count / (most or count))][::-1]
-
-
-def _few_ticks(shots: Sequence[int]) -> list[int]:
-    return list(shots)[:: -math.ceil(len(shots) / 6)][::-1]
 
 
 def _shortened(text: str) -> str:

@@ -12,24 +12,19 @@ import numpy.typing as npt
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
-from iclperm.stats.demonstrations import (
-    Reliability,
-    demonstration_scores,
-    diversity,
-    similarity,
-    single,
-    split_half,
-    words,
-)
-from iclperm.stats.features import Correlation, lexical_similarity, rank_correlation
+from iclperm.report import figures
+from iclperm.report.parts import Plot, Table, interval_words, number, p_value, plain, with_bounds
+from iclperm.stats.correlation import Correlation, rank_correlation
+from iclperm.stats.demonstrations import demonstration_scores, single
 from iclperm.stats.paired import holm
+from iclperm.stats.reliability import Reliability, split_half
 from iclperm.stats.sensitivity import FloatArray
-from iclperm.studies.findings import Plot, Table, number, plain
+from iclperm.stats.texts import diversity, lexical_similarity, similarity, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from iclperm.results import Run
+    from iclperm.runs.run import FinishedRun
 
 GAIN = "one-shot gain"
 SHAPLEY = "Shapley value"
@@ -40,7 +35,7 @@ _UNITS = {GAIN: "accuracy with it alone minus zero-shot", SHAPLEY: "mean gain wh
 
 @dataclass(frozen=True)
 class Feature:
-    """What one feature of a demonstration has to do with one value of it."""
+    """How one feature of the demonstrations goes with one measure of their worth."""
 
     feature: str
     value: str
@@ -67,8 +62,8 @@ class Features:
     warnings: tuple[str, ...]
 
     @property
-    def told(self) -> tuple[Feature, ...]:
-        """The features whose correlation is told from 0."""
+    def significant(self) -> tuple[Feature, ...]:
+        """The features whose correlation differs from 0, at 5 % for all of them together (Holm)."""
         return tuple(feature for feature in self.found if feature.p_holm < _ALPHA)
 
     def conclusion(self) -> list[str]:
@@ -82,10 +77,10 @@ class Features:
             )
         lines += [
             f"{feature.value} {'rises' if feature.correlation.estimate > 0 else 'falls'} with {feature.feature!r}: "
-            f"Spearman's correlation {_range(feature.correlation)}."
-            for feature in self.told
+            f"Spearman's correlation {with_bounds(feature.correlation, sign='+')}."
+            for feature in self.significant
         ]
-        if not self.told:
+        if not self.significant:
             lines.append(
                 f"None of {len(self.found)} correlations between features and worth can be told from 0 (Holm, "
                 f"{self.num_sets} sets)."
@@ -98,9 +93,9 @@ class Features:
             [
                 feature.feature,
                 feature.value,
-                _two_decimals(feature.correlation.estimate),
-                _bounds(feature.correlation),
-                _p(feature.p_holm),
+                number(feature.correlation.estimate, 2),
+                interval_words(feature.correlation, 2, "+"),
+                p_value(feature.p_holm, least=0.0),
                 str(feature.correlation.num_pairs),
             ]
             for feature in self.found
@@ -125,7 +120,7 @@ class Features:
                             value,
                             str(num),
                             number(self.spread[value]),
-                            _two_decimals(self.reliability.get(value, math.nan)),
+                            number(self.reliability.get(value, math.nan), 2),
                             _UNITS.get(value, value),
                         ]
                         for value, num in self.num_known.items()
@@ -150,8 +145,6 @@ class Features:
         return content | {"conclusion": self.conclusion(), "features_warnings": list(self.warnings)}
 
     def _draw(self, figure: Figure) -> None:
-        from iclperm.report import figures
-
         rows = list(dict.fromkeys(feature.feature for feature in self.found))
         values = list(dict.fromkeys(feature.value for feature in self.found))
         inch = 1 / figure.get_figheight()
@@ -187,8 +180,8 @@ class Features:
         return 0.22 * (beside.index(feature.value) - (len(beside) - 1) / 2)
 
 
-def findings(run: Run, perplexity: npt.ArrayLike | None = None) -> Features:
-    """What goes with the worth of the demonstrations of a curve run, judged on its test queries.
+def findings(run: FinishedRun, perplexity: npt.ArrayLike | None = None) -> Features:
+    """Which features of the demonstrations of a curve run go with their worth, judged on its test queries.
 
     Args:
         run: with k = 0 and 1 for the one-shot gain, and all of 0..K for Shapley values; at least one of both.
@@ -317,7 +310,7 @@ def features(
     )
 
 
-def _labels_of_sets(run: Run) -> npt.NDArray[np.int64]:
+def _labels_of_sets(run: FinishedRun) -> npt.NDArray[np.int64]:
     """[S, K] labels in the default order of the sets, from those in the order of the prompts."""
     demonstrations = run.demonstrations
     first = demonstrations.permutations[0]
@@ -357,19 +350,3 @@ def _warnings(tables: Mapping[str, FloatArray], num_sets: int, reliability: Mapp
                 f"{name} has a reliability of {reliability[name]:.2f}: noise hides most of what a feature may do"
             )
     return warnings
-
-
-def _range(found: Correlation) -> str:
-    return f"{found.estimate:+.2f} [{found.low:+.2f} to {found.high:+.2f}]"
-
-
-def _bounds(found: Correlation) -> str:
-    return "-" if math.isnan(found.low) else f"{found.low:+.2f} to {found.high:+.2f}"
-
-
-def _p(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _two_decimals(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"

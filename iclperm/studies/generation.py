@@ -1,4 +1,4 @@
-"""How generated answers were come by: what could not be read, what was cut off, and which rule read the rest."""
+"""How generated answers were read: what gave no answer, what was cut off, and which rule read the rest."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError
-from iclperm.generated import FINISHES
-from iclperm.store import OK, UNPARSED
-from iclperm.studies.findings import Plot, Table, number, plain
+from iclperm.report.parts import Plot, Table, number, plain
+from iclperm.runs.generated import FINISHES
+from iclperm.study.states import OK, UNPARSED
 
 if TYPE_CHECKING:
-    from iclperm.generated import Generated
-    from iclperm.items import Items
-    from iclperm.results import Run
+    from iclperm.runs.answers import Items
+    from iclperm.runs.generated import GeneratedAnswers
+    from iclperm.runs.run import FinishedRun
 
+ASIDE = "generation"
+"""Its key in report.json, where it stands beside another kind's findings."""
 _MANY = 0.05
 _LENGTH, _REFUSED = FINISHES.index("length"), FINISHES.index("refused")
 
@@ -37,8 +39,7 @@ class RuleUse(NamedTuple):
 
 
 class AtShots(NamedTuple):
-    """The texts generated at one number of shots; every query of every set and permutation counts, as often as it was
-    asked."""
+    """The texts generated at one number of shots; every query of every set and permutation counts by its weight."""
 
     shots: int
     unparsed: float
@@ -106,8 +107,8 @@ class Generation:
         read = "" if math.isnan(last.answered) else read
         dev = "" if self.dev is None else f" (on dev {self.dev.by_shots[-1].unparsed:.1%})"
         if not last.unparsed and (self.dev is None or not self.dev.by_shots[-1].unparsed):
-            told = f"an answer could be read from every text, and {last.answered:.1%} are right"
-            return [f"Answers are generated: at k = {last.shots} {told}."]
+            sentence = f"an answer could be read from every text, and {last.answered:.1%} are right"
+            return [f"Answers are generated: at k = {last.shots} {sentence}."]
         return [
             f"Answers are generated: at k = {last.shots} {last.unparsed:.1%} of the texts{dev} have no answer that "
             f"could be read, which {what}{read}."
@@ -156,15 +157,15 @@ class Generation:
         return dict(plain(self))
 
 
-def findings(run: Run) -> Generation:
-    """How the answers of a finished run were come by; raises `DataError` for one that generates none."""
+def findings(run: FinishedRun) -> Generation:
+    """How the generated answers of a finished run were read; raises `DataError` for one that generates none."""
     found = {name: _of_split(run, items, items.generated) for name, items in run.splits.items() if items.generated}
     if "test" not in found:
         raise DataError("this run's answers are not generated; run its study with scoring: generate")
     return replace(found["test"], dev=found.get("dev"))
 
 
-def _of_split(run: Run, items: Items, found: Generated) -> Generation:
+def _of_split(run: FinishedRun, items: Items, found: GeneratedAnswers) -> Generation:
     spread = items.context_of
     return generation(
         found.state[spread],
@@ -202,10 +203,10 @@ def generation(
     """The findings from arrays [S, P, K, Q].
 
     Args:
-        state: 0 ok, else what is missing (`iclperm.store.STATES`).
-        correct: whether the answer is right; False without one.
+        state: 0 ok, else what is missing (`iclperm.study.states.STATES`).
+        correct: whether the answer is right; False where it is missing.
         rule: place in ``rules``, -1 for none.
-        finish: place in `iclperm.generated.FINISHES`, -1 for none.
+        finish: place in `iclperm.runs.generated.FINISHES`, -1 for none.
         num_tokens: new tokens.
         shots: [K].
         rules: names.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,40 +11,22 @@ import numpy.typing as npt
 
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
-from iclperm.generated import dense
-from iclperm.stats import Interval
-from iclperm.stats.features import Correlation, lexical_similarity, ordering_features, rank_correlation, recency_bias
+from iclperm.runs.generated import dense
+from iclperm.stats.correlation import rank_correlation
+from iclperm.stats.criteria import criteria_scores, majority_agreement
+from iclperm.stats.features import ordering_features, recency_bias
 from iclperm.stats.paired import holm
-from iclperm.stats.search import (
-    LABEL_FREE,
-    Choice,
-    Search,
-    SearchCurve,
-    WinnersCurse,
-    choices,
-    criteria_scores,
-    majority_agreement,
-    noise_within_sets,
-    search,
-    search_over_dev_queries,
-    search_over_permutations,
-    share_of_oracle,
-    winners_curse,
-)
-from iclperm.studies.findings import Plot, Table, interval_words, number, plain
+from iclperm.stats.search import Search, choices, search
+from iclperm.stats.search_curves import search_over_dev_queries, search_over_permutations
+from iclperm.stats.texts import lexical_similarity
+from iclperm.stats.winners_curse import noise_within_sets, winners_curse
+from iclperm.studies.search_findings import CriterionResult, FeatureResult, SearchFindings
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from iclperm.items import Items
-    from iclperm.results import Run
+    from iclperm.runs.answers import Items
+    from iclperm.runs.run import FinishedRun
 
 FloatArray = npt.NDArray[np.float64]
-
-_ALPHA = 0.05
-_SHOWN_FEATURES = 5
-_ROUNDING = 1e-12
 
 
 class Answers(NamedTuple):
@@ -67,295 +48,6 @@ class Answers(NamedTuple):
     """Whether any answer may be given: then a prediction's number means something within its query only."""
 
 
-class CriterionResult(NamedTuple):
-    """What choosing by one criterion gives on the test split."""
-
-    name: str
-    highest_dev: Interval
-    gain: Interval
-    """Over a random ordering."""
-    gap_closed: Interval
-    correlation: Correlation
-    """Spearman's, of the criterion on dev and accuracy on test, within sets."""
-
-
-class FeatureResult(NamedTuple):
-    """How one feature of an ordering goes with its accuracy."""
-
-    name: str
-    correlation: Correlation
-    """Spearman's, within sets."""
-    adjusted: float
-    """Holm's p value over all features; NaN where there is no test."""
-
-
-@dataclass(frozen=True)
-class SearchFindings:
-    """What a search study says, at one number of shots."""
-
-    criterion: str
-    shots: int | None
-    num_dev_queries: int
-    """Distinct dev queries that were used."""
-    result: Search
-    over_permutations: SearchCurve
-    over_dev_queries: SearchCurve
-    curve_criterion: str
-    """The criterion of `over_dev_queries`: `dev_accuracy` where that of the study is no mean over queries of 0 and
-    1."""
-    criteria: tuple[CriterionResult, ...]
-    choices: tuple[Choice, ...]
-    curse: WinnersCurse
-    """Of dev accuracy, whatever the criterion."""
-    noise_dev: float
-    """Variance of a dev accuracy around the true one, from the items; `curse.noise_dev` is the same by another way."""
-    noise_test: float
-    features: tuple[FeatureResult, ...]
-    """Empty where nothing is known of the demonstrations."""
-    recency: Interval | None
-    """How much more often the label of the last demonstration is answered; None where that is not known."""
-    warnings: tuple[str, ...]
-
-    @property
-    def num_permutations(self) -> int:
-        """P."""
-        return int(self.result.accuracy.shape[1])
-
-    def conclusion(self) -> list[str]:
-        """The result in plain sentences."""
-        if self.num_permutations < 2:
-            return ["There is one permutation only, so there was nothing to choose."]
-        if self._is_alike:
-            return [self._nothing_to_choose(), *self._joint()]
-        return [self._gain(), *self._share(), self._luck(), *self._joint(), *self._best_features()]
-
-    def tables(self, full: bool) -> list[Table]:
-        """The columns of the paper, choices and criteria; in full the curves, luck and all features too."""
-        brief = [self._main_table(), self._choices_table(), self._criteria_table()]
-        if not full:
-            return brief + ([self._features_table(_SHOWN_FEATURES)] if self.features else [])
-        curves = [
-            _curve_table(self.over_permutations, "permutations", "Over the number of permutations"),
-            _curve_table(self.over_dev_queries, "dev queries", f"Over the dev queries, by {self.curve_criterion}"),
-        ]
-        features = [self._features_table(len(self.features))] if self.features else []
-        return [*brief, *curves, self._curse_table(), *features, self._sets_table()]
-
-    def plots(self) -> dict[str, Plot]:
-        """The four columns over permutations and over dev queries."""
-        return {"search": Plot((7.4, 3.9), self._draw)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every number that is shown, JSON-safe."""
-        content: dict[str, Any] = plain(self)
-        content["by_set"], content["conclusion"] = plain(self.result.by_set), self.conclusion()
-        return content
-
-    @property
-    def _is_alike(self) -> bool:
-        """Whether every test query has the same answer under all orderings of a set."""
-        return bool(np.ptp(self.result.accuracy, axis=1).max() < _ROUNDING and not self.noise_test > _ROUNDING)
-
-    def _nothing_to_choose(self) -> str:
-        start = "All" if self.shots is None else f"At k = {self.shots}, all"
-        r = self.result
-        return (
-            f"{start} {self.num_permutations} orderings of a set answer the {r.num_queries:,} test queries alike, "
-            f"{_percent(r.average.estimate)} right: there was nothing to choose, and how far orderings differ on other "
-            "queries is not known."
-        )
-
-    def _gain(self) -> str:
-        start = "The" if self.shots is None else f"At k = {self.shots}, the"
-        r = self.result
-        told = (
-            f"{start} ordering that {_BY[self.criterion]} on {self.num_dev_queries:,} dev queries chooses out of "
-            f"{self.num_permutations} has {_percent(r.highest_dev.estimate)} accuracy on test, a random one "
-            f"{_percent(r.average.estimate)}: {_points(r.gain)}"
-        )
-        if not _is_bounded(r.gain):
-            return f"{told}, without an interval."
-        return f"{told}." if _excludes(r.gain, 0) else f"{told}, which cannot be told from 0."
-
-    def _share(self) -> list[str]:
-        r = self.result
-        if math.isnan(r.gap_closed.estimate):
-            return []
-        closed, low, high = (f"{100 * value:.0f}" for value in r.gap_closed[:3])
-        bounds = f" [{low} to {high}]" if _is_bounded(r.gap_closed) else ""
-        random = 100 * share_of_oracle(r.average.estimate, r.maximum.estimate)
-        return [
-            f"That is {100 * r.share.estimate:.1f} % of the oracle (Max), but a random ordering has {random:.1f} % of "
-            f"it too: the choice closes {closed} %{bounds} of the gap between them."
-        ]
-
-    def _luck(self) -> str:
-        r = self.result
-        told = (
-            f"Max, {_percent(r.maximum.estimate)}, is chosen by the answers to the {r.num_queries:,} test queries that "
-            "it is judged by"
-        )
-        if math.isnan(r.honest.estimate):
-            return f"{told}."
-        return (
-            f"{told}; chosen on one half of them and judged on the other, the best ordering has "
-            f"{_percent(r.honest.estimate)}."
-        )
-
-    def _joint(self) -> list[str]:
-        _, order, best_set, both = self.choices
-        if best_set.set is None or len(self.result.accuracy) < 2:
-            return []
-        return [
-            f"Beside a random ordering of a random set, choosing the order of a set gains {_points(order.gain)}, "
-            f"choosing the set {_points(best_set.gain)}, both together {_points(both.gain)} (by {self.criterion})."
-        ]
-
-    def _best_features(self) -> list[str]:
-        found = [feature for feature in self.features if feature.adjusted < _ALPHA]
-        if not self.features:
-            return []
-        if not found:
-            return ["No feature of an ordering can be shown to go with accuracy (Holm, 5 %).", *self._recency()]
-        names = ", ".join(f"{f.name} ({f.correlation.estimate:+.2f})" for f in self._sorted(found)[:_SHOWN_FEATURES])
-        return [f"With accuracy go, by rank correlation within sets (Holm, 5 %): {names}.", *self._recency()]
-
-    def _recency(self) -> list[str]:
-        if self.recency is None or not _is_bounded(self.recency):
-            return []
-        told = f"The label of the last demonstration is answered more often by {_points(self.recency)}"
-        return [f"{told}." if _excludes(self.recency, 0) else f"{told}: no recency bias can be shown."]
-
-    def _sorted(self, features: Sequence[FeatureResult]) -> list[FeatureResult]:
-        return sorted(features, key=lambda f: -abs(np.nan_to_num(f.correlation.estimate)))
-
-    def _main_table(self) -> Table:
-        r = self.result
-        names = {
-            "Average": r.average,
-            "Highest-Dev": r.highest_dev,
-            "honest oracle": r.honest,
-            "Max": r.maximum,
-            "gain = Highest-Dev - Average": r.gain,
-            "share = Highest-Dev / Max": r.share,
-            "gap closed = gain / (Max - Average)": r.gap_closed,
-        }
-        return Table(
-            f"Search over {self.num_permutations} permutations by {self.criterion}",
-            ("test accuracy", "value", "95 % interval"),
-            [(name, number(value.estimate), _bounds_of(value)) for name, value in names.items()],
-            caption="Means over sets. Intervals: jackknife over sets and over test queries, choices of ordering held. "
-            "Honest oracle: chosen on one half of test, judged on the other. " + _dropped(r.dropped),
-        )
-
-    def _choices_table(self) -> Table:
-        def where(choice: Choice) -> str:
-            names = (("set", choice.set), ("permutation", choice.permutation))
-            return ", ".join(f"{name} {value}" for name, value in names if value is not None) or "each set"
-
-        return Table(
-            "Choosing set and order",
-            ("chosen", "accuracy", "gain", "95 % interval", "oracle", "which"),
-            [
-                (
-                    c.name,
-                    number(c.accuracy),
-                    number(c.gain.estimate),
-                    _bounds_of(c.gain),
-                    number(c.oracle),
-                    where(c),
-                )
-                for c in self.choices
-            ],
-            texts=(5,),
-            caption="Gain over a random ordering of a random set. Intervals speak of other test queries, the choice "
-            "held. Oracle: the same chosen by test accuracy, luck included.",
-        )
-
-    def _criteria_table(self) -> Table:
-        rows = [
-            (
-                f"{c.name} *" if c.name in LABEL_FREE else c.name,
-                number(c.highest_dev.estimate),
-                number(c.gain.estimate),
-                _bounds_of(c.gain),
-                number(c.gap_closed.estimate),
-                _correlation(c.correlation),
-            )
-            for c in self.criteria
-        ]
-        return Table(
-            "Criteria side by side",
-            ("criterion", "accuracy", "gain", "95 % interval", "gap closed", "rank correlation"),
-            rows,
-            caption="* needs no dev labels. Rank correlation of the criterion on dev with accuracy on test, within "
-            "sets, jackknifed over sets and permutations.",
-        )
-
-    def _curse_table(self) -> Table:
-        c = self.curse
-        rows = [
-            ("correlation of dev and test accuracy", f"{c.correlation.estimate:.3f}", _bounds(c.correlation)),
-            ("sd of true accuracy over permutations", _root(c.tau2.estimate), _root_bounds(c.tau2)),
-            ("sd of dev noise", _root(c.noise_dev), f"from the items {_root(self.noise_dev)}"),
-            ("sd of test noise", _root(c.noise_test), f"from the items {_root(self.noise_test)}"),
-            ("gain of Highest-Dev", number(c.observed_gain), f"expected {number(c.expected_gain)}"),
-            ("lead on dev that test does not show", number(c.observed_optimism), f"expected {c.expected_optimism:.4f}"),
-            ("lead of Max", number(c.observed_oracle_gain), f"truly best {number(c.expected_oracle_gain)}"),
-        ]
-        return Table(
-            "The winner's curse, by dev accuracy",
-            ("within sets", "value", "beside it"),
-            rows,
-            texts=(2,),
-            caption="True variance: covariance of dev and test accuracy over permutations (interval over sets). Noise: "
-            f"the rest. Expected gains are for Gaussian permutations, with {c.expected_maximum:.2f} the expected "
-            "maximum of as many.",
-        )
-
-    def _features_table(self, count: int) -> Table:
-        features = self._sorted(self.features)[:count]
-        return Table(
-            "Features of an ordering and accuracy",
-            ("feature", "rank correlation", "95 % interval", "p (Holm)"),
-            [(f.name, _estimate(f.correlation), _bounds(f.correlation), number(f.adjusted)) for f in features],
-            caption=f"The {len(features)} largest of {len(self.features)}. Within sets, dev and test queries together; "
-            "jackknifed over sets and permutations."
-            + ("" if self.recency is None else f" Recency bias on test: {_points(self.recency)}."),
-        )
-
-    def _sets_table(self) -> Table:
-        columns = self.result.by_set
-        rows = [
-            (str(s), *(number(columns[name][s]) for name in columns), str(self.result.chosen[s]))
-            for s in range(len(self.result.chosen))
-        ]
-        return Table("By set", ("set", "Average", "Highest-Dev", "honest oracle", "Max", "chosen permutation"), rows)
-
-    def _draw(self, figure: Figure) -> None:
-        from iclperm.report import figures
-
-        left = figure.add_axes((0.085, 0.24, 0.42, 0.545))
-        right = figure.add_axes((0.565, 0.24, 0.42, 0.545), sharey=left)
-        right.tick_params(labelleft=False)
-        for axes, curve, name in (
-            (left, self.over_permutations, "number of permutations"),
-            (right, self.over_dev_queries, "number of dev queries"),
-        ):
-            _draw_curve(axes, curve)
-            axes.set_xlabel(name)
-            figures.plain_frame(axes)
-        left.set_ylabel("accuracy on test")
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False, handlelength=1.8)
-        figures.head(
-            figure,
-            "Searching for the best ordering",
-            f"by {self.criterion}; bands: 95 % of resamples of sets and permutations or dev queries, "
-            "of the lead over Average",
-        )
-
-
 def search_findings(
     test: Answers,
     dev: Answers,
@@ -374,7 +66,7 @@ def search_findings(
         criterion: what an ordering is chosen by (`stats.search.CRITERIA`).
         shots: number of demonstrations, for the words only.
         features: [S, P] each, of the orderings (`stats.features.ordering_features`).
-        last_labels: [S, P] label of the demonstration next to the query; with the predictions on test they tell the
+        last_labels: [S, P] label of the demonstration next to the query; with the predictions on test they give the
             recency bias.
         seed, resamples: of halves and curves.
 
@@ -422,7 +114,7 @@ def search_findings(
     return replace(found, warnings=tuple(_warnings(found)))
 
 
-def findings(run: Run) -> SearchFindings:
+def findings(run: FinishedRun) -> SearchFindings:
     """The findings of a run that has a dev split, at its largest number of shots; the study names the criterion.
 
     Raises DataError without a dev split. Features are left out, with a warning, where the demonstrations' texts cannot
@@ -443,7 +135,7 @@ def findings(run: Run) -> SearchFindings:
     return replace(found, warnings=(*found.warnings, *warning))
 
 
-def dev_scores(run: Run) -> dict[str, FloatArray]:
+def dev_scores(run: FinishedRun) -> dict[str, FloatArray]:
     """Every criterion [S, P] on the dev split of a run, at its largest number of shots."""
     return _scores(_answers(run.splits["dev"], len(run.labels)))
 
@@ -470,13 +162,13 @@ def _answers(items: Items, num_labels: int) -> Answers:
 
 
 def _compared(items: Items, num_labels: int) -> npt.NDArray[np.signedinteger[Any]]:
-    """Numbers that tell answers apart, [S, P, Q]; where any answer may be given each query's own."""
+    """A number for each answer [S, P, Q], equal for equal answers; where any may be given, within one query only."""
     answers = items.context_prediction[items.context_of[:, :, -1]]
     return answers if num_labels else dense(answers)
 
 
-def _features(run: Run) -> tuple[dict[str, FloatArray], npt.NDArray[np.int64] | None, list[str]]:
-    """Features of the orderings, their last labels, and why there are none."""
+def _features(run: FinishedRun) -> tuple[dict[str, FloatArray], npt.NDArray[np.int64] | None, list[str]]:
+    """Features of the orderings, their last labels, and a warning where the data cannot be read again."""
     try:
         shown = run.demonstrations
         texts, rows = shown.texts, np.unique(shown.rows)
@@ -522,101 +214,3 @@ def _warnings(found: SearchFindings) -> Iterator[str]:
         yield "there is one set only: nothing bounds what other sets would give"
     if found.curve_criterion != found.criterion:
         yield f"the curve over dev queries is that of {found.curve_criterion}; {found.criterion} has none"
-
-
-def _draw_curve(axes: Axes, curve: SearchCurve) -> None:
-    from iclperm.report import figures
-
-    lines = (
-        ("Max (test labels)", curve.maximum, {"color": figures.GREY, "marker": "^", "linestyle": (0, (4, 2))}),
-        ("honest oracle", curve.honest, {"color": figures.GREEN, "marker": "s"}),
-        ("Highest-Dev", curve.highest_dev, {"color": figures.BLUE, "marker": "o"}),
-        ("Average", curve.average, {"color": figures.ORANGE, "marker": "D"}),
-    )
-    for name, band, style in lines:
-        if np.isfinite(band.estimate).all():
-            axes.plot(curve.sizes, band.estimate, label=name, linewidth=1.3, markersize=4, **style)
-            axes.fill_between(curve.sizes, band.low, band.high, color=style["color"], alpha=0.13, linewidth=0)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(curve.sizes, [f"{size:,}" for size in curve.sizes])
-    axes.minorticks_off()
-
-
-def _curve_table(curve: SearchCurve, header: str, title: str) -> Table:
-    bands = (curve.average, curve.highest_dev, curve.honest, curve.maximum)
-    rows = [
-        (f"{size:,}", *(number(band.estimate[place]) for band in bands), _bounds_of(_at(curve.highest_dev, place)))
-        for place, size in enumerate(curve.sizes)
-    ]
-    return Table(
-        title,
-        (header, "Average", "Highest-Dev", "honest oracle", "Max", "95 % band of Highest-Dev"),
-        rows,
-        caption=f"Means over {curve.resamples} draws. The band is of the lead over Average: it resamples sets and "
-        f"{header}, not test queries.",
-    )
-
-
-def _at(band: Any, place: int) -> Interval:
-    return Interval(band.estimate[place], band.low[place], band.high[place], 0.95)
-
-
-_BY = {
-    "dev_accuracy": "accuracy",
-    "majority_agreement": "agreement with the majority vote",
-    "global_entropy": "global entropy",
-    "local_entropy": "local entropy",
-    "mutual_information": "mutual information",
-    "dev_log_likelihood": "log-likelihood",
-}
-
-
-def _excludes(interval: Interval, value: float) -> bool:
-    return interval.low > value or interval.high < value
-
-
-def _is_bounded(interval: Interval) -> bool:
-    """Whether an interval says anything: one without width comes of answers that do not vary."""
-    return bool(interval.high - interval.low > _ROUNDING)
-
-
-def _bounds_of(interval: Interval) -> str:
-    return interval_words(interval) if _is_bounded(interval) else "-"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _points(interval: Interval) -> str:
-    estimate, low, high = (100 * value for value in interval[:3])
-    return f"{estimate:+.1f} points" + (f" [{low:+.1f} to {high:+.1f}]" if _is_bounded(interval) else "")
-
-
-def _estimate(correlation: Correlation) -> str:
-    return "-" if math.isnan(correlation.estimate) else f"{correlation.estimate:+.3f}"
-
-
-def _bounds(correlation: Correlation) -> str:
-    return "-" if math.isnan(correlation.low) else f"{correlation.low:+.3f} to {correlation.high:+.3f}"
-
-
-def _correlation(correlation: Correlation) -> str:
-    bounds = "" if math.isnan(correlation.low) else f" ({_bounds(correlation)})"
-    return _estimate(correlation) + bounds
-
-
-def _root(variance: float) -> str:
-    if math.isnan(variance):
-        return "-"
-    return f"{math.sqrt(variance):.4f}" if variance >= 0 else "0 (estimate below 0)"
-
-
-def _root_bounds(interval: Interval) -> str:
-    if not _is_bounded(interval):
-        return "-"
-    return f"{math.sqrt(max(interval.low, 0.0)):.4f} to {math.sqrt(max(interval.high, 0.0)):.4f}"
-
-
-def _dropped(share: float) -> str:
-    return f"{share:.1%} of the queries are left out: some cell could not answer them." if share else ""

@@ -1,41 +1,45 @@
-"""Studies made of several runs: one for each task and model of a transfer, or a curve and what was selected by it.
+"""Studies made of several runs, stage by stage: what a stage chooses decides about the runs of those after it.
 
-Each run has a folder of its own within the study's, and resumes, grows and is verified as any run is. Nothing is stored
-beside them that does not follow from them:
+Each run has a folder of its own within the study's, and resumes, grows and is verified as any run is:
 
 study/
   FORMAT        "iclperm-runs 1"
   study.yaml    the study, canonical
-  <name>/       a run folder
+  choices.json  what stages chose, with its digest (`iclperm.studies.kept`)
+  <name>/       a run folder; <name>-<hash>/ for runs of what was chosen
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
+from iclperm.base.files import writable, write_whole
+from iclperm.errors import ConfigError, RunError, UnknownKind
+from iclperm.report import write_report
+from iclperm.report.parts import Findings
+from iclperm.runs.finish import open_one
+from iclperm.runs.folder import RunFolder
+from iclperm.runs.formats import SEVERAL_FORMAT, has_begun, is_several
+from iclperm.runs.plan import StudyPlan
+from iclperm.runs.run import RunReport
+from iclperm.runs.setting import resolved, with_whole_paths
+from iclperm.studies import made_by
+from iclperm.studies.kept import as_kept, keep_choice, kept_choice, made_from
+from iclperm.studies.report import Run
+from iclperm.studies.stages import stages_of
+from iclperm.study import kinds
+from iclperm.study.study import STATISTICS, Study, is_cut_off
+from iclperm.tasks.task import Task
 
-from iclperm.errors import ConfigError, RunError
-from iclperm.results import Run, RunReport, open_run
-from iclperm.store import RunFolder, writable, write_whole
-from iclperm.studies.findings import Findings
-from iclperm.study import COMPOUND, STATISTICS, Study
-from iclperm.tasks import Task, builtin_tasks
-from iclperm.work import Demonstrations, StudyPlan, resolved
-
-if TYPE_CHECKING:
-    from iclperm.studies.selection import Chosen
-
-FORMAT = "iclperm-runs 1"
+_NAMED = re.compile(r".+-[0-9a-f]{8}")  # as `_mark` names the folders of what was chosen
 Runner = Callable[[Study, Path | None], Run]
 """Runs one of the studies, or what is missing of it in a folder."""
 
@@ -47,8 +51,10 @@ class StudyRuns:
     study: Study
     runs: dict[str, Run]
     folder: Path | None
-    choice: Chosen | None = None
-    """What a selection chose, and by which scores."""
+    choice: Any = None
+    """What the last stage that chooses chose, as an object of its kind: `Chosen` of a selection."""
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    """What stages chose, by their names, as it is kept in the folder."""
 
     @property
     def report(self) -> RunReport:
@@ -61,7 +67,7 @@ class StudyRuns:
             {
                 json.dumps(numerics, sort_keys=True)
                 for run in self.runs.values()
-                for numerics in ([{}] if run.folder is None else RunFolder.open(run.folder).numerics())
+                for numerics in ([{}] if run.folder is None else RunFolder.open(run.folder).parts.numerics())
             }
         )
         total["is_token_count_complete"] = all(report.is_token_count_complete for report in reports)
@@ -75,7 +81,7 @@ class StudyRuns:
 
     @property
     def title(self) -> str:
-        """Tasks and models."""
+        """Tasks and models, for the head of a figure."""
         return "; ".join(dict.fromkeys(run.title for run in self.runs.values()))
 
     @property
@@ -96,13 +102,7 @@ class StudyRuns:
 
     @cached_property
     def _findings(self) -> Findings:
-        if self.study.kind == "transfer":
-            from iclperm.studies import transfer
-
-            return transfer.findings(self.runs)
-        from iclperm.studies import selection
-
-        return selection.findings(self.runs["source"], self.runs["chosen"], self.choice)
+        return made_by(kinds.named(self.study.kind), self.runs, self.choices)
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""
@@ -117,8 +117,6 @@ class StudyRuns:
 
     def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
         """Writes figures and report.json into ``folder``, by default the study's own; returns their paths."""
-        from iclperm.report import write_report
-
         target = folder or self.folder
         if target is None:
             raise RunError("these runs are in memory only; name a folder for their report")
@@ -127,8 +125,19 @@ class StudyRuns:
             return write_report(target, self.findings(kind), self.report_content(kind))
 
 
+@dataclass(frozen=True)
+class _Known:
+    """The runs of a study as far as finished ones decide which there are."""
+
+    parts: dict[str, tuple[Path, Study]]
+    """Folder and study of each, by name."""
+    choices: dict[str, Any]
+    is_all: bool
+    """Whether no choice is missing that decides about further runs."""
+
+
 def run_all(study: Study, out: Path | None, run: Runner) -> StudyRuns:
-    """Runs the studies that a compound one is made of, one after the other; see `iclperm.run`.
+    """Runs the studies that one of several runs is made of, one after the other; see `iclperm.run`.
 
     The folder says what it did before until all runs have grown: a growth that is refused or killed hides nothing.
     Raises `ConfigError` for an endpoint with a budget and no folder, where all runs would see what each has spent.
@@ -139,109 +148,172 @@ def run_all(study: Study, out: Path | None, run: Runner) -> StudyRuns:
         raise ConfigError(f"the endpoint's {given[0]} is for all runs of a {study.kind} together; give a run folder")
     if out is not None:
         _claim(out, study)
-    runs, choice = {}, None
-    for name, part in _first(study).items():
-        runs[name] = run(part, None if out is None else out / name)
-    if study.kind == "selection":
-        choice, part = _chosen(study, runs["source"])
-        runs["chosen"] = run(part, None if out is None else out / _name_of_chosen(part))
+    runs: dict[str, Run] = {}
+    choices: dict[str, Any] = {}
+    for name, stage in stages_of(study).items():
+        parts = stage.parts(study, choices, runs)
+        if out is None:
+            done = {part_name: run(part, None) for part_name, part in parts.items()}
+            if stage.choose is not None:
+                choices[name] = _chosen(study, stage.choose, done)
+        else:
+            places = _places(out, parts, choices)
+            done = {part_name: run(part, place) for part_name, (place, part) in places.items()}
+            if stage.choose is not None:
+                origin = made_from(_canonical(study), places)
+                choices[name] = kept_choice(out, name, origin)
+                if choices[name] is None:
+                    choices[name] = _chosen(study, stage.choose, done)
+                    keep_choice(out, name, origin, choices[name])
+        runs |= done
     if out is not None:
         with writable(out):
             write_whole(out / "study.yaml", _canonical(study).to_yaml().encode())
-    return StudyRuns(study, runs, out, choice)
+    return StudyRuns(study, runs, out, _last_choice(study, choices), choices)
 
 
 def plans(study: Study, plan: Callable[[Study], StudyPlan]) -> dict[str, StudyPlan]:
-    """The plans of the runs by name. What a selection will choose is not known before: any demonstrations stand in."""
-    check(study)
-    parts = _first(study)
-    if study.kind == "selection":
-        from iclperm.stats.demonstrations import STRATEGIES
-
-        sets = Demonstrations.of(parts["source"]).sets
-        stand_in = np.concatenate([np.roll(sets, turn, axis=1)[:, : study.select] for turn in range(len(STRATEGIES))])
-        parts["chosen"] = _given(study, stand_in)
-    return {name: plan(part) for name, part in parts.items()}
+    """The plans of the runs by name. What a stage will choose is not known before: its stand-in is planned with."""
+    return {name: plan(part) for name, part in check(study).items()}
 
 
 def open_all(path: Path, **statistics: Any) -> StudyRuns:
-    """The finished runs of a study from its folder, as far as the study says that they go; ``statistics`` replace the
-    study's (`results.open_run`). Raises `RunError` where one is not finished."""
+    """The finished runs of a study from its folder, at the extent that its study.yaml has; ``statistics`` replace the
+    study's (`iclperm.open_run`). Raises `RunError` where one is not finished."""
     study = _recorded(path)
-    parts, choice = _parts(path, study)
-    for name, (folder, part) in parts.items():
+    known = _known(path, study)
+    for name, (folder, part) in known.parts.items():
         if not _is_finished(folder, part):
             state = "unfinished" if has_begun(folder) else "not begun"
             raise RunError(f"{path} is not finished: {name} is {state}; run the same study into it to continue")
     changes = {key: getattr(study, key) for key in STATISTICS} | {
         key: value for key, value in statistics.items() if value is not None
     }
-    runs = {name: open_run(folder, extent=part.extent, **changes) for name, (folder, part) in parts.items()}
-    return StudyRuns(study.model_copy(update=changes), runs, path, choice)
-
-
-def is_compound(path: str | Path) -> bool:
-    """Whether a folder holds the runs of a compound study."""
-    try:
-        return (Path(path) / "FORMAT").read_text(encoding="utf-8").strip() == FORMAT
-    except (OSError, UnicodeDecodeError):
-        return False
+    runs = {name: _opened(folder, part, changes) for name, (folder, part) in known.parts.items()}
+    choice = _last_choice(study, known.choices)
+    return StudyRuns(study.model_copy(update=changes), runs, path, choice, known.choices)
 
 
 def folders(path: Path) -> dict[str, Path]:
-    """The run folders of a compound study by name, begun or not; what a selection chose, once it is known."""
-    return {name: folder for name, (folder, _) in _parts(path, _recorded(path))[0].items()}
+    """The run folders of a study by name, begun or not; those of what was chosen, once that is known."""
+    return {name: folder for name, (folder, _) in _known(path, _recorded(path)).parts.items()}
 
 
-def beside(path: Path) -> list[Path]:
-    """The folders of other runs of the compound study that a run folder is in which paid for replies: they share its
-    budget. None where it stands alone."""
-    place = path.resolve()
-    paid = place.parent.glob("*/api") if is_compound(place.parent) else ()
-    return sorted(folder.parent for folder in paid if folder.parent != place)
+def begun(path: Path, *, may_read: bool) -> tuple[dict[str, Path], list[str]]:
+    """The run folders of a study that have begun, by name, and in words what has not.
+
+    With ``may_read`` a choice that is not kept, as in folders of earlier versions, is made again from the answers that
+    it was made from. Otherwise no answers are read: the names of the folders tell what they can.
+    """
+    known = _known(path, _recorded(path), may_read=may_read)
+    places = {name: folder for name, (folder, _) in known.parts.items()}
+    missing = [name for name, folder in places.items() if not has_begun(folder)]
+    if not known.is_all:
+        missing.append("what it chooses")
+    return {name: folder for name, folder in places.items() if name not in missing}, missing
 
 
-def has_begun(path: Path) -> bool:
-    """Whether there is a run in this folder."""
-    return (path / "FORMAT").is_file()
+def check(study: Study) -> dict[str, Study]:
+    """The studies of all stages by the names of their runs, made with the stand-ins of what stages will choose.
+
+    Raises `ConfigError` for what would not fit once some of the runs are done.
+    """
+    kind, stages = kinds.named(study.kind), stages_of(study)
+    first = next(iter(stages.values())).parts(study, {})
+    _refuse_unfit(first)
+    for stage in stages.values():
+        if stage.check is not None:
+            with kinds.calling(kind, "check"):
+                stage.check(study)
+    parts: dict[str, Study] = {}
+    choices: dict[str, Any] = {}
+    for name, stage in stages.items():
+        parts |= stage.parts(study, choices, parts)
+        if stage.choose is not None and stage.stand_in is not None:
+            with kinds.calling(kind, "stand_in"):
+                choice = stage.stand_in(study)
+            choices[name] = _as_choice(kind, "stand_in", choice)
+    if not parts:
+        raise ConfigError(f"{kinds.origin(kind)} makes no runs of this study; repair the 'studies' of its stages")
+    _refuse_unfit({name: part for name, part in parts.items() if name not in first})
+    return parts
 
 
-def check(study: Study) -> None:
-    """Raises `ConfigError` for what would not fit once some of the runs are done."""
-    for name, part in _first(study).items():
+def _refuse_unfit(parts: Mapping[str, Study]) -> None:
+    """Raises `ConfigError` where a run does not fit its task."""
+    for name, part in parts.items():
         task = Task.load(part.task, part.data)
         try:
             resolved(part, task)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
-    if study.kind == "transfer":
-        counts = {name: study.shot_list(Task.load(name, study.data).shots)[-1] for name in _tasks(study)}
-        if len(set(counts.values())) > 1:
-            told = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise ConfigError(
-                f"an order carries over between equal numbers of shots, but there are {told}; set 'shots'"
-            )
-        return
-    shots = study.shot_list(Task.load(study.task, study.data).shots)
-    if study.resample != "none":
-        raise ConfigError(f"a selection's key 'resample' is {study.resample!r}; its scores need 'none'")
-    if shots != tuple(range(len(shots))):
-        raise ConfigError("a selection scores demonstrations by every k from 0 on; give 'shots' as one number")
-    if not 2 <= study.select <= shots[-1]:
-        raise ConfigError(f"a study's key 'select' is {study.select}; give 2 to {shots[-1]}, which is its 'shots'")
-    if study.permutations < 2:
-        raise ConfigError(f"a study's key 'permutations' is {study.permutations}, but a selection compares orders")
 
 
-def _parts(path: Path, study: Study) -> tuple[dict[str, tuple[Path, Study]], Chosen | None]:
-    """Folder and study of every run by name, as far as they are known, and what a selection chose."""
-    found, choice = {name: (path / name, part) for name, part in _first(study).items()}, None
-    if study.kind == "selection" and _is_finished(*found["source"]):
-        folder, part = found["source"]
-        statistics = {"normalize": study.normalize, "unparsed": study.unparsed}
-        choice, given = _chosen(study, open_run(folder, extent=part.extent, **statistics))
-        found["chosen"] = (path / _name_of_chosen(given), given)
-    return found, choice
+def _known(path: Path, study: Study, *, may_read: bool = True) -> _Known:
+    """The runs of a study in its folder. Reads answers only where it ``may_read`` them and a choice is not kept."""
+    parts: dict[str, tuple[Path, Study]] = {}
+    choices: dict[str, Any] = {}
+    stages = stages_of(study)
+    for name, stage in stages.items():
+        places = _places(path, stage.parts(study, choices, parts), choices)
+        parts |= places
+        if stage.choose is None:
+            continue
+        if not all(_is_finished(*place) for place in places.values()):
+            return _Known(parts, choices, is_all=name == [*stages][-1])
+        choices[name] = kept_choice(path, name, made_from(_canonical(study), places))
+        if choices[name] is None and not may_read:
+            chosen = _by_names(path, parts)
+            return _Known(parts | chosen, {}, is_all=bool(chosen))
+        if choices[name] is None:
+            given = {key: getattr(study, key) for key in STATISTICS}
+            runs = {part_name: _opened(*place, given) for part_name, place in places.items()}
+            choices[name] = _chosen(study, stage.choose, runs)
+    return _Known(parts, choices, is_all=True)
+
+
+def _by_names(path: Path, parts: Mapping[str, tuple[Path, Study]]) -> dict[str, tuple[Path, Study]]:
+    """The runs beside ``parts`` whose folders are named after a choice; none where a name occurs with two choices."""
+    known = {folder for folder, _ in parts.values()}
+    others = [folder for folder in sorted(path.iterdir()) if _NAMED.fullmatch(folder.name) and has_begun(folder)]
+    found = [(folder.name[: -len("-01234567")], folder) for folder in others if folder not in known]
+    if len(dict(found)) < len(found):
+        return {}
+    return {name: (folder, RunFolder.open(folder).study()) for name, folder in found}
+
+
+def _chosen(study: Study, choose: Callable[[Study, Mapping[str, Run]], Any], runs: Mapping[str, Run]) -> Any:
+    """What is chosen from finished runs, as it is read back from a folder."""
+    kind = kinds.named(study.kind)
+    with kinds.calling(kind, "choose"):
+        choice = choose(study, runs)
+    return _as_choice(kind, "choose", choice)
+
+
+def _as_choice(kind: kinds.Kind, what: str, choice: Any) -> Any:
+    """A choice as it is read back from a folder; ``what`` made it. Raises `ConfigError` where it cannot be kept."""
+    if choice is None:
+        raise ConfigError(f"{kinds.origin(kind)} chose None, as if nothing were chosen yet; repair its {what!r}")
+    try:
+        return as_kept(choice)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{kinds.origin(kind)} chose what JSON cannot hold ({error}); repair its {what!r}") from error
+
+
+def _last_choice(study: Study, choices: Mapping[str, Any]) -> Any:
+    """What `StudyRuns.choice` shows."""
+    if not choices:
+        return None
+    name = [*choices][-1]
+    read = stages_of(study)[name].read
+    if read is None:
+        return choices[name]
+    with kinds.calling(kinds.named(study.kind), "read"):
+        return read(choices[name])
+
+
+def _opened(folder: Path, part: Study, statistics: Mapping[str, Any]) -> Run:
+    return Run.of(open_one(folder, extent=part.extent, **statistics))
 
 
 def _is_finished(path: Path, part: Study) -> bool:
@@ -249,69 +321,29 @@ def _is_finished(path: Path, part: Study) -> bool:
     if not has_begun(path):
         return False
     folder = RunFolder.open(path).at_extent(part.extent)
-    return folder is not None and set(folder.parts()).issuperset(range(folder.num_parts))
+    return folder is not None and folder.parts.are_there()
 
 
-def _first(study: Study) -> dict[str, Study]:
-    """The studies that can begin at once, by the names of their folders."""
-    plain = {"tasks": None, "models": None, "out": None}
-    if study.kind == "selection":
-        return {"source": _changed(study, kind="curve", select=Study.model_fields["select"].default, out=None)}
-    pairs = [(task, model) for task in _tasks(study) for model in _models(study)]
-    if len(pairs) < 2:
-        raise ConfigError("a transfer needs two tasks or two models at least; name them under 'tasks' or 'models'")
-    names = [_name(task, model, len(_tasks(study)), len(_models(study))) for task, model in pairs]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"two of the tasks or models have one name: {', '.join(names)}; give each once")
-    return {
-        name: _changed(study, kind="search", task=task, model=model, **plain)
-        for name, (task, model) in zip(names, pairs, strict=True)
-    }
+def _places(path: Path, parts: Mapping[str, Study], choices: Mapping[str, Any]) -> dict[str, tuple[Path, Study]]:
+    """Folder and study of each run by name. Another choice is another folder: the runs before it may have grown."""
+    return {name: (path / (name + _mark(part, choices)), part) for name, part in parts.items()}
 
 
-def _tasks(study: Study) -> list[str]:
-    return study.tasks or [study.task]
+def _mark(part: Study, choices: Mapping[str, Any]) -> str:
+    """How a folder's name ends where its run depends on a choice: a hash of its demonstrations, if they are given.
+
+    So other scores that come to choose the same demonstrations find the run that there is. Otherwise a hash of all that
+    was chosen.
+    """
+    if not choices:
+        return ""
+    decisive = part.demonstrations or choices
+    return f"-{hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
-def _models(study: Study) -> list[str]:
-    return study.models or [study.model]
-
-
-def _name(task: str, model: str, num_tasks: int, num_models: int) -> str:
-    parts = ([Path(task).stem] if num_tasks > 1 else []) + ([Path(model).name] if num_models > 1 else [])
-    return re.sub(r"[^\w.-]", "_", "-".join(parts))
-
-
-def _chosen(study: Study, source: Run) -> tuple[Chosen, Study]:
-    """What the source's scores choose, and the study of it."""
-    from iclperm.studies import selection
-
-    choice = selection.choose(source, study.select)
-    return choice, _given(study, choice.rows)
-
-
-def _given(study: Study, rows: np.ndarray[Any, Any]) -> Study:
-    """A curve over demonstrations that are given, in random orders, on test queries."""
-    return _changed(
-        study,
-        kind="curve",
-        sets=len(rows),
-        permutations=min(study.permutations, math.factorial(min(rows.shape[1], 20))),
-        demonstrations=rows.tolist(),
-        shots=int(rows.shape[1]),
-        dev_queries=0,
-        select=Study.model_fields["select"].default,
-        out=None,
-    )
-
-
-def _name_of_chosen(study: Study) -> str:
-    """Another choice is another run: the source may have grown since."""
-    return f"chosen-{hashlib.sha256(json.dumps(study.demonstrations).encode()).hexdigest()[:8]}"
-
-
-def _changed(study: Study, **changes: Any) -> Study:
-    return Study(**{**study.model_dump(), **changes})
+def _canonical(study: Study) -> Study:
+    """The study as its folder has it."""
+    return with_whole_paths(study).model_copy(update={"out": None})
 
 
 def _claim(path: Path, study: Study) -> None:
@@ -319,16 +351,16 @@ def _claim(path: Path, study: Study) -> None:
     recorded = path / "study.yaml"
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
-        if not is_compound(path):
+        if not is_several(path):
             # Another process may be doing the same, or was killed at it.
             others = [file for file in path.iterdir() if not file.name.startswith((".FORMAT.", ".study.yaml."))]
-            if others and not is_compound(path):
+            if others and not is_several(path):
                 what = "a run of another study" if has_begun(path) else "other files"
                 raise RunError(f"{path} holds {what}; give another folder")
-            write_whole(path / "FORMAT", f"{FORMAT}\n".encode())
+            write_whole(path / "FORMAT", f"{SEVERAL_FORMAT}\n".encode())
         try:
             there = _recorded(path) if recorded.exists() else None
-        except RunError:
+        except (RunError, UnknownKind):
             recorded.replace(path / f"damaged-{secrets.token_hex(4)}.yaml")
             there = None
         if there is None:
@@ -338,12 +370,17 @@ def _claim(path: Path, study: Study) -> None:
 
 
 def _recorded(path: Path) -> Study:
-    """The study in a folder; raises `RunError` where that is damaged."""
+    """The study in a folder; raises `RunError` where that is damaged, `UnknownKind` where its kind is of a package that
+    is not installed."""
     try:
         study = Study.from_file(path / "study.yaml")
+    except UnknownKind:
+        if not is_cut_off(path / "study.yaml"):
+            raise
+        study = None
     except ConfigError:
         study = None
-    if study is None or study.kind not in COMPOUND:
+    if study is None or kinds.named(study.kind).stages is None:
         raise RunError(
             f"{path / 'study.yaml'} is damaged; run the study from its own file with --out {path}, which mends it"
         )
@@ -355,7 +392,6 @@ _FREE = (
     "permutations",
     "queries",
     "dev_queries",
-    "select",
     "device",
     "memory_budget",
     "out",
@@ -378,20 +414,6 @@ def _identity(study: Study) -> dict[str, Any]:
     """What two sessions must agree on, by key: where an endpoint is and what it may cost is not in it."""
     endpoint = {} if study.endpoint is None else study.endpoint.identity
     return {
-        **study.model_dump(exclude={*_FREE, "endpoint"}),
+        **study.model_dump(exclude={*_FREE, *kinds.named(study.kind).free, "endpoint"}),
         **{f"the endpoint's {key}": value for key, value in endpoint.items()},
     }
-
-
-def _canonical(study: Study) -> Study:
-    """With paths that hold from any working directory."""
-
-    def whole(name: str) -> str:
-        is_path = name not in {"demo", *builtin_tasks()} and Path(name).exists()
-        return str(Path(name).resolve()) if is_path else name
-
-    changes: dict[str, Any] = {key: whole(value) for key in ("task", "model", "data") if (value := getattr(study, key))}
-    for key in ("tasks", "models"):
-        if names := getattr(study, key):
-            changes[key] = [whole(name) for name in names]
-    return study.model_copy(update={**changes, "out": None})

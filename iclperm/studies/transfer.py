@@ -7,8 +7,10 @@ and everything here is arithmetic on their stored answers.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,16 +18,22 @@ import numpy.typing as npt
 
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
+from iclperm.report import figures
+from iclperm.report.parts import Plot, Table, interval_words, number, percent, percent_with_bounds, plain, signed
 from iclperm.stats import Interval
-from iclperm.stats.features import jackknife_interval
+from iclperm.stats.intervals import jackknife_interval
 from iclperm.stats.search import choose
 from iclperm.stats.sensitivity import accuracy_matrix
-from iclperm.studies.findings import Plot, Table, interval_words, number, plain
+from iclperm.studies.search import dev_scores
+from iclperm.studies.stages import Stage
+from iclperm.study import kinds
+from iclperm.study.study import Study
+from iclperm.tasks.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from iclperm.results import Run
+    from iclperm.runs.run import FinishedRun
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -80,15 +88,6 @@ class Transfer:
         if name not in self.names:
             raise RequestError(f"no source is called {name!r}; choose one of {', '.join(self.names)}")
         return self.names.index(name)
-
-
-def transfer_rate(own: tuple[float, float], transferred: tuple[float, float]) -> float:
-    """½·(transferred₀/own₀ + transferred₁/own₁): own best accuracies of two tasks and those under the other's best.
-
-    With the printed .616, .244 (own) and .593, .207 (under the other's) it gives the printed .905. arXiv 2511.09700,
-    Table 7.
-    """
-    return sum(there / here for here, there in zip(own, transferred, strict=True)) / 2
 
 
 def transfer(
@@ -159,7 +158,7 @@ class TransferFindings:
         if full and self.by_set is not None:
             found.append(_pairs_table(self.by_set, "Transfer, every set with a best permutation of its own"))
         if full:
-            rows = [(name, *map(_signed, t.agreement[place])) for place, name in enumerate(t.names)]
+            rows = [(name, *(signed(value, 2) for value in t.agreement[place])) for place, name in enumerate(t.names)]
             found.append(
                 Table(
                     "Do the same permutations serve both?",
@@ -203,10 +202,11 @@ class TransferFindings:
                 f"{self._start} best permutations of {one} and {other} cannot be compared: one answers nothing rightly "
                 "on its own task."
             )
+        there, back = (percent_with_bounds(ratio) for ratio in (t.ratio[a][b], t.ratio[b][a]))
         return (
-            f"{self._start} best permutation of {one} has on {other} {_percent(t.ratio[a][b])} of the accuracy of the "
-            f"best one there (a random one: {100 * t.random_ratio[b]:.1f} %); the other way round it is "
-            f"{_percent(t.ratio[b][a])} (random: {100 * t.random_ratio[a]:.1f} %). Transfer rate: "
+            f"{self._start} best permutation of {one} has on {other} {there} of the accuracy of the best one there (a "
+            f"random one: {percent(t.random_ratio[b])}); the other way round it is {back} (random: "
+            f"{percent(t.random_ratio[a])}). Transfer rate: "
             f"{t.rate(one, other):.3f}."
         )
 
@@ -226,8 +226,6 @@ class TransferFindings:
         return f"{told}; a target's own best permutation does in {own} of {len(t.names)}."
 
     def _draw(self, figure: Figure) -> None:
-        from iclperm.report import figures
-
         t = self.transfer
         ratios = np.array([[interval.estimate for interval in row] for row in t.ratio])
         width, height = figure.get_size_inches()
@@ -236,13 +234,12 @@ class TransferFindings:
         reach = float(np.nanmax(np.abs(ratios - 1), initial=0.01))
         image = axes.imshow(ratios, cmap="PuOr", vmin=1 - reach, vmax=1 + reach, interpolation="nearest")
         for (a, b), value in np.ndenumerate(ratios):
-            red, green, blue, _ = image.cmap(image.norm(value))
-            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.42
+            colour = figures.letter_colour(image.cmap(image.norm(value)))
             interval = t.ratio[a][b]
             text = f"{value:.3f}"
             if a != b and not math.isnan(interval.low):
                 text += f"\n{interval.low:.2f} to {interval.high:.2f}"
-            axes.text(b, a, text, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
+            axes.text(b, a, text, ha="center", va="center", fontsize=7.5, color=colour)
         places = range(len(t.names))
         axes.set(xticks=places, yticks=places, xlabel="on this target", ylabel="best permutation of")
         turned = max(map(len, t.names)) > 10
@@ -257,9 +254,10 @@ class TransferFindings:
         )
 
 
-def findings(runs: Mapping[str, Run]) -> TransferFindings:
+def findings(runs: Mapping[str, FinishedRun], _: Mapping[str, Any] | None = None) -> TransferFindings:
     """The findings of several search runs, by the name of their task or model, at their largest number of shots.
 
+    A transfer chooses nothing between runs: what stages chose, which any such kind is given, is not looked at.
     Raises ConfigError where the runs differ in k, P, seed or what else fixes the permutations, and DataError where one
     has no dev split, naming it.
     """
@@ -279,7 +277,45 @@ def findings(runs: Mapping[str, Run]) -> TransferFindings:
     )
 
 
-def _dev_and_test(name: str, run: Run) -> tuple[FloatArray, FloatArray]:
+def _searches(study: Study, _: Mapping[str, Any]) -> dict[str, Study]:
+    """A search for each task and model; its folder is called by what differs between them."""
+    pairs = [(task, model) for task in _tasks(study) for model in _models(study)]
+    if len(pairs) < 2:
+        raise ConfigError("a transfer needs two tasks or two models at least; name them under 'tasks' or 'models'")
+    names = [_name(task, model, len(_tasks(study)), len(_models(study))) for task, model in pairs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two of the tasks or models have one name: {', '.join(names)}; give each once")
+    return {
+        name: study.of_kind(kinds.SEARCH.name, task=task, model=model)
+        for name, (task, model) in zip(names, pairs, strict=True)
+    }
+
+
+def _refuse_other_shots(study: Study) -> None:
+    """Raises `ConfigError` where the tasks have different numbers of demonstrations."""
+    counts = {name: study.shot_list(Task.load(name, study.data).shots)[-1] for name in _tasks(study)}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConfigError(f"an order carries over between equal numbers of shots, but there are {told}; set 'shots'")
+
+
+def _tasks(study: Study) -> list[str]:
+    return study.tasks or [study.task]
+
+
+def _models(study: Study) -> list[str]:
+    return study.models or [study.model]
+
+
+def _name(task: str, model: str, num_tasks: int, num_models: int) -> str:
+    parts = ([Path(task).stem] if num_tasks > 1 else []) + ([Path(model).name] if num_models > 1 else [])
+    return re.sub(r"[^\w.-]", "_", "-".join(parts))
+
+
+STAGES = {"searches": Stage(_searches, check=_refuse_other_shots)}
+
+
+def _dev_and_test(name: str, run: FinishedRun) -> tuple[FloatArray, FloatArray]:
     if "dev" not in run.splits:
         raise DataError(f"the run of {name} has no dev queries to choose by; run it with 'dev_queries', such as 1000")
     test = run.splits["test"]
@@ -287,15 +323,13 @@ def _dev_and_test(name: str, run: Run) -> tuple[FloatArray, FloatArray]:
     if run.study.criterion == "dev_accuracy":
         dev = run.splits["dev"]
         return stats.accuracy(dev.correct[:, :, -1], dev.state[:, :, -1], dev.weights).values, on_test
-    from iclperm.studies.search import dev_scores
-
     scores, criterion = dev_scores(run), run.study.criterion
     if criterion not in scores:
         raise DataError(f"the run of {name} gives no {criterion!r}; choose by {', '.join(scores)} with --criterion")
     return scores[criterion], on_test
 
 
-def _refuse_other_permutations(first: str, one: Run, name: str, other: Run) -> None:
+def _refuse_other_permutations(first: str, one: FinishedRun, name: str, other: FinishedRun) -> None:
     """Raises ConfigError where two runs do not have the same index permutations at their largest number of shots."""
     if one.shots[-1] != other.shots[-1]:
         raise ConfigError(
@@ -405,12 +439,3 @@ def _targets_table(found: Transfer) -> Table:
         rows,
         caption="Max is chosen by the test labels, luck included.",
     )
-
-
-def _percent(ratio: Interval) -> str:
-    bounds = "" if math.isnan(ratio.low) else f" [{100 * ratio.low:.1f} to {100 * ratio.high:.1f}]"
-    return f"{100 * ratio.estimate:.1f} %{bounds}"
-
-
-def _signed(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:+.2f}"

@@ -41,7 +41,7 @@ class Choices(BaseModel):
         try:
             return cls(**read_yaml(path))
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+            raise type(error)(f"{path}: {error}") from None
 
     def to_yaml(self) -> str:
         """The canonical text: every key, in the order of the class, defaults written out."""
@@ -89,7 +89,7 @@ def refuse_other_keys(mapping: Mapping[Any, Any]) -> None:
     """Raises `ConfigError` for a key that is no text."""
     for key in mapping:
         if not isinstance(key, str):
-            raise ConfigError(f"the key {_shown(key)} is not text{_quotes(key)}")
+            raise ConfigError(f"the key {shown(key)} is not text{_quotes(key)}")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -152,7 +152,7 @@ def _first_problem(noun: str, choices: Mapping[str, Any], error: ValidationError
         message += _quotes(problem["input"])
     if not place:
         return message
-    return f"{noun}'s key {'.'.join(place)!r} is {_shown(problem['input'])}: {message[0].lower()}{message[1:]}"
+    return f"{noun}'s key {'.'.join(place)!r} is {shown(problem['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def _place(choices: Any, problem: ErrorDetails) -> tuple[str, ...]:
@@ -171,6 +171,7 @@ def _message(problem: ErrorDetails) -> str:
     return problem["msg"].removeprefix("Value error, ")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as an error shows it, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

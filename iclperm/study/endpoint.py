@@ -1,4 +1,4 @@
-"""What defines an endpoint: where it is, how it is asked, what may be spent; never a key."""
+"""The choices that define an endpoint: where it is, how it is asked, what may be spent; never a key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, field_validator
 
-from iclperm.config import Choices
 from iclperm.errors import ConfigError
+from iclperm.study.choices import Choices
 
 Positive = Annotated[int, Field(ge=1)]
 Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -69,8 +69,8 @@ class EndpointChoices(Choices):
     is neither ``model`` nor its dated version. ``temperature`` is left out where it is None, and where the model turns
     out to take none. ``draws`` are replies to each prompt. ``reasoning_tokens`` come on top of the new tokens that are
     asked for, for a model that thinks first. ``extra`` goes into each request as it is, such as ``reasoning_effort``.
-    ``tokenizer`` (folder or hub id) counts tokens, which are bounded by bytes without one, and tells the first token
-    of each label to a server that lists no more. ``timeout_s`` is for one attempt, ``deadline_s`` for a request: no
+    ``tokenizer`` (folder or hub id) counts tokens, which are bounded by bytes without one, and finds the first token
+    of each label for a server that lists no more. ``timeout_s`` is for one attempt, ``deadline_s`` for a request: no
     attempt is repeated that could not end by then. ``max_requests``, ``max_tokens`` and ``max_cost`` (with ``prices``)
     are for the whole run, all its sessions, and all runs of a study of several. Raises `ConfigError`, without the value
     where it may be a key.
@@ -124,12 +124,12 @@ class EndpointChoices(Choices):
 
     @property
     def scored_identity(self) -> dict[str, Any]:
-        """What log-likelihoods of labels depend on: where a server lists first tokens only, the tokenizer tells which
-        those of the labels are."""
+        """What log-likelihoods of labels depend on: also the tokenizer, which finds the first tokens of the labels for
+        a server that lists only these."""
         return {**self.identity, "tokenizer": self.tokenizer}
 
     def overspent(self, spent: Spent) -> str | None:
-        """Which budget would be exceeded by this, in one line; None where none would."""
+        """One line about the budget that ``spent`` would exceed; None where it exceeds none."""
         for key, most, value in (
             ("max_requests", self.max_requests, spent.requests),
             ("max_tokens", self.max_tokens, spent.tokens),

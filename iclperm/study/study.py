@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, JsonValue, field_validator
 
-from iclperm.config import Choices
-from iclperm.endpoint.choices import EndpointChoices
-from iclperm.engine.budget import parse_budget
-from iclperm.errors import ConfigError
+from iclperm.errors import ConfigError, UnknownKind
+from iclperm.study import kinds
+from iclperm.study.choices import Choices, read_yaml, refuse_other_keys, shown
+from iclperm.study.endpoint import EndpointChoices
+from iclperm.study.sizes import parse_budget
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Shots = Annotated[int, Field(ge=0, le=100_000)]
 Row = Annotated[int, Field(ge=0)]
 AskedSplit = Literal["test", "dev"]
-Kind = Literal["sensitivity", "search", "curve", "convergence", "transfer", "selection"]
 Criterion = Literal[
     "dev_accuracy",
     "majority_agreement",
@@ -28,21 +28,8 @@ Criterion = Literal[
     "dev_log_likelihood",
 ]
 Scoring = Literal["loglikelihood", "first_token", "generate"]
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "search": {"permutations": 128, "dev_queries": 1000},
-    "transfer": {"permutations": 128, "dev_queries": 1000},
-    "curve": {"sets": 5, "permutations": 20, "shots": 20, "queries": 256},
-    "selection": {"sets": 5, "permutations": 20, "shots": 20, "queries": 256, "dev_queries": 256},
-    "convergence": {"permutations": 50, "shots": 20, "queries": 1024},
-}
-"""What a kind's design is unless the study says otherwise: as the papers have it, or propose it as the next check."""
-OVER_ALL_SHOTS = ("curve", "convergence", "selection")
-"""Kinds that run every number of shots up to the one that is given."""
-COMPOUND = ("transfer", "selection")
-"""Kinds that are made of several runs: see `iclperm.compound`."""
 STATISTICS = ("normalize", "criterion", "unparsed")
 """Keys that change no answer, only what is made of them."""
-_OF_KIND = {"tasks": "transfer", "models": "transfer", "criterion": "search", "select": "selection"}
 EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
 """The keys that a finished run can be extended in."""
 _DEVICE = re.compile(r"auto|balanced|(cpu|cuda|mps|xpu)(:\d+)?")
@@ -64,12 +51,13 @@ class Study(Choices):
     into the model's chat template (None: only for an endpoint that takes nothing else). ``endpoint`` names a model
     behind an API in place of ``model``. ``memory_budget`` is bytes (a number, "4GiB") or a share of what is free (0.5,
     "50%"); ``out`` is the run folder. ``demonstrations`` are sets of train rows to use instead of drawn ones. A
-    ``kind`` has defaults of its own (`DEFAULTS`); the kinds in `OVER_ALL_SHOTS` run every k up to ``shots``. ``tasks``
-    and ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search, ``select`` is how many
-    demonstrations a selection keeps. Raises `ConfigError` naming the key, the value and the remedy.
+    ``kind`` is one of `iclperm.study.kinds`, with defaults of its own; some run every k up to ``shots``. ``tasks`` and
+    ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search, ``select`` is how many
+    demonstrations a selection keeps, ``options`` are those of another package's kind. Raises `ConfigError` naming the
+    key, the value and the remedy.
     """
 
-    kind: Kind = "sensitivity"
+    kind: str = kinds.SENSITIVITY.name
     model: Annotated[str, Field(min_length=1)] = "demo"
     revision: str | None = None
     task: Annotated[str, Field(min_length=1)] = "mini_news"
@@ -96,34 +84,45 @@ class Study(Choices):
     think: Literal["keep", "strip"] = "keep"
     unparsed: Literal["wrong", "drop"] = "wrong"
     endpoint: EndpointChoices | None = None
+    options: Annotated[dict[str, JsonValue] | None, Field(exclude_if=lambda given: given is None)] = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(min_length=1)] = "auto"
     memory_budget: int | float | str | None = None
     out: Annotated[str, Field(min_length=1)] | None = None
 
     def __init__(self, /, **choices: Any) -> None:
-        kind = choices.get("kind", "sensitivity")
-        if kind in ("features", "calibration", "generation"):
-            raise ConfigError(f"a study's key 'kind' is {kind!r}, a report of a run: iclperm report RUN --kind {kind}")
+        kind = kinds.find(choices.get("kind", kinds.SENSITIVITY.name))
+        if kind is not None and kind.is_report:
+            raise ConfigError(
+                f"a study's key 'kind' is {kind.name!r}, a report of a run: iclperm report RUN --kind {kind.name}"
+            )
+        if kind is None and choices.keys() <= type(self).model_fields.keys():
+            named = kinds.in_words(map(repr, kinds.studies()))
+            raise UnknownKind(
+                kinds.refused(f"a study's key 'kind' is {shown(choices['kind'])}: input should be {named}")
+            )
+        kind = kind or kinds.SENSITIVITY  # of choices that are refused below
+        for key in (*kind.keys, *kind.defaults, *kind.free):
+            if key not in type(self).model_fields:
+                raise ConfigError(f"{kinds.origin(kind)} names {key!r}, which is no key of a study; repair it")
         given = choices.get("demonstrations")
         sets = {"sets": len(given)} if isinstance(given, list) and given else {}
-        defaults = DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
-        if sets:
-            defaults = {key: value for key, value in defaults.items() if key != "shots"}
+        defaults = {key: value for key, value in kind.defaults.items() if not (sets and key == "shots")}
         if isinstance(behind := choices.get("endpoint"), Mapping) and "model" not in behind and "model" in choices:
             name = choices.pop("model")
             if isinstance(name, str) and Path(name).is_dir():
                 raise ConfigError(f"a study's key 'model' is the folder {name!r}, but an endpoint has a model by name")
             choices = {**choices, "endpoint": {**behind, "model": name}}
-        super().__init__(**{**defaults, **sets, **choices})
-        for key, only in _OF_KIND.items():
-            applies = kind == only or (key == "criterion" and kind == "transfer")
-            if not applies and getattr(self, key) != type(self).model_fields[key].default:
-                raise ConfigError(f"a study's key {key!r} is for the kind {only}, not {kind}; leave it out")
-        if kind in ("search", "transfer") and not self.dev_queries:
-            raise ConfigError(
-                f"a study's key 'dev_queries' is 0, but a {kind} chooses by them; give some, such as 1000"
-            )
+        super().__init__(**{**defaults, **sets, **_with_options(kind, choices)})
+        for key in type(self).model_fields:
+            is_foreign = key in kinds.KEYS and key not in kind.keys
+            if is_foreign and getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(
+                    f"a study's key {key!r} is for the kind {kinds.first_with(key)}, not {kind.name}; leave it out"
+                )
+        if kind.check is not None:
+            with kinds.calling(kind, "check"):
+                kind.check(self)
         if self.endpoint is not None:
             self._refuse_local_choices()
         if self.demonstrations is not None:
@@ -144,8 +143,8 @@ class Study(Choices):
             raise ConfigError(f"a study's key 'sets' is {self.sets}, but {len(given)} 'demonstrations' are given")
         if any(len(set(rows)) < len(rows) for rows in given):
             raise ConfigError("a study's key 'demonstrations' has a row twice in one set; give every row once")
-        # Strategies of a selection may choose the same demonstrations; a curve compares no sets.
-        if self.kind != "curve" and len({tuple(sorted(rows)) for rows in given}) < len(given):
+        # Strategies of a selection, which runs curves, may choose the same demonstrations.
+        if kinds.named(self.kind).compares_sets and len({tuple(sorted(rows)) for rows in given}) < len(given):
             raise ConfigError("a study's key 'demonstrations' holds one set twice; its order is for the permutations")
         if self.resample != "none":
             raise ConfigError("a study's key 'resample' is 'per_k', but its 'demonstrations' are given; leave one out")
@@ -187,6 +186,11 @@ class Study(Choices):
                 found[key] = [beside(key, name) for name in given] if isinstance(given, list) else beside(key, given)
         return study.model_copy(update=found)
 
+    def of_kind(self, kind: str, **changes: Any) -> Self:
+        """The same choices for a run of another kind, without ``out``, ``options`` and the keys that are not for it."""
+        left_out = {"out", "options", *(kinds.KEYS.keys() - kinds.named(kind).keys.keys())}
+        return type(self)(**{**self.model_dump(exclude=left_out), "kind": kind, **changes})
+
     @property
     def model_name(self) -> str:
         """What to call the model."""
@@ -209,5 +213,31 @@ class Study(Choices):
         if isinstance(self.shots, list):
             return tuple(sorted(self.shots))
         shots = (task_shots if size is None else size) if self.shots in (None, "all") else int(self.shots)
-        is_whole = self.shots == "all" or self.kind in OVER_ALL_SHOTS
+        is_whole = self.shots == "all" or kinds.named(self.kind).over_all_shots
         return tuple(range(shots + 1)) if is_whole else (shots,)
+
+
+def is_cut_off(path: Path) -> bool:
+    """Whether a file that was written from a study does not reach its last key, or cannot be read at all."""
+    (*_, last) = Study.model_fields
+    try:
+        return last not in read_yaml(path)
+    except ConfigError:
+        return True
+
+
+def _with_options(kind: kinds.Kind, choices: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Choices whose ``options`` are all that the kind has, defaults written out."""
+    given = choices.get("options")
+    if kind.options is None:
+        if given is not None:
+            raise ConfigError(
+                f"a study's key 'options' is {shown(given)}, but the kind {kind.name} has none; leave it out"
+            )
+        return choices
+    if not isinstance(given, Mapping | None):
+        return choices  # to be refused as every value of a wrong type is
+    refuse_other_keys(given or {})
+    model = kinds.loaded(kind, kind.options) if isinstance(kind.options, str) else kind.options
+    with kinds.calling(kind, "options"):
+        return {**choices, "options": model(**(given or {})).model_dump(mode="json")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from iclperm.config import Choices
+from iclperm.base.worker import Overtime, Worker, WorkerError
 from iclperm.errors import ConfigError, DataError
-from iclperm.tasks.killable import Overtime, Worker, WorkerError
+from iclperm.study.choices import Choices
 from iclperm.tasks.sources import Word
 
 MAX_SECONDS = 5.0  # for one answer, of processor time
@@ -24,6 +24,7 @@ MAX_DIGITS = 60
 MAX_MATH_CHARS = 1_000
 
 Regex = Annotated[str, Field(min_length=1, max_length=500)]
+_Ask = Callable[[dict[str, Any]], Any]  # the process that may be killed: see `work`
 
 
 def _compilable(pattern: str) -> str:
@@ -82,8 +83,8 @@ class Answer(Choices):
 
 
 class Judgement(NamedTuple):
-    """One text judged: the answer as read, in its normal form, or None where it is unparsed; the rule that read it, or
-    why none could; whether it is right."""
+    """One text judged: the answer that was read, in its normal form, or None where there is none; the rule that read
+    it, or why none could; whether it is right."""
 
     answer: str | None
     rule: str | None
@@ -137,18 +138,24 @@ class Checker:
 
 
 @contextmanager
-def open_checker(answer: Answer, *, strip_think: bool = False, think_is_open: bool = False) -> Iterator[Checker]:
+def open_checker(
+    answer: Answer, *, strip_think: bool = False, think_is_open: bool = False, seconds: float = MAX_SECONDS
+) -> Iterator[Checker]:
     """A checker, and the process that it may need, which ends with the context.
 
-    ``strip_think`` removes ``<think>`` blocks first; ``think_is_open`` says that the prompt opened one. Raises
-    `ConfigError` where math-verify is needed and not installed.
+    ``strip_think`` removes ``<think>`` blocks first; ``think_is_open`` says that the prompt opened one. What a pattern
+    or a comparison may take are ``seconds`` of processor time. Raises `ConfigError` where math-verify is needed and not
+    installed.
     """
     libraries = ["math_verify"] if answer.check == "math" else []
     if not all(map(find_spec, libraries)):
         raise ConfigError("the check 'math' compares with math-verify; run: pip install 'iclperm[math]'")
     with Worker("iclperm.tasks.answers:work", libraries) as worker:
-        kind = _Patterned(_kind(answer, worker), answer, worker)
-        yield Checker(kind, strip_think, think_is_open)
+
+        def ask(job: dict[str, Any]) -> Any:
+            return worker.call(job, seconds)
+
+        yield Checker(_Patterned(_kind(answer, ask), answer, ask), strip_think, think_is_open)
 
 
 def word_checker(words: Sequence[str], *, strip_think: bool = False, think_is_open: bool = False) -> Checker:
@@ -179,7 +186,7 @@ def strip_think(text: str, *, is_open: bool = False) -> str | None:
 
 
 class _Kind:
-    """What tells one check from another."""
+    """What is particular to one check: where an answer stands, how it is written, what equals it."""
 
     noun: str
 
@@ -192,7 +199,7 @@ class _Kind:
         raise NotImplementedError
 
     def normal(self, part: str) -> str | None:
-        """The one way to write this answer; None if it is none."""
+        """The normal form of an answer, the same however it was written; None where the text is no answer."""
         raise NotImplementedError
 
     def is_same(self, gold: str, answer: str) -> bool:
@@ -203,10 +210,10 @@ class _Kind:
 class _Patterned(_Kind):
     """A kind whose answers, or right answers, are found by the task's own patterns where it has any."""
 
-    def __init__(self, kind: _Kind, answer: Answer, worker: Worker) -> None:
+    def __init__(self, kind: _Kind, answer: Answer, ask: _Ask) -> None:
         self._kind = kind
         self._answer = answer
-        self._worker = worker
+        self._ask = ask
         self.noun = kind.noun
 
     def gold(self, text: str) -> str | None:
@@ -233,7 +240,7 @@ class _Patterned(_Kind):
 
     def _found(self, text: str, rules: list[tuple[str, bool]]) -> list[str | None]:
         # Patterns of a task file may take for ever, so not here.
-        found: list[str | None] = self._worker.call({"find": rules, "text": text}, MAX_SECONDS)
+        found: list[str | None] = self._ask({"find": rules, "text": text})
         return found
 
 
@@ -303,8 +310,8 @@ class _Math(_Kind):
     _AFTER = re.compile(r"(?:(?<!\\)\$|[*. ])+$")
     _DOLLARS = re.compile(r"(?<!\\)\$\$?([^$]{1,1000})\$\$?")
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, ask: _Ask) -> None:
+        self._ask = ask
         self._outcomes: dict[tuple[str, str], bool | Overtime | WorkerError] = {}
 
     def gold(self, text: str) -> str | None:
@@ -335,7 +342,7 @@ class _Math(_Kind):
             return True
         if (gold, answer) not in self._outcomes:
             try:
-                self._outcomes[gold, answer] = self._worker.call({"gold": gold, "answer": answer}, MAX_SECONDS)
+                self._outcomes[gold, answer] = self._ask({"gold": gold, "answer": answer})
             except (Overtime, WorkerError) as error:
                 self._outcomes[gold, answer] = error
         outcome = self._outcomes[gold, answer]
@@ -344,7 +351,7 @@ class _Math(_Kind):
         return outcome
 
     def _boxed(self, text: str) -> str | None:
-        """What the box that opens last, among those that close, holds. O(length)."""
+        """The content of that box, among those that close, which opens last. O(length)."""
         if r"\boxed" not in text and r"\fbox" not in text:
             return None
         last, content, opened = -1, None, list[re.Match[str]]()
@@ -365,16 +372,16 @@ class _Exact(_Kind):
 
     noun = "text that can be compared"
 
-    def __init__(self, answer: Answer, worker: Worker) -> None:
+    def __init__(self, answer: Answer, ask: _Ask) -> None:
         self._answer = answer
-        self._worker = worker
+        self._ask = ask
 
     def parts(self, text: str) -> Iterator[tuple[str, str]]:
         yield "text", text
 
     def normal(self, part: str) -> str | None:
         if self._answer.ignore:
-            part = self._worker.call({"remove": self._answer.ignore, "text": part}, MAX_SECONDS)
+            part = self._ask({"remove": self._answer.ignore, "text": part})
         text = " ".join(part.split())
         return (text.casefold() if self._answer.ignore_case else text) or None
 
@@ -425,16 +432,16 @@ def _first(pattern: str, last: bool, text: str) -> str | None:
     return None
 
 
-def _kind(answer: Answer, worker: Worker) -> _Kind:
+def _kind(answer: Answer, ask: _Ask) -> _Kind:
     match answer.check:
         case "number":
             return _Numbers()
         case "letter":
             return _Letters(answer.letters or 10)
         case "math":
-            return _Math(worker)
+            return _Math(ask)
         case "exact":
-            return _Exact(answer, worker)
+            return _Exact(answer, ask)
 
 
 def _plain(text: str) -> str:

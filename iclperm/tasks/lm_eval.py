@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from iclperm.config import Choices
 from iclperm.errors import ConfigError
+from iclperm.study.choices import Choices
 from iclperm.tasks.sources import Word
 from iclperm.tasks.templates import Template
 
@@ -139,7 +139,7 @@ def from_lm_eval(raw: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
     """The keys of a `Task` that makes the prompts which the harness makes of the file at ``path``, given its content.
 
     The columns' label is the position of a choice. The first filter pipeline reads a generated answer; the others are
-    asked only where it reads none. Raises `ConfigError` naming the key that cannot be read as ours.
+    tried only where it reads none. Raises `ConfigError` naming the key that cannot be read as ours.
     """
     for key in raw:
         if key not in Harness.model_fields:
@@ -266,7 +266,7 @@ def _choices(listed: list[str | int] | str | None) -> list[str]:
     if isinstance(listed, str) and (inside := re.fullmatch(r"\s*\{\{\s*(\[.*\])\s*\}\}\s*", listed)):
         try:
             listed = ast.literal_eval(inside[1])
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, SyntaxError, MemoryError, RecursionError):  # MemoryError: nested too deeply to be parsed
             listed = None
     if not isinstance(listed, list) or not all(isinstance(choice, str | int) for choice in listed):
         raise ConfigError("the key 'doc_to_choice' must be a fixed list of labels; choices of each row cannot be read")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from iclperm.errors import DataError
+from iclperm.errors import DataError, is_out_of_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +40,8 @@ def read_rows(path: Path, columns: Collection[str]) -> list[Row]:
     try:
         raw = path.read_bytes()
     except OSError as error:
+        if is_out_of_memory(error):
+            raise
         raise DataError(f"{path}: cannot be read: {error.strerror}; give the path of a data file") from None
     return checked(str(path), reader(path, raw, columns))
 
@@ -177,6 +179,8 @@ def _parquet(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
                 raise missing_column(f"{path}:row 1", column, names)
         table = file.read(columns=list(columns))
     except (pa.ArrowException, OSError) as error:
+        if is_out_of_memory(error):
+            raise
         raise DataError(f"{path}: is damaged or not Parquet: {_one_line(error)}; make or download it anew") from None
     return arrow_rows(str(path), table)
 

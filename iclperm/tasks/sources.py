@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from iclperm.config import Choices
-from iclperm.errors import ConfigError, DataError
+from iclperm.errors import ConfigError, DataError, is_out_of_memory
+from iclperm.study.choices import Choices
 from iclperm.tasks.loaders import SUFFIXES, Row, arrow_rows, checked, missing_column, read_rows
 
 Split: TypeAlias = Literal["train", "test", "dev"]
@@ -88,7 +88,8 @@ class Dataset(Choices):
         return float(shared[1]) if shared else 0.0
 
     def part(self, split: Split) -> tuple[Split, float, float]:
-        """Whose files hold a split, and the part of [0, 1) over which the content hashes of its rows lie, half-open."""
+        """The split whose files hold ``split``, and the bounds [begin, end) between which the content hashes of its
+        rows lie, as fractions of all hashes."""
         after_test = self.test if isinstance(self.test, float) else 0.0
         after_dev = after_test + (self.dev if isinstance(self.dev, float) else 0.0)
         if split == "dev" and self._share_of_test:
@@ -248,6 +249,9 @@ def _loaded(data: Dataset, folder: Path, split: str, config: str | None) -> Any:
         try:
             return datasets.load_dataset(source, name=config, split=split, revision=data.revision)
         except (*unreachable, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            for cause in (error, error.__cause__):  # the library's own error may hide it
+                if cause is not None and is_out_of_memory(cause):
+                    raise cause from None
             raise DataError(
                 f"the split {split!r} of the dataset {data.dataset!r} cannot be loaded "
                 f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); check its names, or download the "

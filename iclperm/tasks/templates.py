@@ -1,23 +1,40 @@
-"""Jinja2 templates of which only the harmless part is allowed, because task files come from other people."""
+"""Jinja2 templates of task files and of models' chats: one sandbox, and limits that end every rendering.
+
+A template is code that other people wrote. It reaches nothing but the values that it is given, and its time, memory and
+output are limited. A template of a task whose every single step is short is rendered in this process, under a clock
+that its loops look at; all others are rendered in a process that is killed at the limit (`iclperm.base.worker`).
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import cache, lru_cache, wraps
+from typing import Any, Literal
 
-from jinja2 import StrictUndefined, meta, nodes
+from jinja2 import StrictUndefined, TemplateError, Undefined, meta, nodes, pass_context
+from jinja2 import Template as CompiledTemplate
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from iclperm.base.worker import Overtime, Worker, WorkerError
 from iclperm.errors import ConfigError, DataError
 
-MAX_RENDERED_CHARS = 1 << 20
-MAX_RENDER_SECONDS = 5.0
-MAX_LOOP_DEPTH = 2
+Language = Literal["task", "chat"]
+"""What a template may be written in: the little that a task needs, or all that transformers gives to a chat."""
 
-# No assignment, macro, import, power or product; what can still loop or grow is watched while it does, see _Sandbox.
+MAX_LOOP_DEPTH = 2
+MAX_PROCESS_MEMORY = 1 << 30  # of address space, where templates are rendered apart
+_MAX_ROWS_PER_CALL = 512
+_MAX_CALL_CHARS = 1 << 20  # of JSON, that rows are sent in; one row may have more
+_MAX_REPLY_CHARS = 1 << 18  # after which a reply ends; one text may have more
+
+# What a task's template may hold: no assignment, macro, import, power or product.
 _ALLOWED_NODES = (
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Getattr, nodes.Getitem,
     nodes.Slice, nodes.Filter, nodes.Call, nodes.Keyword, nodes.If, nodes.CondExpr, nodes.Compare, nodes.Operand,
@@ -32,32 +49,252 @@ _ALLOWED_METHODS = frozenset({
     "capitalize", "endswith", "lower", "lstrip", "rstrip", "split", "startswith", "strip", "title", "upper",
 })  # fmt: skip
 
+# A step takes a time and a memory proportional to what it is applied to, except with these arguments.
+_STEPS = (
+    nodes.Filter, nodes.Call, nodes.Test, nodes.Getitem, nodes.Compare, nodes.Concat, nodes.Add, nodes.Sub, nodes.List,
+    nodes.Tuple,
+)  # fmt: skip
+_NEED_FIXED_ARGUMENTS = frozenset({"lstrip", "round", "rstrip", "strip", "trim", "truncate"})
+_MAX_SHORT_STEPS = 64
+_MAX_FIXED_CHARS = 64
+_MAX_FIXED_NUMBER = 1 << 16
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The immutable sandbox, without Jinja2's global functions and with the few filters above.
 
-    Every loop and filter looks at the clock, and what is put together or shown is held against a size: few characters
-    of a template can make many, and without end.
+@dataclass(frozen=True)
+class RenderLimits:
+    """What rendering may take: ``seconds`` of processor time for one row, and as much for all rows that are rendered
+    together and ``seconds_a_row`` more for each; ``chars`` are the most characters of one text."""
+
+    seconds: float = 5.0
+    seconds_a_row: float = 0.01
+    chars: int = 1 << 20
+
+
+class RenderError(Exception):
+    """A rendering was stopped, ``at`` which of the rows, by what, in a few words."""
+
+    def __init__(self, at: int, reason: str) -> None:
+        super().__init__(reason)
+        self.at = at
+
+
+class TooManyChars(RenderError):
+    """The text has more characters than the limit."""
+
+
+class TooSlow(RenderError):
+    """The time is over."""
+
+
+class ProcessFailed(RenderError):
+    """The process in which templates are rendered died, mostly for want of memory."""
+
+
+class Template:
+    """One template of a task file; raises `ConfigError` for anything beyond inserting and choosing text.
+
+    ``variables`` are the names that it reads. ``is_short`` says that none of its steps can last, so that it is rendered
+    in this process.
     """
 
-    intercepted_binops = frozenset({"+"})
+    def __init__(self, name: str, source: str, limits: RenderLimits = RenderLimits()) -> None:
+        self.name = name
+        self._source = source
+        self._limits = limits
+        self._sandbox = Sandbox("task", limits)
+        try:
+            tree = self._sandbox.parse(source)
+            self._refuse_the_harmful(tree)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            self.is_short = _is_short(tree)
+            self._compiled = self._sandbox.compiled(tree)
+        except ConfigError:
+            raise
+        except Exception as error:  # Jinja2's own, or Python's where an expression is too deep or a number too long
+            raise ConfigError(f"the template {name!r} is not valid: {_first_line(_shown(error))}; repair it") from None
 
-    def __init__(self) -> None:
-        super().__init__(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True, finalize=_bounded)
-        self.globals.clear()
-        made = {**self.filters, "join": _join}
-        self.filters = {name: self._watched(made[name]) for name in _ALLOWED_FILTERS} | {"each": self._each}
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The text of one row; raises as `render_all` does."""
+        (text,) = self.render_all([values])
+        return text
+
+    def render_all(self, rows: Sequence[Mapping[str, Any]], places: Sequence[str] | None = None) -> list[str]:
+        """The text of each row, in order.
+
+        Raises `DataError`, which begins with the row's place where ``places`` are given: for a name that the row lacks,
+        for more than 1 Mi characters, for more than 5 seconds of processor time, and for more than that and a hundredth
+        of a second a row for all rows so far. O(rows); some tenths of a second where a process has to start.
+        """
+        try:
+            return list(self._rendered_here(rows) if self.is_short else self._rendered_apart(rows))
+        except RenderError as error:
+            place = f"{places[error.at]}: " if places else ""
+            problem = (
+                f"renders more than {self._limits.chars} characters"
+                if isinstance(error, TooManyChars)
+                else f"cannot be rendered: {_first_line(error)}"
+            )
+            raise DataError(f"{place}the template {self.name!r} {problem}") from None
+
+    def _rendered_here(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        begin = time.thread_time()
+        for at, row in enumerate(rows):
+            yield self._sandbox.text(self._compiled, row, at)
+            _refuse_slow(at, time.thread_time() - begin, self._limits)
+
+    def _rendered_apart(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        read = [{name: row[name] for name in self.variables if name in row} for row in rows]
+        return rendered_apart("task", self._source, read, self._limits)
+
+    def _refuse_the_harmful(self, tree: nodes.Template) -> None:
+        for node in tree.find_all(nodes.Node):
+            if not isinstance(node, _ALLOWED_NODES):
+                raise ConfigError(f"the template {self.name!r} uses {type(node).__name__!r}, which is not allowed")
+        if any(loop.recursive for loop in tree.find_all(nodes.For)) or _loop_depth(tree) > MAX_LOOP_DEPTH:
+            raise ConfigError(f"the template {self.name!r} nests loops deeper than {MAX_LOOP_DEPTH}")
+
+
+def rendered_apart(
+    language: Language, source: str, rows: Sequence[Mapping[str, Any]], limits: RenderLimits
+) -> Iterator[str]:
+    """The text of each row, in order, rendered in a process that is killed at the limits; raises `RenderError`.
+
+    The first row goes alone, so that a template that never ends costs one row's limit; then more and more go at once.
+    """
+    used, at, most, alone_until = 0.0, 0, 1, 0
+    while at < len(rows):
+        some = _first_of(rows, at, most if at >= alone_until else 1)
+        payload = {"language": language, "source": source, "limits": astuple(limits), "rows": f"[{','.join(some)}]"}
+        try:
+            reply = _worker().call(payload, limits.seconds + limits.seconds_a_row * (len(some) - 1))
+        except (Overtime, WorkerError) as error:
+            if len(some) > 1:  # which of them it was shows one by one
+                alone_until = at + len(some)
+                continue
+            is_late = isinstance(error, Overtime)
+            raise TooSlow(at, _over(limits.seconds)) if is_late else ProcessFailed(at, str(error)) from None
+        for outcome in reply["outcomes"]:
+            if "text" not in outcome:
+                raise _ERRORS[outcome["error"]](at, outcome["reason"])
+            yield outcome["text"]
+            at += 1
+        used += reply["seconds"]
+        _refuse_slow(at - 1, used, limits)
+        most = min(8 * most, _MAX_ROWS_PER_CALL)
+
+
+def render_rows(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The other side of `rendered_apart`, in the process that may be killed: an outcome for each of the first rows, a
+    text or what stopped it, and the processor time that they took."""
+    begin, outcomes, length = time.process_time(), [], 0
+    for at, row in enumerate(json.loads(payload["rows"])):
+        try:
+            sandbox, template = _compiled(payload["language"], payload["source"], tuple(payload["limits"]))
+            text = sandbox.text(template, row, at)
+        except RenderError as error:
+            outcomes.append({"error": type(error).__name__, "reason": str(error)})
+            break
+        outcomes.append({"text": text})
+        length += len(text)
+        if length > _MAX_REPLY_CHARS:
+            break
+    return {"outcomes": outcomes, "seconds": time.process_time() - begin}
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja2 without anything that reaches beyond the values it is given, or that differs from one time to the next.
+
+    Nothing is computed while a template is compiled. Products and sums, and whatever is shown, are held against a size.
+    In the language of tasks there are no functions and only a few filters and methods of text, and every loop and
+    filter looks at the clock. The language of chats is what transformers gives, without the date and chance.
+    """
+
+    intercepted_binops = frozenset({"+", "*"})
+
+    def __init__(self, language: Language, limits: RenderLimits) -> None:
+        is_task = language == "task"
+        super().__init__(
+            undefined=StrictUndefined if is_task else Undefined,
+            autoescape=False,
+            keep_trailing_newline=is_task,
+            trim_blocks=not is_task,
+            lstrip_blocks=not is_task,
+            extensions=[] if is_task else [_GenerationTag, "jinja2.ext.loopcontrols"],
+            finalize=pass_context(lambda _, value: self._bounded(value)),  # needs a context, so never when compiling
+            optimized=False,
+        )
+        self._is_task = is_task
+        self._limits = limits
         self._deadline = 0.0
+        if is_task:
+            self.globals.clear()
+            made = {**self.filters, "join": self._join}
+            self.filters = {name: self._watched(made[name]) for name in _ALLOWED_FILTERS} | {"each": self._each}
+        else:
+            self.filters["tojson"] = _to_json
+            self.globals["raise_exception"] = _raise_exception
+            del self.filters["random"], self.globals["lipsum"]
 
-    def start_clock(self) -> None:
-        """A rendering begins. Its own time counts, not what other processes take."""
-        self._deadline = time.thread_time() + MAX_RENDER_SECONDS
+    def compiled(self, tree: nodes.Template) -> CompiledTemplate:
+        """A template that can be rendered; a task's loops and ``~`` become filters, which the sandbox watches."""
+        return self.from_string(_Watch().visit(tree) if self._is_task else tree)
+
+    def text(self, template: CompiledTemplate, values: Mapping[str, Any], at: int) -> str:
+        """What a template makes of one row's values; raises `RenderError` ``at`` this row."""
+        pieces, length = [], 0
+        self._deadline = time.thread_time() + self._limits.seconds  # its own time counts, not that of other processes
+        try:
+            for piece in template.generate(values):
+                pieces.append(piece)
+                length += len(piece)
+                if length > self._limits.chars:
+                    raise TooManyChars(at, f"it writes more than {self._limits.chars} characters")
+        except RenderError:
+            raise
+        except Exception as error:  # an expression can divide by zero, overflow, fail an assertion of Jinja2, ...
+            raise RenderError(at, _shown(error)) from None
+        return "".join(pieces)
 
     def is_safe_callable(self, obj: Any) -> bool:
+        if not self._is_task:
+            return super().is_safe_callable(obj)
         return isinstance(getattr(obj, "__self__", None), str) and obj.__name__ in _ALLOWED_METHODS
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        return _bounded(super().call_binop(context, operator, left, right))
+        if operator == "*":
+            for one, other in ((left, right), (right, left)):
+                if isinstance(one, str | list | tuple) and isinstance(other, int) and len(one) * other > self._most:
+                    raise self._too_much("holds")
+        return self._bounded(super().call_binop(context, operator, left, right))
+
+    @property
+    def _most(self) -> int:
+        return self._limits.chars
+
+    def _too_much(self, verb: str) -> ValueError:
+        return ValueError(f"it {verb} more than {self._most} characters")
+
+    def _bounded(self, value: Any) -> Any:
+        """The value, if it does not hold too much."""
+        if isinstance(value, str):
+            if len(value) > self._most:
+                raise self._too_much("holds")
+            return value
+        left, inside = self._most, [value]
+        while inside:
+            item = inside.pop()
+            left -= len(item) if isinstance(item, str | list | tuple | dict) else 1
+            if left < 0:
+                raise self._too_much("holds")
+            if isinstance(item, list | tuple | dict):
+                inside += item.values() if isinstance(item, dict) else item
+        return value
+
+    def _join(self, values: Iterable[Any], separator: Any = "") -> str:
+        pieces, between = [str(self._bounded(value)) for value in values], str(separator)
+        if sum(map(len, pieces)) + len(between) * len(pieces) > self._most:
+            raise self._too_much("joins")
+        return between.join(pieces)
 
     def _each(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
@@ -68,13 +305,13 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         @wraps(filter_)
         def watched(*arguments: Any, **options: Any) -> Any:
             self._refuse_overtime()
-            return filter_(*map(_bounded, arguments), **options)
+            return filter_(*map(self._bounded, arguments), **options)
 
         return watched
 
     def _refuse_overtime(self) -> None:
         if time.thread_time() > self._deadline:
-            raise ValueError(f"it takes more than {MAX_RENDER_SECONDS:.0f} seconds")
+            raise ValueError(_over(self._limits.seconds))
 
 
 class _Watch(NodeTransformer):
@@ -91,75 +328,119 @@ class _Watch(NodeTransformer):
         return nodes.Filter(parts, "join", [], [], None, None, lineno=node.lineno)
 
 
-class Template:
-    """One template of a task file; raises `ConfigError` for anything beyond inserting and choosing text.
+class _GenerationTag(Extension):
+    """``{% generation %}`` marks what an assistant writes, for training; here it is only what stands in it."""
 
-    ``variables`` are the names that it reads.
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Scope:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+_ERRORS: dict[str, type[RenderError]] = {kind.__name__: kind for kind in (RenderError, TooManyChars, TooSlow)}
+
+
+@cache
+def _worker() -> Worker:
+    worker = Worker("iclperm.tasks.templates:render_rows", memory=MAX_PROCESS_MEMORY)
+    atexit.register(worker.close)
+    return worker
+
+
+@lru_cache(maxsize=8)
+def _compiled(language: Language, source: str, limits: tuple[Any, ...]) -> tuple[Sandbox, CompiledTemplate]:
+    sandbox = Sandbox(language, RenderLimits(*limits))
+    try:
+        return sandbox, sandbox.compiled(sandbox.parse(source))
+    except Exception as error:  # Jinja2's own, or Python's where it is nested too deeply
+        raise RenderError(0, _shown(error)) from None
+
+
+def _first_of(rows: Sequence[Mapping[str, Any]], begin: int, most: int) -> list[str]:
+    """The rows from ``begin`` on that are sent together, as JSON: at least one."""
+    some: list[str] = []
+    length = 0
+    for row in rows[begin : begin + most]:
+        try:
+            encoded = json.dumps(row)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RenderError(begin + len(some), _shown(error)) from None
+        length += len(encoded)
+        if some and length > _MAX_CALL_CHARS:
+            break
+        some.append(encoded)
+    return some
+
+
+def _refuse_slow(at: int, used: float, limits: RenderLimits) -> None:
+    """Raises `TooSlow` where the rows up to ``at`` took more processor time than so many may."""
+    most = limits.seconds + limits.seconds_a_row * (at + 1)
+    if used > most:
+        raise TooSlow(at, f"{_over(most)} for {at + 1} rows")
+
+
+def _over(seconds: float) -> str:
+    return f"it takes more than {seconds:g} seconds"
+
+
+def _is_short(tree: nodes.Template) -> bool:
+    """Whether a task's template has few steps, and none that can last or grow beyond a small multiple of its row.
+
+    Loops may be among them, since they look at the clock at every turn.
     """
-
-    def __init__(self, name: str, source: str) -> None:
-        self.name = name
-        self._sandbox = _Sandbox()
-        try:
-            tree = self._sandbox.parse(source)
-            self._refuse_the_harmful(tree)
-            self.variables = frozenset(meta.find_undeclared_variables(tree))
-            self._template = self._sandbox.from_string(_Watch().visit(tree))
-        except ConfigError:
-            raise
-        except Exception as error:  # Jinja2's own, or Python's where an expression is too deep or a number too long
-            raise ConfigError(f"the template {name!r} is not valid: {_reason(error)}; repair it") from None
-
-    def render(self, values: Mapping[str, Any]) -> str:
-        """The text for one row; raises `DataError` for a name that the row lacks, for more than 1 Mi characters and
-        for more than 5 seconds."""
-        pieces, length = [], 0
-        self._sandbox.start_clock()
-        try:
-            for piece in self._template.generate(values):
-                pieces.append(piece)
-                length += len(piece)
-                if length > MAX_RENDERED_CHARS:
-                    raise DataError(f"the template {self.name!r} renders more than {MAX_RENDERED_CHARS} characters")
-        except DataError:
-            raise
-        except Exception as error:  # an expression can divide by zero, overflow, fail an assertion of Jinja2, ...
-            raise DataError(f"the template {self.name!r} cannot be rendered: {_reason(error)}") from None
-        return "".join(pieces)
-
-    def _refuse_the_harmful(self, tree: nodes.Template) -> None:
-        for node in tree.find_all(nodes.Node):
-            if not isinstance(node, _ALLOWED_NODES):
-                raise ConfigError(f"the template {self.name!r} uses {type(node).__name__!r}, which is not allowed")
-        if any(loop.recursive for loop in tree.find_all(nodes.For)) or _loop_depth(tree) > MAX_LOOP_DEPTH:
-            raise ConfigError(f"the template {self.name!r} nests loops deeper than {MAX_LOOP_DEPTH}")
+    steps = list(tree.find_all(_STEPS))
+    return len(steps) <= _MAX_SHORT_STEPS and all(map(_is_short_step, steps))
 
 
-def _join(values: Iterable[Any], separator: Any = "") -> str:
-    pieces, between = [str(_bounded(value)) for value in values], str(separator)
-    if sum(map(len, pieces)) + len(between) * len(pieces) > MAX_RENDERED_CHARS:
-        raise ValueError(f"it joins more than {MAX_RENDERED_CHARS} characters")
-    return between.join(pieces)
+def _is_short_step(step: nodes.Node) -> bool:
+    match step:
+        case nodes.Filter(name=name) | nodes.Call(node=nodes.Getattr(attr=name)):
+            arguments = [*step.args, *(keyword.value for keyword in step.kwargs)]
+            kinds = nodes.Const if name in _NEED_FIXED_ARGUMENTS else (nodes.Const, nodes.Name)
+            is_plain = all(isinstance(argument, kinds) and _is_small(argument) for argument in arguments)
+            return is_plain and step.dyn_args is None and step.dyn_kwargs is None
+        case nodes.Call():
+            return False
+        case nodes.Concat() | nodes.Add() | nodes.List() | nodes.Tuple():  # holds all its parts at once
+            return not any(map(_makes_list, step.find_all((nodes.Filter, nodes.Call))))
+    return True
 
 
-def _bounded(value: Any) -> Any:
-    """The value, if it does not hold too much."""
-    left, inside = MAX_RENDERED_CHARS, [value]
-    while inside:
-        item = inside.pop()
-        left -= len(item) if isinstance(item, (str, list, tuple, dict)) else 1
-        if left < 0:
-            raise ValueError(f"it holds more than {MAX_RENDERED_CHARS} characters")
-        if isinstance(item, (list, tuple, dict)):
-            inside += item.values() if isinstance(item, dict) else item
-    return value
+def _is_small(argument: nodes.Expr) -> bool:
+    if not isinstance(argument, nodes.Const):
+        return True
+    if isinstance(argument.value, int | float):
+        return abs(argument.value) <= _MAX_FIXED_NUMBER
+    return len(str(argument.value)) <= _MAX_FIXED_CHARS
 
 
-def _reason(error: Exception) -> str:
-    """One line of it; Jinja2 adds lines about its own code."""
+def _makes_list(step: nodes.Expr) -> bool:
+    called = getattr(step, "node", None)
+    name = step.name if isinstance(step, nodes.Filter) else getattr(called, "attr", "split")
+    return name in ("list", "reverse", "split")
+
+
+def _shown(error: Exception) -> str:
+    """What went wrong, in the words of Jinja2 or Python where they are any."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return (str(error) or type(error).__name__).splitlines()[0]
+    if isinstance(error, MemoryError):
+        return "it needs too much memory"
+    return str(error) or type(error).__name__
+
+
+def _first_line(problem: object) -> str:
+    """Jinja2 adds lines about its own code."""
+    return str(problem).splitlines()[0]
 
 
 def _loop_depth(node: nodes.Node) -> int:

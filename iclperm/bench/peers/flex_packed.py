@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from plain import head
-from protocol import Ids, Logprobs, Workload, serve, versions
+from protocol import BenchWorkload, Ids, Logprobs, serve, versions
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AttentionInterface, AutoModelForCausalLM
 
@@ -20,7 +20,7 @@ BLOCK = 128
 
 
 @dataclass
-class Pack:
+class FlexPack:
     """Tokens of one path with all its queries: depth, end of each token's subtree, and where labels are read."""
 
     ids: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Pack:
             self.ends[row] = len(self.ids)
 
     @classmethod
-    def of(cls, path: Ids, marks: Ids, work: Workload) -> Pack:
+    def of(cls, path: Ids, marks: Ids, work: BenchWorkload) -> FlexPack:
         """The reads are in the order contexts, queries, labels; a label's tokens follow each other."""
         pack, held = cls(), 0
         for mark in marks.tolist():
@@ -70,19 +70,19 @@ class FlexPacked:
         self.attend = torch.compile(attend, dynamic=False) if self.is_compiled else attend
         return {"versions": versions("torch", "transformers")}
 
-    def warm(self, work: Workload) -> dict[str, Any]:
+    def warm(self, work: BenchWorkload) -> dict[str, Any]:
         self.score(work)
         return {}
 
     @torch.inference_mode()
-    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
-        packs = [Pack.of(path, marks, work) for path, marks in zip(work.paths, work.marks, strict=True)]
+    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
+        packs = [FlexPack.of(path, marks, work) for path, marks in zip(work.paths, work.marks, strict=True)]
         self._refuse_window(packs)
         size = -(-max(len(pack.ids) for pack in packs) // BLOCK) * BLOCK  # one size, so that one kernel is compiled
         scores = np.concatenate([self._score(pack, size, work) for pack in packs])
         return scores[work.cells[:, 0], work.cells[:, 1]], {"tokens": sum(len(pack.ids) for pack in packs)}
 
-    def _score(self, pack: Pack, size: int, work: Workload) -> Logprobs:
+    def _score(self, pack: FlexPack, size: int, work: BenchWorkload) -> Logprobs:
         device, used = self.model.device, len(pack.ids)
         padding = [0] * (size - used)
         ids, positions = (torch.tensor([row + padding], device=device) for row in (pack.ids, pack.positions))
@@ -101,7 +101,7 @@ class FlexPacked:
         sums.index_put_((cells, numbers), logprobs, accumulate=True)
         return np.asarray(sums.cpu().numpy().reshape(-1, len(work.queries), len(work.labels)))
 
-    def _refuse_window(self, packs: list[Pack]) -> None:
+    def _refuse_window(self, packs: list[FlexPack]) -> None:
         window = getattr(self.model.config, "sliding_window", None)
         longest = 1 + max(max(pack.positions) for pack in packs)
         if window and longest > window:

@@ -12,7 +12,7 @@ import gguf
 import llama_cpp as llama
 import numpy as np
 import numpy.typing as npt
-from protocol import Logprobs, Workload, fastest, serve, versions
+from protocol import BenchWorkload, Logprobs, fastest, serve, versions
 
 # Tokens of a micro batch, and queries decoded together: more of them see more of each other's masked keys.
 SIZES = ((512, 8), (512, 16), (1024, 16), (1024, 32))
@@ -43,14 +43,14 @@ class LlamaSequences:
             "settings": {"keys and values": "float32" if self.is_exact else "float16"},
         }
 
-    def warm(self, work: Workload) -> dict[str, Any]:
+    def warm(self, work: BenchWorkload) -> dict[str, Any]:
         choices = [(*sizes, flash) for flash in ([False] if self.is_exact else [False, True]) for sizes in SIZES]
         self.chosen = fastest(choices, lambda choice: self._score(work, *choice))
         micro_batch, group_size, flash = self.chosen
         self._open(micro_batch, flash)
         return {"settings": {"micro batch": micro_batch, "queries together": group_size, "flash attention": flash}}
 
-    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         return self._score(work, *self.chosen)
 
     def _open(self, micro_batch: int, flash: bool) -> None:
@@ -72,7 +72,9 @@ class LlamaSequences:
             raise RuntimeError("no context can be made")
         self.memory = llama.llama_get_memory(self.context)
 
-    def _score(self, work: Workload, micro_batch: int, group_size: int, flash: bool) -> tuple[Logprobs, dict[str, Any]]:
+    def _score(
+        self, work: BenchWorkload, micro_batch: int, group_size: int, flash: bool
+    ) -> tuple[Logprobs, dict[str, Any]]:
         self._open(micro_batch, flash)
         longer = [number for number, label in enumerate(work.labels) if label.size > 1]
         group_size = min(group_size, (MAX_SEQUENCES - 1) // (1 + len(longer)))
@@ -91,7 +93,7 @@ class LlamaSequences:
                 scores.append(seen[key])
         return np.stack(scores)[work.cells[:, 0], work.cells[:, 1]], {"tokens": self.tokens}
 
-    def _group(self, work: Workload, group: range, held: int, longer: list[int]) -> Logprobs:
+    def _group(self, work: BenchWorkload, group: range, held: int, longer: list[int]) -> Logprobs:
         """Log-likelihoods [queries of the group, labels] after the context in sequence 0."""
         queries = [work.queries[query] for query in group]
         for sequence in range(1, len(queries) + 1):

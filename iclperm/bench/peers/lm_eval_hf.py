@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from lm_eval.models.huggingface import HFLM
-from protocol import Logprobs, Workload, fastest, serve, versions
+from protocol import BenchWorkload, Logprobs, fastest, serve, versions
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
 
@@ -21,14 +21,14 @@ class LmEval:
         self.model.model.register_forward_pre_hook(self._count, with_kwargs=True)
         return {"versions": versions("lm_eval", "torch", "transformers")}
 
-    def warm(self, work: Workload) -> dict[str, Any]:
+    def warm(self, work: BenchWorkload) -> dict[str, Any]:
         self.batch_size = fastest(BATCH_SIZES, lambda size: self._score(work, size))
         return {"settings": {"batch": self.batch_size}}
 
-    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         return self._score(work, self.batch_size)
 
-    def _score(self, work: Workload, batch_size: int) -> tuple[Logprobs, dict[str, Any]]:
+    def _score(self, work: BenchWorkload, batch_size: int) -> tuple[Logprobs, dict[str, Any]]:
         self.tokens = 0
         requests = [
             (("", ""), prompt, label) for prompt in work.prompts() for label in [ids.tolist() for ids in work.labels]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from protocol import Logprobs, Workload, serve, versions
+from protocol import BenchWorkload, Logprobs, serve, versions
 
-from iclperm.engine.model import load
+from iclperm.engine.load import load
 from iclperm.reference.scoring import next_token_logprobs, score_one
 
 
@@ -18,10 +18,10 @@ class Oracle:
         self.model, _ = load(model, dtype=dtype, device=device)
         return {"versions": versions("torch", "transformers")}
 
-    def warm(self, work: Workload) -> dict[str, Any]:
+    def warm(self, work: BenchWorkload) -> dict[str, Any]:
         return {}
 
-    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         rows = [self._labels(prompt, [label.tolist() for label in work.labels]) for prompt in work.prompts()]
         return np.array(rows, np.float32), {"tokens": int(work.lengths.sum())}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from protocol import Logprobs, Workload, serve, versions
+from protocol import BenchWorkload, Logprobs, serve, versions
 from torch import nn
 
 from iclperm.engine import ContextPaths, Engine
@@ -27,11 +27,11 @@ class Ours:
         about = {name: numerics[name] for name in ("attention", "layers", "isa")}
         return {"versions": versions("iclperm", "torch", "transformers"), "settings": about}
 
-    def warm(self, work: Workload) -> dict[str, Any]:
+    def warm(self, work: BenchWorkload) -> dict[str, Any]:
         self.score(work)
         return {}
 
-    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         paths = ContextPaths(Rows.of(work.paths), Rows.of(work.marks))
         scores = self.engine.score(paths, work.queries, work.labels)
         report = self.engine.report

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from protocol import Ids, Logprobs, Workload, fastest, serve, versions
+from protocol import BenchWorkload, Ids, Logprobs, fastest, serve, versions
 from transformers import AutoModelForCausalLM
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
@@ -19,14 +19,14 @@ class Plain:
         self.model = auto.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
         return {"versions": versions("torch", "transformers")}
 
-    def warm(self, work: Workload) -> dict[str, Any]:
+    def warm(self, work: BenchWorkload) -> dict[str, Any]:
         self.batch_size = fastest(BATCH_SIZES, lambda size: self._score(work, size))
         return {"settings": {"batch": self.batch_size, "attention": self.model.config._attn_implementation}}
 
-    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         return self._score(work, self.batch_size)
 
-    def _score(self, work: Workload, batch_size: int) -> tuple[Logprobs, dict[str, Any]]:
+    def _score(self, work: BenchWorkload, batch_size: int) -> tuple[Logprobs, dict[str, Any]]:
         # Labels of one token are all read off the prompt; longer ones are fed behind it, one row each.
         fed = [label[:-1] for label in work.labels]
         fed = fed if any(label.size for label in fed) else fed[:1]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from plain import head
-from protocol import Ids, Logprobs, Workload, fastest, serve, versions
+from protocol import BenchWorkload, Ids, Logprobs, fastest, serve, versions
 from transformers import AutoModelForCausalLM, DynamicCache
 
 BATCH_SIZES = (8, 16, 32, 64)
@@ -20,15 +20,15 @@ class PrefixReuse:
         self.model = auto.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
         return {"versions": versions("torch", "transformers")}
 
-    def warm(self, work: Workload) -> dict[str, Any]:
+    def warm(self, work: BenchWorkload) -> dict[str, Any]:
         self.batch_size = fastest(BATCH_SIZES, lambda size: self._score(work, size))
         return {"settings": {"batch": self.batch_size, "attention": self.model.config._attn_implementation}}
 
-    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         return self._score(work, self.batch_size)
 
     @torch.inference_mode()
-    def _score(self, work: Workload, batch_size: int) -> tuple[Logprobs, dict[str, Any]]:
+    def _score(self, work: BenchWorkload, batch_size: int) -> tuple[Logprobs, dict[str, Any]]:
         order = sorted(range(len(work.queries)), key=lambda query: work.queries[query].size)
         batches = [order[begin : begin + batch_size] for begin in range(0, len(order), batch_size)]
         scores, self.tokens = [], 0
@@ -43,7 +43,7 @@ class PrefixReuse:
                 scores.append(seen[key])
         return np.stack(scores)[work.cells[:, 0], work.cells[:, 1]], {"tokens": self.tokens}
 
-    def _context(self, cache: DynamicCache, held: int, work: Workload, batches: list[list[int]]) -> Logprobs:
+    def _context(self, cache: DynamicCache, held: int, work: BenchWorkload, batches: list[list[int]]) -> Logprobs:
         rows = np.empty((len(work.queries), len(work.labels)), np.float32)
         for batch in batches:
             rows[batch] = self._labels(cache, held, [work.queries[query] for query in batch], work.labels)

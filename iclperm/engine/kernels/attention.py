@@ -1,60 +1,31 @@
 """Attention of one pack over its tree: the C++ kernel on a CPU, Triton's on a GPU, torch operations elsewhere.
 
-All read the ancestors' keys and values where they lie, in the pool of the open path or in the pack itself, and all
-take q ``[M, Hq, d]``, k and v ``[M, Hkv, d]`` and return ``[M, Hq, d]`` in the dtype of q. With ``query_rows`` [R],
-ascending, q is ``[>= R, Hq, d]`` and holds those rows of the pack alone. Rows that no visit owns (padding) come back
-zero.
+All read the ancestors' keys and values where they lie, in the pool of the open path or in the pack itself; `rule` says
+what they are asked and what they give.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from iclperm import _core
+from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.plan import Pack
-from iclperm.engine.tree import IntArray
-
-DENSE_ROWS = 1024
-"""Rows whose scores torch's attention holds at once."""
 
 
-@dataclass(frozen=True)
-class AttentionRule:
-    """How one layer attends: scores are scaled, soft-capped (0: not), and limited to a window (0: not) by position."""
+def prepare(pack: Pack, num_rows: int, backend: str, dense_rows: int) -> PackAttention:
+    """The attention of ``pack`` run as ``num_rows`` rows; ``backend`` is ``native`` (CPU), ``triton`` or ``torch``.
 
-    scaling: float
-    softcap: float
-    window: int
-
-
-class PackAttention(Protocol):
-    """Attention prepared for one pack, called once a layer."""
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        rule: AttentionRule,
-        query_rows: IntArray | None = None,
-    ) -> torch.Tensor: ...
-
-
-def prepare(pack: Pack, num_rows: int, backend: str) -> PackAttention:
-    """The attention of ``pack`` run as ``num_rows`` rows; ``backend`` is ``native`` (CPU), ``triton`` or ``torch``."""
+    torch's holds the scores of ``dense_rows`` rows at once.
+    """
     if backend == "native":
         return NativeAttention(pack)
     if backend == "triton":
         from iclperm.engine.kernels.triton_attention import TritonAttention  # Triton is slow to import
 
         return TritonAttention(pack)
-    return TorchAttention(pack, num_rows)
+    return TorchAttention(pack, num_rows, dense_rows)
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -71,26 +42,17 @@ class NativeAttention:
             for name in ("visit_row_offsets", "visit_pos", "span_offsets", "span_source", "span_begin", "span_end")
         )
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        rule: AttentionRule,
-        query_rows: IntArray | None = None,
-    ) -> torch.Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype)
+    def __call__(self, states: LayerStates, rule: AttentionRule) -> torch.Tensor:
+        out = torch.empty(states.q.shape, dtype=states.q.dtype)
         _core.tree_attention(
-            as_numpy(q),
-            as_numpy(k),
-            as_numpy(v),
-            as_numpy(k_pool),
-            as_numpy(v_pool),
+            as_numpy(states.q),
+            as_numpy(states.k),
+            as_numpy(states.v),
+            as_numpy(states.k_pool),
+            as_numpy(states.v_pool),
             as_numpy(out),
             *self._visits,
-            query_rows=query_rows,
+            query_rows=states.query_rows,
             scaling=rule.scaling,
             softcap=rule.softcap,
             window=rule.window,
@@ -100,9 +62,13 @@ class NativeAttention:
 
 
 class TorchAttention:
-    """Dense masked attention with torch operations, on any device; at once min(M, 1024) x (slots + M) scores a head."""
+    """Dense masked attention with torch operations, on any device.
 
-    def __init__(self, pack: Pack, num_rows: int) -> None:
+    At once it holds min(M, dense_rows) x (slots + M) scores a head.
+    """
+
+    def __init__(self, pack: Pack, num_rows: int, dense_rows: int) -> None:
+        self._dense_rows = dense_rows
         pooled = _pool_slots(pack)
         slots = np.flatnonzero(pooled >= 0)
         visible = np.zeros((num_rows, slots.size + num_rows), bool)
@@ -123,20 +89,11 @@ class TorchAttention:
         self._by_device: dict[torch.device, tuple[torch.Tensor, ...]] = {}  # layers may lie on several
         self._num_owned = len(pack)
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        rule: AttentionRule,
-        query_rows: IntArray | None = None,
-    ) -> torch.Tensor:
-        slots, visible, row_pos, key_pos = self._on(k.device)
-        keys = torch.cat([k_pool[slots], k]).transpose(0, 1)
-        values = torch.cat([v_pool[slots], v]).transpose(0, 1)
-        num_owned = self._num_owned
+    def __call__(self, states: LayerStates, rule: AttentionRule) -> torch.Tensor:
+        q, query_rows, num_owned = states.q, states.query_rows, self._num_owned
+        slots, visible, row_pos, key_pos = self._on(states.k.device)
+        keys = torch.cat([states.k_pool[slots], states.k]).transpose(0, 1)
+        values = torch.cat([states.v_pool[slots], states.v]).transpose(0, 1)
         if query_rows is not None:
             rows = torch.zeros(q.shape[0], dtype=torch.int64)
             rows[: query_rows.size] = torch.from_numpy(query_rows)
@@ -145,8 +102,8 @@ class TorchAttention:
         broken = ~(torch.isfinite(keys).all(dim=-1) & torch.isfinite(values).all(dim=-1)).all(dim=0)
         keys, values = keys.float(), values.float().masked_fill(broken[:, None], 0.0)
         parts = []
-        for begin in range(0, q.shape[0], DENSE_ROWS):
-            some = slice(begin, begin + DENSE_ROWS)
+        for begin in range(0, q.shape[0], self._dense_rows):
+            some = slice(begin, begin + self._dense_rows)
             seen = visible[some]
             if rule.window:
                 seen = seen & (row_pos[some, None] - key_pos[None, :] < rule.window)

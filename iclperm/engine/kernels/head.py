@@ -27,7 +27,7 @@ class Reading:
     is_finite: npt.NDArray[np.bool_]
 
 
-class Choice(NamedTuple):
+class LikeliestIds(NamedTuple):
     """Per row [R]: the id of the largest logit (the lowest on ties), its log-probability in nats (float32), and whether
     all logits are finite; where not, the others mean nothing."""
 
@@ -63,7 +63,7 @@ def read_hidden(
     )
 
 
-def choose_logits(logits: torch.Tensor, softcap: float) -> Choice:
+def choose_logits(logits: torch.Tensor, softcap: float) -> LikeliestIds:
     """The likeliest id of each row of ``logits`` [R, V], soft-capped first if ``softcap`` > 0."""
     if logits.device.type == "cpu" and logits.dtype in _NATIVE:
         none = np.empty(0, np.int32)
@@ -73,22 +73,22 @@ def choose_logits(logits: torch.Tensor, softcap: float) -> Choice:
         best = logits[torch.arange(len(token)), torch.from_numpy(np.maximum(token, 0)).long()].double().tolist()
         # One by one, so that a row's bits do not depend on how many there are.
         capped = [softcap * math.tanh(x / softcap) for x in best] if softcap else best
-        return Choice(token, (np.array(capped) - logsumexp).astype(np.float32), is_finite)
+        return LikeliestIds(token, (np.array(capped) - logsumexp).astype(np.float32), is_finite)
     capped_logits = logits.float()
     if softcap:
         capped_logits = softcap * torch.tanh(capped_logits / softcap)
     top, ids = capped_logits.max(dim=-1)
     logprob = top - torch.logsumexp(capped_logits, dim=-1)
     finite = torch.isfinite(logits).all(dim=-1)
-    return Choice(ids.int().cpu().numpy(), logprob.cpu().numpy(), finite.cpu().numpy())
+    return LikeliestIds(ids.int().cpu().numpy(), logprob.cpu().numpy(), finite.cpu().numpy())
 
 
-def choose_hidden(hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float) -> Choice:
+def choose_hidden(hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float) -> LikeliestIds:
     """As ``choose_logits`` of the logits scale * head(hidden) of rows ``hidden`` [R, H], left in float32."""
     from iclperm.engine.kernels import triton_head
 
     bias = None if head.bias is None else head.bias.detach()
-    return Choice(*triton_head.choose_rows(hidden, head.weight.detach(), bias, scale=scale, softcap=softcap))
+    return LikeliestIds(*triton_head.choose_rows(hidden, head.weight.detach(), bias, scale=scale, softcap=softcap))
 
 
 def _reading(

@@ -20,14 +20,14 @@ from iclperm.engine.kernels.attention import as_numpy
 # Positions are turned into cosines in blocks of this size: below torch's threading grain, so always in one piece.
 _POSITION_BLOCK = 256
 
-_KERNELS: dict[type[nn.Module], Callable[..., None]] = {
-    nn.SiLU: _core.silu,
-    activations.SiLUActivation: _core.silu,
-    activations.GELUTanh: _core.gelu_tanh,
-    activations.NewGELUActivation: _core.gelu_tanh,
-    activations.FastGELUActivation: _core.gelu_tanh,
-    activations.GELUActivation: _core.gelu_erf,
-    nn.GELU: _core.gelu_erf,
+_KINDS: dict[type[nn.Module], str] = {
+    nn.SiLU: "silu",
+    activations.SiLUActivation: "silu",
+    activations.GELUTanh: "gelu_tanh",
+    activations.NewGELUActivation: "gelu_tanh",
+    activations.FastGELUActivation: "gelu_tanh",
+    activations.GELUActivation: "gelu_erf",
+    nn.GELU: "gelu_erf",
 }
 
 
@@ -49,14 +49,14 @@ def may_depend_on_company(module: nn.Module) -> bool:
 
 def activation(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """A row-wise stand-in for a known activation module, None for any other."""
-    kernel = _KERNELS.get(type(module))
-    if kernel is None or (isinstance(module, nn.GELU) and module.approximate != "none"):
+    kind = _KINDS.get(type(module))
+    if kind is None or (isinstance(module, nn.GELU) and module.approximate != "none"):
         return None
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
         out = torch.empty(rows.shape, dtype=x.dtype)
-        kernel(as_numpy(rows), as_numpy(out), num_threads=torch.get_num_threads())
+        _core.activate(kind, as_numpy(rows), as_numpy(out), num_threads=torch.get_num_threads())
         return out.view(x.shape)
 
     return forward
@@ -64,8 +64,8 @@ def activation(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | No
 
 def gate(module: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """activation(x) * factor for rows x and factor [M, N], in the memory of x if it can; None as ``activation``."""
-    kernel = _KERNELS.get(type(module))
-    if kernel is None or activation(module) is None:
+    kind = _KINDS.get(type(module))
+    if kind is None or activation(module) is None:
         return None
 
     def forward(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -73,9 +73,9 @@ def gate(module: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tens
         if runs_triton(x):
             from iclperm.engine.kernels import triton_rowwise
 
-            triton_rowwise.gate(kernel.__name__, x, factor, out)
+            triton_rowwise.gate(kind, x, factor, out)
             return out
-        kernel(as_numpy(x), as_numpy(out), as_numpy(factor), num_threads=torch.get_num_threads())
+        _core.activate(kind, as_numpy(x), as_numpy(out), as_numpy(factor), num_threads=torch.get_num_threads())
         return out
 
     return forward
@@ -133,7 +133,7 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 class RotaryTable:
     """Stands in for a rotary embedding module: cosines and sines of a position, computed once and looked up.
 
-    Positions from ``limit`` on are not asked for; the table ends there, so that rotary types whose scale changes
+    Positions from ``limit`` on never occur; the table ends there, so that rotary types whose scale changes
     beyond it keep their short form.
     """
 

@@ -148,9 +148,10 @@ def _num_tiles(paths: _Paths, size: int) -> IntArray:
 
 
 def _is_related(paths: _Paths, size: int) -> _Bools:
-    """Whether a path shares about half of its tiles with the one before it.
+    """[V] whether each path shares at least about half of its tiles with the path before it.
 
-    Then a block of both walks less; else a block each is done sooner, side by side.
+    Rows of such paths go into one block, which walks the shared tiles once. Rows of other paths go into blocks of their
+    own, which run in parallel.
     """
     related = 2 * (paths.shared // size) >= _num_tiles(paths, size) - 1
     related[0] = False

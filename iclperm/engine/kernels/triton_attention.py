@@ -14,7 +14,6 @@ that is not finite come out NaN.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
-from iclperm.engine.kernels.attention import AttentionRule
+from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.kernels.tiles import list_tiles
-from iclperm.engine.kernels.triton_launch import ARCHITECTURES, MAX_HEAD_DIM, TYPE_NAMES, Compilation
+from iclperm.engine.kernels.triton_compilation import ARCHITECTURES, MAX_HEAD_DIM, TYPE_NAMES, Compilation, on_device
+from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.engine.plan import Pack
 from iclperm.engine.tree import IntArray
 from iclperm.errors import RequestError
@@ -108,39 +108,32 @@ def _constants(
 class TritonAttention:
     """The Triton kernel for one pack: fp32, bf16 and fp16, head dimensions up to 256, products never in TF32.
 
-    Tile lists are built once for each combination of window and query rows, at the first layer that asks.
+    Tile lists are built once for each combination of window and query rows, at the first layer that asks. Launch
+    configurations are those of ``architecture`` (a compute capability times ten), by default of the device.
     """
 
-    def __init__(self, pack: Pack) -> None:
-        self._pack = pack
+    def __init__(self, pack: Pack, architecture: int | None = None) -> None:
+        self._pack, self._architecture = pack, architecture
         self._num_positions = int(pack.positions.max(initial=-1)) + 1
         self._num_slots = int(pack.span_end[pack.span_source == 0].max(initial=0))
         self._lists: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
 
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        rule: AttentionRule,
-        query_rows: IntArray | None = None,
-    ) -> torch.Tensor:
-        """Attention of q [M, Hq, d] as the module says; raises RequestError for what the kernel cannot read."""
-        self._check(q, k, v, k_pool, v_pool, rule, query_rows)
+    def __call__(self, states: LayerStates, rule: AttentionRule) -> torch.Tensor:
+        """As `PackAttention` says; raises RequestError for what the kernel cannot read."""
+        self._check(states, rule)
+        q, k, v, k_pool, v_pool = states.q, states.k, states.v, states.k_pool, states.v_pool
         num_heads, head_dim = q.shape[1:]
         group = num_heads // k.shape[1]
-        launch = _launch(head_dim, q.dtype, _architecture(q.device))
+        launch = _launch(head_dim, q.dtype, self._architecture or _architecture(q.device))
         window = rule.window if rule.window < self._num_positions else 0  # one that nobody leaves is none
         constants = _constants(launch, head_dim, group, window > 0, rule.softcap > 0, _is_aligned(k, v, k_pool, v_pool))
         heads = constants["HEADS"]
-        lists = self._tile_lists(q, query_rows, launch.lines // heads, launch.keys, window)
+        lists = self._tile_lists(q, states.query_rows, launch.lines // heads, launch.keys, window)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         grid = (lists[0].shape[0], k.shape[1] * -(-group // heads))
         if grid[0] == 0:
             return out
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device(q):
             _tree_attention_kernel[grid](
                 q, k, v, k_pool, v_pool, out, *lists,
                 *(stride for x in (q, k, v, k_pool, v_pool, out) for stride in x.stride()[:2]),
@@ -167,16 +160,8 @@ class TritonAttention:
             self._lists[key] = _uploaded([lists.blocks, lists.entries, lists.keys, lists.row_pos], q.device)
         return self._lists[key]
 
-    def _check(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        rule: AttentionRule,
-        query_rows: IntArray | None,
-    ) -> None:
+    def _check(self, states: LayerStates, rule: AttentionRule) -> None:
+        q, k, query_rows = states.q, states.k, states.query_rows
         num_heads, head_dim = q.shape[1:]
         num_kv, num_queries = k.shape[1], len(self._pack) if query_rows is None else query_rows.size
         if num_heads % num_kv or num_heads > _MAX_GRID_Y:
@@ -192,9 +177,9 @@ class TritonAttention:
         asked = {
             "q": (q, num_queries, num_heads),
             "k": (k, len(self._pack), num_kv),
-            "v": (v, k.shape[0], num_kv),
-            "k_pool": (k_pool, self._num_slots, num_kv),
-            "v_pool": (v_pool, k_pool.shape[0], num_kv),
+            "v": (states.v, k.shape[0], num_kv),
+            "k_pool": (states.k_pool, self._num_slots, num_kv),
+            "v_pool": (states.v_pool, states.k_pool.shape[0], num_kv),
         }
         for name, (x, least_rows, heads) in asked.items():
             if x.dtype != q.dtype or x.dtype not in TYPE_NAMES or x.device != q.device:
@@ -230,17 +215,6 @@ def _is_aligned(*tensors: torch.Tensor) -> bool:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tanh(x: tl.tensor) -> tl.tensor:
-    """tanh to about 1e-7, relative too: a polynomial near zero (Cephes), where the quotient would cancel."""
-    square = x * x
-    series = (((-5.70498872745e-3 * square + 2.06390887954e-2) * square - 5.37397155531e-2) * square
-              + 1.33314422036e-1) * square - 3.33332819422e-1  # fmt: skip
-    magnitude = tl.abs(x)
-    far = 1.0 - 2.0 / (tl.exp2(magnitude * 2.8853900817779268) + 1.0)
-    return tl.where(magnitude < 0.625, series * square * x + x, tl.where(x < 0, -far, far))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _walk(
     acc: tl.tensor, top: tl.tensor, total: tl.tensor, q: tl.tensor, limit: tl.tensor,
     row: tl.tensor, entries: tl.tensor, entry_begin: tl.tensor, entry_end: tl.tensor, keys: tl.tensor,
@@ -273,7 +247,7 @@ def _walk(
         i_tile = tl.load(entries + 4 * (i_entry + 2), mask=i_entry + 2 < entry_end, other=0)
         score = tl.dot(q, tl.trans(b_k), input_precision="ieee")
         if HAS_SOFTCAP:
-            score = _tanh(score * to_unit)
+            score = hyperbolic_tangent(score * to_unit)
         if IS_MASKED:
             row_begin = tl.load(entries + 4 * i_entry + 2)
             row_end = tl.load(entries + 4 * i_entry + 3)

@@ -21,8 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
-from iclperm.engine.kernels.triton_launch import TYPE_NAMES, Compilation
-from iclperm.engine.kernels.triton_rowwise import FUSION, hyperbolic_tangent, on_device
+from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, on_device
+from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.errors import RequestError
 
 
@@ -47,7 +47,7 @@ _LAUNCHES = {
     torch.float32: _Launch(rows=64, ids=64, inner=32, num_warps=4, num_stages=2),
 }
 # Programs that share the vocabulary of a block of rows, at least: two for each multiprocessor of the largest devices.
-_LEAST_SPLITS = 264
+LEAST_SPLITS = 264
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -162,20 +162,22 @@ def read_rows(
     *,
     scale: float = 1.0,
     softcap: float = 0.0,
+    least_splits: int = LEAST_SPLITS,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
     """Read wanted ids off logits = scale * (hidden weight^T + bias), soft-capped first if ``softcap`` > 0.
 
     hidden [R, H], weight [V, H], bias [V], all of one dtype (float32, bfloat16, float16) on one device; pairs [X] of
     (row, id), in any order and as often as wanted. Returns argmax [R] (the first id of the maximum), is_finite [R] of
     the logits before the soft-cap, and the log-probability of each pair [X] in nats over the whole vocabulary. A row
-    that is not finite has argmax -1 and a log-probability without meaning. Raises RequestError for pairs outside the
+    that is not finite has argmax -1 and a log-probability without meaning. At least ``least_splits`` programs share the
+    vocabulary where it has as many tiles: a size for tests. Raises RequestError for pairs outside the
     logits, and for shapes, strides and dtypes that do not fit. Cost: 2 R V H operations; R x 12 bytes for each of
     some hundred programs, and 512 bytes for each wanted id of 128 rows.
     """
     _check(hidden, weight, bias, pair_row, pair_id)
     if not hidden.shape[0]:
         return np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.float32)
-    greedy, maximum, log_sum, logits = _launched(hidden, weight, bias, pair_row, pair_id, scale, softcap)
+    greedy, maximum, log_sum, logits = _launched(hidden, weight, bias, pair_row, pair_id, scale, softcap, least_splits)
     # The maximum is taken off first: its difference to a likely logit is exact.
     return greedy, greedy >= 0, (logits - maximum[pair_row]) - log_sum[pair_row]
 
@@ -187,13 +189,14 @@ def choose_rows(
     *,
     scale: float = 1.0,
     softcap: float = 0.0,
+    least_splits: int = LEAST_SPLITS,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
     """The argmax [R] of logits as of ``read_rows``, its log-probability in nats [R], and whether all are finite [R]."""
     none = np.empty(0, np.int32)
     _check(hidden, weight, bias, none, none)
     if not hidden.shape[0]:
         return none, np.empty(0, np.float32), np.empty(0, bool)
-    greedy, _, log_sum, _ = _launched(hidden, weight, bias, none, none, scale, softcap)
+    greedy, _, log_sum, _ = _launched(hidden, weight, bias, none, none, scale, softcap, least_splits)
     return greedy, -log_sum, greedy >= 0
 
 
@@ -205,11 +208,12 @@ def _launched(
     pair_id: npt.NDArray[np.int32],
     scale: float,
     softcap: float,
+    least_splits: int,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Argmax (-1 where not finite), maximum and log of the sum of exponentials below it [R]; wanted logits [X]."""
     num_rows, num_ids = hidden.shape[0], weight.shape[0]
     launch = _LAUNCHES[hidden.dtype]
-    blocks = _blocks(num_ids, launch)
+    blocks = _blocks(num_ids, launch, least_splits)
     num_splits = blocks["NUM_SPLITS"]
     wanted_of = _Wanted(pair_row, pair_id, num_rows, num_ids, launch)
 
@@ -261,10 +265,10 @@ def _launched(
     return argmax.cpu().numpy(), maximum.cpu().numpy(), log_sum.cpu().numpy(), logits
 
 
-def _blocks(num_ids: int, launch: _Launch) -> dict[str, int]:
+def _blocks(num_ids: int, launch: _Launch, least_splits: int = LEAST_SPLITS) -> dict[str, int]:
     """Tiles of the vocabulary and how many a program takes; of the vocabulary alone."""
     num_tiles = triton.cdiv(num_ids, launch.ids)
-    tiles_a_split = max(1, num_tiles // _LEAST_SPLITS)
+    tiles_a_split = max(1, num_tiles // least_splits)
     return {
         "NUM_TILES": num_tiles,
         "NUM_SPLITS": triton.cdiv(num_tiles, tiles_a_split),
@@ -338,7 +342,7 @@ def resource_cases() -> list[Compilation]:
         for dtype in _LAUNCHES
         for num_ids, width, has_softcap, has_bias in shapes
     ]
-    return [*products, _merge_case(_LEAST_SPLITS + 32)]
+    return [*products, _merge_case(LEAST_SPLITS + 32)]
 
 
 def _product_case(dtype: torch.dtype, num_ids: int, width: int, has_softcap: bool, has_bias: bool) -> Compilation:

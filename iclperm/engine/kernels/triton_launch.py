@@ -1,4 +1,4 @@
-"""What the Triton kernels share: whether they can run here, and how each is compiled for a look at its resources."""
+"""Whether Triton kernels can run here, and which Triton that is; Triton itself is imported by none of this."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import importlib.metadata
 import importlib.util
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-MAX_HEAD_DIM = 256  # that tree attention takes
+from iclperm.engine.kernels.triton_compilation import TYPE_NAMES
+
 _SILU_OF_2_TIMES_2 = 3.5231883
-ARCHITECTURES = (80, 90)  # compute capabilities that launch configurations are made and checked for
 
 
 def is_interpreted() -> bool:
@@ -60,23 +56,3 @@ def installed_version() -> str | None:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """A kernel with one launch configuration as it ships, to be compiled without a device.
-
-    ``signature`` gives each argument's type in order (``*bf16``, ``*i32``, ``i32``, ``fp32``, ``constexpr``);
-    ``constexprs`` the values of the last kind; ``multiples_of_16`` the integers that are such at run time, as strides
-    are. Pointers always are.
-    """
-
-    name: str
-    kernel: Any
-    signature: Mapping[str, str]
-    constexprs: Mapping[str, Any]
-    num_warps: int
-    num_stages: int
-    multiples_of_16: tuple[str, ...] = ()
-    architectures: tuple[int, ...] = ARCHITECTURES
-    options: Mapping[str, Any] = field(default_factory=dict)

@@ -7,20 +7,14 @@ writes it once; 16 bytes a thread and access, from 512 to 8192 elements a progra
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from iclperm.engine.kernels.triton_launch import TYPE_NAMES, Compilation
+from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, on_device
 from iclperm.errors import RequestError
 
 DTYPES = tuple(TYPE_NAMES)
-
-# Said at every launch, since what triton does unasked differs between 3.9 and 3.10.
-FUSION = {"enable_fp_fusion": True}
 
 # Widest rows that a program holds in registers: 32 elements a thread. Wider ones are read twice.
 _WIDEST_BLOCK = 8192
@@ -28,22 +22,6 @@ _WIDEST_BLOCK = 8192
 _LEAST_ELEMENTS = 2048
 _GATE_COLUMNS = 1024
 _ROTATED_ELEMENTS = 512  # of a head's half, times rows
-
-
-def on_device(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """Within, kernels run on the device of ``x``, in its current stream."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def hyperbolic_tangent(x: tl.tensor) -> tl.tensor:
-    """Within 3 ulp: Cephes' polynomial near zero, where 1 - 2 / (exp(2 x) + 1) would cancel."""
-    z = x * x
-    p = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1
-    magnitude = tl.abs(x)
-    near = x + (p * z - 3.33332819422e-1) * z * x
-    far = 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(magnitude, 10.0)) + 1.0)
-    return tl.where(magnitude < 0.625, near, tl.where(x < 0, -far, far))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -59,6 +37,7 @@ def _activated(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     elif KIND == "gelu_tanh":  # (1 + tanh(u)) / 2 = sigmoid(2 u), which does not cancel
         return x * _sigmoid(1.5957691216057308 * (x + 0.044715 * (x * x * x)))
     else:
+        tl.static_assert(KIND == "gelu_erf", "an activation has no branch here")
         return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
 
 

@@ -1,0 +1,96 @@
+"""What the package offers: plan, run, open, watch and check a study of one run or of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from iclperm.runs import audit
+from iclperm.runs.audit import RunStatus, Verification
+from iclperm.runs.execute import Progress, run_one
+from iclperm.runs.finish import open_one
+from iclperm.runs.formats import is_several
+from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.plan import StudyPlan, plan_one
+from iclperm.studies import kept, several
+from iclperm.studies.report import Run
+from iclperm.studies.several import StudyRuns
+from iclperm.studies.stages import load
+from iclperm.study import kinds
+from iclperm.study.study import Study
+
+
+def run(
+    study: Study,
+    out: str | Path | None = None,
+    *,
+    extend: bool = False,
+    mixed: bool = False,
+    progress: Progress | None = None,
+    limits: WorkLimits | None = None,
+) -> Run | StudyRuns:
+    """Runs a study, or what is missing of it in the run folder ``out``; without a folder results are kept in memory.
+
+    ``out`` is the study's own unless given. ``extend`` lets a run grow in sets, permutations and queries; what is there
+    stays. ``mixed`` accepts parts whose last bits may differ, from another machine or version. Several processes may
+    run one study into one folder. ``limits`` cut the work otherwise than by default, and must be the same for every
+    session of a folder. A kind that could not be reported is refused before anything is computed.
+
+    Raises `ConfigError`, `DataError`, `TokenizationError` or `ModelError` for what does not fit, `RunError` for a
+    folder of another run, `RunStopped` where the folder cannot be written or memory does not suffice. Cost: the plan's
+    distinct tokens, each once.
+    """
+
+    def one(study: Study, out: str | Path | None) -> Run:
+        return Run.of(run_one(study, out, extend, mixed, progress, limits or DEFAULT))
+
+    kind = kinds.named(study.kind)
+    load(kind)
+    if kind.stages is not None:
+        parts = Path(out or study.out or "") if out or study.out else None
+        return several.run_all(study, parts, one)
+    return one(study, out)
+
+
+def plan(study: Study) -> StudyPlan | dict[str, StudyPlan]:
+    """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
+
+    Of a study of several runs the plan of each, by name. Raises the errors of `run` that can be known beforehand.
+    O(tokens of demonstrations and queries), and a second to estimate the time, which is left out for a device that
+    this machine lacks.
+    """
+    kind = kinds.named(study.kind)
+    load(kind)
+    return plan_one(study) if kind.stages is None else several.plans(study, plan_one)
+
+
+def open_run(
+    path: str | Path, *, normalize: str | None = None, criterion: str | None = None, unparsed: str | None = None
+) -> Run | StudyRuns:
+    """A finished run, or the runs of a study of several, from its folder alone: see `iclperm.runs.finish.open_one`."""
+    if is_several(path):
+        return several.open_all(Path(path), normalize=normalize, criterion=criterion, unparsed=unparsed)
+    return Run.of(open_one(path, normalize=normalize, criterion=criterion, unparsed=unparsed))
+
+
+def status(path: str | Path) -> RunStatus | dict[str, RunStatus]:
+    """How far a run is; of a study of several runs those that have begun, by name.
+
+    Reads names of files and records, no answers. Raises `RunError` for a folder that is no run.
+    """
+    if is_several(path):
+        return {name: audit.status(folder) for name, folder in several.begun(Path(path), may_read=False)[0].items()}
+    return audit.status(path)
+
+
+def verify(path: str | Path) -> Verification | dict[str, Verification]:
+    """Checks every byte of a run folder and changes nothing; of a study of several runs those that have begun, by name.
+
+    Where what stages chose is damaged, that is listed by the name of its file. Raises `RunError` for a folder that is
+    no run at all. O(size of the folder).
+    """
+    if not is_several(path):
+        return audit.verify(path)
+    found = {name: audit.verify(folder) for name, folder in several.begun(Path(path), may_read=True)[0].items()}
+    if damage := kept.damage(Path(path)):
+        found[kept.NAME] = Verification(Path(path), damage, 0, 0, None)
+    return found

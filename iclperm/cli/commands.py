@@ -1,0 +1,243 @@
+"""What each command does: one call of the API, then what it found is printed. Loaded when a command is run.
+
+Functions that can fail in more than one way return the exit code; all raise what the API raises.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+from iclperm import api
+from iclperm.base.files import write_once
+from iclperm.cli import terminal
+from iclperm.cli.arguments import study_of
+from iclperm.cli.failures import FAILED, STOPPED, one_line
+from iclperm.cli.progress import shown_progress
+from iclperm.errors import ConfigError, RunStopped
+from iclperm.external import describe, load
+from iclperm.report import write_report
+from iclperm.report.parts import plain
+from iclperm.runs.finish import open_one
+from iclperm.runs.formats import is_several
+from iclperm.runs.limits import WorkLimits
+from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
+from iclperm.studies import several
+from iclperm.studies.report import Run
+from iclperm.studies.several import StudyRuns
+from iclperm.study.study import Study
+from iclperm.tasks.task import Task, builtin_tasks, template_text
+
+Found = TypeVar("Found")
+DEMO_STUDY: Mapping[str, Any] = {"sets": 10, "permutations": 10, "shots": [0, 1, 2, 4, 8], "queries": 120}
+"""The choices of the demo; all others are the defaults."""
+
+
+def demo(out: Path, *, as_json: bool, choices: Mapping[str, Any] = DEMO_STUDY) -> int:
+    """Runs a study of these choices on the bundled model into ``out``, shows one of its prompts and what to do next."""
+    study = Study(**choices)
+    console = terminal.stdout()
+    if not as_json:
+        console.print(f"The study runs k = {terminal.listed(study.shot_list(0))} demonstrations. One of its prompts:")
+        terminal.print_prompt(console, sample_prompt(study, shots=2), shots=2)
+    with shown_progress(quiet=as_json) as progress:
+        finished = api.run(study, out, progress=progress)
+    code = _show_new(console, finished, as_json=as_json)
+    if not as_json:
+        terminal.print_next_steps(console, out, most_shots=study.shot_list(0)[-1])
+    return code
+
+
+def run(
+    source: Path | None,
+    flags: Mapping[str, str | None],
+    *,
+    extend: bool,
+    mixed: bool,
+    as_json: bool,
+    limits: WorkLimits | None = None,
+) -> int:
+    """Runs the study that `study_of` finds, and shows it in brief."""
+    study = study_of(source, flags)
+    if study.out is None:
+        raise ConfigError("there is no run folder; name one with --out, or with the study's key 'out'")
+    with shown_progress(quiet=as_json) as progress:
+        finished = api.run(study, extend=extend, mixed=mixed, progress=progress, limits=limits)
+    return _show_new(terminal.stdout(), finished, as_json=as_json)
+
+
+def plan(source: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> None:
+    """Shows the plan of the study that `study_of` finds, or those of its runs."""
+    study = study_of(source, flags)
+    planned = api.plan(study)
+    if isinstance(planned, dict):
+        if as_json:
+            click.echo(json.dumps({name: part.to_dict() for name, part in planned.items()}, indent=1))
+        else:
+            terminal.print_plans(terminal.stdout(), planned, study)
+    elif as_json:
+        click.echo(json.dumps(planned.to_dict(), indent=1))
+    else:
+        terminal.print_plan(terminal.stdout(), planned, study)
+
+
+def status(folder: Path, *, as_json: bool) -> int:
+    """Shows how far a run is, or each of those of a study; stopped where something is missing."""
+    missing, found = _missing(folder, may_read=False), _each(api.status(folder))
+    if as_json:
+        _print_json([status.to_dict() for status in found])
+    else:
+        for status in found:
+            terminal.print_status(terminal.stdout(), status)
+    return 0 if not missing and all(status.is_finished for status in found) else STOPPED
+
+
+def verify(folder: Path, *, as_json: bool) -> int:
+    """Shows what a check of every byte found; failed where there is damage, stopped where something is missing."""
+    missing, found = _missing(folder, may_read=True), _each(api.verify(folder))
+    if as_json:
+        _print_json([verified.to_dict() for verified in found])
+    else:
+        for verified in found:
+            terminal.print_verification(terminal.stdout(), verified, named=len(found) > 1)
+    if any(verified.damage for verified in found):
+        return FAILED
+    return 0 if not missing and all(verified.digest is not None for verified in found) else STOPPED
+
+
+def report(folder: Path, out: Path | None, kind: str | None, *, as_json: bool, **statistics: str | None) -> int:
+    """Shows all that a finished run says; a report of other ``statistics`` or another ``kind`` has a folder of its own.
+
+    Stopped where its files cannot be written into the ``out`` that was asked for.
+    """
+    found = api.open_run(folder, **statistics)
+    if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
+        out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
+    refused = _show(terminal.stdout(), found, as_json=as_json, out=out, full=True, kind=kind)
+    if refused is None:
+        return 0
+    reason = one_line(refused).split(";")[0]
+    click.echo(f"{'error' if out else 'note'}: no figures: {reason}; --out names a folder for them", err=True)
+    return STOPPED if out else 0
+
+
+def export(folder: Path, out: Path) -> None:
+    """Writes the answers of a finished run into one file."""
+    folders = [*several.folders(folder).values()] if is_several(folder) else [folder]
+    if len(folders) > 1:
+        names = ", ".join(str(path) for path in folders)
+        raise ConfigError(f"{folder} holds several runs; export them one by one: {names}")
+    click.echo(open_one(folders[0]).export(out))
+
+
+def stats(files: Sequence[Path], axes: str | None, out: Path | None, *, as_json: bool) -> None:
+    """Shows the statistics of answers that others made, and writes their report where a folder is named."""
+    found = describe(load(list(files), axes=axes))
+    paths = []
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        paths = write_report(out, found, {"kind": "stats", **found.to_dict()})
+    if as_json:
+        _print_json([found.to_dict()])
+        return
+    console = terminal.stdout()
+    terminal.print_tables(console, found.tables(full=True))
+    terminal.print_conclusion(console, found.conclusion())
+    terminal.print_notes(console, found.warnings)
+    if paths:
+        console.print("", *map(str, paths), sep="\n", markup=False, soft_wrap=True)
+
+
+def list_tasks() -> None:
+    """Shows the built-in tasks."""
+    terminal.print_tasks(terminal.stdout(), [Task.load(name) for name in builtin_tasks()])
+
+
+def show_task(name: str, data: str | None, model: str, shots: int | None, query: int, chat: str) -> None:
+    """Shows one prompt of a task with its tokens, and how an answer to it is read."""
+    task = Task.load(name, data)
+    shown = task.shots if shots is None else shots
+    study = Study(task=name, data=data, model=model, sets=1, permutations=1, shots=shown, queries=query + 1, chat=chat)
+    prompt, console = sample_prompt(study, query=query), terminal.stdout()
+    terminal.print_prompt(console, prompt, shown)
+    if task.answer is not None:
+        terminal.print_answering(console, task, sample_answer(study, prompt))
+    terminal.print_tokens(console, prompt, sample_tokens(study, prompt))
+
+
+def new_task(name: str, out: Path | None, *, generated: bool) -> None:
+    """Writes a task file to start from; raises `ConfigError` where that cannot be, or a file is there already."""
+    path, text = out or Path(f"{name}.yaml"), template_text(name, generated=generated)
+    try:
+        reason = "" if write_once(path, text.encode()) else "file exists"
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+    if reason:
+        raise ConfigError(f"{path} cannot be written: {reason}; name another file with --out")
+    click.echo(f"{path}: put your data beside it, then: iclperm tasks show {path}")
+
+
+def _missing(folder: Path, *, may_read: bool) -> list[str]:
+    """What of a study of several runs has not begun (`several.begun`), named on stderr; nothing of one run."""
+    missing = several.begun(folder, may_read=may_read)[1] if is_several(folder) else []
+    if missing:
+        click.echo(f"not begun: {', '.join(missing)}; run the study again to continue", err=True)
+    return missing
+
+
+def _each(found: Found | dict[str, Found]) -> list[Found]:
+    """What was found of one run, or of each of those of a study."""
+    return [*found.values()] if isinstance(found, dict) else [found]
+
+
+def _show_new(console: Console, finished: Run | StudyRuns, *, as_json: bool) -> int:
+    """What a run found, in brief; the exit code."""
+    refused = _show(console, finished, as_json=as_json)
+    if refused is None:
+        return 0
+    click.echo(f"error: {one_line(refused)}", err=True)
+    return STOPPED
+
+
+def _show(
+    console: Console,
+    finished: Run | StudyRuns,
+    *,
+    as_json: bool,
+    out: Path | None = None,
+    full: bool = False,
+    kind: str | None = None,
+) -> RunStopped | None:
+    """Prints a run, then writes its figures; a folder that refuses them hides no result, its error is returned."""
+    if not as_json:
+        terminal.print_run(console, finished, full=full, kind=kind)
+    refused, files = None, []
+    try:
+        files = finished.write_report(out, kind)
+    except RunStopped as error:
+        refused = error
+    if as_json:
+        _print_json([_as_json(finished, files, kind)])
+    elif files:
+        terminal.print_files(console, files, finished.folder)
+    return refused
+
+
+def _as_json(finished: Run | StudyRuns, files: Sequence[Path], kind: str | None) -> dict[str, Any]:
+    return {
+        **finished.report_content(kind),
+        "run": plain(finished.report),
+        "digest": finished.digest,
+        "folder": str(finished.folder),
+        "files": [str(file) for file in files],
+    }
+
+
+def _print_json(contents: list[dict[str, Any]]) -> None:
+    """One content by itself, others as a list."""
+    click.echo(json.dumps(contents[0] if len(contents) == 1 else contents, indent=1, allow_nan=False))

@@ -1,0 +1,135 @@
+"""Files of answers that others made, read by what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from iclperm.errors import DataError, RequestError
+from iclperm.external.jsonl import json_rows
+from iclperm.external.sample_logs import SampleLog, distinct, matched, read_log
+from iclperm.external.tables import read_csv, read_parquet, read_rows
+from iclperm.external.tensor import MOST_BYTES, Tensor, missing_note, read_npy, read_npz, refuse_bytes
+
+_MOST_FILES = 10_000
+
+
+def load(paths: str | Path | Sequence[str | Path], axes: str | None = None, *, most_bytes: int = MOST_BYTES) -> Tensor:
+    """Answers or accuracies from files; what the axes of an array are follows from its shape unless `axes` says it.
+
+    Args:
+        paths: a .npy, .npz, .csv, .parquet or .jsonl file. Several files, or a folder, of sample logs
+            (`samples_*.jsonl`) of one task are contexts that answered the same documents; so are several files that
+            each hold the answers of one context.
+        axes: a letter for each axis of an array or matrix, of S sets, P permutations, K shots, Q queries, C contexts,
+            such as SPQ. By default one axis is Q, two are SP, or CQ where all is 0 or 1, three SPQ, four SPKQ. Tables
+            with the columns query and correct, and any of set, permutation, shots, context, split, state and weight,
+            name their own.
+        most_bytes: the largest file that is read, and the largest array that is made of one.
+
+    Where a table has several splits, `test` is read. Raises DataError for what cannot be read, holds other values than
+    0 and 1 (or accuracies outside 0..1), or is larger than `most_bytes`; RequestError for `axes` that do not fit.
+    """
+    files = _files([paths] if isinstance(paths, str | Path) else paths, most_bytes)
+    parts = [tensor for file in files for tensor in _read(file, axes, most_bytes)]
+    if len(parts) == 1:
+        return parts[0]
+    wrong = next((part for part in parts if part.axes != "CQ"), None)
+    if wrong is not None:
+        raise DataError(
+            f"{wrong.title} has the axes {wrong.axes}: only contexts, CQ, can be put together; give one file"
+        )
+    return _together(parts)
+
+
+def _files(paths: Sequence[str | Path], most_bytes: int) -> list[Path]:
+    """The files named, and of folders named their sample logs; raises DataError for one too large or not there."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            if (path / "FORMAT").is_file():
+                raise DataError(
+                    f"{path} is a run; iclperm report shows its statistics, iclperm export writes its answers"
+                )
+            logs = sorted(path.rglob("samples_*.jsonl"))
+            if not logs:
+                raise DataError(f"{path} holds no samples_*.jsonl; name a file, or a folder of sample logs")
+            found += logs
+        else:
+            found.append(path)
+    if not found:
+        raise RequestError("name at least one file")
+    if len(found) > _MOST_FILES:
+        raise DataError(f"{len(found):,} files are too many (the most is {_MOST_FILES:,}); name fewer")
+    for path in found:
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+        refuse_bytes(size, str(path), most_bytes)
+    return found
+
+
+def _read(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:
+    """What one file holds: one tensor, or one for each filter of a sample log."""
+    if path.suffix == ".npy":
+        return [read_npy(path, axes)]
+    if path.suffix == ".npz":
+        return [read_npz(path, axes, most_bytes)]
+    if path.suffix == ".csv":
+        return [read_csv(path, axes, most_bytes)]
+    if path.suffix == ".parquet":
+        return [read_parquet(path, axes, most_bytes)]
+    if path.suffix == ".jsonl":
+        return _read_jsonl(path, axes, most_bytes)
+    raise DataError(f"{path} ends in {path.suffix!r}; give .npy, .npz, .csv, .parquet or .jsonl")
+
+
+def _read_jsonl(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:
+    """A sample log, or a table as `iclperm export` writes it: the first row says which."""
+    first = next(json_rows(path), None)
+    if first is None:
+        raise DataError(f"{path} is empty")
+    if "doc_id" in first:
+        if axes not in (None, "CQ"):
+            raise RequestError(f"sample logs have the axes CQ, got {axes!r}")
+        return list(read_log(path))
+    if "correct" not in first:
+        raise DataError(f"{path} has neither doc_id (a sample log) nor query and correct (iclperm export)")
+    return [read_rows(path, list(first), axes, most_bytes)]
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """Contexts [C, Q] of several files that answered the same queries; sample logs are matched by document.
+
+    Raises DataError where the files differ in their number of queries, or logs lie among other files.
+    """
+    logs = [part for part in parts if isinstance(part, SampleLog)]
+    if not logs:
+        sizes = sorted({part.values.shape[1] for part in parts})
+        if len(sizes) > 1:
+            raise DataError(f"the files have {sizes[0]} and {sizes[1]} queries; give answers to the same ones")
+        states = [np.zeros_like(part.values) if part.state is None else part.state for part in parts]
+        values, state = np.concatenate([part.values for part in parts]), np.concatenate(states)
+    else:
+        if len(logs) < len(parts):
+            raise DataError("sample logs cannot be put together with other files; describe them apart")
+        values, state = matched(logs)
+    names = [name for part in parts for name in part.names]
+    if logs and len(set(names)) < len(names):
+        names = [f"{log.folder}/{name}" for log in logs for name in log.names]
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    if len({note.rsplit(" ", 1)[-1] for note in notes if "its metric" in note}) == 1:
+        notes = (f"answers are the metric {notes[0].rsplit(' ', 1)[-1]}",)
+    if not logs and len(parts) > 1:
+        notes = (*notes, "query by query: the files must hold the same queries in the same order")
+    return Tensor(
+        values,
+        "CQ",
+        state if state.any() else None,
+        names=distinct(names),
+        title=f"{len(parts)} contexts",
+        notes=(*notes, *missing_note(state != 0)),
+    )

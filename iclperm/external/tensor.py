@@ -1,0 +1,228 @@
+"""Answers and accuracies as an array whose axes have names, read from NumPy's files."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm.errors import DataError, RequestError, is_out_of_memory, printable
+from iclperm.stats.sensitivity import FloatArray
+from iclperm.stats.tensor import mapped
+
+MOST_BYTES = 4 << 30
+"""The largest file that is read, and the largest array that is made of one."""
+AXES = {"S": "set", "P": "permutation", "K": "shots", "Q": "query", "C": "context"}
+"""What each letter of `Tensor.axes` stands for."""
+MISSING = 1
+"""State of an answer that is not there."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array whose axes have names."""
+
+    values: Array
+    """uint8 0 or 1 where the axes end in Q, else float64 accuracies in 0..1."""
+    axes: str
+    """SP or SPK (accuracies), SPQ or SPKQ (answers), CQ (answers of C contexts); each letter is an axis."""
+    state: npt.NDArray[np.uint8] | None = None
+    """Of answers, with the shape of `values`: 0 = there; None where all are."""
+    weights: npt.NDArray[np.int64] | None = None
+    """[Q] how often each query counts; None where each counts once."""
+    shots: tuple[int, ...] = ()
+    """[K] numbers of demonstrations; empty where not known."""
+    names: tuple[str, ...] = ()
+    """[C] names of the contexts."""
+    title: str = ""
+    notes: tuple[str, ...] = ()
+    """What a reader of the numbers should know of how the file was read."""
+
+
+def refuse_bytes(size: int, name: str, most_bytes: int) -> None:
+    """Raises DataError, naming what is too large, where it takes more than `most_bytes`."""
+    if size > most_bytes:
+        raise DataError(
+            f"{name} takes {size / 2**30:.1f} GB, the most is {most_bytes / 2**30:.0f} GB; "
+            "iclperm.stats.tensor.tensor_sums reads .npy files of any size"
+        )
+
+
+def title_of(path: Path) -> str:
+    """The name of a file, safe to print."""
+    return printable(path.name)
+
+
+def read_npy(path: Path, axes: str | None) -> Tensor:
+    """The array of a .npy file, whose size was checked; raises what `of_array` does, and DataError for other files."""
+    return of_array(np.array(mapped(path)), axes, title_of(path))
+
+
+def read_npz(path: Path, axes: str | None, most_bytes: int) -> Tensor:
+    """The only array of a .npz file, or the one named correct, with state, weights and shots that lie beside it.
+
+    Raises what `of_array` does; DataError for other files, for arrays that do not fit each other, and where everything
+    unpacked takes more than `most_bytes`.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            refuse_bytes(sum(entry.file_size for entry in archive.infolist()), f"{path}, unpacked,", most_bytes)
+            for entry in archive.infolist():
+                _refuse_false_header(archive, entry)
+        with np.load(path, allow_pickle=False) as arrays:
+            names = list(arrays.files)
+            name = "correct" if "correct" in names else names[0] if len(names) == 1 else None
+            if name is None:
+                raise DataError(
+                    f"{path} holds {', '.join(names) or 'nothing'}; it needs one array, or one named correct"
+                )
+            values = arrays[name]
+            beside = {key: arrays[key] for key in ("state", "weights", "shots") if key in names}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if is_out_of_memory(error):
+            raise
+        raise DataError(f"{path} is not a .npz file that can be read: {one_line(error)}") from None
+    return _with_beside(of_array(values, axes, title_of(path)), beside, values.shape, axes, path)
+
+
+def _refuse_false_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    """Raises ValueError for an array whose header promises more bytes than its entry has: they would be allocated."""
+    with archive.open(entry) as file:
+        if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
+            return
+        file.seek(0)
+        is_first = np.lib.format.read_magic(file) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    if math.prod(shape) * dtype.itemsize > entry.file_size:
+        raise ValueError(f"{entry.filename} is shorter than its header says")
+
+
+def _with_beside(
+    tensor: Tensor, beside: Mapping[str, Array], shape: tuple[int, ...], axes: str | None, path: Path
+) -> Tensor:
+    """The tensor with state, weights and shots that lay in the same archive."""
+    if "state" in beside and tensor.axes[-1] == "Q":
+        if beside["state"].shape != shape:
+            raise DataError(
+                f"{path} holds state {list(beside['state'].shape)} beside answers {list(shape)}; make them alike"
+            )
+        given = beside["state"] != 0
+        state = in_order(given, _axes_of(shape, axes, True))[0].reshape(tensor.values.shape).astype(np.uint8)
+        tensor = replace(tensor, state=state if tensor.state is None else tensor.state | state)
+    if "weights" in beside and tensor.axes[-1] == "Q":
+        weights = beside["weights"]
+        if weights.shape != tensor.values.shape[-1:] or not np.issubdtype(weights.dtype, np.integer):
+            raise DataError(f"{path} holds weights {weights.dtype} {list(weights.shape)}; give one integer a query")
+        tensor = replace(tensor, weights=weights.astype(np.int64))
+    if "shots" in beside and "K" in tensor.axes:
+        shots = tuple(int(k) for k in np.ravel(beside["shots"]))
+        if len(shots) != tensor.values.shape[2] or list(shots) != sorted(set(shots)):
+            raise DataError(f"{path} holds shots {list(shots)}; give {tensor.values.shape[2]} ascending numbers")
+        tensor = replace(tensor, shots=shots)
+    return tensor
+
+
+def of_array(values: Array, axes: str | None, title: str) -> Tensor:
+    """A plain array as a tensor; `axes` has a letter for each of its axes, by default they follow from the shape.
+
+    Raises DataError unless it holds 0 and 1 along Q, or accuracies in 0..1; RequestError for `axes` that do not fit.
+    """
+    if values.dtype.kind not in "biuf" or not values.size:
+        raise DataError(f"{title} must hold numbers, got {values.dtype} {list(values.shape)}")
+    letters = _axes_of(values.shape, axes, bool(np.isin(values, (0, 1)).all()) if values.ndim == 2 else False)
+    arranged, named = in_order(values, letters)
+    if "Q" not in letters:
+        return Tensor(as_shares(arranged, title), named, title=title)
+    answers, state, notes = as_answers(arranged, title)
+    names: tuple[str, ...] = ()
+    if named == "CQ":
+        names = (title,) if len(answers) == 1 else tuple(f"context {i}" for i in range(len(answers)))
+    return Tensor(answers, named, state, names=names, title=title, notes=notes)
+
+
+def _axes_of(shape: tuple[int, ...], axes: str | None, is_binary: bool) -> str:
+    """A letter for each axis: those given, else the usual ones of this shape; raises RequestError where none fit."""
+    if axes is None:
+        default = {1: "Q", 2: "CQ" if is_binary else "SP", 3: "SPQ", 4: "SPKQ"}.get(len(shape))
+        if default is None:
+            raise RequestError(f"an array with {len(shape)} axes needs a letter for each, such as SPKQ")
+        return default
+    letters = axes.upper()
+    if set(letters) - set(AXES) or len(set(letters)) != len(letters):
+        raise RequestError(f"axes must be distinct letters of S, P, K, Q and C, got {axes!r}")
+    if len(letters) != len(shape):
+        raise RequestError(f"axes {axes!r} names {len(letters)} axes, the array has {len(shape)}: {list(shape)}")
+    if "C" in letters and set(letters) != {"C", "Q"}:
+        raise RequestError(f"contexts C go with queries Q alone, got {axes!r}; number sets S and permutations P")
+    if "Q" not in letters and not {"S", "P"} <= set(letters):
+        raise RequestError(f"accuracies need the axes S and P, got {axes!r}")
+    return letters
+
+
+def in_order(values: Array, letters: str) -> tuple[Array, str]:
+    """`values` with its axes in the order S P K Q, or C Q, and the letters of these axes.
+
+    Where no set or no permutation is named there is one.
+    """
+    if letters == "Q":
+        return values[None], "CQ"
+    wanted = "CQ" if "C" in letters else "".join(axis for axis in "SPKQ" if axis in letters or axis in "SP")
+    for axis in wanted:
+        if axis not in letters:
+            values, letters = values[None], axis + letters
+    return np.ascontiguousarray(values.transpose([letters.index(axis) for axis in wanted])), wanted
+
+
+def as_shares(values: Array, title: str) -> FloatArray:
+    """Accuracies as float64; raises DataError for one outside 0..1."""
+    shares = values.astype(np.float64)
+    wrong = shares[~((shares >= 0) & (shares <= 1))]
+    if wrong.size:
+        raise DataError(
+            f"{title} must hold accuracies in 0..1, found {wrong[0]:g}; percentages are to be divided by 100"
+        )
+    return shares
+
+
+def as_answers(
+    values: Array, title: str
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None, tuple[str, ...]]:
+    """Answers as uint8 0 or 1, their state (None unless some are NaN, which is no answer), and what to note of that.
+
+    Raises DataError for any other number.
+    """
+    if values.dtype.kind != "f":
+        if values.dtype != np.bool_ and (values.min() < 0 or values.max() > 1):
+            wrong = values.min() if values.min() < 0 else values.max()
+            raise DataError(f"{title} must hold answers 0 and 1, found {wrong}")
+        return values.astype(np.uint8), None, ()
+    missing = np.isnan(values)
+    other = values[~missing & (values != 0) & (values != 1)]
+    if other.size:
+        raise DataError(
+            f"{title} must hold answers 0 and 1 along Q, found {other[0]:g}; for accuracies name the axes SP or SPK"
+        )
+    answers = np.where(missing, 0, values).astype(np.uint8)
+    return answers, missing.astype(np.uint8) * MISSING if missing.any() else None, missing_note(missing)
+
+
+def missing_note(missing: npt.NDArray[np.bool_]) -> tuple[str, ...]:
+    """A line on how many answers are missing; nothing where none is."""
+    num = int(np.count_nonzero(missing))
+    if not num:
+        return ()
+    return (f"{num:,} of {missing.size:,} answers are missing: only queries that every cell answered count",)
+
+
+def one_line(error: Exception) -> str:
+    """The first line of what an exception says, safe to print."""
+    return printable(str(error).split("\n")[0])[:200]

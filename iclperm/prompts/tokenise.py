@@ -1,0 +1,163 @@
+"""Prompts as token ids: render, tokenise jointly, cut at the seams, and check that the cuts hold everywhere.
+
+A prompt's ids are those of its whole text. The product of contexts and queries is valid only where the ids of a query
+do not depend on the context before it; the cells where they do are listed apart, with their own ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iclperm.prompts.chat import Mode, chat_format
+from iclperm.prompts.contexts import check_chats, failed_prompts, lay_contexts
+from iclperm.prompts.design import CONTENT_FREE, Design
+from iclperm.prompts.encode import Ids, JointEncoder, Tokenizer, refuse_special_inputs, scored_ids, split_labels
+from iclperm.prompts.render import DesignTexts
+from iclperm.prompts.seams import CHECKS, JoinChecks, PromptParts
+from iclperm.study.study import Scoring
+from iclperm.tasks.task import Examples, Task
+
+
+@dataclass(frozen=True)
+class PromptCounts:
+    """How many joins were looked at, and how many failed.
+
+    Seams are between two adjoining parts, distinct by the words on both sides. General cells are the (context, query)
+    pairs that are no concatenation of their parts. A resplit query ends in a token that merges with a label: that token
+    was moved to the continuations.
+    """
+
+    num_seams: int
+    num_failed_seams: int
+    num_checked_prompts: int
+    num_failed_prompts: int
+    num_general_cells: int
+    num_resplit_queries: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One (context, query) pair that the product cannot hold, with the ids of its own jointly tokenised prompt."""
+
+    context: int
+    query: int
+    prompt: Ids
+    continuations: list[Ids]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a design as the product of contexts and queries, and the cells outside that product.
+
+    ``contexts`` [C] are the distinct ones, from BOS to the last separator; ``context_ids`` int64 [C] name them by
+    content; ``context_of`` int64 [S, P, K] is the number of each cell's context. ``rows`` hold the same contexts as
+    prefixes of fewer sequences: ``marks`` are the lengths of each row's contexts, ``marked`` their numbers. ``queries``
+    [Q] are the ids up to the label, split by split; ``continuations`` [L] those of the labels, shared by all queries
+    (one empty row where the model writes on); ``gold`` int64 [Q] is the right label, -1 where there is none. Every
+    prompt begins with ``start``: BOS, if the tokenizer or the chat template puts it there.
+    """
+
+    start: Ids
+    contexts: list[Ids]
+    context_ids: NDArray[np.int64]
+    context_of: NDArray[np.int64]
+    rows: list[Ids]
+    marks: list[Ids]
+    marked: list[NDArray[np.int64]]
+    queries: list[Ids]
+    continuations: list[Ids]
+    gold: NDArray[np.int64]
+    general: list[Cell]
+    counts: PromptCounts
+
+    def fed_tokens(self, num_new: int = 0) -> NDArray[np.int64]:
+        """Tokens of each query's longest prompt that enter the model, int64 [Q].
+
+        ``num_new`` is the largest number of tokens that the model writes. The last token of all, of a label or written,
+        never enters the model.
+        """
+
+        def num_after(continuations: Sequence[Ids]) -> int:
+            return max(num_new, *map(len, continuations)) - 1
+
+        longest = max(map(len, self.contexts)) + num_after(self.continuations)
+        fed = longest + np.array([len(query) for query in self.queries], dtype=np.int64)
+        for cell in self.general:
+            own = len(cell.prompt) + num_after(cell.continuations)
+            fed[cell.query] = max(fed[cell.query], own)
+        return fed
+
+
+def tokenise(
+    design: Design,
+    task: Task,
+    examples: Mapping[str, Examples],
+    tokenizer: Tokenizer,
+    seed: int,
+    *,
+    scoring: Scoring = "loglikelihood",
+    chat: Mode = "none",
+    checks: JoinChecks = CHECKS,
+) -> Prompts:
+    """The prompts of a design as ids, joined of their parts where the joins hold.
+
+    Every distinct pair of adjoining words is tokenised across its seam (of more than ``checks.seams`` pairs a sample,
+    and all where one of it fails), and a keyed sample of whole prompts is compared with their parts. A failing seam
+    sends its cells to the general path; a failing whole prompt sends all cells there. ``scoring: first_token`` cuts
+    every label to its first token, ``generate`` leaves the labels out. With ``chat`` the tokenizer's template stands
+    around the text (see `iclperm.prompts.chat`), and a keyed sample of conversations is compared with what it renders.
+
+    Raises `TokenizationError` for special tokens in the data, for labels without ids, with equal ids or (cut) with an
+    equal first id, and for a tokenizer without offsets; for a chat also what `chat_format` raises. O(tokens of
+    demonstrations and queries + seams).
+    """
+    format_ = chat_format(chat, task, tokenizer)
+    texts = DesignTexts(design, task, examples, scoring, format_)
+    encoder = JointEncoder(tokenizer, format_.opening + texts.queries[0] if format_ else None)
+    if format_:
+        encoder.refuse_control(texts.contents(), format_)
+    if any(split.split == CONTENT_FREE for split in design.queries):
+        refuse_special_inputs(encoder.refuse_special)
+    parts = PromptParts(texts, encoder, checks.seams)
+    contexts = lay_contexts(texts, parts, encoder)
+    if format_:
+        check_chats(texts, contexts, format_, seed, checks.chats)
+    outside = parts.cells_outside(contexts.members)
+    failed, checked = failed_prompts(texts, parts, contexts, outside, encoder, seed, checks.prompts)
+    if failed:
+        outside = set(product(range(len(contexts.distinct)), range(len(texts.queries))))
+    is_cut = scoring == "first_token"
+
+    def cell(context: int, query: int) -> Cell:
+        prompt = texts.context(contexts.members[context]) + texts.queries[query]
+        (split,) = split_labels(encoder, [prompt], texts.continuations)
+        continuations = scored_ids(texts.continuations, split.continuations, is_cut=is_cut)
+        return Cell(context, query, np.concatenate([encoder.start, split.prompt.ids]), continuations)
+
+    general = [cell(context, query) for context, query in sorted(outside)]
+    return Prompts(
+        start=encoder.opening,
+        contexts=contexts.distinct,
+        context_ids=contexts.ids,
+        context_of=contexts.of_cell,
+        rows=contexts.rows,
+        marks=contexts.marks,
+        marked=contexts.marked,
+        queries=parts.queries,
+        continuations=scored_ids(texts.continuations, parts.continuations, is_cut=is_cut),
+        gold=texts.gold,
+        general=general,
+        counts=PromptCounts(
+            num_seams=parts.num_seams,
+            num_failed_seams=len(parts.failed_seams),
+            num_checked_prompts=checked,
+            num_failed_prompts=failed,
+            num_general_cells=len(general),
+            num_resplit_queries=parts.num_resplit,
+        ),
+    )

@@ -1,0 +1,204 @@
+"""A study laid out: its prompts as tokens, its cells cut into products and units, and what they cost in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iclperm.endpoint.bill import Prompt as ApiPrompt
+from iclperm.engine.plan import ContextPaths, plan_product, plan_requests
+from iclperm.engine.tree import Rows
+from iclperm.prompts.chat import TextTokenizer
+from iclperm.prompts.design import CONTENT_FREE, CONTENT_FREE_INPUTS
+from iclperm.prompts.encode import Ids
+from iclperm.prompts.tokenise import Cell, Prompts, tokenise
+from iclperm.runs.checks import fitting_queries, refuse_foreign_tokenizer, refuse_small_budget
+from iclperm.runs.reading import right_answers
+from iclperm.runs.setting import ResolvedStudy, scoring_of, tokenizer_of
+from iclperm.runs.work import Growth, Product, TokenCounts, Work
+
+_BYTES_PER_TOKEN = 4  # of English, about
+_UNKNOWN = (np.zeros(1, dtype=np.int32),)  # in the place of labels for what will be generated; it is never fed
+
+
+def lay_out(setting: ResolvedStudy, grown_from: Sequence[Mapping[str, int]] = ()) -> Work:
+    """Tokenises a study's prompts and plans the work; loads no weights. O(tokens of demonstrations and queries).
+
+    ``grown_from`` are the extents that the run already had, in order: their parts stay as they are. Raises
+    `TokenizationError`, `DataError` or `ConfigError` for what cannot be run (`iclperm.runs.checks`).
+    """
+    tokenizer = tokenizer_of(setting)
+    study = setting.study
+    prompts = tokenise(
+        setting.design,
+        setting.task,
+        setting.examples,
+        tokenizer,
+        study.seed,
+        # Of an API the endpoint knows what the first token of a label is; bytes, which stand for tokens, do not.
+        scoring="generate" if setting.is_generated else "loglikelihood" if study.endpoint else scoring_of(study),
+        chat=study.chat or "none",
+    )
+    refuse_foreign_tokenizer(tokenizer, setting, prompts)
+    kept = fitting_queries(setting, prompts)
+    extents = [*map(dict, grown_from), setting.study.extent]
+    before: list[Mapping[str, int] | None] = [None, *extents[:-1]]
+    growths = tuple(_growth(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
+    refuse_small_budget(setting, growths)
+    opening = tuple(tokenizer.convert_ids_to_tokens(prompts.start.tolist()))
+    return Work(setting, prompts, right_answers(setting), kept, growths, opening)
+
+
+def _growth(
+    setting: ResolvedStudy,
+    prompts: Prompts,
+    kept: NDArray[np.int64],
+    extent: Mapping[str, int],
+    before: Mapping[str, int] | None,
+) -> Growth:
+    """The cells of ``extent`` that the extent ``before`` lacks: at most two products, and cells outside them."""
+    contexts, queries = _extent_masks(setting, prompts, kept, extent)
+    old_contexts, old_queries = np.zeros_like(contexts), np.zeros_like(queries)
+    if before is not None:
+        old_contexts, old_queries = _extent_masks(setting, prompts, kept, before)
+    is_new = contexts[:, None] & queries & ~(old_contexts[:, None] & old_queries)
+    general = [cell for cell in prompts.general if is_new[cell.context, cell.query]]
+    factors = ((contexts & ~old_contexts, queries), (old_contexts, queries & ~old_queries))
+    products = [_plan_product(setting, prompts, *pair, general) for pair in factors]
+    step = setting.limits.general_cells
+    costs = [_product_tokens(setting, prompts, product, general) for product in products if product]
+    costs += [_general_tokens(setting, general[begin : begin + step]) for begin in range(0, len(general), step)]
+    tokens = sum(costs, TokenCounts())
+    return Growth(
+        extent=dict(extent),
+        num_cells=int(is_new.sum()),
+        products=tuple(product for product in products if product),
+        general=general,
+        first_cells=_first_cells(prompts, extent),
+        tokens=tokens,
+        whole=tokens if before is None else _growth(setting, prompts, kept, extent, None).tokens,
+    )
+
+
+def _extent_masks(
+    setting: ResolvedStudy, prompts: Prompts, kept: NDArray[np.int64], extent: Mapping[str, int]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which contexts [C] and which queries [Q] are in an extent; queries that are too long are not."""
+    contexts = np.zeros(len(prompts.contexts), dtype=bool)
+    contexts[prompts.context_of[: extent["sets"], : extent["permutations"]]] = True
+    counts = {"test": extent["queries"], "dev": extent["dev_queries"], CONTENT_FREE: len(CONTENT_FREE_INPUTS)}
+    by_split = [np.arange(len(one.rows)) < one.num_distinct(counts[one.split]) for one in setting.design.queries]
+    queries = np.concatenate(by_split)
+    queries[np.setdiff1d(np.arange(len(queries)), kept)] = False
+    return contexts, queries
+
+
+def _first_cells(prompts: Prompts, extent: Mapping[str, int]) -> NDArray[np.int64]:
+    """See `Growth.first_cells`."""
+    within = prompts.context_of[: extent["sets"], : extent["permutations"]]
+    contexts, first = np.unique(within, return_index=True)
+    cells = np.full((len(prompts.contexts), 3), -1, dtype=np.int64)
+    cells[contexts] = np.stack(np.unravel_index(first, within.shape), axis=1)
+    return cells
+
+
+def _plan_product(
+    setting: ResolvedStudy,
+    prompts: Prompts,
+    contexts: NDArray[np.bool_],
+    queries: NDArray[np.bool_],
+    general: Sequence[Cell],
+) -> Product | None:
+    """Plans the wanted contexts [C] times the wanted queries [Q]; None where nothing is left to plan.
+
+    A context or query whose cells are all among the ``general`` ones is left out. Cells of which that is not so are
+    computed with the product, too, and their answers there are not used.
+    """
+    apart = [cell for cell in general if contexts[cell.context] and queries[cell.query]]
+    by_context = np.bincount([cell.context for cell in apart], minlength=len(contexts))
+    by_query = np.bincount([cell.query for cell in apart], minlength=len(queries))
+    wanted = contexts & (by_context < queries.sum())
+    numbers = np.flatnonzero(queries & (by_query < contexts.sum()))
+    rows, marks, marked = _marked_rows(prompts, wanted)
+    if not rows or not len(numbers):
+        return None
+    ids = [prompts.queries[query] for query in numbers]
+    plan = plan_product(
+        ContextPaths(Rows.of(rows), Rows.of(marks)),
+        ids,
+        _UNKNOWN if setting.is_generated else prompts.continuations,
+        unit_tokens=_unit_tokens(setting, ids),
+    )
+    of_plan = np.empty(plan.num_contexts, dtype=np.int64)
+    of_plan[plan.context_index] = marked
+    return Product(plan, of_plan, numbers)
+
+
+def _unit_tokens(setting: ResolvedStudy, queries: Sequence[Ids]) -> int:
+    """Prompt tokens of a unit, from the ids of the product's queries.
+
+    Fewer where answers are generated, which adds to the work of a unit; for an API as many as `WorkLimits.unit_prompts`
+    queries of the mean length have.
+    """
+    if not setting.is_generated and setting.model is not None:
+        return setting.unit_tokens
+    query = float(np.mean([len(ids) for ids in queries]))  # of this product alone: it stays when the run grows
+    if setting.model is None:
+        return int(setting.limits.unit_prompts * query)
+    return max(1, int(setting.unit_tokens * query / (query + setting.max_new_tokens)))
+
+
+def api_prompt(prompts: Prompts, context: int, query: int) -> ApiPrompt:
+    """One prompt of an API as text, or as the messages of a chat."""
+    ids, text = np.concatenate([prompts.contexts[context], prompts.queries[query]]), TextTokenizer()
+    is_chat = bool(len(ids)) and int(ids.max()) > 255
+    return text.ids_to_messages(ids) if is_chat else text.ids_to_text(ids)
+
+
+def _marked_rows(prompts: Prompts, wanted: NDArray[np.bool_]) -> tuple[list[Ids], list[Ids], NDArray[np.int64]]:
+    """Rows of token ids that hold every wanted context [C] as a prefix, each once.
+
+    Beside them the lengths of these prefixes by row, ascending, and the numbers of their contexts, all in one array.
+    """
+    rows, marks, marked = [], [], []
+    missing = wanted.copy()
+    for row, lengths, contexts in zip(prompts.rows, prompts.marks, prompts.marked, strict=True):
+        inside = missing[contexts]
+        if inside.any():
+            missing[contexts] = False
+            rows.append(row[: lengths[inside][-1]])
+            marks.append(lengths[inside])
+            marked.append(contexts[inside])
+    return rows, marks, np.concatenate([*marked, np.empty(0, np.int64)])
+
+
+def _product_tokens(setting: ResolvedStudy, prompts: Prompts, product: Product, general: Sequence[Cell]) -> TokenCounts:
+    """What a product costs, without what plain prompting would spare: its cells that are ``general`` ones, too.
+
+    For an API an estimate, as its tokens are not known.
+    """
+    if setting.study.endpoint is not None:  # the plan counts bytes
+        return TokenCounts(
+            product.plan.tokens_naive // _BYTES_PER_TOKEN, product.plan.tokens_unique // _BYTES_PER_TOKEN
+        )
+    contexts, queries = set(product.contexts.tolist()), set(product.queries.tolist())
+    twice = [cell for cell in general if cell.context in contexts and cell.query in queries]
+    spared = sum(len(prompts.contexts[cell.context]) + len(prompts.queries[cell.query]) for cell in twice)
+    kv_peak = product.plan.kv_peak_tokens
+    if setting.is_generated:
+        from iclperm.engine.decode import generation_bounds
+
+        kv_peak = generation_bounds(product.plan, setting.max_new_tokens).kv_peak_tokens
+    return TokenCounts(product.plan.tokens_naive - spared, product.plan.tokens_unique, kv_peak)
+
+
+def _general_tokens(setting: ResolvedStudy, cells: Sequence[Cell]) -> TokenCounts:
+    """What cells outside the products cost when they are computed together."""
+    requests = [
+        (cell.prompt, ids) for cell in cells for ids in (_UNKNOWN if setting.is_generated else cell.continuations)
+    ]
+    begins = np.array([len(prompt) for prompt, _ in requests], dtype=np.int64)
+    requested = plan_requests(Rows.of(list(map(np.concatenate, requests))), begins)
+    return TokenCounts(requested.tokens_naive, requested.tokens_unique, requested.kv_peak_tokens)

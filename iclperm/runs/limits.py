@@ -1,0 +1,36 @@
+"""How a run's work is cut, and how much of its answers is read at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iclperm.base.arrays import MOST_HELD
+
+
+@dataclass(frozen=True)
+class WorkLimits:
+    """Sizes that a run keeps to. The first six decide which unit and which file an answer is in: every session of a run
+    folder must have the same. The others change no result, only memory and how often files are read."""
+
+    unit_flops: int = 2_000_000_000_000
+    """Floating-point operations of a unit: what a kill costs at most. Ten seconds at the float32 rate of two cores."""
+    unit_tokens: tuple[int, int] = (1 << 12, 1 << 16)
+    """The fewest and the most tokens of a unit, however large the model is."""
+    unit_prompts: int = 256
+    """Prompts of a unit of an API, about; its replies are kept one by one anyway."""
+    general_cells: int = 4_096
+    """Cells outside the products in one file: more where there would be more than ``parts`` files."""
+    generated_cells: int = 64
+    """Likewise where answers are generated, which takes longer."""
+    parts: int = 4_000
+    """Files of units, and files of other cells, that one growth of a run has at most."""
+    table_rows: int = 1 << 18
+    """Rows of the canonical table that are made at once, some 50 MB; one context's rows at least."""
+    bytes_at_once: int = 1 << 27
+    """Of log-likelihoods that are read back at once; what needs more reads every file once for every so many bytes."""
+    bytes_in_memory: int = MOST_HELD
+    """Of one large array; see `iclperm.base.arrays`."""
+
+
+DEFAULT = WorkLimits()
+"""The sizes of a run unless others are given."""

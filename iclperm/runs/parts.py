@@ -1,0 +1,150 @@
+"""The parts of a run: one file each, whole, named by its content, and written once by whoever is first."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from filelock import FileLock, Timeout
+
+from iclperm.base.files import writable, write_once
+from iclperm.errors import DamagedItem, RunError
+from iclperm.runs.stored import bytes_of, metadata_of, short_digest, table_bytes, table_of
+
+_ITEM = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
+
+
+class PartFiles:
+    """The finished parts in a run folder: ``items/<part>-<sha256[:16]>.parquet``, a row for each context and query.
+
+    A part is a fixed group of consecutive units, and its file is its commit: written in ``tmp``, synced, read back,
+    renamed without replacing, the folder synced. Which parts are finished is read from the names; each file says in its
+    footer to which run and part it belongs, and by which numerics it was computed.
+
+    ``num_parts`` are those that this process knows of; ``may_have_more`` says whether another process has let the run
+    grow meanwhile.
+    """
+
+    def __init__(self, folder: Path, run_id: str, num_parts: int, may_have_more: Callable[[], bool]) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._num_parts = num_parts
+        self._may_have_more = may_have_more
+        self._locks: dict[int, FileLock] = {}
+        self._about: dict[Path, Mapping[bytes, bytes]] = {}
+        self._files: dict[int, Path] = {}
+
+    def finished(self) -> dict[int, Path]:
+        """The file of each finished part; raises `DamagedItem` for a file whose name is none of ours or whose part
+        occurs twice."""
+        found: dict[int, Path] = {}
+        may_have_more = self._may_have_more()
+        for path in sorted((self._folder / "items").glob("[!.]*")):
+            match = _ITEM.fullmatch(path.name)
+            if match is None:
+                raise DamagedItem(f"{path} is no file of a run; move it elsewhere")
+            if (part := int(match[1])) in found:
+                raise DamagedItem(f"{path} and {found[part].name} both claim part {part}; move the wrong one elsewhere")
+            if part < self._num_parts:
+                found[part] = path
+            elif not may_have_more:
+                raise DamagedItem(
+                    f"{path} is beyond the {self._num_parts} parts of the plan; if the plan of a growth was lost, let "
+                    "the run grow to that again with --extend, else move the file elsewhere"
+                )
+        return found
+
+    def are_there(self) -> bool:
+        """Whether all of them are finished."""
+        return set(self.finished()).issuperset(range(self._num_parts))
+
+    def has(self, part: int) -> bool:
+        """Whether a part is finished, by whomever."""
+        return any((self._folder / "items").glob(f"{part:06d}-*.parquet"))
+
+    def numerics(self) -> list[dict[str, Any]]:
+        """What decided about the last bits of the finished parts, each different one once; read from their footers."""
+        found = {self._about_file(path).get(b"numerics", b"") for path in self.finished().values()} - {b""}
+        return [json.loads(raw) for raw in sorted(found)]
+
+    def are_ours(self) -> bool:
+        """Whether some file is this run's, or there is none at all."""
+        files = sorted((self._folder / "items").glob("*.parquet"))
+        return not files or any(self._about_file(file).get(b"run") == self._run_id.encode() for file in files)
+
+    def claim(self, part: int) -> bool:
+        """Takes a part for this process; False while another process works at it. A killed process loses its claims.
+
+        Only saves work: without claims, as on a file system that has no locks, a part is computed twice.
+        """
+        lock = FileLock(self._folder / "tmp" / f"{part:06d}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        except (OSError, NotImplementedError):
+            return True
+        self._locks[part] = lock
+        return True
+
+    def release(self, part: int) -> None:
+        """Gives a claim back."""
+        if (lock := self._locks.pop(part, None)) is not None:
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
+
+    def read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows in a part's file; raises `DamagedItem` naming the file where bytes and name, part or run disagree,
+        `RunError` where the system refuses to read it."""
+        table = table_of(_whole(path), columns)
+        about = self._about[path] = table.schema.metadata or {}
+        part = int(path.name.split("-")[0])
+        if about.get(b"run") != self._run_id.encode():
+            raise DamagedItem(f"{path} belongs to another run; move it elsewhere")
+        if about.get(b"part") != str(part).encode():
+            raise DamagedItem(f"{path} is another part than its name says; run the study again")
+        self._files[part] = path
+        return table
+
+    def read_again(self, part: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of a part that was read or written before, from its file; raises as `read` does."""
+        return self.read(self._files[part], columns)
+
+    def write(self, part: int, table: pa.Table, numerics: Mapping[str, Any]) -> pa.Table:
+        """Commits one part, computed with ``numerics``; returns its rows, those of another process if it was faster.
+
+        Raises `RunStopped` where it cannot be written and `RunError` where the same part came out different.
+        """
+        about = {"run": self._run_id, "part": str(part), "numerics": json.dumps(numerics, sort_keys=True)}
+        raw = table_bytes(table.replace_schema_metadata(about))
+        path = self._folder / "items" / f"{part:06d}-{short_digest(raw)}.parquet"
+        with writable(self._folder):
+            for other in path.parent.glob(f"{part:06d}-*.parquet"):
+                there = self.read(other)
+                if there.schema.metadata.get(b"numerics") == about["numerics"].encode() and not there.equals(table):
+                    raise RunError(f"part {part} came out different from {other}; this machine does not repeat itself")
+                return there
+            write_once(path, raw, staging=self._folder / "tmp")
+            self._files[part] = path
+        return table
+
+    def _about_file(self, path: Path) -> Mapping[bytes, bytes]:
+        """What a file says about itself; empty where it is damaged."""
+        if path not in self._about:
+            try:
+                self._about[path] = metadata_of(_whole(path))
+            except RunError:
+                return {}
+        return self._about[path]
+
+
+def _whole(path: Path) -> bytes:
+    """A file's bytes, seen to be what its name says: a reader of Parquet may crash on any other."""
+    raw, match = bytes_of(path), _ITEM.fullmatch(path.name)
+    if match is None or short_digest(raw) != match[2]:
+        raise DamagedItem(f"{path} is damaged: its content is not what its name says; run the study again")
+    return raw

@@ -1,0 +1,144 @@
+"""What a study will compute and cost, in numbers, before any weight is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from iclperm.endpoint.bill import Bill, product_bill
+from iclperm.prompts.chat import TextTokenizer
+from iclperm.prompts.tokenise import PromptCounts
+from iclperm.runs.layout import lay_out
+from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.setting import ResolvedStudy
+from iclperm.runs.work import Work
+from iclperm.study.study import Study
+
+if TYPE_CHECKING:
+    from iclperm.engine.estimate import Estimate
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What a study will compute; tokens as `Engine.report` counts them.
+
+    ``num_asked`` queries are wanted of all splits together, and ``num_queries`` of them are distinct: examples of a
+    class that is short count several times. ``num_content_free`` more queries are there to calibrate by. Of the data,
+    ``num_duplicates`` rows repeat another row, ``num_conflicting`` of them under another label; ``num_excluded`` and
+    ``num_overlong`` queries are left out because they repeat a demonstration or are too long.
+
+    ``opening`` are the tokens that every prompt begins with, ``label_tokens`` the numbers of tokens of the labels,
+    empty where there are none or they are not known. Of a study that generates, ``max_new_tokens`` is the longest that
+    an answer can be, ``tokens_unique`` are those of the prompts alone, and the peak of keys and values is that of a
+    unit whose answers are all so long. ``bill`` is for a model behind an API, ``estimate`` for this machine.
+    """
+
+    task: str
+    num_sets: int
+    num_permutations: int
+    shots: tuple[int, ...]
+    num_asked: int
+    num_queries: int
+    num_contexts: int
+    num_prompts: int
+    tokens_naive: int
+    tokens_unique: int
+    kv_peak_tokens: int
+    kv_peak_bytes: int
+    num_units: int
+    num_parts: int
+    num_overlong: int
+    num_excluded: int
+    num_duplicates: int
+    num_conflicting: int
+    disk_bytes: int
+    opening: tuple[str, ...]
+    label_tokens: tuple[int, ...]
+    prompts: PromptCounts
+    num_content_free: int = 0
+    max_new_tokens: int | None = None
+    bill: Bill | None = None
+    estimate: Estimate | None = None
+
+    @property
+    def saving(self) -> float:
+        """Tokens of plain prompting over distinct tokens."""
+        return self.tokens_naive / self.tokens_unique
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        bill = None
+        if self.bill is not None:
+            bill = {**asdict(self.bill.spent), "cost": self.bill.cost, "is_estimate": self.bill.is_estimate}
+        return {**asdict(self), "bill": bill, "saving": self.saving}
+
+
+def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
+    """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
+
+    Raises the errors of `run` that can be known beforehand. Cost: O(tokens of demonstrations and queries), and a second
+    to estimate the time, which is left out for a device that this machine lacks.
+    """
+    from iclperm.engine.estimate import estimate
+    from iclperm.engine.load import has_device
+
+    work = lay_out(ResolvedStudy.of(study, weights=False, limits=limits))
+    plans = [product.plan for growth in work.growths for product in growth.products]
+    is_possible = bool(plans) and study.endpoint is None and has_device(study.device)
+    if not is_possible:
+        return _summary(work)
+    assert work.setting.model is not None
+    chosen: dict[str, Any] = study.model_dump(include={"device", "dtype", "memory_budget"})
+    chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
+    return replace(_summary(work), estimate=estimate(work.setting.model, plans, **chosen))
+
+
+def _summary(work: Work) -> StudyPlan:
+    """The plan in numbers."""
+    setting, design = work.setting, work.setting.design
+    counts = setting.counts([queries.split for queries in design.queries])
+    num_content_free = len(work.prompts.queries[setting.content_free])
+    return StudyPlan(
+        task=setting.task.name,
+        num_sets=design.num_sets,
+        num_permutations=design.num_permutations,
+        shots=design.shots,
+        num_asked=sum(len(queries.draws) for queries in design.queries) - num_content_free,
+        num_queries=design.num_queries - num_content_free,
+        num_contexts=len(work.prompts.context_ids),
+        num_prompts=len(work.prompts.context_ids) * len(work.kept),
+        tokens_naive=work.tokens.naive,
+        tokens_unique=work.tokens.unique,
+        kv_peak_tokens=work.tokens.kv_peak,
+        kv_peak_bytes=0 if setting.facts is None else work.tokens.kv_peak * setting.facts.kv_token_bytes,
+        num_units=sum(growth.num_units for growth in work.growths),
+        num_parts=len(work.parts),
+        num_overlong=design.num_queries - len(work.kept),
+        num_excluded=counts["num_excluded"],
+        num_duplicates=counts["num_duplicates"],
+        num_conflicting=counts["num_conflicting"],
+        disk_bytes=work.disk_bytes,
+        opening=work.opening,
+        label_tokens=()
+        if setting.is_generated or setting.model is None
+        else tuple(len(ids) for ids in work.prompts.continuations),
+        prompts=work.prompts.counts,
+        num_content_free=num_content_free,
+        max_new_tokens=setting.max_new_tokens if setting.is_generated else None,
+        bill=None if setting.model is not None else _bill(work),
+    )
+
+
+def _bill(work: Work) -> Bill:
+    """What all prompts of a study cost of an API at most."""
+    setting, prompts, text = work.setting, work.prompts, TextTokenizer()
+    choices = setting.study.endpoint
+    assert choices is not None
+    contexts, queries = (list(map(text.ids_to_text, parts)) for parts in (prompts.contexts, prompts.queries))
+    products = [product for growth in work.growths for product in growth.products]
+    return product_bill(
+        choices,
+        [([contexts[c] for c in product.contexts], [queries[q] for q in product.queries]) for product in products],
+        max_new_tokens=setting.max_new_tokens if setting.is_generated else 1,
+        times=None if setting.is_generated else len(setting.task.words) if choices.api == "completions" else 1,
+    )

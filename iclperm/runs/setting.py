@@ -1,0 +1,308 @@
+"""A study resolved: its data read, its design drawn, its model found, and what identifies it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iclperm import demo
+from iclperm.engine.facts import TOKENIZER_FILES, WEIGHT_FILES, ModelFacts
+from iclperm.errors import ConfigError, ModelError
+from iclperm.prompts.chat import TextTokenizer
+from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
+from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.study.study import Scoring, Study
+from iclperm.tasks.sources import Split
+from iclperm.tasks.task import Examples, Task, builtin_tasks
+
+LABEL_TOKENS = 16
+"""Most tokens of a generated label, unless the task or the study says otherwise."""
+_IDENTITY_KEYS = ("kind", "resample", "seed", "design", "scoring", "calibration", "on_overlong", "chat", "options")
+# They need no scores of labels; the last counts labels.
+_ANSWER_CRITERIA = ("dev_accuracy", "majority_agreement", "global_entropy")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class ResolvedStudy:
+    """A study with its data read, its design drawn and its model found."""
+
+    study: Study
+    """With what it leaves to its task and its endpoint filled in (`resolved`)."""
+    task: Task
+    examples: dict[str, Examples]
+    """By split: train, then those of the queries."""
+    design: Design
+    model: Path | None
+    """The model's folder; None for one behind an API."""
+    limits: WorkLimits = DEFAULT
+    """How its work will be cut."""
+
+    @classmethod
+    def of(cls, study: Study, *, weights: bool = True, limits: WorkLimits = DEFAULT) -> ResolvedStudy:
+        """Reads the data, draws the design and finds the model of a study.
+
+        The model of a hub id is fetched where it is not there yet, its weights only with ``weights``. Raises
+        `ConfigError`, `DataError` or `ModelError` for what does not go together, cannot be read or is not there.
+        """
+        task = Task.load(study.task, study.data)
+        study = resolved(study, task)
+        examples = study_examples(study, task)
+        model = None if study.endpoint else model_folder(study, weights=weights)
+        return cls(study, task, examples, draw(study, task, examples), model, limits)
+
+    def counts(self, splits: Sequence[str]) -> dict[str, int]:
+        """What was left out of train and of some splits of queries, as fields of `RunReport`.
+
+        ``num_duplicates`` rows repeat another row of their split, ``num_conflicting`` of them under another label than
+        the row that was kept; ``num_excluded`` queries repeat a demonstration, or in dev a test row.
+        """
+        examples = [self.examples[split] for split in ("train", *splits)]
+        return {
+            "num_duplicates": sum(split.num_duplicates for split in examples),
+            "num_conflicting": sum(split.num_conflicting for split in examples),
+            "num_excluded": sum(queries.num_excluded for queries in self.design.queries if queries.split in splits),
+        }
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether answers are generated and read, not chosen by log-likelihood."""
+        return self.study.scoring == "generate"
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens that are generated for a prompt."""
+        return self.study.max_new_tokens or 0
+
+    @property
+    def stop(self) -> list[str]:
+        """The strings that end a generated answer, beside the model's own end; none in a chat."""
+        return [] if self.study.chat != "none" else self.task.stop or ["\n"]
+
+    @property
+    def content_free(self) -> slice:
+        """Where the content-free queries are among all queries; an empty slice at their end where there are none."""
+        offsets, last = self.design.query_offsets, self.design.queries[-1]
+        return slice(int(offsets[-2 if last.split == CONTENT_FREE else -1]), int(offsets[-1]))
+
+    @cached_property
+    def facts(self) -> ModelFacts | None:
+        """The model in numbers, from its configuration alone; None for a model behind an API."""
+        if self.model is None:
+            return None
+        from iclperm.engine.model import read_facts  # PyTorch, which an API does without
+
+        return read_facts(self.model, device=self.study.device, dtype=self.study.dtype)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that the model is loaded in."""
+        return self.study.dtype if self.facts is None else self.facts.dtype
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What all sessions and growths of one run must agree on. Files are in it by their content, not by their paths.
+
+        Reads every file of the model, unless the hub's cache names it by its digest.
+        """
+        return {
+            "task": self.task.name,
+            "labels": list(self.task.words),
+            "study": {
+                **self.study.model_dump(include=set(_IDENTITY_KEYS)),
+                **({} if self.study.demonstrations is None else {"demonstrations": self.study.demonstrations}),
+                "shots": list(self.design.shots),
+                "dtype": self.dtype,
+            },
+            **({"generation": self._generation} if self.is_generated else {}),
+            "hashes": {
+                **self._model_hashes,
+                "wording": self.task.wording_hash(),
+                "train": self.examples["train"].digest,
+                "test": self.examples["test"].digest,
+            },
+        }
+
+    @property
+    def _model_hashes(self) -> dict[str, Any]:
+        if self.study.endpoint is not None:
+            endpoint = self.study.endpoint
+            return {"endpoint": endpoint.identity if self.is_generated else endpoint.scored_identity}
+        assert self.model is not None
+        return {
+            "model": _hash_files(self.model, ("config.json", WEIGHT_FILES)),
+            "tokenizer": _hash_files(self.model, TOKENIZER_FILES),
+        }
+
+    @property
+    def _generation(self) -> dict[str, Any]:
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "stop": self.stop,
+            "think": self.study.think,
+            "draws": self.draws,
+            "ends": self._ends,
+        }
+
+    @property
+    def _ends(self) -> Any:
+        """The ids that end a text, where generation_config.json names them: no other hash covers that file."""
+        path = None if self.model is None else self.model / "generation_config.json"
+        if path is None or not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_bytes()).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelError(f"'{path}' cannot be read: {error}; repair or remove it") from None
+
+    @property
+    def draws(self) -> int:
+        """Texts that are generated for each prompt."""
+        return self.study.endpoint.draws if self.study.endpoint is not None else 1
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens of one unit: what the model takes `WorkLimits.unit_flops` for, within `WorkLimits.unit_tokens`."""
+        least, most = self.limits.unit_tokens
+        if self.facts is None:
+            return most
+        return int(np.clip(self.limits.unit_flops // (2 * self.facts.decoder_parameters), least, most))
+
+
+def resolved(study: Study, task: Task) -> Study:
+    """The study with the scoring, the chat and the length of answers that it leaves to its task and its endpoint.
+
+    Raises `ConfigError` where these do not go together.
+    """
+    scoring = study.scoring or ("generate" if task.is_generated else "loglikelihood")
+    study = study.model_copy(update={"chat": _resolved_chat(study)})
+    if study.endpoint is not None and study.endpoint.draws > 1 and scoring != "generate":
+        raise ConfigError(
+            f"the endpoint's draws are {study.endpoint.draws}, but scoring is {scoring!r}; set draws to 1"
+        )
+    if task.is_generated and scoring != "generate":
+        raise ConfigError(f"scoring is {scoring!r}, but task {task.name!r} has no labels to score; set it to generate")
+    if scoring == "first_token" and study.normalize != "sum":
+        raise ConfigError(f"normalize is {study.normalize!r}, but first tokens are compared as they are; set it to sum")
+    if study.endpoint is not None and study.normalize == "mean":
+        raise ConfigError("normalize is 'mean', but an API's tokens are not known; set it to sum or bytes")
+    if scoring != "generate":
+        given = {"max_new_tokens": study.max_new_tokens is not None, "think": study.think != "keep"}
+        if named := [key for key, is_given in given.items() if is_given]:
+            raise ConfigError(f"{named[0]} is for generated answers, but scoring is {scoring!r}; leave it out")
+        return study.model_copy(update={"scoring": scoring})
+    if study.calibration != "none" or study.normalize != "sum":
+        key = "calibration" if study.calibration != "none" else "normalize"
+        raise ConfigError(f"{key} is {getattr(study, key)!r}, but generated answers have no label scores; leave it out")
+    criteria = _ANSWER_CRITERIA[: 2 if task.is_generated else 3]
+    if study.criterion not in criteria:
+        what = "open answers have no labels to count" if task.is_generated else "generated answers have no label scores"
+        raise ConfigError(f"criterion is {study.criterion!r}, but {what}; choose {' or '.join(criteria)}")
+    max_new_tokens = study.max_new_tokens or task.max_new_tokens or LABEL_TOKENS
+    return study.model_copy(update={"scoring": scoring, "max_new_tokens": max_new_tokens})
+
+
+def _resolved_chat(study: Study) -> str:
+    if study.endpoint is None:
+        return study.chat or "none"
+    is_chat = study.endpoint.api == "chat"
+    chat = study.chat or ("single" if is_chat else "none")
+    if is_chat != (chat != "none"):
+        remedy = "set chat to single or multiturn, or its api to completions" if is_chat else "set its api to chat"
+        raise ConfigError(f"chat is {chat!r}, but the endpoint's api is {study.endpoint.api!r}; {remedy}")
+    return chat
+
+
+def with_whole_paths(study: Study) -> Study:
+    """The study with absolute paths where there is such a file or folder, and for ``out``."""
+    named = {"demo", *builtin_tasks()}
+
+    def whole(name: str) -> str:
+        return str(Path(name).resolve()) if name not in named and Path(name).exists() else name
+
+    changes: dict[str, Any] = {} if study.out is None else {"out": str(Path(study.out).resolve())}
+    for key in ("task", "data", "model", "tasks", "models"):
+        if given := getattr(study, key):
+            changes[key] = whole(given) if isinstance(given, str) else [whole(name) for name in given]
+    return study.model_copy(update=changes)
+
+
+def study_examples(study: Study, task: Task) -> dict[str, Examples]:
+    """The examples of each split that a study needs: train first, content-free queries last."""
+    splits: list[Split] = ["train", *study.query_counts]
+    examples: dict[str, Examples] = {split: task.examples(split) for split in splits}
+    if study.calibration == "contextual":
+        examples[CONTENT_FREE] = content_free_examples(task, examples["train"])
+    return examples
+
+
+def model_folder(study: Study, *, weights: bool = True) -> Path:
+    """The folder of a study's model: the bundled one, a local one, or a hub id's, fetched where it is not there yet.
+
+    Of a hub id's model without ``weights`` only the small files are fetched. Raises `ModelError` naming the model and
+    the remedy, `ConfigError` for the revision of a local folder.
+    """
+    local = demo.model_path() if study.model == "demo" else Path(study.model)
+    if local.is_dir():
+        if study.revision is not None:
+            raise ConfigError(
+                f"revision is {study.revision!r}, but the model {study.model!r} is a folder; a hub id has revisions: "
+                "leave it out"
+            )
+        return local
+    if not _HUB_NAME.fullmatch(study.model):
+        raise ModelError(f"there is no model folder {study.model!r}; give 'demo', a folder or a hub id")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = [*TOKENIZER_FILES, "*.json", "*.model", *([WEIGHT_FILES] if weights else [])]
+    try:
+        return Path(snapshot_download(study.model, revision=study.revision, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"the model {study.model!r} is neither a folder nor to be had from the hub: {reason}"
+        ) from None
+
+
+def scoring_of(study: Study) -> Scoring:
+    """How a study that was resolved finds its answers."""
+    return study.scoring or "loglikelihood"
+
+
+def tokenizer_of(setting: ResolvedStudy) -> Any:
+    """The tokenizer of the study's model; for one behind an API `TextTokenizer`, whose tokens are bytes."""
+    return TextTokenizer() if setting.model is None else model_tokenizer(setting.model)
+
+
+def model_tokenizer(model: Path) -> Any:
+    """The tokenizer in a model's folder; raises `ModelError` where there is none."""
+    from iclperm.engine.load import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None:
+        raise ModelError(f"model folder '{model}' has no tokenizer; add its tokenizer.json")
+    return tokenizer
+
+
+def _hash_files(folder: Path, patterns: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
+        digest.update(f"{path.name}:{_file_hash(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    # The hub's cache names large files by their SHA-256, which saves reading the weights.
+    if re.fullmatch(r"[0-9a-f]{64}", path.resolve().name):
+        return path.resolve().name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

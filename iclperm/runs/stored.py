@@ -1,0 +1,65 @@
+"""Files as they were stored: their bytes or why there are none, and tables as Parquet bytes and back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from iclperm.base.sealed import canonical
+from iclperm.errors import DamagedItem, RunError, is_out_of_memory
+
+# Threads that still read when the interpreter ends can abort the process.
+_IN_THIS_THREAD: dict[str, bool] = {"use_threads": False, "pre_buffer": False}
+
+
+def bytes_of(path: Path) -> bytes:
+    """A file's content; raises `DamagedItem` where it is gone, `RunError` where the system refuses to read it."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedItem(f"{path} is gone; run the study again") from None
+    except OSError as error:
+        if is_out_of_memory(error):
+            raise
+        reason = (error.strerror or str(error)).lower()
+        raise RunError(f"{path} cannot be read: {reason}; make it readable, or move it elsewhere") from None
+
+
+def table_bytes(table: pa.Table) -> bytes:
+    """A table as a Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def table_of(raw: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """The table in the bytes of a Parquet file, or some of its columns.
+
+    The bytes must be known to be whole: a reader of Parquet may crash on any other.
+    """
+    return pq.read_table(pa.BufferReader(raw), columns=columns, **_IN_THIS_THREAD)
+
+
+def metadata_of(raw: bytes) -> Mapping[bytes, bytes]:
+    """What the footer of such a file says beside the schema."""
+    found: Mapping[bytes, bytes] = pq.read_schema(pa.BufferReader(raw)).metadata or {}
+    return found
+
+
+def content_digest(table: pa.Table) -> str:
+    """SHA-256 of a table's values: other versions of Arrow write other bytes for them."""
+    return hashlib.sha256(canonical(table.to_pydict())).hexdigest()
+
+
+def short_digest(raw: bytes) -> str:
+    """The first 16 digits of the SHA-256 of some bytes, as the name of a part's file has them."""
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def checksum_line(name: str, raw: bytes) -> bytes:
+    """The SHA-256 of a file's content as sha256sum writes it."""
+    return f"{hashlib.sha256(raw).hexdigest()}  {name}\n".encode()

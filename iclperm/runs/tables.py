@@ -1,0 +1,140 @@
+"""Rows out: the tables that a run folder keeps, of contexts, queries and the answers of a part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iclperm.prompts.design import CONTENT_FREE, SplitQueries
+from iclperm.runs.generated import Text, item_columns
+from iclperm.runs.work import Part, Work
+from iclperm.study.states import OK, STATES
+from iclperm.tasks.answers import Judgement
+
+
+def tables(work: Work, number: int) -> dict[str, pa.Table]:
+    """What others need to read the answers of a growth by: ``demonstrations``, a row for each ordering with its
+    contexts, and ``queries``, a row each."""
+    setting, prompts, extent = work.setting, work.prompts, work.growths[number].extent
+    train = setting.examples["train"]
+    cells = list(np.ndindex(extent["sets"], extent["permutations"]))
+    rows, place = [], 0
+    for group in setting.design.orderings:
+        within = slice(place, place := place + len(group.shots))
+        for cell in cells:
+            examples = group.rows[cell]
+            contexts = prompts.context_ids[prompts.context_of[cell][within]]
+            hashes = [train.hashes[row] for row in examples]
+            rows.append((*cell, examples.tolist(), hashes, list(group.shots), contexts.tolist()))
+    schema = {
+        "set": pa.int32(),
+        "permutation": pa.int32(),
+        "examples": _list_of(pa.int32()),
+        "content_hashes": _list_of(pa.string()),
+        "shots": _list_of(pa.int32()),
+        "contexts": _list_of(pa.int64()),
+    }
+    demonstrations = {
+        name: pa.array(column, kind)
+        for (name, kind), column in zip(schema.items(), zip(*rows, strict=True), strict=True)
+    }
+    return {
+        "demonstrations": pa.table(demonstrations),
+        "queries": pa.concat_tables(_query_table(work, queries, extent) for queries in setting.design.queries),
+    }
+
+
+def _list_of(kind: pa.DataType) -> pa.DataType:
+    """As Parquet names the elements of a list: a table read back is then written as the same bytes."""
+    return pa.list_(pa.field("element", kind))
+
+
+def _query_table(work: Work, queries: SplitQueries, extent: Mapping[str, int]) -> pa.Table:
+    split = queries.split
+    count = {"test": extent["queries"], "dev": extent["dev_queries"]}.get(split, len(queries.draws))
+    number, begin = queries.num_distinct(count), work.begins[split]
+    examples, rows = work.setting.examples[split], queries.rows[:number]
+    gold, is_free = work.prompts.gold[begin : begin + number], split == CONTENT_FREE
+    columns = {
+        "split": pa.array([split] * number, pa.string()),
+        "query": pa.array(range(number), pa.int32()),
+        "example": pa.array(rows, pa.int32()),
+        "content_hash": pa.array([examples.hashes[row] for row in rows], pa.string()),
+        "gold": _gold(gold),
+        "label": pa.array([None] * number if is_free else work.right_answers[begin : begin + number], pa.string()),
+        "weight": pa.array(np.bincount(queries.draws[:count], minlength=number) * (not is_free), pa.int32()),
+        "state": pa.array([STATES[state] for state in work.query_states[begin : begin + number]], pa.string()),
+    }
+    return pa.table(columns)
+
+
+def item_rows(
+    work: Work,
+    part: Part,
+    contexts: NDArray[np.int64],
+    queries: NDArray[np.int64],
+    logprob: NDArray[np.float32],
+    state: NDArray[np.uint8],
+) -> pa.Table:
+    """Scored answers as a table, a row each: contexts and queries int64 [N], log-likelihoods of labels float32 [N, L]
+    in nats, and states uint8 [N]."""
+    is_missing = state != OK
+    num_labels = logprob.shape[1]
+    predictions = np.where(is_missing, 0, np.argmax(logprob, axis=1))
+    lists = pa.ListArray.from_arrays(
+        pa.array(np.arange(len(contexts) + 1) * num_labels, pa.int32()),
+        pa.array(logprob.ravel(), pa.float32()),
+        mask=pa.array(is_missing),
+    )
+    return pa.table(
+        {
+            **_cell_columns(work, part, contexts, queries),
+            "prediction": pa.array(predictions, pa.int16(), mask=is_missing),
+            "label_logprob": lists,
+            "state": _states(state),
+        }
+    )
+
+
+def generated_rows(
+    work: Work,
+    part: Part,
+    contexts: NDArray[np.int64],
+    queries: NDArray[np.int64],
+    draws: Sequence[Sequence[Text]],
+    judged: Sequence[Sequence[Judgement]],
+) -> pa.Table:
+    """Generated answers as a table, a row each: contexts and queries int64 [N], and by draw the N texts and what was
+    read from them; the first draw is the answer, others are kept beside it."""
+    found = item_columns(draws, judged, work.setting.task.words)
+    return pa.table({**_cell_columns(work, part, contexts, queries), **found, "state": _states(found["state"])})
+
+
+def _cell_columns(
+    work: Work, part: Part, contexts: NDArray[np.int64], queries: NDArray[np.int64]
+) -> dict[str, pa.Array]:
+    """The columns that say which cell a row is the answer of."""
+    index_set, permutation, place = work.growths[part.growth].first_cells[contexts].T
+    splits, begins = list(work.begins), np.array(list(work.begins.values()))
+    split = np.searchsorted(begins, queries, side="right") - 1
+    return {
+        "context": pa.array(work.prompts.context_ids[contexts], pa.int64()),
+        "set": pa.array(index_set, pa.int32()),
+        "permutation": pa.array(permutation, pa.int32()),
+        "shots": pa.array(np.array(work.setting.design.shots)[place], pa.int32()),
+        "split": pa.DictionaryArray.from_arrays(pa.array(split, pa.int32()), splits),
+        "query": pa.array(queries - begins[split], pa.int32()),
+        "gold": _gold(work.prompts.gold[queries] if work.setting.task.words else np.full(len(queries), -1)),
+    }
+
+
+def _states(state: NDArray[np.uint8]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(state, pa.int32()), list(STATES))
+
+
+def _gold(labels: NDArray[np.int64]) -> pa.Array:
+    """Right labels; null where there is none."""
+    return pa.array(labels, pa.int16(), mask=labels < 0)

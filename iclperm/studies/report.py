@@ -1,0 +1,146 @@
+"""What a finished run says: its summary, its warnings, the findings of any kind, and the report that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+
+from iclperm.base.files import writable
+from iclperm.errors import RunError
+from iclperm.report import write_report
+from iclperm.report.parts import Findings
+from iclperm.runs.checks import uneven_labels
+from iclperm.runs.run import FinishedRun, RunReport
+from iclperm.stats import Curve
+from iclperm.studies import calibration, findings_of, generation
+from iclperm.studies.calibration import ContextualCalibration
+from iclperm.studies.generation import Generation
+from iclperm.studies.sensitivity import Sensitivity
+from iclperm.studies.sensitivity_over_shots import SensitivityOverShots
+from iclperm.studies.sensitivity_summary import SensitivitySummary
+from iclperm.study import kinds
+from iclperm.study.study import Study
+
+_HEAVY_WEIGHT = 5  # from here on single queries decide about a class
+
+
+@dataclass(frozen=True)
+class Run(FinishedRun):
+    """A finished run, and what it says: see `FinishedRun` for its answers."""
+
+    @classmethod
+    def of(cls, run: FinishedRun) -> Self:
+        """The same run."""
+        return cls(**{field.name: getattr(run, field.name) for field in fields(FinishedRun)})
+
+    def summary(self) -> SensitivitySummary:
+        """Order and selection sensitivity and what else is said about the largest number of shots; made once."""
+        return self._sensitivity.summary
+
+    @property
+    def _sensitivity(self) -> Sensitivity:
+        return cast("Sensitivity", self.findings(kinds.SENSITIVITY.name))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What should be known before the numbers are believed."""
+        test = self.splits["test"]
+        warnings = uneven_labels(self.label_tokens, self.study.normalize)
+        warnings += [warning for about in self.asides.values() for warning in about.warnings]
+        warnings += _about_replies(self.report, self.study)
+        highest = int(test.context_prediction.max(initial=-1))
+        is_label = 0 <= highest < len(self.labels)
+        if is_label and all(np.isin(answers, (-1, highest)).all() for answers in test.context_prediction):
+            warnings.append(
+                f"every answer in every cell is {self.labels[highest]!r}: accuracy is the share of that label, and "
+                "nothing else is measured"
+            )
+        heaviest = int(np.argmax(test.weights))
+        if self.labels and test.weights[heaviest] >= _HEAVY_WEIGHT:
+            warnings.append(
+                f"a query of the label {self.labels[test.gold[heaviest]]!r} counts {test.weights[heaviest]} times, "
+                "because its class is short; lower 'queries' or add examples"
+            )
+        return warnings
+
+    def curve(self) -> Curve | None:
+        """Accuracy over the numbers of shots; None where only one was run."""
+        return self._sensitivity.curve
+
+    def over_shots(self) -> SensitivityOverShots | None:
+        """Order and selection sensitivity over the numbers of shots; None where fewer than two have demonstrations."""
+        return self._sensitivity.over_shots
+
+    def findings(self, kind: str | None = None) -> Findings:
+        """What the study's kind, or another ``kind`` of the same design, makes of the answers; made once.
+
+        Raises `ConfigError` for a kind that there is not, and `DataError` where the run lacks what it needs.
+        """
+        kind = kind or self.study.kind
+        if kind not in self._findings:
+            self._findings[kind] = findings_of(self, kind)
+        return self._findings[kind]
+
+    @cached_property
+    def _findings(self) -> dict[str, Findings]:
+        return {}
+
+    def report_content(self, kind: str | None = None) -> dict[str, Any]:
+        """What report.json holds, JSON-safe."""
+        found = self.findings(kind)
+        content = {"kind": kind or self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
+        content["calibration"] = self.study.calibration
+        content |= {key: about.to_dict() for key, about in self.asides.items()}
+        return {**content, "warnings": [*found.warnings, *self.warnings]}
+
+    @cached_property
+    def calibration(self) -> ContextualCalibration | None:
+        """What calibration changed, k by k; None for a study without."""
+        return None if self.study.calibration == "none" else calibration.findings(self)
+
+    @cached_property
+    def generation(self) -> Generation | None:
+        """How generated answers were come by, k by k; None for a study that generates none."""
+        return None if self.splits["test"].generated is None else generation.findings(self)
+
+    @property
+    def asides(self) -> dict[str, Findings]:
+        """What is reported beside any kind, by its key in report.json."""
+        found = {calibration.ASIDE: self.calibration, generation.ASIDE: self.generation}
+        return {key: about for key, about in found.items() if about is not None}
+
+    def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
+        """Writes figures and report.json into ``folder``, by default the run's own; returns their paths."""
+        target = folder or self.folder
+        if target is None:
+            raise RunError("this run is in memory only; name a folder for its report")
+        with writable(Path(target)):
+            Path(target).mkdir(parents=True, exist_ok=True)
+            return write_report(target, self.findings(kind), self.report_content(kind))
+
+
+def _about_replies(report: RunReport, study: Study) -> Iterator[str]:
+    """What an API's replies leave in doubt."""
+    if report.num_listed and study.scoring != "first_token":
+        yield "labels are compared by their first tokens alone: the API gives no log-likelihoods of whole labels"
+    if report.num_bounds:
+        yield (
+            f"{report.num_bounds / report.num_listed:.1%} of the log-likelihoods of labels are upper bounds, because "
+            "the API lists only the likeliest tokens: the answers hold, but what needs every log-likelihood "
+            "(calibration error, near-ties, some criteria of a search) is left out"
+        )
+    if report.num_drawn and study.endpoint is not None and study.endpoint.draws == 1:
+        yield (
+            f"{report.num_drawn:,} answers are draws, because the model takes no temperature or was not asked at 0: "
+            "asked again it may answer otherwise, and that is part of every spread here; set the endpoint's draws to 3"
+        )
+    if report.num_damaged_replies:
+        yield (
+            f"{report.num_damaged_replies} kept replies of the API are damaged: what was needed of them was paid for "
+            "again; iclperm verify names them"
+        )

@@ -1,0 +1,393 @@
+"""What a sensitivity study says at one number of shots: its numbers, and the sentences made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm import stats
+from iclperm.errors import DataError, RequestError
+from iclperm.report.parts import percent, plain, spread_in_points, with_bounds
+from iclperm.stats import Calibration, Interval, NeededDesign, SensitivityIntervals, VarianceComponents
+from iclperm.stats.intervals import side_of
+from iclperm.stats.sensitivity import FloatArray, query_weights
+from iclperm.studies.tokens import TokenReport, TokenSavings
+from iclperm.study.states import STATES
+
+_ESTIMATORS: tuple[stats.Estimator, ...] = ("mean_std", "rms", "c4")
+
+
+class Ordering(NamedTuple):
+    """One set under one permutation, with its accuracy."""
+
+    set: int
+    permutation: int
+    accuracy: float
+
+
+class Spread(NamedTuple):
+    """Both sensitivities under one estimator."""
+
+    order: float
+    selection: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class SensitivitySummary:
+    """The numbers of a sensitivity study at one number of shots."""
+
+    accuracy: FloatArray
+    """[S, P], over the queries that are ok in every cell."""
+    num_queries: int
+    """Distinct queries that were used."""
+    num_labels: int | None
+    """Number of classes; None without log-likelihoods of the labels."""
+    dropped: float
+    """Share of the queries (by weight) that some cell could not answer."""
+    missing: Mapping[str, float]
+    """Share of all answers (by weight) in each state but ok."""
+    mean: float
+    mean_se: float
+    """Standard error of the mean accuracy, clustered by query."""
+    spreads: Mapping[str, Spread]
+    """Order and selection sensitivity and r under each estimator; `mean_std` is what the paper prints."""
+    intervals: SensitivityIntervals | None
+    """Generalised intervals (RMS); None for S = 1 or P = 1."""
+    jackknife: Interval | None
+    """Jackknife interval of the printed r; None below three sets or permutations."""
+    components: VarianceComponents | None
+    """None for S = 1, P = 1 or one query."""
+    effects: SensitivityIntervals | None
+    """Order effect, selection effect and r free of item noise."""
+    needed: NeededDesign | None
+    """The smallest design that would tell r from 1; None where none of practical size would."""
+    best: Ordering
+    worst: Ordering
+    low_tail: Ordering
+    """The ordering at the 5 % quantile of accuracy: one ordering in 20 is no better."""
+    calibration: Calibration | None
+    near_ties: float | None
+    """Share of ok answers (by weight) that rounding could turn."""
+    tokens: TokenSavings | None
+    warnings: tuple[str, ...]
+
+    @property
+    def printed(self) -> Spread:
+        """Order and selection sensitivity and r as arXiv 2511.09700 prints them."""
+        return self.spreads["mean_std"]
+
+    @property
+    def quoted(self) -> Interval | None:
+        """The r to quote, with the interval that belongs to it; None where nothing bounds it.
+
+        As the paper prints it, with the jackknife interval, which skewed effects hurt least; without one (two sets or
+        permutations) the RMS ratio with its generalised interval.
+        """
+        candidates = (self.jackknife, None if self.intervals is None else self.intervals.ratio)
+        return next((r for r in candidates if r is not None and not math.isnan(r.estimate + r.low)), None)
+
+    @property
+    def set_means(self) -> FloatArray:
+        """[S] mean accuracy of each set."""
+        return np.asarray(self.accuracy.mean(axis=1))
+
+    @property
+    def permutation_means(self) -> FloatArray:
+        """[P] mean accuracy of each permutation."""
+        return np.asarray(self.accuracy.mean(axis=0))
+
+    @property
+    def missing_total(self) -> float:
+        """Share of all answers (by weight) that are not ok."""
+        return sum(self.missing.values())
+
+    def same_label_sequence(self, shots: int | None) -> bool:
+        """Whether a permutation of `shots` demonstrations in label order fixes their labels, whatever the set."""
+        return bool(shots and self.num_labels and shots % self.num_labels == 0)
+
+    def to_dict(self, shots: int | None = None) -> dict[str, Any]:
+        """Everything as JSON-safe lists, dictionaries and numbers; NaN and infinity become None.
+
+        `shots` is the number of demonstrations that the summary is about; what the components mean depends on it.
+        """
+        content: dict[str, Any] = plain(self)
+        content["shots"], (content["num_sets"], content["num_permutations"]) = shots, self.accuracy.shape
+        content["set_means"], content["permutation_means"] = plain(self.set_means), plain(self.permutation_means)
+        content["missing_total"] = self.missing_total
+        if self.calibration is not None:
+            content["calibration_over_orderings"] = plain(over_orderings(self.calibration))
+        if self.components is not None:
+            content["components"] |= _component_summary(self.components, self.same_label_sequence(shots))
+        if self.tokens is not None:
+            content["tokens"]["saving"] = plain(self.tokens.saving)
+        content["quoted"], content["conclusion"] = plain(self.quoted), conclusion(self, shots)
+        return content
+
+
+def sensitivity_summary(
+    correct: npt.ArrayLike,
+    label_logprob: npt.ArrayLike | Iterator[npt.NDArray[Any]] | None = None,
+    targets: npt.ArrayLike | None = None,
+    state: npt.ArrayLike | None = None,
+    *,
+    weights: npt.ArrayLike | None = None,
+    tokens: TokenReport | None = None,
+    seed: int = 0,
+) -> SensitivitySummary:
+    """Everything that is said about sets and orders at one number of shots.
+
+    Args:
+        correct: [S, P, Q] 0 or 1.
+        label_logprob: [S, P, Q, L] log-likelihood of each label in nats, for near-ties and, with targets, calibration;
+            or an iterator over the [Q, L] of each set and permutation, held one by one.
+        targets: [Q] index of the right label.
+        state: [S, P, Q] integers, 0 = ok.
+        weights: [Q] how often each query counts in every mean and share: accuracy and all that is computed of it,
+            standard error, calibration, near-ties, what is missing. A query is still one draw: variance components, and
+            the effects free of item noise with them, count distinct queries once each.
+        tokens: the engine's token counts for the study.
+        seed: of the interval draws.
+
+    Raises RequestError on shapes that do not fit and DataError where no query is ok in every cell. Cost: O(S·P·Q·L).
+    """
+    items = np.asarray(correct)
+    if items.ndim != 3:
+        raise RequestError(f"a sensitivity summary needs correct of shape [S, P, Q], got {list(items.shape)}")
+    cells = stats.accuracy(items, state, weights)
+    if cells.num_queries == 0:
+        raise DataError(_no_common_query(np.asarray(state)))
+    matrix = cells.values
+    labels = None if label_logprob is None else _about_labels(label_logprob, items.shape, targets, state, weights)
+    crossed = min(matrix.shape) >= 2
+    components = stats.variance_components(items, state) if crossed and cells.num_queries >= 2 else None
+    intervals = stats.generalized_interval(matrix, seed=seed) if crossed else None
+    jackknife = stats.jackknife_ratio_interval(matrix) if min(matrix.shape) >= 3 else None
+    needed = stats.needed_design(matrix) if crossed else None
+    return SensitivitySummary(
+        accuracy=matrix,
+        num_queries=cells.num_queries,
+        num_labels=None if labels is None else labels.num_labels,
+        dropped=cells.dropped,
+        missing=_missing(state, weights),
+        mean=float(matrix.mean()),
+        mean_se=_mean_se(items, state, weights),
+        spreads={estimator: spread_of(matrix, estimator) for estimator in _ESTIMATORS},
+        intervals=intervals,
+        jackknife=jackknife,
+        components=components,
+        effects=None if components is None else stats.effect_interval(components, seed=seed),
+        needed=needed,
+        best=_ranked(matrix, 1.0),
+        worst=_ranked(matrix, 0.0),
+        low_tail=_ranked(matrix, 0.05),
+        calibration=None if labels is None else labels.calibration,
+        near_ties=None if labels is None else labels.near_ties,
+        tokens=None if tokens is None else TokenSavings.of(tokens),
+        warnings=tuple(_warnings(matrix, jackknife, components)),
+    )
+
+
+def over_orderings(calibration: Calibration) -> dict[str, dict[str, float]]:
+    """Mean, lowest and highest of every score beyond accuracy, over all orderings."""
+    return {
+        score: {"mean": float(values.mean()), "lowest": float(values.min()), "highest": float(values.max())}
+        for score, values in calibration._asdict().items()
+    }
+
+
+def conclusion(summary: SensitivitySummary, shots: int | None = None) -> list[str]:
+    """The result in plain sentences: what order and choice of `shots` demonstrations do, and whether r differs from 1.
+
+    The movements are free of item noise where the design allows it; r is the one to quote (`SensitivitySummary.quoted`)
+    and is called different from 1 only where taking out the item noise leaves it so.
+    """
+    if shots == 0:
+        return [f"At k = 0 there are no demonstrations to order or to choose; accuracy is {percent(summary.mean)}."]
+    if summary.accuracy.size > 1 and np.ptp(summary.accuracy) == 0:
+        at = "" if shots is None else f"At k = {shots}, "
+        return [
+            f"{at}all {summary.accuracy.size} orderings have the accuracy {percent(summary.mean)}: how far order or "
+            "choice moves it on other queries is not known."
+        ]
+    return [_movements(summary, shots), *_verdict(summary)]
+
+
+def _movements(summary: SensitivitySummary, shots: int | None) -> str:
+    start = "Another" if shots is None else f"At k = {shots}, another"
+    order, selection = (_movement(summary, field) for field in ("order", "selection"))
+    noise = "item noise included" if summary.effects is None else "item noise taken out; 95 % intervals"
+    return (
+        f"{start} order of the same demonstrations moves accuracy by {order}, another choice of demonstrations by "
+        f"{selection} (one standard deviation, {noise})."
+    )
+
+
+def _movement(summary: SensitivitySummary, field: str) -> str:
+    if summary.effects is not None:
+        size, low, high, _ = getattr(summary.effects, field)
+        return f"{spread_in_points(size)} [{100 * low:.1f} to {100 * high:.1f}]"
+    return spread_in_points(getattr(summary.printed, field))
+
+
+def _verdict(summary: SensitivitySummary) -> list[str]:
+    """What r says, and which r it is; nothing where nothing bounds it."""
+    r, free = summary.quoted, None if summary.effects is None else summary.effects.ratio
+    if r is None:
+        return []
+    name = "as printed in arXiv 2511.09700, jackknife" if r == summary.jackknife else "root mean square, generalised"
+    verdict, side = f"r = choice / order = {with_bounds(r)}", side_of(r, 1)
+    if side == 0:
+        verdict += f" cannot be told from 1: which of the two matters more stays open; {_remedy(summary)}."
+    elif free is not None and side_of(free, 1) != side:
+        verdict += (
+            " excludes 1, but without item noise r cannot be told from 1: which of the two matters more stays open."
+        )
+    else:
+        larger, smaller = ("order", "choice") if side < 0 else ("choice", "order")
+        verdict += f" can be told from 1: the {larger} matters more than the {smaller}."
+    quote = f"This is the r to quote ({name} interval)"
+    if free is None or math.isnan(free.estimate):
+        return [verdict, f"{quote}."]
+    return [verdict, f"{quote}; beside it, free of the noise of {summary.num_queries:,} queries: {with_bounds(free)}."]
+
+
+def _remedy(summary: SensitivitySummary) -> str:
+    needed = summary.needed
+    if needed is None:
+        return "no practical design would settle it at this estimate"
+    if needed.num_sets <= min(summary.accuracy.shape):
+        return "more sets and permutations would narrow it"
+    return (
+        f"if r is {needed.ratio:.2f}, about {needed.num_sets:,} sets x {needed.num_permutations:,} permutations would "
+        "settle it"
+    )
+
+
+def _component_summary(components: VarianceComponents, same_label_sequence: bool) -> dict[str, Any]:
+    return {
+        "shares": plain(components.shares),
+        "order_effect": components.order_effect,
+        "selection_effect": components.selection_effect,
+        "ratio": plain(components.ratio),
+        "in_words": stats.explain_components(components, same_label_sequence=same_label_sequence),
+    }
+
+
+def _warnings(matrix: FloatArray, jackknife: Interval | None, components: VarianceComponents | None) -> Iterator[str]:
+    """What makes r doubtful."""
+    has_jackknife = jackknife is not None and not math.isnan(jackknife.low)
+    for warning in stats.skewness_warnings(matrix):
+        yield (
+            warning
+            if has_jackknife
+            else warning.replace(
+                "quote r with the jackknife",
+                "and there is no jackknife interval to quote instead: add sets and permutations",
+            )
+        )
+    if components is not None and components.sigma2.SP > 0 >= max(components.sigma2.S, components.sigma2.P):
+        yield (
+            "neither sets nor permutations show an effect of their own beyond that of single orderings: without item "
+            "noise order and selection are then equal, and r is 1, by construction"
+        )
+
+
+class _AboutLabels(NamedTuple):
+    """Scores of the log-likelihoods of the labels."""
+
+    num_labels: int
+    calibration: Calibration | None
+    near_ties: float
+
+
+def _about_labels(
+    label_logprob: npt.ArrayLike | Iterator[npt.NDArray[Any]],
+    shape: tuple[int, ...],
+    targets: npt.ArrayLike | None,
+    state: npt.ArrayLike | None,
+    weights: npt.ArrayLike | None,
+) -> _AboutLabels:
+    """Calibration and near-ties of the orderings [S, P], from one after the other, so that the log-likelihoods of one
+    alone are in memory."""
+    states = np.zeros(shape, np.uint8) if state is None else np.asarray(state)
+    unusable = states.any(axis=(0, 1))
+    # einsum casts in small buffers; a matrix product would make a float copy of the whole tensor
+    num_ok = np.einsum("spq,q->sp", (states == 0).view(np.uint8), query_weights(weights, shape[-1]))
+    num_near, scores = 0.0, []
+    for cell, logprob in zip(np.ndindex(shape[:2]), _by_ordering(label_logprob, shape), strict=True):
+        if num_ok[cell]:
+            num_near += num_ok[cell] * stats.near_tie_rate(logprob, states[cell], weights=weights)
+        if targets is not None:
+            scores.append(stats.calibration(logprob, targets, unusable, weights=weights))
+    return _AboutLabels(
+        num_labels=logprob.shape[-1],
+        calibration=Calibration(*np.array(scores).T.reshape(-1, *shape[:2])) if scores else None,
+        near_ties=num_near / float(num_ok.sum()),
+    )
+
+
+def _by_ordering(
+    label_logprob: npt.ArrayLike | Iterator[npt.NDArray[Any]], shape: tuple[int, ...]
+) -> Iterator[npt.NDArray[Any]]:
+    if isinstance(label_logprob, Iterator):
+        return label_logprob
+    tensor = np.asarray(label_logprob)
+    if tensor.shape[:-1] != shape:
+        wanted, got = [*shape, "L"], list(tensor.shape)
+        raise RequestError(f"label_logprob must have shape {wanted} to fit correct, got {got}")
+    return iter(tensor.reshape(-1, *tensor.shape[2:]))
+
+
+def _no_common_query(state: npt.NDArray[Any]) -> str:
+    failures = (state != 0).mean(axis=2)
+    if (state == STATES.index("unparsed")).any(axis=(0, 1)).all():
+        return "every query has a text that no answer could be read from; --unparsed wrong counts such texts as wrong"
+    s, p = np.unravel_index(int(failures.argmax()), failures.shape)
+    return (
+        f"no query is ok in every cell; set {s} under permutation {p} lacks most, {failures[s, p]:.0%} of its queries: "
+        "leave it out or see its states"
+    )
+
+
+def _missing(state: npt.ArrayLike | None, weights: npt.ArrayLike | None) -> dict[str, float]:
+    """Share of all answers (by weight) in each state but ok, by its name, or by its number where it has none."""
+    if state is None:
+        return dict.fromkeys(STATES[1:], 0.0)
+    states, weight = np.asarray(state), None if weights is None else np.asarray(weights, dtype=np.float64)
+    shares = {
+        int(code): float(np.average((states == code).mean(axis=(0, 1)), weights=weight)) for code in np.unique(states)
+    }
+    named = {name: shares.pop(code, 0.0) for code, name in enumerate(STATES)}
+    return {name: share for name, share in named.items() if name != "ok"} | {
+        f"state {code}": share for code, share in shares.items()
+    }
+
+
+def _mean_se(items: npt.NDArray[Any], state: npt.ArrayLike | None, weights: npt.ArrayLike | None) -> float:
+    if state is None:
+        return stats.clustered_se(items, weights)
+    usable = ~np.asarray(state).any(axis=(0, 1))
+    return stats.clustered_se(items[..., usable], None if weights is None else np.asarray(weights)[usable])
+
+
+def spread_of(matrix: FloatArray, estimator: stats.Estimator) -> Spread:
+    """Both sensitivities and r of accuracy [S, P]; NaN where undefined."""
+    return Spread(
+        stats.order_sensitivity(matrix, estimator),
+        stats.selection_sensitivity(matrix, estimator),
+        stats.sensitivity_ratio(matrix, estimator),
+    )
+
+
+def _ranked(matrix: FloatArray, quantile: float) -> Ordering:
+    """The ordering at a quantile of accuracy; ties go to the lowest set, then permutation."""
+    order = np.argsort(matrix, axis=None, kind="stable")
+    value = np.ravel(matrix)[order[max(math.ceil(quantile * matrix.size) - 1, 0)]]
+    s, p = np.argwhere(matrix == value)[0]
+    return Ordering(int(s), int(p), float(value))

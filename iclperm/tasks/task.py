@@ -1,0 +1,418 @@
+"""Tasks: where the examples are, how a demonstration and a query are worded, which labels or answers there are."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PrivateAttr, field_validator
+
+from iclperm.errors import ConfigError, DataError
+from iclperm.study.choices import Choices, read_yaml, refuse_other_keys
+from iclperm.tasks.answers import Answer
+from iclperm.tasks.lm_eval import from_lm_eval, is_lm_eval
+from iclperm.tasks.loaders import missing_column
+from iclperm.tasks.sources import Dataset, Split, Word, found_in
+from iclperm.tasks.templates import Template
+
+__all__ = ["BUILTIN", "Dataset", "Examples", "Split", "Task", "builtin_tasks", "template_text"]
+
+BUILTIN = Path(__file__).parent / "builtin"
+_STARTER = Path(__file__).parent / "starter.yaml"
+_GENERATED_STARTER = Path(__file__).parent / "starter_generated.yaml"
+
+Text = Annotated[str, Field(max_length=65_536)]
+_MAX_NAME = 64
+_NAME = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,{_MAX_NAME - 1}}}$"
+_JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
+_OF_LABELS = ("labels", "label_field", "continuation")
+_OF_ANSWERS = {"answer", "stop", "max_new_tokens"}
+
+
+class _Row(NamedTuple):
+    """One row as it was read: where it stands, what the templates see, the position of its class, the right answer."""
+
+    place: str
+    fields: dict[str, Any]
+    label: int
+    answer: str
+
+
+class _Content(NamedTuple):
+    """What one row says: the hash that identifies it, what the templates see, the position of its class, and the right
+    answer."""
+
+    hash: str
+    fields: dict[str, Any]
+    label: int
+    answer: str
+
+
+@dataclass(frozen=True)
+class Examples:
+    """One split of a task, each content once (the first occurrence), in file order.
+
+    ``fields`` are the values the templates see, ``labels`` int64 [N] are positions in the task's classes (the L axis; 0
+    for a generated task), ``answers`` the right answers: the label's word, or what the data holds where answers are
+    generated. ``hashes`` identify the content (the rendered query, case and white space aside). ``num_duplicates`` rows
+    were left out, of which ``num_conflicting`` have another answer than the row that was kept. ``digest`` is the
+    SHA-256 of the fields and labels (or answers) kept, in order: equal for equal data, whatever kind of file it came
+    from.
+    """
+
+    split: str
+    fields: list[dict[str, Any]]
+    labels: NDArray[np.int64]
+    answers: list[str]
+    hashes: list[str]
+    num_duplicates: int
+    num_conflicting: int
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+
+class Task(Choices):
+    """A task read from a YAML file; raises `ConfigError` naming the key, the value and the remedy.
+
+    ``fields`` maps the names used in the templates to columns of the data. A classification task has ``labels``: the
+    label words, or the word for each value of the data's ``label_field``; their order is the L axis. ``demonstration``
+    and ``continuation`` also see ``label``, the word; ``query`` does not. A generated task has ``answer`` instead, how
+    the text that a model writes is read and held against a column, and a ``query`` that does not show that column.
+    Generated text ends at one of ``stop`` or after ``max_new_tokens``; without the latter, where a label would.
+    ``instruction`` opens every prompt and is followed by the separator. ``shots`` is the default k. ``description``,
+    ``source`` and ``licence`` inform only.
+    """
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    description: Text = ""
+    source: Text = ""
+    licence: Text = ""
+    data: Dataset
+    fields: Annotated[dict[str, Word], Field(min_length=1)]
+    label_field: Word = "label"
+    labels: (
+        Annotated[list[Word], Field(min_length=2)] | Annotated[dict[str | int, Word], Field(min_length=2)] | None
+    ) = None
+    answer: Answer | None = None
+    instruction: Text = ""
+    demonstration: Text
+    query: Text
+    continuation: Text = " {{ label }}"
+    separator: Text = "\n\n"
+    stop: list[Word] = Field(["\n"], min_length=1)
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    shots: Annotated[int, Field(ge=0, le=100_000)]
+    _folder: Path = PrivateAttr(default_factory=Path)
+    _templates: dict[str, Template] = PrivateAttr(default_factory=dict)
+    _contents: dict[Split, list[_Content]] = PrivateAttr(default_factory=dict)
+
+    @field_validator("data", "answer", mode="before")
+    @classmethod
+    def _keyed_by_text(cls, block: Any) -> Any:
+        if isinstance(block, dict):
+            refuse_other_keys(block)
+        return block
+
+    @field_validator("labels")
+    @classmethod
+    def _distinct_words(
+        cls, labels: list[str] | dict[str | int, str] | None
+    ) -> list[str] | dict[str | int, str] | None:
+        if labels is None:
+            return None
+        words = Counter(" ".join(word.split()) for word in (labels.values() if isinstance(labels, dict) else labels))
+        for word, count in words.items():
+            if not word:
+                raise ValueError("a label word is blank; give every label a word")
+            if count > 1:
+                raise ValueError(f"the label word {word!r} occurs twice; give every label its own word")
+        for value, count in Counter(map(str, labels)).items():
+            if not value.strip() or count > 1:
+                raise ValueError(f"the data's label {value!r} is blank or occurs twice; list every label once")
+        return labels
+
+    def model_post_init(self, context: Any, /) -> None:
+        if "label" in self.fields and self.answer is None:
+            raise ConfigError("in 'fields' the name 'label' stands for the label's word; give the field another name")
+        self._refuse_mixtures()
+        label = set() if self.is_generated else {"label"}
+        allowed = {"demonstration": {*self.fields, *label}, "query": set(self.fields), "continuation": {"label"}}
+        for name, known in allowed.items():
+            template = self._templates[name] = Template(name, getattr(self, name))
+            if unknown := sorted(template.variables - known):
+                raise ConfigError(f"the template {name!r} uses {unknown[0]!r}; it may use {', '.join(sorted(known))}")
+        if not self._templates["query"].variables:
+            raise ConfigError(
+                "the template 'query' shows no field, so all queries are the same; write {{ }} around one of "
+                f"{', '.join(self.fields)}"
+            )
+        if self.answer is not None:
+            self._refuse_given_answers(self.answer.field)
+        else:
+            self._refuse_hidden_labels()
+            self._refuse_equal_continuations()
+
+    def _refuse_mixtures(self) -> None:
+        """Either labels, or an answer that the model writes."""
+        if self.answer is None and self.labels is None:
+            raise ConfigError("a task needs the key 'labels', or the key 'answer' where the model writes its answer")
+        if self.answer is None:
+            return
+        for key in _OF_LABELS:
+            if key in self.model_fields_set:
+                raise ConfigError(
+                    f"a task has the key 'answer' and the key {key!r}, which is for tasks with labels; drop one"
+                )
+        if self.max_new_tokens is None:
+            raise ConfigError(
+                "a task with the key 'answer' needs the key 'max_new_tokens', the most tokens of an answer"
+            )
+
+    def _refuse_given_answers(self, column: str) -> None:
+        query = self._templates["query"].variables
+        for name in sorted(query):
+            if self.fields[name] == column:
+                raise ConfigError(f"the template 'query' shows {name!r}, the column of the answer; leave it out")
+        if not self._templates["demonstration"].variables - query:
+            raise ConfigError("the template 'demonstration' shows no more than 'query'; show the answer in it")
+
+    def _refuse_hidden_labels(self) -> None:
+        for name in ("demonstration", "continuation"):
+            if "label" not in self._templates[name].variables:
+                raise ConfigError(f"the template {name!r} does not show the label; write {{{{ label }}}} in it")
+
+    def _refuse_equal_continuations(self) -> None:
+        """Labels that differ as words may still read alike where a template cuts them."""
+        try:
+            texts = self.continuations()
+        except DataError as error:
+            raise ConfigError(str(error)) from None
+        words: dict[str, str] = {}
+        for word, text in zip(self.words, texts, strict=True):
+            if not text.strip():
+                raise ConfigError(f"the template 'continuation' makes the label {word!r} blank; show {{{{ label }}}}")
+            if (other := words.setdefault(text, word)) != word:
+                raise ConfigError(
+                    f"the template 'continuation' makes {text!r} of both {other!r} and {word!r}; let it tell them apart"
+                )
+
+    @classmethod
+    def load(cls, name: str | Path, data: str | Path | None = None) -> Self:
+        """A built-in task by name, or a task file by path; raises `ConfigError` naming the tasks there are.
+
+        ``mmlu:anatomy,virology`` is the part of a built-in task whose column ``choose`` holds one of these values.
+        ``data`` is a folder to read instead of what the task names: laid out as the task's data set is on the Hub, or
+        with ``train``, ``test`` and ``dev`` (also called ``validation`` or ``valid``) as .jsonl, .csv, .tsv or
+        .parquet, or as ``train-*.parquet``, itself or in its sub-folder ``data``; or a folder that has such a one,
+        called like the task. A split that it lacks is the share that the task declares, else a `DataError` names it.
+        """
+        built_in, colon, values = str(name).partition(":")
+        if colon and built_in in builtin_tasks():
+            return cls.load(built_in, data)._part([value.strip() for value in values.split(",")])
+        path = BUILTIN / f"{name}.yaml" if name in builtin_tasks() else Path(name)
+        if not path.is_file():
+            close = difflib.get_close_matches(built_in, builtin_tasks(), n=1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            known = ", ".join(builtin_tasks())
+            raise ConfigError(f"there is no task {str(name)!r}; {meant}built in: {known}, or give a task file's path")
+        task = cls.from_file(path)
+        if data is None:
+            return task
+        folder = Path(data).resolve()
+        own = folder / task.name
+        is_shared = folder.is_dir() and own.is_dir()
+        return task.model_copy(update={"data": found_in(own if is_shared else folder, task.data)})
+
+    def _part(self, values: list[str]) -> Self:
+        """The task on the rows that hold one of ``values``, under a name of its own."""
+        if self.data.choose is None:
+            raise ConfigError(f"task {self.name!r} has no parts to choose from; give its name alone")
+        if not all(values):
+            raise ConfigError(f"the task {self.name!r} is followed by ':' and a blank {self.data.choose}; name one")
+        name = "-".join([self.name, *(re.sub(r"[^A-Za-z0-9_.-]+", "_", value) for value in values)])
+        if len(name) > _MAX_NAME:
+            name = f"{name[: _MAX_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return self.model_copy(update={"name": name, "data": self.data.model_copy(update={"keep": values})})
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Reads a task file, ours or one of lm-evaluation-harness; its data files are relative to its folder."""
+        try:
+            content = read_yaml(path)
+            task = cls(**(from_lm_eval(content, path) if is_lm_eval(content) else content))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        task._folder = Path(path).resolve().parent
+        return task
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the model writes its answer, instead of choosing among labels."""
+        return self.answer is not None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The label words, in the order of the L axis; none where answers are generated."""
+        return tuple(self.labels.values() if isinstance(self.labels, dict) else self.labels or ())
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What demonstrations and queries are balanced over: the label words, or one class of all examples."""
+        return self.words or ("all",)
+
+    def examples(self, split: Split) -> Examples:
+        """Reads one split; raises `DataError` naming file and line of what does not fit. O(rows).
+
+        A split that is a share of another holds the content whose hash lies in its part of [0, 1): the same whatever
+        the order of the rows and the seed of a study, and on one side only, however often a row is repeated.
+        """
+        if getattr(self.data, split, None) is None:
+            raise ConfigError(
+                f"task {self.name!r} has no {split!r} data; name a file, or a share of train, under 'data'"
+            )
+        contents = self._split_contents(split)
+        kept: dict[str, _Content] = {}
+        num_conflicting = sum(row.answer != kept.setdefault(row.hash, row).answer for row in contents)
+        return Examples(
+            split=split,
+            fields=[row.fields for row in kept.values()],
+            labels=np.array([row.label for row in kept.values()], dtype=np.int64),
+            answers=[row.answer for row in kept.values()],
+            hashes=list(kept),
+            num_duplicates=len(contents) - len(kept),
+            num_conflicting=num_conflicting,
+            digest=_digest([row.fields, row.answer if self.is_generated else row.label] for row in kept.values()),
+        )
+
+    def opening(self) -> str:
+        """The text before the first demonstration."""
+        return self.instruction + self.separator if self.instruction else ""
+
+    def render_demonstration(self, fields: Mapping[str, Any], label: int) -> str:
+        """One demonstration's text, without the separator that follows it."""
+        return self._templates["demonstration"].render(self._shown(fields, label))
+
+    def render_query(self, fields: Mapping[str, Any]) -> str:
+        """One query's text, up to where the label or the answer begins."""
+        return self._templates["query"].render(fields)
+
+    def render_queries(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """`render_query` of many rows at once, which is quicker where the template needs a process of its own."""
+        return self._templates["query"].render_all(rows)
+
+    def render_demonstrations(self, rows: Sequence[Mapping[str, Any]], labels: Sequence[int]) -> list[str]:
+        """`render_demonstration` of many rows at once."""
+        return self._templates["demonstration"].render_all(
+            [self._shown(fields, label) for fields, label in zip(rows, labels, strict=True)]
+        )
+
+    def _shown(self, fields: Mapping[str, Any], label: int) -> Mapping[str, Any]:
+        """What the template of a demonstration sees."""
+        return fields if self.is_generated else {**fields, "label": self.words[label]}
+
+    def continuations(self) -> list[str]:
+        """The text of each label after a query, [L]; the one text "" where answers are generated."""
+        if self.is_generated:
+            return [""]
+        return self._templates["continuation"].render_all([{"label": word} for word in self.words])
+
+    def wording_hash(self) -> str:
+        """SHA-256 of all that turns a row into text, and generated text into an answer."""
+        wording = self.model_dump(mode="json", exclude={"name", "description", "source", "licence", "data", "shots"})
+        # Tasks with labels keep the hashes that they had before there were others.
+        for key in _OF_LABELS if self.answer else _OF_ANSWERS - self.model_fields_set:
+            del wording[key]
+        if self.answer:
+            wording["answer"] = self.answer.model_dump(mode="json", exclude_defaults=True)
+        return hashlib.sha256(json.dumps(wording, sort_keys=True).encode()).hexdigest()
+
+    def _split_contents(self, split: Split) -> list[_Content]:
+        source, start, end = self.data.part(split)
+        # 52 bits of the hash: every position is exact, and below 1.
+        contents = [row for row in self._read(source) if start <= int(row.hash[:13], 16) / 2**52 < end]
+        if not contents:
+            raise DataError(
+                f"task {self.name!r}: its shares leave the split {split!r} no rows; change them under 'data'"
+            )
+        return contents
+
+    def _read(self, split: Split) -> list[_Content]:
+        if split not in self._contents:
+            columns = dict.fromkeys((*self.fields.values(), self._gold_column))
+            positions = {str(value): position for position, value in enumerate(self.labels or ())}
+            rows = [self._row(place, row, positions) for place, row in self.data.rows(self._folder, split, columns)]
+            # What the model gets to read counts: fields that differ elsewhere make the same prompt.
+            texts = self._templates["query"].render_all([row.fields for row in rows], [row.place for row in rows])
+            self._contents[split] = [
+                _Content(hashlib.sha256(_normalised(text).encode()).hexdigest(), row.fields, row.label, row.answer)
+                for row, text in zip(rows, texts, strict=True)
+            ]
+        return self._contents[split]
+
+    @property
+    def _gold_column(self) -> str:
+        return self.label_field if self.answer is None else self.answer.field
+
+    def _row(self, place: str, row: Mapping[str, Any], positions: Mapping[str, int]) -> _Row:
+        for column in (*self.fields.values(), self._gold_column):
+            if column not in row:
+                raise missing_column(place, column, row)
+            if row[column] is None:
+                raise DataError(f"{place}: the column {column!r} holds no value; fill it in or remove the row")
+        fields = {name: row[column] for name, column in self.fields.items()}
+        label, answer = self._gold(place, row[self._gold_column], positions)
+        return _Row(place, fields, label, answer)
+
+    def _gold(self, place: str, value: Any, positions: Mapping[str, int]) -> tuple[int, str]:
+        """The class and the right answer of a row."""
+        text = str(value)
+        shown = repr(text) if text.strip() else "blank"
+        if self.is_generated:
+            if not isinstance(value, str | int | float) or not text.strip():
+                raise DataError(f"{place}: the answer {self._gold_column!r} is {shown}; give a text or a number")
+            return 0, text
+        if text not in positions:
+            raise DataError(f"{place}: {self.label_field!r} is {shown}; the labels are {', '.join(positions)}")
+        return positions[text], self.words[positions[text]]
+
+
+def _digest(rows: Iterable[list[Any]]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(f"{_JSON.encode(row)}\n".encode())
+    return digest.hexdigest()
+
+
+def _normalised(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def builtin_tasks() -> list[str]:
+    """The names of the tasks that come with the package."""
+    return sorted(path.stem for path in BUILTIN.glob("*.yaml"))
+
+
+def template_text(name: str, generated: bool = False) -> str:
+    """A commented task file to start from: it works as it stands for a train.csv beside it, with columns text and
+    label, or question and answer where answers are ``generated``.
+
+    Raises `ConfigError` for a name that a task cannot have.
+    """
+    if not re.fullmatch(_NAME, name):
+        raise ConfigError(
+            f"the task name {name!r} must be letters, digits, '_', '.' and '-', at most {_MAX_NAME} of them"
+        )
+    starter = _GENERATED_STARTER if generated else _STARTER
+    return starter.read_text(encoding="utf-8").replace("NAME", name)
