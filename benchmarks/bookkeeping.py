@@ -20,13 +20,13 @@ from typing import Any
 from _machine import options, publish
 
 import iclperm
-from iclperm import answering, runner, work
-from iclperm.cli import DEMO_SETTING
+from iclperm.cli.commands import DEMO_STUDY
 from iclperm.engine import Engine
-from iclperm.scores import Scores
-from iclperm.store import RunFolder
-from iclperm.study import Study
-from iclperm.tasks import Task
+from iclperm.runs import execute, scorers, work
+from iclperm.runs.folder import RunFolder
+from iclperm.runs.read import ContextAnswers
+from iclperm.study.study import Study
+from iclperm.tasks.task import Task
 
 BAR = 0.05
 PHASES: list[tuple[str, Any, str]] = [
@@ -36,12 +36,12 @@ PHASES: list[tuple[str, Any, str]] = [
     ("tokenizer", work, "_tokenizer"),
     ("tokenise", work, "tokenise"),
     ("plan", work, "_stage"),
-    ("tables", runner, "tables"),
+    ("tables", execute, "tables"),
     ("folder", RunFolder, "create"),
     ("records", RunFolder, "write_session"),
-    ("items", answering.LocalModel, "_of_unit"),
+    ("items", scorers.LocalModel, "_of_unit"),
     ("write", RunFolder, "write"),
-    ("fill", Scores, "fill"),
+    ("fill", ContextAnswers, "fill"),
 ]
 
 
@@ -88,7 +88,7 @@ def measure() -> dict[str, float]:
     seconds: defaultdict[str, float] = defaultdict(float)
     with tempfile.TemporaryDirectory() as folder, clocked(seconds) as engines:
         started = time.perf_counter()
-        run = iclperm.run(Study(**DEMO_SETTING), Path(folder) / "run")
+        run = iclperm.run(Study(**DEMO_STUDY), Path(folder) / "run")
         wall = time.perf_counter() - started
     (loaded,) = engines
     engine = seconds.pop("load") + loaded.totals.seconds["total"]

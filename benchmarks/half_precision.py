@@ -19,9 +19,9 @@ from _machine import options, publish
 from token_efficiency import CASES, model
 
 import iclperm
-from iclperm.cli import DEMO_SETTING
+from iclperm.cli.commands import DEMO_STUDY
 from iclperm.engine import Engine
-from iclperm.study import Study
+from iclperm.study.study import Study
 
 NEAR_TIES = (1e-4, 0.01, 0.1)  # nats
 
@@ -29,7 +29,7 @@ NEAR_TIES = (1e-4, 0.01, 0.1)  # nats
 def demo(dtype: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Log-likelihoods [prompts, labels] of the demo study, and whether each prompt was answered correctly."""
     with tempfile.TemporaryDirectory() as folder:
-        run = iclperm.run(Study(**DEMO_SETTING, dtype=dtype), Path(folder) / "run")
+        run = iclperm.run(Study(**DEMO_STUDY, dtype=dtype), Path(folder) / "run")
         return run.label_logprob.reshape(-1, run.label_logprob.shape[-1]), run.correct.reshape(-1)
 
 

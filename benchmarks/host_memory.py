@@ -66,7 +66,7 @@ def make_study(folder: Path, sizes: dict[str, int], labels: Sequence[str] = LABE
     import yaml
 
     from iclperm import demo
-    from iclperm.study import Study
+    from iclperm.study.study import Study
 
     texts = (" ".join(words) for words in itertools.permutations(_WORDS, 6))
     for split, count in (("train", 4 * sizes["shots"] + 64), ("test", sizes["queries"])):
@@ -98,7 +98,7 @@ def run_study(folder: Path, stop_at: float = 1.0) -> None:
     """Runs the study with answers from nowhere; interrupted after a share of its parts."""
     import iclperm
     from iclperm.engine import Engine
-    from iclperm.study import Study
+    from iclperm.study.study import Study
 
     def progress(done: int, total: int) -> None:
         if stop_at * total <= done < total:
@@ -111,7 +111,7 @@ def run_study(folder: Path, stop_at: float = 1.0) -> None:
 
 def command(name: str, folder: Path, *arguments: str) -> None:
     """A command of ``iclperm`` on the run in a folder; it must succeed, its output is not shown."""
-    from iclperm.cli import main
+    from iclperm.cli.main import main
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -138,7 +138,7 @@ def measure(phase: str, folder: Path) -> dict[str, Any]:
 
     if phase.startswith("run"):
         import iclperm.engine.engine
-        import iclperm.runner  # noqa: F401
+        import iclperm.runs.execute  # noqa: F401
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     started = time.perf_counter()

@@ -42,10 +42,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from iclperm.base.environment import VARIABLES
 from iclperm.demo import model_path
 from iclperm.engine import Engine, Plan, plan_product
 from iclperm.engine.estimate import estimate
-from iclperm.process import VARIABLES
 
 SHAPES: dict[str, PretrainedConfig] = {
     "tiny": Qwen2Config(

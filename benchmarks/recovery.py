@@ -16,18 +16,18 @@ import numpy as np
 from _machine import options, publish
 
 from iclperm import stats
-from iclperm.reference.synthetic import Effects, answers, expected_ratio
+from iclperm.reference.synthetic import KnownEffects, answers, expected_ratio
 
 CASES = {
-    "as printed, order = selection": Effects(0.015, 0.015, 0.012),
-    "selection twice the order": Effects(0.04, 0.015, 0.012),
-    "order twice the selection": Effects(0.015, 0.04, 0.012),
-    "nothing": Effects(0.0, 0.0, 0.0),
+    "as printed, order = selection": KnownEffects(0.015, 0.015, 0.012),
+    "selection twice the order": KnownEffects(0.04, 0.015, 0.012),
+    "order twice the selection": KnownEffects(0.015, 0.04, 0.012),
+    "nothing": KnownEffects(0.0, 0.0, 0.0),
 }
 QUERIES = (60, 250, 500, 2_000)
 
 
-def case(name: str, effects: Effects, num_queries: int, repeats: int) -> dict[str, Any]:
+def case(name: str, effects: KnownEffects, num_queries: int, repeats: int) -> dict[str, Any]:
     """What many simulated studies estimate, beside the truth."""
     generator = np.random.default_rng([len(name), num_queries])
     sigma2, raw, free = [], [], []

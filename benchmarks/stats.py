@@ -219,11 +219,11 @@ COMPILE = """
     import time
     started = time.perf_counter()
     import numpy as np
-    from iclperm.stats import sensitivity, tensor
+    from iclperm.stats import limits, tensor
     imported = time.perf_counter()
     from iclperm.stats import _kernels
-    sensitivity._NUMBA_FROM = 1
-    tensor.tensor_sums(np.ones((2, 2, 2, 8), np.uint8), np.zeros((2, 2, 2, 8), np.uint8))
+    small = limits.ComputeLimits(numba_from=1)
+    tensor.tensor_sums(np.ones((2, 2, 2, 8), np.uint8), np.zeros((2, 2, 2, 8), np.uint8), limits=small)
     print(time.perf_counter() - imported)
 """
 

@@ -22,7 +22,8 @@ from _machine import publish
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from iclperm.engine.kernels.triton_launch import Compilation, is_interpreted
+from iclperm.engine.kernels.triton_compilation import Compilation
+from iclperm.engine.kernels.triton_launch import is_interpreted
 
 MODULES = ("triton_attention", "triton_head", "triton_rowwise")
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}  # bytes one block may have

@@ -10,6 +10,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import pytest
 import torch
+from fast_tier import FastTier
 from hypothesis import settings
 
 from iclperm import _core
@@ -20,6 +21,10 @@ os.environ.pop("COLUMNS", None)  # set for xdist's workers: what is printed has 
 settings.register_profile("iclperm", deadline=None)
 settings.load_profile("iclperm")
 torch.set_num_threads(1)  # models this small only lose by more; what threads change has tests of its own
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FastTier(config), "fast tier")
 
 
 def pytest_report_header() -> str:
@@ -34,6 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the run, unless marked gpu")
+    parser.addoption("--every-module", action="store_true", help="the fast tier must run a function of every module")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of `iclperm.tasks.killable` let its process call; imports little, so that it starts fast."""
+"""What the tests of `iclperm.base.worker` let its process call; imports little, so that it starts fast."""
 
 import os
 import sys

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from iclperm.base.worker import StartError, Worker, WorkerError
 from iclperm.errors import ConfigError, DataError
 from iclperm.tasks import answers
 from iclperm.tasks.answers import Answer, Checker, Judgement, open_checker, strip_think, word_checker
-from iclperm.tasks.killable import StartError, Worker, WorkerError
 
 UNPARSED = Judgement(None, None, False)
 
@@ -41,8 +41,8 @@ def judge(checker: Checker, text: str, gold: str) -> Judgement:
     return judgement
 
 
-def judge_by(text: str, right: str, **answer) -> Judgement:
-    with open_checker(Answer(field="answer", **answer)) as checker:
+def judge_by(text: str, right: str, seconds: float = answers.MAX_SECONDS, **answer) -> Judgement:
+    with open_checker(Answer(field="answer", **answer), seconds=seconds) as checker:
         return judge(checker, text, right)
 
 
@@ -242,13 +242,11 @@ def test_a_text_without_end_is_unparsed(number):
 
 def test_mathematics_that_does_not_end_is_unparsed_once(monkeypatch):
     pytest.importorskip("math_verify")
-    monkeypatch.setattr(answers, "MAX_SECONDS", 0.5)
-    with open_checker(Answer(field="a", check="math")) as checker:
+    with open_checker(Answer(field="a", check="math"), seconds=2) as checker:
         assert judge(checker, r"\boxed{9^{9^{9^9}}}", "3") == Judgement(None, "timeout", False)
         with monkeypatch.context() as second:
             second.setattr(Worker, "call", lambda *_: pytest.fail("asked again"))
             assert judge(checker, r"so \boxed{9^{9^{9^9}}}", "3") == Judgement(None, "timeout", False)
-        monkeypatch.setattr(answers, "MAX_SECONDS", 30)
         assert judge(checker, r"\boxed{6/2}", "3").is_correct
 
 
@@ -325,15 +323,15 @@ def test_a_gold_pattern_finds_the_right_answer():
         judge_by("7", "7", **answer)
 
 
-def test_patterns_that_do_not_end_are_unparsed(monkeypatch):
-    monkeypatch.setattr(answers, "MAX_SECONDS", 0.3)
+def test_patterns_that_do_not_end_are_unparsed():
     endless = "(a+)+$"
     text = "a" * 60 + "b"
-    assert judge_by(text, "x", check="exact", rules=[{"pattern": endless}]) == Judgement(None, "timeout", False)
+    unread = Judgement(None, "timeout", False)
+    assert judge_by(text, "x", 0.3, check="exact", rules=[{"pattern": endless}]) == unread
     with pytest.raises(DataError, match=r"aab' cannot be read: .*took more than 0\.3 seconds of processor time"):
-        judge_by("a", text, check="exact", gold=endless)
+        judge_by("a", text, 0.3, check="exact", gold=endless)
     with pytest.raises(DataError, match="cannot be read"):
-        judge_by("a", text, check="exact", ignore=[endless])
+        judge_by("a", text, 0.3, check="exact", ignore=[endless])
 
 
 @pytest.mark.parametrize(

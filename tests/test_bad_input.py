@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from tiny import LABELS, byte_level_tokenizer, dummy_prefix_tokenizer, make_model, make_rows, make_task, write_rows
 from tokenizers import processors
 
-from iclperm import cli
+from iclperm.cli import main as cli
 
 Fragments = Sequence[str]
 GROWTH = ("--sets", 3, "--extend")
@@ -374,14 +374,10 @@ def test_a_memory_budget_that_no_prompt_fits(call, place):
         assert_refused(call(command, place.folder / "study.yaml", *out, "--json"), 2, fragments)
 
 
-def test_a_template_without_end(rerun, place, monkeypatch):
-    monkeypatch.setattr("iclperm.tasks.templates.MAX_RENDER_SECONDS", 0.05)
-    place.task({"query": "{% for a in text %}{% for b in text %}{% endfor %}{% endfor %}{{ text }}"})
-    rows = make_rows(1, 60)
-    write_rows(place.folder / "train.jsonl", [{**rows[0], "text": "a" * 100_000}, *rows])
-    refused_and_harmless(
-        rerun, place, 1, ["train.jsonl:1: the template 'query' cannot be rendered: it takes more than"]
-    )
+def test_a_template_without_end(rerun, place):
+    place.task({"query": "{{ 1.5 | round(400000000, 'ceil') }}{{ text }}"})  # one number, and hours for it
+    fragment = "train.jsonl:1: the template 'query' cannot be rendered: it takes more than 5 seconds"
+    refused_and_harmless(rerun, place, 1, [fragment])
 
 
 @pytest.mark.parametrize("name", ["study.yaml", "colours.yaml"])

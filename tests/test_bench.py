@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iclperm import bench, cli
+from iclperm import bench
 from iclperm.bench import contenders, environments, measure
 from iclperm.bench.cases import CASES, distinct_tokens, even_sample, first_paths, warm_up
-from iclperm.bench.contenders import OURS, PEERS, Contender, Worker, sampled
+from iclperm.bench.contenders import OURS, PEERS, Contender, ContenderProcess, sampled
 from iclperm.bench.environments import Environment, PeerError
 from iclperm.bench.measure import BenchOptions, Row, read_rows
 from iclperm.bench.models import MODELS, facts
-from iclperm.bench.peers.protocol import Workload, distinct_prefixes
+from iclperm.bench.peers.protocol import BenchWorkload, distinct_prefixes
 from iclperm.bench.table import render
+from iclperm.cli import main as cli
 from iclperm.demo import model_path
 from iclperm.errors import ConfigError, DataError, RequestError
 
@@ -73,7 +74,7 @@ def measured(tmp_path_factory):
         # bfloat16 a minute where the processor has none.
         halved = replace(options, dtypes=("bfloat16",), peers=("prefix_reuse",), repeats=1)
         rows = measure.run(halved, said.append, out)  # of both: a file is continued
-        patch.setattr(measure, "Worker", None)  # a second run has nothing to measure but what failed
+        patch.setattr(measure, "ContenderProcess", None)  # a second run has nothing to measure but what failed
         measure.run(replace(options, peers=("plain", "prefix_reuse")), said.append, out)
         again = measure.run(halved, said.append, out)
     return rows, again, out, said
@@ -121,7 +122,7 @@ def test_a_scaled_case_is_smaller_and_a_wrong_scale_is_refused():
 
 def test_a_workload_survives_its_file(tmp_path):
     work = even_sample(CASES["monte_carlo_multi"].scaled(0.1).build(VOCAB), 20, run=4)
-    read = Workload.load(work.save(tmp_path / "work.npz"))
+    read = BenchWorkload.load(work.save(tmp_path / "work.npz"))
     assert [list(map(list, getattr(read, name))) for name in ("paths", "marks", "queries", "labels")] == [
         list(map(list, getattr(work, name))) for name in ("paths", "marks", "queries", "labels")
     ]
@@ -238,7 +239,7 @@ def test_a_packed_tree_through_flex_attention_agrees(tmp_path):
     flex = Contender("flex", "on a CPU, uncompiled", PEERS / "flex_packed.py")
     scores = []
     for contender in (OURS, flex):
-        with Worker(contender, tmp_path / "log", threads=1) as worker:
+        with ContenderProcess(contender, tmp_path / "log", threads=1) as worker:
             worker.load(model_path(), "float32", 1, "cpu")
             about, logprobs = worker.score(file, tmp_path / "out.npy")
             scores.append(logprobs)

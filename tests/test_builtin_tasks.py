@@ -16,12 +16,13 @@ import yaml
 from click.testing import CliRunner
 from tiny import write_rows
 
-from iclperm import Study, Task, cli
-from iclperm.designs import draw
+from iclperm import Study, Task
+from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DataError
-from iclperm.prompts import prompt_text
-from iclperm.tasks import BUILTIN, builtin_tasks
+from iclperm.prompts.design import draw
+from iclperm.prompts.render import prompt_text
 from iclperm.tasks.answers import open_checker
+from iclperm.tasks.task import BUILTIN, builtin_tasks
 
 FIXTURES = Path(__file__).parent / "fixtures"
 HUB = ("dbpedia", "mmlu", "gsm8k", "mmlu_pro", "math")
@@ -146,7 +147,7 @@ def test_a_prompt_is_worded_exactly(name):
     design = draw(Study(sets=1, permutations=1, shots=1, queries=4), task, examples)
     opening, query, rest = WORDED[name]
     train, test = examples["train"], examples["test"]
-    (shown,), asked = design.demonstrations(0, 0, 0), design.asked[0].rows[2]
+    (shown,), asked = design.demonstrations(0, 0, 0), design.queries[0].rows[2]
     text = prompt_text(design, task, examples, cell=(0, 0, 0, 2))
     fields, answer = train.fields[shown], train.answers[shown]
     assert text.context == f"{opening}\n\n{query(fields)}{rest(fields, answer)}\n\n"

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from tiny import make_rows, make_task, write_rows
 from transformers import AutoTokenizer
 
-from iclperm import Study, Task, chat, demo
-from iclperm.chat import ChatTemplate, TextTokenizer, chat_format
-from iclperm.designs import CONTENT_FREE, content_free_examples, draw
+from iclperm import Study, Task, demo
 from iclperm.errors import ConfigError, ModelError, RequestError, TokenizationError
-from iclperm.prompts import prompt_text, prompt_tokens, tokenise
+from iclperm.prompts import chat
+from iclperm.prompts.chat import ChatTemplate, TextTokenizer, chat_format
+from iclperm.prompts.design import CONTENT_FREE, content_free_examples, draw
+from iclperm.prompts.encode import prompt_tokens
+from iclperm.prompts.render import prompt_text
+from iclperm.prompts.tokenise import tokenise
+from iclperm.tasks.templates import RenderLimits
 
 TEMPLATES = Path(__file__).parent / "fixtures" / "chat"
 # The tokens that a family's template writes: special ones, and others that are only added.
@@ -282,13 +286,13 @@ def test_a_template_that_fails_or_harms_is_refused_in_one_line(tmp_path, source,
     assert "\n" not in str(caught.value)
 
 
-def test_a_template_without_end_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(chat, "MAX_RENDER_SECONDS", 0.3)
+def test_a_template_without_end_is_killed(tmp_path):
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     task = Task.load(make_task(tmp_path))
     with pytest.raises(ModelError, match=r"takes more than 0\.3 seconds; set chat to none"):
-        chat_format("single", task, SimpleNamespace(chat_template=loops, special_tokens_map={}))
-    monkeypatch.undo()
+        chat_format(
+            "single", task, SimpleNamespace(chat_template=loops, special_tokens_map={}), RenderLimits(seconds=0.3)
+        )
     assert chat_format("single", task, TextTokenizer()).opening == "<|user|>"  # another process took its place
 
 

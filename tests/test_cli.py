@@ -1,6 +1,7 @@
 """The command line: one call of the API, one line for an error, four exit codes."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -9,16 +10,23 @@ import sys
 from pathlib import Path
 
 import click
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from tiny import LABELS, byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
-from iclperm import Study, answering, cli, runner
+from iclperm import Study, api
+from iclperm.base.files import writable
+from iclperm.cli import arguments, commands, options, progress, terminal
+from iclperm.cli import main as cli
 from iclperm.engine import Engine
-from iclperm.runner import Run
-from iclperm.store import writable
-from iclperm.tasks import Task, builtin_tasks
+from iclperm.errors import OutOfMemory
+from iclperm.runs import scorers
+from iclperm.runs.limits import WorkLimits
+from iclperm.studies.report import Run
+from iclperm.tasks.task import Task, builtin_tasks
 
 COMMANDS = ("bench", "demo", "export", "models", "plan", "report", "run", "stats", "status", "tasks", "verify")
 
@@ -42,11 +50,23 @@ def call(capsys, monkeypatch):
     """Runs the command line in this process; gives exit code, what was printed, and what was complained."""
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-    def run(*arguments):
+    def run(*arguments, limits=None):
         with pytest.raises(SystemExit) as exit_:
-            cli.main([str(argument) for argument in arguments])
+            cli.main([str(argument) for argument in arguments], limits=limits)
         printed = capsys.readouterr()
         return exit_.value.code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def demo(capsys):
+    """The demo of other sizes; gives what `call` gives."""
+
+    def run(out, *, as_json=False, **sizes):
+        code = commands.demo(out, as_json=as_json, choices=sizes)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
@@ -102,9 +122,9 @@ def test_a_plan_tells_the_memory_by_part(call, study_file):
 
 
 def test_every_key_of_a_study_is_a_flag():
-    assert set(cli.STUDY_KEYS) == set(Study.model_fields)
+    assert set(options.STUDY_KEYS) == set(Study.model_fields)
     numbers = {key for key, field in Study.model_fields.items() if "int" in str(field.annotation)}
-    assert numbers - {"memory_budget", "demonstrations", "endpoint"} == cli._NUMBERS
+    assert numbers - {"memory_budget", "demonstrations", "endpoint"} == options.NUMBERS
 
 
 @pytest.mark.parametrize(
@@ -123,7 +143,7 @@ def test_every_key_of_a_study_is_a_flag():
     ],
 )
 def test_an_endpoint_is_a_flag(text, endpoint):
-    assert cli._value("endpoint", text) == endpoint
+    assert arguments.value_of("endpoint", text) == endpoint
     assert Study(model="m", endpoint=endpoint).endpoint.model == "m"
 
 
@@ -250,8 +270,9 @@ def test_an_interrupt_leaves_a_resumable_run(call, study_file, tmp_path, monkeyp
 def test_a_termination_is_an_interrupt():
     script = (
         "import os, signal, sys\n"
-        "from iclperm import cli, runner\n"
-        "runner.run = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "from iclperm import api\n"
+        "from iclperm.cli import main as cli\n"
+        "api.run = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)\n"
         "cli.main(['run', '--out', 'nowhere'])\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
@@ -259,23 +280,41 @@ def test_a_termination_is_an_interrupt():
     assert "the same command continues" in done.stderr
 
 
+def numpys_error() -> MemoryError:
+    with pytest.raises(MemoryError) as raised:
+        np.empty(1 << 59)
+    return raised.value
+
+
+MEMORY_ERRORS = {
+    "Python": MemoryError(),
+    "NumPy": numpys_error(),
+    "Arrow": pa.ArrowMemoryError("malloc of size 8 failed"),
+    "system": OSError(errno.ENOMEM, "Cannot allocate memory"),
+    "torch": type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory.\nTried to allocate 2 GiB"),
+    "host": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    "device": RuntimeError("CUDA error: out of memory"),
+    "products": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "ours": OutOfMemory("unit 3 does not fit in memory; use fewer shots"),
+}
+
+
+@pytest.mark.parametrize("error", MEMORY_ERRORS.values(), ids=MEMORY_ERRORS)
 @pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory.\nTried to allocate 2 GiB"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
-    ],
+    ("command", "called"),
+    [(["run", "--out", "nowhere"], "run"), (["plan"], "plan"), (["report", "nowhere"], "open_run"), (["demo"], "run")],
+    ids=lambda given: given[0] if isinstance(given, list) else "",
 )
-def test_too_little_memory_is_resumable(call, monkeypatch, error):
+def test_too_little_memory_is_resumable(call, monkeypatch, command, called, error):
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr(runner, "run", full)
-    code, _, complaint = call("run", "--out", "nowhere")
+    monkeypatch.setattr(api, called, full)
+    code, _, complaint = call(*command)
     assert code == 3
-    assert complaint.startswith("error: out of memory; what is finished is kept")
-    assert "--memory-budget" in complaint
+    advice = str(error) if isinstance(error, OutOfMemory) else "out of memory; what is finished is kept"
+    assert complaint.startswith(f"error: {advice}")
+    assert isinstance(error, OutOfMemory) or "--memory-budget" in complaint
     assert complaint.count("\n") == 1
 
 
@@ -312,6 +351,26 @@ def test_a_folder_that_refuses_figures_hides_no_result(call, study_file, tmp_pat
     assert code == 3
     assert "Order against selection" in printed
     assert complaint.startswith("error: cannot write to")
+
+
+def test_two_reports_at_once_lose_nothing(call, study_file, tmp_path):
+    out = tmp_path / "run"
+    assert call("run", study_file, "--out", out)[0] == 0
+    names = ("heatmap.png", "heatmap.svg", "curve.png", "curve.svg", "report.json")
+    whole = {name: (out / name).read_bytes() for name in names}
+    before = sorted(path.name for path in out.iterdir())
+    for name in names:
+        (out / name).unlink()
+    script = "import sys; from iclperm.cli.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-P", "-c", script, "report", str(out)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as first, subprocess.Popen(command, **pipes) as second:
+        printed = [process.communicate() for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert printed[0] == printed[1]
+    assert printed[0][1] == ""
+    assert {name: (out / name).read_bytes() for name in names} == whole
+    assert sorted(path.name for path in out.iterdir()) == before
 
 
 def test_a_report_folder_asked_for_must_be_writable(call, study_file, tmp_path):
@@ -353,7 +412,7 @@ def test_a_defect_is_one_line_too(call, study_file, monkeypatch):
     def broken(_):
         raise ZeroDivisionError("x\ny")
 
-    monkeypatch.setattr(runner, "plan", broken)
+    monkeypatch.setattr(api, "plan", broken)
     code, _, complaint = call("plan", study_file)
     assert (code, complaint) == (1, "error: unexpected ZeroDivisionError: x y; --debug shows where\n")
 
@@ -375,10 +434,11 @@ def test_every_command_is_known_to_these_tests():
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["tasks", "show"], ["tasks", "new"]])
 def test_help_loads_nothing_heavy(command):
     script = (
-        "import sys; from iclperm import cli\n"
+        "import sys; from iclperm.cli import main as cli\n"
         "try: cli.main(sys.argv[1:])\n"
         "except SystemExit as done: assert done.code == 0, done.code\n"
-        "heavy = {'torch', 'numba', 'numpy', 'transformers', 'matplotlib', 'scipy', 'pyarrow', 'pydantic', 'rich'}\n"
+        "heavy = {'torch', 'numba', 'numpy', 'transformers', 'matplotlib', 'scipy', 'pyarrow', 'pydantic', 'rich', "
+        "'openai', 'jinja2', 'yaml', 'pandas', 'iclperm.api', 'iclperm.cli.commands'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )
@@ -396,10 +456,20 @@ def test_help_loads_nothing_heavy(command):
         assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
 
-def test_the_demo_runs_and_runs_again(call, tmp_path, monkeypatch):
+def test_the_demo_is_the_study_that_it_says(call, tmp_path, monkeypatch):
+    def stopped(study, out, *, progress):
+        assert (study, out) == (Study(**commands.DEMO_STUDY), tmp_path / "demo")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "run", stopped)
+    code, printed, _ = call("demo", "--out", tmp_path / "demo")
+    assert code == 3
+    assert "The study runs k = 0, 1, 2, 4, 8 demonstrations." in printed
+
+
+def test_the_demo_runs_and_runs_again(demo, tmp_path):
     small = {"sets": 2, "permutations": 2, "shots": [0, 2, 8], "queries": 8}
-    monkeypatch.setattr(cli, "DEMO_SETTING", small)
-    code, printed, complaint = call("demo", "--out", tmp_path / "demo")
+    code, printed, complaint = demo(tmp_path / "demo", **small)
     assert code == 0, complaint
     for expected in (
         "The study runs k = 0, 2, 8 demonstrations.",
@@ -414,11 +484,11 @@ def test_the_demo_runs_and_runs_again(call, tmp_path, monkeypatch):
         assert expected in printed
     assert printed.index("Conclusion") < printed.index("files:") < printed.index("next:")
     assert "Mean accuracy" not in printed
-    assert "nothing to compute" in call("demo", "--out", tmp_path / "demo")[1]
+    assert "nothing to compute" in demo(tmp_path / "demo", **small)[1]
     for name in ("heatmap.png", "heatmap.svg", "curve.png", "curve.svg", "report.json"):
         assert (tmp_path / "demo" / name).is_file()
     assert list((tmp_path / "demo/items").glob("*.parquet"))
-    code, printed, _ = call("demo", "--out", tmp_path / "demo", "--json")
+    code, printed, _ = demo(tmp_path / "demo", as_json=True, **small)
     assert code == 0
     content = json.loads(printed)
     assert content["run"]["num_parts_resumed"] == content["run"]["num_parts"] > 0
@@ -428,7 +498,7 @@ def test_the_demo_runs_and_runs_again(call, tmp_path, monkeypatch):
 def test_the_demo_only_proposes_commands_that_exist(capsys):
     from rich.console import Console
 
-    cli._print_next_steps(Console(width=200), "iclperm-demo")
+    terminal.print_next_steps(Console(width=200), Path("iclperm-demo"), most_shots=8)
     proposed = [
         line[line.index("iclperm ") :].split() for line in capsys.readouterr().out.splitlines() if "  iclperm " in line
     ]
@@ -441,10 +511,9 @@ def test_the_demo_only_proposes_commands_that_exist(capsys):
         assert {word for word in words if word.startswith("--")} <= options
 
 
-def test_what_the_demo_proposes_has_its_settings(call, tmp_path, monkeypatch):
+def test_what_the_demo_proposes_has_its_settings(call, demo, tmp_path):
     small = {"sets": 2, "permutations": 2, "shots": [0, 2, 8], "queries": 8}
-    monkeypatch.setattr(cli, "DEMO_SETTING", small)
-    _, printed, _ = call("demo", "--out", tmp_path / "demo")
+    _, printed, _ = demo(tmp_path / "demo", **small)
     proposed = [line.split("iclperm ")[1].split() for line in printed.splitlines() if "  iclperm run" in line]
     extended, own = proposed
     assert extended.count("12") == 2
@@ -454,32 +523,32 @@ def test_what_the_demo_proposes_has_its_settings(call, tmp_path, monkeypatch):
     assert (planned["num_sets"], planned["shots"], planned["num_queries"]) == (3, [0, 2, 8], 8)
 
 
-def test_the_demo_fits_a_screen_and_a_half(call, tmp_path, monkeypatch):
-    small = {"sets": 3, "permutations": 3, "shots": [0, 1, 2, 4, 8], "queries": 8}
-    monkeypatch.setattr(cli, "DEMO_SETTING", small)
+def test_the_demo_fits_a_screen_and_a_half(demo, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    _, printed, _ = call("demo", "--out", tmp_path / "demo")
+    _, printed, _ = demo(tmp_path / "demo", sets=3, permutations=3, shots=[0, 1, 2, 4, 8], queries=8)
     shown = [line for line in printed.splitlines() if str(tmp_path) not in line]
     assert max(map(len, shown)) <= 80
     assert len(printed.splitlines()) <= 75
     assert "…" not in printed
 
 
-def run_small(call, study_file, out, *arguments):
-    code, printed, complaint = call("run", study_file, "--out", out, "--json", *arguments)
+def run_small(call, study_file, out, *arguments, limits=None):
+    code, printed, complaint = call("run", study_file, "--out", out, "--json", *arguments, limits=limits)
     assert code == 0, complaint
     return json.loads(printed)
 
 
+MANY_PARTS = WorkLimits(unit_tokens=(1, 1))
+
+
 def stop_after_one_part(monkeypatch):
-    """The run has many parts, and is interrupted when the first is done."""
-    monkeypatch.setattr("iclperm.work.UNIT_TOKENS", (1, 1))
+    """A run of many parts is interrupted when the first is done."""
 
     def interrupted(done, total):
         if 0 < done < total:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_line_printer", lambda: interrupted)
+    monkeypatch.setattr(progress, "line_printer", lambda: interrupted)
 
 
 def test_status_and_verify_of_a_finished_run(call, study_file, tmp_path):
@@ -501,11 +570,10 @@ def test_status_and_verify_of_a_finished_run(call, study_file, tmp_path):
 def test_an_unfinished_run_has_a_code_and_its_folder_continues_it(call, study_file, tmp_path, monkeypatch):
     out = tmp_path / "run"
     stop_after_one_part(monkeypatch)
-    code, _, complaint = call("run", study_file, "--out", out)
+    code, _, complaint = call("run", study_file, "--out", out, limits=MANY_PARTS)
     assert code == 3
     assert "the same command continues" in complaint
     monkeypatch.undo()
-    monkeypatch.setattr("iclperm.work.UNIT_TOKENS", (1, 1))
     for command, words in (("status", "not finished: run the same study into it"), ("verify", "whole so far, 1 of ")):
         code, printed, _ = call(command, out)
         assert code == 3
@@ -514,12 +582,12 @@ def test_an_unfinished_run_has_a_code_and_its_folder_continues_it(call, study_fi
         code, printed, complaint = call(*command)
         assert (code, printed, complaint[:7]) == (1, "", "error: ")
         assert complaint.count("\n") == 1
-    code, printed, _ = call("run", out)
+    code, printed, _ = call("run", out, limits=MANY_PARTS)
     assert code == 0
     assert ", 1 of " in printed
     assert "parts found already done" in printed
     digest = json.loads(call("verify", out, "--json")[1])["digest"]
-    assert digest == run_small(call, study_file, tmp_path / "unbroken")["digest"]
+    assert digest == run_small(call, study_file, tmp_path / "unbroken", limits=MANY_PARTS)["digest"]
 
 
 def test_damage_has_a_code_and_the_next_run_mends_it(call, study_file, tmp_path):
@@ -663,7 +731,7 @@ def test_a_run_grows_on_demand(call, study_file, tmp_path):
 def test_results_of_another_machine_are_mixed_on_demand(call, study_file, tmp_path, monkeypatch):
     out = tmp_path / "run"
     run_small(call, study_file, out)
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
     code, _, complaint = call("run", out, "--sets", 3, "--extend")
     assert code == 1
     assert "accept that with --mixed" in complaint
@@ -700,7 +768,7 @@ def test_a_report_compares_labels_in_another_way(call, study_file, tmp_path):
 def test_output_survives_a_terminal_that_lacks_its_signs(study_file, tmp_path):
     write_rows(tmp_path / "test.jsonl", [{**row, "text": "東 " + row["text"]} for row in make_rows(2, 30)])
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    script = "import sys; from iclperm import cli; cli.main(sys.argv[1:])"
+    script = "import sys; from iclperm.cli import main as cli; cli.main(sys.argv[1:])"
     command = [sys.executable, "-P", "-c", script, "tasks", "show", str(tmp_path / "colours.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,15 +15,18 @@ from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, make_model, make_
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
-from iclperm import Study, answering, audit, runner, store, work
-from iclperm.designs import CONTENT_FREE, CONTENT_FREE_INPUTS
+from iclperm import Study
 from iclperm.errors import ConfigError, DataError, RequestError, TokenizationError
-from iclperm.prompts import _refuse_special_inputs
+from iclperm.prompts.design import CONTENT_FREE, CONTENT_FREE_INPUTS
+from iclperm.prompts.encode import refuse_special_inputs
 from iclperm.reference import contextual as reference
 from iclperm.reference.scoring import score_one
+from iclperm.runs import audit, layout, preview, scorers, setting
+from iclperm.runs.limits import WorkLimits
 from iclperm.stats.calibration import calibrated_scores, calibration_effect, content_free_prior
 from iclperm.stats.convergence import mean_error
 from iclperm.studies import calibration
+from iclperm.study import states
 
 LABELS = {"Red": "Red", "Green": "Green and lush", "Blue": "Blue"}
 SHAPE = (2, 2, 2, 6, 3)
@@ -59,17 +63,13 @@ def engines():
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
-def many_parts():
-    """A context's content-free answers and its others are in different files."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "UNIT_TOKENS", (60, 60))
-        yield
+run_in_parts = partial(iclperm.run, limits=WorkLimits(unit_tokens=(60, 60)))
+"""A context's content-free answers and its others are in different files."""
 
 
 @pytest.fixture(scope="module")
-def run(study, folder, many_parts, engines):
-    run = iclperm.run(study, folder / "run")
+def run(study, folder, engines):
+    run = run_in_parts(study, folder / "run")
     assert run.report.num_parts > 3
     return run
 
@@ -96,7 +96,7 @@ def test_a_run_is_what_plain_prompts_give(run, study, folder, normalize):
     for cell in np.ndindex(SHAPE[:3]):
         index_set, permutation, place = cell
         where = {"index_set": index_set, "permutation": permutation, "shots": run.shots[place]}
-        samples = [runner.sample_prompt(study, **where, query=query) for query in range(6)]
+        samples = [preview.sample_prompt(study, **where, query=query) for query in range(6)]
         context = samples[0].context
         blank = [f"{context}Thing: {text}\nColour:" for text in CONTENT_FREE_INPUTS]
         content_free = plain_scores(study, blank)
@@ -131,7 +131,7 @@ def test_content_free_queries_are_kept_apart(run, study):
     assert run.content_free.gold.tolist() == [-1, -1, -1]
     assert run.content_free.weights.tolist() == [0, 0, 0]
     assert not run.content_free.correct.any()
-    plain = iclperm.run(study.model_copy(update={"calibration": "none"}))
+    plain = run_in_parts(study.model_copy(update={"calibration": "none"}))
     assert plain.content_free is None
     assert plain.calibration is None
     assert plain.uncalibrated is plain
@@ -181,13 +181,13 @@ def test_a_folder_is_read_back_and_checked(run, study, folder):
     assert opened.study.calibration == "contextual"
     found = audit.verify(folder / "run")
     assert not found.damage
-    assert found.digest == run.digest == opened.digest == iclperm.run(study).digest
+    assert found.digest == run.digest == opened.digest == run_in_parts(study).digest
     assert audit.status(folder / "run").is_finished
-    again = iclperm.run(study, folder / "run")
+    again = run_in_parts(study, folder / "run")
     assert again.report.num_parts_resumed == again.report.num_parts
     np.testing.assert_array_equal(again.correct, run.correct)
     with pytest.raises(iclperm.errors.RunError, match=r"study\.calibration is \"contextual\" there and \"none\" here"):
-        iclperm.run(study.model_copy(update={"calibration": "none"}), folder / "run")
+        run_in_parts(study.model_copy(update={"calibration": "none"}), folder / "run")
 
 
 @pytest.mark.parametrize("sizes", [{"sets": 3}, {"queries": 9, "dev_queries": 4}])
@@ -198,11 +198,11 @@ def test_a_run_grows_and_content_free_queries_do_not(run, study, folder, tmp_pat
 
     large = study.model_copy(update=sizes)
     small = study.model_copy(update={"dev_queries": 0})
-    iclperm.run(small, tmp_path / "run")
+    run_in_parts(small, tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        iclperm.run(large, tmp_path / "run", extend=True, progress=interrupt)
-    grown = iclperm.run(large, tmp_path / "run", extend=True)
-    whole = iclperm.run(large)
+        run_in_parts(large, tmp_path / "run", extend=True, progress=interrupt)
+    grown = run_in_parts(large, tmp_path / "run", extend=True)
+    whole = run_in_parts(large)
     assert grown.digest == whole.digest == audit.verify(tmp_path / "run").digest
     np.testing.assert_array_equal(grown.correct, whole.correct)
     assert grown.content_free.gold.shape == (3,)
@@ -216,9 +216,9 @@ def test_two_processes_may_share_a_folder(run, study, tmp_path):
 
     def other(done, _total):
         if done == 1 and not digests:
-            digests.append(iclperm.run(study, tmp_path / "run").digest)
+            digests.append(run_in_parts(study, tmp_path / "run").digest)
 
-    shared = iclperm.run(study, tmp_path / "run", progress=other)
+    shared = run_in_parts(study, tmp_path / "run", progress=other)
     assert digests == [shared.digest] == [run.digest]
     for name, items in run.splits.items():
         np.testing.assert_array_equal(shared.splits[name].correct, items.correct)
@@ -258,22 +258,22 @@ def test_a_report_says_so_and_compares(run, folder):
 
 def test_a_context_without_a_content_free_answer_has_no_answers(run, folder, study, monkeypatch):
     ids, victim = run.splits["test"].context_of, int(run.splits["test"].context_of[1, 0, 1])
-    item_rows = answering.item_rows
+    item_rows = scorers.item_rows
 
     def failing(laid_out, part, contexts, queries, logprob, state):
         begin = laid_out.begins[CONTENT_FREE]
         name = laid_out.prompts.context_ids[laid_out.prompts.context_of[1, 0, 1]]
         hit = (laid_out.prompts.context_ids[contexts] == name) & (queries == begin + 1)
         return item_rows(
-            laid_out, part, contexts, queries, logprob, np.where(hit, store.INVALID, state).astype(np.uint8)
+            laid_out, part, contexts, queries, logprob, np.where(hit, states.INVALID, state).astype(np.uint8)
         )
 
-    monkeypatch.setattr(answering, "item_rows", failing)
-    broken = iclperm.run(study, folder / "broken")
+    monkeypatch.setattr(scorers, "item_rows", failing)
+    broken = run_in_parts(study, folder / "broken")
     for found in (broken, iclperm.open_run(folder / "broken")):
         for name, items in found.splits.items():
             gone = ids == victim
-            assert (items.state[gone] == store.INVALID).all()
+            assert (items.state[gone] == states.INVALID).all()
             assert not items.state[~gone].any()
             assert not items.correct[gone].any()
             assert (items.context_prediction[victim] == -1).all()
@@ -300,10 +300,10 @@ def test_queries_without_a_token_are_scored_apart(folder, study, tmp_path):
     write_rows(tmp_path / "train.jsonl", make_rows(1, 60))
     task = make_task(tmp_path, labels=LABELS, query="{{ text }}", demonstration="{{ text }} {{ label }}")
     bare = study.model_copy(update={"task": str(task), "dev_queries": 0})
-    run = iclperm.run(bare)
+    run = run_in_parts(bare)
     assert run.report.num_general_cells >= len(np.unique(run.splits["test"].context_of))
     assert run.report.tokens_forwarded == iclperm.plan(bare).tokens_unique
-    context = runner.sample_prompt(bare).context
+    context = preview.sample_prompt(bare).context
     expected = plain_scores(bare, [context + text for text in CONTENT_FREE_INPUTS])
     np.testing.assert_allclose(run.content_free.label_logprob[0, 0, -1], expected, atol=1e-4, rtol=0)
 
@@ -320,9 +320,9 @@ def test_other_tokenizers_and_fields_will_do(tmp_path, study):
     write_rows(tmp_path / "test.jsonl", tests)
     model = make_model(tmp_path / "model", dummy_prefix_tokenizer())
     listed = study.model_copy(update={"task": str(task), "model": str(model), "dev_queries": 0})
-    prompts = [runner.sample_prompt(listed, query=6 + number).query for number in range(3)]
+    prompts = [preview.sample_prompt(listed, query=6 + number).query for number in range(3)]
     assert prompts == ["N/A;N/A;N/A; Colour:", ";;; Colour:", "[MASK];[MASK];[MASK]; Colour:"]
-    run = iclperm.run(listed)
+    run = run_in_parts(listed)
     assert not run.state.any()
     assert run.report.num_general_cells > 0
 
@@ -336,7 +336,7 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path, study):
         iclperm.plan(here)
     make_task(tmp_path)
     write_rows(tmp_path / "test.jsonl", [{**row, "text": f"a {place}"} for place, row in enumerate(make_rows(2, 9))])
-    fed = work.lay_out(work.Setting.of(here)).prompts.fed_tokens()
+    fed = layout.lay_out(setting.ResolvedStudy.of(here)).prompts.fed_tokens()
     assert fed[-3:].max() > fed[:-3].max()
     narrow = make_model(tmp_path / "narrow", window=int(fed[:-3].max()))
     for on_overlong in ("drop", "error"):
@@ -351,7 +351,7 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path, study):
             raise TokenizationError("special")
 
     with pytest.raises(TokenizationError, match=r"its content-free input '\[MASK\]' is a special token"):
-        _refuse_special_inputs(encoder)
+        refuse_special_inputs(encoder)
 
 
 logprobs = st.integers(2, 4).flatmap(
@@ -416,7 +416,7 @@ class TestTheEffect:
         for items in (raw, freed):
             items[:, :, 0] = items[:1, :1, 0]  # k = 0 is one context
         state = np.zeros(raw.shape, np.uint8)
-        state[1, 1, 0, 4] = store.INVALID
+        state[1, 1, 0, 4] = states.INVALID
         weights = np.arange(30) % 3 + 1
         found = calibration_effect(raw, freed, state, shots=(0, 4), weights=weights)
         kept = np.arange(30) != 4

@@ -18,7 +18,7 @@ from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.reference import curves as reference
 from iclperm.stats import plateau as module
-from iclperm.studies.curve import CurveFindings, _averages, curve_findings, findings
+from iclperm.studies.curve import CurveFindings, average_states, curve_findings, findings
 
 Array = npt.NDArray[Any]
 
@@ -141,13 +141,13 @@ class TestPlateau:
     def test_a_difference_as_large_as_the_margin_is_seldom_called_equivalent(self, margin: float) -> None:
         """The error rate of the two one-sided tests at its worst case, one trajectory at a time."""
         paired = module.paired_difference(*walk(np.random.default_rng(2), (20, 200, 400), margin, moved=0.15))
-        equivalent, _ = module._tests(paired.centre, paired.se, margin)
+        equivalent, _ = module.paired_tests(paired.centre, paired.se, margin)
         assert np.mean(equivalent <= 0.05) <= 0.06
 
     def test_without_a_difference_few_are_called_different(self) -> None:
         first, second = walk(np.random.default_rng(3), (20, 200, 256), 0.0, moved=0.1)
         paired = module.paired_difference(first, second)
-        _, different = module._tests(paired.centre, paired.se, 0.02)
+        _, different = module.paired_tests(paired.centre, paired.se, 0.02)
         assert 0.03 <= np.mean(different <= 0.05) <= 0.06
         families = [at_two(first[[s]], second[[s]]) for s in range(20)]
         assert np.mean([(family.p_different <= 0.05).any() for family in families]) <= 0.2
@@ -174,7 +174,7 @@ class TestPlateau:
         first, second = walk(np.random.default_rng(6), (20, 100, 500), 0.0, moved=0.1)
         margin = at_two(first, second).resolvable
         paired = module.paired_difference(first, second)
-        equivalent, _ = module._tests(paired.centre, paired.se, margin)
+        equivalent, _ = module.paired_tests(paired.centre, paired.se, margin)
         assert np.mean(equivalent <= 0.05) == pytest.approx(0.8, abs=0.03)
         again = at_two(first, second, margin=margin / 2)
         assert again.num_queries_needed == pytest.approx(4)
@@ -402,7 +402,7 @@ class TestStudy:
 
         def averages(*p_values: float) -> tuple[str, ...]:
             tested = (pair.overall._replace(p_equivalent=p, p_different=1.0) for p in p_values)
-            return _averages(tuple(pair._replace(overall=overall) for overall in tested), 0.05)
+            return average_states(tuple(pair._replace(overall=overall) for overall in tested), 0.05)
 
         assert averages(0.03) == ("equivalent",)
         assert averages(0.03, 0.04, 0.5) == ("undecided",) * 3

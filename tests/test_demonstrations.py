@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from iclperm.errors import RequestError
 from iclperm.reference import demonstrations as reference
 from iclperm.stats import accuracy as accuracy_of
+from iclperm.stats import choosing, reliability
 from iclperm.stats import demonstrations as scores
+from iclperm.stats.texts import diversity, similarity
 
 Array = npt.NDArray[Any]
 seeds = st.integers(0, 2**32 - 1)
@@ -124,7 +126,7 @@ class TestAgainstTheOracles:
         generator = np.random.default_rng(seed)
         table = generator.random((num_sets, num, num))
         table = table + table.swapaxes(1, 2)
-        np.testing.assert_allclose(scores.diversity(table), reference.diversity(table))
+        np.testing.assert_allclose(diversity(table), reference.diversity(table))
 
 
 class TestIdentities:
@@ -227,20 +229,20 @@ class TestSplitHalf:
 
     def test_real_differences_are_reliable_and_noise_is_not(self) -> None:
         correct, orders = self.planted()
-        found = scores.split_half(correct, orders, names=["shapley", "member", "single"])
+        found = reliability.split_half(correct, orders, names=["shapley", "member", "single"])
         assert found["shapley"].both > 0.8
         assert found["member"].both > 0.8
         assert found["single"].queries > 0.5
         assert math.isnan(found["single"].permutations)
         assert math.isnan(found["single"].both)
         noise = items_of(np.full((40, 24, 6), 0.5), 60, np.random.default_rng(0))
-        assert np.abs(scores.split_half(noise, orders, names=["shapley"])["shapley"]).max() < 0.2
+        assert np.abs(reliability.split_half(noise, orders, names=["shapley"])["shapley"]).max() < 0.2
 
     def test_noise_of_orderings_is_shared_by_the_queries_and_not_by_other_orderings(self) -> None:
         generator = np.random.default_rng(9)
         orders = orders_of(generator, 24, 5)
         chance = 0.5 + 0.15 * generator.standard_normal((30, 24, 6)).clip(-3, 3)
-        found = scores.split_half(items_of(chance, 300, generator), orders, names=["prefix"])["prefix"]
+        found = reliability.split_half(items_of(chance, 300, generator), orders, names=["prefix"])["prefix"]
         assert found.queries > 0.9
         assert abs(found.permutations) < 0.2
         assert abs(found.both) < 0.2
@@ -254,7 +256,7 @@ class TestSplitHalf:
             scores.shapley(accuracy_of(run).values, orders).values
             for run, orders in zip(runs, (first, second), strict=True)
         ]
-        told = scores.split_half(runs[0], first, names=["shapley"], num_halves=20)["shapley"]
+        told = reliability.split_half(runs[0], first, names=["shapley"], num_halves=20)["shapley"]
         assert told.both == pytest.approx(reference.within_sets_correlation(*values), abs=0.15)
 
     def test_queries_can_come_in_any_order_and_missing_ones_do_not_count(self) -> None:
@@ -263,24 +265,24 @@ class TestSplitHalf:
         weights = generator.integers(1, 4, 400)
         state = np.zeros_like(correct)
         state[1, 2, 3, :40] = 1
-        found = scores.split_half(correct, orders, state=state, weights=weights, names=["shapley"])
-        without = scores.split_half(correct[..., 40:], orders, weights=weights[40:], names=["shapley"])
+        found = reliability.split_half(correct, orders, state=state, weights=weights, names=["shapley"])
+        without = reliability.split_half(correct[..., 40:], orders, weights=weights[40:], names=["shapley"])
         order = generator.permutation(400)
-        moved = scores.split_half(
+        moved = reliability.split_half(
             correct[..., order], orders, state=state[..., order], weights=weights[order], names=["shapley"]
         )
         assert found["shapley"] == pytest.approx(without["shapley"], abs=0.05)
         assert found["shapley"] == pytest.approx(moved["shapley"], abs=0.05)
         assert found["shapley"].permutations == pytest.approx(without["shapley"].permutations)
-        assert found == scores.split_half(correct, orders, state=state, weights=weights, names=["shapley"])
+        assert found == reliability.split_half(correct, orders, state=state, weights=weights, names=["shapley"])
 
     def test_too_few_permutations_or_queries_tell_nothing(self) -> None:
         correct, orders = self.planted()
-        few = scores.split_half(correct[:, :3], orders[:3], names=["shapley"])["shapley"]
+        few = reliability.split_half(correct[:, :3], orders[:3], names=["shapley"])["shapley"]
         assert math.isnan(few.permutations)
         assert math.isnan(few.both)
         assert not math.isnan(few.queries)
-        one = scores.split_half(correct[..., :1], orders, names=["shapley"])["shapley"]
+        one = reliability.split_half(correct[..., :1], orders, names=["shapley"])["shapley"]
         assert math.isnan(one.queries)
         assert math.isnan(one.both)
 
@@ -288,8 +290,8 @@ class TestSplitHalf:
 class TestChoices:
     def test_highest_takes_the_highest_lowest_positions_first_and_unknown_ones_last(self) -> None:
         table = [[0.1, 0.3, 0.3, math.nan, 0.2], [math.nan, math.nan, 1.0, math.nan, -1.0]]
-        assert scores.highest(table, 2).tolist() == [[1, 2], [2, 4]]
-        assert scores.highest(table, 3).tolist() == [[1, 2, 4], [0, 2, 4]]
+        assert choosing.highest(table, 2).tolist() == [[1, 2], [2, 4]]
+        assert choosing.highest(table, 3).tolist() == [[1, 2, 4], [0, 2, 4]]
 
     @few
     @given(seeds, st.integers(2, 6), st.data())
@@ -297,7 +299,7 @@ class TestChoices:
         wanted = data.draw(st.integers(1, num))
         table = np.random.default_rng(seed).random((1, num, num))
         table = (table + table.swapaxes(1, 2)) / 2
-        (chosen,) = scores.most_diverse(table, wanted).tolist()
+        (chosen,) = choosing.most_diverse(table, wanted).tolist()
         assert len(set(chosen)) == wanted
         now = reference.total_similarity(table[0], chosen)
         for out in chosen:
@@ -306,16 +308,16 @@ class TestChoices:
                 assert other >= now - 1e-9
 
     def test_random_choice_is_keyed_by_seed_and_set(self) -> None:
-        first = scores.at_random(4, 20, 6, seed=1)
-        assert (scores.at_random(9, 20, 6, seed=1)[:4] == first).all()
-        assert (scores.at_random(4, 20, 6, seed=2) != first).any()
+        first = choosing.at_random(4, 20, 6, seed=1)
+        assert (choosing.at_random(9, 20, 6, seed=1)[:4] == first).all()
+        assert (choosing.at_random(4, 20, 6, seed=2) != first).any()
         assert all(len(set(row)) == 6 for row in first.tolist())
 
     def test_blend_weighs_both_alike_whatever_their_units(self) -> None:
         score, steadiness = np.array([[1.0, 2.0, 3.0]]), np.array([[300.0, 200.0, 100.0]])
-        np.testing.assert_allclose(scores.blend(score, steadiness), 0, atol=1e-12)
-        np.testing.assert_allclose(scores.blend(score, steadiness, 1.0), [[-1, 0, 1]], atol=1e-12)
-        np.testing.assert_allclose(scores.blend(np.ones((1, 3)), steadiness), [[0.5, 0, -0.5]], atol=1e-12)
+        np.testing.assert_allclose(choosing.blend(score, steadiness), 0, atol=1e-12)
+        np.testing.assert_allclose(choosing.blend(score, steadiness, 1.0), [[-1, 0, 1]], atol=1e-12)
+        np.testing.assert_allclose(choosing.blend(np.ones((1, 3)), steadiness), [[0.5, 0, -0.5]], atol=1e-12)
 
     def test_every_strategy_finds_the_planted_demonstrations(self) -> None:
         generator = np.random.default_rng(6)
@@ -327,17 +329,17 @@ class TestChoices:
             for name, score in scores.demonstration_scores(accuracy_of(answers).values, orders).items()
         }
         texts = ["a b", "c d", *["x y"] * 6]
-        chosen = scores.select(found, 2, similarities=scores.similarity(texts)[None], seed=3)
-        assert list(chosen) == list(scores.STRATEGIES)
+        chosen = choosing.select(found, 2, similarities=similarity(texts)[None], seed=3)
+        assert list(chosen) == list(choosing.STRATEGIES)
         for strategy in ("top", "shapley", "stable", "blend", "single"):
             assert chosen[strategy].tolist() == [[0, 1]], strategy
         assert chosen["bottom"].tolist() == [[6, 7]]
         assert chosen["diverse"].tolist() == [[0, 1]]
         assert all(rows.dtype == np.int64 for rows in chosen.values())
-        assert list(scores.select({"marginal": found["marginal"]}, 2)) == ["random", "top", "bottom"]
+        assert list(choosing.select({"marginal": found["marginal"]}, 2)) == ["random", "top", "bottom"]
 
     def test_similarity_is_the_share_of_common_words(self) -> None:
-        table = scores.similarity(["Tea for two", "two for tea, TEA!", "coffee for one", ""])
+        table = similarity(["Tea for two", "two for tea, TEA!", "coffee for one", ""])
         assert table[0].tolist() == [1, 1, 0.2, 0]
         assert table[3, 3] == 1
 
@@ -373,11 +375,11 @@ class TestBadInput:
         with pytest.raises(RequestError, match="stability is of"):
             scores.stability(accuracy, orders, of="member")  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="cannot choose 5"):
-            scores.highest(accuracy[:, 0, :4], 5)
+            choosing.highest(accuracy[:, 0, :4], 5)
         with pytest.raises(RequestError, match="no such strategy"):
-            scores.select({"marginal": accuracy[:, 0, :4]}, 2, strategies=["best"])
+            choosing.select({"marginal": accuracy[:, 0, :4]}, 2, strategies=["best"])
         with pytest.raises(RequestError, match="texts are missing"):
-            scores.select({"marginal": accuracy[:, 0, :4]}, 2, strategies=["diverse"])
+            choosing.select({"marginal": accuracy[:, 0, :4]}, 2, strategies=["diverse"])
 
     def test_one_permutation_has_no_z_and_no_standard_error(self) -> None:
         accuracy, orders = drawn(0, (2, 1, 3))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tiny import make_rows, make_task, write_rows
 
 from iclperm import Study, Task
-from iclperm.designs import (
+from iclperm.errors import ConfigError, DataError
+from iclperm.prompts.design import (
     draw,
     draw_permutations,
     draw_queries,
@@ -18,7 +19,6 @@ from iclperm.designs import (
     keyed_permutation,
     keyed_sample,
 )
-from iclperm.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ def test_a_design_grows_without_changing(colours):
     large = draw_all(Study(sets=4, permutations=9, shots=6, queries=20, seed=5), task, train, test)
     np.testing.assert_array_equal(large.orderings[0].sets[:2], small.orderings[0].sets)
     np.testing.assert_array_equal(large.orderings[0].permutations[:3], small.orderings[0].permutations)
-    np.testing.assert_array_equal(large.asked[0].rows[:7], small.asked[0].rows)
+    np.testing.assert_array_equal(large.queries[0].rows[:7], small.queries[0].rows)
     other = draw_all(Study(sets=2, permutations=3, shots=6, queries=7, seed=6), task, train, test)
     assert not np.array_equal(other.orderings[0].sets, small.orderings[0].sets)
     assert not np.array_equal(other.orderings[0].permutations, small.orderings[0].permutations)
-    assert not np.array_equal(other.asked[0].rows, small.asked[0].rows)
+    assert not np.array_equal(other.queries[0].rows, small.queries[0].rows)
 
 
 def test_nothing_depends_on_the_order_of_calls(colours):
@@ -194,10 +194,10 @@ def test_sets_of_a_generated_task_are_drawn_from_all_and_ordered_by_text(generat
     # Answers are no classes: no set has to hold them in equal numbers.
     assert len({tuple(sorted(train.answers[row] for row in rows)) for rows in sets}) > 10
     assert len(np.unique(sets)) == 60
-    assert len(set(design.asked[0].rows.tolist())) == 20
+    assert len(set(design.queries[0].rows.tolist())) == 20
     more = draw_all(Study(sets=50, permutations=3, queries=30), task, train, test)
     np.testing.assert_array_equal(more.orderings[0].sets[:40], sets)
-    np.testing.assert_array_equal(more.asked[0].rows[:20], design.asked[0].rows)
+    np.testing.assert_array_equal(more.queries[0].rows[:20], design.queries[0].rows)
 
 
 def test_a_generated_task_with_too_few_examples_is_named(generated):
@@ -257,7 +257,7 @@ def test_a_short_class_is_oversampled_as_weights(tmp_path):
     for count in range(31):
         few = draw_queries(0, count, task, test, set())
         np.testing.assert_array_equal(few.rows, asked.rows[: asked.num_distinct(count)])
-        np.testing.assert_array_equal(few.turns, asked.turns[:count])
+        np.testing.assert_array_equal(few.draws, asked.draws[:count])
         assert few.weights.sum() == count
 
 
@@ -268,13 +268,13 @@ def test_dev_queries_repeat_neither_demonstrations_nor_test_queries(tmp_path):
     task = Task.load(path)
     examples = {split: task.examples(split) for split in ("train", "test", "dev")}
     design = draw(Study(sets=2, permutations=3, shots=3, queries=9, dev_queries=12, seed=5), task, examples)
-    test, dev = design.asked
+    test, dev = design.queries
     assert (test.split, dev.split, len(test.rows), len(dev.rows), design.num_queries) == ("test", "dev", 9, 12, 21)
     assert dev.num_excluded == 36
     assert dev.rows.min() >= 36
     assert design.query_offsets.tolist() == [0, 9, 21]
     alone = draw(Study(sets=2, permutations=3, shots=3, queries=9, seed=5), task, examples)
-    np.testing.assert_array_equal(alone.asked[0].rows, test.rows)
+    np.testing.assert_array_equal(alone.queries[0].rows, test.rows)
 
 
 @given(size=st.integers(1, 10**12), count=st.integers(0, 50), seed=st.integers(0, 100))

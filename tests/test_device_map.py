@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from zoo import VOCAB, ZOO
 
 from iclperm.engine import Engine, plan_product
-from iclperm.engine.forward import KvPool
-from iclperm.engine.kernels.attention import AttentionRule
-from iclperm.engine.model import PlainModel, TreeModel, load_shapes, resolved_dtype
+from iclperm.engine.kernels.rule import AttentionRule
+from iclperm.engine.load import load_shapes
+from iclperm.engine.model import PlainModel, TreeModel, read_facts
 from iclperm.errors import ConfigError, RequestError
 from iclperm.reference import scoring
 
@@ -122,11 +123,11 @@ def test_balanced_needs_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_shapes_and_dtype_of_balanced_are_those_of_the_first_device(tmp_path: Path) -> None:
-    _, place = load_shapes(make_model(tmp_path), device="balanced")
+    config = make_model(tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"}))
+    _, place = load_shapes(tmp_path, device="balanced")
     assert place.type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert resolved_dtype({"dtype": "bfloat16"}, device="balanced", dtype="auto") == (
-        "bfloat16" if torch.cuda.is_available() else "float32"
-    )
+    assert read_facts(tmp_path, device="balanced").dtype == ("bfloat16" if place.type == "cuda" else "float32")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_a_budget_is_for_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_keys_values_and_masks_follow_each_layer_to_its_device() -> None:
     model = TreeModel(ZOO["qwen2-window"].build(), attention="torch")
     plan = plan_product([STEM[:12], STEM[:12] + STEM[30:35]], [STEM[12:20]], [[3], [4]], pack_tokens=24)
-    packs, pool = list(plan.packs(0)), KvPool(plan.core.pool_slots)
+    packs, pool = list(plan.packs(0)), model.pool(plan.core.pool_slots)
     assert len(packs) > 1
     assert packs[0].retain_slot.size, "nothing is kept for the next pack"
     rule = AttentionRule(scaling=0.3, softcap=5.0, window=7)

@@ -15,12 +15,14 @@ from tolerances import TOLERANCES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
-from iclperm import Study, audit
+from iclperm import Study
 from iclperm.demo import data_path, model_path
 from iclperm.endpoint import Spent
-from iclperm.errors import ConfigError, RunError
-from iclperm.ledger import Ledger
-from iclperm.store import API_MISSING, OK, OVERLONG, RunFolder, RunStopped
+from iclperm.endpoint.ledger import Ledger
+from iclperm.errors import ConfigError, RunError, RunStopped
+from iclperm.runs import audit
+from iclperm.runs.folder import RunFolder
+from iclperm.study.states import API_MISSING, OK, OVERLONG
 
 TOLERANCE = TOLERANCES["loglikelihood per token"]["float32"]
 SIZES = {"sets": 2, "permutations": 2, "shots": [0, 2], "queries": 4}

@@ -20,9 +20,9 @@ from iclperm import _core
 from iclperm.engine import ContextPaths, Engine, Scores, plan_product
 from iclperm.engine import layers as layers_module
 from iclperm.engine import model as model_module
+from iclperm.engine.forward import PassLimits, padded_rows
 from iclperm.engine.kernels import attention as attention_module
 from iclperm.engine.kernels.linear import linear
-from iclperm.engine.model import padded_rows
 from iclperm.engine.tree import Rows
 from iclperm.errors import ModelError, PlanError, RequestError, SelfCheckError
 from iclperm.reference import scoring
@@ -454,9 +454,10 @@ def test_dense_attention_takes_its_rows_in_blocks(name: str, monkeypatch: pytest
         return attended(q, *rest)
 
     monkeypatch.setattr(attention_module, "_attended", counted)
-    monkeypatch.setattr(attention_module, "DENSE_ROWS", 12)
     model, requests = ZOO[name].build(), branching_requests()
-    assert_close(Engine(model, attention="torch").loglikelihood(requests), model, requests)
+    engine = Engine(model, attention="torch")
+    engine._model.limits = PassLimits(dense_rows=12)
+    assert_close(engine.loglikelihood(requests), model, requests)
     assert max(sizes) == 12
     assert any(size < 12 for size in sizes)
 

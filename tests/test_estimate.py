@@ -50,7 +50,7 @@ def test_the_work_foretold_is_the_work_done(name: str, tmp_path: Path) -> None:
     list(engine.execute(plan))
     foretold = estimate(folder, [plan])
     assert foretold.flops == engine.report.flops > 0
-    assert foretold.kv_token_bytes == engine._model.kv_bytes_per_token
+    assert foretold.kv_token_bytes == engine._model.facts.kv_token_bytes
     assert foretold.weight_bytes == sum(p.numel() * p.itemsize for p in engine.model.parameters())
 
 
@@ -80,7 +80,7 @@ def test_experts_that_a_token_does_not_see_cost_nothing() -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2 and "embed_tokens" not in name and "lm_head" not in name:
             seen += parameter.numel() // (2 if ".experts." in name else 1)  # two experts of four
-    assert engine._model.flops(1, 0, 0) == 2 * seen
+    assert engine._model.facts.flops(1, 0, 0) == 2 * seen
 
 
 def test_the_bundled_model_weighs_what_its_file_holds() -> None:

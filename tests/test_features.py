@@ -15,14 +15,10 @@ from scipy import stats as scipy_stats
 
 from iclperm.errors import RequestError
 from iclperm.reference import search as reference
-from iclperm.stats.features import (
-    correlation,
-    jackknife_interval,
-    lexical_similarity,
-    ordering_features,
-    rank_correlation,
-    recency_bias,
-)
+from iclperm.stats.correlation import correlation, rank_correlation
+from iclperm.stats.features import ordering_features, recency_bias
+from iclperm.stats.intervals import jackknife_interval
+from iclperm.stats.texts import lexical_similarity
 
 Array = npt.NDArray[Any]
 seeds = st.integers(0, 2**32 - 1)

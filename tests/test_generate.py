@@ -28,10 +28,9 @@ from transformers import (
 )
 from zoo import VOCAB, WINDOW, ZOO
 
-from iclperm.engine import ContextPaths, Engine, plan_product
-from iclperm.engine import budget as budget_module
+from iclperm.engine import ContextPaths, Engine, memory, plan_product
 from iclperm.engine import decode as decode_module
-from iclperm.engine.decode import Limits, RowLimit, generation_bounds
+from iclperm.engine.decode import GenerationLimits, RowLimit, generation_bounds
 from iclperm.engine.estimate import estimate
 from iclperm.engine.footprint import Sizes
 from iclperm.engine.forward import KvPool
@@ -156,7 +155,9 @@ def test_random_trees_and_budgets_change_nothing(name: str, data: st.DataObject)
     engine = Engine(model, pack_tokens=data.draw(st.integers(8, 64)), self_check=False)
     own = num_new - 1
     least = max(map(len, prompts)) + own
-    limits = Limits(data.draw(st.integers(1, 8)), engine.pack_tokens, data.draw(st.integers(least, 4 * least)))
+    limits = GenerationLimits(
+        data.draw(st.integers(1, 8)), engine.pack_tokens, data.draw(st.integers(least, 4 * least))
+    )
     engine._generation_limits = lambda *_: limits
     out = engine.generate(prompts, max_new_tokens=num_new)
     assert count_ties(out, plain_texts(name, prompts, num_new)) == 0
@@ -196,7 +197,7 @@ def test_a_finished_row_is_replaced_at_once(llama: PreTrainedModel, monkeypatch:
         TreeModel, "forward", lambda self, pack, pool: sizes.append(pack.scored_rows.size) or forward(self, pack, pool)
     )
     engine = Engine(llama, self_check=False)
-    engine._generation_limits = lambda *_: Limits(4, 64)
+    engine._generation_limits = lambda *_: GenerationLimits(4, 64)
     rng = np.random.default_rng(5)
     prompts = [random_ids(rng, 6) for _ in range(12)]
     eos = {greedy_one(llama, prompt, place)[-1].token for place, prompt in enumerate(prompts[:4], start=1)}
@@ -222,7 +223,7 @@ def test_keys_stay_where_they_are_and_their_slots_are_used_again(
     rng = np.random.default_rng(2)
     context, num_new = random_ids(rng, 30), 40
     engine = Engine(llama, self_check=False)
-    engine._generation_limits = lambda *_: Limits(3, 64)
+    engine._generation_limits = lambda *_: GenerationLimits(3, 64)
     with ended_by(llama, []):
         engine.generate([context + random_ids(rng, 5) for _ in range(12)], max_new_tokens=num_new)
     assert len(places) == 1, "the pool moved"
@@ -263,7 +264,7 @@ def test_units_of_a_product_agree_with_single_requests(name: str, limits: dict[s
     assert not limits or plan.num_units > 3
     engine = Engine(model, **SMALL_PACKS)
     found = generated(engine, plan)
-    report, bounds = engine.report, generation_bounds(plan, 5, Limits.on("cpu", engine.pack_tokens))
+    report, bounds = engine.report, generation_bounds(plan, 5, GenerationLimits.on("cpu", engine.pack_tokens))
     assert engine.generation_bounds(plan, 5) == bounds
     assert report.tokens_forwarded <= bounds.tokens
     assert report.kv_peak_tokens <= bounds.kv_peak_tokens
@@ -565,7 +566,7 @@ def test_a_memory_budget_bounds_the_keys_and_values(llama: PreTrainedModel) -> N
     free = Engine(llama)
     expected = generated(free, plan)
     weights = sum(parameter.nbytes for parameter in llama.parameters())
-    per_token = free._model.kv_bytes_per_token
+    per_token = free._model.facts.kv_token_bytes
     sizes = Sizes.of(free._model, free._model.device)  # with the first-use check, which an engine of its own makes
     base = sizes.generation(1024, 256, 0, plan.tokens).peak
     engine = Engine(llama, memory_budget=base + 50 * per_token)
@@ -586,15 +587,15 @@ def test_on_a_gpu_the_pool_fits_the_device(llama: PreTrainedModel, monkeypatch: 
     plan = plan_product(*product(), [[0]])
     free = engine.generation_bounds(plan, 9).kv_peak_tokens
     size = engine._sizes.generation(1024, 256, free // 2, plan.tokens).peak
-    monkeypatch.setattr(budget_module, "device_bytes", lambda devices: round(size / 0.85) + 1)
+    monkeypatch.setattr(memory, "device_bytes", lambda devices: round(size / 0.85) + 1)
     assert engine.generation_bounds(plan, 9).kv_peak_tokens == free // 2
 
 
 def test_a_limit_that_holds_no_text_is_refused() -> None:
     plan = plan_product([[1, 2, 3]] * 2, [[4, 5], [6]], [[0]])
-    assert generation_bounds(plan, 4, Limits(1, 8, 8)).kv_peak_tokens == 8
+    assert generation_bounds(plan, 4, GenerationLimits(1, 8, 8)).kv_peak_tokens == 8
     with pytest.raises(RequestError, match=r"keys and values of 7 tokens cannot hold the longest prompt of 5 tokens"):
-        generation_bounds(plan, 4, Limits(1, 8, 7))
+        generation_bounds(plan, 4, GenerationLimits(1, 8, 7))
 
 
 def test_generation_is_estimated_before_any_weight_is_loaded(tmp_path: Path) -> None:
@@ -614,7 +615,7 @@ def test_generation_is_estimated_before_any_weight_is_loaded(tmp_path: Path) -> 
 
 def model_bytes(engine: Engine) -> int:
     """Of the keys and values of a token."""
-    return engine._model.kv_bytes_per_token
+    return engine._model.facts.kv_token_bytes
 
 
 def test_a_wrapped_model_is_as_before(llama: PreTrainedModel) -> None:
@@ -668,8 +669,8 @@ def test_the_two_plain_ways_agree(llama: PreTrainedModel) -> None:
 def test_limits_remember_what_memory_held() -> None:
     limit = RowLimit()
     limit.may_shrink = True
-    tried = Limits(128, 1024, 5000)
+    tried = GenerationLimits(128, 1024, 5000)
     assert limit.fit(tried) == tried
-    assert limit.shrink(tried) == Limits(64, 512, 5000)
-    assert limit.fit(Limits(128, 1024)) == Limits(64, 512)
-    assert limit.fit(Limits(8, 1024)) == Limits(8, 1024)
+    assert limit.shrink(tried) == GenerationLimits(64, 512, 5000)
+    assert limit.fit(GenerationLimits(128, 1024)) == GenerationLimits(64, 512)
+    assert limit.fit(GenerationLimits(8, 1024)) == GenerationLimits(8, 1024)

@@ -1,6 +1,7 @@
 """Studies whose answers are generated: exact, resumable, and read without hiding what could not be read."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,15 @@ from tiny import byte_level_tokenizer, make_rows, make_task, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import iclperm
-from iclperm import Study, audit, runner, work
+from iclperm import Study
 from iclperm.errors import ConfigError, DataError, RequestError
-from iclperm.generated import NO_ANSWER, dense
 from iclperm.reference.generation import greedy_one
-from iclperm.store import OK, STATES, UNPARSED
+from iclperm.runs import audit, preview
+from iclperm.runs.generated import NO_ANSWER, dense
+from iclperm.runs.limits import WorkLimits
 from iclperm.studies.generation import generation
-from iclperm.tasks import Task, builtin_tasks
+from iclperm.study.states import OK, STATES, UNPARSED
+from iclperm.tasks.task import Task, builtin_tasks
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TASK = """
@@ -57,9 +60,8 @@ def study(tmp_path, model):
     return Study(model=str(model), task=str(path), sets=2, permutations=3, shots=[0, 1, 3], queries=6, seed=1)
 
 
-@pytest.fixture
-def many_parts(monkeypatch):
-    monkeypatch.setattr(work, "UNIT_TOKENS", (60, 60))
+run_in_parts = partial(iclperm.run, limits=WorkLimits(unit_tokens=(60, 60)))
+"""Cuts the work of the tiny study into many units, each its own file."""
 
 
 def generated_plainly(study, cell):
@@ -68,7 +70,7 @@ def generated_plainly(study, cell):
     tokenizer = AutoTokenizer.from_pretrained(study.model)
     index_set, permutation, place, query = cell
     shots = study.shot_list(0)[place]
-    text = runner.sample_prompt(study, index_set=index_set, permutation=permutation, shots=shots, query=query)
+    text = preview.sample_prompt(study, index_set=index_set, permutation=permutation, shots=shots, query=query)
     prompt = tokenizer(text.context + text.query)["input_ids"]
     task = Task.load(study.task)
     steps = greedy_one(
@@ -110,9 +112,8 @@ def test_texts_and_verdicts_are_those_of_plain_greedy_decoding(study, tmp_path):
     assert run.report.tokens_forwarded > run.report.tokens_unique
 
 
-@pytest.mark.usefixtures("many_parts")
 def test_a_stopped_run_continues_to_the_same_answers(study, tmp_path):
-    whole = iclperm.run(study)
+    whole = run_in_parts(study)
 
     class Stop(Exception):
         pass
@@ -122,8 +123,8 @@ def test_a_stopped_run_continues_to_the_same_answers(study, tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_early)
-    again = iclperm.run(study, tmp_path / "run")
+        run_in_parts(study, tmp_path / "run", progress=stop_early)
+    again = run_in_parts(study, tmp_path / "run")
     assert 2 <= again.report.num_parts_resumed < again.report.num_parts
     assert again.digest == whole.digest
     opened = iclperm.open_run(tmp_path / "run")
@@ -132,14 +133,13 @@ def test_a_stopped_run_continues_to_the_same_answers(study, tmp_path):
     assert (checked.damage, checked.digest) == ([], whole.digest)
 
 
-@pytest.mark.usefixtures("many_parts")
 def test_a_run_grows_without_generating_anything_twice(study, tmp_path):
     larger = study.model_copy(update={"sets": 3, "queries": 9})
-    iclperm.run(study, tmp_path / "run")
+    run_in_parts(study, tmp_path / "run")
     before = {path.name for path in (tmp_path / "run" / "items").iterdir()}
-    grown = iclperm.run(larger, tmp_path / "run", extend=True)
+    grown = run_in_parts(larger, tmp_path / "run", extend=True)
     assert before < {path.name for path in (tmp_path / "run" / "items").iterdir()}
-    assert grown.digest == iclperm.run(larger).digest
+    assert grown.digest == run_in_parts(larger).digest
 
 
 def test_unparsed_answers_are_wrong_or_drop_their_query_and_never_hidden(study, tmp_path):

@@ -10,9 +10,13 @@ import pyarrow as pa
 import pytest
 
 import iclperm
-from iclperm import Study, audit, results
-from iclperm.errors import RunError
-from iclperm.store import DamagedItem, RunFolder
+from iclperm import Study
+from iclperm.errors import DamagedItem, RunError
+from iclperm.runs import audit
+from iclperm.runs.finish import open_one
+from iclperm.runs.limits import WorkLimits
+from iclperm.runs.parts import PartFiles
+from iclperm.studies.report import Run
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SIZES = {"sets": 60, "permutations": 2, "shots": 2, "queries": 1000}
@@ -56,11 +60,12 @@ def finished(study, tmp_path_factory):
     return run
 
 
-@pytest.fixture
-def small_pieces(monkeypatch):
-    """What is read at once is as small beside this tensor as it is beside a large one."""
-    monkeypatch.setattr("iclperm.items._BYTES_AT_ONCE", TENSOR_BYTES // 16)
-    monkeypatch.setattr(results, "_ROWS_PER_TABLE", 4096)
+SMALL_PIECES = WorkLimits(bytes_at_once=TENSOR_BYTES // 16, table_rows=4096)
+"""What is read at once is as small beside this tensor as it is beside a large one."""
+
+
+def opened(folder, limits=SMALL_PIECES):
+    return Run.of(open_one(folder, limits=limits))
 
 
 class Peak:
@@ -102,27 +107,27 @@ def peak_of_computing(study, folder):
                 peak.begin()
             told.append(done)
 
-        run = iclperm.run(study, folder, progress=progress)
+        run = iclperm.run(study, folder, progress=progress, limits=SMALL_PIECES)
     assert told == list(range(run.report.num_parts + 1))
     assert run.report.num_parts_resumed == 0
     return peak.num_bytes
 
 
-@pytest.mark.usefixtures("imported", "small_pieces")
+@pytest.mark.usefixtures("imported")
 def test_a_run_holds_no_log_likelihoods_while_it_computes(study, tmp_path):
     folders = iter([tmp_path / "first", tmp_path / "second"])
     assert is_small(lambda: peak_of_computing(study, next(folders)))
 
 
 PHASES = {
-    "open": lambda folder, _out: iclperm.open_run(folder),
-    "verify": lambda folder, _out: audit.verify(folder).digest,
-    "report": lambda folder, _out: iclperm.open_run(folder).report_content(),
-    "export": lambda folder, out: iclperm.open_run(folder).export(out),
+    "open": lambda folder, _out: opened(folder),
+    "verify": lambda folder, _out: audit.verify(folder, SMALL_PIECES).digest,
+    "report": lambda folder, _out: opened(folder).report_content(),
+    "export": lambda folder, out: opened(folder).export(out),
 }
 
 
-@pytest.mark.usefixtures("imported", "small_pieces")
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("phase", PHASES)
 def test_no_phase_holds_the_tensor(finished, tmp_path, phase):
     def measured():
@@ -146,21 +151,20 @@ def test_who_asks_for_the_tensor_gets_it_whole(benchmark, study, finished):
     assert finished.digest == in_memory.digest
 
 
-def test_results_do_not_depend_on_how_much_is_read_at_once(finished, monkeypatch):
+def test_results_do_not_depend_on_how_much_is_read_at_once(finished):
     whole = iclperm.open_run(finished.folder)
     content, table = whole.report_content(), whole.to_arrow()
     for num_bytes in (200_000, 1 << 40):
-        monkeypatch.setattr("iclperm.items._BYTES_AT_ONCE", num_bytes)
-        again = iclperm.open_run(finished.folder)
+        again = opened(finished.folder, WorkLimits(bytes_at_once=num_bytes))
         assert again.digest == whole.digest
         assert again.report_content() == content
         assert again.to_arrow().equals(table)
 
 
 def test_what_fits_at_once_is_read_once(finished, monkeypatch):
-    read, parts = RunFolder.part, []
+    read, parts = PartFiles.read_again, []
     monkeypatch.setattr(
-        RunFolder, "part", lambda folder, part, columns: parts.append(part) or read(folder, part, columns)
+        PartFiles, "read_again", lambda files, part, columns: parts.append(part) or read(files, part, columns)
     )
     run = iclperm.open_run(finished.folder)
     assert parts == []

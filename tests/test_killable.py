@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from iclperm.tasks import killable
-from iclperm.tasks.killable import MAX_BYTES, Overtime, StartError, Worker, WorkerError
+from iclperm.base import worker as killable
+from iclperm.base.worker import MAX_BYTES, Overtime, StartError, Worker, WorkerError
 
 TARGETS = "killable_targets"
 
@@ -154,7 +154,7 @@ def test_an_interrupt_leaves_no_late_reply(worker, monkeypatch):
 PARENT = """
 import os, sys
 {first}
-from iclperm.tasks.killable import Worker
+from iclperm.base.worker import Worker
 worker = Worker("killable_targets:surroundings")
 print(worker.call(None, 5)["pid"], flush=True)
 {then}
@@ -203,8 +203,8 @@ def test_it_works_without_standard_input():
 
 
 def test_the_module_is_plain_json_over_pipes():
-    source = Path(sys.modules["iclperm.tasks.killable"].__file__)
-    script = "import os, sys; os.execv(sys.executable, [sys.executable, '-P', sys.argv[1], 'math:sqrt'])"
+    source = Path(sys.modules["iclperm.base.worker"].__file__)
+    script = "import os, sys; os.execv(sys.executable, [sys.executable, '-P', sys.argv[1], 'math:sqrt', str(1 << 30)])"
     done = subprocess.run(
         [sys.executable, "-c", script, str(source)],
         input=b'{"payload": 4, "seconds": 5}\n', capture_output=True, check=True,

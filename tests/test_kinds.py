@@ -1,6 +1,8 @@
 """Every kind of study end to end on the bundled model, in small: run, resumed, reported, read back from its folder."""
 
+import ast
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,15 @@ import yaml
 from click.testing import CliRunner
 
 import iclperm
-from iclperm import cli, compound
+from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DataError, RunError
-from iclperm.studies import OF_ONE_RUN
-from iclperm.study import COMPOUND, DEFAULTS, Kind, Study
-from iclperm.tasks import BUILTIN
+from iclperm.runs import formats
+from iclperm.runs.folder import RunFolder
+from iclperm.studies import several
+from iclperm.studies.stages import load, stages_of
+from iclperm.study import kinds
+from iclperm.study.study import Study
+from iclperm.tasks.task import BUILTIN
 
 TINY = {"task": "mini_news", "sets": 3, "permutations": 4, "queries": 12, "seed": 2}
 STUDIES = {
@@ -87,6 +93,11 @@ def call(*arguments):
     return done.return_value, done.stdout
 
 
+def first_runs(study):
+    """The studies of a study of several runs that can begin at once, by name."""
+    return next(iter(stages_of(study).values())).parts(study, {})
+
+
 def numbers(content):
     """Every number in nested JSON."""
     if isinstance(content, dict):
@@ -97,9 +108,56 @@ def numbers(content):
 
 
 def test_every_kind_is_here():
-    assert set(STUDIES) == set(Kind.__args__)
-    assert set(FIGURES) == set(STUDIES) | set(OF_ONE_RUN)
-    assert set(DEFAULTS) | {"sensitivity"} == set(STUDIES)
+    assert set(STUDIES) == set(kinds.STUDIES)
+    assert set(FIGURES) == set(kinds.OURS)
+    assert {name for name, kind in kinds.OURS.items() if kind.defaults} | {"sensitivity"} == set(STUDIES)
+
+
+PACKAGE = Path(iclperm.__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
+# Where the word of a kind stands for something else, and what that is; nowhere else may it be written out.
+OTHER_MEANINGS = {
+    "calibration": ("a key of the study", ("cli/options", "runs/", "stats/", "studies/report", "studies/several")),
+    "curve": ("accuracy over the number of shots", ("external/", "stats/", "studies/sensitivity")),
+    "generation": ("what models do, a block of plan.json, a tag of chat templates", ("models/", "runs/", "tasks/")),
+    "selection": ("sensitivity to it", ("external/", "studies/convergence", "studies/sensitivity")),
+}
+
+
+def test_nothing_but_the_registry_and_its_own_files_knows_a_kind_by_name():
+    found = {name: set() for name in kinds.OURS}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and node.value in found:
+                found[node.value].add(path.relative_to(PACKAGE).as_posix())
+    for name, places in found.items():
+        assert "study/kinds.py" in places
+        _, elsewhere = OTHER_MEANINGS.get(name, ("", ()))
+        allowed = ("study/kinds.py", f"studies/{name}", *elsewhere)
+        assert [place for place in places if not place.startswith(allowed)] == [], name
+        assert all(any(place.startswith(prefix) for place in places) for prefix in elsewhere), name
+
+
+def test_the_tables_of_the_docs_are_those_of_the_registry():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    studies = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", readme, flags=re.MULTILINE))
+    assert rows == {name: kinds.OURS[name].question for name in kinds.STUDIES}
+    for kind in kinds.OURS.values():
+        assert (ROOT / kind.page).is_file()
+        if not kind.is_report:
+            assert re.search(rf"^\| `{kind.name}` .*\]\({kind.page}\) \|$", readme, flags=re.MULTILINE)
+            link = kind.page.removeprefix("docs/")
+            assert re.search(rf"^\| `{kind.name}` .*\]\({link}\) \|$", studies, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", kinds.OURS)
+def test_what_a_declaration_names_is_there(kind):
+    declared = kinds.OURS[kind]
+    load(declared)
+    assert set(declared.keys) | set(declared.defaults) <= set(Study.model_fields)
+    if not declared.is_report:
+        assert Study(**{"kind": kind, **declared.defaults}).kind == kind
 
 
 @pytest.mark.parametrize("kind", STUDIES)
@@ -159,7 +217,7 @@ def test_one_run_answers_for_several_kinds(runs, place):
 def test_demonstrations_are_those_of_the_prompts(runs):
     run = runs["curve"]
     shown = run.demonstrations
-    table = iclperm.store.RunFolder.open(run.folder).table("demonstrations")
+    table = RunFolder.open(run.folder).table("demonstrations")
     assert shown.rows.reshape(-1, 6).tolist() == table["examples"].to_pylist()
     task = iclperm.Task.load("mini_news").examples("train")
     assert shown.texts[int(shown.rows[0, 0, 0])] == task.fields[shown.rows[0, 0, 0]]["text"]
@@ -192,21 +250,21 @@ def test_given_demonstrations_are_used_as_they_are(tmp_path):
 
 def test_a_killed_study_of_several_runs_continues(place, tmp_path, runs):
     study = Study.from_file(place / "transfer.yaml")
-    begun = dict(compound._first(study))
+    begun = dict(first_runs(study))
     name = next(iter(begun))
-    compound._claim(tmp_path / "again", study)
+    several._claim(tmp_path / "again", study)
     iclperm.run(begun[name], tmp_path / "again" / name)
     assert call("status", tmp_path / "again" / name)[0] == 0
     assert iclperm.run(study, tmp_path / "again").digest == runs["transfer"].digest
-    assert compound.is_compound(tmp_path / "again")
+    assert formats.is_several(tmp_path / "again")
 
 
 def test_what_has_not_begun_is_said(place, tmp_path, runs):
     for kind, missing in (("transfer", "topics"), ("selection", "what it chooses")):
         study = Study.from_file(place / f"{kind}.yaml")
         folder = tmp_path / kind
-        compound._claim(folder, study)
-        name, first = next(iter(compound._first(study).items()))
+        several._claim(folder, study)
+        name, first = next(iter(first_runs(study).items()))
         if kind == "transfer":
             iclperm.run(first, folder / name)
         done = CliRunner().invoke(cli.cli, ["status", str(folder)], standalone_mode=False)
@@ -243,13 +301,13 @@ def test_choices_that_do_not_fit_are_one_line(choices, words):
     assert "\n" not in str(refused.value)
 
 
-def test_a_compound_study_is_exported_run_by_run(runs, place, tmp_path):
+def test_a_study_of_several_runs_is_exported_run_by_run(runs, place, tmp_path):
     with pytest.raises(ConfigError, match="export them one by one"):
         call("export", place / "transfer", "--out", tmp_path / "all.csv")
-    folder = Path(compound.folders(place / "transfer")["topics"])
+    folder = Path(several.folders(place / "transfer")["topics"])
     call("export", folder, "--out", tmp_path / "one.csv")
     assert (tmp_path / "one.csv").stat().st_size > 1000
-    assert COMPOUND == ("transfer", "selection")
+    assert [name for name, kind in kinds.OURS.items() if kind.stages] == ["transfer", "selection"]
 
 
 def selection_of(place, **changes):
@@ -262,7 +320,7 @@ def test_a_growth_that_is_refused_or_killed_hides_nothing(place, runs, tmp_path)
     with pytest.raises(RunError, match="add --extend"):
         iclperm.run(selection_of(place, sets=2, queries=12), tmp_path / "grown")
     assert iclperm.open_run(tmp_path / "grown").digest == first.digest
-    source = compound._first(selection_of(place, sets=3, queries=8))["source"]
+    source = first_runs(selection_of(place, sets=3, queries=8))["source"]
     iclperm.run(source, tmp_path / "grown" / "source", extend=True)  # and the rest never began
     again = iclperm.open_run(tmp_path / "grown")
     assert (again.digest, again.report.is_growing) == (first.digest, True)

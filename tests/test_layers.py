@@ -16,7 +16,7 @@ from zoo import ZOO
 
 from iclperm import _core
 from iclperm.engine import Engine, forward, layers, plan_product, plan_requests, selfcheck
-from iclperm.engine.forward import KvPool, padded_rows
+from iclperm.engine.forward import KvPool, PassLimits, padded_rows
 from iclperm.engine.layers import FusedLayer, known_decoder
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import Pack
@@ -122,7 +122,7 @@ def one_pack(model: TreeModel) -> tuple[Pack, KvPool]:
     rows = Rows.of([random_ids(rng, 30), random_ids(rng, 12), random_ids(rng, 21)])
     plan = plan_requests(rows, np.array([20, 3, 15]), pack_tokens=256)
     (pack,) = plan.packs(0)
-    return pack, KvPool(plan.core.pool_slots)
+    return pack, model.pool(plan.core.pool_slots)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -197,7 +197,7 @@ def test_the_first_layer_computes_a_token_once_and_the_same_bits(name: str, monk
     assert np.array_equal(engine.loglikelihood(requests).logprob, shared)
     assert engine.report.looked_up_tokens == 0 < engine.report.flops - report.flops
     monkeypatch.setattr(FusedLayer, "_first_heads", once)
-    monkeypatch.setattr(forward.TokenRows.__init__, "__defaults__", (1,))  # every pack starts the table anew
+    engine._model.limits = PassLimits(token_rows_bytes=1)  # every pack starts the table anew
     assert np.array_equal(engine.loglikelihood(requests).logprob, shared)
     assert engine.report.looked_up_tokens < report.looked_up_tokens
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iclperm import ledger as ledgers
 from iclperm.endpoint import Spent
-from iclperm.ledger import Ledger, damage
-from iclperm.store import RunStopped
+from iclperm.endpoint import ledger as ledgers
+from iclperm.endpoint.ledger import Ledger, damage
+from iclperm.errors import RunStopped
 
 PAID = Spent(1, 10, 4, 2)
 

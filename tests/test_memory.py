@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -21,14 +22,13 @@ from zoo import VOCAB, ZOO
 
 from iclperm import Study
 from iclperm.engine import Engine, Plan, footprint, plan_product
-from iclperm.engine import budget as budget_module
 from iclperm.engine import executor as executor_module
-from iclperm.engine.budget import free_bytes, parse_budget, resolve_budget
 from iclperm.engine.estimate import estimate
-from iclperm.engine.memory import is_out_of_memory
+from iclperm.engine.memory import free_bytes, resolve_budget
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, Pack
-from iclperm.errors import ConfigError, OutOfMemory, PlanError, RequestError
+from iclperm.errors import ConfigError, OutOfMemory, PlanError, RequestError, is_out_of_memory
+from iclperm.study.sizes import parse_budget
 
 HOST = "[enforce fail at alloc_cpu.cpp:130] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
 ERRORS = [
@@ -36,6 +36,7 @@ ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     RuntimeError(HOST),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
 ]
 Forward = Callable[..., Any]
 
@@ -265,7 +266,9 @@ def test_allocators_errors_are_known(error: BaseException) -> None:
     assert is_out_of_memory(error)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("not enough memory"), KeyError("x")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), ValueError("not enough memory"), OSError(errno.EIO, "x")]
+)
 def test_other_errors_pass_unchanged(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     assert not is_out_of_memory(error)
     engine = ready(llama)
@@ -299,18 +302,18 @@ def test_what_is_no_budget_is_refused(llama: PreTrainedModel, given: Any) -> Non
         Study(memory_budget=given)
 
 
-def test_a_share_is_one_of_what_system_and_group_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_is_one_of_what_system_and_group_leave(tmp_path: Path) -> None:
     host = torch.device("cpu")
-    monkeypatch.setattr(budget_module, "_CONTROL_GROUP", tmp_path)
-    free = free_bytes(host)
+    free = free_bytes(host, tmp_path)
     assert 0 < free < 1 << 50
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("700\n")
-    assert free_bytes(host) > 1 << 20
+    assert free_bytes(host, tmp_path) > 1 << 20
     (tmp_path / "memory.max").write_text("1000\n")
-    assert free_bytes(host) == 300
-    assert resolve_budget("50%", host, held=100) == 200
+    assert free_bytes(host, tmp_path) == 300
+    assert resolve_budget("50%", host, held=100, control_group=tmp_path) == 200
     assert resolve_budget(77, host) == 77
+    assert free_bytes(host) > 1 << 20
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "phi3", "gpt2", "opt", "qwen2-moe"])
@@ -322,7 +325,7 @@ def test_the_shapes_alone_foretell_what_the_model_does(name: str, tmp_path: Path
     assert foretold == engine.footprint(plan)
     assert foretold is not None
     assert foretold.weights == sum(p.nbytes for p in model.parameters())
-    assert foretold.kv == plan.core.pool_slots * engine._model.kv_bytes_per_token
+    assert foretold.kv == plan.core.pool_slots * engine._model.facts.kv_token_bytes
     assert foretold.peak == sum(vars(foretold).values())
     bfloat = estimate(tmp_path, [plan], dtype="bfloat16").memory
     assert bfloat is not None

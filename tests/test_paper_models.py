@@ -21,9 +21,10 @@ from iclperm import models
 from iclperm.engine import Engine
 from iclperm.engine.decode import generation_bounds
 from iclperm.engine.estimate import estimate
-from iclperm.engine.model import load_config, load_shapes
+from iclperm.engine.load import load_config, load_shapes
 from iclperm.errors import ModelError, RequestError
-from iclperm.models import PaperModel, Row, paper_models
+from iclperm.models import ModelRow, PaperModel, paper_models
+from iclperm.models.costs import study_plan
 from iclperm.reference import scoring
 
 PER_TOKEN = TOLERANCES["loglikelihood per token"]["float32"]
@@ -34,7 +35,7 @@ EXACT_COUNTS = ("Qwen2.5 0.5B", "Gemma-3 27B", "Llama-3.1 8B", "R1-Distill-Qwen 
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
+def rows() -> dict[str, ModelRow]:
     return {row.name: row for row in models.table()}
 
 
@@ -95,7 +96,7 @@ def small_model(model: PaperModel, folder: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_published_number_of_parameters_is_met(name: str, rows: dict[str, Row]) -> None:
+def test_the_published_number_of_parameters_is_met(name: str, rows: dict[str, ModelRow]) -> None:
     published, counted = MODELS[name].published_parameters, rows[name].parameters
     if name == "Gemma-3 27B":
         assert abs(counted / 27.016e9 - 1) < 0.001
@@ -111,7 +112,7 @@ def test_the_published_number_of_parameters_is_met(name: str, rows: dict[str, Ro
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_is_exact_at_reduced_size(name: str, tmp_path: Path, rows: dict[str, Row]) -> None:
+def test_every_model_is_exact_at_reduced_size(name: str, tmp_path: Path, rows: dict[str, ModelRow]) -> None:
     model, row = small_model(MODELS[name], tmp_path), rows[name]
     config = model.config
     engine = Engine(model, pack_tokens=24)
@@ -217,7 +218,7 @@ def test_a_text_part_is_estimated_alone(multimodal: tuple[PreTrainedModel, Path]
     assert estimate(folder, []).weight_bytes == 4 * text
 
 
-def test_the_table_counts_what_is_there(rows: dict[str, Row]) -> None:
+def test_the_table_counts_what_is_there(rows: dict[str, ModelRow]) -> None:
     assert list(rows) == list(MODELS)
     row = rows["Qwen2.5 7B"]
     assert row.weights_float32 == 2 * row.weights_bfloat16 == 4 * row.parameters
@@ -227,7 +228,7 @@ def test_the_table_counts_what_is_there(rows: dict[str, Row]) -> None:
     assert rows["Qwen2.5 7B"].window == rows["Llama-3.1 8B"].window == 0
 
 
-def test_costs_follow_from_contexts_queries_and_lengths(rows: dict[str, Row]) -> None:
+def test_costs_follow_from_contexts_queries_and_lengths(rows: dict[str, ModelRow]) -> None:
     costs = {(cost.study, cost.task): cost for cost in rows["Llama-3.1 8B"].costs}
     asked = costs["sensitivity", "classification"]
     assert (asked.contexts, asked.prompts) == (100, 50_000)
@@ -236,7 +237,7 @@ def test_costs_follow_from_contexts_queries_and_lengths(rows: dict[str, Row]) ->
     body = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     assert 0.96 < asked.flops / (2 * body * asked.tokens) < 1.06, "but for the last layer, attention and head"
     generated = costs["sensitivity", "generation"]
-    plan = models._plan(models.DESIGNS[0], models.WORKLOADS[1])
+    plan = study_plan(models.STUDIES[0], models.WORKLOADS[1])
     assert generated.tokens == generation_bounds(plan, max_new_tokens=256).tokens > 50_000 * 255
     assert costs["transfer", "generation"].flops == 2 * costs["search", "generation"].flops
     assert costs["search", "classification"].prompts == 1280 * 1500
@@ -244,7 +245,7 @@ def test_costs_follow_from_contexts_queries_and_lengths(rows: dict[str, Row]) ->
     assert asked.hours == pytest.approx(asked.flops / 495e12 / 3600)
 
 
-def test_the_document_holds_the_table_of_today(rows: dict[str, Row]) -> None:
+def test_the_document_holds_the_table_of_today(rows: dict[str, ModelRow]) -> None:
     begin, end = "<!-- iclperm models: begin -->\n", "<!-- iclperm models: end -->"
     text = DOCS.read_text(encoding="utf-8")
     assert text.partition(begin)[2].partition(end)[0].strip() == models.markdown(list(rows.values())).strip(), (
@@ -252,9 +253,8 @@ def test_the_document_holds_the_table_of_today(rows: dict[str, Row]) -> None:
     )
 
 
-def test_the_rate_scales_the_hours_alone(monkeypatch: pytest.MonkeyPatch, rows: dict[str, Row]) -> None:
-    monkeypatch.setattr(models, "_ORDER", models._ORDER[:1])
-    (slow,) = models.table(rate=models.DEFAULT_RATE / 10)
+def test_the_rate_scales_the_hours_alone(rows: dict[str, ModelRow]) -> None:
+    (slow,) = models.table(models.DEFAULT_RATE / 10, paper_models()[:1])
     fast = rows[slow.name]
     assert replace(slow, costs=()) == replace(fast, costs=())
     for a, b in zip(slow.costs, fast.costs, strict=True):

@@ -16,9 +16,10 @@ import pytest
 
 import iclperm
 from iclperm import stats
-from iclperm.designs import draw_permutations
-from iclperm.stats.search import expected_maximum, gap_closed, search, share_of_oracle
-from iclperm.studies.transfer import transfer, transfer_rate
+from iclperm.prompts.design import draw_permutations
+from iclperm.stats.search import gap_closed, search, share_of_oracle
+from iclperm.stats.winners_curse import expected_maximum
+from iclperm.studies.transfer import transfer
 
 Array = npt.NDArray[Any]
 
@@ -85,6 +86,11 @@ def additive(order: float, selection: float) -> Array:
     levels = np.linspace(-1, 1, 10)
     levels = levels / levels.std(ddof=1)
     return 0.7 + np.add.outer(selection * levels, order * levels)
+
+
+def transfer_rate(own: tuple[float, float], transferred: tuple[float, float]) -> float:
+    """As arXiv 2511.09700 defines it, of a row's columns."""
+    return (transferred[0] / own[0] + transferred[1] / own[1]) / 2
 
 
 def rates(row: Row) -> tuple[float, float]:

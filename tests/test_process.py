@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from iclperm.process import VARIABLES
+from iclperm.base.environment import VARIABLES
 
 FAULTS = """
 import ctypes, os, resource
@@ -25,7 +25,7 @@ def touched():
 touched(), touched()
 print(touched(), *(os.environ.get(name, "-") for name in {names}))
 """
-SETTLED = "from iclperm.process import settle; settle()"
+SETTLED = "from iclperm.base.environment import settle; settle()"
 
 
 def run(first: str, **variables: str) -> list[str]:

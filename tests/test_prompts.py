@@ -6,9 +6,12 @@ from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer,
 from tokenizers import normalizers
 
 from iclperm import Study, Task
-from iclperm.designs import draw
 from iclperm.errors import TokenizationError
-from iclperm.prompts import prompt_text, prompt_tokens, tokenise
+from iclperm.prompts.design import draw
+from iclperm.prompts.encode import prompt_tokens
+from iclperm.prompts.render import prompt_text
+from iclperm.prompts.seams import CHECKS, JoinChecks
+from iclperm.prompts.tokenise import tokenise
 
 TOKENIZERS = {"byte": byte_level_tokenizer, "dummy": dummy_prefix_tokenizer, "greedy": greedy_tokenizer}
 
@@ -18,12 +21,13 @@ def tokenizers():
     return {name: make() for name, make in TOKENIZERS.items()}
 
 
-def lay_out(path, tokenizer, scoring="loglikelihood", **choices):
+def lay_out(path, tokenizer, scoring="loglikelihood", checks=CHECKS, **choices):
     task = Task.load(path)
     examples = {split: task.examples(split) for split in ("train", "test")}
     study = Study(**{"task": str(path), "sets": 2, "permutations": 3, "shots": [0, 1, 3], "queries": 6, **choices})
     design = draw(study, task, examples)
-    return (design, task, examples), tokenise(design, task, examples, tokenizer, study.seed, scoring=scoring)
+    prompts = tokenise(design, task, examples, tokenizer, study.seed, scoring=scoring, checks=checks)
+    return (design, task, examples), prompts
 
 
 def assert_every_cell_is_jointly_tokenised(parts, prompts, tokenizer, scoring="loglikelihood"):
@@ -94,17 +98,17 @@ def test_parts_that_merge_leave_the_product_counted(tmp_path, tokenizers):
     assert {cell.context for cell in prompts.general} & one_shot in (after_red, one_shot - after_red)
 
 
-def test_of_many_seams_some_are_checked_and_all_where_one_fails(tmp_path, tokenizers, monkeypatch):
+def test_of_many_seams_some_are_checked_and_all_where_one_fails(tmp_path, tokenizers):
     wording = {"demonstration": "{{ text }} is {{ label }}", "query": "{{ text }} is"}
     joined = tmp_path / "joined"
     joined.mkdir()
     paths = {"byte": make_task(tmp_path, **wording), "greedy": make_task(joined, separator="")}
     whole = {name: lay_out(path, tokenizers[name])[1] for name, path in paths.items()}
     assert whole["byte"].counts.num_failed_seams == 0 < whole["greedy"].counts.num_failed_seams
-    monkeypatch.setattr("iclperm.prompts.MAX_CHECKED_SEAMS", 1)
-    _, sampled = lay_out(paths["byte"], tokenizers["byte"])
+    one_seam = JoinChecks(seams=1)
+    _, sampled = lay_out(paths["byte"], tokenizers["byte"], checks=one_seam)
     assert 3 <= sampled.counts.num_seams < whole["byte"].counts.num_seams
-    parts, exhaustive = lay_out(paths["greedy"], tokenizers["greedy"])
+    parts, exhaustive = lay_out(paths["greedy"], tokenizers["greedy"], checks=one_seam)
     assert exhaustive.counts == whole["greedy"].counts
     assert_every_cell_is_jointly_tokenised(parts, exhaustive, tokenizers["greedy"])
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from tiny import byte_level_tokenizer, make_model, make_rows
 
-from iclperm import cli
+from iclperm.cli import main as cli
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 

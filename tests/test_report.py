@@ -21,18 +21,18 @@ from rich.console import Console
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
 from iclperm.reference import stats as reference
-from iclperm.report import write_report
-from iclperm.report.figures import curve_plot, heat_map, ratio_plot, save
-from iclperm.report.tables import curve_table, over_shots_table, sensitivity_tables, token_line
-from iclperm.studies.findings import Table, plain
-from iclperm.studies.sensitivity import (
-    Sensitivity,
+from iclperm.report import figures, parts, write_report
+from iclperm.report.figures import curve_plot, heat_map, save
+from iclperm.report.parts import Table, plain
+from iclperm.studies.sensitivity import Sensitivity, curve_table, sensitivity_tables
+from iclperm.studies.sensitivity_over_shots import (
     SensitivityOverShots,
-    SensitivitySummary,
-    conclusion,
+    over_shots_table,
+    ratio_plot,
     sensitivity_over_shots,
-    sensitivity_summary,
 )
+from iclperm.studies.sensitivity_summary import SensitivitySummary, conclusion, sensitivity_summary
+from iclperm.studies.tokens import token_line
 
 Array = npt.NDArray[Any]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -601,3 +601,53 @@ def test_the_report_is_written_whole_and_replaced(tmp_path: Path) -> None:
     read = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert read["sensitivity"]["accuracy"] == full_summary().accuracy.tolist()
     assert not {"curve", "over_shots"} & set(read)
+
+
+NAN = math.nan
+ROW = stats.Interval(0.12345, -0.01, 0.25678, 0.95)
+OPEN = stats.Interval(0.12345, NAN, NAN, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (parts.number(0.12345), "0.1235"),
+        (parts.number(NAN, 2), "-"),
+        (parts.signed(0.12345, 2), "+0.12"),
+        (parts.signed(NAN), "-"),
+        (parts.interval_words(ROW), "-0.0100 to 0.2568"),
+        (parts.interval_words(ROW, 2, "+"), "-0.01 to +0.26"),
+        (parts.interval_words(OPEN), "-"),
+        (parts.with_bounds(ROW), "0.12 [-0.01 to 0.26]"),
+        (parts.with_bounds(ROW, sign="+"), "+0.12 [-0.01 to +0.26]"),
+        (parts.percent(0.12345), "12.3 %"),
+        (parts.percent_with_bounds(ROW), "12.3 % [-1.0 to 25.7]"),
+        (parts.percent_with_bounds(OPEN), "12.3 %"),
+        (parts.points(0.12345), "12.3 points"),
+        (parts.points_with_bounds(ROW), "+12.3 points [-1.0 to +25.7]"),
+        (parts.points_with_bounds(OPEN, unit=""), "+12.3"),
+        (parts.points_with_bounds(OPEN._replace(estimate=NAN)), "-"),
+        (parts.spread_in_points(0.12345), "about ±12.3 points"),
+        (parts.spread_in_points(NAN), "an unknown amount, as there is only one"),
+        (parts.p_value(0.0123), "0.012"),
+        (parts.p_value(0.0009), "<0.001"),
+        (parts.p_value(0.0009, least=0.0005), "0.001"),
+        (parts.p_value(NAN), "-"),
+        (parts.p_words(0.0123), "p = 0.0123"),
+        (parts.p_words(0.00001), "p < 0.0001"),
+        (parts.listed(["sets"]), "sets"),
+        (parts.listed(["sets", "permutations", "queries"]), "sets, permutations and queries"),
+    ],
+)
+def test_numbers_are_written_in_one_way(text, wanted):
+    assert text == wanted
+
+
+@pytest.mark.parametrize(("count", "most", "places"), [(5, None, [0, 1, 2, 3, 4]), (5, 2, [1, 4]), (7, 3, [0, 3, 6])])
+def test_rows_that_are_shown_lie_at_equal_distances(count, most, places):
+    assert parts.evenly(count, most) == places
+
+
+def test_letters_can_be_read_on_every_colour():
+    assert figures.letter_colour((0.27, 0.0, 0.33, 1.0)) == "white"  # viridis, both ends
+    assert figures.letter_colour((0.99, 0.91, 0.14)) == "black"

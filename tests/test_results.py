@@ -11,10 +11,14 @@ import torch
 from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 import iclperm
-from iclperm import Study, work
-from iclperm.errors import ConfigError
-from iclperm.prompts import Cell
-from iclperm.store import INVALID, RunStopped
+from iclperm import Study
+from iclperm.errors import ConfigError, RunStopped
+from iclperm.prompts.tokenise import Cell
+from iclperm.runs import answers, layout, setting, work
+from iclperm.runs.finish import open_one
+from iclperm.runs.limits import WorkLimits
+from iclperm.studies.report import Run
+from iclperm.study.states import INVALID
 
 LABELS = {"Red": "Red", "Green": "Green and lush", "Blue": "Blue"}
 
@@ -112,7 +116,7 @@ def test_an_export_that_fails_leaves_what_was_there(run, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(iclperm.items.json, "dumps", full)
+    monkeypatch.setattr(answers.json, "dumps", full)
     with pytest.raises(RunStopped, match="no space left on device"):
         run.export(path)
     assert path.read_bytes() == before
@@ -174,12 +178,12 @@ def test_a_mean_over_tokens_needs_the_same_tokens_everywhere(folder, monkeypatch
 
 
 def test_cells_with_labels_of_their_own_are_counted(run, folder):
-    laid_out = work.lay_out(work.Setting.of(Study.from_file(folder / "run/study.yaml")))
-    (stage,) = laid_out.stages
+    laid_out = layout.lay_out(setting.ResolvedStudy.of(Study.from_file(folder / "run/study.yaml")))
+    (growth,) = laid_out.growths
     usual = laid_out.prompts.continuations
     cells = [Cell(0, 0, usual[0], usual), Cell(0, 1, usual[0], [np.append(ids, 1) for ids in usual])]
-    assert laid_out._num_odd_labels(replace(stage, general=cells)) == 1
-    assert laid_out._num_odd_labels(stage) == 0
+    assert laid_out._num_odd_labels(replace(growth, general=cells)) == 1
+    assert laid_out._num_odd_labels(growth) == 0
 
 
 def test_what_makes_numbers_doubtful_is_said(run):
@@ -196,10 +200,9 @@ def test_what_makes_numbers_doubtful_is_said(run):
     assert replace(run, label_tokens=(1, 1, 1)).warnings == []
 
 
-def test_what_does_not_fit_into_memory_is_held_in_a_file_and_says_the_same(run, monkeypatch):
+def test_what_does_not_fit_into_memory_is_held_in_a_file_and_says_the_same(run):
     plain = iclperm.open_run(run.folder)
-    monkeypatch.setattr("iclperm.held._MOST_HELD", 0)
-    mapped = iclperm.open_run(run.folder)
+    mapped = Run.of(open_one(run.folder, limits=WorkLimits(bytes_in_memory=0)))
     items = mapped.splits["test"]
     assert all(
         isinstance(array.base, np.memmap) or isinstance(array, np.memmap)

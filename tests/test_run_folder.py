@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,12 @@ import torch
 from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 import iclperm
-from iclperm import Study, answering, audit, runner, store, work
-from iclperm.errors import RunError
-from iclperm.store import RunFolder, RunStopped
+from iclperm import Study, errors
+from iclperm.errors import RunError, RunStopped
+from iclperm.runs import audit, execute, layout, parts, scorers, setting, tables, work
+from iclperm.runs.folder import RunFolder
+from iclperm.runs.limits import WorkLimits
+from iclperm.runs.plan import plan_one
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +49,8 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(autouse=True)
-def many_parts(monkeypatch):
-    monkeypatch.setattr(work, "UNIT_TOKENS", (60, 60))
+MANY_PARTS = WorkLimits(unit_tokens=(60, 60))
+run_in_parts = partial(iclperm.run, limits=MANY_PARTS)
 
 
 def grown(study, **sizes):
@@ -76,19 +79,19 @@ GROWTH = [{"sets": 4}, {"permutations": 5}, {"queries": 9}, {"dev_queries": 3}, 
 
 @pytest.mark.parametrize("sizes", GROWTH, ids=str)
 def test_a_run_grows_to_what_a_larger_one_is(tmp_path, study, sizes):
-    small = iclperm.run(study, tmp_path / "run")
+    small = run_in_parts(study, tmp_path / "run")
     before = files(tmp_path / "run")
     large = grown(study, **sizes)
-    extended = iclperm.run(large, tmp_path / "run", extend=True)
+    extended = run_in_parts(large, tmp_path / "run", extend=True)
     assert before.items() <= files(tmp_path / "run").items()
-    whole = iclperm.run(large, tmp_path / "whole")
+    whole = run_in_parts(large, tmp_path / "whole")
     assert extended.digest == whole.digest != small.digest
     assert extended.report.num_parts_resumed == small.report.num_parts < extended.report.num_parts
     for name in ("tokens_naive", "tokens_unique", "num_duplicates", "num_excluded", "num_general_cells"):
         assert getattr(extended.report, name) == getattr(whole.report, name), name
     assert audit.verify(tmp_path / "run").digest == whole.digest
     # The same command again, now without a word about growth, finds nothing to do.
-    again = iclperm.run(large, tmp_path / "run")
+    again = run_in_parts(large, tmp_path / "run")
     assert again.digest == whole.digest
     assert again.report.num_parts_resumed == again.report.num_parts
     reopened = iclperm.open_run(tmp_path / "run")
@@ -107,17 +110,17 @@ def test_a_run_grows_again_and_again_and_through_interruptions(tmp_path, study):
                 raise KeyboardInterrupt
 
         try:
-            iclperm.run(grown(study, **step), tmp_path / "run", extend=True, progress=interrupt)
+            run_in_parts(grown(study, **step), tmp_path / "run", extend=True, progress=interrupt)
         except KeyboardInterrupt:
-            iclperm.run(grown(study, **step), tmp_path / "run", extend=True)
+            run_in_parts(grown(study, **step), tmp_path / "run", extend=True)
     run = iclperm.open_run(tmp_path / "run")
-    assert run.digest == iclperm.run(grown(study, **sizes[-1])).digest
+    assert run.digest == run_in_parts(grown(study, **sizes[-1])).digest
     assert [extent["sets"] for extent in audit.status(tmp_path / "run").extents] == [2, 3, 3, 3]
     assert not audit.verify(tmp_path / "run").damage
 
 
 def test_a_growing_run_still_has_the_results_before(tmp_path, study):
-    small = iclperm.run(study, tmp_path / "run")
+    small = run_in_parts(study, tmp_path / "run")
     large = grown(study, sets=3, queries=6)
 
     def interrupt(done, _total):
@@ -125,7 +128,7 @@ def test_a_growing_run_still_has_the_results_before(tmp_path, study):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        iclperm.run(large, tmp_path / "run", extend=True, progress=interrupt)
+        run_in_parts(large, tmp_path / "run", extend=True, progress=interrupt)
     before = iclperm.open_run(tmp_path / "run")
     assert before.report.is_growing
     assert before.digest == small.digest
@@ -135,9 +138,9 @@ def test_a_growing_run_still_has_the_results_before(tmp_path, study):
     status = audit.status(tmp_path / "run")
     assert (status.is_finished, status.num_parts_done) == (False, small.report.num_parts + 1)
     assert audit.verify(tmp_path / "run").digest is None
-    whole = iclperm.run(large, tmp_path / "run")  # the same command, with or without a word about growth
+    whole = run_in_parts(large, tmp_path / "run")  # the same command, with or without a word about growth
     assert not whole.report.is_growing
-    assert whole.digest == iclperm.run(large).digest == iclperm.open_run(tmp_path / "run").digest
+    assert whole.digest == run_in_parts(large).digest == iclperm.open_run(tmp_path / "run").digest
 
 
 def test_an_unfinished_run_may_grow(tmp_path, study):
@@ -146,37 +149,37 @@ def test_an_unfinished_run_may_grow(tmp_path, study):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        iclperm.run(study, tmp_path / "run", progress=interrupt)
+        run_in_parts(study, tmp_path / "run", progress=interrupt)
     large = grown(study, sets=3, queries=6)
-    assert iclperm.run(large, tmp_path / "run", extend=True).digest == iclperm.run(large).digest
+    assert run_in_parts(large, tmp_path / "run", extend=True).digest == run_in_parts(large).digest
 
 
 def test_growth_is_asked_for_and_never_shrinks(tmp_path, study):
-    iclperm.run(study, tmp_path / "run")
+    run_in_parts(study, tmp_path / "run")
     before = files(tmp_path / "run")
     with pytest.raises(RunError, match="holds a smaller run: sets is 2 there and 3 here; add --extend to let it grow"):
-        iclperm.run(grown(study, sets=3), tmp_path / "run")
+        run_in_parts(grown(study, sets=3), tmp_path / "run")
     with pytest.raises(RunError, match=r"holds a larger run: .*queries is 4 there and 3 here; ask for at least"):
-        iclperm.run(grown(study, sets=3, queries=3), tmp_path / "run", extend=True)
+        run_in_parts(grown(study, sets=3, queries=3), tmp_path / "run", extend=True)
     with pytest.raises(RunError, match=r"holds another run: .*study\.seed is 0 there and 1 here"):
-        iclperm.run(grown(study, sets=3, seed=1), tmp_path / "run", extend=True)
+        run_in_parts(grown(study, sets=3, seed=1), tmp_path / "run", extend=True)
     assert files(tmp_path / "run") == before
 
 
 def test_growth_that_changes_earlier_prompts_is_refused(tmp_path, study, monkeypatch):
-    iclperm.run(study, tmp_path / "run")
+    run_in_parts(study, tmp_path / "run")
     before = files(tmp_path / "run")
     cut = work._cut_hash
     monkeypatch.setattr(work, "_cut_hash", lambda *work: cut(*work)[::-1])
     with pytest.raises(RunError, match=r"holds another run: work\.cut is"):
-        iclperm.run(grown(study, sets=3), tmp_path / "run", extend=True)
+        run_in_parts(grown(study, sets=3), tmp_path / "run", extend=True)
     assert files(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("victim", ["plan.json", "study.yaml", "queries.parquet", "demonstrations.parquet", "items"])
 def test_every_damage_is_told_and_mended_and_the_damaged_bytes_are_kept(tmp_path, study, victim):
     folder = tmp_path / "run"
-    whole = iclperm.run(study, folder)
+    whole = run_in_parts(study, folder)
     kept = files(folder)
     path = sorted((folder / "items").iterdir())[1] if victim == "items" else folder / victim
     place = path.read_bytes().index(b"random") if victim == "study.yaml" else None
@@ -186,7 +189,7 @@ def test_every_damage_is_told_and_mended_and_the_damaged_bytes_are_kept(tmp_path
     assert path.name in found.damage[0]
     assert found.digest is None
     assert path.read_bytes() == wrong  # a check changes nothing
-    mended = iclperm.run(study, folder)
+    mended = run_in_parts(study, folder)
     assert mended.digest == whole.digest
     assert mended.report.num_quarantined == (victim == "items")
     assert mended.report.num_parts_resumed == mended.report.num_parts - (victim == "items")
@@ -197,37 +200,37 @@ def test_every_damage_is_told_and_mended_and_the_damaged_bytes_are_kept(tmp_path
 
 def test_a_damaged_later_plan_is_mended_by_growing_again(tmp_path, study):
     folder, large = tmp_path / "run", grown(study, sets=3)
-    iclperm.run(study, folder)
-    whole = iclperm.run(large, folder, extend=True)
+    run_in_parts(study, folder)
+    whole = run_in_parts(large, folder, extend=True)
     damage(folder / "plan-001.json")
     assert "plan-001.json is damaged" in audit.verify(folder).damage[0]
-    assert iclperm.run(large, folder, extend=True).digest == whole.digest
+    assert run_in_parts(large, folder, extend=True).digest == whole.digest
     assert not audit.verify(folder).damage
     assert [path.name for path in (folder / "quarantine").iterdir()] == ["plan-001.json"]
 
 
 def test_a_lost_later_plan_is_told_and_mended_by_growing_again(tmp_path, study):
     folder, large = tmp_path / "run", grown(study, sets=3)
-    iclperm.run(study, folder)
-    whole = iclperm.run(large, folder, extend=True)
+    run_in_parts(study, folder)
+    whole = run_in_parts(large, folder, extend=True)
     kept = files(folder)
     (folder / "plan-001.json").unlink()
     assert "if the plan of a growth was lost, let the run grow to that again" in audit.verify(folder).damage[-1]
     with pytest.raises(RunError, match=r"is beyond the .* parts of the plan; if the plan of a growth was lost"):
-        iclperm.run(study, folder)
-    assert iclperm.run(large, folder, extend=True).digest == whole.digest
+        run_in_parts(study, folder)
+    assert run_in_parts(large, folder, extend=True).digest == whole.digest
     assert files(folder) == kept
 
 
 def test_a_lost_plan_between_others_is_told_and_mended(tmp_path, study):
     folder = tmp_path / "run"
-    iclperm.run(study, folder)
-    iclperm.run(grown(study, sets=3), folder, extend=True)
-    whole = iclperm.run(grown(study, sets=3, queries=6), folder, extend=True)
+    run_in_parts(study, folder)
+    run_in_parts(grown(study, sets=3), folder, extend=True)
+    whole = run_in_parts(grown(study, sets=3, queries=6), folder, extend=True)
     kept = files(folder)
     (folder / "plan-001.json").unlink()
     assert "plan-001.json is gone; run the study again" in audit.verify(folder).damage[0]
-    assert iclperm.run(grown(study, sets=3, queries=6), folder).digest == whole.digest
+    assert run_in_parts(grown(study, sets=3, queries=6), folder).digest == whole.digest
     # Beside it a table may have been set aside, which could not be told from a damaged one; it is written anew.
     assert kept.items() <= files(folder).items()
     assert not audit.verify(folder).damage
@@ -235,22 +238,22 @@ def test_a_lost_plan_between_others_is_told_and_mended(tmp_path, study):
 
 def refuse_disk(monkeypatch):
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(runner.shutil, "disk_usage", lambda _: usage._replace(free=100))
+    monkeypatch.setattr(execute.shutil, "disk_usage", lambda _: usage._replace(free=100))
 
 
 def refuse_machine(monkeypatch):
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
 
 
 @pytest.mark.parametrize(
     ("refuse", "reason"), [(refuse_disk, "needs about 0 MB more"), (refuse_machine, "was computed with processor")]
 )
 def test_a_growth_that_is_refused_leaves_the_run_finished(tmp_path, study, monkeypatch, refuse, reason):
-    whole = iclperm.run(study, tmp_path / "run")
+    whole = run_in_parts(study, tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     refuse(monkeypatch)
     with pytest.raises(RunError, match=reason):
-        iclperm.run(grown(study, sets=4), tmp_path / "run", extend=True)
+        run_in_parts(grown(study, sets=4), tmp_path / "run", extend=True)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     assert iclperm.open_run(tmp_path / "run").digest == whole.digest
 
@@ -265,12 +268,12 @@ def test_growth_that_makes_earlier_prompts_too_long_is_refused(tmp_path, study):
     large = grown(small, sets=6)
     added = iclperm.plan(large).num_overlong - iclperm.plan(small).num_overlong
     assert added > 0
-    whole = iclperm.run(small, tmp_path / "run")
+    whole = run_in_parts(small, tmp_path / "run")
     before = files(tmp_path / "run")
     with pytest.raises(
         RunError, match=rf"run cannot grow: with the new demonstrations {added} of its queries no longer"
     ):
-        iclperm.run(large, tmp_path / "run", extend=True)
+        run_in_parts(large, tmp_path / "run", extend=True)
     assert files(tmp_path / "run") == before
     assert iclperm.open_run(tmp_path / "run").digest == whole.digest
 
@@ -281,25 +284,25 @@ def test_a_run_may_grow_while_another_process_finishes_the_smaller_one(tmp_path,
 
     def grow(done, total):
         if done < total and done == 1 and not digests:
-            digests.append(iclperm.run(large, folder, extend=True).digest)
+            digests.append(run_in_parts(large, folder, extend=True).digest)
 
-    small = iclperm.run(study, folder, progress=grow)
-    assert small.digest == iclperm.run(study).digest
-    assert digests == [iclperm.run(large).digest] == [audit.verify(folder).digest]
+    small = run_in_parts(study, folder, progress=grow)
+    assert small.digest == run_in_parts(study).digest
+    assert digests == [run_in_parts(large).digest] == [audit.verify(folder).digest]
 
 
 def test_a_process_that_knows_less_does_not_shrink_the_study(tmp_path, study):
     folder, large = tmp_path / "run", grown(study, sets=4)
-    iclperm.run(study, folder)
-    layout = work.lay_out(work.Setting.of(study))  # looked at before the other let it grow
-    whole = iclperm.run(large, folder, extend=True)
-    RunFolder.create(folder, layout.identities(), study, [runner.tables(layout, 0)])
+    run_in_parts(study, folder)
+    laid = layout.lay_out(setting.ResolvedStudy.of(study, limits=MANY_PARTS))  # looked at before the other let it grow
+    whole = run_in_parts(large, folder, extend=True)
+    RunFolder.create(folder, laid.identities(), study, [tables.tables(laid, 0)])
     assert iclperm.open_run(folder).digest == whole.digest
     assert iclperm.open_run(folder).study.sets == 4
 
 
 def test_a_folder_that_another_process_makes_meanwhile_is_shared(tmp_path, study, monkeypatch):
-    other = iclperm.run(study, tmp_path / "other")
+    other = run_in_parts(study, tmp_path / "other")
     list_folder = Path.iterdir
 
     def made_meanwhile(path):
@@ -308,33 +311,33 @@ def test_a_folder_that_another_process_makes_meanwhile_is_shared(tmp_path, study
         return list_folder(path)
 
     monkeypatch.setattr(Path, "iterdir", made_meanwhile)
-    run = iclperm.run(study, tmp_path / "run")
+    run = run_in_parts(study, tmp_path / "run")
     assert run.digest == other.digest
     assert run.report.num_parts_resumed == run.report.num_parts
 
 
 def test_results_beside_a_lost_plan_are_left_alone_by_another_study(tmp_path, study):
     folder = tmp_path / "run"
-    whole = iclperm.run(study, folder)
+    whole = run_in_parts(study, folder)
     (folder / "plan.json").unlink()
     before = files(folder)
     with pytest.raises(RunError, match=r"plan\.json is gone, and the results beside it are not this study's"):
-        iclperm.run(grown(study, seed=3), folder)
+        run_in_parts(grown(study, seed=3), folder)
     assert files(folder) == before
-    mended = iclperm.run(study, folder)
+    mended = run_in_parts(study, folder)
     assert mended.digest == whole.digest
     assert mended.report.num_parts_resumed == mended.report.num_parts
 
 
 def test_a_file_under_another_parts_name_is_damage(tmp_path, study):
     folder = tmp_path / "run"
-    whole = iclperm.run(study, folder)
+    whole = run_in_parts(study, folder)
     first, second = sorted((folder / "items").iterdir())[:2]
     second.unlink()
     wrong = first.with_name(first.name.replace("000000", "000001"))
     shutil.copy(first, wrong)
     assert f"{wrong.name} is another part than its name says" in audit.verify(folder).damage[0]
-    mended = iclperm.run(study, folder)
+    mended = run_in_parts(study, folder)
     assert mended.digest == whole.digest
     assert mended.report.num_quarantined == 1
 
@@ -344,18 +347,18 @@ def test_a_file_under_another_parts_name_is_damage(tmp_path, study):
     ("environment/*.json", b'"tokens_forwarded": ', b'"tokens_forwarded": 1'),
 ])  # fmt: skip
 def test_a_changed_digit_is_damage(tmp_path, study, name, there, wrong):
-    whole = iclperm.run(study, tmp_path / "run")
+    whole = run_in_parts(study, tmp_path / "run")
     (path,) = (tmp_path / "run").glob(name)
     assert there in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(there, wrong))
     assert path.name in audit.verify(tmp_path / "run").damage[0]
-    assert iclperm.run(study, tmp_path / "run").digest == whole.digest
+    assert run_in_parts(study, tmp_path / "run").digest == whole.digest
 
 
 def test_a_copy_without_empty_folders_and_with_hidden_files_is_whole(tmp_path, study):
     """As archives and file managers leave it."""
     folder = tmp_path / "run"
-    whole = iclperm.run(study, folder)
+    whole = run_in_parts(study, folder)
     for name in ("tmp", "quarantine"):
         (folder / name).rmdir()
     (folder / "items/.DS_Store").write_text("x")
@@ -366,52 +369,52 @@ def test_a_copy_without_empty_folders_and_with_hidden_files_is_whole(tmp_path, s
 
 def test_a_file_that_the_system_refuses_is_named_and_left_alone(tmp_path, study):
     folder = tmp_path / "run"
-    iclperm.run(study, folder)
+    run_in_parts(study, folder)
     path = next((folder / "items").iterdir())
     path.unlink()
     path.mkdir()
-    for use in (iclperm.open_run, lambda folder: iclperm.run(study, folder)):
+    for use in (iclperm.open_run, lambda folder: run_in_parts(study, folder)):
         with pytest.raises(RunError, match=f"{path.name} cannot be read: is a directory; make it readable"):
             use(folder)
     assert path.name in audit.verify(folder).damage[0]
 
 
 def test_damage_that_two_processes_meet_is_set_aside_once(tmp_path, study):
-    iclperm.run(study, tmp_path / "run")
+    run_in_parts(study, tmp_path / "run")
     folder = RunFolder.open(tmp_path / "run")
-    path = folder.parts()[0]
+    path = folder.parts.finished()[0]
     for _ in range(2):
         folder.set_aside(path)
     assert [kept.name for kept in (tmp_path / "run/quarantine").iterdir()] == [path.name]
-    with pytest.raises(store.DamagedItem, match=f"{path.name} is gone"):
-        folder.read(path)
+    with pytest.raises(errors.DamagedItem, match=f"{path.name} is gone"):
+        folder.parts.read(path)
 
 
 def test_of_two_results_for_a_part_the_first_stays(tmp_path, study):
-    iclperm.run(study, tmp_path / "run")
+    run_in_parts(study, tmp_path / "run")
     folder = RunFolder.open(tmp_path / "run")
     before = files(tmp_path / "run")
-    path = folder.parts()[0]
-    rows, (numerics,) = folder.read(path), folder.numerics()
+    path = folder.parts.finished()[0]
+    rows, (numerics,) = folder.parts.read(path), folder.parts.numerics()
     column = rows.schema.get_field_index("prediction")
     other = rows.set_column(column, "prediction", pa.chunked_array([pa.array([7] * len(rows), pa.int16())]))
     # Another machine's, as --mixed allows: never two files, and what is there is what counts.
-    assert folder.write(0, other, {**numerics, "processor": "another"}).equals(rows)
-    assert folder.write(0, rows, {**numerics, "processor": "another"}).equals(rows)
+    assert folder.parts.write(0, other, {**numerics, "processor": "another"}).equals(rows)
+    assert folder.parts.write(0, rows, {**numerics, "processor": "another"}).equals(rows)
     with pytest.raises(RunError, match=r"part 0 came out different from .*; this machine does not repeat itself"):
-        folder.write(0, other, numerics)
+        folder.parts.write(0, other, numerics)
     assert files(tmp_path / "run") == before
 
 
 def test_numerics_are_known_without_any_record(tmp_path, study, monkeypatch):
     folder = tmp_path / "run"
-    iclperm.run(study, folder)
+    run_in_parts(study, folder)
     shutil.rmtree(folder / "environment")
     next((folder / "items").iterdir()).unlink()
     refuse_machine(monkeypatch)
     with pytest.raises(RunError, match=r"was computed with processor .*, here it is another processor"):
-        iclperm.run(study, folder)
-    mixed = iclperm.run(study, folder, mixed=True)
+        run_in_parts(study, folder)
+    mixed = run_in_parts(study, folder, mixed=True)
     assert mixed.report.num_numerics == 2
     assert not mixed.report.is_token_count_complete
 
@@ -425,39 +428,39 @@ def test_a_file_system_that_cannot_sync_folders_will_do(tmp_path, study, monkeyp
             raise OSError(code, os.strerror(code))
         sync(descriptor)
 
-    monkeypatch.setattr(store.os, "fsync", files_only)
+    monkeypatch.setattr(os, "fsync", files_only)
     with pytest.raises(RunStopped) if is_refused else nullcontext():
-        iclperm.run(study, tmp_path / "run")
+        run_in_parts(study, tmp_path / "run")
 
 
 def test_a_damaged_plan_beside_foreign_results_is_left_alone(tmp_path, study):
     folder = tmp_path / "run"
-    iclperm.run(study, folder)
+    run_in_parts(study, folder)
     damage(folder / "plan.json")
     before = files(folder)
     with pytest.raises(RunError, match=r"plan\.json is damaged, and the results beside it are not this study's"):
-        iclperm.run(grown(study, seed=3), folder)
+        run_in_parts(grown(study, seed=3), folder)
     assert files(folder) == before
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, -1])
 def test_a_truncated_file_is_damage(tmp_path, study, cut):
     folder = tmp_path / "run"
-    whole = iclperm.run(study, folder)
+    whole = run_in_parts(study, folder)
     path = next((folder / "items").iterdir())
     path.write_bytes(path.read_bytes()[:cut])
     assert path.name in audit.verify(folder).damage[0]
-    assert iclperm.run(study, folder).digest == whole.digest
+    assert run_in_parts(study, folder).digest == whole.digest
 
 
 def test_verification_finds_what_no_digest_shows(tmp_path, study):
     folder = tmp_path / "run"
-    iclperm.run(study, folder)
+    run_in_parts(study, folder)
     first, second = sorted((folder / "items").iterdir())[:2]
     run = RunFolder.open(folder)
-    rows = run.read(second)
+    rows = run.parts.read(second)
     second.unlink()
-    run.write(1, run.read(first), {})  # well-formed, but the wrong cells
+    run.parts.write(1, run.parts.read(first), {})  # well-formed, but the wrong cells
     assert "answers" in audit.verify(folder).damage[0]
     (folder / "items/notes.txt").write_text("x")
     assert "is no file of a run" in audit.verify(folder).damage[0]
@@ -470,7 +473,7 @@ def test_an_unfinished_run_is_whole_but_has_no_digest(tmp_path, study):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        iclperm.run(study, tmp_path / "run", progress=interrupt)
+        run_in_parts(study, tmp_path / "run", progress=interrupt)
     found = audit.verify(tmp_path / "run")
     assert (found.damage, found.digest, found.num_parts_done) == ([], None, 2)
     status = audit.status(tmp_path / "run")
@@ -480,7 +483,7 @@ def test_an_unfinished_run_is_whole_but_has_no_digest(tmp_path, study):
     assert status.seconds_left > 0
     assert status.sessions[0].is_closed
     assert json.loads(json.dumps(status.to_dict()))["sessions"][0]["num_parts"] == 2
-    iclperm.run(study, tmp_path / "run")
+    run_in_parts(study, tmp_path / "run")
     assert audit.status(tmp_path / "run").is_finished
     assert len(audit.status(tmp_path / "run").sessions) == 2
 
@@ -491,27 +494,27 @@ def test_parts_of_other_numerics_are_mixed_on_demand_only_and_said_so(tmp_path, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        iclperm.run(study, tmp_path / "run", progress=interrupt)
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+        run_in_parts(study, tmp_path / "run", progress=interrupt)
+    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
     with pytest.raises(RunError, match=r"was computed with processor .*, accept that with --mixed, or give another"):
-        iclperm.run(study, tmp_path / "run")
-    mixed = iclperm.run(study, tmp_path / "run", mixed=True)
+        run_in_parts(study, tmp_path / "run")
+    mixed = run_in_parts(study, tmp_path / "run", mixed=True)
     assert mixed.report.num_numerics == 2
     assert iclperm.open_run(tmp_path / "run").report.num_numerics == 2
-    assert iclperm.run(study).report.num_numerics == 1
+    assert run_in_parts(study).report.num_numerics == 1
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_start(tmp_path, study, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(runner.shutil, "disk_usage", lambda _: usage._replace(free=100))
+    monkeypatch.setattr(execute.shutil, "disk_usage", lambda _: usage._replace(free=100))
     monkeypatch.setattr(iclperm.Engine, "from_pretrained", None)
     with pytest.raises(RunStopped, match=r"run needs about 0 MB more, but its disk has 0 MB free; make room"):
-        iclperm.run(study, tmp_path / "run")
+        run_in_parts(study, tmp_path / "run")
 
 
 def test_the_predicted_disk_space_is_about_what_a_run_takes(tmp_path, study):
-    planned = iclperm.plan(study)
-    iclperm.run(study, tmp_path / "run")
+    planned = plan_one(study, MANY_PARTS)
+    run_in_parts(study, tmp_path / "run")
     taken = sum(path.stat().st_size for path in (tmp_path / "run/items").iterdir())
     assert taken / 2 < planned.disk_bytes < 4 * taken
 
@@ -521,16 +524,20 @@ import sys
 import time
 import torch
 import iclperm
-from iclperm import Study, work
+from iclperm import Study
+from iclperm.runs.limits import WorkLimits
 
 torch.set_num_threads(1)
-work.UNIT_TOKENS = (200, 200)
 import iclperm.engine
 print("ready", flush=True)
 sys.stdin.readline()
-run = iclperm.run(Study.from_file(sys.argv[1]), sys.argv[2], progress=lambda *_: time.sleep(0.1))
+limits = WorkLimits(unit_tokens=(200, 200))
+run = iclperm.run(Study.from_file(sys.argv[1]), sys.argv[2], progress=lambda *_: time.sleep(0.1), limits=limits)
 print(run.digest, flush=True)
 """
+
+
+LARGER_PARTS = WorkLimits(unit_tokens=(200, 200))  # those of the workers
 
 
 def start(study, tmp_path, out):
@@ -553,7 +560,7 @@ def num_items(folder):
     return len(list((folder / "items").glob("*.parquet"))) if (folder / "items").exists() else 0
 
 
-def test_a_run_killed_again_and_again_is_the_unbroken_run(tmp_path, monkeypatch):
+def test_a_run_killed_again_and_again_is_the_unbroken_run(tmp_path):
     """Kills at whatever moment, some before the first part and some in the middle of one."""
     study = Study(sets=3, permutations=4, shots=[0, 2, 4], queries=40)
     folder, waits = tmp_path / "killed", iter([0.3, 0.02, 0.1, 0.05])
@@ -565,25 +572,23 @@ def test_a_run_killed_again_and_again_is_the_unbroken_run(tmp_path, monkeypatch)
                 time.sleep(0.01)
             time.sleep(wait)
             process.send_signal(signal.SIGKILL)
-    monkeypatch.setattr(work, "UNIT_TOKENS", (200, 200))
     killed = num_items(folder)
-    continued = iclperm.run(study, folder)
+    continued = iclperm.run(study, folder, limits=LARGER_PARTS)
     assert continued.report.num_parts_resumed == killed >= 4
-    whole = iclperm.run(study, tmp_path / "whole")
+    whole = iclperm.run(study, tmp_path / "whole", limits=LARGER_PARTS)
     assert continued.digest == whole.digest == audit.verify(folder).digest
     assert files(folder, "items/*") == files(tmp_path / "whole", "items/*")
     assert not continued.report.is_token_count_complete
 
 
-def test_two_processes_share_the_work_of_one_folder(tmp_path, monkeypatch):
+def test_two_processes_share_the_work_of_one_folder(tmp_path):
     study = Study(sets=3, permutations=4, shots=[0, 2, 4], queries=40)
     folder = tmp_path / "shared"
     with start(study, tmp_path, folder) as first, start(study, tmp_path, folder) as second:
         let_run(first, second)
         digests = {process.communicate()[0].split()[-1] for process in (first, second)}
     assert (first.returncode, second.returncode) == (0, 0)
-    monkeypatch.setattr(work, "UNIT_TOKENS", (200, 200))
-    whole = iclperm.run(study, tmp_path / "whole")
+    whole = iclperm.run(study, tmp_path / "whole", limits=LARGER_PARTS)
     assert digests == {whole.digest} == {audit.verify(folder).digest}
     status = audit.status(folder)
     written = [session.num_parts for session in status.sessions]
@@ -594,37 +599,37 @@ def test_two_processes_share_the_work_of_one_folder(tmp_path, monkeypatch):
 
 
 def test_claims_keep_others_away_and_die_with_their_process(tmp_path, study):
-    iclperm.run(study, tmp_path / "run")
+    run_in_parts(study, tmp_path / "run")
     mine, others = RunFolder.open(tmp_path / "run"), RunFolder.open(tmp_path / "run")
-    assert mine.claim(0)
-    assert not others.claim(0)
-    assert others.claim(1)
-    mine.release(0)
-    assert others.claim(0)
+    assert mine.parts.claim(0)
+    assert not others.parts.claim(0)
+    assert others.parts.claim(1)
+    mine.parts.release(0)
+    assert others.parts.claim(0)
     script = (
-        "import sys, time; from iclperm.store import RunFolder\n"
-        "folder = RunFolder.open(sys.argv[1]); print(folder.claim(5), flush=True); time.sleep(600)"
+        "import sys, time; from iclperm.runs.folder import RunFolder\n"
+        "folder = RunFolder.open(sys.argv[1]); print(folder.parts.claim(5), flush=True); time.sleep(600)"
     )
     arguments = [sys.executable, "-P", "-c", script, tmp_path / "run"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "True\n"
-        is_free = mine.claim(5)
+        is_free = mine.parts.claim(5)
         process.kill()
     assert not is_free
-    assert mine.claim(5)
+    assert mine.parts.claim(5)
 
 
 def test_a_file_system_without_locks_only_costs_double_work(tmp_path, study, monkeypatch):
     def refuse(*_, **__):
         raise OSError("no locks here")
 
-    monkeypatch.setattr(store.FileLock, "acquire", refuse)
-    assert iclperm.run(study, tmp_path / "run").digest == iclperm.run(study).digest
+    monkeypatch.setattr(parts.FileLock, "acquire", refuse)
+    assert run_in_parts(study, tmp_path / "run").digest == run_in_parts(study).digest
 
 
 def test_the_tables_of_every_extent_can_be_read_without_us(tmp_path, study):
-    iclperm.run(study, tmp_path / "run")
-    run = iclperm.run(grown(study, sets=3, dev_queries=3), tmp_path / "run", extend=True)
+    run_in_parts(study, tmp_path / "run")
+    run = run_in_parts(grown(study, sets=3, dev_queries=3), tmp_path / "run", extend=True)
     cells = pq.read_table(tmp_path / "run/demonstrations-001.parquet").to_pylist()
     queries = pq.read_table(tmp_path / "run/queries-001.parquet").to_pylist()
     assert [(row["split"], row["query"]) for row in queries] == [

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from itertools import product, takewhile
 from pathlib import Path
 
@@ -31,13 +32,17 @@ from tiny import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
-from iclperm import Study, answering, results, runner, scores, store, work
+from iclperm import Study
 from iclperm.engine import footprint
-from iclperm.errors import ConfigError, DataError, ModelError, RunError
-from iclperm.items import Items
-from iclperm.prompts import Cell
+from iclperm.errors import ConfigError, DataError, ModelError, RunError, RunStopped
+from iclperm.prompts.tokenise import Cell
 from iclperm.reference.scoring import score_one
-from iclperm.store import RunStopped
+from iclperm.runs import layout, preview, read, scorers, setting, tables, work
+from iclperm.runs.answers import Items
+from iclperm.runs.folder import RunFolder
+from iclperm.runs.limits import WorkLimits
+from iclperm.runs.parts import PartFiles
+from iclperm.study import states
 
 TOLERANCE = 1e-4
 
@@ -74,10 +79,8 @@ def engines():
         torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def many_parts(monkeypatch):
-    """Cuts the work of the tiny study into many units, each its own file."""
-    monkeypatch.setattr(work, "UNIT_TOKENS", (60, 60))
+run_in_parts = partial(iclperm.run, limits=WorkLimits(unit_tokens=(60, 60)))
+"""Cuts the work of the tiny study into many units, each its own file."""
 
 
 class Stop(Exception):
@@ -106,7 +109,7 @@ def plain_logprobs(study, cell):
     tokenizer = AutoTokenizer.from_pretrained(study.model)
     index_set, permutation, place, query = cell
     shots = study.shot_list(0)[place]
-    text = runner.sample_prompt(study, index_set=index_set, permutation=permutation, shots=shots, query=query)
+    text = preview.sample_prompt(study, index_set=index_set, permutation=permutation, shots=shots, query=query)
     prompt = tokenizer(text.context + text.query)["input_ids"]
     wholes = [tokenizer(text.context + text.query + continuation)["input_ids"] for continuation in text.continuations]
     assert all(whole[: len(prompt)] == prompt for whole in wholes)
@@ -150,17 +153,16 @@ def test_a_finished_run_is_read_back_whole(tmp_path, study, monkeypatch):
     )  # as task and model ask
 
 
-@pytest.mark.usefixtures("many_parts")
 def test_a_stopped_run_continues_where_it_was(tmp_path, study):
-    whole = iclperm.run(study)
+    whole = run_in_parts(study)
     assert whole.report.num_parts > 3
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_after(2))
+        run_in_parts(study, tmp_path / "run", progress=stop_after(2))
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run/items").iterdir()}
     assert len(kept) == 2
     with pytest.raises(RunError, match=r"is not finished \(2 of \d+ parts\)"):
         iclperm.open_run(tmp_path / "run")
-    continued = iclperm.run(study, tmp_path / "run")
+    continued = run_in_parts(study, tmp_path / "run")
     assert continued.report.num_parts_resumed == 2
     assert_same_results(continued, whole)
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run/items").iterdir()}
@@ -171,27 +173,25 @@ def test_a_stopped_run_continues_where_it_was(tmp_path, study):
     assert continued.report.tokens_forwarded >= whole.report.tokens_unique
 
 
-@pytest.mark.usefixtures("many_parts")
-def test_units_that_share_a_file_give_the_same_run(tmp_path, study, monkeypatch):
-    whole = iclperm.run(study)
-    monkeypatch.setattr(work, "MAX_PARTS", 3)
+def test_units_that_share_a_file_give_the_same_run(tmp_path, study):
+    whole = run_in_parts(study)
+    limits = WorkLimits(unit_tokens=(60, 60), parts=3)
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
-    grouped = iclperm.run(study, tmp_path / "run")
+        iclperm.run(study, tmp_path / "run", progress=stop_after(1), limits=limits)
+    grouped = iclperm.run(study, tmp_path / "run", limits=limits)
     assert 1 < grouped.report.num_parts <= 3 < whole.report.num_parts
     assert_same_results(grouped, whole)
 
 
-@pytest.mark.usefixtures("many_parts")
 def test_a_damaged_file_is_set_aside_and_only_its_part_computed_anew(tmp_path, study):
-    whole = iclperm.run(study, tmp_path / "run")
+    whole = run_in_parts(study, tmp_path / "run")
     victim = sorted((tmp_path / "run/items").iterdir())[1]
     raw = bytearray(victim.read_bytes())
     raw[len(raw) // 2] ^= 1
     victim.write_bytes(raw)
     with pytest.raises(RunError, match=rf"{victim.name} is damaged"):
         iclperm.open_run(tmp_path / "run")
-    repaired = iclperm.run(study, tmp_path / "run")
+    repaired = run_in_parts(study, tmp_path / "run")
     assert repaired.report.num_quarantined == 1
     assert repaired.report.num_parts_resumed == repaired.report.num_parts - 1
     assert_same_results(repaired, whole)
@@ -218,12 +218,12 @@ def test_the_same_content_elsewhere_is_the_same_run(tmp_path, study, model):
     assert_same_results(again, first)
 
 
-def test_other_numerics_may_not_continue_a_run(tmp_path, study, monkeypatch, many_parts):
+def test_other_numerics_may_not_continue_a_run(tmp_path, study, monkeypatch):
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+        run_in_parts(study, tmp_path / "run", progress=stop_after(1))
+    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
     with pytest.raises(RunError, match=r"was computed with processor .*, here it is another processor"):
-        iclperm.run(study, tmp_path / "run")
+        run_in_parts(study, tmp_path / "run")
 
 
 def test_the_files_can_be_read_without_us(tmp_path, study):
@@ -258,7 +258,7 @@ def test_prompts_over_the_context_window(tmp_path, study):
     dropping = narrow.model_copy(update={"on_overlong": "drop"})
     assert iclperm.plan(dropping).num_overlong == 1
     run = iclperm.run(dropping, tmp_path / "run")
-    overlong = run.state[0, 0, 0] == store.OVERLONG
+    overlong = run.state[0, 0, 0] == states.OVERLONG
     assert overlong.sum() == 1
     np.testing.assert_array_equal(run.state, np.broadcast_to(overlong * np.uint8(2), run.state.shape))
     assert np.isnan(run.label_logprob[..., overlong, :]).all()
@@ -275,7 +275,7 @@ def test_logits_that_are_no_numbers_are_invalid_never_a_prediction(tmp_path, stu
         broken.model.norm.weight[0] = float("nan")
     broken.save_pretrained(tmp_path / "broken")
     byte_level_tokenizer().save_pretrained(tmp_path / "broken")
-    values = {(0, 0, 0): store.INVALID}
+    values = {(0, 0, 0): states.INVALID}
     engine = iclperm.Engine(broken, self_check=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(iclperm.engine.Engine, "from_pretrained", lambda *_, **__: engine)
@@ -289,12 +289,11 @@ def test_logits_that_are_no_numbers_are_invalid_never_a_prediction(tmp_path, stu
     assert_same_results(iclperm.open_run(tmp_path / "run"), run)
 
 
-def test_the_canonical_table_comes_in_pieces_of_bounded_size(study, monkeypatch):
+def test_the_canonical_table_comes_in_pieces_of_bounded_size(study):
     run = iclperm.run(grown := study.model_copy(update={"permutations": 5}))
     whole = run.to_arrow()
     assert [len(piece) for piece in run.tables()] == [grown.sets * 5 * 3 * 6]
-    monkeypatch.setattr(results, "_ROWS_PER_TABLE", 40)
-    pieces = list(run.tables())
+    pieces = list(dataclasses.replace(run, limits=WorkLimits(table_rows=40)).tables())
     assert [len(piece) for piece in pieces] == [36] * 5
     assert pa.concat_tables(pieces).equals(whole)
     columns = [whole[name].to_pylist() for name in ("set", "permutation", "shots", "query")]
@@ -306,10 +305,10 @@ def test_ties_go_to_the_lowest_label():
     items = Items(
         split="test", examples=np.array([0, 1]), weights=np.array([1, 1]), gold=np.array([0, 1]),
         context_of=np.zeros((1, 1, 1), np.int64), context_state=np.zeros((1, 2), np.uint8),
-        context_prediction=scores.predictions(logprob, np.ones(3)), context_logprob=logprob, scale=np.ones(3),
+        context_prediction=read.predictions(logprob, np.ones(3)), context_logprob=logprob, scale=np.ones(3),
     )  # fmt: skip
     assert items.correct.tolist() == [[[[1, 1]]]]
-    assert scores.predictions(logprob, np.array([1.0, 1.0, 4.0])).tolist() == [[2, 2]]
+    assert read.predictions(logprob, np.array([1.0, 1.0, 4.0])).tolist() == [[2, 2]]
 
 
 def test_a_plan_tells_what_the_run_will_cost(study):
@@ -347,10 +346,9 @@ def test_a_target_that_cannot_be_written_stops_the_run(tmp_path, study):
         iclperm.run(study, tmp_path / "file/run")
 
 
-@pytest.mark.usefixtures("many_parts")
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, monkeypatch, code):
-    write, calls = store.os.fsync, []
+    write, calls = os.fsync, []
 
     def failing(descriptor):
         calls.append(descriptor)
@@ -358,15 +356,14 @@ def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, 
             raise OSError(code, "No space left on device")
         write(descriptor)
 
-    monkeypatch.setattr(store.os, "fsync", failing)
+    monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(RunStopped, match=r"cannot write to .*: no space left on device; make room"):
-        iclperm.run(study, tmp_path / "run")
+        run_in_parts(study, tmp_path / "run")
     monkeypatch.undo()
-    monkeypatch.setattr(work, "UNIT_TOKENS", (60, 60))
     done = len(list((tmp_path / "run/items").iterdir()))
-    continued = iclperm.run(study, tmp_path / "run")
+    continued = run_in_parts(study, tmp_path / "run")
     assert 0 < done == continued.report.num_parts_resumed < continued.report.num_parts
-    assert_same_results(continued, iclperm.run(study))
+    assert_same_results(continued, run_in_parts(study))
 
 
 def test_a_model_that_is_nowhere_is_named(study):
@@ -384,7 +381,7 @@ def test_a_model_without_a_tokenizer_is_named(tmp_path, study, model):
 
 def test_a_prompt_that_the_study_does_not_have_is_refused(study):
     with pytest.raises(ConfigError, match="the study does not run 2 shots; it runs 0, 1, 3"):
-        runner.sample_prompt(study, shots=2)
+        preview.sample_prompt(study, shots=2)
 
 
 def test_a_report_is_written_beside_the_items(tmp_path, study):
@@ -429,20 +426,21 @@ def item_files(folder):
 KILLED = """
 import sys, time
 import iclperm
-from iclperm import Study, work
-
-work.UNIT_TOKENS = (200, 200)
+from iclperm import Study
+from iclperm.runs.folder import RunFolder
+from iclperm.runs.limits import WorkLimits
 
 def wait_to_be_killed(done, _):
     if done:
         print(done, flush=True)
         time.sleep(600)
 
-iclperm.run(Study.from_file(sys.argv[1]), sys.argv[2], progress=wait_to_be_killed)
+limits = WorkLimits(unit_tokens=(200, 200))
+iclperm.run(Study.from_file(sys.argv[1]), sys.argv[2], progress=wait_to_be_killed, limits=limits)
 """
 
 
-def test_a_killed_process_loses_no_committed_part(tmp_path, monkeypatch):
+def test_a_killed_process_loses_no_committed_part(tmp_path):
     study = Study(sets=2, permutations=2, shots=[0, 2], queries=24)
     (tmp_path / "study.yaml").write_text(study.to_yaml())
     arguments = [sys.executable, "-P", "-c", KILLED, tmp_path / "study.yaml", tmp_path / "killed"]
@@ -453,9 +451,9 @@ def test_a_killed_process_loses_no_committed_part(tmp_path, monkeypatch):
     kept = {name: (tmp_path / "killed/items" / name).stat().st_mtime_ns for name in item_files(tmp_path / "killed")}
     assert len(kept) == 1
 
-    monkeypatch.setattr(work, "UNIT_TOKENS", (200, 200))
-    whole = iclperm.run(study, tmp_path / "whole")
-    continued = iclperm.run(study, tmp_path / "killed")
+    limits = WorkLimits(unit_tokens=(200, 200))
+    whole = iclperm.run(study, tmp_path / "whole", limits=limits)
+    continued = iclperm.run(study, tmp_path / "killed", limits=limits)
     assert continued.report.num_parts_resumed == 1 < continued.report.num_parts
     assert_same_results(continued, whole)
     assert item_files(tmp_path / "killed") == item_files(tmp_path / "whole")
@@ -500,14 +498,13 @@ def test_a_table_that_says_something_else_is_set_aside_and_written_anew(tmp_path
     assert_same_results(iclperm.open_run(tmp_path / "run"), whole)
 
 
-@pytest.mark.usefixtures("many_parts")
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"numerics": 1}'])
 def test_a_session_record_that_cannot_be_read_hides_no_result(tmp_path, study, content):
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+        run_in_parts(study, tmp_path / "run", progress=stop_after(1))
     (record,) = (tmp_path / "run/environment").iterdir()
     record.write_bytes(content)
-    continued = iclperm.run(study, tmp_path / "run")
+    continued = run_in_parts(study, tmp_path / "run")
     assert continued.report.num_parts_resumed == 1
     assert not continued.report.is_token_count_complete
     assert (tmp_path / "run/quarantine" / record.name).read_bytes() == content
@@ -518,72 +515,46 @@ def test_a_session_record_that_cannot_be_read_hides_no_result(tmp_path, study, c
     )
 
 
-@pytest.mark.usefixtures("many_parts")
 def test_a_session_that_wrote_nothing_binds_nobody(tmp_path, study, monkeypatch):
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_after(0))
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+        run_in_parts(study, tmp_path / "run", progress=stop_after(0))
+    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
-    continued = iclperm.run(study, tmp_path / "run")
+        run_in_parts(study, tmp_path / "run", progress=stop_after(1))
+    continued = run_in_parts(study, tmp_path / "run")
     assert continued.report.num_parts_resumed == 1
     assert continued.report.is_token_count_complete
 
 
-@pytest.mark.usefixtures("many_parts")
 def test_other_threads_may_not_continue_a_run_and_the_remedy_is_named(tmp_path, study):
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+        run_in_parts(study, tmp_path / "run", progress=stop_after(1))
     torch.set_num_threads(2)
     try:
         with pytest.raises(
             RunError, match=r"threads 1, here it is 2, .*; set OMP_NUM_THREADS=1, accept that with --mixed"
         ):
-            iclperm.run(study, tmp_path / "run")
+            run_in_parts(study, tmp_path / "run")
     finally:
         torch.set_num_threads(1)
 
 
-def test_tokens_are_on_record_before_a_part_is(tmp_path, study, monkeypatch, many_parts):
+def test_tokens_are_on_record_before_a_part_is(tmp_path, study, monkeypatch):
     """Whatever happens after a part was written, the tokens that it took are known."""
-    write, recorded = store.RunFolder.write, []
+    write, recorded = PartFiles.write, []
 
-    def noting(folder, part, table, numerics):
-        (session,) = folder.sessions()
+    def noting(files, part, table, numerics):
+        (session,) = RunFolder.open(tmp_path / "run").sessions()
         recorded.append((session["tokens_forwarded"], session["parts"], session["closed"]))
-        return write(folder, part, table, numerics)
+        return write(files, part, table, numerics)
 
-    monkeypatch.setattr(store.RunFolder, "write", noting)
-    run = iclperm.run(study, tmp_path / "run")
+    monkeypatch.setattr(PartFiles, "write", noting)
+    run = run_in_parts(study, tmp_path / "run")
     tokens = [tokens for tokens, _, _ in recorded]
     assert tokens[0] > 0
     assert all(np.diff(tokens) > 0)
     assert tokens[-1] == run.report.tokens_forwarded
     assert [rest for _, *rest in recorded] == [[part, False] for part in range(1, run.report.num_parts + 1)]
-
-
-def test_unfinished_files_have_names_of_their_own(tmp_path, study, monkeypatch):
-    """Process numbers repeat between containers: two with the same one may share a folder."""
-    folder = store.RunFolder(tmp_path, {})
-    for name in ("tmp", "items"):
-        (tmp_path / name).mkdir()
-    link = os.link
-
-    def interleaved(source, target):
-        link(source, target)
-        if not os.path.exists(tmp_path / "items/other"):  # the other container's process, in the same moment
-            (tmp_path / "tmp" / Path(target).name).write_bytes(b"")
-            folder._commit(b"other", "items/other")
-
-    monkeypatch.setattr(store.os, "link", interleaved)
-    tokens = iter("abcdefgh")
-    monkeypatch.setattr(store.secrets, "token_hex", lambda _size: next(tokens))
-    assert folder._commit(b"acknowledged", "items/x").read_bytes() == b"acknowledged"
-    assert (tmp_path / "items/other").read_bytes() == b"other"
-    monkeypatch.setattr(store.secrets, "token_hex", lambda _size: "same")
-    (tmp_path / "tmp/y.same").write_bytes(b"of another process")
-    with pytest.raises(FileExistsError):
-        folder._commit(b"y", "items/y")
 
 
 def test_files_of_killed_sessions_are_removed_once_they_are_old(tmp_path, study):
@@ -609,11 +580,11 @@ def test_a_plan_counts_the_cells_outside_the_product(tmp_path, study, make_token
     make_task(tmp_path, **changes)
     study = study.model_copy(update={"model": str(make_model(tmp_path / "model", make_tokenizer()))})
     planned, run = iclperm.plan(study), iclperm.run(study)
-    laid_out = work.lay_out(work.Setting.of(study))
-    (stage,) = laid_out.stages
-    per_context = Counter(cell.context for cell in stage.general)
+    laid_out = layout.lay_out(setting.ResolvedStudy.of(study))
+    (growth,) = laid_out.growths
+    per_context = Counter(cell.context for cell in growth.general)
     apart = {context for context, count in per_context.items() if count == 6}
-    assert not apart & set(stage.products[0].contexts.tolist())
+    assert not apart & set(growth.products[0].contexts.tolist())
     assert bool(apart) == (make_tokenizer is not byte_level_tokenizer)
     assert planned.tokens_unique == run.report.tokens_unique == run.report.tokens_forwarded
     # Prompt by prompt, each distinct prompt enters the model once.
@@ -622,7 +593,7 @@ def test_a_plan_counts_the_cells_outside_the_product(tmp_path, study, make_token
         (sample.context + sample.query, tuple(sample.continuations))
         for index_set, permutation, shots, query in product(range(2), range(3), (0, 1, 3), range(6))
         for sample in [
-            runner.sample_prompt(study, index_set=index_set, permutation=permutation, shots=shots, query=query)
+            preview.sample_prompt(study, index_set=index_set, permutation=permutation, shots=shots, query=query)
         ]
     }
     naive = 0
@@ -634,13 +605,13 @@ def test_a_plan_counts_the_cells_outside_the_product(tmp_path, study, make_token
 
 
 def test_a_cell_both_inside_and_apart_is_prompted_once(study):
-    laid_out = work.lay_out(work.Setting.of(study))
-    prompts, product = laid_out.prompts, laid_out.stages[0].products[0]
+    laid_out = layout.lay_out(setting.ResolvedStudy.of(study))
+    prompts, product = laid_out.prompts, laid_out.growths[0].products[0]
     (context, *_), (query, *_) = product.contexts, product.queries
     ids = np.concatenate([prompts.contexts[context], prompts.queries[query]])
     cell = Cell(int(context), int(query), ids, prompts.continuations)
-    both = work._product_tokens(laid_out.setting, prompts, product, [cell])
-    assert both.naive + work._general_tokens(laid_out.setting, [cell]).naive == laid_out.tokens.naive
+    both = layout._product_tokens(laid_out.setting, prompts, product, [cell])
+    assert both.naive + layout._general_tokens(laid_out.setting, [cell]).naive == laid_out.tokens.naive
 
 
 def test_a_plan_of_a_hub_model_fetches_no_weights(tmp_path, study, model, monkeypatch):
@@ -675,7 +646,7 @@ def test_memory_that_runs_out_stops_the_run_with_the_size_to_use(tmp_path, study
     whole = iclperm.plan(study).estimate
     advice = rf"out of memory; {whole.memory.peak} bytes are foretold, .*: set memory_budget to (\d+) to continue"
     with monkeypatch.context() as memory:
-        memory.setattr(answering.LocalModel, "_of_product", exhausted)
+        memory.setattr(scorers.LocalModel, "_of_product", exhausted)
         with pytest.raises(RunStopped, match=advice) as raised:
             iclperm.run(study, tmp_path / "run")
     budget = int(re.search(advice, str(raised.value))[1])
@@ -689,28 +660,27 @@ def test_other_errors_of_the_engine_are_not_taken_for_memory(study, monkeypatch)
         raise RuntimeError("shape mismatch")
         yield
 
-    monkeypatch.setattr(answering.LocalModel, "_of_product", broken)
+    monkeypatch.setattr(scorers.LocalModel, "_of_product", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         iclperm.run(study)
 
 
-@pytest.mark.usefixtures("many_parts", "no_code_is_kept")
+@pytest.mark.usefixtures("no_code_is_kept")
 def test_a_smaller_memory_budget_may_continue_a_run(tmp_path, study):
-    whole = iclperm.run(study)
+    whole = run_in_parts(study)
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
-    tight = iclperm.run(tighter(study), tmp_path / "run")
+        run_in_parts(study, tmp_path / "run", progress=stop_after(1))
+    tight = run_in_parts(tighter(study), tmp_path / "run")
     assert tight.report.num_parts_resumed == 1
     assert_same_results(tight, whole)
 
 
-@pytest.mark.usefixtures("many_parts")
 def test_units_cut_in_another_way_are_not_mixed(tmp_path, study, monkeypatch):
     with pytest.raises(Stop):
-        iclperm.run(study, tmp_path / "run", progress=stop_after(1))
+        run_in_parts(study, tmp_path / "run", progress=stop_after(1))
     monkeypatch.setattr(work, "_cut_hash", lambda *_: "another cut")
     with pytest.raises(RunError, match=r'holds another run: work\.cut is .* there and "another cut" here'):
-        iclperm.run(study, tmp_path / "run")
+        run_in_parts(study, tmp_path / "run")
 
 
 def test_conflicting_and_repeated_rows_are_reported(tmp_path, study):
@@ -722,6 +692,6 @@ def test_conflicting_and_repeated_rows_are_reported(tmp_path, study):
 
 
 def test_answers_that_no_file_holds_are_never_results(study, monkeypatch):
-    monkeypatch.setattr(answering, "item_rows", lambda *arguments: scores.item_rows(*arguments).slice(1))
+    monkeypatch.setattr(scorers, "item_rows", lambda *arguments: tables.item_rows(*arguments).slice(1))
     with pytest.raises(RunError, match="answers are in none of the run's files"):
         iclperm.run(study)

@@ -21,22 +21,13 @@ from iclperm.errors import DataError, RequestError
 from iclperm.reference import search as reference
 from iclperm.report import figures
 from iclperm.stats import search as module
-from iclperm.stats.search import (
-    CRITERIA,
-    choices,
-    choose,
-    criteria_scores,
-    dev_sizes,
-    expected_maximum,
-    majority_agreement,
-    noise_within_sets,
-    permutation_sizes,
-    search,
-    search_over_dev_queries,
-    search_over_permutations,
-    winners_curse,
-)
-from iclperm.studies.search import Answers, SearchFindings, search_findings
+from iclperm.stats import search_curves
+from iclperm.stats.criteria import CRITERIA, criteria_scores, majority_agreement
+from iclperm.stats.search import choices, choose, search
+from iclperm.stats.search_curves import dev_sizes, permutation_sizes, search_over_dev_queries, search_over_permutations
+from iclperm.stats.winners_curse import expected_maximum, noise_within_sets, winners_curse
+from iclperm.studies.search import Answers, search_findings
+from iclperm.studies.search_findings import SearchFindings
 
 Array = npt.NDArray[Any]
 seeds = st.integers(0, 2**32 - 1)
@@ -84,7 +75,7 @@ class TestSearch:
             assert found.by_set[name] == pytest.approx(values)
             assert getattr(found, name).estimate == pytest.approx(np.mean(values))
         if kept.sum() > 1:
-            halves = module._halves(int(kept.sum()), 5, 7)
+            halves = module.random_halves(int(kept.sum()), 5, 7)
             assert found.honest_by_set == pytest.approx(reference.honest(correct, weights, halves.tolist()))
         assert found.num_queries == kept.sum()
         average, highest, maximum = (float(np.mean(want[name])) for name in ("average", "highest_dev", "maximum"))
@@ -262,7 +253,7 @@ class TestCurves:
     def test_dev_queries_are_drawn_as_a_study_asks_them(self, seed: int, sizes: list[int]) -> None:
         edges = np.cumsum([0, *sizes])
         pools = [np.arange(low, high) for low, high in pairwise(edges)]
-        draw = module._DevDraw(np.random.default_rng(seed), pools)
+        draw = search_curves.DevDraw(np.random.default_rng(seed), pools)
         taken = [pool.tolist() for pool in draw._pools]
         assert sorted(map(sorted, taken)) == [pool.tolist() for pool in pools]
         for asked in range(1, 2 * edges[-1]):

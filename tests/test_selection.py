@@ -18,11 +18,12 @@ from scipy import special
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
-from iclperm.stats.demonstrations import STRATEGIES, Reliability
-from iclperm.stats.features import jackknife_interval
+from iclperm.report.parts import Table
+from iclperm.stats.choosing import STRATEGIES
+from iclperm.stats.intervals import jackknife_interval
+from iclperm.stats.reliability import Reliability
 from iclperm.studies import features as features_kind
 from iclperm.studies import selection as kind
-from iclperm.studies.findings import Table
 
 Array = npt.NDArray[Any]
 WORDS = ["tea", "coffee", "water", "milk", "juice", "wine", "beer", "rum", "gin", "soda", "cider", "mate"]
@@ -406,7 +407,7 @@ class TestFeatures:
 
     def test_a_planted_feature_is_found_and_noise_is_not(self) -> None:
         found = features_kind.findings(self.run())
-        told = {(feature.feature, feature.value) for feature in found.told}
+        told = {(feature.feature, feature.value) for feature in found.significant}
         assert ("different words", "Shapley value") in told
         assert ("length in characters", "Shapley value") in told
         assert not any(name.startswith("label") for name, _ in told)
@@ -470,7 +471,7 @@ class TestFeatures:
 
     def test_too_few_sets_say_nothing(self) -> None:
         found = features_kind.findings(self.run(num_sets=2))
-        assert not found.told
+        assert not found.significant
         assert any("2 sets" in warning for warning in found.warnings)
         assert all(math.isnan(feature.p_holm) for feature in found.found)
         assert "None of" in found.conclusion()[-1]

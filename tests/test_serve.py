@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from iclperm import Engine
 from iclperm.demo import data_path, model_path
 from iclperm.endpoint import Endpoint, Prompt
+from iclperm.endpoint.ledger import Ledger
 from iclperm.errors import ConfigError
-from iclperm.ledger import Ledger
 
 TOLERANCE = TOLERANCES["loglikelihood per token"]["float32"]
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

@@ -12,11 +12,12 @@ from faulty_server import faulty_server
 from tiny import make_rows, write_rows
 
 import iclperm
-from iclperm import Study, cli
-from iclperm.errors import ConfigError, RunError
-from iclperm.ledger import Ledger
-from iclperm.store import UNPARSED, RunStopped
+from iclperm import Study
+from iclperm.cli import main as cli
+from iclperm.endpoint.ledger import Ledger
+from iclperm.errors import ConfigError, RunError, RunStopped
 from iclperm.studies.generation import findings
+from iclperm.study.states import UNPARSED
 
 SIZES = {"sets": 2, "permutations": 4, "shots": 3, "queries": 6, "dev_queries": 6, "seed": 4}
 FEW = {**SIZES, "permutations": 2, "queries": 4, "dev_queries": 4}

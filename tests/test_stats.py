@@ -18,8 +18,8 @@ from hypothesis.extra import numpy as hnp
 from iclperm import stats
 from iclperm.errors import RequestError
 from iclperm.reference import stats as reference
-from iclperm.stats import components as components_module
-from iclperm.stats.intervals import Interval, _quantiles
+from iclperm.stats.intervals import Interval, quantile_interval
+from iclperm.stats.limits import ComputeLimits
 
 Array = npt.NDArray[Any]
 
@@ -244,8 +244,7 @@ class TestVarianceComponents:
         calls: list[tuple[int, ...]] = []
         loop: Callable[[Array], tuple[Array, Array, Array]] = _kernels.crossed_sums
         monkeypatch.setattr(_kernels, "crossed_sums", lambda items: calls.append(items.shape) or loop(items))
-        monkeypatch.setattr(components_module, "_NUMBA_FROM", correct.size)
-        assert stats.variance_components(correct) == by_numpy
+        assert stats.variance_components(correct, limits=ComputeLimits(numba_from=correct.size)) == by_numpy
         assert calls == [correct.shape]
 
     def test_known_components_are_recovered_without_bias(self) -> None:
@@ -370,8 +369,8 @@ class TestGeneralizedInterval:
 
     def test_a_ratio_left_open_widens_its_interval_on_both_sides(self) -> None:
         draws = np.repeat([np.nan, 1.0], [10, 90])
-        assert _quantiles(1.0, draws, 0.95)[1:3] == (0, math.inf)
-        assert _quantiles(1.0, draws, 0.5)[1:3] == (1, 1)
+        assert quantile_interval(1.0, draws, 0.95)[1:3] == (0, math.inf)
+        assert quantile_interval(1.0, draws, 0.5)[1:3] == (1, 1)
 
 
 class TestJackknife:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import zipfile
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from iclperm import stats
+from iclperm import external, stats
+from iclperm.cli import main as cli_main
 from iclperm.errors import DataError, IclpermError, RequestError
-from iclperm.items import write_tables
-from iclperm.stats import files, paired
-from iclperm.stats.files import describe, load
+from iclperm.external import Tensor, contexts, describe, load
+from iclperm.runs.answers import write_tables
+from iclperm.stats import paired
 
 Array = npt.NDArray[Any]
 
@@ -189,22 +192,61 @@ class TestArrays:
         with pytest.raises(DataError, match="one integer a query"):
             load(tmp_path / "f.npz")
 
-    def test_nothing_is_unpickled_and_nothing_unpacked_beyond_the_cap(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nothing_is_unpickled_and_nothing_unpacked_beyond_the_cap(self, tmp_path: Path) -> None:
         np.save(tmp_path / "a.npy", np.array([[{}]], dtype=object), allow_pickle=True)
         np.savez(tmp_path / "a.npz", np.array([{}], dtype=object), allow_pickle=True)
         for name in ("a.npy", "a.npz"):
             with pytest.raises(DataError, match=r"a\.np[yz] is not a \.np[yz] file"):
                 load(tmp_path / name)
-        monkeypatch.setattr(files, "MOST_BYTES", 20_000)
         with zipfile.ZipFile(tmp_path / "b.npz", "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("a.npy", bytes(1_000_000))
         assert (tmp_path / "b.npz").stat().st_size < 20_000
         with pytest.raises(DataError, match=r"unpacked, takes .* the most is"):
-            load(tmp_path / "b.npz")
+            load(tmp_path / "b.npz", most_bytes=20_000)
         with pytest.raises(DataError, match="the most is"):
-            load(saved(tmp_path / "c.npy", np.zeros((30, 1000), np.uint8)))
+            load(saved(tmp_path / "c.npy", np.zeros((30, 1000), np.uint8)), most_bytes=20_000)
+
+    def test_a_header_that_promises_more_than_is_there_allocates_nothing(self, tmp_path: Path) -> None:
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive, archive.open("correct.npy", "w") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (1 << 30, 1 << 30)}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.write(bytes(8))
+        with pytest.raises(DataError, match=r"a\.npz is not .*: correct\.npy is shorter than its header says"):
+            load(tmp_path / "a.npz")
+
+    @pytest.mark.parametrize(
+        ("name", "reader", "error"),
+        [
+            ("a.npz", "numpy.load", MemoryError()),
+            ("a.parquet", "pyarrow.parquet.ParquetFile", pa.ArrowMemoryError("malloc of size 8 failed")),
+            ("a.csv", "pyarrow.csv.read_csv", pa.ArrowMemoryError("malloc of size 8 failed")),
+            ("a.jsonl", "json.loads", OSError(errno.ENOMEM, "Cannot allocate memory")),
+        ],
+        ids=lambda given: given if isinstance(given, str) and given.startswith("a.") else "",
+    )
+    def test_too_little_memory_is_no_fault_of_the_file(
+        self,
+        name: str,
+        reader: str,
+        error: Exception,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        def full(*_: Any, **__: Any) -> None:
+            raise error
+
+        np.savez(tmp_path / "a.npz", answered((2, 3, 4)))
+        table = long_table(answered((2, 3, 1, 4)), (0,))
+        pq.write_table(table, tmp_path / "a.parquet")
+        pa_csv.write_csv(table, tmp_path / "a.csv")
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+        assert load(tmp_path / name)
+        monkeypatch.setattr(reader, full)
+        with pytest.raises(SystemExit) as ended:
+            cli_main.main(["stats", str(tmp_path / name)])
+        assert ended.value.code == 3
+        assert capsys.readouterr().err.startswith("error: out of memory; what is finished is kept")
 
     @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.parquet", "a.csv", "a.jsonl"])
     @pytest.mark.parametrize("content", [b"", b"\xff\xfe no file\n\0", b"PK\x03\x04broken", b"{}\n", b'{"a": [[[\n'])
@@ -322,9 +364,7 @@ class TestTables:
             load(tmp_path / "a.parquet")
         assert "\n" not in str(refused.value)
 
-    def test_refuses_a_tensor_beyond_the_cap_and_missing_columns(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_refuses_a_tensor_beyond_the_cap_and_missing_columns(self, tmp_path: Path) -> None:
         table = pa.table({"set": [0, 1], "permutation": [0, 1], "query": [0, 1], "correct": [0, 1]})
         pq.write_table(table, tmp_path / "a.parquet")
         assert load(tmp_path / "a.parquet").values.shape == (2, 2, 2)
@@ -335,9 +375,8 @@ class TestTables:
             pa.table({"set": places, "permutation": places, "query": places, "correct": places * 0}),
             tmp_path / "b.parquet",
         )
-        monkeypatch.setattr(files, "MOST_BYTES", 1 << 20)
         with pytest.raises(DataError, match=r"the tensor \[600, 600, 600\] of .* the most is"):
-            load(tmp_path / "b.parquet")
+            load(tmp_path / "b.parquet", most_bytes=1 << 20)
         pq.write_table(pa.table({"set": [0], "correct": [1]}), tmp_path / "c.parquet")
         with pytest.raises(DataError, match="none named query"):
             load(tmp_path / "c.parquet")
@@ -382,20 +421,20 @@ class TestContexts:
 
     def test_no_common_query_is_refused(self) -> None:
         with pytest.raises(DataError, match="no query was answered in every context"):
-            files.contexts(np.ones((2, 2), np.uint8), np.eye(2))
+            contexts(np.ones((2, 2), np.uint8), np.eye(2))
         with pytest.raises(RequestError, match=r"\[C, Q\]"):
-            files.contexts(np.ones(3, np.uint8))
+            contexts(np.ones(3, np.uint8))
 
     def test_permuting_queries_changes_nothing(self) -> None:
         correct = answered((4, 30), 15)
         order = np.random.default_rng(16).permutation(30)
-        assert files.contexts(correct).to_dict() == files.contexts(correct[:, order]).to_dict()
+        assert contexts(correct).to_dict() == contexts(correct[:, order]).to_dict()
 
     def test_the_figure_draws(self, tmp_path: Path) -> None:
         from iclperm.report.figures import save
 
         names = [f"samples_a_rather_long_task_name_of_$the$_harness_2026-01-0{i}.jsonl" for i in range(5)]
-        found = files.contexts(answered((5, 30), 17), names=names)
+        found = contexts(answered((5, 30), 17), names=names)
         paths = save(found.plots()["contexts"], tmp_path / "contexts")
         assert all(path.stat().st_size > 1000 for path in paths)
 
@@ -485,7 +524,7 @@ def test_names_cannot_steer_a_terminal(tmp_path: Path) -> None:
 
 def test_axes_are_checked_where_they_are_described() -> None:
     with pytest.raises(RequestError, match="axes must be SP, SPK, SPQ, SPKQ or CQ, got 'QS'"):
-        describe(files.Tensor(np.ones((2, 2)), "QS"))
+        describe(Tensor(np.ones((2, 2)), "QS"))
 
 
 def test_columns_that_are_called_by_words_are_not_taken_for_an_axis(tmp_path: Path) -> None:
@@ -499,3 +538,11 @@ def test_columns_that_are_called_by_words_are_not_taken_for_an_axis(tmp_path: Pa
     found = load(path, axes="QC")
     np.testing.assert_array_equal(found.values, answers.T)
     assert "the contexts differ" in " ".join(describe(found).conclusion())
+
+
+def test_the_folder_gives_its_public_names() -> None:
+    for name in external.__all__:
+        assert getattr(external, name) is not None
+    assert dir(external) == sorted(external.__all__)
+    with pytest.raises(AttributeError, match=r"module 'iclperm\.external' has no attribute 'nothing'"):
+        _ = external.nothing

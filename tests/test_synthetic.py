@@ -7,12 +7,14 @@ import pytest
 
 from iclperm import stats
 from iclperm.errors import RequestError
-from iclperm.reference.synthetic import Effects, answers, expected_ratio
+from iclperm.reference.synthetic import KnownEffects, answers, expected_ratio
 
 REPEATS = 150
 
 
-@pytest.mark.parametrize("effects", [Effects(0.04, 0.02, 0.015), Effects(0.0, 0.0, 0.0), Effects(0.015, 0.045, 0.0)])
+@pytest.mark.parametrize(
+    "effects", [KnownEffects(0.04, 0.02, 0.015), KnownEffects(0.0, 0.0, 0.0), KnownEffects(0.015, 0.045, 0.0)]
+)
 def test_known_components_are_found_without_bias(effects):
     generator = np.random.default_rng(3)
     found = []
@@ -26,7 +28,7 @@ def test_known_components_are_found_without_bias(effects):
 
 
 def test_the_printed_r_is_pulled_towards_1_as_far_as_the_formula_says():
-    effects, generator = Effects(0.045, 0.015, 0.012), np.random.default_rng(4)
+    effects, generator = KnownEffects(0.045, 0.015, 0.012), np.random.default_rng(4)
     for num_queries in (40, 400):
         variances = []
         for _ in range(REPEATS):
@@ -38,8 +40,8 @@ def test_the_printed_r_is_pulled_towards_1_as_far_as_the_formula_says():
 
 
 def test_probabilities_are_what_was_asked_for():
-    correct = answers(Effects(0.0, 0.0, 0.0), (20, 20, 500), np.random.default_rng(5))
+    correct = answers(KnownEffects(0.0, 0.0, 0.0), (20, 20, 500), np.random.default_rng(5))
     assert correct.dtype == np.uint8
     assert correct.mean() == pytest.approx(0.6, abs=0.02)
     with pytest.raises(RequestError, match=r"could make a probability leave 0\.\.1"):
-        answers(Effects(0.1, 0.1, 0.1), (2, 2, 2), np.random.default_rng(0))
+        answers(KnownEffects(0.1, 0.1, 0.1), (2, 2, 2), np.random.default_rng(0))

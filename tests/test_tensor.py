@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
 from iclperm.reference import paired as reference
-from iclperm.stats import _kernels, sensitivity, tensor
+from iclperm.stats import _kernels, tensor
+from iclperm.stats.limits import LIMITS, ComputeLimits
 
 Array = npt.NDArray[Any]
 
@@ -29,20 +32,10 @@ tensors = st.tuples(sizes, sizes, st.integers(1, 3), st.integers(1, 20)).flatmap
     lambda shape: hnp.arrays(np.uint8, shape, elements=st.integers(0, 1))
 )
 seeds = st.integers(0, 2**32 - 1)
-both_ways = pytest.mark.parametrize("by_numba", [False, True])
-repeated_example = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)  # the first call compiles
-
-
-@pytest.fixture
-def numba_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba for the smallest tensors, in small tiles, by three threads."""
-    monkeypatch.setattr(sensitivity, "_NUMBA_FROM", 1)
-    monkeypatch.setattr(_kernels, "_TILE", 16)
-    monkeypatch.setattr(_kernels, "_FEWEST", 1)
-    monkeypatch.setattr(_kernels, "_SHORT", _kernels._SHORT)
-    monkeypatch.setattr(_kernels, "num_threads", lambda: 3)
+NUMBA = ComputeLimits(numba_from=1, tile_bytes=16, task_permutations=1, threads=3)
+"""Numba for the smallest tensors, in small tiles, by three threads."""
+both_ways = pytest.mark.parametrize("limits", [LIMITS, NUMBA], ids=["numpy", "numba"])
+repeated_example = settings(max_examples=40, deadline=None)  # the first call compiles
 
 
 def answered(shape: tuple[int, ...], seed: int = 0) -> Array:
@@ -64,37 +57,35 @@ def same(one: tensor.TensorSums, other: tensor.TensorSums) -> bool:
 class TestKernels:
     @given(tensors, seeds, st.integers(0, 1000))
     @repeated_example
-    def test_segment_sums_count_like_the_oracle(
-        self, numba_from_here: None, correct: Array, seed: int, most: int
-    ) -> None:
+    def test_segment_sums_count_like_the_oracle(self, correct: Array, seed: int, most: int) -> None:
         generator, num_queries = np.random.default_rng(seed), correct.shape[-1]
         edges = np.unique([0, num_queries, *generator.integers(0, num_queries + 1, 3)])
         weights = generator.integers(0, most + 1, num_queries)
         weights[0] += 1
         expected = reference.segment_sums(correct, edges.tolist(), weights.tolist())
         for short in (0, 200):  # by either loop
-            _kernels._SHORT = short
-            sums, is_binary = _kernels.segment_sums(correct.reshape(-1, num_queries), edges, weights)
+            limits = replace(NUMBA, short_segment=short)
+            sums, is_binary = _kernels.segment_sums(correct.reshape(-1, num_queries), edges, weights, limits)
             np.testing.assert_array_equal(sums.reshape(expected.shape), expected)
             assert is_binary
 
     @given(tensors, seeds)
     @repeated_example
-    def test_planes_count_like_the_oracle(self, numba_from_here: None, correct: Array, seed: int) -> None:
+    def test_planes_count_like_the_oracle(self, correct: Array, seed: int) -> None:
         usable = np.random.default_rng(seed).random(correct.shape[-1]) < 0.8
         _, by_set, by_permutation, _, squares = reference.tensor_sums(correct, usable.tolist())
         for keep in (False, True):
-            found = _kernels.crossed_planes(correct, usable, keep)
+            found = _kernels.crossed_planes(correct, usable, keep, NUMBA)
             np.testing.assert_array_equal(found[0], by_set)
             np.testing.assert_array_equal(found[1], squares)
         np.testing.assert_array_equal(found[2], by_permutation)
 
     @given(tensors, seeds)
     @repeated_example
-    def test_any_by_query_and_is_binary(self, numba_from_here: None, correct: Array, seed: int) -> None:
+    def test_any_by_query_and_is_binary(self, correct: Array, seed: int) -> None:
         rows = drawn_state(correct.shape, seed).reshape(-1, correct.shape[-1])
-        np.testing.assert_array_equal(_kernels.any_by_query(rows), rows.any(axis=0))
-        assert _kernels.is_binary(correct)
+        np.testing.assert_array_equal(_kernels.any_by_query(rows, NUMBA), rows.any(axis=0))
+        assert _kernels.is_binary(correct, NUMBA)
 
     @pytest.mark.parametrize("num_queries", [1, 7, 8, 1000, 2041, 5000])
     def test_long_rows_fill_no_lane_beyond_what_it_holds(self, num_queries: int) -> None:
@@ -150,46 +141,38 @@ class TestTensorSums:
     @both_ways
     @given(correct=tensors, seed=seeds)
     @repeated_example
-    def test_agree_with_the_oracle(
-        self, request: pytest.FixtureRequest, by_numba: bool, correct: Array, seed: int
-    ) -> None:
-        if by_numba:
-            request.getfixturevalue("numba_from_here")
+    def test_agree_with_the_oracle(self, limits: ComputeLimits, correct: Array, seed: int) -> None:
         generator = np.random.default_rng(seed)
         state, weights = drawn_state(correct.shape, seed), generator.integers(1, 5, correct.shape[-1])
         usable = ~state.any(axis=(0, 1, 2))
-        found = tensor.tensor_sums(correct, state, weights)
+        found = tensor.tensor_sums(correct, state, weights, limits=limits)
         right, by_set, _, by_query, squares = reference.tensor_sums(correct, usable.tolist())
         np.testing.assert_array_equal(found.usable, usable)
         np.testing.assert_array_equal(found.right, right)
         np.testing.assert_array_equal(found.by_set, by_set)
         np.testing.assert_array_equal(found.by_query, by_query)
         np.testing.assert_array_equal(found.squares, squares)
-        expected = stats.accuracy(correct, state, weights)
+        expected = stats.accuracy(correct, state, weights, limits=limits)
         np.testing.assert_array_equal(found.accuracy.values, expected.values)
         assert found.accuracy[1:] == expected[1:]
 
     @both_ways
-    def test_curve_and_components_are_those_of_the_whole_tensor(
-        self, request: pytest.FixtureRequest, by_numba: bool
-    ) -> None:
+    def test_curve_and_components_are_those_of_the_whole_tensor(self, limits: ComputeLimits) -> None:
         correct, state = answered((4, 6, 3, 40)), drawn_state((4, 6, 3, 40), 1)
         weights = np.random.default_rng(2).integers(1, 4, 40)
         expected = stats.curve(correct, state, weights)
         usable = ~state.any(axis=(0, 1, 2))
         analysed = [stats.variance_components(correct[:, :, k][..., usable]) for k in range(3)]
-        if by_numba:
-            request.getfixturevalue("numba_from_here")
-        found = tensor.tensor_sums(correct, state, weights)
+        found = tensor.tensor_sums(correct, state, weights, limits=limits)
         for got, want in zip(found.curve(), expected, strict=True):
             np.testing.assert_array_equal(got, want)
         assert found.components() == analysed
-        for got, want in zip(stats.curve(correct, state, weights), expected, strict=True):
+        for got, want in zip(stats.curve(correct, state, weights, limits=limits), expected, strict=True):
             np.testing.assert_array_equal(got, want)
 
-    def test_large_tensors_take_the_numba_loops(self, monkeypatch: pytest.MonkeyPatch, numba_from_here: None) -> None:
+    def test_large_tensors_take_the_numba_loops(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[str] = []
-        for name in ("segment_sums", "crossed_planes", "any_by_query", "is_binary"):
+        for name in ("segment_sums", "crossed_planes", "crossed_sums", "any_by_query", "is_binary"):
             loop = getattr(_kernels, name)
 
             def counted(*arguments: Any, loop: Any = loop, name: str = name) -> Any:
@@ -198,50 +181,44 @@ class TestTensorSums:
 
             monkeypatch.setattr(_kernels, name, counted)
         correct = answered((2, 3, 2, 8))
-        tensor.tensor_sums(correct, np.zeros_like(correct))
+        tensor.tensor_sums(correct, np.zeros_like(correct), limits=NUMBA)
         assert calls == ["any_by_query", "segment_sums", "crossed_planes"]
         calls.clear()
-        stats.accuracy(correct)
+        stats.accuracy(correct, limits=NUMBA)
         assert calls == ["segment_sums"]  # the check for 0 and 1 is no pass of its own
         calls.clear()
-        stats.variance_components(correct[:, :, 0].copy())
-        assert calls == ["is_binary"]
+        stats.variance_components(correct[:, :, 0].copy(), limits=NUMBA)
+        assert calls == ["is_binary", "crossed_sums"]
 
     @both_ways
-    def test_permuting_queries_with_their_weights_changes_nothing(
-        self, request: pytest.FixtureRequest, by_numba: bool
-    ) -> None:
-        if by_numba:
-            request.getfixturevalue("numba_from_here")
+    def test_permuting_queries_with_their_weights_changes_nothing(self, limits: ComputeLimits) -> None:
         correct, state = answered((3, 4, 2, 30)), drawn_state((3, 4, 2, 30), 3)
         generator = np.random.default_rng(4)
         weights, order = generator.integers(1, 9, 30), generator.permutation(30)
-        found = tensor.tensor_sums(correct, state, weights)
-        moved = tensor.tensor_sums(correct[..., order], state[..., order], weights[order])
+        found = tensor.tensor_sums(correct, state, weights, limits=limits)
+        moved = tensor.tensor_sums(correct[..., order], state[..., order], weights[order], limits=limits)
         np.testing.assert_array_equal(found.accuracy.values, moved.accuracy.values)
         np.testing.assert_array_equal(found.squares, moved.squares)
         assert found.components() == moved.components()
 
     @both_ways
     @pytest.mark.parametrize("kind", [np.uint8, np.int64, np.int8])
-    def test_names_a_value_that_is_not_binary(
-        self, request: pytest.FixtureRequest, by_numba: bool, kind: type[np.generic]
-    ) -> None:
-        if by_numba:
-            request.getfixturevalue("numba_from_here")
+    def test_names_a_value_that_is_not_binary(self, limits: ComputeLimits, kind: type[np.generic]) -> None:
         correct = answered((2, 3, 2, 9)).astype(kind)
         correct[1, 2, 1, 8] = 7
-        for call in (tensor.tensor_sums, tensor.crossed_sums, stats.accuracy, lambda x: tensor.segment_sums(x, [0, 9])):
+        segments = partial(tensor.segment_sums, edges=[0, 9])
+        for call in (tensor.tensor_sums, tensor.crossed_sums, stats.accuracy, segments):
             with pytest.raises(RequestError, match="correct must hold only 0 and 1, found 7"):
-                call(correct)
+                call(correct, limits=limits)
 
-    def test_more_sets_than_a_byte_counts(self, numba_from_here: None) -> None:
+    def test_more_sets_than_a_byte_counts(self) -> None:
         correct = answered((300, 2, 1, 3))
         usable = np.ones(3, np.bool_)
-        found = tensor.tensor_sums(correct)
+        found = tensor.tensor_sums(correct, limits=NUMBA)
         np.testing.assert_array_equal(found.squares, (correct.sum(axis=0, dtype=int) ** 2).sum(axis=-1))
         np.testing.assert_array_equal(found.right, correct @ usable.astype(int))
-        np.testing.assert_array_equal(tensor.crossed_sums(correct).by_permutation, correct.sum(axis=0, dtype=int))
+        summed = tensor.crossed_sums(correct, limits=NUMBA)
+        np.testing.assert_array_equal(summed.by_permutation, correct.sum(axis=0, dtype=int))
 
     def test_degenerate_shapes(self) -> None:
         one = tensor.tensor_sums(np.ones((1, 1, 1, 1), np.uint8))
@@ -269,6 +246,10 @@ class TestTensorSums:
             tensor.tensor_sums(tensor.ArrayBlocks(np.ones((2, 2, 2), np.uint8)), np.zeros((2, 2, 2)))
 
 
+SMALL_BLOCKS = ComputeLimits(block_bytes=1000)
+"""Blocks of four permutations, each of which has 222 bytes."""
+
+
 class TestBlocks:
     @pytest.fixture
     def correct(self) -> Array:
@@ -278,18 +259,15 @@ class TestBlocks:
     def state(self) -> Array:
         return drawn_state((3, 11, 2, 37), 6)
 
-    @pytest.fixture(autouse=True)
-    def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tensor, "_BLOCK", 1000)  # four permutations of 222 bytes
-
     @both_ways
     def test_every_source_gives_the_same_bits(
-        self, request: pytest.FixtureRequest, by_numba: bool, correct: Array, state: Array, tmp_path: Path
+        self, limits: ComputeLimits, correct: Array, state: Array, tmp_path: Path
     ) -> None:
-        weights = np.random.default_rng(7).integers(1, 6, 37)
+        weights, limits = (
+            np.random.default_rng(7).integers(1, 6, 37),
+            replace(limits, block_bytes=SMALL_BLOCKS.block_bytes),
+        )
         whole = tensor.tensor_sums(correct, state, weights)
-        if by_numba:
-            request.getfixturevalue("numba_from_here")
         np.save(tmp_path / "correct.npy", correct)
         np.save(tmp_path / "bool.npy", correct.astype(bool))
         np.save(tmp_path / "state.npy", state)
@@ -305,11 +283,14 @@ class TestBlocks:
             (str(tmp_path / "correct.npy"), str(tmp_path / "state.npy")),
         ]
         for source, beside in sources:
-            assert same(tensor.tensor_sums(source, beside, weights), whole)
+            assert same(tensor.tensor_sums(source, beside, weights, limits=limits), whole)
 
     def test_blocks_cover_every_permutation_once(self, correct: Array, tmp_path: Path) -> None:
         np.save(tmp_path / "correct.npy", correct)
-        for source in (tensor.FileBlocks(tmp_path / "correct.npy"), tensor.ArrayBlocks(correct.astype(np.int8))):
+        for source in (
+            tensor.FileBlocks(tmp_path / "correct.npy", limits=SMALL_BLOCKS),
+            tensor.ArrayBlocks(correct.astype(np.int8), limits=SMALL_BLOCKS),
+        ):
             pieces = [(block.permutations, block.correct.copy()) for block in source.blocks()]
             assert [piece[0] for piece in pieces] == [(0, 4), (4, 8), (8, 11)]
             np.testing.assert_array_equal(np.concatenate([piece[1] for piece in pieces], axis=1), correct)
@@ -328,7 +309,7 @@ class TestBlocks:
             is_right=lambda contexts, out: np.equal(prediction[contexts], gold, out=out),
         )
         correct, state = (prediction[context_of] == gold).view(np.uint8), context_state[context_of]
-        assert same(tensor.tensor_sums(items), tensor.tensor_sums(correct, state))
+        assert same(tensor.tensor_sums(items, limits=SMALL_BLOCKS), tensor.tensor_sums(correct, state))
 
     def test_contexts_of_no_cell_spoil_no_query(self) -> None:
         items: Any = SimpleNamespace(
@@ -361,7 +342,7 @@ class TestBlocks:
     def test_a_file_that_was_cut_is_refused(self, correct: Array, tmp_path: Path) -> None:
         path = tmp_path / "correct.npy"
         np.save(path, correct)
-        source = tensor.FileBlocks(path)
+        source = tensor.FileBlocks(path, limits=SMALL_BLOCKS)
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(DataError, match="became shorter"):
             list(source.blocks())
@@ -379,27 +360,24 @@ class TestBlocks:
 
 class TestCrossedAndSegmentSums:
     @both_ways
-    def test_crossed_sums_agree_with_the_oracle(self, request: pytest.FixtureRequest, by_numba: bool) -> None:
-        if by_numba:
-            request.getfixturevalue("numba_from_here")
+    def test_crossed_sums_agree_with_the_oracle(self, limits: ComputeLimits) -> None:
         correct = answered((3, 5, 2, 9), 9)
         right, by_set, by_permutation, by_query, _ = reference.tensor_sums(correct, [True] * 9)
         for source in (correct, np.asfortranarray(correct)):
-            found = tensor.crossed_sums(source)
+            found = tensor.crossed_sums(source, limits=limits)
             expected = (right, by_set, by_permutation, by_query)
             for got, want in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(got, want)
             assert found.by_permutation.dtype == np.uint8
 
     @both_ways
-    def test_segment_sums(self, request: pytest.FixtureRequest, by_numba: bool) -> None:
-        if by_numba:
-            request.getfixturevalue("numba_from_here")
+    def test_segment_sums(self, limits: ComputeLimits) -> None:
         correct, weights = answered((3, 5, 9), 10), np.arange(9)
-        found = tensor.segment_sums(correct, [0, 2, 3, 9], weights)
+        found = tensor.segment_sums(correct, [0, 2, 3, 9], weights, limits=limits)
         np.testing.assert_array_equal(found, reference.segment_sums(correct, [0, 2, 3, 9], weights.tolist()))
         assert found.dtype == np.int32
-        np.testing.assert_array_equal(tensor.segment_sums(correct, [0, 9])[..., 0], correct.sum(axis=-1))
+        whole = tensor.segment_sums(correct, [0, 9], limits=limits)
+        np.testing.assert_array_equal(whole[..., 0], correct.sum(axis=-1))
         np.testing.assert_array_equal(found.sum(axis=-1), correct @ weights)
 
     @pytest.mark.parametrize("edges", [[0], [1, 9], [0, 8], [0, 3, 3, 9], [0, 5, 2, 9], [0.0, 9.0]])
@@ -409,27 +387,26 @@ class TestCrossedAndSegmentSums:
 
 
 class TestThreads:
-    def test_their_number_changes_no_bit(self, monkeypatch: pytest.MonkeyPatch, numba_from_here: None) -> None:
+    def test_their_number_changes_no_bit(self) -> None:
         correct, weights = answered((5, 70, 3, 101), 11), np.random.default_rng(12).integers(1, 9, 101)
-        monkeypatch.setattr(_kernels, "_TILE", 1 << 16)
-        monkeypatch.setattr(_kernels, "_FEWEST", 32)
-        found = []
-        for threads in (1, 2, 3, 8):
-            monkeypatch.setattr(_kernels, "num_threads", lambda threads=threads: threads)
-            found.append(tensor.tensor_sums(correct, drawn_state(correct.shape, 13), weights))
+        state = drawn_state(correct.shape, 13)
+        found = [
+            tensor.tensor_sums(correct, state, weights, limits=ComputeLimits(numba_from=1, threads=threads))
+            for threads in (1, 2, 3, 8)
+        ]
         assert all(same(found[0], other) for other in found[1:])
 
 
 MEASURE = """
     import json, resource, sys, tracemalloc
     import numpy as np
-    from iclperm.stats import _kernels, sensitivity, tensor
-    sensitivity._NUMBA_FROM, tensor._BLOCK = 1, 1 << 20
-    tensor.tensor_sums(np.ones((2, 2, 2, 8), np.uint8))  # compiled before it is measured
+    from iclperm.stats import _kernels, limits, tensor
+    small = limits.ComputeLimits(numba_from=1, block_bytes=1 << 20)
+    tensor.tensor_sums(np.ones((2, 2, 2, 8), np.uint8), limits=small)  # compiled before it is measured
     source = sys.argv[1] if sys.argv[2] == "file" else np.load(sys.argv[1])
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()
-    sums = tensor.tensor_sums(source)
+    sums = tensor.tensor_sums(source, limits=small)
     peak = tracemalloc.get_traced_memory()[1]
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident
     print(json.dumps([peak, grown * 1024, float(sums.accuracy.values.sum()), int(sums.squares.sum())]))

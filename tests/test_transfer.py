@@ -21,8 +21,9 @@ from tiny import make_model, make_task
 import iclperm
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report import figures
-from iclperm.results import Run
-from iclperm.studies.transfer import TransferFindings, findings, transfer, transfer_rate
+from iclperm.studies.report import Run
+from iclperm.studies.search import dev_scores
+from iclperm.studies.transfer import TransferFindings, findings, transfer
 
 Array = npt.NDArray[Any]
 seeds = st.integers(0, 2**32 - 1)
@@ -146,9 +147,6 @@ class TestTransfer:
         with pytest.raises(RequestError, match="task 0 has 4 sets and task 1 2; leave out by_set"):
             transfer(given_, by_set=True)
 
-    def test_rate_of_printed_columns(self) -> None:
-        assert transfer_rate((0.616, 0.244), (0.593, 0.207)) == pytest.approx(0.9055, abs=5e-5)
-
 
 class TestFindings:
     @pytest.mark.parametrize("count", [2, 5])
@@ -222,8 +220,6 @@ class TestRuns:
             findings({"here": run})
 
     def test_another_criterion_chooses(self, run: Run) -> None:
-        from iclperm.studies.search import dev_scores
-
         other = replace(run, study=run.study.model_copy(update={"criterion": "local_entropy"}))
         found = findings({"here": other, "there": other})
         assert found.transfer.chosen[0].tolist() == [int(dev_scores(run)["local_entropy"].mean(axis=0).argmax())]

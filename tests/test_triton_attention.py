@@ -27,7 +27,7 @@ from zoo import VOCAB, ZOO
 
 from iclperm.engine import Engine
 from iclperm.engine.kernels import triton_attention
-from iclperm.engine.kernels.attention import AttentionRule
+from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.kernels.tiles import list_tiles
 from iclperm.engine.kernels.triton_attention import TritonAttention
 from iclperm.engine.plan import Pack
@@ -52,17 +52,7 @@ def pack_of(visits: list[Visit]) -> Pack:
     positions = np.zeros(num_rows, np.int32)
     for (begin, end, _), pos in zip(visits, arrays["visit_pos"], strict=True):
         positions[begin:end] = pos + np.arange(end - begin)
-    nothing = np.empty(0, np.int32)
-    unused = ("retain_begin", "retain_end", "retain_slot", "scored_rows", "pair_row", "pair_id")
-    return Pack(
-        token_ids=np.zeros(num_rows, np.int32),
-        positions=positions,
-        span_source=arrays.pop("span_source").astype(np.uint8),
-        pair_out=np.empty(0, np.int64),
-        held_tokens=0,
-        **{name: array.astype(np.int32) for name, array in arrays.items()},
-        **dict.fromkeys(unused, nothing),
-    )
+    return Pack.of(token_ids=np.zeros(num_rows, np.int32), positions=positions, held_tokens=0, **arrays)
 
 
 def attend(case: Case, query_rows: npt.NDArray[np.int64] | None = None, arch: int = ARCHITECTURES[0]) -> Tensor:
@@ -71,9 +61,7 @@ def attend(case: Case, query_rows: npt.NDArray[np.int64] | None = None, arch: in
     inputs = [x.to(DEVICE) for x in (case.q, case.k_new, case.v_new, case.k_pool, case.v_pool)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", nan_filled)
-        if arch:
-            patch.setattr(triton_attention, "_architecture", lambda device: arch)
-        return TritonAttention(pack_of(case.visits))(*inputs, rule, query_rows).cpu()
+        return TritonAttention(pack_of(case.visits), arch or None)(LayerStates(*inputs, query_rows), rule).cpu()
 
 
 def nan_filled(*shape: Any, empty: Any = torch.empty, **options: Any) -> Tensor:
@@ -314,7 +302,7 @@ def call_with(**changes: Any) -> Tensor:
     arguments = {name: changes.pop(name, x).to(DEVICE) for name, x in arguments.items()}
     query_rows = changes.pop("query_rows", None)
     rule = AttentionRule(**({"scaling": 1.0, "softcap": 0.0, "window": 0} | changes))
-    return TritonAttention(pack_of(case.visits))(*arguments.values(), rule, query_rows)
+    return TritonAttention(pack_of(case.visits))(LayerStates(**arguments, query_rows=query_rows), rule)
 
 
 @pytest.mark.parametrize(
@@ -363,8 +351,8 @@ def test_tile_lists_are_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch
     inputs = [x.to(DEVICE) for x in (case.q, case.k_new, case.v_new, case.k_pool, case.v_pool)]
     for _ in range(3):
         for window in (0, 20, 5000):  # a window that nobody leaves is none
-            attention(*inputs, AttentionRule(1.0, 0.0, window))
-        attention(inputs[0][:1], *inputs[1:], AttentionRule(1.0, 0.0, 0), np.array([8]))
+            attention(LayerStates(*inputs), AttentionRule(1.0, 0.0, window))
+        attention(LayerStates(inputs[0][:1], *inputs[1:], np.array([8])), AttentionRule(1.0, 0.0, 0))
     assert made == [0, 20, 0]
 
 
@@ -383,7 +371,7 @@ def test_an_engine_on_triton_agrees_with_plain_transformers(name: str, monkeypat
     original = TritonAttention.__call__
 
     def counted(self: TritonAttention, *args: Any) -> Tensor:
-        calls.append(args[0].dtype)
+        calls.append(args[0].q.dtype)
         return original(self, *args)
 
     monkeypatch.setattr(TritonAttention, "__call__", counted)

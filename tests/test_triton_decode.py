@@ -20,7 +20,7 @@ from iclperm.engine.kernels import triton_head
 from iclperm.engine.kernels.tiles import list_tiles
 from iclperm.engine.kernels.triton_attention import TritonAttention, _launch
 from iclperm.engine.plan import Pack
-from iclperm.engine.rows import PackBuilder, Row, Segment
+from iclperm.engine.rows import LiveRow, PackBuilder, Segment
 
 triton_interpreter.repair()
 
@@ -34,7 +34,7 @@ def decode_pack(num_rows: int) -> Pack:
     builder, slot = PackBuilder(num_rows, 0), CONTEXT
     for number in range(num_rows):
         query = Segment(np.zeros(QUERY, np.int32), CONTEXT, context, 1, [(slot, slot + QUERY)], QUERY)
-        row = Row(number, query.path, [5])
+        row = LiveRow(number, query.path, [5])
         for segment in row.path:
             for begin, end in segment.slots:
                 row.remember(begin, end)

@@ -45,7 +45,7 @@ class Read:
     """What the kernel reads off rows and pairs."""
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, pairs: list[tuple[int, int]], bias: Tensor | None = None, **options: float
+        self, hidden: Tensor, weight: Tensor, pairs: list[tuple[int, int]], bias: Tensor | None = None, **options: Any
     ) -> None:
         self.rows, self.ids = (np.array([pair[i] for pair in pairs], np.int32) for i in (0, 1))
         self.argmax, self.finite, self.logprob = triton_head.read_rows(
@@ -85,14 +85,12 @@ def some_pairs(num_rows: int, num_ids: int, seed: int) -> list[tuple[int, int]]:
     [(1, 1, 8, 264), (1, 127, 16, 264), (17, 301, 40, 264), (66, 640, 96, 2), (131, 515, 64, 3), (64, 256, 33, 1)],
 )
 def test_agrees_with_float64(
-    num_rows: int, num_ids: int, width: int, least_splits: int, softcap: float, dtype: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(triton_head, "_LEAST_SPLITS", least_splits)  # more of them on large vocabularies
+    num_rows: int, num_ids: int, width: int, least_splits: int, softcap: float, dtype: str
+) -> None:
     hidden, weight, bias = case(num_rows, num_ids, width, dtype, seed=num_rows)
     pairs = some_pairs(num_rows, num_ids, seed=num_ids)
     for given, scale in [(None, 1.0), (bias, 0.5)]:
-        out = Read(hidden, weight, pairs, given, scale=scale, softcap=softcap)
+        out = Read(hidden, weight, pairs, given, scale=scale, softcap=softcap, least_splits=least_splits)
         _, capped = reference.head_logits(hidden, weight, given, scale=scale, softcap=softcap)
         expected = torch.log_softmax(capped, dim=-1).cpu().numpy()
         assert out.finite.all()
@@ -109,14 +107,14 @@ def logits_as_given(logits: Tensor, dtype: str = "float32") -> tuple[Tensor, Ten
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("least_splits", [264, 2])
-def test_ties_go_to_the_lowest_id(dtype: str, least_splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_head, "_LEAST_SPLITS", least_splits)
+def test_ties_go_to_the_lowest_id(dtype: str, least_splits: int) -> None:
     logits = torch.zeros(5, 700)
     logits[1, [9, 40, 699]] = 2.0
     logits[2, [127, 128]] = 2.0
     logits[3, [600, 650]] = 2.0
     logits[4] = -3.0  # the maximum is below what ids beyond the last would have
-    assert Read(*logits_as_given(logits, dtype), []).argmax.tolist() == [0, 9, 127, 600, 0]
+    read = Read(*logits_as_given(logits, dtype), [], least_splits=least_splits)
+    assert read.argmax.tolist() == [0, 9, 127, 600, 0]
 
 
 def test_a_likely_id_has_no_more_than_certainty() -> None:

@@ -13,7 +13,7 @@ import triton_interpreter
 from tolerances import TOLERANCES
 from torch import Tensor
 
-from iclperm.engine.kernels import triton_rowwise
+from iclperm.engine.kernels import rowwise, triton_rowwise
 from iclperm.errors import RequestError
 from iclperm.reference import rowwise as reference
 
@@ -22,6 +22,10 @@ triton_interpreter.repair()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KINDS = ["silu", "gelu_tanh", "gelu_erf"]
+
+
+def test_every_activation_of_the_cpu_has_a_branch_here():
+    assert set(KINDS) == set(rowwise._KINDS.values())
 
 
 def randn(*shape: int, dtype: str, seed: int, scale: float = 1.0) -> Tensor:

@@ -1,5 +1,6 @@
 """A tiny task and a tiny model, made in a moment, for tests of what surrounds the engine."""
 
+import csv
 import itertools
 import json
 from pathlib import Path
@@ -12,6 +13,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 LABELS = ("Red", "Green", "Blue")
 _THINGS = ("apple", "leaf", "river", "brick", "moss", "sky", "rose", "fern", "lake", "rust", "grass", "ocean")
 _PLACES = ("in town", "by the road", "at night", "far away", "over there", "near home", "in spring", "on the hill")
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Rows of one header; tabs between for a .tsv file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

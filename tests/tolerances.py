@@ -15,4 +15,7 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "head": {"float32": 1e-5, "bfloat16": 1e-5, "float16": 1e-5},
     # Against plain transformers, one unpadded prompt at a time, in nats for each token scored.
     "loglikelihood per token": {"float32": 1e-4},
+    # What a run says on another processor than the fixture's: log-likelihoods of labels of a token or two, and what
+    # follows from them; relative where it is more than 1.
+    "behaviour": {"float32": 2e-4},
 }

@@ -1,0 +1,244 @@
+"""The fast tier: the tests of ``pytest -m fast``, a minute on two cores, that run a function of every module.
+
+Property tests try few examples there. A run of all tests fails where no test of the tier ran a function of a module.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+import iclperm
+
+PACKAGE = Path(iclperm.__file__).parent
+EXAMPLES = 10  # of a property test that has no number of its own
+
+FAST: dict[str, tuple[str, ...]] = {
+    # trees, plans and kernels: integers and arrays against their oracles
+    "test_core_errors": ("",),
+    "test_kernels": ("",),
+    "test_plan": ("",),
+    "test_products": ("",),
+    "test_rowwise": ("test_activation_is", "test_many", "test_norm_bits", "test_rotation", "test_agrees", "test_ties"),
+    "test_tree": ("",),
+    "test_tree_attention": ("test_shapes", "test_takes", "test_rows", "test_one_row", "test_what_a_row", "test_nan"),
+    "test_triton_attention": ("test_large_scores", "test_rows_of_no_visit", "test_takes_any_strides"),
+    "test_triton_head": (
+        "test_agrees_with_float64[1-1-8-264-9.0-float32",
+        "test_a_likely_id",
+        "test_no_rows",
+        "test_what_does_not_fit",
+        "test_pairs_outside",
+    ),
+    "test_triton_rowwise": (
+        "test_gate_is_accurate[silu-float32",
+        "test_gate_at_the_ends",
+        "test_norm_of_heads",
+        "test_rotation_by",
+        "test_what_does_not",
+    ),
+    # the engine: a few architectures, every path and refusal once
+    "test_device_map": ("test_offloaded_models_say_the_same",),
+    "test_engine": (
+        "test_every_architecture_is_exact[llama-",
+        "test_every_architecture_is_exact[gemma3-",
+        "test_every_architecture_is_exact[gpt2-",
+        "test_the_product_agrees",
+        "test_units_run",
+        "test_the_self_check",
+        "test_plain_serves",
+        "test_bad_",
+    ),
+    "test_estimate": ("",),
+    "test_facts": ("test_facts_without_weights", "test_what_a_configuration", "test_wrong_configurations"),
+    "test_generate": (
+        "test_every_architecture_says_what_plain_decoding_says[llama-",
+        "test_units_run",
+        "test_bad_requests",
+        "test_slots",
+    ),
+    "test_layers": ("test_known_architectures_run_in_our_layers_and_are_exact[qwen3-",),
+    "test_loading": ("",),
+    "test_memory": ("test_packs_are", "test_budgets", "test_what_is_no_budget", "test_a_budget"),
+    "test_paper_models": ("test_costs", "test_the_document"),
+    # tasks, answers and prompts
+    "test_answers": ("test_numbers", "test_letters", "test_mathematics_is_read", "test_rules", "test_a_word"),
+    "test_builtin_tasks": ("test_all_tasks", "test_a_task_reads", "test_a_prompt", "test_answers"),
+    "test_chat": ("test_the_turns", "test_one_message", "test_a_template_that_fails", "test_ids_of"),
+    "test_designs": ("",),
+    "test_killable": ("test_json", "test_one_process", "test_failures"),
+    "test_lm_eval_tasks": ("",),
+    "test_prompts": ("test_a_", "test_parts", "test_labels", "test_the_tokens"),
+    "test_task_data": ("",),
+    "test_tasks": ("",),
+    # statistics against their oracles, and what others' files say
+    "test_contextual": ("TestTheStatistic", "TestTheEffect::test_is", "test_a_report"),
+    "test_convergence": (
+        "TestMeanError::test_agrees",
+        "TestNeeded::test_a",
+        "TestParts",
+        "TestQueries",
+        "TestStudy::test_tables",
+    ),
+    "test_curve": ("",),
+    "test_demonstrations": ("",),
+    "test_features": ("",),
+    "test_paired": ("",),
+    "test_papers": ("",),
+    "test_search": ("",),
+    "test_selection": ("TestChoose", "TestWords", "TestFeatures"),
+    "test_stats": (
+        "TestAccuracy",
+        "TestSensitivity",
+        "TestCurve",
+        "TestVariance",
+        "TestStandard",
+        "TestCal",
+        "test_bad",
+    ),
+    "test_stats_files": ("",),
+    "test_synthetic": ("",),
+    "test_tensor": ("TestTensorSums::test_refuses", "TestBlocks::test_refuses", "TestThreads"),
+    "test_transfer": ("",),
+    # runs: each kind at tiny size, killed, grown, damaged, read and reported
+    "test_arrays": ("",),
+    "test_files": ("test_what", "test_files", "test_unfinished", "test_a_"),
+    "test_generated_runs": ("test_texts_and_verdicts", "test_codes", "test_shares", "test_what_does_not_go"),
+    "test_kinds": ("test_a_kind_runs", "test_choices", "test_what_cannot_work"),
+    "test_report": ("TestSummary", "TestOverShots", "TestJson", "TestTables"),
+    "test_results": ("",),
+    "test_run_folder": (
+        "test_a_run_grows_to_what_a_larger_one_is[{'permutations'",
+        "test_every_damage_is_told_and_mended_and_the_damaged_bytes_are_kept[items",
+        "test_claims",
+        "test_runs_of_every_released",
+    ),
+    "test_runner": (
+        "test_every_cell",
+        "test_a_stopped_run",
+        "test_a_damaged_file",
+        "test_another_study",
+        "test_a_plan_tells",
+    ),
+    "test_study": ("",),
+    # endpoints, command line, bench
+    "test_bench": ("test_a_case", "test_whoever", "test_what_cannot", "test_the_table", "test_a_worker"),
+    "test_cli": (
+        "test_a_study_file",
+        "test_every_key",
+        "test_an_error",
+        "test_a_usage_error",
+        "test_without_a_command",
+        "test_an_interrupt",
+        "test_help",
+        "test_the_tokens",
+        "test_tasks_are_listed",
+    ),
+    "test_endpoint": (
+        "test_replies",
+        "test_what_passes",
+        "test_a_killed_run_continues_and_pays_for_nothing_twice[1-",
+    ),
+    "test_endpoint_choices": ("",),
+    "test_endpoint_studies": ("test_a_refusal", "test_a_process_counts"),
+    "test_ledger": ("test_what_is", "test_every_line", "test_a_", "test_damage", "test_nothing"),
+}
+"""By file, what the names of its tests begin with; "" is all of them."""
+
+UNTOUCHED = {
+    "bench/peers/": "runs in the peers' environments, each with an interpreter of its own",
+    "cli/__init__.py": "loads the commands when the first test of them is collected",
+    "cli/options.py": "decorates the commands when they are loaded",
+}
+"""What modules' paths begin with of which no test of the tier runs a function, and why."""
+
+
+def has_code(node: ast.AST) -> bool:
+    """Is it a function that does anything, unlike those of a protocol?"""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not all(
+        isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in node.body
+    )
+
+
+def modules() -> set[str]:
+    """Every module that has a function, as a path within the package, but those of ``UNTOUCHED``."""
+    paths = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    return {
+        name
+        for name, path in paths.items()
+        if not name.startswith(tuple(UNTOUCHED))
+        and any(map(has_code, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+    }
+
+
+class FastTier:
+    """The plugin: marks the tests of the tier and, in a run of all tests, notes the files whose functions they run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        self.has_all_tests = (
+            config.workerinput["has_all_tests"]  # a worker is given paths, whatever the user gave
+            if hasattr(config, "workerinput")
+            else config.args_source is config.ArgsSource.TESTPATHS
+            and not option.keyword
+            and option.markexpr in ("", "not gpu")
+        )
+        self.watches = (self.has_all_tests or option.every_module) and not option.collectonly
+        self.ran: set[str] = set()
+        self.missing: set[str] = set()
+        if option.markexpr == "fast":
+            settings.register_profile("fast", settings(), max_examples=EXAMPLES)
+            settings.load_profile("fast")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["has_all_tests"] = self.has_all_tests
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            if item.nodeid.partition("::")[2].startswith(FAST.get(item.path.stem, ())):
+                item.add_marker("fast")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if not self.watches or item.get_closest_marker("fast") is None:
+            return (yield)
+        threading.setprofile(self.note)
+        sys.setprofile(self.note)
+        try:
+            return (yield)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    def note(self, frame: FrameType, event: str, _: object) -> None:
+        # Neither the body of a module or class nor a comprehension, which run at import.
+        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_code.co_name[0] != "<":
+            self.ran.add(frame.f_code.co_filename)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.ran |= set(getattr(node, "workeroutput", {}).get("ran", ()))
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["ran"] = [name for name in self.ran if name.startswith(str(PACKAGE))]
+        elif self.watches and exitstatus == pytest.ExitCode.OK:
+            self.missing = {path for path in modules() if str(PACKAGE / path) not in self.ran}
+            if self.missing:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.missing:
+            words = "FAILED: no test of the fast tier (tests/fast_tier.py) runs a function of"
+            terminalreporter.write_line(f"{words} {', '.join(sorted(self.missing))}", red=True)

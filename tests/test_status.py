@@ -1,0 +1,94 @@
+"""How far a run is: told by the names of its files and by its records, whatever is in its answers."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from behaviour.folders import FOLDERS
+
+import iclperm
+from iclperm.runs.folder import RunFolder
+
+WATCHED = """
+import sys
+
+def note(event, arguments):
+    if event == "open" and "items" in str(arguments[0]) and str(arguments[0]).endswith(".parquet"):
+        print("opened", arguments[0], file=sys.stderr)
+
+sys.addaudithook(note)
+from iclperm.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def call(*arguments):
+    """Exit code, what is printed, and the answers that Python opened; what Arrow opens would meet the garbage."""
+    command = [sys.executable, "-P", "-c", WATCHED, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def spoil(folder):
+    """Every answer becomes garbage of the same size."""
+    files = list(folder.rglob("items/*.parquet"))
+    for path in files:
+        path.write_bytes(b"?" * path.stat().st_size)
+    assert files
+
+
+@pytest.mark.parametrize("name", ["grown", "convergence", "transfer", "selection", "asked_in_part"])
+def test_status_opens_no_answers(tmp_path, name):
+    folder = shutil.copytree(FOLDERS / name, tmp_path / name)
+    whole = iclperm.status(folder)
+    before = {name: one.to_dict() for name, one in (whole if isinstance(whole, dict) else {"": whole}).items()}
+    if name != "asked_in_part":  # it has no answers yet, only replies
+        spoil(folder)
+    code, printed, complaint = call("status", folder, "--json")
+    assert complaint == ""
+    found = json.loads(printed)
+    assert (found if isinstance(found, list) else [found]) == [json.loads(json.dumps(one)) for one in before.values()]
+    assert code == (3 if name == "asked_in_part" else 0)
+    assert list(before) == {"transfer": ["demo", "other"], "selection": ["source", "chosen"]}.get(name, [""])
+
+
+def test_the_choice_of_a_selection_is_read_where_it_is_kept(tmp_path):
+    """Of two runs that were chosen, the one that the folder says was."""
+    folder = shutil.copytree(FOLDERS / "selection", tmp_path / "run")
+    study = iclperm.open_run(folder).study
+    iclperm.run(study.model_copy(update={"out": None}), folder, mixed=True)
+    assert (folder / "choices.json").is_file()
+    (chosen,) = folder.glob("chosen-*")
+    shutil.copytree(chosen, folder / "chosen-00000000")
+    spoil(folder)
+    code, printed, complaint = call("status", folder, "--json")
+    assert (code, complaint) == (0, "")
+    assert [found["folder"] for found in json.loads(printed)] == [str(folder / "source"), str(chosen)]
+
+
+def test_where_names_do_not_tell_what_was_chosen_that_is_said(tmp_path):
+    folder = shutil.copytree(FOLDERS / "selection", tmp_path / "run")
+    (chosen,) = folder.glob("chosen-*")
+    shutil.copytree(chosen, folder / "chosen-00000000")
+    spoil(folder)
+    code, printed, complaint = call("status", folder, "--json")
+    assert (code, complaint) == (3, "not begun: what it chooses; run the study again to continue\n")
+    assert json.loads(printed)["folder"] == str(folder / "source")
+
+
+def test_a_part_that_is_gone_is_missed(tmp_path):
+    folder = shutil.copytree(FOLDERS / "grown", tmp_path / "run")
+    parts = RunFolder.open(folder).parts.finished()
+    parts[max(parts)].unlink()
+    found = iclperm.status(folder)
+    assert (found.num_parts_done, found.is_finished) == (len(parts) - 1, False)
+
+
+def test_answers_that_are_opened_are_seen(tmp_path):
+    """`verify` reads them all: what the tests above look for would be there."""
+    code, _, complaint = call("verify", FOLDERS / "grown")
+    assert code == 0
+    files = [line.split("/")[-1] for line in complaint.splitlines() if line.startswith("opened ")]
+    assert set(files) == {path.name for path in (FOLDERS / "grown/items").iterdir()}
