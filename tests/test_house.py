@@ -225,8 +225,10 @@ def test_the_reference_imports_nothing_of_the_fast_path():
 
 def documents() -> Iterator[tuple[str, str]]:
     """Every text that a reader may take for true: Markdown files and sources, by path."""
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *SOURCES, *(ROOT / "csrc").glob("*.[ch]pp")]:
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "csrc").glob("*.[ch]pp")]:
         yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    for path in SOURCES:  # of the installed package, which may lie elsewhere
+        yield f"iclperm/{places(path)}", path.read_text(encoding="utf-8")
 
 
 def test_documents_name_files_and_modules_that_exist():
