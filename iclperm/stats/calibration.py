@@ -13,7 +13,7 @@ from iclperm.stats.convergence import mean_error
 from iclperm.stats.intervals import Interval
 from iclperm.stats.sensitivity import (
     FloatArray,
-    accuracy,
+    common_accuracy,
     binary_items,
     order_sensitivity,
     query_weights,
@@ -113,7 +113,7 @@ def calibration_effect(
             f"{list(pair[0].shape)} and {list(pair[1].shape)}"
         )
     usable, weight = usable_queries(pair[0].shape, state), query_weights(weights, pair[0].shape[3])
-    cells = [accuracy(items, state, weights) for items in pair]
+    cells = [common_accuracy(items, state, weights) for items in pair]
     means, orders, selections = [], [], []
     for values in (cell.values for cell in cells):
         is_known = cells[0].num_queries > 0

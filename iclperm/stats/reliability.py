@@ -12,7 +12,7 @@ import numpy.typing as npt
 from iclperm.errors import RequestError
 from iclperm.stats.correlation import correlation
 from iclperm.stats.demonstrations import Positions, allowed_scores, demonstration_scores, prefixes_of
-from iclperm.stats.sensitivity import FloatArray, accuracy, binary_items, query_weights, usable_queries
+from iclperm.stats.sensitivity import FloatArray, binary_items, common_accuracy, query_weights, usable_queries
 
 _BYTES_AT_ONCE = 1 << 26
 _QUERY_HALVES = 1  # purposes of random numbers; 3 is that of `choosing.at_random`
@@ -60,7 +60,7 @@ def split_half(
     items = binary_items(correct)
     if items.ndim != 4 or num_halves < 1:
         raise RequestError(f"split halves need correct [S, P, N, Q] and num_halves >= 1, got {list(items.shape)}")
-    whole, order = accuracy(items, state, weights).values, np.asarray(orders)
+    whole, order = common_accuracy(items, state, weights).values, np.asarray(orders)
     cells = prefixes_of(whole, order, shots)
     wanted = allowed_scores(cells) if names is None else list(names)
     by_queries = _query_halves(items, state, weights, num_halves, seed)

@@ -15,15 +15,33 @@ FloatArray = npt.NDArray[np.float64]
 Estimator = Literal["mean_std", "rms", "c4"]
 
 
+_NOTHING_MISSING: FloatArray = np.zeros(())
+_NOTHING_MISSING.flags.writeable = False
+
+
 class Accuracy(NamedTuple):
-    """Accuracy over the queries that are `ok` in every compared cell, with what was left out."""
+    """Accuracy of every cell, with what was left out."""
 
     values: FloatArray
-    """[...] share of correct queries; NaN where no query is left."""
+    """[...] share of correct answers; NaN where a cell has none."""
     dropped: float
-    """Share of the queries (by weight) that at least one cell could not answer."""
+    """Share of the queries (by weight) that were left out: of `accuracy` those without an answer in any cell, of
+    `common_accuracy` those that some cell could not answer."""
     num_queries: int
     """Distinct queries that were used."""
+    missing: FloatArray = _NOTHING_MISSING
+    """[...] share of the queries (by weight) that were used and that a cell could not answer; one 0 where it is 0 in
+    all."""
+
+    @property
+    def lowest(self) -> FloatArray:
+        """[...] accuracies if every missing answer were wrong."""
+        return np.asarray(np.nan_to_num(self.values) * (1 - self.missing))
+
+    @property
+    def highest(self) -> FloatArray:
+        """[...] accuracies if every missing answer were right."""
+        return np.asarray(self.lowest + self.missing)
 
 
 class Curve(NamedTuple):
@@ -36,7 +54,7 @@ class Curve(NamedTuple):
     std_sets: FloatArray
     """Standard deviation over sets (trials) of a set's mean over permutations; NaN for S = 1."""
     dropped: float
-    """Share of the queries (by weight) that at least one cell could not answer."""
+    """Share of the queries (by weight) without an answer in any cell."""
     num_queries: int
     """Distinct queries that were used."""
 
@@ -48,22 +66,62 @@ def accuracy(
     *,
     limits: ComputeLimits = LIMITS,
 ) -> Accuracy:
-    """Share of correct answers in every cell, over the queries that are `ok` in all of them.
+    """Share of correct answers in every cell, over the answers that are there.
 
     Args:
-        correct: [..., Q] 0 or 1 (bool or integer); any number of leading axes.
-        state: [..., Q] integers, 0 = ok; a query that is not ok anywhere is left out everywhere, so that cells stay
-            comparable.
+        correct: [..., Q] 0 or 1 (bool or integer), or partial credit in 0..1 (floating point); any number of leading
+            axes.
+        state: [..., Q] integers, 0 = ok; an answer that is not ok is missing, in its cell alone. Cells can then differ
+            by the queries they answered: `variance_components` takes that out, `common_accuracy` avoids it.
         weights: [Q] how often each query counts (an oversampled query is stored once); all 1 by default.
         limits: sizes from which it is computed in another way, to the same bits.
 
-    Raises RequestError on shapes that do not fit, values other than 0 and 1, or weights that are negative or not
-    finite. Cost: O(size of correct), without a float copy of it; a large contiguous tensor of bytes is read once, at
-    the speed of memory, where the weights are whole numbers.
+    Raises RequestError on shapes that do not fit, values outside 0..1, or weights that are negative or not finite. Cost:
+    O(size of correct), without a float copy of it; a large contiguous tensor of bytes without missing answers is read
+    once, at the speed of memory, where the weights are whole numbers.
+    """
+    items = np.asarray(correct)
+    states = _states(items.shape, state)
+    if states is None or not states.any():
+        return common_accuracy(correct, None, weights, limits=limits)
+    items, weight = graded_items(items, limits), query_weights(weights, items.shape[-1])
+    _refuse_nan(items, states)
+    cells = items.reshape(-1, items.shape[-1])
+    right, there = np.empty(len(cells)), np.empty(len(cells))
+    answered = np.zeros(items.shape[-1], np.bool_)
+    step = max(limits.block_bytes // items.shape[-1], 1)
+    for low in range(0, len(cells), step):
+        ok = states.reshape(cells.shape)[low : low + step] == 0
+        answered |= ok.any(axis=0)
+        there[low : low + step] = np.einsum("cq,q->c", ok.view(np.uint8), weight)
+        right[low : low + step] = np.einsum("cq,q->c", np.where(ok, cells[low : low + step], 0), weight)
+    used, total = float(weight[answered].sum()), float(weight.sum())
+    shape = items.shape[:-1]
+    if used == 0:
+        return Accuracy(np.full(shape, np.nan), 1.0, 0)
+    values = np.divide(right, there, out=np.full(len(right), np.nan), where=there > 0).reshape(shape)
+    missing = np.maximum(1 - there / used, 0.0).reshape(shape)
+    return Accuracy(values, 1.0 - used / total, int(np.count_nonzero(answered)), missing)
+
+
+def common_accuracy(
+    correct: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    weights: npt.ArrayLike | None = None,
+    *,
+    limits: ComputeLimits = LIMITS,
+) -> Accuracy:
+    """As `accuracy`, over the queries that are `ok` in all cells: what differs between two cells is never the queries.
+
+    One missing answer leaves its query out everywhere: with a share m missing at random and C cells, (1 - m)^C of the
+    queries are left, a fifth of a percent of them at m = .005 and C = 1,280.
     """
     items = np.asarray(correct)
     if not (is_large(items, limits) and _is_whole(weights)):
-        items = binary_items(items, limits)
+        items = graded_items(items, limits)
+    if np.issubdtype(items.dtype, np.floating):
+        _refuse_nan(items, _states(items.shape, state))
+        items = np.nan_to_num(items)
     usable = usable_queries(items.shape, state, limits)
     weight = query_weights(weights, items.shape[-1])
     sums = _weighted_sums(items, np.where(usable, weight, 0.0), limits)
@@ -126,12 +184,12 @@ def curve(
     """Accuracy against the number of shots, with the spread over permutations and over sets kept apart.
 
     Args:
-        correct: [S, P, K, Q] 0 or 1; K indexes the list of shots that were run.
-        state: [S, P, K, Q] integers, 0 = ok.
+        correct: [S, P, K, Q] 0 or 1, or partial credit; K indexes the list of shots that were run.
+        state: [S, P, K, Q] integers, 0 = ok; every answer that is there counts, in its cell (`accuracy`).
         weights: [Q] how often each query counts.
         limits: as for `accuracy`.
 
-    Raises RequestError unless correct has four axes. arXiv 2503.22002, Figure 1; standard deviations have ddof 1.
+    NaN at a k where some cell has no answer. Raises RequestError unless correct has four axes. arXiv 2503.22002, Figure 1; standard deviations have ddof 1.
     """
     items = np.asarray(correct)
     if items.ndim != 4:
@@ -189,15 +247,48 @@ def binary_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.
     return items.astype(np.uint8, copy=False)
 
 
+def graded_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.NDArray[Any]:
+    """`correct` [..., Q] as uint8 0/1, or floats in 0..1 (partial credit) as they are; NaN is left for `state` to mark.
+
+    Raises RequestError on anything else, naming the value.
+    """
+    items = np.asarray(correct)
+    if not np.issubdtype(items.dtype, np.floating):
+        return binary_items(items, limits)
+    if items.ndim < 1 or items.size == 0:
+        raise RequestError(f"correct must have shape [..., Q] with no empty axis, got {list(items.shape)}")
+    low, high = np.nanmin(items), np.nanmax(items)
+    if not (low >= 0 and high <= 1):
+        raise RequestError(f"correct must hold numbers from 0 to 1, found {low if not low >= 0 else high:g}")
+    return items
+
+
+def _refuse_nan(items: npt.NDArray[Any], states: npt.NDArray[Any] | None) -> None:
+    """Raises RequestError for a NaN among graded answers [..., Q] that `states` does not mark."""
+    if np.issubdtype(items.dtype, np.floating):
+        wrong = np.isnan(items) if states is None else np.isnan(items) & (states == 0)
+        if wrong.any():
+            place = ", ".join(map(str, np.argwhere(wrong)[0]))
+            raise RequestError(f"correct[{place}] is NaN and its state is ok; mark it in state")
+
+
+def _states(shape: tuple[int, ...], state: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
+    """`state` as an array; raises RequestError unless it has `shape`."""
+    if state is None:
+        return None
+    states = np.asarray(state)
+    if states.shape != shape:
+        raise RequestError(f"state must have the shape of correct {list(shape)}, got {list(states.shape)}")
+    return states
+
+
 def usable_queries(
     shape: tuple[int, ...], state: npt.ArrayLike | None, limits: ComputeLimits = LIMITS
 ) -> npt.NDArray[np.bool_]:
     """[Q] True where a query is ok (state 0) in every cell; raises RequestError if state has not `shape` [..., Q]."""
-    if state is None:
+    states = _states(shape, state)
+    if states is None:
         return np.ones(shape[-1], dtype=np.bool_)
-    states = np.asarray(state)
-    if states.shape != shape:
-        raise RequestError(f"state must have the shape of correct {list(shape)}, got {list(states.shape)}")
     if is_large(states, limits):
         from iclperm.stats import _kernels
 

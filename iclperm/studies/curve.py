@@ -33,7 +33,7 @@ from iclperm.stats.plateau import (
     plateau_shares,
     steps,
 )
-from iclperm.stats.sensitivity import FloatArray, usable_queries
+from iclperm.stats.sensitivity import FloatArray, common_accuracy, usable_queries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -432,7 +432,7 @@ def curve_findings(
     if not usable.any():
         raise DataError("no query is ok in every cell; leave out the k or set that fails")
     curve = stats.curve(items, state, weights)
-    accuracy = stats.accuracy(items, state, weights).values
+    accuracy = common_accuracy(items, state, weights).values
     if not usable.all():
         items = items[..., usable]
     weight = None if weights is None else np.asarray(weights)[usable]

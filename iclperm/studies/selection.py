@@ -33,7 +33,7 @@ from iclperm.stats.choosing import STRATEGIES
 from iclperm.stats.correlation import Correlation, rank_correlation
 from iclperm.stats.demonstrations import Difference
 from iclperm.stats.reliability import Reliability, split_half
-from iclperm.stats.sensitivity import query_weights, usable_queries
+from iclperm.stats.sensitivity import common_accuracy, query_weights, usable_queries
 from iclperm.studies.choosing import CHOSEN, SOURCE, Chosen, choose
 from iclperm.studies.outcomes import BASELINE, LEAST_PERMUTATIONS, Outcome, outcomes_of
 
@@ -379,7 +379,7 @@ def selection(
         raise RequestError(f"the strategies are compared with {BASELINE!r}, got {', '.join(strategies)}")
     if items.shape[2] < 2:
         raise RequestError("a spread over orderings needs at least 2 permutations, got 1")
-    cells = stats.accuracy(items, state, weights)
+    cells = common_accuracy(items, state, weights)
     if cells.num_queries == 0:
         raise DataError("no query is ok in every cell of the second run; see its states")
     usable = usable_queries(items.shape, state)
