@@ -5,9 +5,9 @@
 Single answers of 10 sets x 10 permutations. *Missing*: effects of several shapes, queries that differ in difficulty and
 interact with sets and permutations, a share of the answers missing at random; beside each interval its median
 half-width. *Weighted*: two to four classes of different sizes, each weighing the same in the accuracy, as oversampling
-makes them: order acts on the smallest class alone, or with opposite signs on two halves of the classes, or on all alike.
-``bias`` is that of the unclipped variance of order, as a share of the truth. Every study is drawn from a key of its own.
-"""
+makes them: order acts on the smallest class alone, or with opposite signs on two halves of the classes, or on all
+alike. ``bias`` is that of the unclipped variance of order, as a share of the truth. Every study is drawn from a key of
+its own."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class VarianceComponents:
     """Unbiased estimates of the components, in squared units of the score; they can be negative. With `strata` those of
     S, P and SP are of the weighted accuracy, the others means over the classes."""
     strata: tuple[Stratum, ...] = ()
-    """The classes of queries, where answers are missing or queries weigh differently; empty where none of this is so."""
+    """The classes of queries, where answers are missing or queries weigh differently; empty where neither is so."""
 
     @property
     def shares(self) -> Effects:
@@ -89,15 +89,15 @@ def variance_components(
         limits: sizes from which it is computed in another way.
 
     σ²_S, σ²_P, σ²_SP are of the *weighted* accuracy on other queries of the same classes. Complete answers of equal
-    weight go through mean squares, summed in integers where scores are binary, so that they are exact but for their last
-    division (Searle, Casella & McCulloch 1992, balanced crossed model). Otherwise moments of the answers that are there
-    are set equal to their expectations, class by class (METHODS, 5): unbiased where what is missing does not depend on
-    the answer, whatever it has to do with the query. Permutations must be shared across the sets; if every set draws
+    weight go through mean squares, summed in integers where scores are binary, so that they are exact but for
+    their last division (Searle, Casella & McCulloch 1992, balanced crossed model). Otherwise moments of the answers
+    that are there are set equal to their expectations, class by class: unbiased where what is missing does not depend
+    on the answer, whatever it has to do with the query. Permutations must be shared across the sets; if every set draws
     its own, σ²_P cannot be separated from σ²_SP, and only their sum (`order_effect`) has a meaning.
 
-    Raises RequestError unless S, P and the queries with an answer are at least 2 each, in every class; where an ordering
-    has no answer; and on a NaN that is not missing. Cost: O(S·P·Q), one pass over a large binary tensor and no float
-    copy of it; two passes in blocks where answers are missing or weights differ.
+    Raises RequestError unless S, P and the queries with an answer are at least 2 each, in every class; where an
+    ordering has no answer; and on a NaN that is not missing. Cost: O(S·P·Q), one pass over a large binary tensor and no
+    float copy of it; three passes in blocks where answers are missing or weights differ.
     """
     items, present = _checked(scores, state, limits)
     weight = query_weights(weights, items.shape[2])
@@ -120,7 +120,8 @@ def variance_components(
     sets, permutations, residual = squares.tolist()
     nan = math.nan
     return VarianceComponents(
-        *items.shape[:2],
+        s + 1,
+        p + 1,
         answered,
         Effects(s, p, q, s * p, s * q, p * q, s * p * q),
         Effects(sets, permutations, nan, residual, nan, nan, nan),

@@ -81,8 +81,8 @@ def criteria_scores(
 def majority_agreement(predictions: npt.ArrayLike, state: npt.ArrayLike | None = None) -> npt.NDArray[np.uint8]:
     """[S, P, Q] 1 where an answer is that of most permutations of its set; ties to the lowest label.
 
-    predictions: [S, P, Q] labels from 0; state: [S, P, Q], only what is 0 has a vote. No right label is needed. The earlier code of arXiv 2511.09700 chose by it.
-    """
+    predictions: [S, P, Q] labels from 0; state: [S, P, Q], only what is 0 has a vote. No right label is needed. The
+    earlier code of arXiv 2511.09700 chose by it."""
     answers = np.asarray(predictions)
     if answers.ndim != 3 or not np.issubdtype(answers.dtype, np.integer):
         raise RequestError(f"predictions must be integers [S, P, Q], got {answers.dtype} {list(answers.shape)}")

@@ -1,8 +1,8 @@
-"""Variance components where answers are missing or queries weigh differently: moments of the answers that are there.
+"""Variance components where answers are missing or queries weigh differently, from moments of the answers there are.
 
-What varies is the weighted accuracy of an ordering, Σ_c share_c · accuracy_c over classes of queries. A query stands for
-its class: other queries of the same class are what an interval speaks of. Missing answers are left out one by one, and
-every remaining one is used. Nothing here looks at complete, equal answers: those have mean squares (`components`).
+What varies is the weighted accuracy of an ordering, Σ_c share_c · accuracy_c over classes of queries. A query stands
+for its class: other queries of the same class are what an interval speaks of. Missing answers are left out one by one,
+and every remaining one is used. Nothing here looks at complete, equal answers: those have mean squares (`components`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
-from iclperm.stats.limits import ComputeLimits
-from iclperm.stats.sensitivity import Accuracy, FloatArray, accuracy, graded_items, query_weights
+from iclperm.stats.limits import LIMITS, ComputeLimits
+from iclperm.stats.sensitivity import (
+    Accuracy,
+    FloatArray,
+    accuracy,
+    expected_answers,
+    graded_items,
+    query_weights,
+)
 
 _MOST_STRATA = 64  # distinct weights that are taken for classes where those are not known
 _NOISES = 3  # SI, PI, SPI: the interactions with queries
@@ -30,9 +37,8 @@ class Moments(NamedTuple):
     loads: FloatArray
     """[3, 3] how much of σ²_SI, σ²_PI, σ²_SPI (columns) is in the mean squares of sets, permutations and residual
     (rows) of `deviations`."""
-    within: FloatArray
-    """[3] within a query: what answers of one set share, of one permutation, of one ordering: estimates of σ²_S + σ²_SI,
-    σ²_P + σ²_PI and σ²_SP + σ²_SPI."""
+    noises: FloatArray
+    """[3] σ²_SI, σ²_PI and σ²_SPI: what answers to one query share beyond their set and permutation."""
     between: FloatArray
     """[4] variance of the queries' means over orderings, and how much of σ²_SI, σ²_PI, σ²_SPI is in it."""
     num_queries: int
@@ -79,7 +85,8 @@ def solved(
     strata: npt.NDArray[np.int64],
     limits: ComputeLimits,
 ) -> tuple[FloatArray, FloatArray, tuple[Stratum, ...]]:
-    """σ² in the order S, P, I, SP, SI, PI, SPI, the mean squares [3] of sets, permutations and residual, and the strata.
+    """σ² in the order S, P, I, SP, SI, PI, SPI, the mean squares [3] of sets, permutations and residual, and the
+    strata.
 
     Args:
         scores: [S, P, Q] answers; what is not `present` does not matter.
@@ -90,7 +97,8 @@ def solved(
 
     σ²_S, σ²_P and σ²_SP are those of the weighted accuracy; σ²_I and the interactions with queries are means over the
     strata, weighted by their shares: what varies within a class. Raises RequestError where an ordering has no answer in
-    some stratum, or a stratum has fewer than two queries that several orderings answered. Cost: O(S·P·Q), two readings.
+    some stratum, or a stratum has fewer than two queries that several orderings answered. Cost: O(S·P·Q), three
+    readings.
     """
     num_sets, num_permutations, _ = scores.shape
     total = float(weights[strata >= 0].sum())
@@ -126,22 +134,11 @@ def mean_squares(matrix: FloatArray) -> FloatArray:
 
 
 def _solve(moments: Moments, num_sets: int, num_permutations: int) -> FloatArray:
-    """[7] components of one stratum: every moment set equal to its expectation."""
-    #                S, P, SP, SI, PI, SPI
-    equations = np.array(
-        [
-            [1, 0, 0, 1, 0, 0],
-            [0, 1, 0, 0, 1, 0],
-            [0, 0, 1, 0, 0, 1],
-            [num_permutations, 0, 1, *moments.loads[0]],
-            [0, num_sets, 1, *moments.loads[1]],
-            [0, 0, 1, *moments.loads[2]],
-        ],
-        dtype=np.float64,
-    )
-    s, p, sp, *noises = np.linalg.solve(equations, [*moments.within, *mean_squares(moments.deviations)])
-    item = moments.between[0] - moments.between[1:] @ noises
-    return np.array([s, p, item, sp, *noises])
+    """[7] components of one stratum: every mean square less the noise in it set equal to its expectation."""
+    sets, permutations, residual = mean_squares(moments.deviations) - moments.loads @ moments.noises
+    item = moments.between[0] - moments.between[1:] @ moments.noises
+    of_set, of_permutation = (sets - residual) / num_permutations, (permutations - residual) / num_sets
+    return np.array([of_set, of_permutation, item, residual, *moments.noises])
 
 
 def _moments(
@@ -151,7 +148,7 @@ def _moments(
     members: npt.NDArray[np.int64],
     limits: ComputeLimits,
 ) -> Moments:
-    """The moments of one stratum, from two readings of its answers in blocks of queries.
+    """The moments of one stratum, from three readings of its answers in blocks of queries.
 
     The accuracy of an ordering is taken less that of each query over all orderings, so that an ordering that met the
     easier queries gains nothing by it. Leaving an answer out of its own query's mean shrinks a deviation by
@@ -164,7 +161,6 @@ def _moments(
     scale = weight_of * (size / (size - 1)) * (kept / weight_of)
     deviations = np.zeros((num_sets, num_permutations))
     forms = np.zeros((4, _NOISES))  # of all cells, rows, columns and the total
-    within: list[FloatArray] = []
     means: list[FloatArray] = []
     shares: list[FloatArray] = []
     for chosen, y, there in _blocks(scores, present, members, limits):
@@ -175,23 +171,45 @@ def _moments(
         deviations += (a * rest).sum(axis=2)
         by_set, by_permutation = there.sum(axis=1) / num, there.sum(axis=0) / num
         forms += _forms(a, num, by_set, by_permutation)
-        within.append(_within(rest, num, by_set * num, by_permutation * num))
         means.append(mean)
         shares.append(np.stack([np.sum(by_set**2, axis=0), np.sum(by_permutation**2, axis=0), 1 / num]))
     cells, rows, columns, total = forms
     rows, columns, total = rows / num_permutations, columns / num_sets, total / size
     s, p = num_sets - 1, num_permutations - 1
     loads = np.array([(rows - total) / s, (columns - total) / p, (cells - rows - columns + total) / (s * p)])
-    by_query = np.concatenate(within, axis=1)
+    noises = _noises(scores, present, weights, members, deviations, limits)
+    of_query = np.concatenate(means)
+    between = np.array([of_query.var(ddof=1), *np.concatenate(shares, axis=1).mean(axis=1)])
+    return Moments(deviations, loads, noises, between, len(of_query))
+
+
+def _noises(
+    scores: npt.NDArray[Any],
+    present: npt.NDArray[np.bool_],
+    weights: FloatArray,
+    members: npt.NDArray[np.int64],
+    deviations: FloatArray,
+    limits: ComputeLimits,
+) -> FloatArray:
+    """`Moments.noises`: mean products of two answers to one query, each less its query's mean and its ordering's lead,
+    averaged over the queries. The leads are estimates from the same n queries of weight w, which takes a share
+    2/n - Σw²/(Σw)² away: it is put back."""
+    found = []
+    for _, y, there in _blocks(scores, present, members, limits):
+        num = there.sum(axis=(0, 1))
+        rest = y - deviations[:, :, None]
+        rest = (rest - (rest * there).sum(axis=(0, 1)) / num) * there
+        found.append(_within(rest, num, there.sum(axis=1), there.sum(axis=0)))
+    by_query = np.concatenate(found, axis=1)
     told = np.isfinite(by_query).all(axis=0)
     if np.count_nonzero(told) < 2:
         raise RequestError(
             f"the components need 2 queries of every class that several sets and permutations answered, found "
             f"{np.count_nonzero(told)} among {len(members)} queries: one query cannot tell its own noise"
         )
-    of_query = np.concatenate(means)
-    between = np.array([of_query.var(ddof=1), *np.concatenate(shares, axis=1).mean(axis=1)])
-    return Moments(deviations, loads, by_query[:, told].mean(axis=1), between, len(of_query))
+    weight = weights[members]
+    kept = 1 - 2 / len(members) + float(np.sum(weight**2)) / float(weight.sum()) ** 2
+    return np.asarray(by_query[:, told].mean(axis=1) / kept)
 
 
 def _blocks(
@@ -279,8 +297,8 @@ def _forms(a: FloatArray, num: FloatArray, g: FloatArray, h: FloatArray) -> Floa
 
 
 def _within(rest: FloatArray, num: FloatArray, by_set: FloatArray, by_permutation: FloatArray) -> FloatArray:
-    """[3, queries] mean products of two answers to one query: of one set, of one permutation, of one ordering, each less
-    what answers share anyway; NaN where a query has no such pair."""
+    """[3, queries] mean products of two answers to one query: of one set, of one permutation, of one ordering, each
+    less what answers share anyway; NaN where a query has no such pair."""
     own = (rest * rest).sum(axis=(0, 1))
     sets = (rest.sum(axis=1) ** 2).sum(axis=0)
     permutations = (rest.sum(axis=0) ** 2).sum(axis=0)
@@ -298,8 +316,8 @@ class Filled(NamedTuple):
     """Answers in a full table, with what had to be put into it."""
 
     items: npt.NDArray[Any]
-    """[..., U] the answers to the queries that were used; those that were missing as `filled` expects them, float64. As
-    they were given where none was missing."""
+    """[..., U] the answers to the queries that were used; those that were missing as `filled` expects them, float64, or
+    float32 in a large table. As they were given where none was missing."""
     usable: npt.NDArray[np.bool_]
     """[Q] which of all queries these U are: those with an answer in some cell and a weight above 0."""
     weights: FloatArray
@@ -311,14 +329,13 @@ class Filled(NamedTuple):
 
 
 def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.ArrayLike | None = None) -> Filled:
-    """Answers [..., Q] with every missing one replaced by what its query and its cell lead to expect.
+    """Answers [..., Q] with every missing one replaced by what `accuracy` takes for it.
 
-    That is the mean of the query's answers plus how far the cell lies from other cells *on the queries it answered*,
-    within 0..1. So every answer counts, and a cell that met the easier queries gains nothing by it: for comparisons of
-    cells, where leaving out every query that some cell lacks would leave next to none. A table filled so has less noise
-    than a complete one by the share that was put in: standard errors are too small by about half of it. Unbiased where
-    what is missing does not depend on the answer, given the query and the cell. Raises RequestError on shapes that do
-    not fit, values outside 0..1, and where a cell has no answer. Cost: O(size), one float copy where answers are missing.
+    For comparisons of cells, where leaving out every query that some cell lacks would leave next to none. A table
+    filled so has less noise than a complete one by the share that was put in: standard errors are too small by about
+    half of it. Unbiased where what is missing does not depend on the answer, given the query and the cell. Raises
+    RequestError on shapes that do not fit, values outside 0..1, and where a cell has no answer. Cost: O(size), a float
+    copy where answers are missing.
     """
     items, weight = graded_items(correct), query_weights(weights, np.shape(correct)[-1])
     counted = weight > 0
@@ -333,16 +350,19 @@ def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.Arr
     if not usable.any():
         raise RequestError("no query has an answer; see the states of the answers")
     there, weight = there[:, usable], weight[usable]
-    values = np.where(there, items.reshape(there.shape[0], -1)[:, usable], 0).astype(np.float64)
+    kind = np.float64 if items.size < LIMITS.numba_from else np.float32  # half the memory of a large tensor
+    values = np.where(there, items.reshape(there.shape[0], -1)[:, usable], 0).astype(kind)
     if not there.any(axis=1).all():
         place = ", ".join(map(str, np.unravel_index(int(np.argmin(there.any(axis=1))), items.shape[:-1])))
         raise RequestError(f"the cell [{place}] has no answer at all; leave this set or permutation out")
-    of_query = values.sum(axis=0) / there.sum(axis=0)
-    lead = ((values - of_query * there) @ weight) / (there @ weight)
-    values = np.where(there, values, np.clip(of_query + lead[:, None], 0, 1)).reshape(*items.shape[:-1], -1)
+    of_query = values.sum(axis=0, dtype=np.float64) / there.sum(axis=0)
+    for value, has in zip(values, there, strict=True):
+        _, expected = expected_answers(value[None], has[None], of_query, weight)
+        value[~has] = expected[0, ~has]
+    values = values.reshape(*items.shape[:-1], -1)
     share = 1 - float((there @ weight).mean() / weight.sum())
     total = query_weights(weights, items.shape[-1]).sum()
     cells = Accuracy(
-        np.asarray(values @ weight / weight.sum()), 1 - float(weight.sum() / total), int(np.count_nonzero(usable))
+        np.asarray((values @ weight) / weight.sum()), 1 - float(weight.sum() / total), int(np.count_nonzero(usable))
     )
     return Filled(values, usable, weight, cells, share)

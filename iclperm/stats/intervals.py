@@ -16,7 +16,7 @@ from iclperm.stats.sensitivity import (
     Estimator,
     FloatArray,
     accuracy_matrix,
-    binary_items,
+    graded_items,
     order_sensitivity,
     query_weights,
     selection_sensitivity,
@@ -212,7 +212,7 @@ def clustered_se(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -
     `weights` [Q] says how often each counts in the mean; a query of any weight is one cluster. NaN for one query. Cost:
     O(size of correct).
     """
-    items = binary_items(correct)
+    items = graded_items(correct)
     num_queries = items.shape[-1]
     if num_queries < 2:
         return math.nan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,10 +16,6 @@ FloatArray = npt.NDArray[np.float64]
 Estimator = Literal["mean_std", "rms", "c4"]
 
 
-_NOTHING_MISSING: FloatArray = np.zeros(())
-_NOTHING_MISSING.flags.writeable = False
-
-
 class Accuracy(NamedTuple):
     """Accuracy of every cell, with what was left out."""
 
@@ -29,19 +26,17 @@ class Accuracy(NamedTuple):
     `common_accuracy` those that some cell could not answer."""
     num_queries: int
     """Distinct queries that were used."""
-    missing: FloatArray = _NOTHING_MISSING
-    """[...] share of the queries (by weight) that were used and that a cell could not answer; one 0 where it is 0 in
-    all."""
 
-    @property
-    def lowest(self) -> FloatArray:
-        """[...] accuracies if every missing answer were wrong."""
-        return np.asarray(np.nan_to_num(self.values) * (1 - self.missing))
 
-    @property
-    def highest(self) -> FloatArray:
-        """[...] accuracies if every missing answer were right."""
-        return np.asarray(self.lowest + self.missing)
+class AccuracyBounds(NamedTuple):
+    """How far missing answers could move accuracies, whatever they have to do with being right; each [...]."""
+
+    lowest: FloatArray
+    """If every missing answer were wrong."""
+    highest: FloatArray
+    """If every missing answer were right."""
+    missing: FloatArray
+    """Share of the queries (by weight) without an answer, of those that some cell answered."""
 
 
 class Curve(NamedTuple):
@@ -66,19 +61,23 @@ def accuracy(
     *,
     limits: ComputeLimits = LIMITS,
 ) -> Accuracy:
-    """Share of correct answers in every cell, over the answers that are there.
+    """Share of correct answers in every cell, from every answer there is.
 
     Args:
         correct: [..., Q] 0 or 1 (bool or integer), or partial credit in 0..1 (floating point); any number of leading
             axes.
-        state: [..., Q] integers, 0 = ok; an answer that is not ok is missing, in its cell alone. Cells can then differ
-            by the queries they answered: `variance_components` takes that out, `common_accuracy` avoids it.
+        state: [..., Q] integers, 0 = ok; an answer that is not ok is missing, in its cell alone.
         weights: [Q] how often each query counts (an oversampled query is stored once); all 1 by default.
         limits: sizes from which it is computed in another way, to the same bits.
 
-    Raises RequestError on shapes that do not fit, values outside 0..1, or weights that are negative or not finite. Cost:
-    O(size of correct), without a float copy of it; a large contiguous tensor of bytes without missing answers is read
-    once, at the speed of memory, where the weights are whole numbers.
+    Where a cell lacks answers, its accuracy over the others is set right for how hard they were: a missing answer
+    counts as the mean of its query over all cells plus the cell's lead over other cells on the queries that it
+    answered, within 0..1. A cell that met the easier queries gains nothing by it. Unbiased where what is missing does
+    not depend on the answer, given query and cell; how far it could be off otherwise is `lowest` and `highest`.
+
+    Raises RequestError on shapes that do not fit, values outside 0..1, or weights that are negative or not finite.
+    Cost: O(size of correct), without a float copy of it; a large contiguous tensor of bytes without missing answers is
+    read once, at the speed of memory, where the weights are whole numbers.
     """
     items = np.asarray(correct)
     states = _states(items.shape, state)
@@ -86,22 +85,68 @@ def accuracy(
         return common_accuracy(correct, None, weights, limits=limits)
     items, weight = graded_items(items, limits), query_weights(weights, items.shape[-1])
     _refuse_nan(items, states)
-    cells = items.reshape(-1, items.shape[-1])
-    right, there = np.empty(len(cells)), np.empty(len(cells))
-    answered = np.zeros(items.shape[-1], np.bool_)
-    step = max(limits.block_bytes // items.shape[-1], 1)
-    for low in range(0, len(cells), step):
-        ok = states.reshape(cells.shape)[low : low + step] == 0
-        answered |= ok.any(axis=0)
-        there[low : low + step] = np.einsum("cq,q->c", ok.view(np.uint8), weight)
-        right[low : low + step] = np.einsum("cq,q->c", np.where(ok, cells[low : low + step], 0), weight)
-    used, total = float(weight[answered].sum()), float(weight.sum())
-    shape = items.shape[:-1]
-    if used == 0:
-        return Accuracy(np.full(shape, np.nan), 1.0, 0)
-    values = np.divide(right, there, out=np.full(len(right), np.nan), where=there > 0).reshape(shape)
-    missing = np.maximum(1 - there / used, 0.0).reshape(shape)
-    return Accuracy(values, 1.0 - used / total, int(np.count_nonzero(answered)), missing)
+    cells, ok = items.reshape(-1, items.shape[-1]), states.reshape(-1, items.shape[-1]) == 0
+    step = max(limits.block_bytes // (8 * items.shape[-1]), 1)
+
+    def blocks() -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:
+        return ((cells[low : low + step], ok[low : low + step]) for low in range(0, len(cells), step))
+
+    values, dropped, num_queries = accuracy_of_blocks(blocks, weight)
+    return Accuracy(values.reshape(items.shape[:-1]), dropped, num_queries)
+
+
+def accuracy_of_blocks(
+    blocks: Callable[[], Iterable[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]], weight: FloatArray
+) -> Accuracy:
+    """`accuracy` [C] of answers [C, Q] that come in blocks of cells, each with which answers are there; `blocks` gives
+    them from the beginning whenever it is called."""
+    num_queries = len(weight)
+    sums, num = np.zeros(num_queries), np.zeros(num_queries, np.int64)
+    for cells, ok in blocks():
+        sums += np.where(ok, cells, 0).sum(axis=0, dtype=np.float64)
+        num += np.count_nonzero(ok, axis=0)
+    usable = num > 0
+    used, total = float(weight[usable].sum()), float(weight.sum())
+    of_query, counted = sums[usable] / num[usable], weight[usable]
+    values = []
+    for cells, ok in blocks():
+        there = ok[:, usable]
+        if used == 0:
+            values.append(np.full(len(cells), np.nan))
+            continue
+        right, expected = expected_answers(cells[:, usable], there, of_query, counted)
+        found = (right + np.where(there, 0, expected) @ counted) / used
+        values.append(np.where(there @ counted > 0, found, np.nan))
+    return Accuracy(np.concatenate(values), 1.0 - used / total, int(np.count_nonzero(usable)) if used else 0)
+
+
+def accuracy_bounds(
+    correct: npt.ArrayLike, state: npt.ArrayLike | None = None, weights: npt.ArrayLike | None = None
+) -> AccuracyBounds:
+    """The accuracies of every cell if all of its missing answers were wrong, and if all were right.
+
+    Takes what `accuracy` does. Queries that no cell answered are left out. Raises what it does. Cost: O(size), a float
+    copy.
+    """
+    items, states = graded_items(correct), _states(np.shape(correct), state)
+    ok = np.ones(items.shape, np.bool_) if states is None else states == 0
+    weight = np.where(ok.reshape(-1, items.shape[-1]).any(axis=0), query_weights(weights, items.shape[-1]), 0.0)
+    with np.errstate(invalid="ignore"):
+        lowest = np.where(ok, items, 0) @ weight / weight.sum()
+        missing = ~ok @ weight / weight.sum()
+    return AccuracyBounds(np.asarray(lowest), np.asarray(lowest + missing), np.asarray(missing))
+
+
+def expected_answers(
+    cells: npt.NDArray[Any], ok: npt.NDArray[np.bool_], of_query: FloatArray, weight: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """[C] weight of the right answers, and [C, Q] what is expected of each answer: the mean of its query `of_query`
+    plus the lead of its cell over other cells on the queries that it answered."""
+    right = np.where(ok, cells, 0).astype(np.float64) @ weight
+    there = ok @ weight
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lead = (right - ok @ (of_query * weight)) / there
+    return right, np.clip(of_query + np.nan_to_num(lead)[:, None], 0, 1)
 
 
 def common_accuracy(
@@ -189,7 +234,8 @@ def curve(
         weights: [Q] how often each query counts.
         limits: as for `accuracy`.
 
-    NaN at a k where some cell has no answer. Raises RequestError unless correct has four axes. arXiv 2503.22002, Figure 1; standard deviations have ddof 1.
+    NaN at a k where some cell has no answer. Raises RequestError unless correct has four axes. arXiv 2503.22002,
+    Figure 1; standard deviations have ddof 1.
     """
     items = np.asarray(correct)
     if items.ndim != 4:
