@@ -99,7 +99,10 @@ class LatentComponents:
 
     @property
     def order_effect(self) -> Interval:
-        """√(σ²_P + σ²_SP) in logits, with the interval to quote: the jackknife's, or else the Gaussian one."""
+        """√(σ²_P + σ²_SP) in logits, with the interval to quote: all that the Gaussian or the jackknife's holds.
+
+        Either alone covers too little where effects have heavy tails (docs/statistics.md).
+        """
         return self._quoted.order
 
     @property
@@ -109,13 +112,13 @@ class LatentComponents:
 
     @property
     def ratio(self) -> Interval:
-        """r = selection effect / order effect on the logit, as `order_effect`."""
+        """r = selection effect / order effect on the logit, with the jackknife's interval, or else the Gaussian one."""
         return self._quoted.ratio
 
     @property
     def query_variance(self) -> float:
-        """σ²_I + σ²_SI + σ²_PI, at least 0: what flattens accuracy as a function of the logit."""
-        return max(self.sigma2.I + self.sigma2.SI + self.sigma2.PI, 0.0)
+        """σ²_I + σ²_SI + σ²_PI, none below 0: what flattens accuracy as a function of the logit."""
+        return max(self.sigma2.I + max(self.sigma2.SI, 0.0) + max(self.sigma2.PI, 0.0), 0.0)
 
     def accuracy_at(self, shift: float = 0.0) -> float:
         """Accuracy over queries (by their weights) of an ordering whose logit lies `shift` from the mean."""
@@ -129,7 +132,7 @@ class LatentComponents:
     def tail_risk(self, share: float = 0.05) -> TailRisk:
         """Accuracy, over new queries, of the ordering that a `share` of all orderings of all sets is no better than.
 
-        µ + z·√(σ²_S + σ²_P + σ²_SP) as an accuracy; its interval draws µ and the components as the Gaussian intervals
+        µ + z·√(σ²_S + σ²_P + σ²_SP) as an accuracy; the interval draws µ and the components as the Gaussian intervals
         do. Raises RequestError unless 0 < share < 1. Cost: O(draws + S·P).
         """
         if not 0 < share < 1:
@@ -185,7 +188,7 @@ class LatentComponents:
             level = self.gaussian.order.level
             gaussian = _gaussian_intervals(fit, level, draws=1_000, seed=repeat)
             sees += gaussian.order.low > 0
-            side = side_of(_quoted(gaussian, _jackknife_intervals(fit, level)).ratio, 1)
+            side = side_of((_jackknife_intervals(fit, level) or gaussian).ratio, 1)
             tells += side != 0 and side == (wanted or side)
         return LatentPower(*shape, true_order, true_selection / true_order, sees / repeats, tells / repeats, repeats)
 
@@ -346,9 +349,9 @@ def _fit(answers: _Answers, queries: QueryVariances | None) -> _LatentFit:
     error = values - accuracy[..., None]
     if ok is not None:
         error = np.where(ok, error, 0.0)
+    covariances, by_query = _pair_covariances(error, ok)
     saturated = int(np.count_nonzero((accuracy <= 0) | (accuracy >= 1)))
     _refuse_degenerate(answers, saturated)
-    covariances, by_query = _pair_covariances(error, ok)
     # a graded answer has less noise than a binary one, and counts as so many of those
     binary = float((accuracy * (1 - accuracy)).sum())
     trials = count / min(float((np.square(error).sum(axis=2) / count).sum()) / binary, 1.0)
@@ -555,7 +558,14 @@ def _jackknife_intervals(fit: _LatentFit, level: float) -> SensitivityIntervals 
 
 
 def _quoted(gaussian: SensitivityIntervals, jackknife: SensitivityIntervals | None) -> SensitivityIntervals:
-    return gaussian if jackknife is None else jackknife
+    """Of the two effects what either interval holds, of the ratio the jackknife's."""
+    if jackknife is None:
+        return gaussian
+    order, selection = (
+        one._replace(low=min(one.low, other.low), high=max(one.high, other.high))
+        for one, other in zip(gaussian[:2], jackknife[:2], strict=True)
+    )
+    return SensitivityIntervals(order, selection, jackknife.ratio)
 
 
 def _population_accuracy(answers: _Answers, weight: FloatArray) -> float:

@@ -32,7 +32,7 @@ class QueryVariances(NamedTuple):
     """How queries differ on the logit: in all, by themselves, with the set and with the permutation."""
 
     total: float
-    """σ²_I + σ²_SI + σ²_PI, at least 0."""
+    """σ²_I + σ²_SI + σ²_PI, the last two and the whole at least 0."""
     item: float
     """σ²_I; this and the next two can be negative, as they are told from covariances."""
     with_set: float
@@ -108,7 +108,8 @@ def query_variances(accuracy: FloatArray, covariances: npt.ArrayLike) -> QueryVa
 
     covariances: of answers over queries, mean over pairs of cells that share [neither, the set, the permutation]; free
     of the noise of single answers, as the two answers of a pair are different ones. For a total v they say how much of
-    it each kind of pair has in common: c_I, c_SI and c_PI; then v = c_SI + c_PI - c_I.
+    it each kind of pair has in common: c_I, c_SI and c_PI; then v = c_I + (c_SI - c_I) + (c_PI - c_I), where a difference
+    below 0 counts as 0.
 
     Raises DataError where v exceeds 400: hardly any answer then depends on anything but the query.
     """
@@ -116,7 +117,7 @@ def query_variances(accuracy: FloatArray, covariances: npt.ArrayLike) -> QueryVa
 
     def excess(total: float) -> float:
         common, _ = _common(accuracy, total, observed)
-        return float(common[1] + common[2] - common[0] - total)
+        return _total(common) - total
 
     low, high = 1e-4, 1.0
     if excess(low) <= 0:
@@ -131,10 +132,17 @@ def query_variances(accuracy: FloatArray, covariances: npt.ArrayLike) -> QueryVa
             )
     total = float(optimize.brentq(excess, low, high, rtol=1e-4, xtol=1e-6))
     common, slopes = _common(accuracy, total, observed)
+    total = _total(common)  # that of the parts, to the last digit
     step = 0.01 * total
     falls = (excess(total + step) - excess(total - step)) / (2 * step)
-    gradient = np.array([-1.0, 1.0, 1.0]) / slopes / -falls
+    with_set, with_permutation = float(common[1] > common[0]), float(common[2] > common[0])
+    gradient = np.array([1.0 - with_set - with_permutation, with_set, with_permutation]) / slopes / -falls
     return QueryVariances(total, *_split(common), (float(gradient[0]), float(gradient[1]), float(gradient[2])))
+
+
+def _total(common: FloatArray) -> float:
+    item, with_set, with_permutation = _split(common)
+    return max(item + max(with_set, 0.0) + max(with_permutation, 0.0), 0.0)
 
 
 def _split(common: FloatArray) -> tuple[float, float, float]:
