@@ -1,20 +1,26 @@
 """Bias and coverage of the effects on the logit, near floor and ceiling, beside those of the analysis of accuracies.
 
-    python benchmarks/latent_coverage.py [--repeats 600] [--quick] [--json benchmarks/results/latent_coverage.json]
+    python benchmarks/latent_coverage.py [--repeats 400] [--quick] [--json benchmarks/results/latent_coverage.json]
+    python benchmarks/latent_coverage.py --statsmodels 20 [--json benchmarks/results/latent_statsmodels.json]
 
-Answers of 10 sets x 10 permutations x 400 queries are drawn from the model of `iclperm.stats.latent`: standard deviations
-on the logit of .4 (sets), .5 (permutations), .3 (both), 1.5 (queries), .5 and .5 (queries with either), so that the order
-effect is .583, the selection effect .5 and r .857 at every accuracy. Effects of sets and orders are of one shape each
-(those of interval_coverage.py); ``two kinds of queries`` lie 1.5 above or below the mean instead of being Gaussian, and
-with 9 answers in 10 left out at random nothing else changes. ``bias`` is that of the mean estimate over the truth;
-coverage that of the nominal .95 intervals, ``Gaussian`` the generalised ones. The truth of the linear columns is that of
-the accuracies of a large population under the same effects: it differs from accuracy to accuracy, as the column ``order
-in points`` shows. Every study is drawn from a key of its own.
+Answers of 10 sets x 10 permutations x 400 queries are drawn from the model of `iclperm.stats.latent`: standard
+deviations on the logit of .4 (sets), .5 (permutations), .3 (both), 1.5 (queries), .5 and .5 (queries with either), so
+that the order effect is .583, the selection effect .5 and r .857 at every accuracy. Effects of sets and orders are of
+one shape each (those of interval_coverage.py); ``two kinds of queries`` lie 1.5 above or below the mean instead of being
+Gaussian. ``bias`` is that of the mean estimate over the truth; coverage that of the nominal .95 intervals, ``Gaussian``
+the generalised ones, ``quoted`` all that either holds (for r the jackknife's). The truth of the linear columns is that
+of the accuracies of a large population under the same effects: it differs from accuracy to accuracy, as the column
+``order in points`` shows. Every study is drawn from a key of its own.
+
+With ``--statsmodels`` the order effect of studies of 10 x 10 x 60, beside that of statsmodels' BinomialBayesMixedGLM
+(variational Bayes) with effects S, P, SP and I: its interval is that of its Gaussian posterior of the logarithms of the
+standard deviations.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +31,7 @@ from interval_coverage import SHAPES, coverage, key
 from iclperm import stats
 from iclperm.errors import DataError
 from iclperm.stats.latent import LatentComponents, latent_components
-from iclperm.stats.logistic_normal import marginal, marginal_logit
+from iclperm.stats.logistic_normal import marginal
 
 Array = npt.NDArray[np.float64]
 
@@ -50,6 +56,7 @@ CASES = (
     *(Case(shape, accuracy) for shape in ("Gaussian", "t4", "one in ten collapses") for accuracy in (0.5, 0.8, 0.95)),
     *(Case("Gaussian", accuracy, queries="two kinds") for accuracy in (0.5, 0.95)),
     Case("Gaussian", 0.8, missing=0.1),
+    Case("Gaussian", 0.8, size=(3, 4, 40)),
     Case("Gaussian", 0.8, size=(5, 5, 200)),
     Case("Gaussian", 0.8, size=(20, 20, 400)),
     Case("t4", 0.8, size=(20, 20, 400)),
@@ -62,10 +69,24 @@ def contexts(generator: np.random.Generator, shape: str, num_sets: int, num_perm
     return np.asarray(sum(SPREADS[axes] * SHAPES[shape](generator, size) for axes, size in sizes.items()))
 
 
+def chance(case: Case, logit: Array) -> Array:
+    """Accuracy over queries at logits."""
+    if case.queries == "two kinds":
+        rest = QUERIES - SPREADS["q"] ** 2
+        return (marginal(logit - SPREADS["q"], rest) + marginal(logit + SPREADS["q"], rest)) / 2
+    return marginal(logit, QUERIES)
+
+
+def middle(case: Case) -> float:
+    """Logit of the average set and order, at which accuracy is that of the case."""
+    places = np.linspace(-8, 8, 4_001)
+    return float(np.interp(case.accuracy, chance(case, places), places))
+
+
 def answers(generator: np.random.Generator, case: Case) -> npt.NDArray[np.uint8]:
     """Answers [S, P, Q] of one study."""
     num_sets, num_permutations, num_queries = case.size
-    logit = float(marginal_logit(case.accuracy, QUERIES)) + contexts(generator, case.shape, *case.size[:2])[..., None]
+    logit = middle(case) + contexts(generator, case.shape, *case.size[:2])[..., None]
     ease = generator.standard_normal(num_queries)
     if case.queries == "two kinds":
         ease = np.sign(ease)
@@ -78,10 +99,9 @@ def answers(generator: np.random.Generator, case: Case) -> npt.NDArray[np.uint8]
 def population(case: Case) -> dict[str, float]:
     """On the scale of accuracies: order and selection effect, r, and the 5 % ordering, of very many orderings."""
     generator = key(f"population {case.shape}", case.accuracy)
-    mu = float(marginal_logit(case.accuracy, QUERIES))
-    logit = mu + contexts(generator, case.shape, POPULATION, POPULATION)
+    logit = middle(case) + contexts(generator, case.shape, POPULATION, POPULATION)
     places = np.linspace(logit.min(), logit.max(), 2_000)
-    table = np.interp(logit, places, marginal(places, QUERIES))
+    table = np.interp(logit, places, chance(case, places))
     order, selection = math.sqrt(table.var(axis=1).mean()), math.sqrt(table.var(axis=0).mean())
     return {
         "order": order,
@@ -121,9 +141,7 @@ def row(case: Case, repeats: int) -> dict[str, Any]:
         figures |= {
             f"{name} quoted": coverage([getattr(one, QUOTED[name]) for one in latent], true),
             f"{name} Gaussian": coverage([getattr(one.gaussian, name) for one in latent], true),
-            f"{name} jackknife": coverage(
-                [getattr(one.jackknife or one.gaussian, name) for one in latent], true
-            ),
+            f"{name} jackknife": coverage([getattr(one.jackknife or one.gaussian, name) for one in latent], true),
             f"{name} linear": coverage([getattr(one, name) for one in linear], truth[name]),
         }
     tails = [one.tail_risk() for one in latent]
@@ -138,6 +156,44 @@ def row(case: Case, repeats: int) -> dict[str, Any]:
         "linear bias order": mean([one.order.estimate for one in linear]) / truth["order"] - 1,
         "r false alarm": mean([one.ratio.low > 1 for one in latent]),
     }
+
+
+def of_statsmodels(case: Case, repeats: int) -> list[dict[str, Any]]:
+    """The order effect of both, on the same answers."""
+    import pandas
+    from statsmodels.genmod.bayes_mixed_glm import BinomialBayesMixedGLM
+
+    _, num_permutations, _ = case.size
+    s, p, q = (index.ravel() for index in np.indices(case.size))
+    columns = {"s": s, "p": p, "sp": num_permutations * s + p, "q": q}
+    found: dict[str, list[tuple[float, bool, float]]] = {"latent_components": [], "statsmodels fit_vb": []}
+    for repeat in range(repeats):
+        generator = key(f"latent statsmodels {case.shape}", case.accuracy, *case.size, repeat)
+        items = answers(generator, case)
+        started = time.perf_counter()
+        ours = latent_components(items, draws=DRAWS, seed=repeat).order_effect
+        seconds = time.perf_counter() - started
+        found["latent_components"].append((ours.estimate, ours.low <= ORDER <= ours.high, seconds))
+        frame = pandas.DataFrame({"y": items.ravel(), **columns})
+        effects = {name: f"0 + C({name})" for name in columns}
+        started = time.perf_counter()
+        fitted = BinomialBayesMixedGLM.from_formula("y ~ 1", effects, frame).fit_vb()
+        seconds = time.perf_counter() - started
+        logs = fitted.vcp_mean + fitted.vcp_sd * generator.standard_normal((DRAWS, len(effects)))
+        low, high = np.quantile(np.hypot(*np.exp(logs[:, 1:3]).T), (0.025, 0.975))
+        estimate = float(np.hypot(*np.exp(fitted.vcp_mean[1:3])))
+        found["statsmodels fit_vb"].append((estimate, bool(low <= ORDER <= high), seconds))
+    return [
+        {
+            "by": name,
+            "S x P x Q": " x ".join(map(str, case.size)),
+            "accuracy": case.accuracy,
+            "bias order": mean([estimate for estimate, _, _ in each]) / ORDER - 1,
+            "order covered": mean([covered for _, covered, _ in each]),
+            "seconds a study": float(np.median([seconds for _, _, seconds in each])),
+        }
+        for name, each in found.items()
+    ]
 
 
 QUOTED = {"order": "order_effect", "selection": "selection_effect", "ratio": "ratio"}
@@ -155,9 +211,16 @@ def width(intervals: list[stats.Interval]) -> float:
 def main() -> None:
     """Simulates and prints."""
     parser = options(__doc__ or "")
-    parser.set_defaults(repeats=600)
+    parser.set_defaults(repeats=400)
     parser.add_argument("--quick", action="store_true", help="20 repeats")
+    parser.add_argument(
+        "--statsmodels", type=int, default=0, metavar="N", help="only N studies that statsmodels fits, too"
+    )
     given = parser.parse_args()
+    if given.statsmodels:
+        figures = of_statsmodels(Case("Gaussian", 0.8, (10, 10, 60)), given.statsmodels)
+        publish(f"order effect on the logit beside statsmodels, {given.statsmodels} studies", figures, given.json)
+        return
     repeats = 20 if given.quick else given.repeats
     publish(f"effects on the logit, {repeats} studies a row", [row(case, repeats) for case in CASES], given.json)
 
