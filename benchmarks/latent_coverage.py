@@ -6,7 +6,7 @@
 Answers of 10 sets x 10 permutations x 400 queries are drawn from the model of `iclperm.stats.latent`: standard
 deviations on the logit of .4 (sets), .5 (permutations), .3 (both), 1.5 (queries), .5 and .5 (queries with either), so
 that the order effect is .583, the selection effect .5 and r .857 at every accuracy. Effects of sets and orders are of
-one shape each (those of interval_coverage.py); ``two kinds of queries`` lie 1.5 above or below the mean instead of being
+one shape each (those of interval_coverage.py); ``two kinds of queries`` lie 1.5 above or below the mean and are not
 Gaussian. ``bias`` is that of the mean estimate over the truth; coverage that of the nominal .95 intervals, ``Gaussian``
 the generalised ones, ``quoted`` all that either holds (for r the jackknife's). The truth of the linear columns is that
 of the accuracies of a large population under the same effects: it differs from accuracy to accuracy, as the column
