@@ -19,6 +19,9 @@ from iclperm.errors import DataError, RequestError
 from iclperm.reference import latent as reference
 from iclperm.stats import LatentComponents, latent, latent_components, latent_fit
 from iclperm.stats import logistic_normal as normal
+from iclperm.studies.sensitivity import Sensitivity
+from iclperm.studies.sensitivity_latent import SensitivityLatent, sensitivity_latent
+from iclperm.studies.sensitivity_summary import sensitivity_summary
 
 Array = npt.NDArray[Any]
 
@@ -248,25 +251,29 @@ class TestSymmetries:
         assert numbers(latent_components(correct, weights=np.ones(80))) == numbers(plain)
 
 
-def mean_effects(shape: tuple[int, int, int], mu: float, repeats: int, missing: float = 0.0) -> Array:
-    """Mean variances of order and of selection over simulated studies."""
-    found = []
+CONTEXTS = {name: SPREADS[name] for name in ("S", "P", "SP")}  # drawn first, so alone they are drawn alike
+
+
+def found_and_true(shape: tuple[int, int, int], mu: float, repeats: int, missing: float = 0.0) -> tuple[Array, Array]:
+    """Mean variances of order, selection, I, SI and PI over simulated studies, and those that were drawn."""
+    found, true = [], []
     for seed in range(repeats):
         correct = answers(seed, shape, mu)
         state = (np.random.default_rng(seed).random(shape) < missing).astype(np.uint8) if missing else None
         sigma2 = latent_components(correct, state, draws=10).sigma2
         found.append((sigma2.P + sigma2.SP, sigma2.S + sigma2.SP, sigma2.I, sigma2.SI, sigma2.PI))
-    return np.mean(found, axis=0)
+        drawn = logits(np.random.default_rng(seed), (*shape[:2], 1), 0.0, CONTEXTS)[..., 0]
+        true.append((drawn.var(axis=1, ddof=1).mean(), drawn.var(axis=0, ddof=1).mean(), 2.25, 0.25, 0.25))
+    return np.mean(found, axis=0), np.mean(true, axis=0)
 
 
 class TestKnownTruth:
-    TRUE = (0.34, 0.25, 2.25, 0.25, 0.25)
-
     @pytest.mark.parametrize("mu", [0.0, 1.5, 4.0])
     def test_effects_come_back_at_every_accuracy(self, mu: float) -> None:
-        """Accuracies of about .5, .8 and .97."""
-        found = mean_effects((12, 12, 250), mu, 40)
-        np.testing.assert_allclose(found, self.TRUE, rtol=0.17)
+        """Accuracies of about .5, .8 and .95."""
+        found, true = found_and_true((10, 10, 250), mu, 12)
+        np.testing.assert_allclose(found[:2], true[:2], rtol=0.12)
+        np.testing.assert_allclose(found[2:], true[2:], rtol=0.15)
 
     def test_the_same_order_effect_is_one_number_where_accuracies_say_two(self) -> None:
         low, high = (answers(9, (12, 12, 1500), mu) for mu in (0.4, 4.0))
@@ -278,8 +285,9 @@ class TestKnownTruth:
         assert linear_order[0] > 3 * linear_order[1]
 
     def test_answers_missing_at_random_leave_estimates_as_they_are(self) -> None:
-        whole, part = (mean_effects((8, 8, 200), 1.0, 15, missing) for missing in (0.0, 0.3))
-        np.testing.assert_allclose(part, whole, rtol=0.12)
+        found, true = found_and_true((8, 8, 200), 1.0, 12, missing=0.3)
+        np.testing.assert_allclose(found[:2], true[:2], rtol=0.1)
+        np.testing.assert_allclose(found[2:], true[2:], rtol=0.2)
 
     def test_a_cell_is_not_rewarded_for_the_hard_queries_that_it_lacks(self) -> None:
         correct = answers(21, (6, 8, 400))
@@ -391,6 +399,71 @@ class TestPower:
             self.FOUND.power(1)
         with pytest.raises(RequestError, match="power needs order above 0, got -1"):
             self.FOUND.power(order=-1)
+
+
+class TestFindings:
+    def found(self, mu: float, **options: Any) -> SensitivityLatent:
+        found = sensitivity_latent(answers(71, (5, 6, 300), mu), **options)
+        assert found is not None
+        return found
+
+    def test_it_speaks_near_a_bound_alone(self) -> None:
+        middle, ceiling, floor = (self.found(mu) for mu in (0.3, 4.5, -4.5))
+        assert (middle.bound, ceiling.bound, floor.bound) == ("", "ceiling", "floor")
+        assert middle.conclusion() == []
+        (sentence,) = ceiling.conclusion()
+        assert ceiling.components is not None
+        size = ceiling.components.order_effect
+        assert f"of order is {size.estimate:.2f} [{size.low:.2f} to {size.high:.2f}]" in sentence
+        assert sentence.startswith("Near the ceiling")
+
+    def test_a_single_cell_near_a_bound_is_enough(self) -> None:
+        correct = answers(72, (5, 6, 300), 0.3)
+        correct[0, 0, 5:] = 1
+        found = sensitivity_latent(correct)
+        assert found is not None
+        assert found.bound == "ceiling"
+
+    def test_the_table_and_the_json_have_the_same_numbers(self) -> None:
+        found = self.found(4.5)
+        components, content = found.components, found.to_dict()
+        assert components is not None
+        rows = {row[0]: row[1] for row in found.table(8).rows}
+        assert rows["order effect"] == f"{content['components']['order_effect']['estimate']:.2f}"
+        assert rows["5 % ordering"] == f"{content['tail']['accuracy']['estimate']:.4f}"
+        assert content["conclusion"] == found.conclusion()
+        assert content["components"]["sigma2"]["SPI"] is None
+        assert found.table(8).title.endswith("comparable near floor and ceiling at k = 8")
+
+    def test_what_cannot_be_fitted_is_said(self) -> None:
+        found = sensitivity_latent(np.ones((3, 3, 9), np.uint8))
+        assert found is not None
+        assert found.table().rows == [("not fitted", found.refusal)]
+        assert found.refusal.startswith("all answers are right")
+        assert found.to_dict()["components"] is None
+        assert sensitivity_latent(np.ones((1, 3, 9), np.uint8)) is None
+
+    def test_a_sample_of_queries_is_called_one(self) -> None:
+        found = self.found(0.3, most_answers=30 * 200)
+        assert (found.num_queries, found.of_queries) == (200, 300)
+        assert any("a sample of 300" in cell for row in found.table().rows for cell in row)
+
+    def test_a_study_fits_it_once_and_only_when_asked(self) -> None:
+        correct, calls = answers(73, (4, 5, 200), 4.5), []
+
+        def fit() -> SensitivityLatent | None:
+            calls.append(1)
+            return sensitivity_latent(correct)
+
+        study = Sensitivity(sensitivity_summary(correct), (8,), fit_latent=fit)
+        assert calls == []
+        titles = [table.title for table in study.tables(full=True)]
+        assert any(title.startswith("On the logit scale") for title in titles)
+        assert study.to_dict()["latent"]["bound"] == "ceiling"
+        assert study.conclusion()[-1].startswith("Near the ceiling")
+        assert calls == [1]
+        assert not any("logit" in table.title for table in study.tables(full=False))
+        assert Sensitivity(sensitivity_summary(correct), (0,), fit_latent=fit).latent is None
 
 
 class TestRefusals:

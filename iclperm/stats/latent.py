@@ -21,7 +21,7 @@ from scipy import special
 from iclperm.errors import DataError, RequestError
 from iclperm.stats.components import Effects, solve_components
 from iclperm.stats.intervals import Interval, SensitivityIntervals, quantile_interval, side_of
-from iclperm.stats.latent_fit import Answers, fit_answers, mean_squares_of, population_accuracy, read_answers
+from iclperm.stats.latent_fit import LatentAnswers, fit_answers, mean_squares_of, population_accuracy, read_answers
 from iclperm.stats.latent_intervals import (
     drawn_effects,
     gaussian_intervals,
@@ -179,7 +179,7 @@ class LatentComponents:
             generator = np.random.default_rng([seed, repeat, *b"latent power"])
             values = _simulated(self.mu, sigma2, shape, generator)
             try:
-                fit = fit_answers(Answers(values, None), queries)
+                fit = fit_answers(LatentAnswers(values, None), queries)
             except DataError:  # a study that cannot be fitted sees nothing
                 continue
             level = self.gaussian.order.level
@@ -274,7 +274,7 @@ def _with_effects(sigma2: Effects, order: float | None, ratio: float | None) -> 
 
 
 def _simulated(mu: float, sigma2: Effects, shape: tuple[int, int, int], generator: np.random.Generator) -> FloatArray:
-    """Answers 0. or 1. [S, P, Q] under Gaussian effects on the logit; a negative component is none."""
+    """LatentAnswers 0. or 1. [S, P, Q] under Gaussian effects on the logit; a negative component is none."""
     logit: FloatArray = np.full(shape, mu)
     for effect, variance in sigma2._asdict().items():
         if variance > 0:  # not NaN either

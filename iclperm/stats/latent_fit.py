@@ -25,8 +25,8 @@ _MOST_SATURATED = 0.5  # of the cells
 _LEAST_NOISE = 1e-6  # of that of binary answers: equal grades are not known without end
 
 
-class Answers(NamedTuple):
-    """Answers as they were given, and which there are."""
+class LatentAnswers(NamedTuple):
+    """LatentAnswers as they were given, and which there are."""
 
     values: FloatArray
     """[S, P, Q] within 0..1; 0 where there is none."""
@@ -67,7 +67,7 @@ class LatentFit(NamedTuple):
 
 def read_answers(
     correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.ArrayLike | None
-) -> tuple[Answers, FloatArray]:
+) -> tuple[LatentAnswers, FloatArray]:
     """The answers to the queries that have one, and the weights of those."""
     values = np.asarray(correct)
     if values.ndim != 3:
@@ -98,10 +98,10 @@ def read_answers(
             raise DataError(f"set {s} under permutation {p} has no answer at all; leave the set or permutation out")
     if not weight.any():
         raise DataError("all queries with an answer have weight 0; give one of them a weight")
-    return Answers(scores, ok), weight
+    return LatentAnswers(scores, ok), weight
 
 
-def fit_answers(answers: Answers, queries: QueryVariances | None) -> LatentFit:
+def fit_answers(answers: LatentAnswers, queries: QueryVariances | None) -> LatentFit:
     """Logits of cells, variances of queries (given, or from the covariances), and the mean squares of both."""
     values, ok = answers
     num_s, num_p, num_q = values.shape
@@ -133,7 +133,7 @@ def fit_answers(answers: Answers, queries: QueryVariances | None) -> LatentFit:
     return LatentFit(num_q, accuracy, cells, queries, noise, scale_error, saturated)
 
 
-def _adjusted_means(answers: Answers) -> FloatArray:
+def _adjusted_means(answers: LatentAnswers) -> FloatArray:
     """[S, P] mean of each cell; with missing answers that of an additive fit of cells and queries, by turns."""
     values, ok = answers
     if ok is None:
@@ -151,7 +151,7 @@ def _adjusted_means(answers: Answers) -> FloatArray:
     return np.asarray(np.clip(means, 0.0, 1.0))
 
 
-def _refuse_degenerate(answers: Answers, saturated: int) -> None:
+def _refuse_degenerate(answers: LatentAnswers, saturated: int) -> None:
     """Raises DataError where the answers do not tell the logit."""
     values, ok = answers
     present = np.ones(values.shape, np.bool_) if ok is None else ok
@@ -246,7 +246,7 @@ def effect_variances(cells: FloatArray, noise: QueryNoise, num_q: int) -> tuple[
     return solved.P + solved.SP, solved.S + solved.SP
 
 
-def population_accuracy(answers: Answers, weight: FloatArray) -> float:
+def population_accuracy(answers: LatentAnswers, weight: FloatArray) -> float:
     """Mean over cells of the weighted share of right answers."""
     values, ok = answers
     if ok is None:
