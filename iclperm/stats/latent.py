@@ -159,8 +159,8 @@ class LatentComponents:
         """What a study of the given size (by default this one's) would see, by simulating answers from this model.
 
         `order` and `ratio` take the place of the estimated order effect and r: σ²_P and σ²_SP keep their proportion,
-        σ²_S makes up the rest (σ²_SP gives way where r is too small for it). Effects are Gaussian, the queries'
-        variances those of the fit, and known: such power is an upper bound under effects with heavier tails.
+        σ²_S makes up the rest (σ²_SP gives way where r is too small for it). Effects are Gaussian; the queries'
+        variances are those of the fit and taken for known. A simulated study that cannot be fitted sees nothing.
 
         Raises RequestError on sizes below 2, and where effect or ratio is not above 0. Cost: O(repeats·S·P·Q).
         """
@@ -180,7 +180,7 @@ class LatentComponents:
             values = _simulated(self.mu, sigma2, shape, generator)
             try:
                 fit = fit_answers(LatentAnswers(values, None), queries)
-            except DataError:  # a study that cannot be fitted sees nothing
+            except DataError:
                 continue
             level = self.gaussian.order.level
             gaussian = gaussian_intervals(fit, level, draws=1_000, seed=repeat)
@@ -274,7 +274,7 @@ def _with_effects(sigma2: Effects, order: float | None, ratio: float | None) -> 
 
 
 def _simulated(mu: float, sigma2: Effects, shape: tuple[int, int, int], generator: np.random.Generator) -> FloatArray:
-    """LatentAnswers 0. or 1. [S, P, Q] under Gaussian effects on the logit; a negative component is none."""
+    """Answers 0. or 1. [S, P, Q] under Gaussian effects on the logit; a negative component is none."""
     logit: FloatArray = np.full(shape, mu)
     for effect, variance in sigma2._asdict().items():
         if variance > 0:  # not NaN either

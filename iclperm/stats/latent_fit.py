@@ -26,7 +26,7 @@ _LEAST_NOISE = 1e-6  # of that of binary answers: equal grades are not known wit
 
 
 class LatentAnswers(NamedTuple):
-    """LatentAnswers as they were given, and which there are."""
+    """Answers as they were given, and which there are."""
 
     values: FloatArray
     """[S, P, Q] within 0..1; 0 where there is none."""

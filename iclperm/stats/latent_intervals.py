@@ -13,6 +13,8 @@ from iclperm.stats.intervals import Interval, SensitivityIntervals, quantile_int
 from iclperm.stats.latent_fit import LatentFit, effect_variances, mean_squares_of
 from iclperm.stats.sensitivity import FloatArray
 
+_LARGEST_LOG = 700.0  # e to this is a float
+
 
 class LatentDraws(NamedTuple):
     """Draws of standard deviations on the logit, and of the error of the mean."""
@@ -94,7 +96,7 @@ def jackknife_intervals(fit: LatentFit, level: float) -> SensitivityIntervals | 
     half = float(special.stdtrit(min(num_s, num_p) - 1, upper_tail(level))) * np.sqrt(variance)
     return SensitivityIntervals(
         *(
-            Interval(math.exp(log), math.exp(log - width), math.exp(log + width), level)
+            Interval(math.exp(log), math.exp(log - width), math.exp(min(log + width, _LARGEST_LOG)), level)
             for log, width in zip(of_whole[0], half, strict=True)
         )
     )
