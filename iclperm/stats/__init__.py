@@ -36,6 +36,7 @@ from iclperm.stats.intervals import (
     skewness_warnings,
     wilson_interval,
 )
+from iclperm.stats.latent import LatentComponents, LatentPower, TailRisk, latent_components
 from iclperm.stats.paired import (
     cochran_q,
     holm,
@@ -75,12 +76,15 @@ __all__ = [
     "Effects",
     "Estimator",
     "Interval",
+    "LatentComponents",
+    "LatentPower",
     "MeanError",
     "NeededDesign",
     "NeededSizes",
     "Reliability",
     "Score",
     "SensitivityIntervals",
+    "TailRisk",
     "TensorSums",
     "VarianceComponents",
     "accuracy",
@@ -104,6 +108,7 @@ __all__ = [
     "holm",
     "intraclass_correlation",
     "jackknife_ratio_interval",
+    "latent_components",
     "mcnemar",
     "mean_error",
     "near_tie_rate",
