@@ -14,6 +14,14 @@ from iclperm.stats.calibration import (
     content_free_prior,
     near_tie_rate,
 )
+from iclperm.stats.comparison import (
+    Comparison,
+    Contrast,
+    Jackknifed,
+    compare,
+    jackknife_covariance,
+    log_ratio,
+)
 from iclperm.stats.components import (
     Effects,
     VarianceComponents,
@@ -44,8 +52,10 @@ from iclperm.stats.paired import (
     paired_se,
     pairwise_mcnemar,
     product_bootstrap,
+    stratified_mcnemar,
 )
 from iclperm.stats.plateau import curve_error, paired_difference, plateau_shares
+from iclperm.stats.pooling import PooledEstimate, SizeSlope, pool, slope
 from iclperm.stats.reliability import Reliability, split_half
 from iclperm.stats.search import gap_closed, share_of_oracle
 from iclperm.stats.sensitivity import (
@@ -66,17 +76,22 @@ __all__ = [
     "Accuracy",
     "Calibration",
     "CalibrationEffect",
+    "Comparison",
+    "Contrast",
     "Correlation",
     "Curve",
     "Effects",
     "Estimator",
     "Interval",
+    "Jackknifed",
     "MeanError",
     "NeededDesign",
     "NeededSizes",
+    "PooledEstimate",
     "Reliability",
     "Score",
     "SensitivityIntervals",
+    "SizeSlope",
     "TensorSums",
     "VarianceComponents",
     "accuracy",
@@ -86,6 +101,7 @@ __all__ = [
     "calibration_effect",
     "clustered_se",
     "cochran_q",
+    "compare",
     "content_free_prior",
     "curve",
     "curve_error",
@@ -97,7 +113,9 @@ __all__ = [
     "generalized_interval",
     "holm",
     "intraclass_correlation",
+    "jackknife_covariance",
     "jackknife_ratio_interval",
+    "log_ratio",
     "mcnemar",
     "mean_error",
     "near_tie_rate",
@@ -109,6 +127,7 @@ __all__ = [
     "paired_se",
     "pairwise_mcnemar",
     "plateau_shares",
+    "pool",
     "product_bootstrap",
     "rank_correlation",
     "selection_sensitivity",
@@ -116,7 +135,9 @@ __all__ = [
     "shapley",
     "share_of_oracle",
     "skewness_warnings",
+    "slope",
     "split_half",
+    "stratified_mcnemar",
     "tensor_sums",
     "variance_components",
     "wilson_interval",
