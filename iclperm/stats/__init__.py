@@ -20,7 +20,8 @@ from iclperm.stats.comparison import (
     Jackknifed,
     compare,
     jackknife_covariance,
-    log_ratio,
+    jackknifed_effects,
+    log_sensitivity,
 )
 from iclperm.stats.components import (
     Effects,
@@ -115,7 +116,8 @@ __all__ = [
     "intraclass_correlation",
     "jackknife_covariance",
     "jackknife_ratio_interval",
-    "log_ratio",
+    "jackknifed_effects",
+    "log_sensitivity",
     "mcnemar",
     "mean_error",
     "near_tie_rate",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,9 @@ from iclperm.stats.sensitivity import (
     accuracy,
     accuracy_matrix,
     binary_items,
+    order_sensitivity,
     query_weights,
+    selection_sensitivity,
     sensitivity_ratio,
     usable_queries,
 )
@@ -36,6 +38,12 @@ AXES = ("sets", "permutations", "queries")
 LEAST = 3
 """Sets, and permutations, below which r and the effects cannot be compared: without one of them two must be left."""
 _ROUNDING = 1e-12
+Of = Literal["ratio", "order", "selection"]
+_SENSITIVITIES: Mapping[Of, Callable[[npt.ArrayLike, Estimator], float]] = {
+    "ratio": sensitivity_ratio,
+    "order": order_sensitivity,
+    "selection": selection_sensitivity,
+}
 
 
 class Contrast(NamedTuple):
@@ -142,18 +150,16 @@ def compare(
     sides = _sides((first, second), states, weights, common)
     _refuse_other_sizes(sides, common)
     names, places = _common_shots(sides, shots)
-    of_ratio = [log_ratio(side.accuracy[:, :, -1], estimator) for side in sides]
-    ratio = _contrast(of_ratio[0], of_ratio[1], common, level)
-    free, order, selection = (
-        _contrast(one, two, common, level) for one, two in zip(*map(_effects, sides), strict=True)
-    )
+    printed = [log_sensitivity(side.accuracy[:, :, -1], "ratio", estimator) for side in sides]
+    effects = [_effects(side) for side in sides]
+    free, order, selection = (_contrast(effects[0][of], effects[1][of], common, level) for of in _SENSITIVITIES)
     at_each = [
         _mean_contrast(sides, pair, common, k == 0 and shots is not None, level)
         for k, pair in zip(names, places, strict=True)
     ]
     found = Comparison(
         shared=common,
-        ratio=_exponential(ratio),
+        ratio=_exponential(_contrast(printed[0], printed[1], common, level)),
         ratio_free=_exponential(free),
         order=order,
         selection=selection,
@@ -167,20 +173,43 @@ def compare(
     return found.adjusted(holm([each.p_value for each in found.tests().values()]).tolist())
 
 
-def log_ratio(accuracy: npt.ArrayLike, estimator: Estimator = "mean_std") -> Jackknifed:
-    """log r of accuracy [S, P], and log r without each set and each permutation; what `compare` and `pool` are made of.
+def log_sensitivity(accuracy: npt.ArrayLike, of: Of = "ratio", estimator: Estimator = "mean_std") -> Jackknifed:
+    """log of r, order or selection sensitivity of accuracy [S, P], as printed, and without each set and permutation.
 
-    NaN throughout below three sets or permutations, and where order or selection sensitivity is 0. Raises RequestError
-    on another shape or a NaN. Cost: O(S·P·(S + P)).
+    What `compare` takes differences of, and `pool` and `slope` are given. NaN below three sets or permutations, and
+    where a sensitivity is 0. Raises RequestError on another shape or a NaN. Cost: O(S·P·(S + P)).
     """
     matrix = accuracy_matrix(accuracy)
     if min(matrix.shape) < LEAST:
         return _nothing(matrix.shape)
     left_out = {
-        axis: np.array([_log_ratio(np.delete(matrix, i, place), estimator) for i in range(matrix.shape[place])])
+        axis: np.array([_log_of(np.delete(matrix, i, place), of, estimator) for i in range(matrix.shape[place])])
         for place, axis in enumerate(AXES[:2])
     }
-    return Jackknifed(_log_ratio(matrix, estimator), left_out)
+    return Jackknifed(_log_of(matrix, of, estimator), left_out)
+
+
+def jackknifed_effects(correct: npt.ArrayLike) -> dict[Of, Jackknifed]:
+    """r, order effect and selection effect of answers [S, P, Q] of 0 and 1, free of item noise, likewise.
+
+    Not logarithms, except of the ratio; effects are clipped at 0. NaN below three sets or permutations. Raises
+    RequestError on other shapes. Cost: O(S·P·Q).
+    """
+    items = binary_items(correct)
+    if items.ndim != 3:
+        raise RequestError(f"effects need correct of shape [S, P, Q], got {list(items.shape)}")
+    if min(items.shape[:2]) < LEAST or items.shape[2] < 2:
+        return dict.fromkeys(_SENSITIVITIES, _nothing(items.shape))
+    whole, left_out = _effect_sizes(items)
+
+    def of(function: Callable[[FloatArray], FloatArray]) -> Jackknifed:
+        return Jackknifed(float(function(whole)), {axis: function(sizes) for axis, sizes in left_out.items()})
+
+    return {
+        "ratio": of(_log_of_both),
+        "order": of(lambda both: both[..., 0]),
+        "selection": of(lambda both: both[..., 1]),
+    }
 
 
 def jackknife_covariance(estimates: Sequence[Jackknifed], shared: Sequence[Sequence[Collection[str]]]) -> FloatArray:
@@ -300,26 +329,20 @@ def _common_shots(
     return names, [(given[0].index(k), given[1].index(k)) for k in names]
 
 
-def _log_ratio(matrix: FloatArray, estimator: Estimator) -> float:
-    ratio = sensitivity_ratio(matrix, estimator)
-    return math.log(ratio) if ratio > 0 else math.nan
+def _log_of(matrix: FloatArray, of: Of, estimator: Estimator) -> float:
+    size = _SENSITIVITIES[of](matrix, estimator)
+    return math.log(size) if size > 0 else math.nan
 
 
 def _nothing(shape: tuple[int, ...]) -> Jackknifed:
     return Jackknifed(math.nan, {axis: np.full(size, math.nan) for axis, size in zip(AXES, shape[:2], strict=False)})
 
 
-def _effects(side: _Side) -> tuple[Jackknifed, Jackknifed, Jackknifed]:
-    """log(selection / order), order effect and selection effect at the largest number of shots, free of item noise."""
-    shape = side.accuracy.shape[:2]
-    if side.items is None or min(shape) < LEAST or side.size("queries") < 2:
-        return _nothing(shape), _nothing(shape), _nothing(shape)
-    whole, left_out = _effect_sizes(side.items[:, :, -1])
-
-    def of(function: Callable[[FloatArray], FloatArray]) -> Jackknifed:
-        return Jackknifed(float(function(whole)), {axis: function(sizes) for axis, sizes in left_out.items()})
-
-    return of(_log_of_both), of(lambda sizes: sizes[..., 0]), of(lambda sizes: sizes[..., 1])
+def _effects(side: _Side) -> dict[Of, Jackknifed]:
+    """Those at the largest number of shots; NaN without answers."""
+    if side.items is None:
+        return dict.fromkeys(_SENSITIVITIES, _nothing(side.accuracy.shape))
+    return jackknifed_effects(side.items[:, :, -1])
 
 
 def _log_of_both(sizes: FloatArray) -> FloatArray:

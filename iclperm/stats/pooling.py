@@ -83,7 +83,7 @@ def pool(
     """The mean of N estimates, how far their true values differ, and each drawn to the mean (partial pooling).
 
     Args:
-        estimates: [N], such as log r of models and tasks (`log_ratio`), taken as draws of one population.
+        estimates: [N], such as log r of models and tasks (`log_sensitivity`), taken as draws of one population.
         errors: [N] standard errors; or [N, N], their covariance (`jackknife_covariance`), where they share sets,
             permutations or queries. To leave that out makes the mean look surer than it is.
         method: of τ²: `reml`, restricted maximum likelihood, or `dl`, the moments of DerSimonian & Laird (1986).
@@ -92,8 +92,10 @@ def pool(
     Weights are the inverse of τ²·I + covariance. The interval is that of Knapp & Hartung (2003), its factor at least 1
     (Röver, Knapp & Friede 2015). Shrunken estimates are the means of the hierarchical normal model with a flat prior of
     the mean and of τ, integrated over τ (Gelman et al. 2013, *Bayesian Data Analysis*, section 5.4; with one τ taken
-    for true their errors would be too small); for N = 2, where that has no end, those at the τ found. Raises RequestError for fewer
-    than two estimates, a NaN, errors that are not above 0 or a matrix that is no covariance. Cost: O(200·N³).
+    for true their errors would be too small); for N = 2, where that has no end, those at the τ found.
+
+    Raises RequestError for fewer than two estimates, a NaN, errors that are not above 0 or a matrix that is no
+    covariance. Cost: O(200·N³).
     """
     values, covariance = _checked(estimates, errors, 2)
     fit = _fitted(values, covariance, np.ones((len(values), 1)), method)
