@@ -38,6 +38,7 @@ AXES = ("sets", "permutations", "queries")
 LEAST = 3
 """Sets, and permutations, below which r and the effects cannot be compared: without one of them two must be left."""
 _ROUNDING = 1e-12
+_LEAST_EFFECT = 1e-7  # the root of a component that is a rounding of 0
 Of = Literal["ratio", "order", "selection"]
 _SENSITIVITIES: Mapping[Of, Callable[[npt.ArrayLike, Estimator], float]] = {
     "ratio": sensitivity_ratio,
@@ -371,7 +372,8 @@ def _effect_sizes(items: npt.NDArray[np.uint8]) -> tuple[FloatArray, dict[str, F
 
 def _sizes_of(sp: npt.NDArray[Any], si: npt.NDArray[Any], pi_square: int) -> FloatArray:
     components = components_from_sums(sp, si, pi_square)
-    return np.array([components.order_effect, components.selection_effect])
+    sizes = np.array([components.order_effect, components.selection_effect])
+    return np.where(sizes > _LEAST_EFFECT, sizes, 0.0)
 
 
 def _mean(side: _Side, place: int, *, is_one_context: bool) -> Jackknifed:
