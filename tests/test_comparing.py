@@ -42,11 +42,10 @@ def study(
     selection: float = 0.05,
     of: str = "a",
     shape: Any = SHAPE,
-    base: float = 0.6,
 ) -> Compared:
     """Answers [S, P, 1, Q] at k = 4 with Gaussian effects of these sizes; those of one `of` have names in common."""
     generator = np.random.default_rng(seed)
-    chance = base + selection * generator.standard_normal((shape[0], 1, 1))
+    chance = 0.6 + selection * generator.standard_normal((shape[0], 1, 1))
     chance = chance + order * generator.standard_normal((shape[1], 1)) + generator.uniform(-0.15, 0.15, shape[2])
     answers = (generator.random(shape) < chance).astype(np.uint8)[:, :, None]
     return Compared(name, answers, None, np.ones(shape[2], np.int64), (4,), names(shape, of))
@@ -276,9 +275,7 @@ class TestOutside:
         file = tmp_path / "others.npy"
         np.save(file, study("", 3, shape=(4, 4, 60)).values[:, :, 0])
         mixed = api.compare([runs["one"], file])
-        assert [each.name for each in mixed.studies] == ["mini_news, demo", "others.npy"] or mixed.studies[
-            1
-        ].name == "others.npy"
+        assert [each.name for each in mixed.studies] == ["demo", "others.npy"]
         assert mixed.pairs[0].comparison.shared == ()
 
     def test_the_command(self, runs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
