@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from iclperm.prompts.design import draw
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.run import FinishedRun
@@ -43,6 +46,26 @@ def identities(run: FinishedRun) -> Identities:
         tuple(_digest([*drawn_by, place]) for place in range(num_permutations)),
         tuple(queries[:num_queries]),
     )
+
+
+def index_orders(run: FinishedRun) -> NDArray[np.int64] | None:
+    """Which demonstration of its set stands at each position, int64 [S, P, K]; numbered within each set, by its rows.
+
+    From the table in the folder, or of a run in memory from its data, read again. None where every number of shots has
+    demonstrations of its own (``resample: per_k``), and at k = 0. Raises what `identities` does.
+    """
+    if run.study.resample != "none" or not run.shots[-1]:
+        return None
+    if run.folder is None:
+        rows = run.demonstrations.rows
+    else:
+        whole = RunFolder.open(run.folder)
+        table = (whole.at_extent(run.study.extent) or whole).table("demonstrations")
+        cells = table.select(["set", "permutation", "examples"]).to_pylist()
+        rows = np.empty((*run.correct.shape[:2], run.shots[-1]), dtype=np.int64)
+        for cell in cells:
+            rows[cell["set"], cell["permutation"]] = cell["examples"]
+    return np.stack([np.unique(of_set, return_inverse=True)[1].reshape(of_set.shape) for of_set in rows])
 
 
 def _of_folder(run: FinishedRun, whole: RunFolder) -> tuple[Mapping[int, list[str]], Sequence[str]]:
