@@ -166,7 +166,7 @@ def of_pool(shape: str, tau: float, paired: bool, alone: bool, repeats: int) -> 
         truths = mean + tau * generator.standard_normal(MODELS)
         level = PER_TENFOLD ** np.log10(SIZES / SIZES[0]) * np.exp(0.1 * generator.standard_normal(MODELS))
         cells = accuracies(generator, shape, np.exp(truths), level, RHO if paired else 0.0)
-        logs = [stats.log_ratio(matrix) for matrix in cells]
+        logs = [stats.log_sensitivity(matrix) for matrix in cells]
         shared = [[EVERYWHERE if paired and not alone else NOWHERE] * MODELS] * MODELS
         values = np.array([each.estimate for each in logs])
         found = stats.pool(values, stats.jackknife_covariance(logs, shared))
@@ -176,7 +176,7 @@ def of_pool(shape: str, tau: float, paired: bool, alone: bool, repeats: int) -> 
         reach = 1.96 * found.shrunken_se
         shrunk.append(np.mean(np.abs(found.shrunken - truths) <= reach))
         gain.append(np.mean((found.shrunken - truths) ** 2) / np.mean((values - truths) ** 2))
-        orders = [log_order(matrix) for matrix in cells]
+        orders = [stats.log_sensitivity(matrix, "order") for matrix in cells]
         flat = generator.permutation(SIZES)
         covariance = stats.jackknife_covariance(orders, shared)
         sensitivities = np.exp([each.estimate for each in orders])
@@ -191,15 +191,6 @@ def of_pool(shape: str, tau: float, paired: bool, alone: bool, repeats: int) -> 
         "squared error, shrunken/raw": float(np.median(gain)),
         "slope": float(np.mean(slopes)), "size slope": float(np.mean(crying)),
     }  # fmt: skip
-
-
-def log_order(matrix: Array) -> stats.Jackknifed:
-    """log order sensitivity, and without each set and permutation."""
-    left_out = {
-        axis: np.array([math.log(stats.order_sensitivity(np.delete(matrix, i, place))) for i in range(SIZE)])
-        for place, axis in enumerate(EVERYWHERE)
-    }
-    return stats.Jackknifed(math.log(stats.order_sensitivity(matrix)), left_out)
 
 
 def cases(repeats: int) -> Iterator[dict[str, Any]]:

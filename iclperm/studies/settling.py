@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LETTERS = {"permutations": "P", "sets": "S", "queries": "Q"}
 _MOST_CURVES = 4
 _GOOD = 0.8  # agreement with another run of the size that is called good
+_LINE: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.1}
+_DASHED: dict[str, Any] = {"color": figures.ORANGE, "linewidth": 0.9, "linestyle": (0, (4, 2))}
 _MIDDLE = 1  # place of the median among the quantiles
 
 
@@ -79,10 +81,11 @@ class SettlingFindings:
             good = [name for name, value in best.items() if value >= _GOOD]
             verdict = "all of them have settled"
             if len(good) < len(best):
-                verdict = f"only {listed(good)} has settled" if good else "none of them has settled"
+                have = "has" if len(good) == 1 else "have"
+                verdict = f"only {listed(good)} {have} settled" if good else "none of them has settled"
             yield (
-                f"Scores of demonstrations, another run of {size} would rank them with a correlation of {told}: {verdict} "
-                f"({_GOOD} and more)."
+                f"The scores of demonstrations would correlate with those of another run of {size} by {told}: "
+                f"{verdict} ({_GOOD} and more)."
             )
 
     def _about_verdicts(self) -> Iterator[str]:
@@ -92,14 +95,13 @@ class SettlingFindings:
                 same = axis.verdicts[place].same_other
                 known = [n for n in range(len(same)) if not math.isnan(same[n])]
                 if known and same[known[-1]] < _GOOD:
-                    unsettled.append(
-                        f"{100 * same[known[-1]]:.0f} % of two halves' {axis.axis} ({axis.sizes[known[-1]]:,})"
-                    )
+                    size = axis.sizes[known[-1]]
+                    unsettled.append(f"{100 * same[known[-1]]:.0f} % of pairs of {size:,} {axis.axis}")
             said = f"The averaged curve from k = {verdict.first} to {verdict.last} is {_word(verdict.whole)}"
             if unsettled:
-                yield f"{said}; that has not settled: the same is said by {listed(unsettled)} only."
+                yield f"{said}; that has not settled: only {listed(unsettled)} agree on a verdict."
             else:
-                yield f"{said}; halves of the run say the same in at least {100 * _GOOD:.0f} % of the draws."
+                yield f"{said}; at least {100 * _GOOD:.0f} % of pairs of disjoint parts agree on a verdict."
 
     def _score_table(self, axis: AxisSettling, full: bool) -> Table:
         rows = []
@@ -115,8 +117,8 @@ class SettlingFindings:
                     )
                 )
         caption = (
-            "Spearman's correlation of scores within sets, median and 90 % of the parts. Another part: disjoint, of the "
-            "same size; beyond half, from halves (Spearman-Brown). All: 1 at full size by construction."
+            "Spearman's correlation of scores within sets, median and 90 % of the parts. Another part: disjoint, of "
+            "the same size; beyond half, from halves (Spearman-Brown). All: 1 at full size by construction."
         )
         header = ("", "with another part", "90 %", "with all", "90 %")
         return Table(f"Scores of demonstrations from fewer {axis.axis}", header, rows, caption=caption)
@@ -136,8 +138,8 @@ class SettlingFindings:
                         )
                     )
         caption = (
-            f"From k to {self.shots[-1]}, margin {MARGIN:g}: share of the parts with each verdict of the averaged curve, "
-            "as all of the run, as a disjoint part; single: trajectories judged as by all queries."
+            f"From k to {self.shots[-1]}, margin {MARGIN:g}: share of the parts with each verdict of the averaged "
+            "curve, as all of the run, as a disjoint part; single: trajectories judged as by all queries."
         )
         header = ("", *STATES, "as all", "as another", "single, as all")
         return Table("Plateau verdicts from smaller designs", header, rows, caption=caption)
@@ -161,24 +163,20 @@ class SettlingFindings:
                 low, middle, high = axis.curve[place].T
                 label = f"{LETTERS[axis.axis]}' = {axis.sizes[place]:,}"
                 if np.isfinite(low).all():
-                    axes.fill_between(
-                        self.shots, low, high, color=figures.BLUE, alpha=float(shade), linewidth=0, label=label
-                    )
+                    shaded: dict[str, Any] = {"color": figures.BLUE, "alpha": float(shade), "linewidth": 0}
+                    axes.fill_between(self.shots, low, high, **shaded, label=label)
                 else:
                     axes.plot(self.shots, middle, color="black", linewidth=1.3, label=f"{label}, all")
                     spread = axis.spread[place]
                     if np.isfinite(spread).all():
                         for side in (-1, 1):
-                            axes.plot(
-                                self.shots, middle + side * spread, color=figures.ORANGE, linewidth=0.9,
-                                linestyle=(0, (4, 2)), label="± std over orders" if side == 1 else None,
-                            )  # fmt: skip
+                            words = "± std over orders" if side == 1 else None
+                            axes.plot(self.shots, middle + side * spread, **_DASHED, label=words)
             axes.set(xlabel="number of demonstrations k", xticks=figures.shot_ticks(self.shots, 6))
             axes.legend(frameon=False, fontsize=6.5, loc="best", handlelength=1.4)
         figure.axes[0].set_ylabel("accuracy")
-        figures.head(
-            figure, self.title or "The averaged curve", "bands: 90 % of fresh samples of the size, other axes as run"
-        )
+        line = "bands: 90 % of fresh samples of the size, the other axes as in the run"
+        figures.head(figure, self.title or "The averaged curve", line)
 
     def _draw_scores(self, figure: Figure) -> None:
         colours = ("black", figures.BLUE, figures.ORANGE, figures.GREEN)
@@ -194,7 +192,6 @@ class SettlingFindings:
     def _draw_verdicts(self, figure: Figure) -> None:
         for axes, axis in self._panels(figure):
             for verdict, colour in zip(axis.verdicts, (figures.BLUE, figures.ORANGE), strict=False):
-                label = f"k = {verdict.first}"
                 for values, style, words in (
                     (verdict.same_other, "solid", "as a disjoint part"),
                     (verdict.same, "dotted", "as all"),
@@ -203,8 +200,8 @@ class SettlingFindings:
                     drawn = np.isfinite(values)
                     if drawn.any():
                         sizes = np.array(axis.sizes)[drawn]
-                        axes.plot(sizes, values[drawn], color=colour, linestyle=style, marker="o", markersize=3, linewidth=1.1,
-                                  label=f"{label}, {words}")  # fmt: skip
+                        words = f"k = {verdict.first}, {words}"
+                        axes.plot(sizes, values[drawn], **_LINE, color=colour, linestyle=style, label=words)
             axes.set(ylim=(-0.03, 1.03))
         figure.axes[-1].legend(frameon=False, fontsize=6.5, loc="lower right", handlelength=2.2)
         figure.axes[0].set_ylabel("share with the same verdict")
@@ -218,6 +215,7 @@ class SettlingFindings:
         figure.subplots_adjust(left=0.09, right=0.985, bottom=0.5 / height, top=1 - 0.62 / height, wspace=0.08)
         for panel, axis in zip(panels, axes_of, strict=True):
             panel.set_xlabel(f"{axis.axis} {LETTERS[axis.axis]}'")
+            panel.set_xticks([axis.sizes[place] for place in evenly(len(axis.sizes), 5)])
             figures.plain_frame(panel)
             yield panel, axis
 
@@ -225,15 +223,7 @@ class SettlingFindings:
 def _draw_agreement(axes: Axes, axis: AxisSettling, score: ScoreSettling, colour: str, name: str) -> None:
     sizes = np.array(axis.sizes)
     known = np.isfinite(score.with_other[:, _MIDDLE])
-    axes.plot(
-        sizes[known],
-        score.with_other[known, _MIDDLE],
-        color=colour,
-        marker="o",
-        markersize=3,
-        linewidth=1.2,
-        label=name,
-    )
+    axes.plot(sizes[known], score.with_other[known, _MIDDLE], **_LINE, color=colour, label=name)
     low, _, high = score.with_other[known].T
     axes.fill_between(sizes[known], low, high, color=colour, alpha=0.1, linewidth=0)
     also = np.isfinite(score.with_whole[:, _MIDDLE])
