@@ -47,7 +47,7 @@ def run(
     return (generator.random(chance.shape) < chance).astype(np.uint8), orders
 
 
-def blocks(correct: Array, size: int = 1, weights: Array | None = None, **choices: Any) -> stats.Blocks:
+def blocks(correct: Array, size: int = 1, weights: Array | None = None, **choices: Any) -> stats.BlockSums:
     edges = np.array([*range(0, correct.shape[3], size), correct.shape[3]])
     given_shots = choices.pop("shots", tuple(range(correct.shape[2])))
     right = segment_sums(correct, edges, weights)

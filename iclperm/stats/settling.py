@@ -94,7 +94,7 @@ class Differences(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockSums:
     """A run in sums over blocks of queries: all that settling is computed from."""
 
     right: FloatArray
@@ -123,7 +123,7 @@ def blocks_of(
     shots: Sequence[int],
     right: npt.ArrayLike,
     firsts: Sequence[int] = (4, 8),
-) -> Blocks:
+) -> BlockSums:
     """The sums of correct [S, P, K, Q] (usable queries only) between `edges` [B + 1] of blocks of queries.
 
     `right` [S, P, K, B] are the right answers by block and weight (`tensor.segment_sums`); `firsts` the numbers of
@@ -153,11 +153,11 @@ def blocks_of(
                 parts[2, s] = by_block(np.abs(signed) * weight**2)
             found.append(Differences(first, shots[-1], *parts))
     ones = np.ones(len(weight))
-    return Blocks(sums, by_block(weight), by_block(weight**2), by_block(ones), tuple(shots), tuple(found))
+    return BlockSums(sums, by_block(weight), by_block(weight**2), by_block(ones), tuple(shots), tuple(found))
 
 
 def settling(
-    blocks: Blocks,
+    blocks: BlockSums,
     axis: Axis,
     sizes: Sequence[int],
     orders: npt.ArrayLike | None = None,
@@ -216,14 +216,14 @@ def _drawn(axis: Axis, size: int, total: int, limit: int, seed: int) -> Places:
     return generator.permuted(np.tile(np.arange(total), (limit, 1)), axis=1)
 
 
-def _part(blocks: Blocks, axis: Axis, levels: Places) -> FloatArray:
+def _part(blocks: BlockSums, axis: Axis, levels: Places) -> FloatArray:
     """Accuracy [S, P, K] of a part."""
     if axis == "queries":
         return np.asarray(blocks.right[..., levels].sum(axis=-1) / blocks.weight[levels].sum())
     return np.take(blocks.accuracy, levels, _PLACE[axis])
 
 
-def _curve_over(blocks: Blocks, axis: Axis, drawn: Places, size: int, total: int) -> tuple[FloatArray, FloatArray]:
+def _curve_over(blocks: BlockSums, axis: Axis, drawn: Places, size: int, total: int) -> tuple[FloatArray, FloatArray]:
     """Quantiles of µ_k [K, 3] over the parts, as for fresh samples, and the mean spread over orders [K]."""
     rows = drawn[:1] if size == total else drawn
     parts = [_part(blocks, axis, np.sort(row[:size])) for row in rows]
@@ -237,7 +237,7 @@ def _curve_over(blocks: Blocks, axis: Axis, drawn: Places, size: int, total: int
     return widened.T, spread
 
 
-def _names_of(blocks: Blocks, axis: Axis, orders: npt.ArrayLike | None) -> list[str]:
+def _names_of(blocks: BlockSums, axis: Axis, orders: npt.ArrayLike | None) -> list[str]:
     if orders is None or axis == "sets" or blocks.shots[-1] == 0:
         return []
     has_steps = any(b - a == 1 for a, b in zip(blocks.shots, blocks.shots[1:], strict=False))
@@ -249,7 +249,7 @@ def _scores(accuracy: FloatArray, orders: Any, shots: Sequence[int], names: Sequ
 
 
 def _score_settling(
-    blocks: Blocks,
+    blocks: BlockSums,
     axis: Axis,
     drawn: Mapping[int, Places],
     total: int,
@@ -298,7 +298,7 @@ class _Verdicts(NamedTuple):
 
 
 def _verdicts(
-    of: Differences, blocks: Blocks, margin: float, axis: Axis = "queries", levels: Places | None = None
+    of: Differences, blocks: BlockSums, margin: float, axis: Axis = "queries", levels: Places | None = None
 ) -> _Verdicts:
     """The verdict of the averaged curve from a part, and (of queries) of each trajectory."""
     place = {"sets": 0, "permutations": 1, "queries": 2}[axis]
@@ -321,7 +321,7 @@ def _verdicts(
 def _verdict_settling(
     of: Differences,
     whole: _Verdicts,
-    blocks: Blocks,
+    blocks: BlockSums,
     axis: Axis,
     drawn: Mapping[int, Places],
     total: int,

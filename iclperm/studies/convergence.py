@@ -34,7 +34,7 @@ from iclperm.stats.convergence import (
     query_blocks,
 )
 from iclperm.stats.sensitivity import FloatArray, query_weights, usable_queries
-from iclperm.stats.settling import Blocks, blocks_of, settling
+from iclperm.stats.settling import BlockSums, blocks_of, settling
 from iclperm.stats.tensor import segment_sums
 from iclperm.studies.settling import SettlingFindings
 
@@ -420,7 +420,7 @@ def convergence_findings(
 
 
 def _settling(
-    blocks: Blocks,
+    blocks: BlockSums,
     over: Sequence[AxisConvergence],
     orders: npt.ArrayLike | None,
     edges: npt.NDArray[np.int64],
