@@ -173,8 +173,8 @@ def of_pool(shape: str, tau: float, paired: bool, alone: bool, repeats: int) -> 
         held.append(found.mean.low <= mean <= found.mean.high)
         another = mean + tau * generator.standard_normal()
         next_held.append(found.prediction.low <= another <= found.prediction.high)
-        reach = 1.96 * found.shrunken_se
-        shrunk.append(np.mean(np.abs(found.shrunken - truths) <= reach))
+        intervals = [found.shrunken_interval(place) for place in range(MODELS)]
+        shrunk.append(np.mean([one.low <= true <= one.high for one, true in zip(intervals, truths, strict=True)]))
         gain.append(np.mean((found.shrunken - truths) ** 2) / np.mean((values - truths) ** 2))
         orders = [stats.log_sensitivity(matrix, "order") for matrix in cells]
         flat = generator.permutation(SIZES)

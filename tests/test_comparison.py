@@ -326,6 +326,12 @@ class TestPool:
         assert math.isinf(found.prediction.high)
         assert found.shrunken[0] < found.shrunken[1]
 
+    def test_the_interval_of_a_shrunken_estimate(self) -> None:
+        found = stats.pool(*SCHOOLS)
+        interval = found.shrunken_interval(0)
+        half = special.stdtrit(7, 0.975) * found.shrunken_se[0]
+        assert interval == pytest.approx((found.shrunken[0], found.shrunken[0] - half, found.shrunken[0] + half, 0.95))
+
     def test_what_is_no_estimate_is_refused(self) -> None:
         for values, errors, words in (
             ([1.0], [1.0], "at least 2"),

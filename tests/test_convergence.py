@@ -482,7 +482,9 @@ class TestStudy:
 def draw_all(found: ConvergenceFindings) -> None:
     from matplotlib.figure import Figure
 
-    (plot,) = found.plots().values()
-    figure = Figure(figsize=plot.size)
-    plot.draw(figure)
-    assert len(figure.axes) == 3
+    plots = found.plots()
+    assert "convergence" in plots
+    for stem, plot in plots.items():
+        figure = Figure(figsize=plot.size)
+        plot.draw(figure)
+        assert len(figure.axes) == 3 or stem == "convergence_scores"

@@ -48,6 +48,12 @@ class PooledEstimate:
     """[N] their standard errors, those of the mean and of τ included."""
     method: Method
 
+    def shrunken_interval(self, place: int) -> Interval:
+        """That of one shrunken estimate: t with N - 1 degrees of freedom, as the errors themselves are estimates."""
+        level, estimate = self.mean.level, float(self.shrunken[place])
+        half = float(special.stdtrit(len(self.shrunken) - 1, upper_tail(level))) * float(self.shrunken_se[place])
+        return Interval(estimate, estimate - half, estimate + half, level)
+
 
 @dataclass(frozen=True)
 class SizeSlope:

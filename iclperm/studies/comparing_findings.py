@@ -305,7 +305,7 @@ class Comparing:
         by_name = {study.name: study.ratio for study in self.studies}
         rows = []
         for place, name in enumerate(self.pooled_names):
-            drawn = _exponential(_normal(float(found.shrunken[place]), float(found.shrunken_se[place])))
+            drawn = _exponential(found.shrunken_interval(place))
             rows.append((name, number(by_name[name].estimate, 2), number(drawn.estimate, 2), interval_words(drawn, 2)))
         mean, one_more = _exponential(found.mean), _exponential(found.prediction)
         rows.append(("mean of all", "", number(mean.estimate, 2), interval_words(mean, 2)))
