@@ -169,10 +169,10 @@ class TestCompare:
         single = stats.compare(answers(15, (1, 5, 60)), answers(16, (1, 5, 60)))
         assert single.covers == ("permutations", "queries")
 
-    def test_missing_answers_leave_a_query_out_of_both(self) -> None:
+    def test_queries_without_any_answer_are_left_out_of_both(self) -> None:
         first, second = answers(17), answers(18)
         state = np.zeros(first.shape, np.uint8)
-        state[2, 1, :8] = 3
+        state[..., :8] = 3
         found = stats.compare(first, second, states=(None, state))
         assert found.num_queries == (72, 72)
         assert found.dropped == pytest.approx((0.1, 0.1))
@@ -180,8 +180,17 @@ class TestCompare:
         assert (found.ratio, found.accuracy, found.mcnemar) == (expected.ratio, expected.accuracy, expected.mcnemar)
         apart = stats.compare(first, second, states=(None, state), shared="sets permutations")
         assert apart.num_queries == (80, 72)
-        with pytest.raises(DataError, match="no query is ok in every compared cell"):
+        with pytest.raises(DataError, match="no query has an answer in both studies"):
             stats.compare(first, second, states=(None, np.ones(first.shape, np.uint8)))
+
+    def test_one_missing_answer_in_two_hundred_changes_little(self) -> None:
+        first, second = answers(17), answers(18)
+        states = tuple((np.random.default_rng(seed).random(first.shape) < 0.005).astype(np.uint8) for seed in (1, 2))
+        found, whole = stats.compare(first, second, states=states), stats.compare(first, second)
+        assert found.num_queries == whole.num_queries
+        assert found.ratio.estimate == pytest.approx(whole.ratio.estimate, abs=0.2 * whole.ratio.se)
+        assert found.accuracy[0].estimate == pytest.approx(whole.accuracy[0].estimate, abs=0.2 * whole.accuracy[0].se)
+        assert found.mcnemar[0] is not None
 
     def test_a_weighted_query_counts_as_if_written_out_in_accuracy_and_as_one_draw_in_its_error(self) -> None:
         first, second = answers(19), answers(20)

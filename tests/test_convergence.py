@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from iclperm import stats
-from iclperm.errors import DataError, RequestError
+from iclperm.errors import RequestError
 from iclperm.reference import curves as reference
 from iclperm.stats import clustered_se, convergence
 from iclperm.stats.components import Effects
@@ -472,7 +472,7 @@ class TestStudy:
     def test_bad_shapes_are_refused(self) -> None:
         with pytest.raises(RequestError, match=r"and K shots, got \[4, 12, 2, 128\] and \[4\]"):
             convergence_findings(answers(), shots=(4,))
-        with pytest.raises(DataError, match="no query is ok in every cell"):
+        with pytest.raises(RequestError, match="no query has an answer"):
             convergence_findings(answers(), np.ones((4, 12, 2, 128), np.uint8), shots=(2, 4))
 
     def test_figures_are_drawn(self) -> None:

@@ -103,8 +103,8 @@ def calibration_effect(
         shots: [K] numbers of demonstrations.
         weights: [Q] how often each query counts in the accuracies.
 
-    Permutations must be shared by the sets. All is NaN where no query is usable. Raises RequestError on shapes that do
-    not fit. Cost: O(size); a float copy of one k.
+    Permutations must be shared by the sets. All is NaN where some cell has no answer. Raises RequestError on shapes
+    that do not fit. Cost: O(size); a float copy of one k.
     """
     pair = [binary_items(items) for items in (uncalibrated, calibrated)]
     if pair[0].ndim != 4 or pair[0].shape != pair[1].shape or len(shots) != pair[0].shape[2]:
@@ -112,15 +112,18 @@ def calibration_effect(
             f"calibration_effect needs two arrays of one shape [S, P, K, Q] with K = {len(shots)}, got "
             f"{list(pair[0].shape)} and {list(pair[1].shape)}"
         )
+    if state is not None and (np.asarray(state) != 0).all(axis=-1).any():
+        nothing = np.full(len(shots), np.nan)
+        unknown = (Interval(np.nan, np.nan, np.nan, _LEVEL),) * len(shots)
+        return CalibrationEffect(tuple(map(int, shots)), nothing, nothing, unknown, *[nothing] * 4, 1.0, 0)
     whole = [filled(items, state, weights) for items in pair]
     cells, weight = [table.accuracy for table in whole], whole[0].weights
     means, orders, selections = [], [], []
     for values in (cell.values for cell in cells):
-        is_known = cells[0].num_queries > 0
         tables = np.moveaxis(values, 2, 0)
         means.append(tables.mean(axis=(1, 2)))
-        orders.append(np.array([order_sensitivity(table) if is_known else np.nan for table in tables]))
-        selections.append(np.array([selection_sensitivity(table) if is_known else np.nan for table in tables]))
+        orders.append(np.array([order_sensitivity(table) for table in tables]))
+        selections.append(np.array([selection_sensitivity(table) for table in tables]))
     gains = []
     for place, count in enumerate(shots):
         contexts = slice(1 if count == 0 else None)
@@ -142,8 +145,6 @@ def calibration_effect(
 
 def _gain(before: npt.NDArray[Any], after: npt.NDArray[Any], weight: FloatArray) -> Interval:
     """The weighted mean of after - before, both [S, P, Q], with its interval."""
-    if not weight.any():
-        return Interval(np.nan, np.nan, np.nan, _LEVEL)
     return mean_error(after - before.astype(np.float64), weight).interval(_LEVEL)
 
 

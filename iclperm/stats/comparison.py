@@ -17,20 +17,19 @@ import numpy.typing as npt
 from scipy import special
 
 from iclperm.errors import DataError, RequestError
-from iclperm.stats.components import components_from_sums
+from iclperm.stats.components import VarianceComponents, components_from_sums, variance_components
+from iclperm.stats.incomplete import filled
 from iclperm.stats.intervals import jackknife_error, upper_tail
 from iclperm.stats.paired import StratifiedMcNemar, holm, stratified_mcnemar
 from iclperm.stats.sensitivity import (
     Estimator,
     FloatArray,
-    accuracy,
     accuracy_matrix,
-    binary_items,
+    graded_items,
     order_sensitivity,
     query_weights,
     selection_sensitivity,
     sensitivity_ratio,
-    usable_queries,
 )
 
 AXES = ("sets", "permutations", "queries")
@@ -190,18 +189,25 @@ def log_sensitivity(accuracy: npt.ArrayLike, of: Of = "ratio", estimator: Estima
     return Jackknifed(_log_of(matrix, of, estimator), left_out)
 
 
-def jackknifed_effects(correct: npt.ArrayLike) -> dict[Of, Jackknifed]:
+def jackknifed_effects(
+    correct: npt.ArrayLike, state: npt.ArrayLike | None = None, weights: npt.ArrayLike | None = None
+) -> dict[Of, Jackknifed]:
     """r, order effect and selection effect of answers [S, P, Q] of 0 and 1, free of item noise, likewise.
 
-    Not logarithms, except of the ratio; effects are clipped at 0. NaN below three sets or permutations. Raises
-    RequestError on other shapes. Cost: O(S·P·Q).
+    Not logarithms, except of the ratio; effects are clipped at 0. NaN below three sets or permutations. Answers that
+    are not ok are missing, and weights count, as in `variance_components`. Raises RequestError on other shapes. Cost:
+    O(S·P·Q); S + P times that where answers are missing or weights differ.
     """
-    items = binary_items(correct)
+    items = graded_items(correct)
     if items.ndim != 3:
         raise RequestError(f"effects need correct of shape [S, P, Q], got {list(items.shape)}")
     if min(items.shape[:2]) < LEAST or items.shape[2] < 2:
         return dict.fromkeys(_SENSITIVITIES, _nothing(items.shape))
-    whole, left_out = _effect_sizes(items)
+    is_plain = items.dtype == np.uint8 and (state is None or not np.any(state))
+    if is_plain and (weights is None or np.ptp(np.asarray(weights)) == 0):
+        whole, left_out = _effect_sizes(items)
+    else:
+        whole, left_out = _effect_sizes_one_by_one(items, None if state is None else np.asarray(state), weights)
 
     def of(function: Callable[[FloatArray], FloatArray]) -> Jackknifed:
         return Jackknifed(float(function(whole)), {axis: function(sizes) for axis, sizes in left_out.items()})
@@ -238,7 +244,11 @@ class _Side:
     """One study: accuracies [S, P, K] and, unless only these were given, answers [S, P, K, Q] of the usable queries."""
 
     accuracy: FloatArray
-    items: npt.NDArray[np.uint8] | None
+    items: npt.NDArray[Any] | None
+    state: npt.NDArray[Any] | None
+    """[S, P, K, Q]; None where every answer is there."""
+    whole: npt.NDArray[Any] | None
+    """`items`, what is missing filled in."""
     weight: FloatArray
     dropped: float
 
@@ -271,19 +281,23 @@ def _sides(
     items = [_four_axes(array) for array in values]
     if "queries" in shared and items[0].shape[3] != items[1].shape[3]:
         raise RequestError(f"shared queries must be equally many, got {items[0].shape[3]} and {items[1].shape[3]}")
+    given = [None if state is None else _four_axes(np.asarray(state), graded=False) for state in states]
+    for array, state in zip(items, given, strict=True):
+        if state is not None and state.shape != array.shape:
+            raise RequestError(f"state must have the shape of correct {list(array.shape)}, got {list(state.shape)}")
     usable = [
-        usable_queries(array.shape, None if state is None else _four_axes(np.asarray(state), binary=False))
-        for array, state in zip(items, states, strict=True)
+        np.ones(array.shape[3], np.bool_) if state is None else (state == 0).any(axis=(0, 1, 2))
+        for array, state in zip(items, given, strict=True)
     ]
     if "queries" in shared:
         usable = [usable[0] & usable[1]] * 2
-    one, two = (_of_answers(*side) for side in zip(items, usable, weights, strict=True))
+    one, two = (_of_answers(*side) for side in zip(items, given, usable, weights, strict=True))
     return one, two
 
 
-def _four_axes(values: npt.NDArray[Any], *, binary: bool = True) -> npt.NDArray[Any]:
+def _four_axes(values: npt.NDArray[Any], *, graded: bool = True) -> npt.NDArray[Any]:
     """[S, P, K, Q]; a tensor without K has one."""
-    items = binary_items(values) if binary else values
+    items = graded_items(values) if graded else values
     if items.ndim not in (3, 4):
         raise RequestError(f"a comparison needs correct of shape [S, P, Q] or [S, P, K, Q], got {list(items.shape)}")
     return items if items.ndim == 4 else items[:, :, None]
@@ -293,17 +307,24 @@ def _of_accuracies(values: npt.NDArray[Any]) -> _Side:
     cells = values if values.ndim == 3 else values[..., None]
     if cells.ndim != 3 or not cells.size or not np.isfinite(cells).all():
         raise RequestError(f"accuracies must be finite, of shape [S, P] or [S, P, K], got {list(values.shape)}")
-    return _Side(cells.astype(np.float64), None, np.ones(0), 0.0)
+    return _Side(cells.astype(np.float64), None, None, None, np.ones(0), 0.0)
 
 
-def _of_answers(items: npt.NDArray[np.uint8], usable: npt.NDArray[np.bool_], weights: npt.ArrayLike | None) -> _Side:
+def _of_answers(
+    items: npt.NDArray[Any],
+    state: npt.NDArray[Any] | None,
+    usable: npt.NDArray[np.bool_],
+    weights: npt.ArrayLike | None,
+) -> _Side:
     weight = query_weights(weights, items.shape[3])
     used = usable & (weight > 0)
     if not used.any():
-        raise DataError("no query is ok in every compared cell; leave out the set, permutation or k that fails")
+        raise DataError("no query has an answer in both studies; see their states")
     kept = items if used.all() else items[..., used]
+    states = None if state is None or not state[..., used].any() else state[..., used]
     dropped = 1 - float(weight[used].sum() / weight.sum())
-    return _Side(accuracy(kept, None, weight[used]).values, kept, weight[used], dropped)
+    whole = filled(kept, states, weight[used])
+    return _Side(whole.accuracy.values, kept, states, whole.items, weight[used], dropped)
 
 
 def _refuse_other_sizes(sides: tuple[_Side, _Side], shared: tuple[str, ...]) -> None:
@@ -343,7 +364,7 @@ def _effects(side: _Side) -> dict[Of, Jackknifed]:
     """Those at the largest number of shots; NaN without answers."""
     if side.items is None:
         return dict.fromkeys(_SENSITIVITIES, _nothing(side.accuracy.shape))
-    return jackknifed_effects(side.items[:, :, -1])
+    return jackknifed_effects(side.items[:, :, -1], None if side.state is None else side.state[:, :, -1], side.weight)
 
 
 def _log_of_both(sizes: FloatArray) -> FloatArray:
@@ -370,8 +391,25 @@ def _effect_sizes(items: npt.NDArray[np.uint8]) -> tuple[FloatArray, dict[str, F
     return whole, {"sets": np.array(without_set), "permutations": np.array(without_permutation)}
 
 
+def _effect_sizes_one_by_one(
+    items: npt.NDArray[Any], state: npt.NDArray[Any] | None, weights: npt.ArrayLike | None
+) -> tuple[FloatArray, dict[str, FloatArray]]:
+    """The same where answers are missing or weights differ: everything anew without each set and permutation."""
+
+    def without(level: int, axis: int) -> FloatArray:
+        states = None if state is None else np.delete(state, level, axis)
+        return _clipped(variance_components(np.delete(items, level, axis), states, weights=weights))
+
+    whole = _clipped(variance_components(items, state, weights=weights))
+    left_out = (np.array([without(i, axis) for i in range(items.shape[axis])]) for axis in (0, 1))
+    return whole, dict(zip(AXES, left_out, strict=False))
+
+
 def _sizes_of(sp: npt.NDArray[Any], si: npt.NDArray[Any], pi_square: int) -> FloatArray:
-    components = components_from_sums(sp, si, pi_square)
+    return _clipped(components_from_sums(sp, si, pi_square))
+
+
+def _clipped(components: VarianceComponents) -> FloatArray:
     sizes = np.array([components.order_effect, components.selection_effect])
     return np.where(sizes > _LEAST_EFFECT, sizes, 0.0)
 
@@ -385,8 +423,8 @@ def _mean(side: _Side, place: int, *, is_one_context: bool) -> Jackknifed:
         for axis, means in zip(AXES, (cells.mean(axis=1), cells.mean(axis=0)), strict=False)
         if len(means) > 1 and not is_one_context
     }
-    if side.items is not None and side.size("queries") > 1:
-        by_query, weight = side.items[:, :, place].mean(axis=(0, 1)), side.weight
+    if side.whole is not None and side.size("queries") > 1:
+        by_query, weight = side.whole[:, :, place].mean(axis=(0, 1)), side.weight
         left_out["queries"] = (weight.sum() * estimate - weight * by_query) / (weight.sum() - weight)
     return Jackknifed(estimate, left_out)
 
@@ -405,7 +443,13 @@ def _mcnemar(sides: tuple[_Side, _Side], places: tuple[int, int], shared: tuple[
     one, two = (side.items for side in sides)
     if one is None or two is None or shared != AXES:
         return None
-    return stratified_mcnemar(one[:, :, places[0]], two[:, :, places[1]])
+    both = np.ones(one.shape[3], np.bool_)  # queries that every ordering of both answered
+    for side, place in zip(sides, places, strict=True):
+        if side.state is not None:
+            both &= ~side.state[:, :, place].any(axis=(0, 1))
+    if not both.any() or one.dtype != np.uint8 or two.dtype != np.uint8:
+        return None
+    return stratified_mcnemar(one[:, :, places[0]][..., both], two[:, :, places[1]][..., both])
 
 
 def _contrast(one: Jackknifed, two: Jackknifed, shared: tuple[str, ...], level: float, least: float = 0.0) -> Contrast:

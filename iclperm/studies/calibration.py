@@ -43,7 +43,7 @@ class ContextualCalibration:
         before, after, gain = self.effect.accuracy[-1], self.effect.calibrated_accuracy[-1], self.effect.gain[-1]
         start = "Predictions are calibrated on content-free inputs (Zhao et al. 2021)"
         if math.isnan(gain.estimate):
-            return [f"{start}; no query is ok in every cell, so what that changed is unknown."]
+            return [f"{start}; some context has no answer at all, so what that changed is unknown."]
         return [
             f"{start}: at k = {self.effect.shots[-1]} accuracy is {percent(after)} with it and {percent(before)} "
             f"without, a difference of {points_with_bounds(gain, unit='')} points{_verdict(gain)}."

@@ -15,7 +15,7 @@ from iclperm.report.parts import percent
 from iclperm.stats import Comparison, Interval, PooledEstimate, SizeSlope
 from iclperm.stats.comparison import LEAST, Jackknifed, Of
 from iclperm.stats.intervals import jackknife_error, jackknife_interval
-from iclperm.stats.sensitivity import FloatArray, usable_queries
+from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.compared import Compared, Together, together
 from iclperm.studies.comparing_findings import Comparing, Pair, Studied
 
@@ -104,13 +104,13 @@ def _accuracies(study: Compared) -> FloatArray:
 
 
 def _last_accuracy(study: Compared) -> FloatArray:
-    """[S, P] at the largest number of shots; raises DataError where no query is ok in every cell there."""
+    """[S, P] at the largest number of shots; raises DataError where an ordering has no answer there."""
     if not study.has_answers:
         return np.asarray(study.values[:, :, -1], dtype=np.float64)
     state = None if study.state is None else study.state[:, :, -1]
     cells = stats.accuracy(study.values[:, :, -1], state, study.weights)
-    if cells.num_queries == 0:
-        raise DataError(f"{study.name} has no query that is ok in every cell; leave out the set or k that fails")
+    if np.isnan(cells.values).any():
+        raise DataError(f"{study.name} has an ordering without any answer; leave out the set or k that fails")
     return cells.values
 
 
@@ -125,11 +125,10 @@ def _described(study: Compared, matrix: FloatArray, log_ratio: Jackknifed) -> St
     low, high = math.exp(interval.low), math.exp(interval.high)
     num_queries, free = 0, math.nan
     if study.has_answers:
-        items = study.values[:, :, -1]
-        usable = usable_queries(items.shape, None if study.state is None else study.state[:, :, -1])
-        num_queries = int(np.count_nonzero(usable))
+        state = None if study.state is None else study.state[:, :, -1]
+        num_queries = stats.accuracy(study.values[:, :, -1], state, study.weights).num_queries
         if min(matrix.shape) > 1 and num_queries > 1:
-            free = stats.variance_components(items[..., usable]).ratio
+            free = stats.variance_components(study.values[:, :, -1], state, weights=study.weights).ratio
     return Studied(
         name=study.name,
         shape=(*matrix.shape, num_queries),
@@ -186,7 +185,7 @@ def _free_effects(study: Compared) -> dict[Of, Jackknifed]:
         nothing = Jackknifed(math.nan, {})
         return {"ratio": nothing, "order": nothing, "selection": nothing}
     items, state = study.values[:, :, -1], None if study.state is None else study.state[:, :, -1]
-    found = stats.jackknifed_effects(items[..., usable_queries(items.shape, state)])
+    found = stats.jackknifed_effects(items, state, study.weights)
     return {of: each if of == "ratio" else _log(each) for of, each in found.items()}
 
 
@@ -218,7 +217,8 @@ def _warnings(
         if max(pair.comparison.dropped) > _MOST_DROPPED:
             yield (
                 f"{one.name} and {two.name}: {percent(pair.comparison.dropped[0])} and "
-                f"{percent(pair.comparison.dropped[1])} of the queries are left out, as some cell has no answer"
+                f"{percent(pair.comparison.dropped[1])} of the queries are left out, as no ordering of one of them has "
+                "an answer"
             )
     if sizes is not None and len(known) < LEAST:
         yield f"a slope on model size takes {LEAST} studies with an r; there are {len(known)}"
