@@ -140,7 +140,9 @@ class TestTogether:
         assert short_names([("ag_news", "small"), ("math", "large")], folders) == ["ag_news, small", "math, large"]
         assert short_names([("ag_news", "small")] * 2, folders) == ["a", "b"]
         assert short_names([("ag_news", "small")] * 2, [Path("a/run"), Path("b/run")]) == ["a/run", "b/run"]
-        assert short_names([("ag_news", "small")] * 2, [None, None]) == ["ag_news, small (1)", "ag_news, small (2)"]
+        assert short_names([("ag_news", "small")] * 2, [None, None]) == ["ag_news, small"] * 2
+        twice = comparing([study("one", 1), study("one", 2)])
+        assert [each.name for each in twice.studies] == ["one (1)", "one (2)"]
 
 
 class TestFindings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -41,7 +42,7 @@ def comparing(
         raise ConfigError(f"a comparison needs at least 2 studies, got {len(studies)}; name more")
     if sizes is not None and len(sizes) != len(studies):
         raise ConfigError(f"there are {len(studies)} studies and {len(sizes)} sizes; give one number for each")
-    ready = together(studies, shared)
+    ready = together(_named_once(studies), shared)
     pairs = _pairs(ready)
     matrices = [_last_accuracy(study) for study in ready.studies]
     logs = [stats.log_sensitivity(matrix) for matrix in matrices]
@@ -60,6 +61,15 @@ def comparing(
         slopes_are_free=is_free,
         warnings=tuple(_warnings(ready, pairs, sizes, known)),
     )
+
+
+def _named_once(studies: Sequence[Compared]) -> list[Compared]:
+    """With a number behind names that several have."""
+    names = [study.name for study in studies]
+    return [
+        study if names.count(study.name) == 1 else replace(study, name=f"{study.name} ({place + 1})")
+        for place, study in enumerate(studies)
+    ]
 
 
 def _pairs(ready: Together) -> tuple[Pair, ...]:
