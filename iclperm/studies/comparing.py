@@ -15,7 +15,7 @@ from iclperm.errors import ConfigError, DataError
 from iclperm.report.parts import percent
 from iclperm.stats import Comparison, Interval, PooledEstimate, SizeSlope
 from iclperm.stats.comparison import LEAST, Jackknifed, Of
-from iclperm.stats.intervals import jackknife_error, jackknife_interval
+from iclperm.stats.intervals import jackknife_error
 from iclperm.stats.sensitivity import FloatArray, usable_queries
 from iclperm.studies.compared import Compared, Together, together
 from iclperm.studies.comparing_findings import Comparing, Pair, Studied
@@ -46,7 +46,7 @@ def comparing(
     pairs = _pairs(ready)
     matrices = [_last_accuracy(study) for study in ready.studies]
     logs = [stats.log_sensitivity(matrix) for matrix in matrices]
-    described = tuple(map(_described, ready.studies, matrices, logs))
+    described = tuple(map(_described, ready.studies, matrices))
     known = [place for place, each in enumerate(logs) if not math.isnan(_standard_error(each))]
     slopes: Mapping[Of, SizeSlope] = {}
     is_free = False
@@ -130,9 +130,10 @@ def _standard_error(of: Jackknifed) -> float:
     return error if math.isfinite(of.estimate) and error > 0 else math.nan
 
 
-def _described(study: Compared, matrix: FloatArray, log_ratio: Jackknifed) -> Studied:
-    interval = jackknife_interval(log_ratio.estimate, *log_ratio.left_out.values())
-    low, high = math.exp(interval.low), math.exp(interval.high)
+def _described(study: Compared, matrix: FloatArray) -> Studied:
+    ratio = Interval(stats.sensitivity_ratio(matrix), math.nan, math.nan, 0.95)
+    if min(matrix.shape) >= LEAST:
+        ratio = stats.jackknife_ratio_interval(matrix)  # as the study's own report has it
     num_queries, free = 0, math.nan
     if study.has_answers:
         items = study.values[:, :, -1]
@@ -147,7 +148,7 @@ def _described(study: Compared, matrix: FloatArray, log_ratio: Jackknifed) -> St
         accuracy=float(matrix.mean()),
         order=stats.order_sensitivity(matrix),
         selection=stats.selection_sensitivity(matrix),
-        ratio=Interval(stats.sensitivity_ratio(matrix), low, high, interval.level),
+        ratio=ratio,
         ratio_free=free,
     )
 
