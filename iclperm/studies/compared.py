@@ -136,7 +136,8 @@ def together(studies: Sequence[Compared], shared: Sequence[str] | None = None) -
 
 
 def short_names(titles: Sequence[tuple[str, str]], folders: Sequence[Path | None]) -> list[str]:
-    """A name for each (task, model): what differs between them, or their folders where nothing does."""
+    """A name for each (task, model): what differs between them, or their folders where nothing does; not always one
+    that no other has."""
     tasks, models = ({title[place] for title in titles} for place in (0, 1))
     if len(tasks) == 1 and len(models) == len(titles):
         names = [model for _, model in titles]
@@ -148,7 +149,7 @@ def short_names(titles: Sequence[tuple[str, str]], folders: Sequence[Path | None
         paths = [name if folder is None else folder.name for name, folder in zip(names, folders, strict=True)]
         whole = [name if folder is None else str(folder) for name, folder in zip(names, folders, strict=True)]
         names = paths if len(set(paths)) == len(paths) else whole
-    return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
+    return names
 
 
 def _by_names(studies: list[Compared], axis: str, notes: list[str]) -> tuple[list[Compared], tuple[int, ...]]:

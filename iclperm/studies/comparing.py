@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from iclperm.errors import ConfigError, DataError
 from iclperm.report.parts import percent
 from iclperm.stats import Comparison, Interval, PooledEstimate, SizeSlope
 from iclperm.stats.comparison import LEAST, Jackknifed, Of
-from iclperm.stats.intervals import jackknife_error, jackknife_interval
+from iclperm.stats.intervals import jackknife_error
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.compared import Compared, Together, together
 from iclperm.studies.comparing_findings import Comparing, Pair, Studied
@@ -41,11 +42,11 @@ def comparing(
         raise ConfigError(f"a comparison needs at least 2 studies, got {len(studies)}; name more")
     if sizes is not None and len(sizes) != len(studies):
         raise ConfigError(f"there are {len(studies)} studies and {len(sizes)} sizes; give one number for each")
-    ready = together(studies, shared)
+    ready = together(_named_once(studies), shared)
     pairs = _pairs(ready)
     matrices = [_last_accuracy(study) for study in ready.studies]
     logs = [stats.log_sensitivity(matrix) for matrix in matrices]
-    described = tuple(map(_described, ready.studies, matrices, logs))
+    described = tuple(map(_described, ready.studies, matrices))
     known = [place for place, each in enumerate(logs) if not math.isnan(_standard_error(each))]
     slopes: Mapping[Of, SizeSlope] = {}
     is_free = False
@@ -60,6 +61,15 @@ def comparing(
         slopes_are_free=is_free,
         warnings=tuple(_warnings(ready, pairs, sizes, known)),
     )
+
+
+def _named_once(studies: Sequence[Compared]) -> list[Compared]:
+    """With a number behind names that several have."""
+    names = [study.name for study in studies]
+    return [
+        study if names.count(study.name) == 1 else replace(study, name=f"{study.name} ({place + 1})")
+        for place, study in enumerate(studies)
+    ]
 
 
 def _pairs(ready: Together) -> tuple[Pair, ...]:
@@ -120,9 +130,10 @@ def _standard_error(of: Jackknifed) -> float:
     return error if math.isfinite(of.estimate) and error > 0 else math.nan
 
 
-def _described(study: Compared, matrix: FloatArray, log_ratio: Jackknifed) -> Studied:
-    interval = jackknife_interval(log_ratio.estimate, *log_ratio.left_out.values())
-    low, high = math.exp(interval.low), math.exp(interval.high)
+def _described(study: Compared, matrix: FloatArray) -> Studied:
+    ratio = Interval(stats.sensitivity_ratio(matrix), math.nan, math.nan, 0.95)
+    if min(matrix.shape) >= LEAST:
+        ratio = stats.jackknife_ratio_interval(matrix)  # as the study's own report has it
     num_queries, free = 0, math.nan
     if study.has_answers:
         state = None if study.state is None else study.state[:, :, -1]
@@ -136,7 +147,7 @@ def _described(study: Compared, matrix: FloatArray, log_ratio: Jackknifed) -> St
         accuracy=float(matrix.mean()),
         order=stats.order_sensitivity(matrix),
         selection=stats.selection_sensitivity(matrix),
-        ratio=Interval(stats.sensitivity_ratio(matrix), low, high, interval.level),
+        ratio=ratio,
         ratio_free=free,
     )
 

@@ -26,6 +26,7 @@ from iclperm.report.parts import (
 from iclperm.stats import Comparison, Contrast, Interval, PooledEstimate, SizeSlope
 from iclperm.stats.comparison import LEAST, Of
 from iclperm.stats.intervals import side_of
+from iclperm.stats.paired import holm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,7 @@ class Studied(NamedTuple):
     """Sensitivity as printed in arXiv 2511.09700."""
     selection: float
     ratio: Interval
-    """r as printed with its jackknife interval, on the log scale; NaN bounds below three sets or permutations."""
+    """r as printed with its jackknife interval, as its own report has it; NaN bounds below three sets or permutations."""
     ratio_free: float
     """r free of item noise; NaN where that is not known."""
 
@@ -127,8 +128,14 @@ class Comparing:
             "pooled_studies": list(self.pooled_names),
             "slopes": plain(self.slopes),
             "slopes_are_free_of_item_noise": self.slopes_are_free,
+            "warnings": list(self.warnings),
             "conclusion": self.conclusion(),
         }
+
+    def _slopes_holm(self) -> dict[Of, float]:
+        """p-values of the slopes, adjusted over these."""
+        adjusted = holm([found.p_value for found in self.slopes.values()]).tolist()
+        return dict(zip(self.slopes, adjusted, strict=True))
 
     def _names(self, pair: Pair) -> tuple[str, str]:
         return self.studies[pair.first].name, self.studies[pair.second].name
@@ -221,10 +228,11 @@ class Comparing:
         lines = []
         for name, found in self.slopes.items():
             words = "r" if name == "ratio" else f"the {_SENSITIVITIES[name]}"
-            verdict = "changes with size" if found.p_value <= _LEVEL else "no change with size shows"
+            p = self._slopes_holm()[name]
+            verdict = "changes with size" if p <= _LEVEL else "no change with size shows"
             lines.append(
                 f"At ten times the parameters {words} is {with_bounds(found.factor)} times as large "
-                f"({p_words(found.p_value)}): {verdict}."
+                f"({p_words(p)}, Holm): {verdict}."
             )
         return lines
 
@@ -324,13 +332,14 @@ class Comparing:
                 number(found.factor.estimate, 2),
                 interval_words(found.factor, 2),
                 p_value(found.p_value),
+                p_value(self._slopes_holm()[name]),
             )
             for name, found in self.slopes.items()
         ]
         kind = "free of item noise" if self.slopes_are_free else "as printed, item noise included"
         return Table(
             "Sensitivity against model size",
-            ("", "at 10 times the size", "95 %", "p"),
+            ("", "at 10 times the size", "95 %", "p", "Holm"),
             rows,
             caption=f"Weighted regression of the log on log10 of the parameters; {kind}.",
         )
