@@ -18,8 +18,8 @@ _NEAREST = 0.95  # accuracy of a single cell
 _MOST_ANSWERS = 1 << 23
 _CAPTION = (
     "Effects on the logit of a right answer, of one query; the intervals hold all that Gaussian effects or a jackknife "
-    "allow, that of r the jackknife's. One answer a cell does not tell sigma_SPI there: all effects are smaller by the "
-    "same unknown factor, r is not."
+    "allow, that of r the jackknife's. One answer a cell does not tell sigma_SPI there: all effects are smaller by about "
+    "one unknown factor, r is not."
 )
 
 
