@@ -1,7 +1,7 @@
 """Bias and coverage of the effects on the logit, near floor and ceiling, beside those of the analysis of accuracies.
 
     python benchmarks/latent_coverage.py [--repeats 400] [--quick] [--json benchmarks/results/latent_coverage.json]
-    python benchmarks/latent_coverage.py --statsmodels 20 [--json benchmarks/results/latent_statsmodels.json]
+    python benchmarks/latent_coverage.py --statsmodels 36 [--json benchmarks/results/latent_statsmodels.json]
 
 Answers of 10 sets x 10 permutations x 400 queries are drawn from the model of `iclperm.stats.latent`: standard
 deviations on the logit of .4 (sets), .5 (permutations), .3 (both), 1.5 (queries), .5 and .5 (queries with either), so
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,10 +163,12 @@ def of_statsmodels(case: Case, repeats: int) -> list[dict[str, Any]]:
     """The order effect of both, on the same answers."""
     import pandas
     from statsmodels.genmod.bayes_mixed_glm import BinomialBayesMixedGLM
+    from statsmodels.tools.sm_exceptions import ConvergenceWarning
 
     _, num_permutations, _ = case.size
     s, p, q = (index.ravel() for index in np.indices(case.size))
     columns = {"s": s, "p": p, "sp": num_permutations * s + p, "q": q}
+    unsettled = 0
     found: dict[str, list[tuple[float, bool, float]]] = {"latent_components": [], "statsmodels fit_vb": []}
     for repeat in range(repeats):
         generator = key(f"latent statsmodels {case.shape}", case.accuracy, *case.size, repeat)
@@ -177,7 +180,10 @@ def of_statsmodels(case: Case, repeats: int) -> list[dict[str, Any]]:
         frame = pandas.DataFrame({"y": items.ravel(), **columns})
         effects = {name: f"0 + C({name})" for name in columns}
         started = time.perf_counter()
-        fitted = BinomialBayesMixedGLM.from_formula("y ~ 1", effects, frame).fit_vb()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", ConvergenceWarning)
+            fitted = BinomialBayesMixedGLM.from_formula("y ~ 1", effects, frame).fit_vb()
+        unsettled += any(issubclass(one.category, ConvergenceWarning) for one in said)
         seconds = time.perf_counter() - started
         logs = fitted.vcp_mean + fitted.vcp_sd * generator.standard_normal((DRAWS, len(effects)))
         low, high = np.quantile(np.hypot(*np.exp(logs[:, 1:3]).T), (0.025, 0.975))
@@ -190,6 +196,7 @@ def of_statsmodels(case: Case, repeats: int) -> list[dict[str, Any]]:
             "accuracy": case.accuracy,
             "bias order": mean([estimate for estimate, _, _ in each]) / ORDER - 1,
             "order covered": mean([covered for _, covered, _ in each]),
+            "not converged": unsettled if name != "latent_components" else 0,
             "seconds a study": float(np.median([seconds for _, _, seconds in each])),
         }
         for name, each in found.items()

@@ -5,7 +5,7 @@ and of the query with either. On accuracies the same effect is small near 0 and 
 one number. All effects are *conditional on the query*: what they do to the logit of one query, not to that of the mean.
 
 One answer a cell does not identify σ²_SPI on this scale: Bernoulli answers with it are Bernoulli answers without it,
-all other effects smaller by one factor. So σ²_SPI is NaN, and the logit is that of the chance left by it.
+all other effects smaller by about one factor. So σ²_SPI is NaN, and the logit is that of the chance left by it.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ _NEAREST = 0.95  # accuracy of a single cell
 _MOST_ANSWERS = 1 << 23
 _CAPTION = (
     "Effects on the logit of a right answer, of one query; the intervals hold all that Gaussian effects or a jackknife "
-    "allow, that of r the jackknife's. One answer a cell does not tell sigma_SPI there: all effects are smaller by the "
-    "same unknown factor, r is not."
+    "allow, that of r the jackknife's. One answer a cell does not tell sigma_SPI there: all effects are smaller by "
+    "about one unknown factor, r is not."
 )
 
 
@@ -79,7 +79,7 @@ class SensitivityLatent:
         if self.num_queries < self.of_queries:
             queries += f"; a sample of {self.of_queries:,}"
         rows = [
-            ("order effect", *_words(found.order_effect), f"accuracy {number(low)} to {number(high)} one down, one up"),
+            ("order effect", *_words(found.order_effect), f"one down or up: accuracy {number(low)} to {number(high)}"),
             ("selection effect", *_words(found.selection_effect), ""),
             ("r = sel. / order", *_words(found.ratio), ""),
             ("queries", number(found.query_variance**0.5, 2), "", queries),
