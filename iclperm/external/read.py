@@ -74,15 +74,16 @@ def _files(paths: Sequence[str | Path], most_bytes: int) -> list[Path]:
 
 def _read(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:
     """What one file holds: one tensor, or one for each filter of a sample log."""
-    if path.suffix == ".npy":
+    kind = path.suffix.lower()
+    if kind == ".npy":
         return [read_npy(path, axes)]
-    if path.suffix == ".npz":
+    if kind == ".npz":
         return [read_npz(path, axes, most_bytes)]
-    if path.suffix == ".csv":
+    if kind == ".csv":
         return [read_csv(path, axes, most_bytes)]
-    if path.suffix == ".parquet":
+    if kind == ".parquet":
         return [read_parquet(path, axes, most_bytes)]
-    if path.suffix == ".jsonl":
+    if kind == ".jsonl":
         return _read_jsonl(path, axes, most_bytes)
     raise DataError(f"{path} ends in {path.suffix!r}; give .npy, .npz, .csv, .parquet or .jsonl")
 
@@ -96,9 +97,7 @@ def _read_jsonl(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:
         if axes not in (None, "CQ"):
             raise RequestError(f"sample logs have the axes CQ, got {axes!r}")
         return list(read_log(path))
-    if "correct" not in first:
-        raise DataError(f"{path} has neither doc_id (a sample log) nor query and correct (iclperm export)")
-    return [read_rows(path, list(first), axes, most_bytes)]
+    return [read_rows(path, axes, most_bytes)]
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
