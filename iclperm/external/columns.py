@@ -15,7 +15,9 @@ import numpy.typing as npt
 from iclperm.errors import DataError, printable
 from iclperm.stats.sensitivity import FloatArray
 
-_NOTHING = frozenset("#n/a|#na|-|--|-nan|.|<na>|?|n/a|na|nan|nat|nil|none|null".split("|")) | {""}
+_NOTHING = frozenset(
+    ("", "#n/a", "#na", "-", "--", "-nan", ".", "<na>", "?", "n/a", "na", "nan", "nat", "nil", "none", "null")
+)
 _TRUE, _FALSE = frozenset(("true", "t", "yes", "y")), frozenset(("false", "f", "no", "n"))
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?")
@@ -68,7 +70,7 @@ def distinct_values(column: Any, name: str, path: Path) -> tuple[list[Any], npt.
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)  # as pandas' categories and polars' are written
     if pa.types.is_nested(column.type):
-        raise DataError(f"{path} holds lists or structures in the column {name!r}; give one value a row")
+        raise DataError(f"{path} holds lists or structures in {name}; give one value a row")
     if pa.types.is_string_view(column.type) or pa.types.is_large_string(column.type):
         column = column.cast(pa.string())
     encoded = column.combine_chunks().dictionary_encode()
@@ -141,7 +143,9 @@ def _named(values: Sequence[Any]) -> list[Any]:
         as_numbers = {value: _whole(int(value) if value.lstrip("+-").isdecimal() else float(value)) for value in there}
         if len(set(as_numbers.values())) == len(set(there)):  # not 7 beside 007
             return [as_numbers.get(value) for value in found]
-    return [None if value in (None, "") or (isinstance(value, float) and math.isnan(value)) else value for value in found]
+    return [
+        None if value in (None, "") or (isinstance(value, float) and math.isnan(value)) else value for value in found
+    ]
 
 
 def _whole(value: Any) -> Any:

@@ -32,7 +32,7 @@ class Delimited:
     encoding: str
     separator: str
     first: tuple[str, ...]
-    """Cells of the first record, without spaces around them: names, or data."""
+    """Cells of the first record as they are written: names, or data."""
 
 
 def encoding_of(path: Path) -> str:
@@ -67,7 +67,7 @@ def look_at(path: Path) -> Delimited:
         separator = _separator(line.strip("\r\n"), path)
         file.seek(0)
         first = next(csv.reader(file, delimiter=separator), [])
-    return Delimited(path, encoding, separator, tuple(cell.strip() for cell in first))
+    return Delimited(path, encoding, separator, tuple(first))
 
 
 def _separator(line: str, path: Path) -> str:
@@ -106,21 +106,26 @@ def read_cells(given: Delimited, columns: Sequence[str] | None) -> Any:
 
 
 def has_header(first: Sequence[str], cells_of: Callable[[int], Sequence[str]], num_rows: int, path: Path) -> bool:
-    """Whether the first of the `num_rows` records of a matrix are names; `cells_of` gives the cells of a column below it.
+    """Whether the first of the `num_rows` records of a matrix are names; `cells_of` gives a column's cells below it.
 
     Words are names. So are distinct numbers of which some cannot be an answer or an accuracy (0, 1, 2, …), behind an
     empty first cell too. Raises DataError where 0, or 0 and 1, may be both.
     """
-    rest = first[1:] if first and is_nothing(first[0]) and len(first) > 1 else first
+    first = [cell.strip() for cell in first]
+    rest = first[1:] if len(first) > 1 and is_nothing(first[0]) else first
     if not all(is_value(cell) for cell in rest):
         return True
     found = [number_of(cell) for cell in rest]
     if any(number < 0 or number > 1 for number in found) and len(set(found)) == len(found):  # NaN is neither
         return True
-    if num_rows < 2 or list(rest) != ["0", "1"][: len(rest)]:
+    if num_rows < 2 or rest != ["0", "1"][: len(rest)]:
         return False
-    if len(rest) < len(first) and counts_rows(cells_of(0)):
-        return True
+    if len(rest) < len(first):
+        labels = [cell.strip() for cell in cells_of(0)]
+        if counts_rows(labels) or not all(is_value(label) for label in labels):
+            return True
+        if len(set(labels)) < len(labels):
+            return False
     shown = printable(",".join(first))
     raise DataError(
         f"{path} begins with the line {shown}, which may be names or data; name the columns by words, such as "

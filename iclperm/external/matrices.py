@@ -33,7 +33,9 @@ def matrix_of_csv(given: Delimited, axes: str | None, most_bytes: int) -> Tensor
         return [values[code] for code in codes[begin:]]
 
     if has_header(given.first, cells_of, num_rows, given.path):
-        return matrix_of_columns(list(given.first), [column.slice(1) for column in columns], axes, given.path, most_bytes)
+        return matrix_of_columns(
+            list(given.first), [column.slice(1) for column in columns], axes, given.path, most_bytes
+        )
     if num_rows > 1 and len(columns) > 1 and [cell.strip() for cell in cells_of(0, begin=0)] == ["0", "1"]:
         raise DataError(
             f"{given.path} has two rows that begin with 0 and 1, which may be an index or data; name the columns "
@@ -52,9 +54,9 @@ def matrix_of_columns(
     DataError for what is no number, for two columns of one name and for rows or columns without any value; RequestError
     where neither names nor `axes` say what rows and columns are.
     """
-    rows, labels, notes = "", [], []
+    rows, labels, notes, names = "", [], [], [name.strip() for name in names]
     if columns and len(columns) > 1:
-        first = names[0].strip().lower()
+        first = names[0].lower()
         is_index = _INDEX.fullmatch(first) or (not is_value(first) and _counts(columns, path))
         if first in _COLUMN_AXES or is_index:
             rows = first if first in _COLUMN_AXES else ""
@@ -102,8 +104,8 @@ def _refuse_names(names: Sequence[str], axes: str | None, rows: str, path: Path)
     other = next((name for name in words if name in _CELLS), None)
     if other is not None:
         raise DataError(
-            f"{path} has a column {other!r} but none called correct or accuracy; write a row an answer, with the columns "
-            "query and correct, or leave the column out"
+            f"{path} has a column {other!r} but none called correct or accuracy; write a row an answer, with the "
+            "columns query and correct, or leave the column out"
         )
     twice = next((name for name in words if words.count(name) > 1), None)
     if twice is not None:
@@ -156,5 +158,3 @@ def _letters(matrix: FloatArray, axes: str | None, rows: str, path: Path) -> str
             f"{letter}{_COLUMN_AXES[rows]} for accuracies"
         )
     return letter + _COLUMN_AXES[rows]
-
-

@@ -202,6 +202,7 @@ def _of_columns(columns: dict[str, Any], left: Sequence[str], path: Path, most_b
         title=title_of(path),
         notes=tuple(notes),
         classes=classes,
+        queries=tuple(found[-1]),
     )
 
 

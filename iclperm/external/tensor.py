@@ -22,6 +22,8 @@ AXES = {"S": "set", "P": "permutation", "K": "shots", "Q": "query", "C": "contex
 """What each letter of `Tensor.axes` stands for."""
 MISSING = 1
 """State of an answer that is not there."""
+MISSING_WORDS = "answers are missing: only queries that every cell answered count"
+"""What is said behind how many there are."""
 GRADED = "answers are graded, between 0 and 1: McNemar's and Cochran's tests and Wilson's intervals are left out"
 
 Array = npt.NDArray[Any]
@@ -48,6 +50,8 @@ class Tensor:
     """What a reader of the numbers should know of how the file was read."""
     classes: tuple[str, ...] = ()
     """[Q] the class of each query, as text; empty where not known."""
+    queries: tuple[Any, ...] = ()
+    """[Q] what the file calls the queries; empty where it does not."""
 
     @property
     def is_graded(self) -> bool:
@@ -239,8 +243,8 @@ def as_shares(values: Array, title: str) -> FloatArray:
     wrong = shares[~((shares >= 0) & (shares <= 1))]
     if wrong.size:
         raise DataError(
-            f"{title} must hold accuracies in 0..1, found {wrong[0]:g}; percentages are to be divided by 100, and every "
-            "cell needs a value"
+            f"{title} must hold accuracies in 0..1, found {wrong[0]:g}; percentages are to be divided by 100, and "
+            "every cell needs a value"
         )
     return shares
 
@@ -259,8 +263,8 @@ def as_answers(values: Array, title: str) -> tuple[Array, npt.NDArray[np.uint8] 
     other = values[(values < 0) | (values > 1)]
     if other.size:
         raise DataError(
-            f"{title} must hold answers 0 and 1, or grades between, along Q, found {other[0]:g}; divide points by their "
-            "maximum; for accuracies name the axes SP or SPK"
+            f"{title} must hold answers 0 and 1, or grades between, along Q, found {other[0]:g}; divide points by "
+            "their maximum; for accuracies name the axes SP or SPK"
         )
     answers = np.where(missing, 0, values)
     is_graded = bool(((answers > 0) & (answers < 1)).any())
@@ -284,7 +288,7 @@ def missing_note(missing: npt.NDArray[np.bool_]) -> tuple[str, ...]:
     num = int(np.count_nonzero(missing))
     if not num:
         return ()
-    return (f"{num:,} of {missing.size:,} answers are missing: only queries that every cell answered count",)
+    return (f"{num:,} of {missing.size:,} {MISSING_WORDS}",)
 
 
 def one_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from iclperm.stats.sensitivity import (
     Estimator,
     FloatArray,
     accuracy_matrix,
-    binary_items,
+    graded_items,
     order_sensitivity,
     query_weights,
     selection_sensitivity,
@@ -52,6 +52,8 @@ def jackknife_error(left_out: Sequence[npt.ArrayLike]) -> tuple[float, float]:
 
 
 _MAX_DESIGN = 100_000
+_JACKKNIFE_EXCESS = 2.3
+"""Fitted by benchmarks/needed_design.py --calibrate (see `needed_design`)."""
 
 
 class Interval(NamedTuple):
@@ -176,11 +178,12 @@ def side_of(interval: Interval, value: float) -> int:
 def clustered_se(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
     """Standard error of the mean of correct [..., Q] over everything, clustered by query.
 
-    The answers to one query in many contexts move together: only distinct queries count as independent.
+    The answers to one query, 0 or 1 or grades in 0..1, in many contexts move together: only distinct queries count as
+    independent.
     `weights` [Q] says how often each counts in the mean; a query of any weight is one cluster. NaN for one query. Cost:
     O(size of correct).
     """
-    items = binary_items(correct)
+    items = graded_items(correct)
     num_queries = items.shape[-1]
     if num_queries < 2:
         return math.nan
@@ -212,10 +215,17 @@ def needed_design(
 ) -> NeededDesign | None:
     """The smallest S = P that tells r from 1 with the same queries; None if r is 1 or S = P would exceed 100,000.
 
-    Delta method on log r: Var(MS) = 2·E[MS]²/df for each of the three mean squares of accuracy [S, P], their
-    expectations moved to the larger design through its variance components (clipped at 0). With `ratio` given, the
-    asked-for r takes the place of the estimated one. Gaussian effects are assumed; skewed ones need more. Raises
-    RequestError unless S, P >= 2 and ratio > 0.
+    Calibrated for what a report decides, under Gaussian effects: that the jackknife interval of r excludes 1, and that
+    of the generalised method agrees. The standard error of log r is that of the delta method, Var(MS) = 2·E[MS]²/df for
+    each of the three mean squares of accuracy [S, P], their expectations moved to the larger design through its
+    variance components (clipped at 0). |log r| has to be z_power + t of it, t the jackknife's quantile with S - 1
+    degrees of freedom, times 1 + 2.3·(1 - w)/S, where w is the interaction's share √(σ²_SP/(σ²_P + σ²_SP) ·
+    σ²_SP/(σ²_S + σ²_SP)): what the jackknife interval is too wide by, fitted to simulated power by
+    benchmarks/needed_design.py, which also prints the power that comes of it (docs/statistics.md).
+
+    With `ratio` given, the asked-for r takes the place of the estimated one. It is meant for a true r, not for the
+    error of the estimate at hand; effects with long tails or skewed ones need more. Raises RequestError unless
+    S, P >= 2, ratio > 0 and 0 < power < 1.
     """
     matrix = _crossed_matrix(accuracy)
     if ratio is not None and not (ratio > 0 and math.isfinite(ratio)):
@@ -225,8 +235,9 @@ def needed_design(
     if min(order, selection) <= 0:
         return None
     target = math.sqrt(selection / order) if ratio is None else ratio
-    wanted = float(special.ndtri(upper_tail(level)) + special.ndtri(power))
-    size = _smallest_size(variances, order, selection, abs(math.log(target)), wanted)
+    if not 0 < power < 1:
+        raise RequestError(f"power must lie between 0 and 1, got {power}")
+    size = _smallest_size(variances, order, selection, abs(math.log(target)), upper_tail(level), power)
     return None if size is None else NeededDesign(target, size, size, power, level)
 
 
@@ -266,14 +277,16 @@ def _two_way_components(matrix: FloatArray) -> dict[str, float]:
 
 
 def _smallest_size(
-    variances: dict[str, float], order: float, selection: float, distance: float, wanted: float
+    variances: dict[str, float], order: float, selection: float, distance: float, tail: float, power: float
 ) -> int | None:
-    """Least n = S = P at which `distance` on the log scale is `wanted` standard errors, by bisection."""
+    """Least n = S = P at which `distance` on the log scale is found with `power`, by bisection."""
+    own = 1 - variances["E"] / math.sqrt(order * selection)
 
     def enough(size: int) -> bool:
+        wanted = float(special.stdtrit(size - 1, tail) + special.ndtri(power)) * (1 + _JACKKNIFE_EXCESS * own / size)
         return distance >= wanted * _log_ratio_se(variances, order, selection, size)
 
-    low, high = 2, _MAX_DESIGN
+    low, high = 3, _MAX_DESIGN
     if not enough(high):
         return None
     while low < high:

@@ -51,19 +51,20 @@ def accuracy(
     """Share of correct answers in every cell, over the queries that are `ok` in all of them.
 
     Args:
-        correct: [..., Q] 0 or 1 (bool or integer); any number of leading axes.
+        correct: [..., Q] 0 or 1 (bool or integer), or floating-point grades in 0..1 such as F1 or partial credit; any
+            number of leading axes.
         state: [..., Q] integers, 0 = ok; a query that is not ok anywhere is left out everywhere, so that cells stay
             comparable.
         weights: [Q] how often each query counts (an oversampled query is stored once); all 1 by default.
         limits: sizes from which it is computed in another way, to the same bits.
 
-    Raises RequestError on shapes that do not fit, values other than 0 and 1, or weights that are negative or not
+    Raises RequestError on shapes that do not fit, values outside 0..1, or weights that are negative or not
     finite. Cost: O(size of correct), without a float copy of it; a large contiguous tensor of bytes is read once, at
     the speed of memory, where the weights are whole numbers.
     """
     items = np.asarray(correct)
     if not (is_large(items, limits) and _is_whole(weights)):
-        items = binary_items(items, limits)
+        items = graded_items(items, limits)
     usable = usable_queries(items.shape, state, limits)
     weight = query_weights(weights, items.shape[-1])
     sums = _weighted_sums(items, np.where(usable, weight, 0.0), limits)
@@ -126,7 +127,7 @@ def curve(
     """Accuracy against the number of shots, with the spread over permutations and over sets kept apart.
 
     Args:
-        correct: [S, P, K, Q] 0 or 1; K indexes the list of shots that were run.
+        correct: [S, P, K, Q] 0 or 1, or grades in 0..1; K indexes the list of shots that were run.
         state: [S, P, K, Q] integers, 0 = ok.
         weights: [Q] how often each query counts.
         limits: as for `accuracy`.
@@ -187,6 +188,22 @@ def binary_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.
         wrong = items.min() if items.min() < 0 else items.max()
         raise RequestError(f"correct must hold only 0 and 1, found {wrong}")
     return items.astype(np.uint8, copy=False)
+
+
+def graded_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.NDArray[Any]:
+    """`correct` [..., Q] as float64 where it holds floating-point grades in 0..1, such as F1, else as `binary_items`.
+
+    Raises RequestError on anything else, a NaN included.
+    """
+    items = np.asarray(correct)
+    if items.dtype.kind != "f" or items.size == 0:
+        return binary_items(items, limits)
+    wrong = items[~((items >= 0) & (items <= 1))]
+    if wrong.size:
+        raise RequestError(
+            f"graded answers must lie in 0..1, found {wrong.flat[0]}; what is missing is 0 and marked in state"
+        )
+    return items.astype(np.float64, copy=False)
 
 
 def usable_queries(
