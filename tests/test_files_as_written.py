@@ -134,6 +134,19 @@ class TestMatricesOfPandas:
         np.save(tmp_path / "d.npy", SHARES)
         assert any("--axes PS reads it the other way round" in note for note in load(tmp_path / "d.npy").notes)
 
+    def test_summaries_are_no_data(self, tmp_path: Path) -> None:
+        frame = pd.DataFrame(SHARES)
+        pd.concat([frame, frame.mean().to_frame("mean").T]).to_csv(tmp_path / "a.csv")
+        refused(tmp_path / "a.csv", "a row or column called mean, a summary of others; delete it")
+        frame.assign(Total=frame.mean(axis=1)).to_csv(tmp_path / "b.csv")
+        refused(tmp_path / "b.csv", "called Total", "SP")
+
+    def test_names_that_are_numbers_stay_names(self, tmp_path: Path) -> None:
+        pd.DataFrame(ANSWERS.T, columns=[3, 1, 7]).rename_axis("query").to_csv(tmp_path / "a.csv")
+        assert load(tmp_path / "a.csv").names == ("3", "1", "7")
+        np.savetxt(tmp_path / "b.csv", ANSWERS.T, fmt="%d", delimiter=",")
+        assert load(tmp_path / "b.csv", "qc").names == ("context 0", "context 1", "context 2")
+
     def test_a_column_or_row_without_values_is_refused(self, tmp_path: Path) -> None:
         refused(written(tmp_path / "a.csv", "1,0,\n0,1,\n"), "no value in column 3", "CQ")
         refused(written(tmp_path / "b.csv", "1,0,1\n,,\n"), "no value in row 2", "CQ")

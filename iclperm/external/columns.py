@@ -53,10 +53,10 @@ def number_of(value: Any) -> float:
     return float(word) / scale
 
 
-def is_value(text: str) -> bool:
+def is_value(value: Any) -> bool:
     """Whether a cell says an answer, a number or nothing, and no word."""
     try:
-        number_of(text)
+        number_of(value)
     except ValueError:
         return False
     return True

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from iclperm.errors import DataError, RequestError, printable
-from iclperm.external.columns import distinct_values, is_value, numbers
+from iclperm.external.columns import distinct_values, is_value, number_of, numbers
 from iclperm.external.delimited import Delimited, counts_rows, has_header, read_cells
 from iclperm.external.tensor import AXES, Tensor, of_array, refuse_bytes, title_of
 from iclperm.stats.sensitivity import FloatArray
@@ -20,6 +20,7 @@ _IS_A_WORD = re.compile(r"[^\W\d_]{2,}")  # a column called so says what it hold
 _INDEX = re.compile(r"(|#|id|idx|index|row|level_0|__index_level_\d+__|unnamed: \d+)(_duplicated_\d+)?")
 _COLUMN_AXES = {"query": "C", "context": "Q", "set": "P", "permutation": "S"}
 """What the columns are where the first one names the rows, unless `axes` say it."""
+_SUMMARIES = frozenset(("all", "average", "avg", "count", "max", "mean", "median", "min", "std", "sum", "total"))
 _CELLS = frozenset((*_COLUMN_AXES, "split", "shots", "weight", "state", "class", "gold", "label", "target"))
 
 
@@ -41,13 +42,22 @@ def matrix_of_csv(given: Delimited, axes: str | None, most_bytes: int) -> Tensor
             f"{given.path} has two rows that begin with 0 and 1, which may be an index or data; name the columns "
             "in a first line"
         )
-    return matrix_of_columns([f"f{i}" for i in range(len(columns))], columns, axes, given.path, most_bytes)
+    counted = [f"f{i}" for i in range(len(columns))]
+    return matrix_of_columns(counted, columns, axes, given.path, most_bytes, is_named=False)
 
 
 def matrix_of_columns(
-    names: Sequence[str], columns: Sequence[Any], axes: str | None, path: Path, most_bytes: int
+    names: Sequence[str],
+    columns: Sequence[Any],
+    axes: str | None,
+    path: Path,
+    most_bytes: int,
+    *,
+    is_named: bool = True,
 ) -> Tensor:
     """The tensor of Arrow columns of numbers, [rows, columns], one of which may name the rows.
+
+    `is_named` says whether the file has `names`, or they are only counted.
 
     A first column that is called query, context, set or permutation says what the rows are. One without a name, or
     called index, numbers them and is left out; so is one of different whole numbers beside others in 0..1. Raises
@@ -65,15 +75,18 @@ def matrix_of_columns(
                 notes.append(f"the first column, {printable(names[0])!r}, is taken for an index and left out")
             names, columns = names[1:], columns[1:]
     _refuse_names(names, axes, rows, path)
+    summary = next((word for word in (*labels, *names) if word.lower() in _SUMMARIES), None)
+    if summary is not None:
+        raise DataError(f"{path} has a row or column called {printable(summary)}, a summary of others; delete it")
     if rows and len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise DataError(f"{path} has two rows for {rows} {twice}; keep one")
     matrix = _matrix(names, columns, path, most_bytes)
-    letters = _letters(matrix, axes, rows, path)
+    letters = _letters(matrix, None if axes is None else axes.upper(), rows, path)
     contexts: Sequence[str] = ()
     if letters == "CQ" and labels and (rows == "context" or not counts_rows(labels)):
         contexts = labels
-    elif letters == "QC" and any(_IS_A_WORD.search(name) or not is_value(name) for name in names):
+    elif letters == "QC" and is_named:
         contexts = [printable(name) for name in names]
     tensor = of_array(matrix, letters, title_of(path))
     if tensor.axes == "CQ" and len(contexts) == len(tensor.values):
@@ -83,11 +96,10 @@ def matrix_of_columns(
 
 def _counts(columns: Sequence[Any], path: Path) -> bool:
     """Whether the first column is of different whole numbers, and all others within 0..1: an index with a name."""
-    labels = _labels(columns[0], "", path)
-    if not counts_rows(labels):
+    if not counts_rows(_labels(columns[0], "the first column", path)):
         return False
-    others = [numbers(column, "", path) for column in columns[1:]]
-    return all(not ((other < 0) | (other > 1)).any() for other in others)
+    others = (value for column in columns[1:] for value in distinct_values(column, "a column", path)[0])
+    return all(is_value(value) and not (number_of(value) < 0 or number_of(value) > 1) for value in others)
 
 
 def _labels(column: Any, name: str, path: Path) -> list[str]:
@@ -148,7 +160,7 @@ def _letters(matrix: FloatArray, axes: str | None, rows: str, path: Path) -> str
         return axes
     letter = {name: axis for axis, name in AXES.items()}[rows]
     if axes is not None:
-        if len(axes) != 2 or axes[0].upper() != letter:
+        if len(axes) != 2 or axes[0] != letter:
             raise RequestError(f"{path} names its rows {rows}: axes {axes!r} must be two and begin with {letter}")
         return axes
     is_binary = bool(((matrix == 0) | (matrix == 1) | np.isnan(matrix)).all())

@@ -52,7 +52,7 @@ def jackknife_error(left_out: Sequence[npt.ArrayLike]) -> tuple[float, float]:
 
 
 _MAX_DESIGN = 100_000
-_JACKKNIFE_EXCESS = 2.3
+_JACKKNIFE_EXCESS = 2.15
 """Fitted by benchmarks/needed_design.py --calibrate (see `needed_design`)."""
 
 
@@ -219,7 +219,7 @@ def needed_design(
     of the generalised method agrees. The standard error of log r is that of the delta method, Var(MS) = 2·E[MS]²/df for
     each of the three mean squares of accuracy [S, P], their expectations moved to the larger design through its
     variance components (clipped at 0). |log r| has to be z_power + t of it, t the jackknife's quantile with S - 1
-    degrees of freedom, times 1 + 2.3·(1 - w)/S, where w is the interaction's share √(σ²_SP/(σ²_P + σ²_SP) ·
+    degrees of freedom, times 1 + 2.15·(1 - w)/S, where w is the interaction's share √(σ²_SP/(σ²_P + σ²_SP) ·
     σ²_SP/(σ²_S + σ²_SP)): what the jackknife interval is too wide by, fitted to simulated power by
     benchmarks/needed_design.py, which also prints the power that comes of it (docs/statistics.md).
 
