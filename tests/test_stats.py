@@ -526,7 +526,8 @@ class TestCalibration:
 
 
 BAD_CALLS: list[tuple[Callable[[], object], str]] = [
-    (lambda: stats.accuracy([0.5, 1.0]), "correct must hold bool or integer 0 and 1, got float64"),
+    (lambda: stats.accuracy([0.5, 1.5]), r"graded answers must lie in 0\.\.1, found 1\.5"),
+    (lambda: stats.accuracy(["a"]), "correct must hold bool or integer 0 and 1, got <U1"),
     (lambda: stats.accuracy([0, 7]), "correct must hold only 0 and 1, found 7"),
     (lambda: stats.accuracy([0, -2]), "correct must hold only 0 and 1, found -2"),
     (lambda: stats.accuracy(np.zeros((3, 0), int)), r"no empty axis, got \[3, 0\]"),
