@@ -6,10 +6,11 @@ Single answers are drawn from chances that add up the effects of sets, permutati
 either, of one shape each (those of interval_coverage.py). ``mean, new queries`` and ``mean, same queries`` are µ_k of a
 curve (S = 5, P = 20, Q = 256), ``larger`` the same of S = 10, P = 50. ``average`` to ``gap_closed`` are those of a
 search (S = 10, P = 16, 150 test and 300 dev queries), whose truth is the mean over many further designs.
-``correlation`` is the share of studies (S = 6, P = 40) in which a feature of the permutation without any effect is called correlated with accuracy, ``by set alone`` the same
-with intervals that forget that permutations are shared. ``differs`` and ``flat`` are the shares of single trajectories
-without any change that are called different, and of those that change by just the margin that are called flat. The
-last rows are selections among equal strategies (half as many repeats), for effects of orders that sets share or not.
+``correlation`` is the share of studies (S = 6, P = 40) in which a feature of the permutation without any effect is
+called correlated with accuracy, ``by set alone`` the same with intervals that forget that permutations are shared.
+``differs`` and ``flat`` are the shares of single trajectories without any change that are called different, and of
+those that change by just the margin that are called flat. The last rows are selections among equal strategies (half as
+many repeats), for effects of orders that sets share or not.
 """
 
 from __future__ import annotations

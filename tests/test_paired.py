@@ -146,7 +146,7 @@ class TestPairedErrors:
 
 class TestPairedInterval:
     @given(answers)
-    @settings(max_examples=40)
+    @settings(max_examples=15)
     def test_agrees_with_the_oracle(self, pair: Array) -> None:
         found = stats.paired_interval(*pair)
         expected = reference.paired_interval(*reference.discordant(*pair.tolist()), pair.shape[1])
@@ -160,6 +160,7 @@ class TestPairedInterval:
         assert [round(value, 3) for value in found[:3]] == [-0.286, -0.517, -0.026]
 
     @given(answers)
+    @settings(max_examples=40)
     def test_has_width_stays_within_its_range_and_turns_with_the_contexts(self, pair: Array) -> None:
         found, turned = stats.paired_interval(*pair), stats.paired_interval(*pair[::-1])
         assert -1 <= found.low < found.high <= 1
@@ -176,6 +177,7 @@ class TestPairedInterval:
         assert (low > 0 or high < 0) == ((b - c) ** 2 > 1.959963984540054**2 * (b + c))
 
     @given(contexts)
+    @settings(max_examples=15)
     def test_every_pair_has_its_own(self, correct: Array) -> None:
         found = paired.pairwise_mcnemar(correct)
         for place, (one, two) in enumerate(reference.pairs(len(correct))):

@@ -66,7 +66,7 @@ def paired_interval(b: int, c: int, n: int, z: float = 1.959963984540054) -> tup
 
     def score(delta: float) -> float:
         low, high = max(0.0, -delta), (1 - delta) / 2
-        for _ in range(200):  # concave: thirds
+        for _ in range(80):  # concave: thirds
             left, right = low + (high - low) / 3, high - (high - low) / 3
             if likelihood(left, delta) < likelihood(right, delta):
                 low = left
@@ -77,7 +77,7 @@ def paired_interval(b: int, c: int, n: int, z: float = 1.959963984540054) -> tup
         return (b - c - n * delta) / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, b - c - n * delta)
 
     def bound(inside: float, outside: float) -> float:
-        for _ in range(50):
+        for _ in range(30):
             middle = (inside + outside) / 2
             inside, outside = (middle, outside) if abs(score(middle)) <= z else (inside, middle)
         return inside

@@ -91,9 +91,8 @@ def generalized_interval(
 
     The mean squares of sets (A), permutations (B) and residual (E) are drawn as SS / χ²(df) and put into
     mean row variance = [MS_B + (S-1)·MS_E]/S, mean column variance = [MS_A + (P-1)·MS_E]/P; the interval is their
-    quantiles. Item noise is part of both: `effect_interval` takes it out. Simulated coverage of the .95 interval of r
-    at S = P = 10 is .95 for Gaussian effects, .86 for t4, .79 for one-sided exponential ones and .53 where one level in
-    ten collapses (`skewness_warnings`; docs/statistics.md has the table).
+    quantiles. Item noise is part of both: `effect_interval` takes it out. Effects that are not Gaussian make
+    it too narrow (`skewness_warnings`): docs/statistics.md has its simulated coverage.
     Raises RequestError unless S, P >= 2. Cost: O(S·P + draws). Weerahandi (1993).
     """
     matrix = _crossed_matrix(accuracy)
@@ -138,10 +137,8 @@ def jackknife_ratio_interval(
     """Interval of r from accuracy [S, P] by leaving out one set, and one permutation, at a time.
 
     The two jackknife variances of log r are added, with a t quantile of min(S, P) - 1 degrees of freedom. It assumes no
-    shape of the effects: simulated coverage of the .95 interval at S = P = 10 is .97 for Gaussian and t4 effects, .94
-    for one-sided exponential ones and .87 where one level in ten collapses. NaN where some leave-one-out ratio is 0 or
-    undefined.
-    Raises RequestError unless S, P >= 3. Cost: O(S·P·(S + P)).
+    shape of the effects: docs/statistics.md has its simulated coverage, for many shapes. NaN where some leave-one-out
+    ratio is 0 or undefined. Raises RequestError unless S, P >= 3. Cost: O(S·P·(S + P)).
     """
     matrix = _crossed_matrix(accuracy, least=3)
     ratio = sensitivity_ratio(matrix, estimator)
