@@ -231,21 +231,18 @@ class TestGrades:
 
     def test_accuracy_and_its_error_take_grades(self) -> None:
         grades = np.random.default_rng(21).random((3, 4, 7))
-        state = np.zeros(grades.shape, int)
-        state[1, 2, 3] = 1
         weights = np.arange(1.0, 8) / 3
-        kept = np.delete(np.arange(7), 3)
-        found = stats.accuracy(grades, state, weights)
-        np.testing.assert_allclose(found.values, np.average(grades[..., kept], axis=-1, weights=weights[kept]))
+        found = stats.accuracy(grades, None, weights)
+        np.testing.assert_allclose(found.values, np.average(grades, axis=-1, weights=weights))
         np.testing.assert_allclose(stats.curve(grades[:, :, None]).mean, [grades.mean()])
         binary_grades = (grades > 0.5).astype(float)
         np.testing.assert_array_equal(
             stats.accuracy(binary_grades).values, stats.accuracy(binary_grades.astype(int)).values
         )
         assert stats.clustered_se(grades) == pytest.approx(grades.mean((0, 1)).std(ddof=1) / math.sqrt(7))
-        for wrong, said in ((1.5, "found 1.5"), (math.nan, "found nan; what is missing is 0 and marked in state")):
-            with pytest.raises(RequestError, match=rf"graded answers must lie in 0\.\.1, {said}"):
-                stats.accuracy([0.5, wrong])
+        for call in (lambda: stats.paired_grades([0.5, 0], [1, math.nan]), lambda: paired.graded_mean([0.5, math.nan])):
+            with pytest.raises(RequestError, match="a grade is NaN and its state is ok; mark it in state"):
+                call()
 
 
 class TestCochranQ:

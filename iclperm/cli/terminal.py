@@ -89,7 +89,9 @@ def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str |
     """What a run found, in brief or in full, ending in plain words; ``kind`` as `Run.findings` takes it."""
     findings = run.findings(kind)
     head = [_head(run)] if full else [_head(run), _cost(run)]
-    console.print(*head, sep="\n", markup=False, soft_wrap=True)
+    runs = {"": run} if isinstance(run, Run) else run.runs
+    lines = [(f"{name}: " if name else "") + line for name, one in runs.items() if (line := one.missing.first_line())]
+    console.print(*lines, *head, sep="\n", markup=False, soft_wrap=True)
     by_run = {"": run.asides} if isinstance(run, Run) else run.asides
     asides = [
         (f"{name}: " if name else "", about)

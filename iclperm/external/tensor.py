@@ -22,7 +22,7 @@ AXES = {"S": "set", "P": "permutation", "K": "shots", "Q": "query", "C": "contex
 """What each letter of `Tensor.axes` stands for."""
 MISSING = 1
 """State of an answer that is not there."""
-MISSING_WORDS = "answers are missing: only queries that every cell answered count"
+MISSING_WORDS = "answers are missing"
 """What is said behind how many there are."""
 GRADED = "answers are graded, between 0 and 1: McNemar's and Cochran's tests and Wilson's intervals are left out"
 

@@ -52,10 +52,13 @@ from iclperm.stats.reliability import Reliability, split_half
 from iclperm.stats.search import gap_closed, share_of_oracle
 from iclperm.stats.sensitivity import (
     Accuracy,
+    AccuracyBounds,
     Curve,
     Estimator,
     accuracy,
+    accuracy_bounds,
     c4,
+    common_accuracy,
     curve,
     order_sensitivity,
     selection_sensitivity,
@@ -66,6 +69,7 @@ from iclperm.stats.winners_curse import expected_maximum, winners_curse
 
 __all__ = [
     "Accuracy",
+    "AccuracyBounds",
     "Calibration",
     "CalibrationEffect",
     "Correlation",
@@ -82,12 +86,14 @@ __all__ = [
     "TensorSums",
     "VarianceComponents",
     "accuracy",
+    "accuracy_bounds",
     "c4",
     "calibrated_scores",
     "calibration",
     "calibration_effect",
     "clustered_se",
     "cochran_q",
+    "common_accuracy",
     "content_free_prior",
     "curve",
     "curve_error",

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from iclperm.errors import RequestError
 from iclperm.stats.convergence import mean_error
+from iclperm.stats.incomplete import filled
 from iclperm.stats.intervals import Interval
 from iclperm.stats.sensitivity import (
     FloatArray,
-    accuracy,
     binary_items,
     order_sensitivity,
     query_weights,
@@ -37,7 +37,7 @@ class Calibration(NamedTuple):
 
 
 class CalibrationEffect(NamedTuple):
-    """What calibrated predictions change, over the queries that are ok in every cell at every k; each entry [K]."""
+    """What calibrated predictions change, from every answer there is; each entry [K]."""
 
     shots: tuple[int, ...]
     accuracy: FloatArray
@@ -53,7 +53,7 @@ class CalibrationEffect(NamedTuple):
     """Selection sensitivity without calibration; NaN for S = 1."""
     calibrated_selection: FloatArray
     dropped: float
-    """Share of the queries (by weight) that at least one cell could not answer."""
+    """Share of the queries (by weight) without an answer in any cell."""
     num_queries: int
     """Distinct queries that were used."""
 
@@ -112,8 +112,8 @@ def calibration_effect(
             f"calibration_effect needs two arrays of one shape [S, P, K, Q] with K = {len(shots)}, got "
             f"{list(pair[0].shape)} and {list(pair[1].shape)}"
         )
-    usable, weight = usable_queries(pair[0].shape, state), query_weights(weights, pair[0].shape[3])
-    cells = [accuracy(items, state, weights) for items in pair]
+    whole = [filled(items, state, weights) for items in pair]
+    cells, weight = [table.accuracy for table in whole], whole[0].weights
     means, orders, selections = [], [], []
     for values in (cell.values for cell in cells):
         is_known = cells[0].num_queries > 0
@@ -124,8 +124,8 @@ def calibration_effect(
     gains = []
     for place, count in enumerate(shots):
         contexts = slice(1 if count == 0 else None)
-        before, after = (items[contexts, contexts, place][..., usable] for items in pair)
-        gains.append(_gain(before, after, weight[usable]))
+        before, after = (table.items[contexts, contexts, place] for table in whole)
+        gains.append(_gain(before, after, weight))
     return CalibrationEffect(
         shots=tuple(map(int, shots)),
         accuracy=means[0],

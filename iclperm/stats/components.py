@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
+from iclperm.stats import incomplete
+from iclperm.stats.incomplete import Stratum
 from iclperm.stats.limits import LIMITS, ComputeLimits
-from iclperm.stats.sensitivity import binary_items, usable_queries
+from iclperm.stats.sensitivity import binary_items, query_weights
 
 
 class Effects(NamedTuple):
@@ -29,17 +31,21 @@ class Effects(NamedTuple):
 
 @dataclass(frozen=True)
 class VarianceComponents:
-    """Crossed random-effects analysis of scores [S, P, Q] with one observation a cell."""
+    """Crossed random-effects analysis of scores [S, P, Q] with one observation a cell, or none."""
 
     num_sets: int
     num_permutations: int
     num_queries: int
-    """Queries that were used: those `ok` in every cell."""
+    """Distinct queries that were used: those with an answer in some cell."""
     degrees: Effects
     """Degrees of freedom of each mean square."""
     mean_squares: Effects
+    """Of the answers; with `strata` those of the weighted accuracies [S, P], and NaN for I, SI, PI and SPI."""
     sigma2: Effects
-    """Unbiased estimates of the components, in squared units of the score; they can be negative."""
+    """Unbiased estimates of the components, in squared units of the score; they can be negative. With `strata` those of
+    S, P and SP are of the weighted accuracy, the others means over the classes."""
+    strata: tuple[Stratum, ...] = ()
+    """The classes of queries, where answers are missing or queries weigh differently; empty where neither is so."""
 
     @property
     def shares(self) -> Effects:
@@ -65,25 +71,63 @@ class VarianceComponents:
 
 
 def variance_components(
-    scores: npt.ArrayLike, state: npt.ArrayLike | None = None, *, limits: ComputeLimits = LIMITS
+    scores: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    *,
+    weights: npt.ArrayLike | None = None,
+    classes: npt.ArrayLike | None = None,
+    limits: ComputeLimits = LIMITS,
 ) -> VarianceComponents:
-    """Mean squares and variance components of sets by permutations by queries, all three random and crossed.
+    """Variance components of sets by permutations by queries, all three random and crossed, from every answer there is.
 
     Args:
-        scores: [S, P, Q] 0 or 1 (bool or integer), or floating-point scores such as log-likelihoods.
-        state: [S, P, Q] integers, 0 = ok; a query that is not ok in some cell is left out.
-        limits: sizes from which it is computed in another way, to the same bits.
+        scores: [S, P, Q] 0 or 1 (bool or integer), or floating-point scores such as log-likelihoods or partial credit.
+        state: [S, P, Q] integers, 0 = ok; an answer that is not ok is missing.
+        weights: [Q] how often each query counts in the accuracy whose components are wanted; all 1 by default.
+        classes: [Q] the class of each query, for which weights stand; only looked at where weights differ. Without it
+            the queries of one weight are taken for a class.
+        limits: sizes from which it is computed in another way.
 
-    Every query counts once, whatever its weight elsewhere. Binary scores are summed in integers, so the mean squares
-    are exact but for their last division. Permutations must be shared across the sets; if every set draws its own, σ²_P
-    cannot be separated from σ²_SP, and only their sum (`order_effect`) has a meaning.
+    σ²_S, σ²_P, σ²_SP are of the *weighted* accuracy on other queries of the same classes. Complete answers of equal
+    weight go through mean squares, summed in integers where scores are binary, so that they are exact but for
+    their last division (Searle, Casella & McCulloch 1992, balanced crossed model). Otherwise moments of the answers
+    that are there are set equal to their expectations, class by class: unbiased where what is missing does not depend
+    on the answer, whatever it has to do with the query. Permutations must be shared across the sets; if every set draws
+    its own, σ²_P cannot be separated from σ²_SP, and only their sum (`order_effect`) has a meaning.
 
-    Raises RequestError unless S, P and the usable queries are at least 2 each, and on a NaN. Cost: O(S·P·Q), one pass
-    over a large binary tensor and no float copy of it. Searle, Casella & McCulloch (1992), balanced crossed model.
+    Raises RequestError unless S, P and the queries with an answer are at least 2 each, in every class; where an
+    ordering has no answer; and on a NaN that is not missing. Cost: O(S·P·Q), one pass over a large binary tensor and no
+    float copy of it; three passes in blocks where answers are missing or weights differ.
     """
-    items = _usable_items(scores, state, limits)
-    sp, si, pi = _crossed_sums(items, limits)
-    return _components(items.shape, sp, si, _square(pi), _square_items(items))
+    items, present = _checked(scores, state, limits)
+    weight = query_weights(weights, items.shape[2])
+    counted = weight > 0
+    is_equal = bool(np.ptp(weight[counted]) == 0)
+    if present is None and is_equal:
+        items = items if counted.all() else items[:, :, counted]
+        _refuse_small(items.shape)
+        if np.issubdtype(items.dtype, np.floating):
+            items = _centred(items)
+        sp, si, pi = _crossed_sums(items, limits)
+        return _components(items.shape, sp, si, _square(pi), _square_items(items))
+    if present is None:
+        present = np.ones(items.shape, np.bool_)
+    strata = incomplete.strata_of(weight, classes)
+    answered = int(np.count_nonzero(present.any(axis=(0, 1)) & (strata >= 0)))
+    _refuse_small((*items.shape[:2], answered))
+    sigma2, squares, found = incomplete.solved(items, present, weight, strata, limits)
+    s, p, q = items.shape[0] - 1, items.shape[1] - 1, answered - len(found)
+    sets, permutations, residual = squares.tolist()
+    nan = math.nan
+    return VarianceComponents(
+        s + 1,
+        p + 1,
+        answered,
+        Effects(s, p, q, s * p, s * q, p * q, s * p * q),
+        Effects(sets, permutations, nan, residual, nan, nan, nan),
+        Effects(*sigma2.tolist()),
+        found,
+    )
 
 
 def components_from_sums(sp: npt.NDArray[Any], si: npt.NDArray[Any], pi_square: Any) -> VarianceComponents:
@@ -145,17 +189,36 @@ class NestedComponents:
         return math.sqrt(max(self.S, 0.0))
 
 
-def nested_components(scores: npt.ArrayLike, state: npt.ArrayLike | None = None) -> NestedComponents:
+def nested_components(
+    scores: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    *,
+    weights: npt.ArrayLike | None = None,
+    classes: npt.ArrayLike | None = None,
+) -> NestedComponents:
     """Variance components of scores [S, P, Q] where permutation p of one set has nothing to do with p of another.
 
     MS_P(S) = (SS_P + SS_SP) / (S·(P - 1)) and MS_PI(S) = (SS_PI + SS_SPI) / (S·(P - 1)·(Q - 1)) pool the crossed sums
     of squares; then PI = MS_PI(S), P = (MS_P(S) - MS_PI(S))/Q, SI = (MS_SI - MS_PI(S))/P, I = (MS_I - MS_SI)/(S·P) and
-    S = (MS_S - MS_P(S) - MS_SI + MS_PI(S))/(P·Q). The numbering of the permutations within a set does not matter.
+    S = (MS_S - MS_P(S) - MS_SI + MS_PI(S))/(P·Q). The numbering of the permutations within a set does not matter. Where
+    answers are missing or weights differ the same sums are taken of the crossed components.
 
     Takes, costs and raises what `variance_components` does. Searle, Casella & McCulloch (1992), balanced nested model.
     """
-    crossed = variance_components(scores, state)
+    crossed = variance_components(scores, state, weights=weights, classes=classes)
     num_s, num_p, num_q = crossed.num_sets, crossed.num_permutations, crossed.num_queries
+    sigma2 = crossed.sigma2
+    if crossed.strata:
+        return NestedComponents(
+            num_sets=num_s,
+            num_permutations=num_p,
+            num_queries=num_q,
+            S=sigma2.S - sigma2.P / num_p,
+            P=sigma2.P + sigma2.SP,
+            I=sigma2.I + sigma2.PI / num_p,
+            SI=sigma2.SI - sigma2.PI / num_p,
+            PI=sigma2.PI + sigma2.SPI,
+        )
     ms, df = crossed.mean_squares, crossed.degrees
     p = (ms.P * df.P + ms.SP * df.SP) / (df.P + df.SP)
     pi = (ms.PI * df.PI + ms.SPI * df.SPI) / (df.PI + df.SPI)
@@ -221,19 +284,24 @@ def _size_in_words(variance: float) -> str:
     return f"{100 * math.sqrt(variance):.2f} points" if variance >= 0 else "0 (estimate below 0)"
 
 
-def _usable_items(scores: npt.ArrayLike, state: npt.ArrayLike | None, limits: ComputeLimits) -> npt.NDArray[Any]:
-    """Scores of the usable queries: uint8 0 and 1, or float64 less their mean."""
+def _checked(
+    scores: npt.ArrayLike, state: npt.ArrayLike | None, limits: ComputeLimits
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """Scores as uint8 0 and 1 or floats, and which of them are there; None where all are."""
     values = np.asarray(scores)
     if values.ndim != 3:
         raise RequestError(f"variance components need scores of shape [S, P, Q], got {list(values.shape)}")
     if values.size and not np.issubdtype(values.dtype, np.floating):
         values = binary_items(values, limits)
-    usable = usable_queries(values.shape, state, limits)
-    items = values if usable.all() else values[:, :, usable]
-    _refuse_small(items.shape)
-    if np.issubdtype(items.dtype, np.floating):
-        return _centred(items)
-    return items
+    if state is None:
+        _refuse_infinite(values, None)
+        return values, None
+    states = np.asarray(state)
+    if states.shape != values.shape:
+        raise RequestError(f"state must have the shape of correct {list(values.shape)}, got {list(states.shape)}")
+    present = None if not states.any() else states == 0
+    _refuse_infinite(values, present)
+    return values, present
 
 
 def _refuse_small(shape: tuple[int, ...]) -> None:
@@ -242,10 +310,17 @@ def _refuse_small(shape: tuple[int, ...]) -> None:
         raise RequestError(f"variance components need at least 2 sets, permutations and usable queries, got {sizes}")
 
 
-def _centred(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    if not np.isfinite(scores).all():
-        s, p, q = np.argwhere(~np.isfinite(scores))[0]
+def _refuse_infinite(scores: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None) -> None:
+    """Raises RequestError, naming the place, for a score that is there and not finite."""
+    if not np.issubdtype(scores.dtype, np.floating):
+        return
+    wrong = ~np.isfinite(scores) if present is None else ~np.isfinite(scores) & present
+    if wrong.any():
+        s, p, q = np.argwhere(wrong)[0]
         raise RequestError(f"scores[{s}, {p}, {q}] is {scores[s, p, q]}; mark it in state or leave it out")
+
+
+def _centred(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     shifted = scores.astype(np.float64) - float(scores[0, 0, 0])  # equal scores become exact zeros
     return np.asarray(shifted - shifted.mean())
 

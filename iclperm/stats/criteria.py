@@ -11,6 +11,7 @@ import numpy.typing as npt
 from scipy import special
 
 from iclperm.errors import RequestError
+from iclperm.stats.incomplete import filled
 from iclperm.stats.search import usable_items
 from iclperm.stats.sensitivity import FloatArray, accuracy
 
@@ -40,7 +41,7 @@ def criteria_scores(
     Args:
         correct: [S, P, Q] 0 or 1.
         predictions: [S, P, Q] index of the label that was answered; anything where the state is not ok.
-        state: [S, P, Q] integers, 0 = ok; only queries ok in every cell count.
+        state: [S, P, Q] integers, 0 = ok; what is not ok is missing in its cell alone.
         weights: [Q] how often each query counts.
         label_scores: the log-likelihoods [Q, L] (nats) of every set and permutation in turn, held one by one; without
             them there are three criteria fewer, and without `gold` one.
@@ -52,18 +53,23 @@ def criteria_scores(
     H(mean p) - mean H(p) (Sorensen et al. 2022); `dev_log_likelihood`: mean log-probability of the right label, over
     the labels. Entropies in nats. Raises RequestError on shapes that do not fit. Cost: O(S·P·Q·L).
     """
-    _, usable, weight, cells = usable_items(correct, state, weights)
+    _, usable, weight, cells, _ = usable_items(correct, state, weights)
     answers = np.asarray(predictions)
     if answers.shape != np.shape(correct):
         raise RequestError(f"predictions must have shape {list(np.shape(correct))}, got {list(answers.shape)}")
-    answers = answers[..., usable]
-    agreement = accuracy(majority_agreement(answers), weights=weight).values
+    states = np.zeros(answers.shape, np.uint8) if state is None else np.asarray(state)
+    answers, states = answers[..., usable], states[..., usable]
+    agreement = filled(majority_agreement(answers, states), states, weight).accuracy.values
     scores = {"dev_accuracy": cells.values, "majority_agreement": agreement}
-    scores["global_entropy"] = _frequency_entropy(answers, weight)
+    scores["global_entropy"] = _frequency_entropy(answers, states, weight)
     if label_scores is None:
         return scores
     truth = None if gold is None else np.asarray(gold)[usable]
-    cell_scores = [_label_criteria(logprob[usable], weight, truth) for logprob in label_scores]
+    ok = states.reshape(-1, states.shape[-1]) == 0
+    cell_scores = [
+        _label_criteria(logprob[usable][there], weight[there], None if truth is None else truth[there])
+        for logprob, there in zip(label_scores, ok, strict=False)
+    ]
     if len(cell_scores) != cells.values.size:
         raise RequestError(f"label_scores must yield {cells.values.size} cells, got {len(cell_scores)}")
     for name, values in zip(CRITERIA[3:], np.array(cell_scores).T, strict=True):
@@ -72,27 +78,28 @@ def criteria_scores(
     return scores
 
 
-def majority_agreement(predictions: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+def majority_agreement(predictions: npt.ArrayLike, state: npt.ArrayLike | None = None) -> npt.NDArray[np.uint8]:
     """[S, P, Q] 1 where an answer is that of most permutations of its set; ties to the lowest label.
 
-    predictions: [S, P, Q] labels from 0. No right label is needed. The earlier code of arXiv 2511.09700 chose by it.
-    """
+    predictions: [S, P, Q] labels from 0; state: [S, P, Q], only what is 0 has a vote. No right label is needed. The
+    earlier code of arXiv 2511.09700 chose by it."""
     answers = np.asarray(predictions)
     if answers.ndim != 3 or not np.issubdtype(answers.dtype, np.integer):
         raise RequestError(f"predictions must be integers [S, P, Q], got {answers.dtype} {list(answers.shape)}")
     agreement = np.empty(answers.shape, dtype=np.uint8)
     labels = range(int(answers.max(initial=0)) + 1)
-    for of_set, agrees in zip(answers, agreement, strict=True):
-        votes = np.stack([np.count_nonzero(of_set == label, axis=0) for label in labels])
+    voting = np.ones(answers.shape, np.bool_) if state is None else np.asarray(state) == 0
+    for of_set, votes_of_set, agrees in zip(answers, voting, agreement, strict=True):
+        votes = np.stack([np.count_nonzero((of_set == label) & votes_of_set, axis=0) for label in labels])
         agrees[:] = of_set == votes.argmax(axis=0)
     return agreement
 
 
-def _frequency_entropy(answers: npt.NDArray[Any], weight: FloatArray) -> FloatArray:
-    """[S, P] entropy in nats of the weighted frequencies of the answers."""
+def _frequency_entropy(answers: npt.NDArray[Any], states: npt.NDArray[Any], weight: FloatArray) -> FloatArray:
+    """[S, P] entropy in nats of the weighted frequencies of the answers that are there."""
     entropy = np.zeros(answers.shape[:2])
     for label in range(int(answers.max(initial=0)) + 1):
-        entropy += special.entr(accuracy(answers == label, weights=weight).values)
+        entropy += special.entr(accuracy(answers == label, states, weight).values)
     return entropy
 
 

@@ -119,6 +119,13 @@ def effect_interval(
     both effects are clipped leave the ratio open and widen its interval on both sides. Coverage suffers from effects
     that are not Gaussian as that of `generalized_interval` does. Cost: O(draws).
     """
+    order, selection = (_drawn_in_strata if components.strata else _drawn_effects)(components, draws, seed)
+    estimates = (components.order_effect, components.selection_effect, components.ratio)
+    return _root_intervals(estimates, (order, selection), level)
+
+
+def _drawn_effects(components: VarianceComponents, draws: int, seed: int) -> tuple[FloatArray, FloatArray]:
+    """Draws of the squares of the order and the selection effect, from the mean squares of complete answers."""
     num_s, num_p, num_q = components.num_sets, components.num_permutations, components.num_queries
     drawn = {
         effect: _drawn(mean_square * df, df, draws, seed, f"correct.{effect}")
@@ -127,8 +134,33 @@ def effect_interval(
     interaction = (drawn["SP"] - drawn["SPI"]) / num_q
     order = interaction + (drawn["P"] - drawn["SP"] - drawn["PI"] + drawn["SPI"]) / (num_s * num_q)
     selection = interaction + (drawn["S"] - drawn["SP"] - drawn["SI"] + drawn["SPI"]) / (num_p * num_q)
-    estimates = (components.order_effect, components.selection_effect, components.ratio)
-    return _root_intervals(estimates, (order, selection), level)
+    return order, selection
+
+
+def _drawn_in_strata(components: VarianceComponents, draws: int, seed: int) -> tuple[FloatArray, FloatArray]:
+    """The same where answers are missing or queries weigh differently: mean squares of the weighted accuracies less the
+    noise of each class, whose own mean squares (SPI, SPI + P·SI, SPI + S·PI) are drawn with its own degrees of freedom.
+    """
+    num_s, num_p, squares = components.num_sets, components.num_permutations, components.mean_squares
+    s, p = num_s - 1, num_p - 1
+    drawn = {
+        effect: _drawn(getattr(squares, effect) * df, df, draws, seed, f"accuracy.{effect}")
+        for effect, df in (("S", s), ("P", p), ("SP", s * p))
+    }
+    noise = np.zeros((3, draws))
+    for number, stratum in enumerate(components.strata):
+        sigma2, q = Effects(*stratum.sigma2), stratum.num_queries - 1
+        rest, with_set, with_permutation = (
+            _drawn(max(square, 0.0) * df, df, draws, seed, f"stratum.{number}.{name}")
+            for name, square, df in (
+                ("SPI", sigma2.SPI, s * p * q),
+                ("SI", sigma2.SPI + num_p * sigma2.SI, s * q),
+                ("PI", sigma2.SPI + num_s * sigma2.PI, p * q),
+            )
+        )
+        noise += np.asarray(stratum.loads) @ [(with_set - rest) / num_p, (with_permutation - rest) / num_s, rest]
+    sets, permutations, residual = np.array([drawn["S"], drawn["P"], drawn["SP"]]) - noise
+    return residual + (permutations - residual) / num_s, residual + (sets - residual) / num_p
 
 
 def jackknife_ratio_interval(

@@ -227,7 +227,7 @@ def paired_grades(first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayL
     if one.shape != two.shape or one.ndim != 1:
         raise RequestError(f"first and second need one shape [Q], got {list(one.shape)} and {list(two.shape)}")
     usable = usable_queries((2, *one.shape), state)
-    found = _graded_tests((one[usable] - two[usable].astype(np.float64))[None])
+    found = _graded_tests(_known(one[usable]) - _known(two[usable])[None])
     difference, se, p_value, low, high = (float(part[0]) for part in found)
     return PairedGrades(difference, se, p_value, low, high, int(np.count_nonzero(usable)))
 
@@ -240,7 +240,7 @@ def pairwise_grades(scores: npt.ArrayLike, state: npt.ArrayLike | None = None) -
     items = graded_items(scores)
     if items.ndim != 2 or len(items) < 2:
         raise RequestError(f"pairs need scores of shape [C, Q] with C >= 2, got {list(items.shape)}")
-    kept = items[:, usable_queries(items.shape, state)].astype(np.float64)
+    kept = _known(items[:, usable_queries(items.shape, state)])
     first, second = np.array(list(combinations(range(len(kept)), 2)), dtype=np.int64).T
     parts = [_graded_tests(kept[one] - kept[one + 1 :]) for one in range(len(kept) - 1)]  # never all pairs at once
     difference, se, p_value, low, high = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -253,13 +253,13 @@ def graded_mean(scores: npt.ArrayLike, level: float = _LEVEL) -> Interval:
     Where all grades are equal their standard error is taken as 1/(Q + 2), as that of a share that was never seen. NaN
     bounds for one query. Raises RequestError on another shape and grades outside 0..1.
     """
-    values = graded_items(scores)
+    values = _known(graded_items(scores))
     if values.ndim != 1:
         raise RequestError(f"the mean of grades needs scores of shape [Q], got {list(values.shape)}")
     num, mean = len(values), float(values.mean())
     if num < 2:
         return Interval(mean, math.nan, math.nan, level)
-    se = float(std_along(values.astype(np.float64), 0)) / math.sqrt(num) or 1 / (num + 2)
+    se = float(std_along(values, 0)) / math.sqrt(num) or 1 / (num + 2)
     half = float(special.stdtrit(num - 1, upper_tail(level))) * se
     return Interval(mean, max(mean - half, 0.0), min(mean + half, 1.0), level)
 
@@ -449,6 +449,13 @@ def _binary(correct: npt.ArrayLike, what: str) -> npt.NDArray[np.uint8]:
             f"{what} needs answers 0 and 1 as bool or integers, got {kind}; paired_grades compares grades"
         )
     return binary_items(correct)
+
+
+def _known(grades: npt.NDArray[Any]) -> FloatArray:
+    """Grades as float64; raises RequestError for a NaN."""
+    if np.isnan(grades).any():
+        raise RequestError("a grade is NaN and its state is ok; mark it in state")
+    return grades.astype(np.float64)
 
 
 def _contexts(first: npt.ArrayLike, second: npt.ArrayLike, what: str) -> npt.NDArray[np.uint8]:

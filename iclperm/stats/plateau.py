@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from iclperm.stats.components import Effects
 from iclperm.stats.convergence import MeanError, mean_error
 from iclperm.stats.intervals import Interval
 from iclperm.stats.paired import holm
-from iclperm.stats.sensitivity import FloatArray, binary_items, query_weights
+from iclperm.stats.sensitivity import FloatArray, graded_items, query_weights
 
 State = Literal["undecided", "equivalent", "different"]
 STATES: tuple[State, ...] = ("undecided", "equivalent", "different")
@@ -203,20 +203,20 @@ def curve_error(
 def paired_difference(
     first: npt.ArrayLike, second: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> PairedDifference:
-    """Accuracy of second minus first, both [..., Q] of 0 and 1 on the same usable queries.
+    """Accuracy of second minus first, both [..., Q] of 0 and 1, or in between, on the same usable queries.
 
     `weights` [Q] says how often each query counts; a query of any weight is one draw. Raises RequestError on shapes
     that do not fit. Cost: O(size). Agresti & Min (2005), Statistics in Medicine 24.
     """
-    before, after = binary_items(first), binary_items(second)
+    before, after = graded_items(first), graded_items(second)
     if before.shape != after.shape:
         raise RequestError(f"both contexts need the same queries, got {list(before.shape)} and {list(after.shape)}")
     weight = query_weights(weights, before.shape[-1])
     once, twice, square = (np.empty(before.shape[:-1]) for _ in range(3))
     for cell in np.ndindex(before.shape[:-2]):  # a block at a time: no copy of a large tensor
-        signed = after[cell].astype(np.int8) - before[cell].astype(np.int8)
+        signed = _signed(before[cell], after[cell])
         once[cell], twice[cell] = signed @ weight, signed @ weight**2
-        square[cell] = np.abs(signed) @ weight**2
+        square[cell] = signed**2 @ weight**2
     return _adjusted(once, twice, square, weight)
 
 
@@ -256,7 +256,7 @@ def plateau(
     equivalent, different = paired_tests(paired.centre, paired.se, margin)
     adjusted = holm(equivalent), holm(different)
     state, single = _states(*adjusted, level), _states(equivalent, different, level)
-    error = mean_error(other.astype(np.int8) - one.astype(np.float64), weights)
+    error = mean_error(other.astype(np.float64) - one, weights)
     scale = _normal(1 - level) + _normal((1 + _POWER) / 2)
     spread = _true_std(error)
     return Plateau(
@@ -304,7 +304,7 @@ def steps(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Steps
 
     Raises RequestError for fewer than two k. Cost: O(S·P·K·Q).
     """
-    items = binary_items(correct)
+    items = graded_items(correct)
     if items.ndim != 4 or items.shape[2] < 2:
         raise RequestError(f"steps need correct of shape [S, P, K, Q] with K >= 2, got {list(items.shape)}")
     pairs = [paired_difference(items[:, :, k], items[:, :, k + 1], weights) for k in range(items.shape[2] - 1)]
@@ -351,7 +351,7 @@ def one_shot(
 
     Raises RequestError on shapes that do not fit. Cost: O(S·P·Q). arXiv 2503.22002, section 5.1.
     """
-    none, single, names = binary_items(zero), binary_items(one), np.asarray(rows)
+    none, single, names = graded_items(zero), graded_items(one), np.asarray(rows)
     if single.ndim != 3 or none.shape != single.shape[-1:] or names.shape != single.shape[:2]:
         raise RequestError(
             f"need zero [Q], one [S, P, Q] and rows [S, P], got {list(none.shape)}, {list(single.shape)} and "
@@ -376,8 +376,14 @@ def one_shot(
     )
 
 
-def _four_axes(correct: npt.ArrayLike, shots: Sequence[int]) -> npt.NDArray[np.uint8]:
-    items = binary_items(correct)
+def _signed(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """after - before; of 0 and 1 in a byte each."""
+    kind = np.int8 if before.dtype == after.dtype == np.uint8 else np.float64
+    return np.asarray(after.astype(kind) - before.astype(kind))
+
+
+def _four_axes(correct: npt.ArrayLike, shots: Sequence[int]) -> npt.NDArray[Any]:
+    items = graded_items(correct)
     if items.ndim != 4 or items.shape[2] != len(shots) or list(shots) != sorted(set(shots)):
         raise RequestError(
             f"need correct of shape [S, P, K, Q] and K ascending shots, got {list(items.shape)} and {list(shots)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,8 @@ import numpy.typing as npt
 from iclperm.errors import RequestError
 from iclperm.stats.correlation import correlation
 from iclperm.stats.demonstrations import Positions, allowed_scores, demonstration_scores, prefixes_of
-from iclperm.stats.sensitivity import FloatArray, accuracy, binary_items, query_weights, usable_queries
+from iclperm.stats.incomplete import filled
+from iclperm.stats.sensitivity import FloatArray, binary_items
 
 _BYTES_AT_ONCE = 1 << 26
 _QUERY_HALVES = 1  # purposes of random numbers; 3 is that of `choosing.at_random`
@@ -60,10 +61,11 @@ def split_half(
     items = binary_items(correct)
     if items.ndim != 4 or num_halves < 1:
         raise RequestError(f"split halves need correct [S, P, N, Q] and num_halves >= 1, got {list(items.shape)}")
-    whole, order = accuracy(items, state, weights).values, np.asarray(orders)
+    table = filled(items, state, weights)
+    whole, order = table.accuracy.values, np.asarray(orders)
     cells = prefixes_of(whole, order, shots)
     wanted = allowed_scores(cells) if names is None else list(names)
-    by_queries = _query_halves(items, state, weights, num_halves, seed)
+    by_queries = _query_halves(table.items, table.weights, num_halves, seed)
     num_permutations = whole.shape[1]
     everything = np.arange(num_permutations)
 
@@ -91,9 +93,8 @@ def split_half(
 
 
 def _query_halves(
-    items: npt.NDArray[np.uint8],
-    state: npt.ArrayLike | None,
-    weights: npt.ArrayLike | None,
+    items: npt.NDArray[Any],
+    weight: FloatArray,
     num_halves: int,
     seed: int,
 ) -> FloatArray | None:
@@ -101,8 +102,7 @@ def _query_halves(
 
     One pass over the tensor, in blocks, for all halves together.
     """
-    weight = query_weights(weights, items.shape[-1])
-    queries = np.flatnonzero(usable_queries(items.shape, state) & (weight > 0))
+    queries = np.arange(items.shape[-1])
     if len(queries) < 2:
         return None
     masks = np.zeros((items.shape[-1], 2, num_halves))

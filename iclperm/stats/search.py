@@ -5,22 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
+from iclperm.stats.incomplete import Filled, filled
 from iclperm.stats.intervals import Interval, jackknife_interval
-from iclperm.stats.sensitivity import (
-    Accuracy,
-    FloatArray,
-    accuracy,
-    accuracy_matrix,
-    binary_items,
-    query_weights,
-    usable_queries,
-)
+from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
 
 IntArray = npt.NDArray[np.int64]
 TIE_DECIMALS = 12
@@ -35,7 +28,7 @@ class Search:
     """What choosing one ordering of each set by a criterion gives on the test split, in units of accuracy."""
 
     accuracy: FloatArray
-    """[S, P] on test, over the queries that are ok in every cell."""
+    """[S, P] on test, over every answer there is (`stats.incomplete.filled`)."""
     chosen: IntArray
     """[S] permutation with the highest criterion; ties go to the lowest."""
     best: IntArray
@@ -59,7 +52,10 @@ class Search:
     num_queries: int
     """Distinct test queries that were used."""
     dropped: float
-    """Share of the test queries (by weight) that some cell could not answer."""
+    """Share of the test queries (by weight) without an answer in any cell."""
+    filled: float
+    """Share of the test answers (by weight) that are missing and were filled in; intervals are too narrow by about half
+    of it."""
 
     @property
     def by_set(self) -> dict[str, FloatArray]:
@@ -119,8 +115,8 @@ def search(
 
     Args:
         scores: [S, P] criterion on dev, higher is better (`criteria_scores`).
-        correct: [S, P, Q] 0 or 1 on test.
-        state: [S, P, Q] integers, 0 = ok; a query that is not ok in some cell is left out of all.
+        correct: [S, P, Q] 0 or 1, or partial credit, on test.
+        state: [S, P, Q] integers, 0 = ok; what is missing is filled in (`stats.incomplete.filled`).
         weights: [Q] how often each query counts.
         level: of the intervals.
         halves: random halves of the test queries for the honest oracle: it chooses on one half and scores on the other,
@@ -133,7 +129,7 @@ def search(
     set. Shares are ratios of means over sets, as in the paper. Raises RequestError on shapes that do not fit. Cost:
     O(S·P·Q·halves) multiplications in matrix products. arXiv 2511.09700, Algorithm 1.
     """
-    items, _, weight, cells = usable_items(correct, state, weights)
+    items, _, weight, cells, share = usable_items(correct, state, weights)
     criterion = fitting_scores(scores, cells.values.shape)
     chosen, best = choose(criterion), choose(cells.values)
     sets = np.arange(len(items))
@@ -155,7 +151,16 @@ def search(
     }
     intervals = {name: _interval(columns, weight, function, level) for name, function in named.items()}
     honest = by_query["honest"] @ weight / weight.sum()
-    return Search(cells.values, chosen, best, honest, **intervals, num_queries=cells.num_queries, dropped=cells.dropped)
+    return Search(
+        cells.values,
+        chosen,
+        best,
+        honest,
+        **intervals,
+        num_queries=cells.num_queries,
+        dropped=cells.dropped,
+        filled=share,
+    )
 
 
 def choices(
@@ -173,7 +178,7 @@ def choices(
     permutation. Intervals leave out one query at a time; a choice of one set out of S says nothing about other sets.
     Cost: O(S·P·Q).
     """
-    items, _, weight, cells = usable_items(correct, state, weights)
+    items, _, weight, cells, _ = usable_items(correct, state, weights)
     criterion, matrix = fitting_scores(scores, cells.values.shape), cells.values
     sets, by_query = np.arange(len(items)), np.stack([one.mean(axis=0) for one in items])
     average = by_query.mean(axis=0)
@@ -195,30 +200,11 @@ def choices(
     )
 
 
-class UsableItems(NamedTuple):
-    """The answers of a split to the queries that every cell answered and that count."""
-
-    items: npt.NDArray[np.uint8]
-    """[S, P, U] 0 or 1."""
-    usable: npt.NDArray[np.bool_]
-    """[Q] which of all queries these U are."""
-    weights: FloatArray
-    """[U] how often each counts."""
-    cells: Accuracy
-    """Accuracies [S, P]."""
-
-
-def usable_items(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.ArrayLike | None) -> UsableItems:
-    """Checks correct [S, P, Q] with its state and weights, and leaves out what cannot be compared; args as `search`."""
-    items = binary_items(correct)
-    if items.ndim != 3:
-        raise RequestError(f"a search needs correct of shape [S, P, Q], got {list(items.shape)}")
-    usable = usable_queries(items.shape, state) & (query_weights(weights, items.shape[2]) > 0)
-    cells = accuracy(items, state, weights)
-    if not usable.any():
-        raise RequestError("no query is ok in every cell; leave out the set or permutation that fails")
-    weight = query_weights(weights, items.shape[2])[usable]
-    return UsableItems(items if usable.all() else items[..., usable], usable, weight, cells)
+def usable_items(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.ArrayLike | None) -> Filled:
+    """Checks correct [S, P, Q] with its state and weights, and fills in what is missing; args as `search`."""
+    if np.ndim(correct) != 3:
+        raise RequestError(f"a search needs correct of shape [S, P, Q], got {list(np.shape(correct))}")
+    return filled(correct, state, weights)
 
 
 def fitting_scores(values: npt.ArrayLike, shape: tuple[int, ...], name: str = "scores") -> FloatArray:
@@ -242,13 +228,13 @@ def random_halves(num_queries: int, count: int, seed: int) -> npt.NDArray[np.boo
     return halves
 
 
-def scores_by_resample(items: npt.NDArray[np.uint8], counts: FloatArray) -> FloatArray:
+def scores_by_resample(items: npt.NDArray[Any], counts: FloatArray) -> FloatArray:
     """[P, R] right answers of items [P, Q] in R resamples that drew queries `counts` [R, Q] times; exact to 2^24."""
     return np.asarray(items.astype(np.float32) @ counts.astype(np.float32).T)
 
 
 def half_accuracies(
-    items: npt.NDArray[np.uint8], weight: FloatArray, halves: npt.NDArray[np.bool_]
+    items: npt.NDArray[Any], weight: FloatArray, halves: npt.NDArray[np.bool_]
 ) -> tuple[FloatArray, FloatArray]:
     """Accuracies [S, R, P] on R halves [R, Q] of the queries, and on the other half of each; NaN where one is empty."""
     sizes = (halves * weight).sum(axis=1), (~halves * weight).sum(axis=1)
@@ -260,7 +246,7 @@ def half_accuracies(
     return found[0], found[1]
 
 
-def _honest_items(items: npt.NDArray[np.uint8], weight: FloatArray, num_halves: int, seed: int) -> FloatArray:
+def _honest_items(items: npt.NDArray[Any], weight: FloatArray, num_halves: int, seed: int) -> FloatArray:
     """[S, Q] each query answered by the ordering that is best on the half without it; mean over halvings.
 
     NaN for one query.

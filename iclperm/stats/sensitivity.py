@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,14 +17,26 @@ Estimator = Literal["mean_std", "rms", "c4"]
 
 
 class Accuracy(NamedTuple):
-    """Accuracy over the queries that are `ok` in every compared cell, with what was left out."""
+    """Accuracy of every cell, with what was left out."""
 
     values: FloatArray
-    """[...] share of correct queries; NaN where no query is left."""
+    """[...] share of correct answers; NaN where a cell has none."""
     dropped: float
-    """Share of the queries (by weight) that at least one cell could not answer."""
+    """Share of the queries (by weight) that were left out: of `accuracy` those without an answer in any cell, of
+    `common_accuracy` those that some cell could not answer."""
     num_queries: int
     """Distinct queries that were used."""
+
+
+class AccuracyBounds(NamedTuple):
+    """How far missing answers could move accuracies, whatever they have to do with being right; each [...]."""
+
+    lowest: FloatArray
+    """If every missing answer were wrong."""
+    highest: FloatArray
+    """If every missing answer were right."""
+    missing: FloatArray
+    """Share of the queries (by weight) without an answer, of those that some cell answered."""
 
 
 class Curve(NamedTuple):
@@ -36,7 +49,7 @@ class Curve(NamedTuple):
     std_sets: FloatArray
     """Standard deviation over sets (trials) of a set's mean over permutations; NaN for S = 1."""
     dropped: float
-    """Share of the queries (by weight) that at least one cell could not answer."""
+    """Share of the queries (by weight) without an answer in any cell."""
     num_queries: int
     """Distinct queries that were used."""
 
@@ -48,23 +61,112 @@ def accuracy(
     *,
     limits: ComputeLimits = LIMITS,
 ) -> Accuracy:
-    """Share of correct answers in every cell, over the queries that are `ok` in all of them.
+    """Share of correct answers in every cell, from every answer there is.
 
     Args:
-        correct: [..., Q] 0 or 1 (bool or integer), or floating-point grades in 0..1 such as F1 or partial credit; any
-            number of leading axes.
-        state: [..., Q] integers, 0 = ok; a query that is not ok anywhere is left out everywhere, so that cells stay
-            comparable.
+        correct: [..., Q] 0 or 1 (bool or integer), or partial credit in 0..1 (floating point); any number of leading
+            axes.
+        state: [..., Q] integers, 0 = ok; an answer that is not ok is missing, in its cell alone.
         weights: [Q] how often each query counts (an oversampled query is stored once); all 1 by default.
         limits: sizes from which it is computed in another way, to the same bits.
 
-    Raises RequestError on shapes that do not fit, values outside 0..1, or weights that are negative or not
-    finite. Cost: O(size of correct), without a float copy of it; a large contiguous tensor of bytes is read once, at
-    the speed of memory, where the weights are whole numbers.
+    Where a cell lacks answers, its accuracy over the others is set right for how hard they were: a missing answer
+    counts as the mean of its query over all cells plus the cell's lead over other cells on the queries that it
+    answered, within 0..1. A cell that met the easier queries gains nothing by it. Unbiased where what is missing does
+    not depend on the answer, given query and cell; how far it could be off otherwise is `lowest` and `highest`.
+
+    Raises RequestError on shapes that do not fit, values outside 0..1, or weights that are negative or not finite.
+    Cost: O(size of correct), without a float copy of it; a large contiguous tensor of bytes without missing answers is
+    read once, at the speed of memory, where the weights are whole numbers.
+    """
+    items = np.asarray(correct)
+    states = _states(items.shape, state)
+    if states is None or not states.any():
+        return common_accuracy(correct, None, weights, limits=limits)
+    items, weight = graded_items(items, limits), query_weights(weights, items.shape[-1])
+    _refuse_nan(items, states)
+    cells, ok = items.reshape(-1, items.shape[-1]), states.reshape(-1, items.shape[-1]) == 0
+    step = max(limits.block_bytes // (8 * items.shape[-1]), 1)
+
+    def blocks() -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:
+        return ((cells[low : low + step], ok[low : low + step]) for low in range(0, len(cells), step))
+
+    values, dropped, num_queries = accuracy_of_blocks(blocks, weight)
+    return Accuracy(values.reshape(items.shape[:-1]), dropped, num_queries)
+
+
+def accuracy_of_blocks(
+    blocks: Callable[[], Iterable[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]], weight: FloatArray
+) -> Accuracy:
+    """`accuracy` [C] of answers [C, Q] that come in blocks of cells, each with which answers are there; `blocks` gives
+    them from the beginning whenever it is called."""
+    num_queries = len(weight)
+    sums, num = np.zeros(num_queries), np.zeros(num_queries, np.int64)
+    for cells, ok in blocks():
+        sums += np.where(ok, cells, 0).sum(axis=0, dtype=np.float64)
+        num += np.count_nonzero(ok, axis=0)
+    usable = num > 0
+    used, total = float(weight[usable].sum()), float(weight.sum())
+    of_query, counted = sums[usable] / num[usable], weight[usable]
+    values = []
+    for cells, ok in blocks():
+        there = ok[:, usable]
+        if used == 0:
+            values.append(np.full(len(cells), np.nan))
+            continue
+        right, expected = expected_answers(cells[:, usable], there, of_query, counted)
+        found = (right + np.where(there, 0, expected) @ counted) / used
+        values.append(np.where(there @ counted > 0, found, np.nan))
+    return Accuracy(np.concatenate(values), 1.0 - used / total, int(np.count_nonzero(usable)) if used else 0)
+
+
+def accuracy_bounds(
+    correct: npt.ArrayLike, state: npt.ArrayLike | None = None, weights: npt.ArrayLike | None = None
+) -> AccuracyBounds:
+    """The accuracies of every cell if all of its missing answers were wrong, and if all were right.
+
+    Takes what `accuracy` does. Queries that no cell answered are left out. Raises what it does. Cost: O(size), a float
+    copy.
+    """
+    items, states = graded_items(correct), _states(np.shape(correct), state)
+    ok = np.ones(items.shape, np.bool_) if states is None else states == 0
+    weight = np.where(ok.reshape(-1, items.shape[-1]).any(axis=0), query_weights(weights, items.shape[-1]), 0.0)
+    with np.errstate(invalid="ignore"):
+        lowest = np.where(ok, items, 0) @ weight / weight.sum()
+        missing = ~ok @ weight / weight.sum()
+    return AccuracyBounds(np.asarray(lowest), np.asarray(lowest + missing), np.asarray(missing))
+
+
+def expected_answers(
+    cells: npt.NDArray[Any], ok: npt.NDArray[np.bool_], of_query: FloatArray, weight: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """[C] weight of the right answers, and [C, Q] what is expected of each answer: the mean of its query `of_query`
+    plus the lead of its cell over other cells on the queries that it answered."""
+    right = np.where(ok, cells, 0).astype(np.float64) @ weight
+    there = ok @ weight
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lead = (right - ok @ (of_query * weight)) / there
+    return right, np.clip(of_query + np.nan_to_num(lead)[:, None], 0, 1)
+
+
+def common_accuracy(
+    correct: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    weights: npt.ArrayLike | None = None,
+    *,
+    limits: ComputeLimits = LIMITS,
+) -> Accuracy:
+    """As `accuracy`, over the queries that are `ok` in all cells: what differs between two cells is never the queries.
+
+    One missing answer leaves its query out everywhere: with a share m missing at random and C cells, (1 - m)^C of the
+    queries are left, a fifth of a percent of them at m = .005 and C = 1,280.
     """
     items = np.asarray(correct)
     if not (is_large(items, limits) and _is_whole(weights)):
         items = graded_items(items, limits)
+    if np.issubdtype(items.dtype, np.floating):
+        _refuse_nan(items, _states(items.shape, state))
+        items = np.nan_to_num(items)
     usable = usable_queries(items.shape, state, limits)
     weight = query_weights(weights, items.shape[-1])
     sums = _weighted_sums(items, np.where(usable, weight, 0.0), limits)
@@ -127,12 +229,13 @@ def curve(
     """Accuracy against the number of shots, with the spread over permutations and over sets kept apart.
 
     Args:
-        correct: [S, P, K, Q] 0 or 1, or grades in 0..1; K indexes the list of shots that were run.
-        state: [S, P, K, Q] integers, 0 = ok.
+        correct: [S, P, K, Q] 0 or 1, or partial credit; K indexes the list of shots that were run.
+        state: [S, P, K, Q] integers, 0 = ok; every answer that is there counts, in its cell (`accuracy`).
         weights: [Q] how often each query counts.
         limits: as for `accuracy`.
 
-    Raises RequestError unless correct has four axes. arXiv 2503.22002, Figure 1; standard deviations have ddof 1.
+    NaN at a k where some cell has no answer. Raises RequestError unless correct has four axes. arXiv 2503.22002,
+    Figure 1; standard deviations have ddof 1.
     """
     items = np.asarray(correct)
     if items.ndim != 4:
@@ -191,30 +294,47 @@ def binary_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.
 
 
 def graded_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.NDArray[Any]:
-    """`correct` [..., Q] as float64 where it holds floating-point grades in 0..1, such as F1, else as `binary_items`.
+    """`correct` [..., Q] as uint8 0/1, or floats in 0..1 (partial credit) as they are; NaN is left for `state` to mark.
 
-    Raises RequestError on anything else, a NaN included.
+    Raises RequestError on anything else, naming the value.
     """
     items = np.asarray(correct)
-    if items.dtype.kind != "f" or items.size == 0:
+    if not np.issubdtype(items.dtype, np.floating):
         return binary_items(items, limits)
-    wrong = items[~((items >= 0) & (items <= 1))]
-    if wrong.size:
-        raise RequestError(
-            f"graded answers must lie in 0..1, found {wrong.flat[0]}; what is missing is 0 and marked in state"
-        )
-    return items.astype(np.float64, copy=False)
+    if items.ndim < 1 or items.size == 0:
+        raise RequestError(f"correct must have shape [..., Q] with no empty axis, got {list(items.shape)}")
+    low, high = np.nanmin(items), np.nanmax(items)
+    if not (low >= 0 and high <= 1):
+        raise RequestError(f"correct must hold numbers from 0 to 1, found {low if not low >= 0 else high:g}")
+    return items
+
+
+def _refuse_nan(items: npt.NDArray[Any], states: npt.NDArray[Any] | None) -> None:
+    """Raises RequestError for a NaN among graded answers [..., Q] that `states` does not mark."""
+    if np.issubdtype(items.dtype, np.floating):
+        wrong = np.isnan(items) if states is None else np.isnan(items) & (states == 0)
+        if wrong.any():
+            place = ", ".join(map(str, np.argwhere(wrong)[0]))
+            raise RequestError(f"correct[{place}] is NaN and its state is ok; mark it in state")
+
+
+def _states(shape: tuple[int, ...], state: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
+    """`state` as an array; raises RequestError unless it has `shape`."""
+    if state is None:
+        return None
+    states = np.asarray(state)
+    if states.shape != shape:
+        raise RequestError(f"state must have the shape of correct {list(shape)}, got {list(states.shape)}")
+    return states
 
 
 def usable_queries(
     shape: tuple[int, ...], state: npt.ArrayLike | None, limits: ComputeLimits = LIMITS
 ) -> npt.NDArray[np.bool_]:
     """[Q] True where a query is ok (state 0) in every cell; raises RequestError if state has not `shape` [..., Q]."""
-    if state is None:
+    states = _states(shape, state)
+    if states is None:
         return np.ones(shape[-1], dtype=np.bool_)
-    states = np.asarray(state)
-    if states.shape != shape:
-        raise RequestError(f"state must have the shape of correct {list(shape)}, got {list(states.shape)}")
     if is_large(states, limits):
         from iclperm.stats import _kernels
 

@@ -18,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError, printable
-from iclperm.stats.components import VarianceComponents, components_from_sums
+from iclperm.stats.components import VarianceComponents, components_from_sums, variance_components
 from iclperm.stats.limits import LIMITS, ComputeLimits
 from iclperm.stats.sensitivity import (
     Accuracy,
     Curve,
+    FloatArray,
     accuracy_from_sums,
+    accuracy_of_blocks,
     binary_items,
     curve_from_accuracy,
     is_large,
@@ -54,6 +56,10 @@ class Blocks(Protocol):
 
     def usable(self) -> npt.NDArray[np.bool_]:
         """[Q] whether a query is ok in every cell."""
+        ...
+
+    def at(self, place: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
+        """Answers [S, P, Q] and states at one place of K, for tensors of which some answers are missing."""
         ...
 
     def blocks(self) -> Iterator[Block]:
@@ -93,6 +99,7 @@ class ArrayBlocks:
         self._limits = limits
         self._usable = usable_queries(items.shape, state, limits)
         self._items = items if items.ndim == 4 else items[:, :, None]
+        self._state = None if state is None else np.asarray(state).reshape(self._items.shape)
 
     @property
     def shape(self) -> Shape:
@@ -103,6 +110,11 @@ class ArrayBlocks:
     def usable(self) -> npt.NDArray[np.bool_]:
         """See `Blocks`."""
         return self._usable
+
+    def at(self, place: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
+        """See `Blocks`."""
+        answers = binary_items(self._items[:, :, place], self._limits)
+        return answers, np.zeros(answers.shape, np.uint8) if self._state is None else self._state[:, :, place]
 
     def blocks(self) -> Iterator[Block]:
         """See `Blocks`."""
@@ -140,12 +152,18 @@ class FileBlocks:
         self._offset = int(getattr(items, "offset", 0))
         states = mapped(Path(state)) if isinstance(state, str | Path) else state
         self._usable = usable_queries(items.shape, states, limits)
+        self._state = None if states is None else np.asarray(states).reshape(self.shape)
 
     @property
     def shape(self) -> Shape:
         """S, P, K, Q."""
         num_sets, num_permutations, num_shots, num_queries = self._shape
         return num_sets, num_permutations, num_shots, num_queries
+
+    def at(self, place: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
+        """See `Blocks`; maps the file."""
+        answers = binary_items(np.array(mapped(self.path).reshape(self.shape)[:, :, place]), self._limits)
+        return answers, np.zeros(answers.shape, np.uint8) if self._state is None else self._state[:, :, place]
 
     def usable(self) -> npt.NDArray[np.bool_]:
         """See `Blocks`."""
@@ -184,6 +202,14 @@ class ItemBlocks:
         states = state if len(used) == len(state) else state[used]
         return usable_queries((len(used), state.shape[1]), states, self._limits)
 
+    def at(self, place: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
+        """See `Blocks`."""
+        contexts = self._items.context_of[:, :, place]
+        answers = np.empty((*contexts.shape, len(self._items.gold)), np.bool_)
+        for one_set, right in zip(contexts, answers, strict=True):
+            self._items.is_right(one_set, right)
+        return answers.view(np.uint8), self._items.context_state[contexts]
+
     def blocks(self) -> Iterator[Block]:
         """See `Blocks`."""
         context_of = self._items.context_of
@@ -208,6 +234,9 @@ class TensorSums:
     """[S, K, Q] sums over permutations, of all queries."""
     squares: npt.NDArray[np.int64]
     """[P, K] sum over the usable queries of (sum over sets)²: all that variance components need of [P, K, Q]."""
+    source: Blocks | None = None
+    """Where answers are missing: components are then computed from it, k by k."""
+    weights: FloatArray | None = None
 
     @cached_property
     def by_query(self) -> npt.NDArray[np.int64]:
@@ -219,7 +248,15 @@ class TensorSums:
         return curve_from_accuracy(self.accuracy)
 
     def components(self) -> list[VarianceComponents]:
-        """`variance_components` at every k, equal to the last bit; raises RequestError as it does."""
+        """`variance_components` at every k, equal to the last bit; raises RequestError as it does.
+
+        Weights count where answers are missing; of complete answers every query counts once.
+        """
+        if self.source is not None:
+            return [
+                variance_components(*self.source.at(place), weights=self.weights)
+                for place in range(self.right.shape[2])
+            ]
         return [
             components_from_sums(self.right[..., k], self.by_set[:, k][:, self.usable], self.squares[:, k].sum())
             for k in range(self.right.shape[2])
@@ -289,8 +326,18 @@ def tensor_sums(
             sums[:, low:high] = _segment_sums(correct, edges, counted, large, limits)[..., 0]
         added, squares[low:high], _ = _crossed(correct, usable, large, limits, keep=False)
         by_set += added
-    accuracy = accuracy_from_sums(sums.astype(np.float64), usable, weight.astype(np.float64))
-    return TensorSums(accuracy, usable, right, by_set, squares)
+    counts: FloatArray = weight.astype(np.float64)
+    if usable.all():
+        return TensorSums(accuracy_from_sums(sums.astype(np.float64), usable, counts), usable, right, by_set, squares)
+
+    def cells() -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:
+        for place in range(num_shots):
+            answers, states = blocks.at(place)
+            yield answers.reshape(-1, num_queries), states.reshape(-1, num_queries) == 0
+
+    found = accuracy_of_blocks(cells, counts)
+    values = np.moveaxis(found.values.reshape(num_shots, num_sets, num_permutations), 0, 2)
+    return TensorSums(found._replace(values=values), usable, right, by_set, squares, blocks, counts)
 
 
 def crossed_sums(correct: npt.ArrayLike, *, limits: ComputeLimits = LIMITS) -> CrossedSums:

@@ -102,7 +102,7 @@ def noise_within_sets(correct: npt.ArrayLike, state: npt.ArrayLike | None = None
     the number of queries; the difficulty of the queries, which all orderings share, cancels, so that it is less than
     p(1 - p)/Q. Every query counts once. NaN below two permutations or queries. Cost: O(S·P·Q).
     """
-    items, _, _, _ = usable_items(correct, state, None)
+    items = usable_items(correct, state, None).items
     _, num_p, num_q = items.shape
     if min(num_p, num_q) < 2:
         return math.nan
@@ -110,7 +110,7 @@ def noise_within_sets(correct: npt.ArrayLike, state: npt.ArrayLike | None = None
     for one in items:
         by_permutation, by_query = one.mean(axis=1), one.mean(axis=0)
         mean = float(by_query.mean())
-        total = mean * (1 - mean) * num_p * num_q  # Σ(x - mean)² of 0 and 1
+        total = float(np.sum((one - mean) ** 2, dtype=np.float64))
         between = num_q * float(np.sum((by_permutation - mean) ** 2)) + num_p * float(np.sum((by_query - mean) ** 2))
         squares.append(max(total - between, 0.0) / ((num_p - 1) * (num_q - 1)))
     return float(np.mean(squares)) / int(num_q)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from iclperm.errors import DataError, RequestError
+from iclperm.errors import RequestError
 from iclperm.report import figures
 from iclperm.report.parts import Plot, Table, evenly, listed, number, percent, plain
 from iclperm.stats.components import Effects
@@ -32,8 +32,10 @@ from iclperm.stats.convergence import (
     needed_sizes,
     query_blocks,
 )
-from iclperm.stats.sensitivity import FloatArray, query_weights, usable_queries
+from iclperm.stats.incomplete import filled
+from iclperm.stats.sensitivity import FloatArray, query_weights
 from iclperm.stats.tensor import segment_sums
+from iclperm.studies.missing import filled_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -339,7 +341,7 @@ def convergence_findings(
 
     Args:
         correct: [S, P, K, Q] 0 or 1.
-        state: [S, P, K, Q] integers, 0 = ok; queries not ok in every cell are left out.
+        state: [S, P, K, Q] integers, 0 = ok; what is missing is filled in (`stats.incomplete.filled`).
         shots: [K] numbers of demonstrations, ascending.
         weights: [Q] whole numbers, how often each query counts in an accuracy.
         half_width: wanted of the 95 % interval of µ_k.
@@ -354,15 +356,11 @@ def convergence_findings(
         raise RequestError(
             f"convergence needs correct of shape [S, P, K, Q] and K shots, got {list(items.shape)} and {list(counts)}"
         )
-    usable = usable_queries(items.shape, state)
-    if not usable.any():
-        raise DataError("no query is ok in every cell; leave out the k or set that fails")
-    if not usable.all():
-        items = items[..., usable]
-    weight = None if weights is None else np.asarray(weights)[usable]
+    whole = filled(items, state, weights)
+    items, weight = whole.items, None if weights is None else whole.weights
     num_s, num_p, _, num_q = items.shape
     edges = query_blocks(num_q)
-    sums = segment_sums(items, edges, weight)
+    sums = _segment_sums(items, edges, weight)
     per_block = np.add.reduceat(query_weights(weight, num_q), edges[:-1])
     accuracy = sums.sum(axis=-1, dtype=np.float64) / per_block.sum()
     errors = tuple(
@@ -388,8 +386,17 @@ def convergence_findings(
         queries=over_queries,
         axis_se=_axis_se((over_permutations, over_sets, over_queries)),
         title=title,
-        warnings=tuple(_warnings(shape)),
+        warnings=(*([filled_words(whole.share)] if whole.share else []), *_warnings(shape)),
     )
+
+
+def _segment_sums(
+    items: npt.NDArray[Any], edges: npt.NDArray[np.int64], weight: npt.NDArray[Any] | None
+) -> npt.NDArray[Any]:
+    """`segment_sums`, also of what was filled in."""
+    if items.dtype == np.uint8:
+        return segment_sums(items, edges, weight)
+    return np.asarray(np.add.reduceat(items * query_weights(weight, items.shape[-1]), edges[:-1], axis=-1))
 
 
 def _over_queries(

@@ -15,6 +15,7 @@ from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report import figures
 from iclperm.report.parts import Plot, Table, evenly, interval_words, listed, number, p_value, percent, plain, points
 from iclperm.stats import Curve
+from iclperm.stats.incomplete import filled
 from iclperm.stats.paired import holm
 from iclperm.stats.plateau import (
     LEVEL,
@@ -33,7 +34,8 @@ from iclperm.stats.plateau import (
     plateau_shares,
     steps,
 )
-from iclperm.stats.sensitivity import FloatArray, usable_queries
+from iclperm.stats.sensitivity import FloatArray
+from iclperm.studies.missing import filled_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -406,11 +408,12 @@ def curve_findings(
     chance: float | None = None,
     title: str = "",
 ) -> CurveFindings:
-    """Everything about accuracy over the number of demonstrations, over the queries ok in every cell at every k.
+    """Everything about accuracy over the number of demonstrations, from every answer there is.
 
     Args:
         correct: [S, P, K, Q] 0 or 1.
-        state: [S, P, K, Q] integers, 0 = ok.
+        state: [S, P, K, Q] integers, 0 = ok; for errors and tests what is missing is filled in
+            (`stats.incomplete.filled`).
         shots: [K] numbers of demonstrations, ascending.
         weights: [Q] how often each query counts in an accuracy; errors and tests count a query once.
         rows: [S, P] which demonstration stands first; needed for one demonstration against none.
@@ -420,22 +423,18 @@ def curve_findings(
         margin, level: of the tests (see `stats.plateau`).
         chance: a level to compare with in the figure.
 
-    Raises RequestError on shapes that do not fit or a k that was not run, and DataError for a single k or where no
-    query is ok in every cell. Cost: O(S·P·K·Q). arXiv 2503.22002.
+    Raises RequestError on shapes that do not fit, a k that was not run, or a cell without an answer, and DataError for
+    a single k. Cost: O(S·P·K·Q). arXiv 2503.22002.
     """
     items, counts = np.asarray(correct), tuple(int(k) for k in shots)
     if items.ndim != 4:
         raise RequestError(f"a curve needs correct of shape [S, P, K, Q], got {list(items.shape)}")
     if len(counts) < 2:
         raise DataError("a curve needs at least two numbers of shots, this run has one; run it with 'shots: all'")
-    usable = usable_queries(items.shape, state)
-    if not usable.any():
-        raise DataError("no query is ok in every cell; leave out the k or set that fails")
     curve = stats.curve(items, state, weights)
-    accuracy = stats.accuracy(items, state, weights).values
-    if not usable.all():
-        items = items[..., usable]
-    weight = None if weights is None else np.asarray(weights)[usable]
+    whole = filled(items, state, weights)
+    items, accuracy = whole.items, whole.accuracy.values
+    weight = None if weights is None else whole.weights
     pairs = tuple(
         plateau(items, weight, shots=counts, first=k, margin=margin, level=level) for k in _claims(claims, counts)
     )
@@ -461,7 +460,7 @@ def curve_findings(
         texts=texts or {},
         chance=chance,
         title=title,
-        warnings=tuple(_warnings(items.shape, pairs, resampled, curve.dropped)),
+        warnings=tuple(_warnings(items.shape, pairs, resampled, whole.share)),
     )
 
 
@@ -481,15 +480,15 @@ def average_states(pairs: tuple[Plateau, ...], level: float) -> tuple[State, ...
     )
 
 
-def _warnings(shape: tuple[int, ...], pairs: tuple[Plateau, ...], resampled: bool, dropped: float) -> list[str]:
+def _warnings(shape: tuple[int, ...], pairs: tuple[Plateau, ...], resampled: bool, filled_in: float) -> list[str]:
     num_sets, _, _, num_queries = shape
     warnings = []
     if resampled:
         warnings.append(_NO_TRAJECTORIES)
     if num_sets == 1:
         warnings.append("one set only: errors and tests say nothing about other demonstrations; raise 'sets'")
-    if dropped:
-        warnings.append(f"{dropped:.1%} of the queries are not ok in every cell and are left out everywhere")
+    if filled_in:
+        warnings.append(filled_words(filled_in))
     for pair in () if resampled else pairs:
         if pair.resolvable > pair.margin:
             needed = math.ceil(num_queries * pair.num_queries_needed / 100) * 100

@@ -73,7 +73,7 @@ class Generation:
     is_open: bool
     """Whether any answer may be given, not only a label: then a text that was cut off may lack its answer."""
     dropped: float
-    """Share of the queries that are left out everywhere, as some cell of theirs has no answer."""
+    """Share of the queries of which some cell has no answer."""
     dev: Generation | None = None
     """The same of the dev queries, by which a search chooses; None where there are none."""
 
@@ -84,8 +84,8 @@ class Generation:
         last, warnings = self.by_shots[-1], []
         if self.unparsed == "drop" and self.dropped > _MANY:
             warnings.append(
-                f"{self.dropped:.0%} of the queries are left out of every accuracy, because some text of theirs gave "
-                "no answer; --unparsed wrong counts such texts as wrong instead"
+                f"{self.dropped:.0%} of the queries lack an answer in some cell, because some text of theirs gave "
+                "none, and count in the others only; --unparsed wrong counts such texts as wrong instead"
             )
         if last.cut_off > _MANY and not self.is_open and last.unparsed > _MANY:
             warnings.append(

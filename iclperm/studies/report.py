@@ -13,13 +13,14 @@ import numpy as np
 from iclperm.base.files import writable
 from iclperm.errors import RunError
 from iclperm.report import write_report
-from iclperm.report.parts import Findings
+from iclperm.report.parts import Findings, plain
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.run import FinishedRun, RunReport
 from iclperm.stats import Curve
 from iclperm.studies import calibration, findings_of, generation
 from iclperm.studies.calibration import ContextualCalibration
 from iclperm.studies.generation import Generation
+from iclperm.studies.missing import Missing, missing_of
 from iclperm.studies.sensitivity import Sensitivity
 from iclperm.studies.sensitivity_over_shots import SensitivityOverShots
 from iclperm.studies.sensitivity_summary import SensitivitySummary
@@ -68,6 +69,12 @@ class Run(FinishedRun):
             )
         return warnings
 
+    @cached_property
+    def missing(self) -> Missing:
+        """How many answers to test queries are not there, over the distinct contexts."""
+        test = self.splits["test"]
+        return missing_of(test.context_state[np.unique(test.context_of)], test.weights)
+
     def curve(self) -> Curve | None:
         """Accuracy over the numbers of shots; None where only one was run."""
         return self._sensitivity.curve
@@ -95,6 +102,7 @@ class Run(FinishedRun):
         found = self.findings(kind)
         content = {"kind": kind or self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
         content["calibration"] = self.study.calibration
+        content["missing"] = plain(self.missing) | {"first_line": self.missing.first_line()}
         content |= {key: about.to_dict() for key, about in self.asides.items()}
         return {**content, "warnings": [*found.warnings, *self.warnings]}
 

@@ -81,7 +81,7 @@ def search_findings(
     results = {name: search(values, *asked, halves=0) for name, values in scores.items()}
     curve_criterion, items = "dev_accuracy", dev.correct
     if criterion == "majority_agreement" and dev.predictions is not None:
-        curve_criterion, items = criterion, majority_agreement(dev.predictions)
+        curve_criterion, items = criterion, majority_agreement(dev.predictions, dev.state)
     on_dev = stats.accuracy(dev.correct, dev.state, dev.weights)
     found = SearchFindings(
         criterion=criterion,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from iclperm import stats
 from iclperm.errors import DataError, RequestError
 from iclperm.report import figures
 from iclperm.report.parts import (
@@ -32,9 +31,10 @@ from iclperm.report.parts import (
 from iclperm.stats.choosing import STRATEGIES
 from iclperm.stats.correlation import Correlation, rank_correlation
 from iclperm.stats.demonstrations import Difference
+from iclperm.stats.incomplete import filled
 from iclperm.stats.reliability import Reliability, split_half
-from iclperm.stats.sensitivity import query_weights, usable_queries
 from iclperm.studies.choosing import CHOSEN, SOURCE, Chosen, choose
+from iclperm.studies.missing import filled_words
 from iclperm.studies.outcomes import BASELINE, LEAST_PERMUTATIONS, Outcome, outcomes_of
 
 if TYPE_CHECKING:
@@ -379,13 +379,10 @@ def selection(
         raise RequestError(f"the strategies are compared with {BASELINE!r}, got {', '.join(strategies)}")
     if items.shape[2] < 2:
         raise RequestError("a spread over orderings needs at least 2 permutations, got 1")
-    cells = stats.accuracy(items, state, weights)
-    if cells.num_queries == 0:
-        raise DataError("no query is ok in every cell of the second run; see its states")
-    usable = usable_queries(items.shape, state)
-    weight = query_weights(weights, items.shape[-1])[usable]
+    whole = filled(items, state, weights)
+    cells, weight = whole.accuracy, whole.weights
     labels = np.full(items.shape[:2], np.nan) if num_labels is None else np.asarray(num_labels, dtype=np.float64)
-    outcomes = outcomes_of(cells.values, items[:, :, :, -1][..., usable], weight, labels, list(strategies))
+    outcomes = outcomes_of(cells.values, whole.items[:, :, :, -1], weight, labels, list(strategies))
     tables = {name: np.asarray(values, dtype=np.float64) for name, values in (scores or {}).items()}
     return Selection(
         shots=tuple(shots),
@@ -401,7 +398,11 @@ def selection(
             for place, first in enumerate(tables)
             for second in list(tables)[place + 1 :]
         },
-        warnings=(*warnings, *_design_warnings(items.shape[1], items.shape[2], outcomes)),
+        warnings=(
+            *([filled_words(whole.share)] if whole.share else []),
+            *warnings,
+            *_design_warnings(items.shape[1], items.shape[2], outcomes),
+        ),
     )
 
 

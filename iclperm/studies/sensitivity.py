@@ -11,6 +11,8 @@ from iclperm.errors import RequestError
 from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Calibration, Curve, VarianceComponents, explain_components
+from iclperm.studies.missing import overturned
+from iclperm.studies.sensitivity_conclusion import conclusion
 from iclperm.studies.sensitivity_over_shots import (
     SensitivityOverShots,
     over_shots_table,
@@ -20,7 +22,6 @@ from iclperm.studies.sensitivity_over_shots import (
 from iclperm.studies.sensitivity_summary import (
     Ordering,
     SensitivitySummary,
-    conclusion,
     over_orderings,
     sensitivity_summary,
 )
@@ -62,7 +63,7 @@ class Sensitivity:
 
     def conclusion(self) -> list[str]:
         """See `Findings`."""
-        return conclusion(self.summary, self._last)
+        return [*conclusion(self.summary, self._last), *overturned(self.summary)]
 
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
@@ -85,7 +86,8 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """The summary and, where they were run, curve and sensitivity over shots; JSON-safe."""
-        content: dict[str, Any] = {"sensitivity": self.summary.to_dict(self._last)}
+        summary = {**self.summary.to_dict(self._last), "conclusion": self.conclusion()}
+        content: dict[str, Any] = {"sensitivity": summary}
         if self.curve is not None:
             content["curve"] = {"shots": plain(self.shots), **plain(self.curve)}
         if self.over_shots is not None:
@@ -106,6 +108,7 @@ def findings(run: FinishedRun) -> Sensitivity:
         test.gold if test.has_scores else None,
         test.state[:, :, -1],
         weights=test.weights,
+        classes=test.gold if run.labels else None,
         tokens=run.report,
         seed=seed,
     )
@@ -114,7 +117,13 @@ def findings(run: FinishedRun) -> Sensitivity:
     if sum(shots > 0 for shots in run.shots) > 1:
         resampled = run.study.resample == "per_k"
         over_shots = sensitivity_over_shots(
-            run.correct, run.state, shots=run.shots, weights=run.weights, seed=seed, resampled=resampled
+            run.correct,
+            run.state,
+            shots=run.shots,
+            weights=run.weights,
+            classes=test.gold if run.labels else None,
+            seed=seed,
+            resampled=resampled,
         )
     return Sensitivity(summary, run.shots, curve, over_shots, title=run.title, chance=run.chance)
 
@@ -154,15 +163,20 @@ def curve_table(curve: Curve, shots: Sequence[int]) -> Table:
 def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) -> Table:
     sets, permutations = summary.accuracy.shape
     rows: list[Sequence[str]] = [
-        ("mean", number(summary.mean), f"standard error {number(summary.mean_se)}, clustered by query"),
+        ("mean", number(summary.mean), f"{interval_words(summary.mean_interval)} for other sets, orders and queries"),
         ("best ordering", *_ordering(summary.best)),
         ("5 % ordering", number(summary.low_tail.accuracy), "one ordering in 20 is no better than this"),
         ("worst ordering", *_ordering(summary.worst)),
     ]
     missing = ", ".join(f"{name} {share:.2%}" for name, share in summary.missing.items() if share) or "none"
-    if full or summary.dropped or missing != "none":
-        rows.append(("queries left out", f"{summary.dropped:.1%}", "not ok in some cell"))
+    if full or missing != "none":
         rows.append(("answers missing", f"{summary.missing_total:.1%}", missing))
+        rows.append(("queries in part", f"{summary.incomplete:.1%}", "lack an answer in some cell"))
+        rows.append(("queries left out", f"{summary.dropped:.1%}", "have no answer in any cell"))
+    if summary.if_wrong is not None and summary.if_right is not None:
+        ends = summary.if_wrong, summary.if_right
+        bounds = " to ".join(number(float(end.accuracy.mean())) for end in ends)
+        rows.append(("mean at worst, at best", bounds, "if every missing answer were wrong, or right"))
     if full and summary.near_ties is not None:
         rows.append(("near-ties", f"{summary.near_ties:.2%}", "two best labels within 1e-4 nats"))
     title = f"Accuracy{_at(shots)}: {sets} sets x {permutations} permutations, {summary.num_queries} queries"

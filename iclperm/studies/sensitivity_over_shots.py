@@ -17,7 +17,7 @@ from iclperm.report.figures import BLUE, GREY, ORANGE, head, plain_frame, shot_t
 from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Interval
 from iclperm.stats.sensitivity import FloatArray
-from iclperm.studies.sensitivity_summary import spread_of
+from iclperm.studies.sensitivity_summary import components_or_why, spread_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,9 +68,9 @@ class SensitivityOverShots:
     ratio_effect: IntervalsOverShots
     """r free of item noise."""
     dropped: float
-    """Share of the queries (by weight) that some cell at some k could not answer."""
+    """Share of the queries (by weight) without an answer in any cell."""
     num_queries: int
-    """Distinct queries that were used, the same at every k."""
+    """Distinct queries that were used."""
 
     @property
     def is_order_alone(self) -> npt.NDArray[np.bool_]:
@@ -95,22 +95,24 @@ def sensitivity_over_shots(
     *,
     shots: Sequence[int],
     weights: npt.ArrayLike | None = None,
+    classes: npt.ArrayLike | None = None,
     seed: int = 0,
     resampled: bool = False,
 ) -> SensitivityOverShots:
-    """Order against selection at every number of shots, over the queries that are ok in every cell at every k.
+    """Order against selection at every number of shots, from every answer there is.
 
     Args:
         correct: [S, P, K, Q] 0 or 1.
         state: [S, P, K, Q] integers, 0 = ok.
         shots: [K] numbers of demonstrations, ascending.
-        weights: [Q] how often each query counts in an accuracy; the effects free of item noise count it once.
+        weights: [Q] how often each query counts in the accuracy that is spoken of.
+        classes: [Q] what the weights stand for (`stats.variance_components`).
         seed: of the interval draws.
         resampled: every k has sets and permutations of its own (`resample: per_k`). Otherwise contexts are prefixes of
             one ordering of the largest k, and below it order holds selection within the set (`is_order_alone`).
 
-    What a summary of one k says can differ a little: it leaves out only the queries that fail at that k. Raises
-    RequestError on shapes that do not fit. Cost: O(K·S·P·(Q + S + P)). arXiv 2511.09700, at more than its one k.
+    NaN at a k where some ordering has no answer. Raises RequestError on shapes that do not fit. Cost: O(K·S·P·(Q + S +
+    P)). arXiv 2511.09700, at more than its one k.
     """
     items, counts = np.asarray(correct), tuple(int(k) for k in shots)
     if items.ndim != 4:
@@ -118,10 +120,13 @@ def sensitivity_over_shots(
     if len(counts) != items.shape[2] or list(counts) != sorted(set(counts)):
         raise RequestError(f"shots must be {items.shape[2]} ascending numbers, one for each k, got {list(counts)}")
     cells = stats.accuracy(items, state, weights)
-    answered = items if state is None else items[..., ~np.asarray(state).any(axis=(0, 1, 2))]
+    states = None if state is None else np.asarray(state)
     at_k = [
-        _at_one_k(cells.values[:, :, place], answered[:, :, place], seed)
-        if k and cells.num_queries
+        _at_one_k(
+            cells.values[:, :, place],
+            _effects(items[:, :, place], None if states is None else states[:, :, place], weights, classes, seed),
+        )
+        if k and not np.isnan(cells.values[:, :, place]).any()
         else _UNDEFINED_AT_K
         for place, k in enumerate(counts)
     ]
@@ -145,14 +150,25 @@ _NOTHING = Interval(math.nan, math.nan, math.nan, 0.95)
 _UNDEFINED_AT_K: _AtOneK = (math.nan, math.nan, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
-def _at_one_k(matrix: FloatArray, items: npt.NDArray[Any], seed: int) -> _AtOneK:
-    """Order, selection, r with its jackknife interval and the effects, from accuracy [S, P] and items [S, P, Q]."""
+def _effects(
+    items: npt.NDArray[Any],
+    state: npt.NDArray[Any] | None,
+    weights: npt.ArrayLike | None,
+    classes: npt.ArrayLike | None,
+    seed: int,
+) -> stats.SensitivityIntervals | None:
+    """Effects free of item noise of items [S, P, Q]; None where they cannot be told."""
+    components, _ = components_or_why(items, state, weights, classes)
+    return None if components is None else stats.effect_interval(components, seed=seed)
+
+
+def _at_one_k(matrix: FloatArray, effects: stats.SensitivityIntervals | None) -> _AtOneK:
+    """Order, selection, r with its jackknife interval and the effects, from accuracy [S, P]."""
     printed = spread_of(matrix, "mean_std")
     enough = min(matrix.shape) >= 3
     r = stats.jackknife_ratio_interval(matrix) if enough else _NOTHING._replace(estimate=printed.ratio)
-    if min(items.shape) < 2:
+    if effects is None:
         return printed.order, printed.selection, r, _NOTHING, _NOTHING, _NOTHING
-    effects = stats.effect_interval(stats.variance_components(items), seed=seed)
     return printed.order, printed.selection, r, *effects
 
 

@@ -1,4 +1,4 @@
-"""What a sensitivity study says at one number of shots: its numbers, and the sentences made of them."""
+"""What a sensitivity study says at one number of shots: its numbers; the sentences are `sensitivity_conclusion`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
-from iclperm.report.parts import percent, plain, spread_in_points, with_bounds
+from iclperm.report.parts import plain
 from iclperm.stats import Calibration, Interval, NeededDesign, SensitivityIntervals, VarianceComponents
-from iclperm.stats.intervals import side_of
+from iclperm.stats.incomplete import filled
 from iclperm.stats.sensitivity import FloatArray, query_weights
 from iclperm.studies.tokens import TokenReport, TokenSavings
 from iclperm.study.states import STATES
@@ -38,23 +38,45 @@ class Spread(NamedTuple):
     ratio: float
 
 
+class Extreme(NamedTuple):
+    """What a study would say if every missing answer were wrong, or if every one were right."""
+
+    accuracy: FloatArray
+    """[S, P]"""
+    order: Interval
+    """Order effect free of item noise; as measured where the design does not allow that."""
+    selection: Interval
+    ratio: Interval
+    """The r to quote."""
+    free: Interval | None
+    """r free of item noise."""
+
+
 @dataclass(frozen=True)
 class SensitivitySummary:
     """The numbers of a sensitivity study at one number of shots."""
 
     accuracy: FloatArray
-    """[S, P], over the queries that are ok in every cell."""
+    """[S, P], of each ordering over the answers that it has."""
     num_queries: int
     """Distinct queries that were used."""
     num_labels: int | None
     """Number of classes; None without log-likelihoods of the labels."""
     dropped: float
-    """Share of the queries (by weight) that some cell could not answer."""
+    """Share of the queries (by weight) without an answer in any cell."""
+    incomplete: float
+    """Share of the queries (by weight) that lack an answer in some cell."""
     missing: Mapping[str, float]
     """Share of all answers (by weight) in each state but ok."""
+    if_wrong: Extreme | None
+    """If every missing answer were wrong; None where none is missing, or fewer than two sets or permutations were
+    run."""
+    if_right: Extreme | None
     mean: float
+    mean_interval: Interval
+    """95 % interval of the mean accuracy for other sets, permutations and queries (`stats.mean_error`)."""
     mean_se: float
-    """Standard error of the mean accuracy, clustered by query."""
+    """Standard error of the mean accuracy for other queries alone, clustered by query."""
     spreads: Mapping[str, Spread]
     """Order and selection sensitivity and r under each estimator; `mean_std` is what the paper prints."""
     intervals: SensitivityIntervals | None
@@ -62,7 +84,7 @@ class SensitivitySummary:
     jackknife: Interval | None
     """Jackknife interval of the printed r; None below three sets or permutations."""
     components: VarianceComponents | None
-    """None for S = 1, P = 1 or one query."""
+    """Of the weighted accuracy. None for S = 1, P = 1 or one query (of a class, where weights differ)."""
     effects: SensitivityIntervals | None
     """Order effect, selection effect and r free of item noise."""
     needed: NeededDesign | None
@@ -89,8 +111,7 @@ class SensitivitySummary:
         As the paper prints it, with the jackknife interval, which skewed effects hurt least; without one (two sets or
         permutations) the RMS ratio with its generalised interval.
         """
-        candidates = (self.jackknife, None if self.intervals is None else self.intervals.ratio)
-        return next((r for r in candidates if r is not None and not math.isnan(r.estimate + r.low)), None)
+        return _quoted(self.jackknife, self.intervals)
 
     @property
     def set_means(self) -> FloatArray:
@@ -126,7 +147,7 @@ class SensitivitySummary:
             content["components"] |= _component_summary(self.components, self.same_label_sequence(shots))
         if self.tokens is not None:
             content["tokens"]["saving"] = plain(self.tokens.saving)
-        content["quoted"], content["conclusion"] = plain(self.quoted), conclusion(self, shots)
+        content["quoted"] = plain(self.quoted)
         return content
 
 
@@ -137,46 +158,57 @@ def sensitivity_summary(
     state: npt.ArrayLike | None = None,
     *,
     weights: npt.ArrayLike | None = None,
+    classes: npt.ArrayLike | None = None,
     tokens: TokenReport | None = None,
     seed: int = 0,
 ) -> SensitivitySummary:
     """Everything that is said about sets and orders at one number of shots.
 
     Args:
-        correct: [S, P, Q] 0 or 1.
+        correct: [S, P, Q] 0 or 1, or partial credit in 0..1.
         label_logprob: [S, P, Q, L] log-likelihood of each label in nats, for near-ties and, with targets, calibration;
             or an iterator over the [Q, L] of each set and permutation, held one by one.
         targets: [Q] index of the right label.
-        state: [S, P, Q] integers, 0 = ok.
+        state: [S, P, Q] integers, 0 = ok; what is not ok is missing in its cell alone.
         weights: [Q] how often each query counts in every mean and share: accuracy and all that is computed of it,
-            standard error, calibration, near-ties, what is missing. A query is still one draw: variance components, and
-            the effects free of item noise with them, count distinct queries once each.
+            variance components, calibration, near-ties, what is missing. A query is still one draw: what measures noise
+            counts it once.
+        classes: [Q] what the weights stand for (`stats.variance_components`); the targets where there are any.
         tokens: the engine's token counts for the study.
         seed: of the interval draws.
 
-    Raises RequestError on shapes that do not fit and DataError where no query is ok in every cell. Cost: O(S·P·Q·L).
+    Raises RequestError on shapes that do not fit and DataError where some ordering has no answer. Cost: O(S·P·Q·L).
     """
     items = np.asarray(correct)
     if items.ndim != 3:
         raise RequestError(f"a sensitivity summary needs correct of shape [S, P, Q], got {list(items.shape)}")
     cells = stats.accuracy(items, state, weights)
-    if cells.num_queries == 0:
-        raise DataError(_no_common_query(np.asarray(state)))
+    if np.isnan(cells.values).any():
+        raise DataError(_no_answer(np.asarray(state)))
     matrix = cells.values
     labels = None if label_logprob is None else _about_labels(label_logprob, items.shape, targets, state, weights)
-    crossed = min(matrix.shape) >= 2
-    components = stats.variance_components(items, state) if crossed and cells.num_queries >= 2 else None
-    intervals = stats.generalized_interval(matrix, seed=seed) if crossed else None
-    jackknife = stats.jackknife_ratio_interval(matrix) if min(matrix.shape) >= 3 else None
-    needed = stats.needed_design(matrix) if crossed else None
+    classes = targets if classes is None else classes
+    whole = filled(items, state, weights)
+    components, why_none = components_or_why(items, state, weights, classes)
+    intervals, jackknife, needed = _intervals_of(matrix, seed)
+    is_whole = state is None or not np.any(state)
+    if_wrong, if_right = (
+        (None, None)
+        if is_whole or min(matrix.shape) < 2
+        else tuple(_extreme(items, state, value, weights, classes, seed) for value in (0, 1))
+    )
     return SensitivitySummary(
         accuracy=matrix,
         num_queries=cells.num_queries,
         num_labels=None if labels is None else labels.num_labels,
         dropped=cells.dropped,
+        incomplete=stats.common_accuracy(items, state, weights).dropped,
         missing=_missing(state, weights),
+        if_wrong=if_wrong,
+        if_right=if_right,
         mean=float(matrix.mean()),
-        mean_se=_mean_se(items, state, weights),
+        mean_interval=stats.mean_error(whole.items, whole.weights).interval(),
+        mean_se=stats.clustered_se(whole.items, whole.weights),
         spreads={estimator: spread_of(matrix, estimator) for estimator in _ESTIMATORS},
         intervals=intervals,
         jackknife=jackknife,
@@ -189,8 +221,55 @@ def sensitivity_summary(
         calibration=None if labels is None else labels.calibration,
         near_ties=None if labels is None else labels.near_ties,
         tokens=None if tokens is None else TokenSavings.of(tokens),
-        warnings=tuple(_warnings(matrix, jackknife, components)),
+        warnings=(*_warnings(matrix, jackknife, components), *why_none),
     )
+
+
+def _intervals_of(
+    matrix: FloatArray, seed: int
+) -> tuple[SensitivityIntervals | None, Interval | None, NeededDesign | None]:
+    """Generalised intervals, the jackknife's of r, and the needed design, as far as accuracy [S, P] allows."""
+    if min(matrix.shape) < 2:
+        return None, None, None
+    jackknife = stats.jackknife_ratio_interval(matrix) if min(matrix.shape) >= 3 else None
+    return stats.generalized_interval(matrix, seed=seed), jackknife, stats.needed_design(matrix)
+
+
+def components_or_why(
+    items: npt.NDArray[Any],
+    state: npt.ArrayLike | None,
+    weights: npt.ArrayLike | None,
+    classes: npt.ArrayLike | None,
+) -> tuple[VarianceComponents | None, tuple[str, ...]]:
+    """The components, or none and why: a class of one query cannot tell its noise."""
+    if min(items.shape) < 2:
+        return None, ()
+    try:
+        return stats.variance_components(items, state, weights=weights, classes=classes), ()
+    except RequestError as error:
+        return None, (f"effects are not freed of item noise: {error}",)
+
+
+def _extreme(
+    items: npt.NDArray[Any],
+    state: npt.ArrayLike | None,
+    value: int,
+    weights: npt.ArrayLike | None,
+    classes: npt.ArrayLike | None,
+    seed: int,
+) -> Extreme:
+    """What is said with every missing answer taken as `value`, over the queries that have an answer."""
+    lacks = np.asarray(state) != 0
+    answered = ~lacks.all(axis=(0, 1))
+    table = np.where(lacks, np.asarray(value, items.dtype), items)[..., answered]
+    weight, of_class = (None if given is None else np.asarray(given)[answered] for given in (weights, classes))
+    matrix = stats.accuracy(table, None, weight).values
+    components, _ = components_or_why(table, None, weight, of_class)
+    intervals, jackknife, _ = _intervals_of(matrix, seed)
+    assert intervals is not None
+    effects = intervals if components is None else stats.effect_interval(components, seed=seed)
+    quoted = _quoted(jackknife, intervals) or intervals.ratio
+    return Extreme(matrix, effects.order, effects.selection, quoted, None if components is None else effects.ratio)
 
 
 def over_orderings(calibration: Calibration) -> dict[str, dict[str, float]]:
@@ -201,72 +280,10 @@ def over_orderings(calibration: Calibration) -> dict[str, dict[str, float]]:
     }
 
 
-def conclusion(summary: SensitivitySummary, shots: int | None = None) -> list[str]:
-    """The result in plain sentences: what order and choice of `shots` demonstrations do, and whether r differs from 1.
-
-    The movements are free of item noise where the design allows it; r is the one to quote (`SensitivitySummary.quoted`)
-    and is called different from 1 only where taking out the item noise leaves it so.
-    """
-    if shots == 0:
-        return [f"At k = 0 there are no demonstrations to order or to choose; accuracy is {percent(summary.mean)}."]
-    if summary.accuracy.size > 1 and np.ptp(summary.accuracy) == 0:
-        at = "" if shots is None else f"At k = {shots}, "
-        return [
-            f"{at}all {summary.accuracy.size} orderings have the accuracy {percent(summary.mean)}: how far order or "
-            "choice moves it on other queries is not known."
-        ]
-    return [_movements(summary, shots), *_verdict(summary)]
-
-
-def _movements(summary: SensitivitySummary, shots: int | None) -> str:
-    start = "Another" if shots is None else f"At k = {shots}, another"
-    order, selection = (_movement(summary, field) for field in ("order", "selection"))
-    noise = "item noise included" if summary.effects is None else "item noise taken out; 95 % intervals"
-    return (
-        f"{start} order of the same demonstrations moves accuracy by {order}, another choice of demonstrations by "
-        f"{selection} (one standard deviation, {noise})."
-    )
-
-
-def _movement(summary: SensitivitySummary, field: str) -> str:
-    if summary.effects is not None:
-        size, low, high, _ = getattr(summary.effects, field)
-        return f"{spread_in_points(size)} [{100 * low:.1f} to {100 * high:.1f}]"
-    return spread_in_points(getattr(summary.printed, field))
-
-
-def _verdict(summary: SensitivitySummary) -> list[str]:
-    """What r says, and which r it is; nothing where nothing bounds it."""
-    r, free = summary.quoted, None if summary.effects is None else summary.effects.ratio
-    if r is None:
-        return []
-    name = "as printed in arXiv 2511.09700, jackknife" if r == summary.jackknife else "root mean square, generalised"
-    verdict, side = f"r = choice / order = {with_bounds(r)}", side_of(r, 1)
-    if side == 0:
-        verdict += f" cannot be told from 1: which of the two matters more stays open; {_remedy(summary)}."
-    elif free is not None and side_of(free, 1) != side:
-        verdict += (
-            " excludes 1, but without item noise r cannot be told from 1: which of the two matters more stays open."
-        )
-    else:
-        larger, smaller = ("order", "choice") if side < 0 else ("choice", "order")
-        verdict += f" can be told from 1: the {larger} matters more than the {smaller}."
-    quote = f"This is the r to quote ({name} interval)"
-    if free is None or math.isnan(free.estimate):
-        return [verdict, f"{quote}."]
-    return [verdict, f"{quote}; beside it, free of the noise of {summary.num_queries:,} queries: {with_bounds(free)}."]
-
-
-def _remedy(summary: SensitivitySummary) -> str:
-    needed = summary.needed
-    if needed is None:
-        return "no practical design would settle it at this estimate"
-    if needed.num_sets <= min(summary.accuracy.shape):
-        return "more sets and permutations would narrow it"
-    return (
-        f"if r is {needed.ratio:.2f}, about {needed.num_sets:,} sets x {needed.num_permutations:,} permutations would "
-        "settle it"
-    )
+def _quoted(jackknife: Interval | None, intervals: SensitivityIntervals | None) -> Interval | None:
+    """The first r of these two that something bounds."""
+    candidates = (jackknife, None if intervals is None else intervals.ratio)
+    return next((r for r in candidates if r is not None and not math.isnan(r.estimate + r.low)), None)
 
 
 def _component_summary(components: VarianceComponents, same_label_sequence: bool) -> dict[str, Any]:
@@ -316,7 +333,6 @@ def _about_labels(
     """Calibration and near-ties of the orderings [S, P], from one after the other, so that the log-likelihoods of one
     alone are in memory."""
     states = np.zeros(shape, np.uint8) if state is None else np.asarray(state)
-    unusable = states.any(axis=(0, 1))
     # einsum casts in small buffers; a matrix product would make a float copy of the whole tensor
     num_ok = np.einsum("spq,q->sp", (states == 0).view(np.uint8), query_weights(weights, shape[-1]))
     num_near, scores = 0.0, []
@@ -324,7 +340,7 @@ def _about_labels(
         if num_ok[cell]:
             num_near += num_ok[cell] * stats.near_tie_rate(logprob, states[cell], weights=weights)
         if targets is not None:
-            scores.append(stats.calibration(logprob, targets, unusable, weights=weights))
+            scores.append(stats.calibration(logprob, targets, states[cell], weights=weights))
     return _AboutLabels(
         num_labels=logprob.shape[-1],
         calibration=Calibration(*np.array(scores).T.reshape(-1, *shape[:2])) if scores else None,
@@ -344,14 +360,14 @@ def _by_ordering(
     return iter(tensor.reshape(-1, *tensor.shape[2:]))
 
 
-def _no_common_query(state: npt.NDArray[Any]) -> str:
+def _no_answer(state: npt.NDArray[Any]) -> str:
     failures = (state != 0).mean(axis=2)
     if (state == STATES.index("unparsed")).any(axis=(0, 1)).all():
         return "every query has a text that no answer could be read from; --unparsed wrong counts such texts as wrong"
     s, p = np.unravel_index(int(failures.argmax()), failures.shape)
     return (
-        f"no query is ok in every cell; set {s} under permutation {p} lacks most, {failures[s, p]:.0%} of its queries: "
-        "leave it out or see its states"
+        f"set {s} under permutation {p} has no answer to any query: leave it out or see its states; of all answers "
+        f"{failures.mean():.0%} are missing"
     )
 
 
@@ -367,13 +383,6 @@ def _missing(state: npt.ArrayLike | None, weights: npt.ArrayLike | None) -> dict
     return {name: share for name, share in named.items() if name != "ok"} | {
         f"state {code}": share for code, share in shares.items()
     }
-
-
-def _mean_se(items: npt.NDArray[Any], state: npt.ArrayLike | None, weights: npt.ArrayLike | None) -> float:
-    if state is None:
-        return stats.clustered_se(items, weights)
-    usable = ~np.asarray(state).any(axis=(0, 1))
-    return stats.clustered_se(items[..., usable], None if weights is None else np.asarray(weights)[usable])
 
 
 def spread_of(matrix: FloatArray, estimator: stats.Estimator) -> Spread:

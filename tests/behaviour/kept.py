@@ -29,6 +29,8 @@ _ITEM = re.compile(r"(items/\d{6})-[0-9a-f]{16}")
 _RULE = re.compile("[─━]+")
 _MEMORY = re.compile(r"^memory .*?in packs of", re.MULTILINE | re.DOTALL)  # what the heap and threads need
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.(\d+))?")
+_IN_FULL = 5
+"""Decimals from which a number is not rounded for a reader, and its last digits are those of a machine."""
 _OF_PLAN = ("digest", "tokens")
 _OF_SESSION = ("closed", "parts", "tokens_forwarded", "replies")
 
@@ -202,9 +204,11 @@ def _is_near_word(there: str, here: str) -> bool:
 
 
 def _is_near_number(there: re.Match[str], here: re.Match[str]) -> bool:
-    """Up to two units of the last decimal; whole numbers must be equal."""
+    """Up to two units of the last decimal, and numbers in full up to the tolerance; whole numbers must be equal."""
     decimals, others = (len(found[1] or "") for found in (there, here))
+    value, other = (float(found[0].replace(",", "")) for found in (there, here))
+    if min(decimals, others) >= _IN_FULL:
+        return abs(value - other) <= _TOLERANCE * max(1.0, abs(value))
     if not decimals or decimals != others:
         return there[0] == here[0]
-    value, other = (float(found[0].replace(",", "")) for found in (there, here))
     return abs(value - other) <= 2.5 * 10**-decimals

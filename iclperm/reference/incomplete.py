@@ -1,0 +1,139 @@
+"""Slow oracles of the estimators for missing and weighted answers: loops over answers, and unit effects one by one."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+Array = npt.NDArray[np.generic]
+Mask = npt.NDArray[np.bool_]
+
+NOISES = ("SI", "PI", "SPI")
+AXES = "SPI"
+
+
+def accuracy(correct: Array, present: Mask, weights: FloatArray) -> FloatArray:
+    """[C] accuracy of each cell of correct [C, Q]: a missing answer counts as its query's mean plus the cell's lead."""
+    num_cells, num_queries = correct.shape
+    used = [q for q in range(num_queries) if present[:, q].any()]
+    of_query = {q: float(np.mean([correct[c, q] for c in range(num_cells) if present[c, q]])) for q in used}
+    found = np.full(num_cells, np.nan)
+    for c in range(num_cells):
+        there = [q for q in used if present[c, q]]
+        total = sum(weights[q] for q in there)
+        if not total:
+            continue
+        lead = sum(weights[q] * (float(correct[c, q]) - of_query[q]) for q in there) / total
+        counted = {q: float(correct[c, q]) if present[c, q] else min(max(of_query[q] + lead, 0), 1) for q in used}
+        found[c] = sum(weights[q] * counted[q] for q in used) / sum(weights[q] for q in used)
+    return found
+
+
+def deviations(scores: FloatArray, present: Mask, weights: FloatArray) -> FloatArray:
+    """[S, P] accuracy of each ordering of scores [S, P, Q] less that of all, query by query, the shrinkage taken
+    out."""
+    num_sets, num_permutations, num_queries = scores.shape
+    cells = list(product(range(num_sets), range(num_permutations)))
+    size = len(cells)
+    found = np.zeros((num_sets, num_permutations))
+    for s, p in cells:
+        top, bottom = 0.0, 0.0
+        for q in range(num_queries):
+            if not present[s, p, q]:
+                continue
+            answers = [scores[i, j, q] for i, j in cells if present[i, j, q]]
+            top += weights[q] * (scores[s, p, q] - sum(answers) / len(answers))
+            bottom += weights[q] * (1 - 1 / len(answers))
+        found[s, p] = top / (bottom * size / (size - 1))
+    return found
+
+
+def mean_squares(matrix: FloatArray) -> FloatArray:
+    """[3] of sets, permutations and residual of [S, P]: projections written out."""
+    num_sets, num_permutations = matrix.shape
+    grand = matrix.mean()
+    rows, columns = matrix.mean(axis=1), matrix.mean(axis=0)
+    sets = sum(num_permutations * (row - grand) ** 2 for row in rows)
+    permutations = sum(num_sets * (column - grand) ** 2 for column in columns)
+    cells = product(range(num_sets), range(num_permutations))
+    residual = sum((matrix[s, p] - rows[s] - columns[p] + grand) ** 2 for s, p in cells)
+    s, p = num_sets - 1, num_permutations - 1
+    return np.array([sets / s, permutations / p, residual / (s * p)])
+
+
+def expected_mean_squares(present: Mask, weights: FloatArray, effect: str) -> FloatArray:
+    """[3] how much of the variance of an effect (a part of "SPI") is in the mean squares of `deviations`.
+
+    The effect of each of its levels is set to 1 in turn: mean squares are sums of squares of linear functions, so that
+    the expectation for independent levels of variance 1 is the sum over levels.
+    """
+    sizes = dict(zip(AXES, present.shape, strict=True))
+    total = np.zeros(3)
+    for level in product(*(range(sizes[axis]) for axis in effect)):
+        unit = np.zeros(present.shape)
+        places = dict(zip(effect, level, strict=True))
+        unit[tuple(places.get(axis, slice(None)) for axis in AXES)] = 1.0
+        total += mean_squares(deviations(unit, present, weights))
+    return total
+
+
+def noises(scores: FloatArray, present: Mask, weights: FloatArray) -> FloatArray:
+    """[3] of SI, PI and SPI: mean products of pairs of answers to one query that share the set alone, the permutation
+    alone, or are one and the same, each less what it shares anyway; means over the queries that have all kinds of
+    pairs. Answers are taken less the lead of their ordering, then less the mean of their query."""
+    num_sets, num_permutations, num_queries = scores.shape
+    cells = list(product(range(num_sets), range(num_permutations)))
+    lead = deviations(scores, present, weights)
+    found = []
+    for q in range(num_queries):
+        there = [cell for cell in cells if present[(*cell, q)]]
+        if not there:
+            continue
+        rest = {cell: scores[(*cell, q)] - lead[cell] for cell in there}
+        mean = sum(rest.values()) / len(rest)
+        kinds: dict[tuple[bool, bool], list[float]] = {}
+        for one, other in product(there, there):
+            value = (rest[one] - mean) * (rest[other] - mean)
+            kinds.setdefault((one[0] == other[0], one[1] == other[1]), []).append(value)
+        if len(kinds) < 4:
+            continue
+        mean_of = {kind: sum(values) / len(values) for kind, values in kinds.items()}
+        own, by_set, by_permutation, other_kind = (
+            mean_of[kind] for kind in ((True, True), (True, False), (False, True), (False, False))
+        )
+        found.append((by_set - other_kind, by_permutation - other_kind, own - by_set - by_permutation + other_kind))
+    kept = 1 - 2 / num_queries + sum(weights**2) / sum(weights) ** 2
+    return np.asarray(np.mean(found, axis=0) / kept)
+
+
+def components(scores: FloatArray, present: Mask, weights: FloatArray) -> dict[str, float]:
+    """σ² of S, P, SP, SI, PI and SPI from scores [S, P, Q] of one class: moments set equal to their expectations."""
+    num_sets, num_permutations, _ = scores.shape
+    found = dict(zip(NOISES, noises(scores, present, weights).tolist(), strict=True))
+    squares = mean_squares(deviations(scores, present, weights))
+    for effect in NOISES:
+        squares = squares - found[effect] * expected_mean_squares(present, weights, effect)
+    sets, permutations, residual = squares
+    of_set, of_permutation = (sets - residual) / num_permutations, (permutations - residual) / num_sets
+    return {"S": of_set, "P": of_permutation, "SP": residual, **found}
+
+
+def weighted_components(
+    scores: FloatArray, present: Mask, weights: FloatArray, classes: Array
+) -> tuple[float, float, float]:
+    """σ²_S, σ²_P and σ²_SP of the weighted accuracy, class by class."""
+    num_sets, num_permutations, _ = scores.shape
+    matrix, noise = np.zeros((num_sets, num_permutations)), np.zeros(3)
+    for name in np.unique(classes):
+        members = classes == name
+        share = weights[members].sum() / weights.sum()
+        part = scores[:, :, members], present[:, :, members], weights[members]
+        matrix += share * deviations(*part)
+        found = components(*part)
+        for effect in NOISES:
+            noise += share**2 * found[effect] * expected_mean_squares(part[1], part[2], effect)
+    sets, permutations, residual = mean_squares(matrix) - noise
+    return (sets - residual) / num_permutations, (permutations - residual) / num_sets, residual

@@ -1,0 +1,368 @@
+"""Variance components where answers are missing or queries weigh differently, from moments of the answers there are.
+
+What varies is the weighted accuracy of an ordering, Σ_c share_c · accuracy_c over classes of queries. A query stands
+for its class: other queries of the same class are what an interval speaks of. Missing answers are left out one by one,
+and every remaining one is used. Nothing here looks at complete, equal answers: those have mean squares (`components`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm.errors import RequestError
+from iclperm.stats.limits import LIMITS, ComputeLimits
+from iclperm.stats.sensitivity import (
+    Accuracy,
+    FloatArray,
+    accuracy,
+    expected_answers,
+    graded_items,
+    query_weights,
+)
+
+_MOST_STRATA = 64  # distinct weights that are taken for classes where those are not known
+_NOISES = 3  # SI, PI, SPI: the interactions with queries
+
+
+class Moments(NamedTuple):
+    """What the class of some queries says about sets and orderings, before it is solved for components."""
+
+    deviations: FloatArray
+    """[S, P] accuracy of each ordering less that of all, over the class, query by query."""
+    loads: FloatArray
+    """[3, 3] how much of σ²_SI, σ²_PI, σ²_SPI (columns) is in the mean squares of sets, permutations and residual
+    (rows) of `deviations`."""
+    noises: FloatArray
+    """[3] σ²_SI, σ²_PI and σ²_SPI: what answers to one query share beyond their set and permutation."""
+    between: FloatArray
+    """[4] variance of the queries' means over orderings, and how much of σ²_SI, σ²_PI, σ²_SPI is in it."""
+    num_queries: int
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """A class of queries in a weighted accuracy."""
+
+    share: float
+    """Of the weighted accuracy; the shares of all classes sum to 1."""
+    num_queries: int
+    """Distinct queries."""
+    sigma2: tuple[float, ...]
+    """Components of the accuracy of this class alone, in the order of `Effects`; unbiased, they can be negative."""
+    loads: tuple[tuple[float, ...], ...]
+    """[3, 3] as `Moments.loads`, of the weighted accuracy."""
+
+
+def strata_of(weights: FloatArray, classes: npt.ArrayLike | None) -> npt.NDArray[np.int64]:
+    """[Q] the stratum of each query, numbered from 0; -1 for one of weight 0.
+
+    Equal weights make one stratum: the queries are then a sample of whatever mixture they come in. Unequal ones are
+    those of `classes` [Q], or, where the classes are not known, of the weights themselves: an oversampled class is the
+    queries of one weight. More than 64 different weights without classes are one stratum.
+    """
+    counted = weights > 0
+    found = np.full(len(weights), -1, np.int64)
+    if np.ptp(weights[counted]) == 0:
+        found[counted] = 0
+        return found
+    values = weights if classes is None else np.asarray(classes)
+    if values.shape != weights.shape:
+        raise RequestError(f"classes must have shape [{len(weights)}], got {list(values.shape)}")
+    different, numbers = np.unique(values[counted], return_inverse=True)
+    found[counted] = 0 if classes is None and len(different) > _MOST_STRATA else numbers
+    return found
+
+
+def solved(
+    scores: npt.NDArray[Any],
+    present: npt.NDArray[np.bool_],
+    weights: FloatArray,
+    strata: npt.NDArray[np.int64],
+    limits: ComputeLimits,
+) -> tuple[FloatArray, FloatArray, tuple[Stratum, ...]]:
+    """σ² in the order S, P, I, SP, SI, PI, SPI, the mean squares [3] of sets, permutations and residual, and the
+    strata.
+
+    Args:
+        scores: [S, P, Q] answers; what is not `present` does not matter.
+        present: [S, P, Q] which answers are there.
+        weights: [Q] how much each query counts.
+        strata: [Q] from `strata_of`.
+        limits: of it `block_bytes`.
+
+    σ²_S, σ²_P and σ²_SP are those of the weighted accuracy; σ²_I and the interactions with queries are means over the
+    strata, weighted by their shares: what varies within a class. Raises RequestError where an ordering has no answer in
+    some stratum, or a stratum has fewer than two queries that several orderings answered. Cost: O(S·P·Q), three
+    readings.
+    """
+    num_sets, num_permutations, _ = scores.shape
+    total = float(weights[strata >= 0].sum())
+    names = range(int(strata.max()) + 1)
+    weighted = np.zeros((num_sets, num_permutations))
+    found, noise = [], np.zeros(_NOISES)
+    inside = np.zeros(7)
+    for name in names:
+        members = np.flatnonzero(strata == name)
+        share = float(weights[members].sum()) / total
+        moments = _moments(scores, present, weights, members, limits)
+        sigma2 = _solve(moments, num_sets, num_permutations)
+        weighted += share * moments.deviations
+        noise += share**2 * moments.loads @ sigma2[4:]
+        inside += share * sigma2
+        loads = tuple(tuple(row) for row in (share**2 * moments.loads).tolist())
+        found.append(Stratum(share, moments.num_queries, tuple(sigma2.tolist()), loads))
+    squares = mean_squares(weighted)
+    sets, permutations, residual = squares - noise
+    effects = np.array([(sets - residual) / num_permutations, (permutations - residual) / num_sets, residual])
+    return np.array([*effects[:2], inside[2], effects[2], *inside[4:]]), squares, tuple(found)
+
+
+def mean_squares(matrix: FloatArray) -> FloatArray:
+    """[3] mean squares of sets, permutations and residual of accuracies [S, P], with S, P >= 2."""
+    num_sets, num_permutations = matrix.shape
+    centred = matrix - matrix[0, 0]
+    centred = centred - centred.mean()
+    rows, columns = centred.mean(axis=1), centred.mean(axis=0)
+    residual = centred - rows[:, None] - columns
+    squares = np.array([num_permutations * (rows @ rows), num_sets * (columns @ columns), np.sum(residual**2)])
+    return np.asarray(squares / [num_sets - 1, num_permutations - 1, (num_sets - 1) * (num_permutations - 1)])
+
+
+def _solve(moments: Moments, num_sets: int, num_permutations: int) -> FloatArray:
+    """[7] components of one stratum: every mean square less the noise in it set equal to its expectation."""
+    sets, permutations, residual = mean_squares(moments.deviations) - moments.loads @ moments.noises
+    item = moments.between[0] - moments.between[1:] @ moments.noises
+    of_set, of_permutation = (sets - residual) / num_permutations, (permutations - residual) / num_sets
+    return np.array([of_set, of_permutation, item, residual, *moments.noises])
+
+
+def _moments(
+    scores: npt.NDArray[Any],
+    present: npt.NDArray[np.bool_],
+    weights: FloatArray,
+    members: npt.NDArray[np.int64],
+    limits: ComputeLimits,
+) -> Moments:
+    """The moments of one stratum, from three readings of its answers in blocks of queries.
+
+    The accuracy of an ordering is taken less that of each query over all orderings, so that an ordering that met the
+    easier queries gains nothing by it. Leaving an answer out of its own query's mean shrinks a deviation by
+    (1 - 1/n_q) for a query with n_q answers where S·P would shrink it by (1 - 1/(S·P)); the quotient is taken out.
+    """
+    num_sets, num_permutations, _ = scores.shape
+    size = num_sets * num_permutations
+    weight_of, kept = _weight_and_shrinkage(scores, present, weights, members, limits)
+    _refuse_empty(weight_of, kept)
+    scale = weight_of * (size / (size - 1)) * (kept / weight_of)
+    deviations = np.zeros((num_sets, num_permutations))
+    forms = np.zeros((4, _NOISES))  # of all cells, rows, columns and the total
+    means: list[FloatArray] = []
+    shares: list[FloatArray] = []
+    for chosen, y, there in _blocks(scores, present, members, limits):
+        num = there.sum(axis=(0, 1))
+        mean = (y * there).sum(axis=(0, 1)) / num
+        rest = (y - mean) * there
+        a = there * (weights[chosen] / scale[:, :, None])
+        deviations += (a * rest).sum(axis=2)
+        by_set, by_permutation = there.sum(axis=1) / num, there.sum(axis=0) / num
+        forms += _forms(a, num, by_set, by_permutation)
+        means.append(mean)
+        shares.append(np.stack([np.sum(by_set**2, axis=0), np.sum(by_permutation**2, axis=0), 1 / num]))
+    cells, rows, columns, total = forms
+    rows, columns, total = rows / num_permutations, columns / num_sets, total / size
+    s, p = num_sets - 1, num_permutations - 1
+    loads = np.array([(rows - total) / s, (columns - total) / p, (cells - rows - columns + total) / (s * p)])
+    noises = _noises(scores, present, weights, members, deviations, limits)
+    of_query = np.concatenate(means)
+    between = np.array([of_query.var(ddof=1), *np.concatenate(shares, axis=1).mean(axis=1)])
+    return Moments(deviations, loads, noises, between, len(of_query))
+
+
+def _noises(
+    scores: npt.NDArray[Any],
+    present: npt.NDArray[np.bool_],
+    weights: FloatArray,
+    members: npt.NDArray[np.int64],
+    deviations: FloatArray,
+    limits: ComputeLimits,
+) -> FloatArray:
+    """`Moments.noises`: mean products of two answers to one query, each less its query's mean and its ordering's lead,
+    averaged over the queries. The leads are estimates from the same n queries of weight w, which takes a share
+    2/n - Σw²/(Σw)² away: it is put back."""
+    found = []
+    for _, y, there in _blocks(scores, present, members, limits):
+        num = there.sum(axis=(0, 1))
+        rest = y - deviations[:, :, None]
+        rest = (rest - (rest * there).sum(axis=(0, 1)) / num) * there
+        found.append(_within(rest, num, there.sum(axis=1), there.sum(axis=0)))
+    by_query = np.concatenate(found, axis=1)
+    told = np.isfinite(by_query).all(axis=0)
+    if np.count_nonzero(told) < 2:
+        raise RequestError(
+            f"the components need 2 queries of every class that several sets and permutations answered, found "
+            f"{np.count_nonzero(told)} among {len(members)} queries: one query cannot tell its own noise"
+        )
+    weight = weights[members]
+    kept = 1 - 2 / len(members) + float(np.sum(weight**2)) / float(weight.sum()) ** 2
+    return np.asarray(by_query[:, told].mean(axis=1) / kept)
+
+
+def _blocks(
+    scores: npt.NDArray[Any],
+    present: npt.NDArray[np.bool_],
+    members: npt.NDArray[np.int64],
+    limits: ComputeLimits,
+) -> Iterator[tuple[npt.NDArray[np.int64], FloatArray, FloatArray]]:
+    """Queries that have an answer, their scores and which are there, both float64 [S, P, queries]."""
+    step = max(limits.block_bytes // (8 * scores.shape[0] * scores.shape[1]), 1)
+    for low in range(0, len(members), step):
+        chosen = members[low : low + step]
+        there = present[:, :, chosen]
+        answered = there.any(axis=(0, 1))
+        if not answered.all():
+            chosen, there = chosen[answered], there[:, :, answered]
+        if len(chosen):
+            values = np.where(there, scores[:, :, chosen], 0).astype(np.float64)
+            yield chosen, values, there.astype(np.float64)
+
+
+def _weight_and_shrinkage(
+    scores: npt.NDArray[Any],
+    present: npt.NDArray[np.bool_],
+    weights: FloatArray,
+    members: npt.NDArray[np.int64],
+    limits: ComputeLimits,
+) -> tuple[FloatArray, FloatArray]:
+    """[S, P] weight of the answers of each ordering, and the same with (1 - 1/n_q) of each query's."""
+    weight_of, kept = np.zeros(scores.shape[:2]), np.zeros(scores.shape[:2])
+    for chosen, _, there in _blocks(scores, present, members, limits):
+        weight_of += there @ weights[chosen]
+        kept += there @ (weights[chosen] * (1 - 1 / there.sum(axis=(0, 1))))
+    return weight_of, kept
+
+
+def _refuse_empty(weight_of: FloatArray, kept: FloatArray) -> None:
+    """Raises RequestError, naming the ordering, where it has no answer that can be compared with another's."""
+    if (kept <= 0).any():
+        s, p = np.argwhere(kept <= 0)[0]
+        what = "no answer to" if weight_of[s, p] <= 0 else "no answer that another ordering gave, too, to"
+        raise RequestError(
+            f"set {s} under permutation {p} has {what} the queries of some class; leave this set or permutation out"
+        )
+
+
+def _forms(a: FloatArray, num: FloatArray, g: FloatArray, h: FloatArray) -> FloatArray:
+    """[4, 3] squared coefficients of the effects SI, PI, SPI of these queries: in the cells of `Moments.deviations`, in
+    its rows, its columns and its total.
+
+    Args:
+        a: [S, P, queries] what an answer counts in its cell.
+        num: [queries] answers of each.
+        g: [S, queries] share of a query's answers that are of each set.
+        h: [P, queries] the same of each permutation.
+
+    An effect reaches a cell through its own answers, times a, and every cell through the query's mean, times g, h or
+    1/num.
+    """
+    square = a * a
+    all_of = square.sum(axis=(0, 1))
+    u, v = a.sum(axis=1), a.sum(axis=0)
+    t = u.sum(axis=0)
+    uu, vv, gg, hh = ((values * values).sum(axis=0) for values in (u, v, g, h))
+    of_set = (square.sum(axis=1) * (1 - 2 * g)).sum(axis=0) + all_of * gg
+    of_permutation = (square.sum(axis=0) * (1 - 2 * h)).sum(axis=0) + all_of * hh
+    met_by_set = 2 * (g * (a * v).sum(axis=1)).sum(axis=0)
+    met_by_permutation = 2 * (h * (a * u[:, None]).sum(axis=0)).sum(axis=0)
+    return np.array(
+        [
+            [of_set.sum(), of_permutation.sum(), (all_of * (1 - 1 / num)).sum()],
+            [
+                ((u * u * (1 - 2 * g)).sum(axis=0) + uu * gg).sum(),
+                (all_of - met_by_permutation + uu * hh).sum(),
+                (all_of - uu / num).sum(),
+            ],
+            [
+                (all_of - met_by_set + vv * gg).sum(),
+                ((v * v * (1 - 2 * h)).sum(axis=0) + vv * hh).sum(),
+                (all_of - vv / num).sum(),
+            ],
+            [((u - t * g) ** 2).sum(), ((v - t * h) ** 2).sum(), (all_of - t * t / num).sum()],
+        ]
+    )
+
+
+def _within(rest: FloatArray, num: FloatArray, by_set: FloatArray, by_permutation: FloatArray) -> FloatArray:
+    """[3, queries] mean products of two answers to one query: of one set, of one permutation, of one ordering, each
+    less what answers share anyway; NaN where a query has no such pair."""
+    own = (rest * rest).sum(axis=(0, 1))
+    sets = (rest.sum(axis=1) ** 2).sum(axis=0)
+    permutations = (rest.sum(axis=0) ** 2).sum(axis=0)
+    pairs_set = (by_set**2).sum(axis=0) - num
+    pairs_permutation = (by_permutation**2).sum(axis=0) - num
+    pairs_other = num**2 - pairs_set - pairs_permutation - num
+    with np.errstate(divide="ignore", invalid="ignore"):
+        same_set = (sets - own) / np.where(pairs_set > 0.5, pairs_set, np.nan)
+        same_permutation = (permutations - own) / np.where(pairs_permutation > 0.5, pairs_permutation, np.nan)
+        other = (own - sets - permutations) / np.where(pairs_other > 0.5, pairs_other, np.nan)
+    return np.stack([same_set - other, same_permutation - other, own / num - same_set - same_permutation + other])
+
+
+class Filled(NamedTuple):
+    """Answers in a full table, with what had to be put into it."""
+
+    items: npt.NDArray[Any]
+    """[..., U] the answers to the queries that were used; those that were missing as `filled` expects them, float64, or
+    float32 in a large table. As they were given where none was missing."""
+    usable: npt.NDArray[np.bool_]
+    """[Q] which of all queries these U are: those with an answer in some cell and a weight above 0."""
+    weights: FloatArray
+    """[U] how often each counts."""
+    accuracy: Accuracy
+    """[...] of `items`."""
+    share: float
+    """Share of the answers (by weight) that were put in."""
+
+
+def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.ArrayLike | None = None) -> Filled:
+    """Answers [..., Q] with every missing one replaced by what `accuracy` takes for it.
+
+    For comparisons of cells, where leaving out every query that some cell lacks would leave next to none. A table
+    filled so has less noise than a complete one by the share that was put in: standard errors are too small by about
+    half of it. Unbiased where what is missing does not depend on the answer, given the query and the cell. Raises
+    RequestError on shapes that do not fit, values outside 0..1, and where a cell has no answer. Cost: O(size), a float
+    copy where answers are missing.
+    """
+    items, weight = graded_items(correct), query_weights(weights, np.shape(correct)[-1])
+    counted = weight > 0
+    lacks = np.zeros(items.shape, np.bool_) if state is None else np.asarray(state) != 0
+    if lacks.shape != items.shape:
+        raise RequestError(f"state must have the shape of correct {list(items.shape)}, got {list(lacks.shape)}")
+    if not lacks.any():
+        cells = accuracy(items, None, weight)
+        return Filled(items if counted.all() else items[..., counted], counted, weight[counted], cells, 0.0)
+    there = ~lacks.reshape(-1, items.shape[-1])
+    usable = counted & there.any(axis=0)
+    if not usable.any():
+        raise RequestError("no query has an answer; see the states of the answers")
+    there, weight = there[:, usable], weight[usable]
+    kind = np.float64 if items.size < LIMITS.numba_from else np.float32  # half the memory of a large tensor
+    values = np.where(there, items.reshape(there.shape[0], -1)[:, usable], 0).astype(kind)
+    if not there.any(axis=1).all():
+        place = ", ".join(map(str, np.unravel_index(int(np.argmin(there.any(axis=1))), items.shape[:-1])))
+        raise RequestError(f"the cell [{place}] has no answer at all; leave this set or permutation out")
+    of_query = values.sum(axis=0, dtype=np.float64) / there.sum(axis=0)
+    for value, has in zip(values, there, strict=True):
+        _, expected = expected_answers(value[None], has[None], of_query, weight)
+        value[~has] = expected[0, ~has]
+    values = values.reshape(*items.shape[:-1], -1)
+    share = 1 - float((there @ weight).mean() / weight.sum())
+    total = query_weights(weights, items.shape[-1]).sum()
+    cells = Accuracy(
+        np.asarray((values @ weight) / weight.sum()), 1 - float(weight.sum() / total), int(np.count_nonzero(usable))
+    )
+    return Filled(values, usable, weight, cells, share)
