@@ -130,7 +130,8 @@ def cases(repeats: int) -> Iterator[dict[str, Any]]:
         for ratio in RATIOS:
             sizes = delta_size(ratio, RESIDUAL), calibrated_size(ratio, RESIDUAL)
             before, after = (power_at(shape, ratio, RESIDUAL, size, repeats) for size in sizes)
-            yield row(shape, ratio, sizes, before, after)
+            small = power_at(shape, ratio, RESIDUAL, 10, repeats)
+            yield row(shape, ratio, sizes, before, after) | {"power at n = 10": small}
     residual = RESIDUAL * math.sqrt(2)  # half of its variance is item noise
     for ratio in RATIOS:
         sizes = delta_size(ratio, residual), calibrated_size(ratio, residual)

@@ -18,6 +18,7 @@ from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.reference import curves as reference
 from iclperm.stats import plateau as module
+from iclperm.stats.incomplete import filled
 from iclperm.studies.curve import CurveFindings, average_states, curve_findings, findings
 
 Array = npt.NDArray[Any]
@@ -366,17 +367,27 @@ class TestStudy:
                 assert all(isinstance(cell, str) and "nan" not in cell for row in table.rows for cell in row)
         assert len(study().tables(True)) > len(study().tables(False))
 
-    def test_queries_that_fail_once_are_left_out(self) -> None:
+    def test_queries_that_fail_everywhere_are_left_out(self) -> None:
         correct, rows = learner()
         state = np.zeros_like(correct)
-        state[1, 2, 5, 10:20] = 2
+        state[..., 10:20] = 2
         kept = np.r_[0:10, 20:120]
         found = curve_findings(correct, state, shots=range(9), rows=rows)
         again = curve_findings(correct[..., kept], shots=range(9), rows=rows)
         for name in ("plateaus", "steps", "one_shot", "error"):
             left, right = (json.dumps(run.to_dict()[name]) for run in (found, again))
             assert left == right, name
-        assert any("8.3% of the queries" in warning for warning in found.warnings)
+
+    def test_an_answer_that_fails_once_is_filled_in_and_said(self) -> None:
+        correct, rows = learner()
+        state = np.zeros_like(correct)
+        state[1, 2, 5:, 10:40] = 2
+        found = curve_findings(correct, state, shots=range(9), rows=rows)
+        whole = filled(correct, state)
+        again = curve_findings(whole.items, shots=range(9), rows=rows)
+        for name in ("plateaus", "steps", "one_shot", "error"):
+            assert json.dumps(found.to_dict()[name]) == json.dumps(again.to_dict()[name]), name
+        assert any(warning.startswith(f"{whole.share:.1%} of the answers are missing") for warning in found.warnings)
 
     def test_with_sets_of_their_own_for_each_k_there_are_no_trajectories(self) -> None:
         found = study(resampled=True)
@@ -432,7 +443,7 @@ class TestStudy:
         correct, _ = learner()
         with pytest.raises(DataError, match="at least two numbers of shots"):
             curve_findings(correct[:, :, :1], shots=(4,))
-        with pytest.raises(DataError, match="no query is ok in every cell"):
+        with pytest.raises(RequestError, match="no query has an answer; see the states"):
             curve_findings(correct, np.ones_like(correct), shots=range(9))
         with pytest.raises(RequestError, match=r"\[S, P, K, Q\], got \[3, 6, 9\]"):
             curve_findings(correct[..., 0], shots=range(9))

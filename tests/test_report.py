@@ -24,6 +24,7 @@ from iclperm.reference import stats as reference
 from iclperm.report import figures, parts, write_report
 from iclperm.report.figures import curve_plot, heat_map, save
 from iclperm.report.parts import Table, plain
+from iclperm.stats.incomplete import filled
 from iclperm.studies.sensitivity import Sensitivity, curve_table, sensitivity_tables
 from iclperm.studies.sensitivity_conclusion import conclusion
 from iclperm.studies.sensitivity_over_shots import (
@@ -108,17 +109,18 @@ class TestSummary:
         state = np.zeros(correct.shape, np.uint8)
         state[0, 1, 7], state[2, 2, 7], state[3, 3, 9] = 1, 1, 2
         summary = sensitivity_summary(correct, state=state)
-        assert (summary.num_queries, summary.dropped) == (48, pytest.approx(2 / 50))
+        assert (summary.num_queries, summary.dropped, summary.incomplete) == (50, 0, pytest.approx(2 / 50))
         assert summary.missing == {"invalid": 2 / 800, "overlong": 1 / 800, "unparsed": 0, "api_missing": 0}
-        kept = np.delete(correct, [7, 9], axis=2)
-        assert summary.components == stats.variance_components(kept)
-        assert summary.mean_se == stats.clustered_se(kept)
+        assert summary.components == stats.variance_components(correct, state)
+        whole = filled(correct, state)
+        assert summary.mean_se == stats.clustered_se(whole.items)
+        assert summary.mean_interval == stats.mean_error(whole.items).interval()
         assert "invalid 0.25%, overlong 0.12%" in rendered(summary)
 
     def test_a_context_that_failed_everywhere_is_named(self) -> None:
         state = np.zeros((3, 4, 20), np.uint8)
         state[1, 2] = 2
-        with pytest.raises(DataError, match="set 1 under permutation 2 lacks most, 100% of its queries"):
+        with pytest.raises(DataError, match="set 1 under permutation 2 has no answer to any query"):
             sensitivity_summary(answers((3, 4, 20)), state=state)
 
     @pytest.mark.parametrize("shape", [(1, 5, 30), (5, 1, 30), (1, 1, 30), (5, 5, 1), (2, 2, 2)])
@@ -221,8 +223,8 @@ class TestSummary:
         assert written_out.calibration is not None
         np.testing.assert_allclose(weighted.calibration, written_out.calibration)
         assert weighted.printed == pytest.approx(written_out.printed)
-        assert (weighted.num_queries, written_out.num_queries) == (18, sum(weights) - weights[7] - weights[9])
-        assert weighted.components == sensitivity_summary(correct, state=state).components
+        assert (weighted.num_queries, written_out.num_queries) == (20, sum(weights))
+        assert weighted.components == stats.variance_components(correct, state, weights=weights, classes=targets)
 
     def test_shapes_that_do_not_fit_are_named(self) -> None:
         with pytest.raises(RequestError, match=r"\[S, P, Q\], got \[2, 3\]"):
@@ -253,31 +255,35 @@ class TestOverShots:
                 got = over.estimate[place], over.low[place], over.high[place], over.level
                 np.testing.assert_array_equal(got, np.array(interval))
 
-    def test_only_queries_that_are_ok_at_every_k_count(self) -> None:
+    def test_every_answer_counts(self) -> None:
         generator = np.random.default_rng(7)
         correct = generator.integers(0, 2, (4, 3, 2, 30), dtype=np.uint8)
         state = np.zeros(correct.shape, np.uint8)
         state[0, 1, 0, 5], state[3, 2, 1, 6] = 2, 1
         weights = generator.integers(1, 4, 30).astype(np.float64)
         found = sensitivity_over_shots(correct, state, shots=[2, 4], weights=weights)
-        assert (found.num_queries, found.dropped) == (28, pytest.approx(weights[5:7].sum() / weights.sum()))
-        everywhere = reference.accuracy(correct, state, weights)
+        assert (found.num_queries, found.dropped) == (30, 0)
+        everywhere = stats.accuracy(correct, state, weights).values
         for place in range(2):
             matrix = everywhere[:, :, place]
             assert found.order[place] == pytest.approx(reference.order_sensitivity(matrix, "mean_std"))
             assert found.selection[place] == pytest.approx(reference.selection_sensitivity(matrix, "mean_std"))
-            kept = np.delete(correct[:, :, place], [5, 6], axis=2)
-            assert found.order_effect.estimate[place] == stats.variance_components(kept).order_effect
+            at_k = correct[:, :, place], state[:, :, place]
+            components = stats.variance_components(*at_k, weights=weights)
+            assert found.order_effect.estimate[place] == components.order_effect
 
-    def test_a_weight_counts_like_a_repeated_query_and_once_in_the_effects(self) -> None:
+    def test_a_weight_counts_like_a_repeated_query_and_as_a_class_in_the_effects(self) -> None:
         correct, weights = answers((4, 3, 2, 20)), [1, 3] * 10
         weighted = sensitivity_over_shots(correct, shots=[2, 4], weights=weights)
         written_out = sensitivity_over_shots(reference.repeated(correct, weights), shots=[2, 4])
         np.testing.assert_allclose(weighted.order, written_out.order)
         np.testing.assert_allclose(weighted.selection, written_out.selection)
         np.testing.assert_allclose(np.array(weighted.ratio[:3]), np.array(written_out.ratio[:3]))
-        once = sensitivity_over_shots(correct, shots=[2, 4])
-        np.testing.assert_array_equal(np.array(weighted.ratio_effect[:3]), np.array(once.ratio_effect[:3]))
+        by_class = sensitivity_over_shots(correct, shots=[2, 4], weights=weights, classes=[0, 1] * 10)
+        np.testing.assert_array_equal(np.array(weighted.ratio_effect[:3]), np.array(by_class.ratio_effect[:3]))
+        for place in range(2):
+            components = stats.variance_components(correct[:, :, place], weights=weights)
+            assert weighted.order_effect.estimate[place] == components.order_effect
 
     @pytest.mark.parametrize("shape", [(1, 5, 3, 30), (5, 1, 3, 30), (2, 2, 3, 30), (4, 4, 3, 1), (1, 1, 3, 1)])
     def test_what_is_undefined_is_nan_and_can_be_shown(self, shape: tuple[int, int, int, int], tmp_path: Path) -> None:
@@ -298,12 +304,12 @@ class TestOverShots:
         assert len(save(ratio_plot(found), tmp_path / "r")) == 2
         assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["order"][0] is None
 
-    def test_without_a_common_query_nothing_is_said(self) -> None:
+    def test_where_an_ordering_has_no_answer_nothing_is_said_of_that_k(self) -> None:
         state = np.zeros((3, 3, 2, 4), np.uint8)
         state[0, 0, 1] = 2
         found = sensitivity_over_shots(answers(state.shape), state, shots=[2, 4])
-        assert np.isnan(found.order).all()
-        assert (found.num_queries, found.dropped) == (0, 1.0)
+        assert np.isnan(found.order).tolist() == [False, True]
+        assert (found.num_queries, found.dropped) == (4, 0)
 
     def test_prefixes_hold_selection_within_the_set(self) -> None:
         """A model that cares for the demonstrations and not at all for their order."""

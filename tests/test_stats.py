@@ -61,7 +61,7 @@ class TestAccuracy:
         generator = np.random.default_rng(seed)
         state = (generator.random(correct.shape) < 0.05).astype(np.uint8) * 3
         weights = generator.integers(1, 4, correct.shape[-1]).astype(np.float64)
-        values, dropped, num_queries = stats.accuracy(correct, state, weights)
+        values, dropped, num_queries = stats.common_accuracy(correct, state, weights)
         np.testing.assert_allclose(values, reference.accuracy(correct, state, weights), atol=1e-12)
         lost = state.any(axis=(0, 1))
         assert dropped == pytest.approx(weights[lost].sum() / weights.sum())
@@ -70,9 +70,12 @@ class TestAccuracy:
     def test_a_query_that_failed_once_is_left_out_of_every_cell(self) -> None:
         correct = np.array([[1, 0, 1, 1], [1, 1, 0, 0]])
         state = np.array([[0, 0, 0, 1], [0, 0, 0, 0]])
-        values, dropped, num_queries = stats.accuracy(correct, state)
+        values, dropped, num_queries = stats.common_accuracy(correct, state)
         assert values.tolist() == [2 / 3, 2 / 3]
         assert (dropped, num_queries) == (0.25, 3)
+        values, dropped, num_queries = stats.accuracy(correct, state)  # the other cell has it wrong
+        assert values.tolist() == [(2 + 0) / 4, 2 / 4]
+        assert (dropped, num_queries) == (0.0, 4)
 
     def test_without_a_usable_query_it_is_undefined(self) -> None:
         values, dropped, num_queries = stats.accuracy(np.ones((2, 2, 3), bool), np.ones((2, 2, 3), np.uint8))
@@ -152,14 +155,15 @@ class TestCurve:
         assert found.mean == pytest.approx(2 / 3)
         assert found.std_permutations.item() == found.std_sets.item() == 0
 
-    def test_a_failed_answer_leaves_the_query_out_at_every_k(self) -> None:
+    def test_a_failed_answer_moves_no_point_of_the_curve(self) -> None:
+        """All cells answer one query of four rightly; one of them lacks it at the last k, and the curve stays flat."""
         state = np.zeros((2, 2, 3, 4), np.uint8)
         state[1, 0, 2, 3] = 1
         correct = np.zeros(state.shape, np.uint8)
         correct[..., 3] = 1
         found = stats.curve(correct, state)
-        assert found.mean.tolist() == [0, 0, 0]
-        assert (found.dropped, found.num_queries) == (0.25, 3)
+        assert found.mean.tolist() == [0.25, 0.25, 0.25]
+        assert (found.dropped, found.num_queries) == (0, 4)
 
     def test_one_set_or_one_permutation_leaves_its_spread_undefined(self) -> None:
         assert np.isnan(stats.curve(np.ones((1, 3, 2, 4), bool)).std_sets).all()
@@ -267,12 +271,16 @@ class TestVarianceComponents:
         assert np.mean(raw) > 0.04
         assert abs(np.mean(pure)) < 4 * np.std(pure) / math.sqrt(len(pure))
 
-    def test_queries_that_failed_are_left_out(self) -> None:
+    def test_queries_that_failed_everywhere_are_left_out(self) -> None:
         correct = np.random.default_rng(5).integers(0, 2, (3, 4, 6))
         state = np.zeros(correct.shape, np.uint8)
-        state[2, 1, 4] = 1
-        kept = np.delete(correct, 4, axis=2)
-        assert stats.variance_components(correct, state) == stats.variance_components(kept)
+        state[..., 4] = 1
+        kept, found = (
+            stats.variance_components(np.delete(correct, 4, axis=2)),
+            stats.variance_components(correct, state),
+        )
+        assert found.num_queries == kept.num_queries
+        np.testing.assert_allclose(found.sigma2, kept.sigma2, atol=1e-12)
 
     def test_explained_in_words(self) -> None:
         found = stats.variance_components(np.random.default_rng(6).integers(0, 2, (4, 4, 9)))
@@ -549,7 +557,7 @@ class TestCalibration:
 
 
 BAD_CALLS: list[tuple[Callable[[], object], str]] = [
-    (lambda: stats.accuracy([0.5, 1.5]), "correct must hold numbers from 0 to 1, found 1.5"),
+    (lambda: stats.accuracy([0.5, 1.25]), "correct must hold numbers from 0 to 1, found 1.25"),
     (lambda: stats.accuracy(["a"]), "correct must hold bool or integer 0 and 1, got <U1"),
     (lambda: stats.accuracy([0, 7]), "correct must hold only 0 and 1, found 7"),
     (lambda: stats.accuracy([0, -2]), "correct must hold only 0 and 1, found -2"),

@@ -112,9 +112,10 @@ def variance_components(
         return _components(items.shape, sp, si, _square(pi), _square_items(items))
     if present is None:
         present = np.ones(items.shape, np.bool_)
-    strata = incomplete.strata_of(weight, classes)
-    answered = int(np.count_nonzero(present.any(axis=(0, 1)) & (strata >= 0)))
+    weight = np.where(present.any(axis=(0, 1)), weight, 0.0)
+    answered = int(np.count_nonzero(weight))
     _refuse_small((*items.shape[:2], answered))
+    strata = incomplete.strata_of(weight, classes)
     sigma2, squares, found = incomplete.solved(items, present, weight, strata, limits)
     s, p, q = items.shape[0] - 1, items.shape[1] - 1, answered - len(found)
     sets, permutations, residual = squares.tolist()

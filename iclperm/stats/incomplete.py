@@ -350,6 +350,10 @@ def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.Arr
     if not usable.any():
         raise RequestError("no query has an answer; see the states of the answers")
     there, weight = there[:, usable], weight[usable]
+    left_out = 1 - float(weight.sum() / query_weights(weights, items.shape[-1]).sum())
+    if there.all():
+        items = items[..., usable]
+        return Filled(items, usable, weight, accuracy(items, None, weight)._replace(dropped=left_out), 0.0)
     kind = np.float64 if items.size < LIMITS.numba_from else np.float32  # half the memory of a large tensor
     values = np.where(there, items.reshape(there.shape[0], -1)[:, usable], 0).astype(kind)
     if not there.any(axis=1).all():
@@ -361,8 +365,5 @@ def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.Arr
         value[~has] = expected[0, ~has]
     values = values.reshape(*items.shape[:-1], -1)
     share = 1 - float((there @ weight).mean() / weight.sum())
-    total = query_weights(weights, items.shape[-1]).sum()
-    cells = Accuracy(
-        np.asarray((values @ weight) / weight.sum()), 1 - float(weight.sum() / total), int(np.count_nonzero(usable))
-    )
+    cells = Accuracy(np.asarray((values @ weight) / weight.sum()), left_out, int(np.count_nonzero(usable)))
     return Filled(values, usable, weight, cells, share)
