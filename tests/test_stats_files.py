@@ -353,7 +353,7 @@ class TestTables:
         (tmp_path / "d.csv").write_text("name,p1\nx,0.25\n")
         with pytest.raises(RequestError, match="has the columns 'name, p1'; call them"):
             load(tmp_path / "d.csv")
-        with pytest.raises(DataError, match="neither a matrix of numbers \\(column 'name'\\).*holds 'x' in the column"):
+        with pytest.raises(DataError, match=r"neither a matrix of numbers \(column 'name'\).*holds 'x' in the column"):
             load(tmp_path / "d.csv", "SP")
 
     @pytest.mark.parametrize(
