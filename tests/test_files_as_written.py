@@ -101,6 +101,11 @@ class TestMatricesOfPandas:
         assert found.state is not None
         assert (found.values.shape, found.state.tolist()[0]) == ((3, 4), [1, 0, 0, 0])
 
+    def test_one_row_that_begins_with_0_is_noted(self, tmp_path: Path) -> None:
+        found = load(written(tmp_path / "a.csv", "0,1,1,0\n"))
+        assert (found.values.shape, found.notes[0].split(",")[0]) == ((1, 4), "its first value")
+        assert load(written(tmp_path / "b.csv", "1,1,1,0\n")).notes == ()
+
     def test_names_of_rows_say_the_axes(self, tmp_path: Path) -> None:
         frame = pd.DataFrame(ANSWERS.T, columns=["plain", "long", "mixed"])
         frame.rename_axis("query").to_csv(tmp_path / "a.csv")
@@ -228,6 +233,7 @@ class TestExcel:
             f"{s},{p},{100 * SHARES[s, p]:g}%\n" for s, p in np.ndindex(SHARES.shape)
         )
         np.testing.assert_allclose(load(written(tmp_path / "a.csv", text)).values, SHARES)
+        refused(written(tmp_path / "c.csv", text.replace("50%", "0.5")), "writes both .*% and 0.5")
         refused(written(tmp_path / "b.csv", text.replace("%", "")), "found 50; percentages are to be divided by 100")
 
     def test_packed_files_and_capital_endings(self, tmp_path: Path) -> None:
@@ -327,7 +333,7 @@ class TestColumnKinds:
     def test_weights_need_not_be_whole(self, tmp_path: Path) -> None:
         correct = np.random.default_rng(10).integers(0, 2, (3, 4, 8))
         weights = np.random.default_rng(11).random(8)
-        frame = long_frame(correct).assign(weight=np.tile(weights, 12))
+        frame = long_frame(correct).assign(Weights=np.tile(weights, 12))
         frame.to_csv(tmp_path / "a.csv", index=False)
         found = load(tmp_path / "a.csv")
         assert found.weights is not None

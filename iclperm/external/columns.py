@@ -92,12 +92,19 @@ def numbers(column: Any, name: str, path: Path) -> FloatArray:
 
 
 def _numbered(values: Sequence[Any], name: str, path: Path) -> Callable[[Any], float]:
-    """`number_of` that names what is none; raises DataError where points and commas are mixed."""
+    """`number_of` that names what is none; raises DataError where points and commas, or shares and %, are mixed."""
     words = [value.strip().rstrip("% ") for value in values if isinstance(value, str)]
     comma = next((word for word in words if _DECIMAL_COMMA.fullmatch(word.lower())), None)
     point = next((word for word in words if "." in word and _NUMBER.fullmatch(word.lower())), None)
     if comma is not None and point is not None:
         raise DataError(f"{path} writes both {comma} and {point} in {name}; use one decimal sign")
+
+    percent = next((value for value in values if isinstance(value, str) and value.rstrip().endswith("%")), None)
+    share = next((value for value in values if not (is_nothing(value) or str(value).rstrip().endswith("%"))), None)
+    if percent is not None and share is not None:
+        raise DataError(
+            f"{path} writes both {printable(percent)} and {printable(str(share))} in {name}; use one of them"
+        )
 
     def numbered(value: Any) -> float:
         try:

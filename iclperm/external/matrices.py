@@ -43,7 +43,10 @@ def matrix_of_csv(given: Delimited, axes: str | None, most_bytes: int) -> Tensor
             "in a first line"
         )
     counted = [f"f{i}" for i in range(len(columns))]
-    return matrix_of_columns(counted, columns, axes, given.path, most_bytes, is_named=False)
+    tensor = matrix_of_columns(counted, columns, axes, given.path, most_bytes, is_named=False)
+    if num_rows == 1 and len(columns) > 1 and given.first[0].strip() == "0":
+        return replace(tensor, notes=("its first value, 0, is taken for an answer and not for an index", *tensor.notes))
+    return tensor
 
 
 def matrix_of_columns(

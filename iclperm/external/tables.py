@@ -114,7 +114,8 @@ def read_rows(path: Path, axes: str | None, most_bytes: int) -> Tensor:
 
 
 def _called(name: str) -> str:
-    return name.strip().lower()
+    called = name.strip().lower()
+    return "weight" if called == "weights" else called
 
 
 def _long_columns(names: Sequence[str], path: Path) -> dict[str, str] | None:
