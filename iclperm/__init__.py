@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iclperm import stats
-    from iclperm.api import open_run, plan, run, status, verify
+    from iclperm.api import compare, open_run, plan, run, status, verify
     from iclperm.base.environment import settle
     from iclperm.endpoint import Endpoint
     from iclperm.engine import Engine
@@ -40,6 +40,7 @@ __all__ = [
     "Table",
     "Task",
     "__version__",
+    "compare",
     "open_run",
     "plan",
     "run",
@@ -63,6 +64,7 @@ _HOME = {
     "Study": "iclperm.study.study",
     "Table": "iclperm.report.parts",
     "Task": "iclperm.tasks.task",
+    "compare": "iclperm.api",
     "open_run": "iclperm.api",
     "plan": "iclperm.api",
     "run": "iclperm.api",

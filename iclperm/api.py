@@ -1,17 +1,23 @@
-"""What the package offers: plan, run, open, watch and check a study of one run or of several."""
+"""What the package offers: plan, run, open, watch, check and compare studies of one run or of several."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from iclperm import external
+from iclperm.external import Tensor
 from iclperm.runs import audit
 from iclperm.runs.audit import RunStatus, Verification
 from iclperm.runs.execute import Progress, run_one
 from iclperm.runs.finish import open_one
-from iclperm.runs.formats import is_several
+from iclperm.runs.formats import has_begun, is_several
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.plan import StudyPlan, plan_one
 from iclperm.studies import kept, several
+from iclperm.studies.compared import Compared, of_array, of_run, short_names
+from iclperm.studies.comparing import comparing
+from iclperm.studies.comparing_findings import Comparing
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.stages import load
@@ -94,3 +100,43 @@ def verify(path: str | Path) -> Verification | dict[str, Verification]:
     if damage := kept.damage(Path(path)):
         found[kept.NAME] = Verification(Path(path), damage, 0, 0, None)
     return found
+
+
+def compare(
+    studies: Sequence[str | Path | Run | StudyRuns | Tensor],
+    *,
+    shared: Sequence[str] | None = None,
+    sizes: Sequence[float] | None = None,
+) -> Comparing:
+    """Two or more finished studies side by side: r, order and selection effect, accuracy, and all of them pooled.
+
+    Each of ``studies`` is a run or its folder, a study of several runs, of which each counts, or answers from
+    elsewhere: a `Tensor` or the path of a file that `iclperm.external.load` reads. What runs have in common is found by
+    the contents of their demonstrations and queries and by what fixed their permutations; of other answers that is not
+    known, unless ``shared`` says for all what they share, level by level, of sets, permutations and queries. ``sizes``
+    are the numbers of parameters of the studies' models, in the same order, for a slope.
+
+    Raises `ConfigError` for fewer than two, `RunError` for a run that is not finished, and what `open_run` and `load`
+    raise. Reads every run once; O(S·P·K·Q) for every two of them.
+    """
+    found: list[Run | Tensor] = []
+    for given in studies:
+        one = _opened(given) if isinstance(given, str | Path) else given
+        found += one.runs.values() if isinstance(one, StudyRuns) else [one]
+    runs = [one for one in found if not isinstance(one, Tensor)]
+    titles = [(run.task, Path(run.study.model_name).name) for run in runs]
+    names = iter(short_names(titles, [run.folder for run in runs]))
+    return comparing([_compared(one, names) for one in found], shared=shared, sizes=sizes)
+
+
+def _opened(path: str | Path) -> Run | StudyRuns | Tensor:
+    """A folder of a run or of several, else a file of answers."""
+    if is_several(path) or has_begun(Path(path)) or not Path(path).is_file():
+        return open_run(path)
+    return external.load([path])
+
+
+def _compared(one: Run | Tensor, names: Iterator[str]) -> Compared:
+    if isinstance(one, Tensor):
+        return of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots)
+    return of_run(next(names), one)

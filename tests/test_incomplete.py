@@ -1,7 +1,9 @@
 """Statistics of answers of which some are missing, or whose queries weigh differently."""
 
 import itertools
+import textwrap
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -57,6 +59,22 @@ class TestAccuracy:
             np.testing.assert_allclose(bound, stats.accuracy(table, None, weights).values, **CLOSE)
         assert (bounds.lowest <= values + 1e-12).all()
         assert (values <= bounds.highest + 1e-12).all()
+
+    def test_the_recipe_of_the_docs_gives_the_same(self):
+        """docs/statistics.md shows how to recompute an accuracy from an exported table in a few lines of pandas."""
+        text = (Path(__file__).parents[1] / "docs/statistics.md").read_text(encoding="utf-8")
+        recipe = text[text.index('    one["ok"] = one.state') : text.index("(with unequal weights, weighted means")]
+        *lines, last = textwrap.dedent(recipe).strip().splitlines()
+        generator = np.random.default_rng(0)
+        correct = (generator.random((3, 4, 20)) < 0.6).astype(np.uint8)
+        state = generator.random(correct.shape) < 0.2
+        places = np.indices(correct.shape).reshape(3, -1).T
+        table = pd.DataFrame(places, columns=["set", "permutation", "query"])
+        table = table.assign(correct=correct.ravel().astype(float), state=np.where(state.ravel(), "overlong", "ok"))
+        names = {"one": table}
+        exec("\n".join([*lines, f"found = {last}"]), names)
+        found = names["found"].to_numpy().reshape(3, 4)
+        np.testing.assert_allclose(found, stats.accuracy(correct, state).values, **CLOSE)
 
     @given(studies())
     def test_is_that_of_the_filled_table(self, study):

@@ -35,7 +35,7 @@ FIGURES = {
     "sensitivity": {"heatmap", "curve"},
     "search": {"search"},
     "curve": {"curve", "curve_trajectories", "curve_plateaus"},
-    "convergence": {"convergence"},
+    "convergence": {"convergence", "convergence_curves", "convergence_scores"},
     "features": {"features"},
     "calibration": set(),
     "generation": set(),

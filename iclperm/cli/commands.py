@@ -22,7 +22,7 @@ from iclperm.cli.progress import shown_progress
 from iclperm.errors import ConfigError, RunStopped
 from iclperm.external import describe, load
 from iclperm.report import write_report
-from iclperm.report.parts import plain
+from iclperm.report.parts import Findings, plain
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_several
 from iclperm.runs.limits import WorkLimits
@@ -135,13 +135,28 @@ def export(folder: Path, out: Path) -> None:
     click.echo(open_one(folders[0]).export(out))
 
 
+def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, out: Path | None, *, as_json: bool) -> None:
+    """Shows finished runs side by side, and writes their report where a folder is named."""
+    axes = None if shared is None else shared.replace(",", " ").split()
+    try:
+        parameters = None if sizes is None else [float(size) for size in sizes.split(",")]
+    except ValueError:
+        raise ConfigError(f"--sizes must be numbers with commas between, such as 0.5e9,7e9; got {sizes!r}") from None
+    _show_findings(api.compare(runs, shared=axes, sizes=parameters), "compare", out, as_json=as_json)
+
+
 def stats(files: Sequence[Path], axes: str | None, out: Path | None, *, as_json: bool) -> None:
     """Shows the statistics of answers that others made, and writes their report where a folder is named."""
-    found = describe(load(list(files), axes=axes))
+    _show_findings(describe(load(list(files), axes=axes)), "stats", out, as_json=as_json)
+
+
+def _show_findings(found: Findings, kind: str, out: Path | None, *, as_json: bool) -> None:
+    """Prints what is no run, and writes its report where a folder is named."""
+    content = {"kind": kind, **found.to_dict()}
     paths = []
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        paths = write_report(out, found, {"kind": "stats", **found.to_dict()})
+        paths = write_report(out, found, content)
     if as_json:
         _print_json([found.to_dict()])
         return

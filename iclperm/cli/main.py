@@ -153,6 +153,18 @@ def report(folder: Path, out: Path | None, kind: str | None, as_json: bool, **st
 
 
 @cli.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--shared", help="What files of answers have in common: sets,permutations,queries. Of runs it is found.")
+@click.option("--sizes", help="Parameters of the models, with commas between: 0.5e9,7e9. For a slope on size.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for figures and report.json; none by default.")
+@with_json
+@with_debug
+def compare(runs: tuple[Path, ...], shared: str | None, sizes: str | None, out: Path | None, as_json: bool) -> None:
+    """Finished runs side by side: is r, the effect of order or of choice, or accuracy different between them?"""
+    rooms.commands.compare(runs, shared, sizes, out, as_json=as_json)
+
+
+@cli.command()
 @with_folder
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="A .csv, .jsonl or .parquet file.")
 @with_debug

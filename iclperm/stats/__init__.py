@@ -14,6 +14,15 @@ from iclperm.stats.calibration import (
     content_free_prior,
     near_tie_rate,
 )
+from iclperm.stats.comparison import (
+    Comparison,
+    Contrast,
+    Jackknifed,
+    compare,
+    jackknife_covariance,
+    jackknifed_effects,
+    log_sensitivity,
+)
 from iclperm.stats.components import (
     Effects,
     VarianceComponents,
@@ -36,6 +45,7 @@ from iclperm.stats.intervals import (
     skewness_warnings,
     wilson_interval,
 )
+from iclperm.stats.latent import LatentComponents, LatentPower, TailRisk, latent_components
 from iclperm.stats.paired import (
     cochran_q,
     holm,
@@ -46,8 +56,10 @@ from iclperm.stats.paired import (
     paired_se,
     pairwise_mcnemar,
     product_bootstrap,
+    stratified_mcnemar,
 )
 from iclperm.stats.plateau import curve_error, paired_difference, plateau_shares
+from iclperm.stats.pooling import PooledEstimate, SizeSlope, pool, slope
 from iclperm.stats.reliability import Reliability, split_half
 from iclperm.stats.search import gap_closed, share_of_oracle
 from iclperm.stats.sensitivity import (
@@ -72,17 +84,25 @@ __all__ = [
     "AccuracyBounds",
     "Calibration",
     "CalibrationEffect",
+    "Comparison",
+    "Contrast",
     "Correlation",
     "Curve",
     "Effects",
     "Estimator",
     "Interval",
+    "Jackknifed",
+    "LatentComponents",
+    "LatentPower",
     "MeanError",
     "NeededDesign",
     "NeededSizes",
+    "PooledEstimate",
     "Reliability",
     "Score",
     "SensitivityIntervals",
+    "SizeSlope",
+    "TailRisk",
     "TensorSums",
     "VarianceComponents",
     "accuracy",
@@ -94,6 +114,7 @@ __all__ = [
     "clustered_se",
     "cochran_q",
     "common_accuracy",
+    "compare",
     "content_free_prior",
     "curve",
     "curve_error",
@@ -105,7 +126,11 @@ __all__ = [
     "generalized_interval",
     "holm",
     "intraclass_correlation",
+    "jackknife_covariance",
     "jackknife_ratio_interval",
+    "jackknifed_effects",
+    "latent_components",
+    "log_sensitivity",
     "mcnemar",
     "mean_error",
     "near_tie_rate",
@@ -119,6 +144,7 @@ __all__ = [
     "paired_se",
     "pairwise_mcnemar",
     "plateau_shares",
+    "pool",
     "product_bootstrap",
     "rank_correlation",
     "selection_sensitivity",
@@ -126,7 +152,9 @@ __all__ = [
     "shapley",
     "share_of_oracle",
     "skewness_warnings",
+    "slope",
     "split_half",
+    "stratified_mcnemar",
     "tensor_sums",
     "variance_components",
     "wilson_interval",

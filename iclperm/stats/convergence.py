@@ -118,7 +118,7 @@ def mean_variance(sigma2: Effects, num_sets: float, num_permutations: float, num
     return sum(_mean_parts(sigma2, num_sets, num_permutations, num_queries))
 
 
-def mean_error(scores: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> MeanError:
+def mean_error(scores: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, least: float | None = None) -> MeanError:
     """The mean of scores [S, P, Q], with the standard error that fresh sets, permutations *and* queries would give.
 
     Args:
@@ -126,6 +126,7 @@ def mean_error(scores: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> M
             usable in every cell.
         weights: [Q] how often each query counts in the mean. Components count it once, and the queries' part of the
             error uses their effective number (Σw)²/Σw² (Kish 1965).
+        least: below which `se` never is, by default 1/(n + 2); for scores whose Q axis is blocks of queries.
 
     The variance is `mean_variance` of the components, each clipped at 0, and never below the variance clustered by set
     alone; `se` is never below 1/(n + 2), so that equal answers leave an error. Permutations are taken as shared by the
@@ -159,7 +160,16 @@ def mean_error(scores: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> M
         error(Effects._fields),
         error([name for name in Effects._fields if name != "I"]),
     )
-    return MeanError(mean, max(se, 1 / (effective + 2)), freedom, held, held_freedom, covers, sigma2, parts)
+    return MeanError(
+        mean,
+        max(se, 1 / (effective + 2) if least is None else least),
+        freedom,
+        held,
+        held_freedom,
+        covers,
+        sigma2,
+        parts,
+    )
 
 
 def needed_sizes(

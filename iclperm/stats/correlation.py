@@ -63,6 +63,13 @@ def correlation(
     return _correlation(feature, value, crossed, level, ranked=False)
 
 
+def pooled_rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """The estimate of `rank_correlation` of x and y [S, N] alone, without its interval; NaN where undefined."""
+    pair = [np.asarray(array, dtype=np.float64) for array in (x, y)]
+    used = np.isfinite(pair[0]) & np.isfinite(pair[1])
+    return _pooled(_products(*(_ranks(_scaled(np.where(used, array, np.nan))) for array in pair)))
+
+
 def _correlation(
     feature: npt.ArrayLike, value: npt.ArrayLike, crossed: bool, level: float, *, ranked: bool
 ) -> Correlation:

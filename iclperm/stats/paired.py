@@ -47,6 +47,27 @@ class McNemar(NamedTuple):
     """Mid-p: half the weight of what was seen; less cautious, and rarely above its level."""
 
 
+class StratifiedMcNemar(NamedTuple):
+    """Two models, or two of anything, under the same contexts on the same queries; a context is a stratum."""
+
+    only_first: int
+    """b: answers that are right in the first only, over all contexts."""
+    only_second: int
+    """c: answers that are right in the second only."""
+    num_contexts: int
+    num_queries: int
+    odds_ratio: float
+    """b/c, the odds ratio of Mantel and Haenszel for matched pairs; NaN where both are 0, infinite where c is."""
+    difference: float
+    """Accuracy of the first less that of the second."""
+    se: float
+    """Its standard error over queries, for these contexts; NaN for one query."""
+    statistic: float
+    """χ² with one degree of freedom if both are alike, with the answers to one query as one draw."""
+    p_value: float
+    """1 where every query is answered alike."""
+
+
 class CochranQ(NamedTuple):
     """Whether C contexts differ in accuracy on the same queries."""
 
@@ -170,6 +191,43 @@ def mcnemar(first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayLike | 
     se = float(_paired_se(np.array(b), np.array(c), num_queries))
     difference = (b - c) / num_queries if num_queries else math.nan
     return McNemar(b, c, num_queries, difference, se, float(p_exact), float(p_mid))
+
+
+def stratified_mcnemar(
+    first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayLike | None = None
+) -> StratifiedMcNemar:
+    """McNemar's test over many contexts at once, such as two models under the same sets and orders.
+
+    Args:
+        first, second: [..., Q] 0 or 1 of one shape; the leading axes are contexts.
+        state: [2, ..., Q] integers, 0 = ok; only queries ok in every cell count, each once.
+
+    With D_q = Σ over contexts of first - second, χ² = (Σ D_q)² / Σ D_q²: the Mantel-Haenszel statistic (b - c)²/(b + c)
+    of matched pairs, whose variance under the null is clustered by query, as the answers to one query in many contexts
+    move together (Obuchowski 1998; Durkalski et al. 2003). With one context it is McNemar's χ². The contexts are taken
+    as they are. Raises RequestError on shapes that do not fit. Cost: O(size).
+    """
+    items = _contexts(first, second)
+    usable = usable_queries(items.shape, state)
+    right = items[..., usable].reshape(2, -1, int(np.count_nonzero(usable)))
+    num_contexts, num_queries = right.shape[1:]
+    b, c = (int(np.count_nonzero(right[i] > right[1 - i])) for i in (0, 1))
+    sums = right.sum(axis=1, dtype=np.int64)
+    by_query = sums[0] - sums[1]
+    total, square = int(by_query.sum()), int(by_query @ by_query)
+    statistic = total**2 / square if square else 0.0
+    spread = float(by_query.std(ddof=1)) if num_queries > 1 else math.nan
+    return StratifiedMcNemar(
+        only_first=b,
+        only_second=c,
+        num_contexts=num_contexts,
+        num_queries=num_queries,
+        odds_ratio=b / c if c else (math.inf if b else math.nan),
+        difference=total / (num_contexts * num_queries) if num_queries else math.nan,
+        se=spread / (num_contexts * math.sqrt(num_queries)) if num_queries else math.nan,
+        statistic=statistic,
+        p_value=float(special.chdtrc(1, statistic)),
+    )
 
 
 def paired_se(first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayLike | None = None) -> FloatArray:

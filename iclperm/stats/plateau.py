@@ -255,7 +255,7 @@ def plateau(
     paired = paired_difference(one, other, weights)
     equivalent, different = paired_tests(paired.centre, paired.se, margin)
     adjusted = holm(equivalent), holm(different)
-    state, single = _states(*adjusted, level), _states(equivalent, different, level)
+    state, single = states_of(*adjusted, level), states_of(equivalent, different, level)
     error = mean_error(other.astype(np.float64) - one, weights)
     scale = _normal(1 - level) + _normal((1 + _POWER) / 2)
     spread = _true_std(error)
@@ -271,7 +271,7 @@ def plateau(
         state=state,
         shares=_shares(state),
         single_shares=_shares(single),
-        overall=_overall(error, margin, level),
+        overall=overall_of(error, margin, level),
         true_std=spread,
         true_within=_within(error.mean, spread, margin),
         resolvable=float(scale * np.median(paired.se)),
@@ -295,7 +295,7 @@ def plateau_shares(
     for place in range(len(shots) - 1):
         paired = paired_difference(items[:, :, place], items[:, :, -1], weights)
         equivalent, different = paired_tests(paired.centre, paired.se, margin)
-        shares[place] = _shares(_states(holm(equivalent), holm(different), level))
+        shares[place] = _shares(states_of(holm(equivalent), holm(different), level))
     return shares
 
 
@@ -397,17 +397,26 @@ def _place(shots: Sequence[int], k: int) -> int:
     return list(shots).index(k)
 
 
-def _adjusted(once: FloatArray, twice: FloatArray, square: FloatArray, weight: FloatArray) -> PairedDifference:
-    """From Σ w·d, Σ w²·d and Σ w²·d² over the queries, with two pseudo-queries: half at +1, half at -1, one at 0."""
-    total, squares = float(weight.sum()), float(np.sum(weight**2))
+def paired_from_sums(
+    once: FloatArray, twice: FloatArray, square: FloatArray, total: float, squares: float, num_queries: int
+) -> PairedDifference:
+    """`paired_difference` from Σ w·d, Σ w²·d and Σ w²·d² [...] over queries, and Σ w and Σ w² of them.
+
+    With two pseudo-queries: half at +1, half at -1, one at 0.
+    """
     pseudo = squares / total  # the weight of a typical draw
     enlarged = total + 2 * pseudo
     centre = once / enlarged
     variance = square + pseudo**2 - 2 * centre * twice + centre**2 * (squares + 2 * pseudo**2)
     se = np.sqrt(np.maximum(variance, 0.0)) / enlarged
-    if np.count_nonzero(weight) < 2:
+    if num_queries < 2:
         se = np.full_like(se, np.nan)
     return PairedDifference(once / total, centre, se)
+
+
+def _adjusted(once: FloatArray, twice: FloatArray, square: FloatArray, weight: FloatArray) -> PairedDifference:
+    total, squares = float(weight.sum()), float(np.sum(weight**2))
+    return paired_from_sums(once, twice, square, total, squares, int(np.count_nonzero(weight)))
 
 
 def _normal(probability: float) -> float:
@@ -420,7 +429,8 @@ def paired_tests(centre: FloatArray, se: FloatArray, margin: float) -> tuple[Flo
     return np.asarray(equivalent), np.asarray(2 * special.ndtr(-np.abs(centre) / se))
 
 
-def _states(equivalent: FloatArray, different: FloatArray, level: float) -> npt.NDArray[np.uint8]:
+def states_of(equivalent: FloatArray, different: FloatArray, level: float = LEVEL) -> npt.NDArray[np.uint8]:
+    """`STATES` by their codes, from both p-values; what is shown to lie within the margin is equivalent."""
     found = np.where(equivalent <= level, 1, np.where(different <= level, 2, 0))
     return found.astype(np.uint8)
 
@@ -429,14 +439,15 @@ def _shares(state: npt.NDArray[np.uint8]) -> FloatArray:
     return np.asarray(np.bincount(state.ravel(), minlength=len(STATES)) / state.size)
 
 
-def _overall(error: MeanError, margin: float, level: float) -> Overall:
+def overall_of(error: MeanError, margin: float = MARGIN, level: float = LEVEL) -> Overall:
+    """Both tests of a mean difference, and its interval at 1 - 2·level."""
     interval = error.interval(1 - 2 * level)
     if math.isnan(error.se):
         return Overall(error, interval, math.nan, math.nan, "undecided")
     distance = abs(error.mean)
     equivalent = float(special.stdtr(error.degrees, (distance - margin) / error.se))
     different = float(2 * special.stdtr(error.degrees, -distance / error.se))
-    state = STATES[int(_states(np.array(equivalent), np.array(different), level))]
+    state = STATES[int(states_of(np.array(equivalent), np.array(different), level))]
     return Overall(error, interval, equivalent, different, state)
 
 

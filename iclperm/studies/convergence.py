@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from scipy import special
 from iclperm.errors import RequestError
 from iclperm.report import figures
 from iclperm.report.parts import Plot, Table, evenly, listed, number, percent, plain
+from iclperm.runs.identity import index_orders
 from iclperm.stats.components import Effects
 from iclperm.stats.convergence import (
     AxisConvergence,
@@ -34,8 +35,10 @@ from iclperm.stats.convergence import (
 )
 from iclperm.stats.incomplete import filled
 from iclperm.stats.sensitivity import FloatArray, query_weights
+from iclperm.stats.settling import BlockSums, blocks_of, settling
 from iclperm.stats.tensor import segment_sums
 from iclperm.studies.missing import filled_words
+from iclperm.studies.settling import SettlingFindings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +90,8 @@ class ConvergenceFindings:
     Interactions count on each of their axes, so it is rather too large than too small."""
     title: str
     warnings: tuple[str, ...]
+    settling: SettlingFindings | None = None
+    """How curves, scores of demonstrations and plateau verdicts settle; None where there is one context only."""
 
     @property
     def half_widths(self) -> FloatArray:
@@ -133,7 +138,8 @@ class ConvergenceFindings:
             return [*sentences, "From answers that are all equal nothing can be told of the sizes that are needed."]
         if contexts and self.shots[-1]:
             sentences.append(self._about_needed())
-        return sentences + self._about_sensitivities()
+        settled = [] if self.settling is None else self.settling.conclusion()
+        return [*sentences, *self._about_sensitivities(), *settled]
 
     def tables(self, full: bool) -> list[Table]:
         """Most important first; without ``full`` some k only, and the parts of the largest k in brief."""
@@ -142,11 +148,12 @@ class ConvergenceFindings:
             found += [self._axis_table(axis) for axis in (self.permutations, self.sets, self.queries)]
         else:
             found.append(self._brief_table())
-        return found
+        return found if self.settling is None else [*found, *self.settling.tables(full)]
 
     def plots(self) -> dict[str, Plot]:
-        """Standard errors against the number of permutations, sets and queries."""
-        return {"convergence": Plot((7.4, 3.6), self._draw)}
+        """Standard errors against the number of permutations, sets and queries, and what settles how fast."""
+        settled = {} if self.settling is None else self.settling.plots()
+        return {"convergence": Plot((7.4, 3.6), self._draw), **settled}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON-safe lists, dictionaries and numbers; NaN and infinity become None."""
@@ -166,6 +173,8 @@ class ConvergenceFindings:
         content = {name: plain(getattr(self, name)) for name in names}
         content["errors"] = [plain(error) for error in self.errors]
         content["half_widths"], content["half_widths_held"] = plain(self.half_widths), plain(self.half_widths_held)
+        if self.settling is not None:
+            content["settling"] = self.settling.to_dict()
         return content | {"conclusion": self.conclusion(), "convergence_warnings": list(self.warnings)}
 
     def _varies(self, place: int) -> bool:
@@ -322,7 +331,13 @@ class ConvergenceFindings:
 def findings(run: FinishedRun) -> ConvergenceFindings:
     """The convergence of any run of sets, permutations and shots, from its stored answers."""
     return convergence_findings(
-        run.correct, run.state, shots=run.shots, weights=run.weights, seed=run.study.seed, title=run.title
+        run.correct,
+        run.state,
+        shots=run.shots,
+        weights=run.weights,
+        orders=index_orders(run),
+        seed=run.study.seed,
+        title=run.title,
     )
 
 
@@ -332,6 +347,7 @@ def convergence_findings(
     *,
     shots: Sequence[int],
     weights: npt.ArrayLike | None = None,
+    orders: npt.ArrayLike | None = None,
     half_width: float = HALF_WIDTH,
     resamples: int = 400,
     seed: int = 0,
@@ -344,12 +360,14 @@ def convergence_findings(
         state: [S, P, K, Q] integers, 0 = ok; what is missing is filled in (`stats.incomplete.filled`).
         shots: [K] numbers of demonstrations, ascending.
         weights: [Q] whole numbers, how often each query counts in an accuracy.
+        orders: [P, K] or [S, P, K], which demonstration stands at each position, for their scores; None leaves these
+            out.
         half_width: wanted of the 95 % interval of µ_k.
-        resamples: random parts of each size.
+        resamples: random parts of each size; a tenth of them (20 at least) for curves, scores and verdicts.
         seed: of the parts.
 
-    Raises RequestError on shapes that do not fit, and DataError where no query is ok in every cell. Cost: two passes
-    over the tensor, then O(resamples · S·P·K · 64).
+    Raises RequestError on shapes that do not fit, and DataError where no query is ok in every cell. Cost: four
+    passes over the tensor, then O(resamples · S·P·K · 64).
     """
     items, counts = np.asarray(correct), tuple(int(k) for k in shots)
     if items.ndim != 4 or items.shape[2] != len(counts):
@@ -387,6 +405,15 @@ def convergence_findings(
         axis_se=_axis_se((over_permutations, over_sets, over_queries)),
         title=title,
         warnings=(*([filled_words(whole.share)] if whole.share else []), *_warnings(shape)),
+        settling=_settling(
+            blocks_of(items, edges, weight, shots=counts, right=sums),
+            (over_permutations, over_sets, over_queries),
+            orders,
+            edges,
+            resamples=max(20, resamples // 10),
+            seed=seed,
+            title=title,
+        ),
     )
 
 
@@ -397,6 +424,30 @@ def _segment_sums(
     if items.dtype == np.uint8:
         return segment_sums(items, edges, weight)
     return np.asarray(np.add.reduceat(items * query_weights(weight, items.shape[-1]), edges[:-1], axis=-1))
+
+
+def _settling(
+    blocks: BlockSums,
+    over: Sequence[AxisConvergence],
+    orders: npt.ArrayLike | None,
+    edges: npt.NDArray[np.int64],
+    *,
+    resamples: int,
+    seed: int,
+    title: str,
+) -> SettlingFindings | None:
+    """At the sizes of the standard errors; None where there is one context, or one query."""
+    if blocks.right[:, :, -1, 0].size == 1 or blocks.counts.sum() < 2 or blocks.shots[-1] == 0:
+        return None
+    block, last = int(edges[1]), int(edges[-1])
+    found = []
+    for each in over:
+        sizes = [math.ceil(size / block) for size in each.sizes] if each.axis == "queries" else each.sizes
+        one = settling(blocks, each.axis, sizes, orders, resamples=resamples, seed=seed)
+        if each.axis == "queries":
+            one = replace(one, sizes=tuple(min(size * block, last) for size in one.sizes))
+        found.append(one)
+    return SettlingFindings(blocks.shots, tuple(found), title)
 
 
 def _over_queries(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from iclperm import stats
@@ -13,6 +14,7 @@ from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Calibration, Curve, VarianceComponents, explain_components
 from iclperm.studies.missing import overturned
 from iclperm.studies.sensitivity_conclusion import conclusion
+from iclperm.studies.sensitivity_latent import SensitivityLatent, sensitivity_latent
 from iclperm.studies.sensitivity_over_shots import (
     SensitivityOverShots,
     over_shots_table,
@@ -55,6 +57,13 @@ class Sensitivity:
     title: str = ""
     chance: float | None = None
     """Accuracy of guessing."""
+    fit_latent: Callable[[], SensitivityLatent | None] | None = None
+    """Fits the effects on the logit, on first use; None where the answers are not at hand."""
+
+    @cached_property
+    def latent(self) -> SensitivityLatent | None:
+        """Effects on the logit at the largest number of shots; None where there is nothing to order or to choose."""
+        return None if self.fit_latent is None or self._last == 0 else self.fit_latent()
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -63,11 +72,14 @@ class Sensitivity:
 
     def conclusion(self) -> list[str]:
         """See `Findings`."""
-        return [*conclusion(self.summary, self._last), *overturned(self.summary)]
+        on_the_logit = () if self.latent is None else self.latent.conclusion()
+        return [*conclusion(self.summary, self._last), *overturned(self.summary), *on_the_logit]
 
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
         tables = sensitivity_tables(self.summary, self._last, full=full)
+        if full and self.latent is not None:
+            tables.append(self.latent.table(self._last))
         if self.curve is not None:
             tables.append(curve_table(self.curve, self.shots))
         if self.over_shots is not None and full:
@@ -92,6 +104,8 @@ class Sensitivity:
             content["curve"] = {"shots": plain(self.shots), **plain(self.curve)}
         if self.over_shots is not None:
             content["over_shots"] = self.over_shots.to_dict()
+        if self.latent is not None:
+            content["latent"] = self.latent.to_dict()
         return content
 
     @property
@@ -125,7 +139,9 @@ def findings(run: FinishedRun) -> Sensitivity:
             seed=seed,
             resampled=resampled,
         )
-    return Sensitivity(summary, run.shots, curve, over_shots, title=run.title, chance=run.chance)
+    last, state = test.correct[:, :, -1], test.state[:, :, -1]
+    latent = partial(sensitivity_latent, last, state, weights=test.weights, seed=seed)
+    return Sensitivity(summary, run.shots, curve, over_shots, title=run.title, chance=run.chance, fit_latent=latent)
 
 
 def sensitivity_tables(summary: SensitivitySummary, shots: int | None = None, *, full: bool = True) -> list[Table]:

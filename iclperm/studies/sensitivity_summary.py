@@ -202,7 +202,7 @@ def sensitivity_summary(
         num_queries=cells.num_queries,
         num_labels=None if labels is None else labels.num_labels,
         dropped=cells.dropped,
-        incomplete=stats.common_accuracy(items, state, weights).dropped,
+        incomplete=0.0 if is_whole else stats.common_accuracy(items, state, weights).dropped,
         missing=_missing(state, weights),
         if_wrong=if_wrong,
         if_right=if_right,

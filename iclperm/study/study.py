@@ -47,7 +47,7 @@ class Study(Choices):
     them by itself, seen by three content-free queries. ``scoring`` is how an answer is found: by the log-likelihood of
     every label, of its ``first_token`` alone, or ``generate``, greedily, up to ``max_new_tokens``, and then read; None
     is what the task asks for. ``think: strip`` takes blocks of reasoning out of generated text first, and ``unparsed``
-    tells whether text that no answer could be read from counts as wrong or drops its query. ``chat`` puts the prompt
+    tells whether text that no answer could be read from counts as wrong or as missing. ``chat`` puts the prompt
     into the model's chat template (None: only for an endpoint that takes nothing else). ``endpoint`` names a model
     behind an API in place of ``model``. ``memory_budget`` is bytes (a number, "4GiB") or a share of what is free (0.5,
     "50%"); ``out`` is the run folder. ``demonstrations`` are sets of train rows to use instead of drawn ones. A

@@ -1,0 +1,224 @@
+"""Two or more finished studies side by side: is r different between these models, and what else is?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from iclperm import stats
+from iclperm.errors import ConfigError, DataError
+from iclperm.report.parts import percent
+from iclperm.stats import Comparison, Interval, PooledEstimate, SizeSlope
+from iclperm.stats.comparison import LEAST, Jackknifed, Of
+from iclperm.stats.intervals import jackknife_error, jackknife_interval
+from iclperm.stats.sensitivity import FloatArray, usable_queries
+from iclperm.studies.compared import Compared, Together, together
+from iclperm.studies.comparing_findings import Comparing, Pair, Studied
+
+_MOST_DROPPED = 0.05
+_LEAST_EIGENVALUE = 1e-3  # of a matrix of correlations that can be inverted
+
+
+def comparing(
+    studies: Sequence[Compared], *, shared: Sequence[str] | None = None, sizes: Sequence[float] | None = None
+) -> Comparing:
+    """Every two of the studies compared, all of them pooled and, with `sizes`, r and effects against model size.
+
+    Args:
+        studies: two at least (`iclperm.studies.compared`).
+        shared: what all have in common, where their levels have no names; see `compared.together`.
+        sizes: [N] numbers of parameters of the studies' models.
+
+    p-values are adjusted by Holm over all tests of all pairs. r, effects and slopes are at the largest number of shots
+    of each study. Raises ConfigError for fewer than two studies or other than one size each, and what `stats.compare`
+    does. Cost: O(N²) comparisons.
+    """
+    if len(studies) < 2:
+        raise ConfigError(f"a comparison needs at least 2 studies, got {len(studies)}; name more")
+    if sizes is not None and len(sizes) != len(studies):
+        raise ConfigError(f"there are {len(studies)} studies and {len(sizes)} sizes; give one number for each")
+    ready = together(studies, shared)
+    pairs = _pairs(ready)
+    matrices = [_last_accuracy(study) for study in ready.studies]
+    logs = [stats.log_sensitivity(matrix) for matrix in matrices]
+    described = tuple(map(_described, ready.studies, matrices, logs))
+    known = [place for place, each in enumerate(logs) if not math.isnan(_standard_error(each))]
+    slopes: Mapping[Of, SizeSlope] = {}
+    is_free = False
+    if sizes is not None and len(known) >= LEAST:
+        slopes, is_free = _slopes(ready, matrices, known, sizes)
+    return Comparing(
+        studies=described,
+        pairs=pairs,
+        pooled=_pooled(ready, logs, known),
+        pooled_names=tuple(ready.studies[place].name for place in known) if len(known) >= LEAST else (),
+        slopes=slopes,
+        slopes_are_free=is_free,
+        warnings=tuple(_warnings(ready, pairs, sizes, known)),
+    )
+
+
+def _pairs(ready: Together) -> tuple[Pair, ...]:
+    pairs = [Pair(*places, _compared(ready, *places)) for places in combinations(range(len(ready.studies)), 2)]
+    tests = [[test.p_value for test in pair.comparison.tests().values()] for pair in pairs]
+    adjusted = iter(stats.holm([p for each in tests for p in each]).tolist())
+    return tuple(
+        Pair(pair.first, pair.second, pair.comparison.adjusted([next(adjusted) for _ in each]))
+        for pair, each in zip(pairs, tests, strict=True)
+    )
+
+
+def _compared(ready: Together, first: int, second: int) -> Comparison:
+    """Two studies by their answers, or by accuracies where one has no more."""
+    pair = ready.studies[first], ready.studies[second]
+    shots = (pair[0].shots, pair[1].shots) if all(study.shots for study in pair) else None
+    is_last = shots is None and len({study.values.shape[2] for study in pair}) > 1  # of each what it has most of
+    kept = slice(-1, None) if is_last else slice(None)
+    if all(study.has_answers for study in pair):
+        return stats.compare(
+            pair[0].values[:, :, kept],
+            pair[1].values[:, :, kept],
+            shared=ready.shared(first, second),
+            states=_both(pair, lambda study: None if study.state is None else study.state[:, :, kept]),
+            weights=_both(pair, lambda study: study.weights),
+            shots=shots,
+        )
+    one, two = (_accuracies(study)[:, :, kept] for study in pair)
+    shared = [axis for axis in ready.shared(first, second) if axis != "queries"]
+    return stats.compare(one, two, shared=shared, shots=shots)
+
+
+def _both(pair: tuple[Compared, Compared], function: Callable[[Compared], Any]) -> tuple[Any, Any]:
+    return function(pair[0]), function(pair[1])
+
+
+def _accuracies(study: Compared) -> FloatArray:
+    """[S, P, K]"""
+    if not study.has_answers:
+        return np.asarray(study.values, dtype=np.float64)
+    return stats.accuracy(study.values, study.state, study.weights).values
+
+
+def _last_accuracy(study: Compared) -> FloatArray:
+    """[S, P] at the largest number of shots; raises DataError where no query is ok in every cell there."""
+    if not study.has_answers:
+        return np.asarray(study.values[:, :, -1], dtype=np.float64)
+    state = None if study.state is None else study.state[:, :, -1]
+    cells = stats.accuracy(study.values[:, :, -1], state, study.weights)
+    if cells.num_queries == 0:
+        raise DataError(f"{study.name} has no query that is ok in every cell; leave out the set or k that fails")
+    return cells.values
+
+
+def _standard_error(of: Jackknifed) -> float:
+    """NaN where the estimate has none, or none above 0."""
+    error = jackknife_error(list(of.left_out.values()))[0]
+    return error if math.isfinite(of.estimate) and error > 0 else math.nan
+
+
+def _described(study: Compared, matrix: FloatArray, log_ratio: Jackknifed) -> Studied:
+    interval = jackknife_interval(log_ratio.estimate, *log_ratio.left_out.values())
+    low, high = math.exp(interval.low), math.exp(interval.high)
+    num_queries, free = 0, math.nan
+    if study.has_answers:
+        items = study.values[:, :, -1]
+        usable = usable_queries(items.shape, None if study.state is None else study.state[:, :, -1])
+        num_queries = int(np.count_nonzero(usable))
+        if min(matrix.shape) > 1 and num_queries > 1:
+            free = stats.variance_components(items[..., usable]).ratio
+    return Studied(
+        name=study.name,
+        shape=(*matrix.shape, num_queries),
+        shots=study.shots[-1] if study.shots else None,
+        accuracy=float(matrix.mean()),
+        order=stats.order_sensitivity(matrix),
+        selection=stats.selection_sensitivity(matrix),
+        ratio=Interval(stats.sensitivity_ratio(matrix), low, high, interval.level),
+        ratio_free=free,
+    )
+
+
+def _covariance(ready: Together, estimates: Sequence[Jackknifed], known: Sequence[int]) -> FloatArray:
+    """[N, N] of the estimates of the `known` studies.
+
+    With more studies than the sets they share it has no inverse; its correlations are then drawn halfway to their mean
+    (the target of constant correlation of Ledoit & Wolf 2004).
+    """
+    shared = [[ready.shared(one, other) for other in known] for one in known]
+    covariance = stats.jackknife_covariance([estimates[place] for place in known], shared)
+    errors = np.sqrt(np.diag(covariance))
+    correlation = covariance / np.outer(errors, errors)
+    if np.linalg.eigvalsh(correlation)[0] < _LEAST_EIGENVALUE:
+        others = ~np.eye(len(errors), dtype=bool)
+        mean = float(np.clip(correlation[others].mean(), 0.0, 1 - 4 * _LEAST_EIGENVALUE))
+        correlation = (correlation + np.where(others, mean, 1.0)) / 2
+    return np.asarray(correlation * np.outer(errors, errors))
+
+
+def _pooled(ready: Together, logs: Sequence[Jackknifed], known: Sequence[int]) -> PooledEstimate | None:
+    if len(known) < LEAST:
+        return None
+    return stats.pool([logs[place].estimate for place in known], _covariance(ready, logs, known))
+
+
+def _slopes(
+    ready: Together, matrices: Sequence[FloatArray], known: Sequence[int], sizes: Sequence[float]
+) -> tuple[dict[Of, SizeSlope], bool]:
+    """Slopes of r, order and selection: of effects free of item noise where every study has them, else as printed."""
+    of_each = [_free_effects(study) for study in ready.studies]
+    is_free = all(not math.isnan(_standard_error(each)) for place in known for each in of_each[place].values())
+    found = {}
+    for of in of_each[0]:
+        printed = [stats.log_sensitivity(matrix, of) for matrix in matrices]
+        logs = [each[of] for each in of_each] if is_free else printed
+        values = [math.exp(logs[place].estimate) for place in known]
+        found[of] = stats.slope(values, [sizes[place] for place in known], _covariance(ready, logs, known))
+    return found, is_free
+
+
+def _free_effects(study: Compared) -> dict[Of, Jackknifed]:
+    """Logarithms of r, order and selection effect, free of item noise; NaN where they are not above it."""
+    if not study.has_answers:
+        nothing = Jackknifed(math.nan, {})
+        return {"ratio": nothing, "order": nothing, "selection": nothing}
+    items, state = study.values[:, :, -1], None if study.state is None else study.state[:, :, -1]
+    found = stats.jackknifed_effects(items[..., usable_queries(items.shape, state)])
+    return {of: each if of == "ratio" else _log(each) for of, each in found.items()}
+
+
+def _log(of: Jackknifed) -> Jackknifed:
+    with np.errstate(divide="ignore"):
+        left_out = {axis: np.where(values > 0, np.log(values), np.nan) for axis, values in of.left_out.items()}
+    return Jackknifed(math.log(of.estimate) if of.estimate > 0 else math.nan, left_out)
+
+
+def _warnings(
+    ready: Together, pairs: Sequence[Pair], sizes: Sequence[float] | None, known: Sequence[int]
+) -> Iterator[str]:
+    yield from ready.notes
+    for pair in pairs:
+        one, two = ready.studies[pair.first], ready.studies[pair.second]
+        if one.shots and two.shots and one.shots[-1] != two.shots[-1]:
+            yield (
+                f"{one.name} has k = {one.shots[-1]} and {two.name} k = {two.shots[-1]}: r and effects are those of "
+                "each at its own, and may differ for that reason alone"
+            )
+        if not pair.comparison.shots:
+            yield f"{one.name} and {two.name} have no number of shots in common: accuracy is not compared"
+        used = pair.comparison.num_queries
+        if min(used) > 0 and max(used) > 1.5 * min(used):
+            yield (
+                f"{one.name} has {used[0]:,} queries and {two.name} {used[1]:,}: item noise pulls r as printed towards "
+                "1, the fewer queries the more; the ratio without it is the one to go by"
+            )
+        if max(pair.comparison.dropped) > _MOST_DROPPED:
+            yield (
+                f"{one.name} and {two.name}: {percent(pair.comparison.dropped[0])} and "
+                f"{percent(pair.comparison.dropped[1])} of the queries are left out, as some cell has no answer"
+            )
+    if sizes is not None and len(known) < LEAST:
+        yield f"a slope on model size takes {LEAST} studies with an r; there are {len(known)}"

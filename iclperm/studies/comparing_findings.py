@@ -1,0 +1,406 @@
+"""What a comparison of finished studies says: sentences, tables, the forest plot and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from iclperm.report import figures
+from iclperm.report.parts import (
+    Plot,
+    Table,
+    interval_words,
+    listed,
+    number,
+    p_value,
+    p_words,
+    percent,
+    plain,
+    signed,
+    with_bounds,
+)
+from iclperm.stats import Comparison, Contrast, Interval, PooledEstimate, SizeSlope
+from iclperm.stats.comparison import LEAST, Of
+from iclperm.stats.intervals import side_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LEVEL = 0.05
+_MOST_DETAILED = 6  # pairs that have a table of their own
+_WIDEST_R = 16.0
+_NORMAL = 1.959964
+_SENSITIVITIES = {"order": "order effect", "selection": "selection effect"}
+
+
+class Studied(NamedTuple):
+    """One of the studies, at its largest number of shots."""
+
+    name: str
+    shape: tuple[int, int, int]
+    """Sets, permutations, and distinct queries that were used (0: accuracies only)."""
+    shots: int | None
+    accuracy: float
+    order: float
+    """Sensitivity as printed in arXiv 2511.09700."""
+    selection: float
+    ratio: Interval
+    """r as printed with its jackknife interval, on the log scale; NaN bounds below three sets or permutations."""
+    ratio_free: float
+    """r free of item noise; NaN where that is not known."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The comparison of two of the studies; p-values are adjusted over all pairs."""
+
+    first: int
+    second: int
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """What a comparison says."""
+
+    studies: tuple[Studied, ...]
+    pairs: tuple[Pair, ...]
+    pooled: PooledEstimate | None
+    """log r of all studies that have one, under a random-effects model; None below three."""
+    pooled_names: tuple[str, ...]
+    slopes: Mapping[Of, SizeSlope]
+    """On model size, of r, order and selection; empty where no sizes were given."""
+    slopes_are_free: bool
+    """Whether the slopes are of effects free of item noise; else of sensitivities as printed."""
+    warnings: tuple[str, ...]
+
+    def conclusion(self) -> list[str]:
+        """See `Findings`. Nothing is said that a study with too few sets or permutations cannot bear."""
+        small = [study for study in self.studies if min(study.shape[:2]) < LEAST]
+        lines = [
+            f"{study.name} has {study.shape[0]} sets x {study.shape[1]} permutations: too few to compare r or the "
+            f"effects of order and selection, which takes {LEAST} of each at least."
+            for study in small
+        ]
+        lines += [self._shared_words(pair) for pair in self.pairs] if len(self.pairs) == 1 else []
+        for pair in self.pairs if len(self.pairs) <= _MOST_DETAILED else ():
+            lines += self._about_ratio(pair)
+            lines += self._about_effects(pair)
+            lines += self._about_accuracy(pair)
+        if len(self.pairs) > _MOST_DETAILED:
+            lines.append(self._about_all_pairs())
+        return [*lines, *self._about_pool(), *self._about_slopes()]
+
+    def tables(self, full: bool) -> list[Table]:
+        """See `Findings`."""
+        found = [self._study_table(), self._ratio_table()]
+        if full or len(self.pairs) == 1:
+            found += [self._pair_table(pair) for pair in self.pairs]
+        if self.pooled is not None:
+            found.append(self._pool_table(self.pooled))
+        return [*found, *([self._slope_table()] if self.slopes else [])]
+
+    def plots(self) -> dict[str, Plot]:
+        """A forest plot of r; none where no r has an interval."""
+        drawn = [study for study in self.studies if not math.isnan(study.ratio.low)]
+        return {"forest": Plot((5.6, 1.5 + 0.3 * (len(self.studies) + 2)), self._draw)} if drawn else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """See `Findings`; p-values and intervals of everything, and what each pair shares."""
+        pairs = [
+            {
+                "first": self.studies[pair.first].name,
+                "second": self.studies[pair.second].name,
+                **{key: value for key, value in plain(pair.comparison).items()},
+            }
+            for pair in self.pairs
+        ]
+        return {
+            "studies": plain(self.studies),
+            "pairs": pairs,
+            "pooled_log_ratio": plain(self.pooled),
+            "pooled_studies": list(self.pooled_names),
+            "slopes": plain(self.slopes),
+            "slopes_are_free_of_item_noise": self.slopes_are_free,
+            "conclusion": self.conclusion(),
+        }
+
+    def _names(self, pair: Pair) -> tuple[str, str]:
+        return self.studies[pair.first].name, self.studies[pair.second].name
+
+    def _shared_words(self, pair: Pair) -> str:
+        one, two = self._names(pair)
+        shared = pair.comparison.shared
+        if not shared:
+            return f"{one} and {two} have no sets, permutations or queries in common: each is a sample of its own."
+        sizes = dict(zip(("sets", "permutations", "queries"), self.studies[pair.first].shape, strict=True))
+        told = listed([f"{sizes[axis]:,} {axis}" for axis in shared])
+        return f"{one} and {two} have the same {told}: what these do to both cancels in the differences."
+
+    def _about_ratio(self, pair: Pair) -> list[str]:
+        contrast, free = pair.comparison.ratio, pair.comparison.ratio_free
+        one, two = self._names(pair)
+        if math.isnan(contrast.p_holm):
+            is_small = min(min(self.studies[place].shape[:2]) for place in (pair.first, pair.second)) < LEAST
+            return [] if is_small else [f"r of {one} and of {two} cannot be compared: one of them is 0 or undefined."]
+        said = f"r of {one} is {with_bounds(contrast)} times that of {two} ({_tested(contrast)})"
+        if contrast.p_holm > _LEVEL:
+            return [f"{said}: whether r differs between them stays open."]
+        if _is_confirmed(contrast, free):
+            return [f"{said}, and {with_bounds(free)} times without item noise: r differs."]
+        beside = "it is not known" if math.isnan(free.low) else f"the ratio is {with_bounds(free)}"
+        return [
+            f"{said}, but without item noise, which pulls every r towards 1, {beside}: whether r differs stays open."
+        ]
+
+    def _about_effects(self, pair: Pair) -> list[str]:
+        one, two = self._names(pair)
+        lines = []
+        for key, words in _SENSITIVITIES.items():
+            contrast: Contrast = getattr(pair.comparison, key)
+            if not math.isnan(contrast.p_holm) and contrast.p_holm <= _LEVEL:
+                more, less = (one, two) if contrast.estimate > 0 else (two, one)
+                low, high = sorted((abs(contrast.low), abs(contrast.high)))
+                lines.append(
+                    f"The {words} of {more} is larger than that of {less} by {100 * abs(contrast.estimate):.1f} points "
+                    f"[{100 * low:.1f} to {100 * high:.1f}] of accuracy, item noise taken out ({_tested(contrast)})."
+                )
+        return lines
+
+    def _about_accuracy(self, pair: Pair) -> list[str]:
+        found = pair.comparison
+        if not found.accuracy:
+            return []
+        one, two = self._names(pair)
+        contrast = found.accuracy[-1]
+        at = f" at k = {found.shots[-1]}" if self.studies[pair.first].shots is not None else ""
+        if math.isnan(contrast.low):
+            return [f"How far the accuracies of {one} and {two} differ{at} is not known: there is one ordering only."]
+        said = (
+            f"Accuracy{at}: {one} less {two} is {100 * contrast.estimate:+.1f} points "
+            f"[{100 * contrast.low:+.1f} to {100 * contrast.high:+.1f}], for other {listed(found.covers)}"
+        )
+        verdict = "it differs" if contrast.p_holm <= _LEVEL else "no difference shows"
+        line = f"{said} ({_tested(contrast)}): {verdict}."
+        test = found.mcnemar[-1]
+        if test is not None and contrast.p_holm > _LEVEL >= test.p_value:
+            line += f" On these very sets and orders it does differ ({p_words(test.p_value)}, McNemar over orderings)."
+        return [line]
+
+    def _about_all_pairs(self) -> str:
+        tested = [pair for pair in self.pairs if not math.isnan(pair.comparison.ratio.p_holm)]
+        apart = [pair for pair in tested if self._is_apart(pair)]
+        if not apart:
+            return f"In none of {len(tested)} pairs can r be told apart (Holm over all tests of all pairs)."
+        told = "; ".join(" and ".join(self._names(pair)) for pair in apart[:3]) + ("; …" if len(apart) > 3 else "")
+        return f"r differs in {len(apart)} of {len(tested)} pairs (Holm over all tests of all pairs): {told}."
+
+    def _is_apart(self, pair: Pair) -> bool:
+        contrast = pair.comparison.ratio
+        return contrast.p_holm <= _LEVEL and _is_confirmed(contrast, pair.comparison.ratio_free)
+
+    def _about_pool(self) -> list[str]:
+        found = self.pooled
+        if found is None:
+            return []
+        said = (
+            f"Over {len(self.pooled_names)} studies r is {with_bounds(_exponential(found.mean))} on average (random "
+            "effects)"
+        )
+        if found.tau <= 1e-6:
+            return [f"{said}; that they differ beyond their errors does not show."]
+        one_more = interval_words(_exponential(found.prediction), 2)
+        return [f"{said}; one more study of the kind would have {one_more} (95 %)."]
+
+    def _about_slopes(self) -> list[str]:
+        lines = []
+        for name, found in self.slopes.items():
+            words = "r" if name == "ratio" else f"the {_SENSITIVITIES[name]}"
+            verdict = "changes with size" if found.p_value <= _LEVEL else "no change with size shows"
+            lines.append(
+                f"At ten times the parameters {words} is {with_bounds(found.factor)} times as large "
+                f"({p_words(found.p_value)}): {verdict}."
+            )
+        return lines
+
+    def _study_table(self) -> Table:
+        rows = []
+        for study in self.studies:
+            queries = f" x {study.shape[2]:,}" if study.shape[2] else ""
+            rows.append(
+                (
+                    study.name,
+                    f"{study.shape[0]} x {study.shape[1]}{queries}",
+                    "-" if study.shots is None else str(study.shots),
+                    *(number(value) for value in (study.accuracy, study.order, study.selection)),
+                    number(study.ratio.estimate, 2),
+                    interval_words(study.ratio, 2),
+                    number(study.ratio_free, 2),
+                )
+            )
+        header = ("", "S x P x Q", "k", "accuracy", "order", "selection", "r", "95 %, jackknife", "r, no noise")
+        caption = "Sensitivities and r as printed in arXiv 2511.09700; 'no noise': from variance components."
+        return Table("Studies", header, rows, caption=caption)
+
+    def _ratio_table(self) -> Table:
+        rows = []
+        for pair in self.pairs:
+            ratio, free = pair.comparison.ratio, pair.comparison.ratio_free
+            rows.append(
+                (
+                    " / ".join(self._names(pair)),
+                    ", ".join(pair.comparison.shared) or "nothing",
+                    number(ratio.estimate, 2),
+                    interval_words(ratio, 2),
+                    p_value(ratio.p_value),
+                    p_value(ratio.p_holm),
+                    number(free.estimate, 2),
+                    interval_words(free, 2),
+                )
+            )
+        header = ("r of one / r of the other", "shared", "ratio", "95 %", "p", "Holm", "no noise", "95 %")
+        caption = "Holm: over all tests of all pairs (r, order, selection, accuracy at each k)."
+        return Table("Is r different?", header, rows, texts=(1,), caption=caption)
+
+    def _pair_table(self, pair: Pair) -> Table:
+        one, two = self._names(pair)
+        found, rows = pair.comparison, []
+        for name, contrast in found.tests().items():
+            if name == "ratio":
+                continue
+            words = _SENSITIVITIES.get(name, name if self.studies[pair.first].shots is not None else "accuracy")
+            rows.append(
+                (
+                    words,
+                    signed(contrast.estimate),
+                    interval_words(contrast, sign="+"),
+                    p_value(contrast.p_value),
+                    p_value(contrast.p_holm),
+                )
+            )
+        for k, test in zip(found.shots, found.mcnemar, strict=True):
+            if test is not None:
+                interval = _normal(test.difference, test.se if test.se > 0 else math.nan)
+                rows.append(
+                    (
+                        f"  these orderings, k = {k}",
+                        signed(test.difference),
+                        interval_words(interval, sign="+"),
+                        p_value(test.p_value),
+                        "-",
+                    )
+                )
+        caption = (
+            f"Effects free of item noise. Accuracy: for other {listed(found.covers) if found.covers else 'nothing'}"
+            + ("; these orderings: for other queries only, McNemar over orderings." if found.mcnemar else ".")
+        )
+        return Table(f"{one} less {two}", ("", "difference", "95 %", "p", "Holm"), rows, caption=caption)
+
+    def _pool_table(self, found: PooledEstimate) -> Table:
+        by_name = {study.name: study.ratio for study in self.studies}
+        rows = []
+        for place, name in enumerate(self.pooled_names):
+            drawn = _exponential(found.shrunken_interval(place))
+            rows.append((name, number(by_name[name].estimate, 2), number(drawn.estimate, 2), interval_words(drawn, 2)))
+        mean, one_more = _exponential(found.mean), _exponential(found.prediction)
+        rows.append(("mean of all", "", number(mean.estimate, 2), interval_words(mean, 2)))
+        rows.append(("one more study", "", "", interval_words(one_more, 2)))
+        caption = (
+            f"Random effects on log r (REML, Knapp & Hartung), true spread {found.tau:.2f}, I² "
+            f"{percent(found.i_squared)}; what studies share is counted. Each r is drawn to the mean as far as its "
+            "error says."
+        )
+        return Table("r over all studies, partially pooled", ("", "r", "pooled", "95 %"), rows, caption=caption)
+
+    def _slope_table(self) -> Table:
+        rows = [
+            (
+                "r" if name == "ratio" else _SENSITIVITIES[name],
+                number(found.factor.estimate, 2),
+                interval_words(found.factor, 2),
+                p_value(found.p_value),
+            )
+            for name, found in self.slopes.items()
+        ]
+        kind = "free of item noise" if self.slopes_are_free else "as printed, item noise included"
+        return Table(
+            "Sensitivity against model size",
+            ("", "at 10 times the size", "95 %", "p"),
+            rows,
+            caption=f"Weighted regression of the log on log10 of the parameters; {kind}.",
+        )
+
+    def _draw(self, figure: Figure) -> None:
+        height, width = figure.get_figheight(), figure.get_figwidth()
+        longest = max(len(study.name) for study in self.studies)
+        left = min(0.35 + 0.065 * longest, 0.5 * width) / width
+        axes = figure.add_axes((left, 0.5 / height, 0.97 - left, 1 - 1.15 / height))
+        self._draw_rows(axes)
+        figures.plain_frame(axes)
+        axes.grid(visible=False, axis="y")
+        line = "as printed, 95 % jackknife; hollow: partially pooled; diamond: mean"
+        figures.head(figure, "r = selection / order", line)
+
+    def _draw_rows(self, axes: Axes) -> None:
+        places = {study.name: -float(place) for place, study in enumerate(self.studies)}
+        values = [1.0]
+        for study in self.studies:
+            r, y = study.ratio, places[study.name]
+            if math.isnan(r.estimate):
+                continue
+            if not math.isnan(r.low):
+                axes.plot([r.low, r.high], [y, y], color="black", linewidth=1.1)
+                values += [r.low, r.high]
+            axes.plot([r.estimate], [y], color="black", marker="s", markersize=4.5)
+            values.append(r.estimate)
+        labels: dict[str, float] = dict(places)
+        if self.pooled is not None:
+            for place, name in enumerate(self.pooled_names):
+                shrunken, y = math.exp(float(self.pooled.shrunken[place])), places[name] - 0.25
+                axes.plot([shrunken], [y], color=figures.BLUE, marker="o", markersize=4, markerfacecolor="white")
+            centre, low, high, _ = _exponential(self.pooled.mean)
+            bottom = -len(self.studies) - 0.2
+            axes.fill([low, centre, high, centre], [bottom, bottom + 0.25, bottom, bottom - 0.25], color=figures.BLUE)
+            labels["mean of all"] = bottom
+            values += [low, high]
+        axes.axvline(1.0, color=figures.GREY, linewidth=0.9, linestyle=(0, (4, 2)))
+        clipped = np.clip(values, 1 / _WIDEST_R, _WIDEST_R)
+        limits = float(clipped.min()) / 1.15, float(clipped.max()) * 1.15
+        steps = (digit * 10.0**power for power in range(-2, 3) for digit in (1, 2, 5))
+        ticks = [step for step in steps if limits[0] <= step <= limits[1]]
+        axes.set(xscale="log", xlim=limits, ylim=(min(labels.values()) - 0.6, 0.6), xlabel="r")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_yticks(list(labels.values()), list(labels))
+        axes.minorticks_off()
+        axes.tick_params(axis="y", length=0)
+
+
+def _tested(contrast: Contrast) -> str:
+    """The p-value that holds for the whole family."""
+    return f"{p_words(contrast.p_holm)}, Holm"
+
+
+def _is_confirmed(contrast: Contrast, free: Contrast) -> bool:
+    """Whether a ratio lies on one side of 1, and does so without item noise too."""
+    side = _side(contrast)
+    return side != 0 and _side(free) == side
+
+
+def _side(ratio: Contrast) -> int:
+    return side_of(Interval(ratio.estimate, ratio.low, ratio.high, ratio.level), 1)
+
+
+def _exponential(interval: Interval) -> Interval:
+    """Of the logarithms, that of r."""
+    estimate, low, high = (math.exp(end) for end in (interval.estimate, interval.low, interval.high))
+    return Interval(estimate, low, high, interval.level)
+
+
+def _normal(estimate: float, se: float) -> Interval:
+    """The 95 % interval of an estimate whose error is known well."""
+    return Interval(estimate, estimate - _NORMAL * se, estimate + _NORMAL * se, 1 - _LEVEL)
