@@ -21,7 +21,7 @@ from iclperm import stats
 from iclperm.errors import DataError, IclpermError
 from iclperm.external import Tensor, describe, load
 from iclperm.external.columns import number_of
-from iclperm.stats import paired
+from iclperm.stats import grades as grades_module
 
 Array = npt.NDArray[Any]
 SHARES = np.array([[0.5, 0.25, 0.75], [0.125, 1.0, 0.0], [0.25, 0.5, 0.625]])
@@ -470,7 +470,7 @@ class TestGrades:
             assert "paired t" in " ".join(found.conclusion())
         if num == 4:
             np.testing.assert_allclose(content["pairs"]["low"][2], low)
-        mean = paired.graded_mean(grades[0])
+        mean = grades_module.graded_mean(grades[0])
         assert content["contexts"][0]["accuracy"]["low"] == mean.low
         assert "Wilson" not in str(found.tables(True)) + str(found.conclusion())
         assert len(found.plots()) == (num > 1)

@@ -20,6 +20,7 @@ from iclperm.errors import RequestError
 from iclperm.reference import paired as reference
 from iclperm.reference.stats import repeated
 from iclperm.stats import components, paired
+from iclperm.stats import grades as grades_module
 from iclperm.stats.limits import ComputeLimits
 
 Array = npt.NDArray[Any]
@@ -216,18 +217,18 @@ class TestGrades:
         assert found.difference == pytest.approx(grades[0].mean() - grades[1].mean(), abs=1e-12)
         if found.low > -1 and found.high < 1:
             assert (found.p_value < 0.05) == (not found.low <= 0 <= found.high)
-        pairs = paired.pairwise_grades(grades)
+        pairs = grades_module.pairwise_grades(grades)
         assert (pairs.se[0], pairs.p_value[0], pairs.low[0]) == pytest.approx((found.se, found.p_value, found.low))
         np.testing.assert_allclose(pairs.adjusted, paired.holm(pairs.p_value))
 
     def test_the_mean_of_grades_has_students_interval(self) -> None:
         grades = np.random.default_rng(20).beta(3, 2, 40)
-        found = paired.graded_mean(grades)
+        found = grades_module.graded_mean(grades)
         low, high = distributions.t.interval(0.95, 39, grades.mean(), grades.std(ddof=1) / math.sqrt(40))
         assert found[:3] == pytest.approx((grades.mean(), low, high))
-        equal = paired.graded_mean(np.full(8, 1.0))
+        equal = grades_module.graded_mean(np.full(8, 1.0))
         assert (equal.high, equal.low) == (1.0, pytest.approx(1 - distributions.t.ppf(0.975, 7) / 10))
-        assert math.isnan(paired.graded_mean([0.5]).low)
+        assert math.isnan(grades_module.graded_mean([0.5]).low)
 
     def test_accuracy_and_its_error_take_grades(self) -> None:
         grades = np.random.default_rng(21).random((3, 4, 7))
@@ -240,7 +241,10 @@ class TestGrades:
             stats.accuracy(binary_grades).values, stats.accuracy(binary_grades.astype(int)).values
         )
         assert stats.clustered_se(grades) == pytest.approx(grades.mean((0, 1)).std(ddof=1) / math.sqrt(7))
-        for call in (lambda: stats.paired_grades([0.5, 0], [1, math.nan]), lambda: paired.graded_mean([0.5, math.nan])):
+        for call in (
+            lambda: stats.paired_grades([0.5, 0], [1, math.nan]),
+            lambda: grades_module.graded_mean([0.5, math.nan]),
+        ):
             with pytest.raises(RequestError, match="a grade is NaN and its state is ok; mark it in state"):
                 call()
 

@@ -12,19 +12,15 @@ import numpy.typing as npt
 from iclperm.errors import DataError, RequestError
 from iclperm.report import figures
 from iclperm.report.parts import Plot, Table, interval_words, number, p_words, percent, percent_with_bounds, plain
+from iclperm.stats.grades import PairedGrades, PairwiseGrades, graded_mean, paired_grades, pairwise_grades
 from iclperm.stats.intervals import Interval, side_of, wilson_interval
 from iclperm.stats.paired import (
     CochranQ,
     McNemar,
-    PairedGrades,
-    PairwiseGrades,
     PairwiseTests,
     cochran_q,
-    graded_mean,
     mcnemar,
-    paired_grades,
     paired_interval,
-    pairwise_grades,
     pairwise_mcnemar,
 )
 from iclperm.stats.sensitivity import graded_items, usable_queries
