@@ -4,12 +4,13 @@
 
 Single answers are drawn from chances that add up the effects of sets, permutations, both, queries, and of queries with
 either, of one shape each (those of interval_coverage.py). ``mean, new queries`` and ``mean, same queries`` are µ_k of a
-curve (S = 5, P = 20, Q = 256). ``average`` and ``highest_dev`` are those of a search (S = 10, P = 16, 150 test and 300
-dev queries), whose truth is the mean over many further designs. ``correlation`` is the share of studies (S = 6, P = 40)
-in which a feature of the permutation without any effect is called correlated with accuracy, ``by set alone`` the same
-with intervals that forget that permutations are shared. ``differs`` and ``flat`` are the shares of single trajectories
-without any change that are called different, and of those that change by just the margin that are called flat. The
-last rows are selections among equal strategies (half as many repeats), for effects of orders that sets share or not.
+curve (S = 5, P = 20, Q = 256), ``larger`` the same of S = 10, P = 50. ``average`` to ``gap_closed`` are those of a
+search (S = 10, P = 16, 150 test and 300 dev queries), whose truth is the mean over many further designs.
+``correlation`` is the share of studies (S = 6, P = 40) in which a feature of the permutation without any effect is
+called correlated with accuracy, ``by set alone`` the same with intervals that forget that permutations are shared.
+``differs`` and ``flat`` are the shares of single trajectories without any change that are called different, and of
+those that change by just the margin that are called flat. The last rows are selections among equal strategies (half as
+many repeats), for effects of orders that sets share or not.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ MEAN, MARGIN = 0.6, 0.02
 SPREADS = {"s": 0.02, "p": 0.03, "sp": 0.02, "q": 0.12, "sq": 0.03, "pq": 0.05}
 SELECTIONS = ((0.0, 0.07), (0.05, 0.05), (0.07, 0.03))
 """Standard deviations of a permutation's effect in all sets, and in one."""
-SEARCH, NUM_DEV, FURTHER = (10, 16, 150), 300, 400
+CURVES = {"": (5, 20, 256), "larger, ": (10, 50, 256)}
+"""S, P and Q by what stands before the names."""
+SEARCH, NUM_DEV, FURTHER, HALVES = (10, 16, 150), 300, 400, 20
+SEARCHED = ("average", "highest_dev", "honest", "gain", "share", "gap_closed")
 
 
 def chances(generator: np.random.Generator, shape: str, size: tuple[int, int, int]) -> tuple[Array, Array]:
@@ -52,14 +56,17 @@ def answers(generator: np.random.Generator, chance: Array) -> npt.NDArray[np.uin
 
 
 def of_means(shape: str, repeats: int) -> dict[str, Any]:
-    new, same = [], []
-    for repeat in range(repeats):
-        generator = key(shape, 1, repeat)
-        chance, by_query = chances(generator, shape, (5, 20, 256))
-        found = stats.mean_error(answers(generator, chance))
-        new.append(holds(found.interval(), MEAN))
-        same.append(holds(found.interval(held=True), float(by_query.mean())))
-    return {"mean, new queries": share(new), "mean, same queries": share(same)}
+    told = {}
+    for place, (name, size) in enumerate(CURVES.items()):
+        new, same = [], []
+        for repeat in range(repeats):
+            generator = key(shape, *(1 + 10 * place, repeat))
+            chance, by_query = chances(generator, shape, size)
+            found = stats.mean_error(answers(generator, chance))
+            new.append(holds(found.interval(), MEAN))
+            same.append(holds(found.interval(held=True), float(by_query.mean())))
+        told |= {f"{name}mean, new queries": share(new), f"{name}mean, same queries": share(same)}
+    return told
 
 
 def of_searches(shape: str, repeats: int) -> dict[str, Any]:
@@ -68,10 +75,10 @@ def of_searches(shape: str, repeats: int) -> dict[str, Any]:
         sets, permutations, num_test = SEARCH
         chance, _ = chances(generator, shape, (sets, permutations, num_test + NUM_DEV))
         drawn = answers(generator, chance)
-        return search(drawn[..., num_test:].mean(axis=2), drawn[..., :num_test], halves=0)
+        return search(drawn[..., num_test:].mean(axis=2), drawn[..., :num_test], halves=HALVES)
 
     further = [study(10**6 + number) for number in range(FURTHER)]
-    truth = {name: np.mean([getattr(one, name).estimate for one in further]) for name in ("average", "highest_dev")}
+    truth = {name: np.mean([getattr(one, name).estimate for one in further]) for name in SEARCHED}
     found = [study(number) for number in range(repeats)]
     return {name: share(holds(getattr(one, name), value) for one in found) for name, value in truth.items()}
 

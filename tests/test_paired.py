@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy import stats as distributions
 from statsmodels.stats import contingency_tables, multitest
 
 from iclperm import stats
@@ -19,6 +20,7 @@ from iclperm.errors import RequestError
 from iclperm.reference import paired as reference
 from iclperm.reference.stats import repeated
 from iclperm.stats import components, paired
+from iclperm.stats import grades as grades_module
 from iclperm.stats.limits import ComputeLimits
 
 Array = npt.NDArray[Any]
@@ -141,6 +143,110 @@ class TestPairedErrors:
     def test_refuses_axes(self, axes: tuple[int, ...]) -> None:
         with pytest.raises(RequestError, match="axes must"):
             paired.clustered_paired_se(np.ones((2, 2, 2)), np.ones((2, 2, 2)), axes)
+
+
+class TestPairedInterval:
+    @given(answers)
+    @settings(max_examples=15)
+    def test_agrees_with_the_oracle(self, pair: Array) -> None:
+        found = stats.paired_interval(*pair)
+        expected = reference.paired_interval(*reference.discordant(*pair.tolist()), pair.shape[1])
+        assert (found.low, found.high) == pytest.approx(expected, abs=1e-5)
+        assert found.estimate == pytest.approx(paired.mcnemar(*pair).difference)
+
+    def test_textbook(self) -> None:
+        """Airway hyper-responsiveness before and after a transplant: Fagerland, Lydersen & Laake (2014), table 4."""
+        before, after = [1] * 2 + [0] * 19, [1] + [0] + [1] * 7 + [0] * 12
+        found = stats.paired_interval(before, after)
+        assert [round(value, 3) for value in found[:3]] == [-0.286, -0.517, -0.026]
+
+    @given(answers)
+    @settings(max_examples=40)
+    def test_has_width_stays_within_its_range_and_turns_with_the_contexts(self, pair: Array) -> None:
+        found, turned = stats.paired_interval(*pair), stats.paired_interval(*pair[::-1])
+        assert -1 <= found.low < found.high <= 1
+        assert found.low <= found.estimate <= found.high
+        assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low), abs=1e-12)
+        assert stats.paired_interval(*pair, level=0.99).high >= found.high
+
+    @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 30))
+    def test_excludes_0_where_mcnemars_chi_square_does(self, b: int, c: int, rest: int) -> None:
+        if b + c + rest == 0:
+            return
+        first, second = [1] * b + [0] * c + [1] * rest, [0] * b + [1] * c + [1] * rest
+        low, high = stats.paired_interval(first, second)[1:3]
+        assert (low > 0 or high < 0) == ((b - c) ** 2 > 1.959963984540054**2 * (b + c))
+
+    @given(contexts)
+    @settings(max_examples=15)
+    def test_every_pair_has_its_own(self, correct: Array) -> None:
+        found = paired.pairwise_mcnemar(correct)
+        for place, (one, two) in enumerate(reference.pairs(len(correct))):
+            expected = stats.paired_interval(correct[one], correct[two])
+            assert (found.low[place], found.high[place]) == pytest.approx(expected[1:3])
+
+    def test_heeds_the_state_and_refuses_grades(self) -> None:
+        first, second = [1, 0, 1, 1], [0, 0, 1, 1]
+        assert stats.paired_interval(first, second, [[1, 0, 0, 0], [0, 0, 0, 0]]) == stats.paired_interval(
+            first[1:], second[1:]
+        )
+        assert math.isnan(stats.paired_interval(first, second, np.ones((2, 4))).low)
+        for call, name in (
+            (stats.paired_interval, "Tango's interval"),
+            (paired.mcnemar, "McNemar's test"),
+            (paired.paired_se, "the paired standard error"),
+        ):
+            with pytest.raises(RequestError, match=f"{name} needs answers 0 and 1 as bool or integers, got float64"):
+                call([0.5, 1.0], [0.0, 1.0])
+        for call, name in ((paired.cochran_q, "Cochran's Q"), (paired.pairwise_mcnemar, "McNemar's test")):
+            with pytest.raises(RequestError, match=f"{name} needs answers 0 and 1"):
+                call(np.full((3, 4), 0.5))
+        with pytest.raises(RequestError, match=r"answers \[Q\] of each, got \[1, 2, 2\]"):
+            stats.paired_interval(np.eye(2, dtype=int)[None], np.eye(2, dtype=int)[None])
+
+
+class TestGrades:
+    @given(hnp.arrays(np.float64, st.tuples(st.integers(2, 4), st.integers(2, 9)), elements=st.floats(0, 1, width=16)))
+    def test_agree_with_the_oracle_and_with_themselves(self, grades: Array) -> None:
+        num = grades.shape[1]
+        found = stats.paired_grades(grades[0], grades[1])
+        quantile = float(distributions.t.ppf(0.975, num - 1))
+        expected = reference.paired_grades(grades[0].tolist(), grades[1].tolist(), quantile)
+        assert (found.se, found.low, found.high) == pytest.approx(expected, abs=1e-12)
+        assert -1 <= found.low < found.high <= 1
+        assert found.difference == pytest.approx(grades[0].mean() - grades[1].mean(), abs=1e-12)
+        if found.low > -1 and found.high < 1:
+            assert (found.p_value < 0.05) == (not found.low <= 0 <= found.high)
+        pairs = grades_module.pairwise_grades(grades)
+        assert (pairs.se[0], pairs.p_value[0], pairs.low[0]) == pytest.approx((found.se, found.p_value, found.low))
+        np.testing.assert_allclose(pairs.adjusted, paired.holm(pairs.p_value))
+
+    def test_the_mean_of_grades_has_students_interval(self) -> None:
+        grades = np.random.default_rng(20).beta(3, 2, 40)
+        found = grades_module.graded_mean(grades)
+        low, high = distributions.t.interval(0.95, 39, grades.mean(), grades.std(ddof=1) / math.sqrt(40))
+        assert found[:3] == pytest.approx((grades.mean(), low, high))
+        equal = grades_module.graded_mean(np.full(8, 1.0))
+        assert (equal.high, equal.low) == (1.0, pytest.approx(1 - distributions.t.ppf(0.975, 7) / 10))
+        assert math.isnan(grades_module.graded_mean([0.5]).low)
+
+    def test_accuracy_and_its_error_take_grades(self) -> None:
+        grades = np.random.default_rng(21).random((3, 4, 7))
+        weights = np.arange(1.0, 8) / 3
+        found = stats.accuracy(grades, None, weights)
+        np.testing.assert_allclose(found.values, np.average(grades, axis=-1, weights=weights))
+        np.testing.assert_allclose(stats.curve(grades[:, :, None]).mean, [grades.mean()])
+        binary_grades = (grades > 0.5).astype(float)
+        np.testing.assert_array_equal(
+            stats.accuracy(binary_grades).values, stats.accuracy(binary_grades.astype(int)).values
+        )
+        assert stats.clustered_se(grades) == pytest.approx(grades.mean((0, 1)).std(ddof=1) / math.sqrt(7))
+        for call in (
+            lambda: stats.paired_grades([0.5, 0], [1, math.nan]),
+            lambda: grades_module.graded_mean([0.5, math.nan]),
+        ):
+            with pytest.raises(RequestError, match="a grade is NaN and its state is ok; mark it in state"):
+                call()
 
 
 class TestCochranQ:

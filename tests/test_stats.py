@@ -463,6 +463,29 @@ class TestNeededDesign:
         found = reference.power_to_tell_from_one(sigma, design.num_sets, 0.95, 400, seed=19)
         assert 0.7 <= found <= 0.9
 
+    def test_a_report_decides_so_as_often_as_promised(self) -> None:
+        sigma = (0.03, 0.012, 0.01)
+        design = stats.needed_design(gaussian_table(np.random.default_rng(28), (600, 600), sigma))
+        assert design is not None
+        generator, told = np.random.default_rng(29), 0
+        for number in range(300):
+            table = gaussian_table(generator, (design.num_sets, design.num_permutations), sigma)
+            free = stats.generalized_interval(table, draws=1000, seed=number).ratio
+            told += stats.jackknife_ratio_interval(table).low > 1 and free.low > 1
+        assert 0.72 <= told / 300 <= 0.88
+
+    def test_more_power_and_a_higher_level_take_more(self) -> None:
+        accuracy = gaussian_table(np.random.default_rng(30), (10, 10), (0.02, 0.02, 0.01))
+        plain, sure, strict = (
+            stats.needed_design(accuracy, 1.58, **more) for more in ({}, {"power": 0.9}, {"level": 0.99})
+        )
+        assert plain is not None
+        assert sure is not None
+        assert strict is not None
+        assert plain.num_sets < min(sure.num_sets, strict.num_sets)
+        with pytest.raises(RequestError, match="power must lie between 0 and 1, got 1"):
+            stats.needed_design(accuracy, 1.58, power=1)
+
     def test_a_ratio_nearer_to_one_needs_more(self) -> None:
         accuracy = gaussian_table(np.random.default_rng(20), (10, 10), (0.02, 0.02, 0.01))
         designs = [stats.needed_design(accuracy, ratio) for ratio in (1.58, 1.14, 1.01)]
@@ -535,6 +558,7 @@ class TestCalibration:
 
 BAD_CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: stats.accuracy([0.5, 1.25]), "correct must hold numbers from 0 to 1, found 1.25"),
+    (lambda: stats.accuracy(["a"]), "correct must hold bool or integer 0 and 1, got <U1"),
     (lambda: stats.accuracy([0, 7]), "correct must hold only 0 and 1, found 7"),
     (lambda: stats.accuracy([0, -2]), "correct must hold only 0 and 1, found -2"),
     (lambda: stats.accuracy(np.zeros((3, 0), int)), r"no empty axis, got \[3, 0\]"),

@@ -75,7 +75,7 @@ def check(found: Any) -> dict[str, Any]:
 
 class TestArrays:
     @pytest.mark.parametrize(
-        ("shape", "axes"), [((12,), "CQ"), ((4, 9), "CQ"), ((3, 4, 9), "SPQ"), ((3, 4, 2, 9), "SPKQ")]
+        ("shape", "axes"), [((12,), "CQ"), ((1, 9), "CQ"), ((9, 1), "CQ"), ((3, 4, 9), "SPQ"), ((3, 4, 2, 9), "SPKQ")]
     )
     @pytest.mark.parametrize("kind", [np.uint8, np.bool_, np.int64, np.float32])
     def test_what_axes_mean_by_default(self, shape: tuple[int, ...], axes: str, kind: Any, tmp_path: Path) -> None:
@@ -84,6 +84,7 @@ class TestArrays:
         assert found.axes == axes
         assert found.values.dtype == np.uint8
         np.testing.assert_array_equal(found.values.reshape(shape), correct)
+        assert found.values.shape[-1] == max(shape)
         assert found.state is None
         check(describe(found))
 
@@ -135,18 +136,22 @@ class TestArrays:
         correct = answered((3, 4, 9)).astype(float)
         correct[1, 2, 5] = np.nan
         found = load(saved(tmp_path / "a.npy", correct))
-        assert found.notes == ("1 of 108 answers are missing: only queries that every cell answered count",)
+        assert found.notes == ("1 of 108 answers are missing",)
         content = check(describe(found))
-        assert content["sensitivity"]["num_queries"] == 8
         np.testing.assert_array_equal(
-            content["sensitivity"]["accuracy"], stats.accuracy(np.delete(correct, 5, -1).astype(int)).values
+            content["sensitivity"]["accuracy"],
+            stats.accuracy(np.nan_to_num(correct).astype(int), np.isnan(correct).astype(int)).values,
         )
 
     @pytest.mark.parametrize(
         ("values", "axes", "message"),
         [
             (np.full((2, 2, 3), 7), None, "answers 0 and 1, found 7"),
-            (np.full((2, 2, 3), 0.5), None, "along Q, found 0.5; for accuracies name the axes SP or SPK"),
+            (
+                np.full((2, 2, 3), 0.5),
+                None,
+                "along Q, found 0.5; say --axes SPQ for graded answers; for accuracies name the axes SP or SPK",
+            ),
             (np.full((2, 2), 77.4), None, "0..1, found 77.4; percentages"),
             (np.full((2, 2), np.nan), None, "found nan"),
             (np.array([["a"]]), None, "must hold numbers"),
@@ -188,9 +193,18 @@ class TestArrays:
         np.savez(tmp_path / "e.npz", correct=correct, state=state[0])
         with pytest.raises(DataError, match="make them alike"):
             load(tmp_path / "e.npz")
-        np.savez(tmp_path / "f.npz", correct=correct, weights=[1.5] * 9)
-        with pytest.raises(DataError, match="one integer a query"):
+        np.savez(tmp_path / "f.npz", correct=correct, weights=[1.5] * 8)
+        with pytest.raises(DataError, match="one number a query"):
             load(tmp_path / "f.npz")
+        np.savez(tmp_path / "g.npz", correct=correct, weights=[-1.5, *[1] * 8])
+        with pytest.raises(DataError, match="weights below 0"):
+            load(tmp_path / "g.npz")
+        np.savez(tmp_path / "h.npz", correct=correct, weights=[1.5, *[1] * 8], classes=list("aabbccaab"))
+        found = load(tmp_path / "h.npz")
+        assert (found.weights is not None and found.weights[:2].tolist(), found.classes) == (
+            [1.5, 1],
+            tuple("aabbccaab"),
+        )
 
     def test_nothing_is_unpickled_and_nothing_unpacked_beyond_the_cap(self, tmp_path: Path) -> None:
         np.save(tmp_path / "a.npy", np.array([[{}]], dtype=object), allow_pickle=True)
@@ -300,7 +314,8 @@ class TestTables:
         assert np.argwhere(found.state).tolist() == [[0, 0, 0, 0], [0, 0, 0, 5]]
         assert found.weights is not None
         assert found.weights.tolist() == [2] * 8
-        assert check(describe(found))["sensitivity"]["num_queries"] == 6
+        expected = stats.accuracy(found.values[:, :, 0], found.state[:, :, 0], found.weights).values
+        np.testing.assert_allclose(check(describe(found))["sensitivity"]["accuracy"], expected)
 
     def test_the_test_split_is_read(self, tmp_path: Path) -> None:
         test, dev = answered((2, 3, 1, 8), 5), answered((2, 3, 1, 5), 6)
@@ -334,20 +349,25 @@ class TestTables:
         (tmp_path / "b.csv").write_text("p0,p1\n0.5,0.25\n0.75,1\n")
         assert load(tmp_path / "b.csv").values.tolist() == [[0.5, 0.25], [0.75, 1]]
         (tmp_path / "c.csv").write_text("1,0,1\n0,0,1\n")
-        assert load(tmp_path / "c.csv").axes == "CQ"
+        assert load(tmp_path / "c.csv", "CQ").values.tolist() == [[1, 0, 1], [0, 0, 1]]
         (tmp_path / "d.csv").write_text("name,p1\nx,0.25\n")
-        with pytest.raises(DataError, match="neither a matrix of numbers \\(column 'name'\\)"):
+        with pytest.raises(RequestError, match="has the columns 'name, p1'; call them"):
             load(tmp_path / "d.csv")
+        with pytest.raises(DataError, match=r"neither a matrix of numbers \(column 'name'\).*holds 'x' in the column"):
+            load(tmp_path / "d.csv", "SP")
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"correct": [2] * 12}, "answers 0 and 1 along Q, found 2"),
-            ({"correct": ["yes"] * 12}, "holds string in the column of answers"),
+            ({"correct": [2] * 12}, "answers 0 and 1, or grades between, along Q, found 2"),
+            (
+                {"correct": ["maybe"] * 12},
+                "holds 'maybe' in the column correct; use numbers, 0 and 1, or true and false",
+            ),
             ({"query": [0] * 12}, "two rows for set 0, permutation 0, shots 4, query 0; keep one"),
             ({"query": [None] + [0] * 11}, "1 rows without a value of 'query'"),
             ({"weight": [1, 2] * 6}, "one query two weights"),
-            ({"weight": [1.5] * 12}, "whole numbers in the column weight"),
+            ({"weight": [-1.5] * 12}, "at least 0 in the column weight, found -1.5"),
             ({"shots": [1.5] * 12}, "whole numbers in the column shots, found 1.5"),
             ({"split": ["a"] * 6 + ["b"] * 6}, "holds the splits a, b"),
             ({"context": [0] * 12}, "one way to name a cell"),
@@ -388,7 +408,7 @@ class TestTables:
 class TestContexts:
     def test_two_contexts(self, tmp_path: Path) -> None:
         correct = answered((2, 40), 11)
-        content = check(describe(load(saved(tmp_path / "a.npy", correct))))
+        content = check(describe(load(saved(tmp_path / "a.npy", correct), "CQ")))
         expected = paired.mcnemar(*correct)
         assert content["mcnemar"] == pytest.approx(expected._asdict())
         assert content["cochran_q"] is None
@@ -399,7 +419,7 @@ class TestContexts:
     def test_many_contexts(self, tmp_path: Path) -> None:
         correct = answered((6, 60), 12)
         correct[0] = 1
-        found = describe(load(saved(tmp_path / "a.npy", correct)))
+        found = describe(load(saved(tmp_path / "a.npy", correct), "CQ"))
         content = check(found)
         assert content["cochran_q"] == pytest.approx(paired.cochran_q(correct)._asdict())
         np.testing.assert_allclose(content["pairs"]["adjusted"], paired.pairwise_mcnemar(correct).adjusted)
@@ -408,13 +428,13 @@ class TestContexts:
 
     def test_equal_contexts_are_not_called_equal(self, tmp_path: Path) -> None:
         correct = np.broadcast_to(answered((40,), 13), (3, 40))
-        found = describe(load(saved(tmp_path / "a.npy", correct)))
+        found = describe(load(saved(tmp_path / "a.npy", correct), "CQ"))
         assert "cannot be told apart, which does not prove them equal" in " ".join(found.conclusion())
-        two = describe(load(saved(tmp_path / "b.npy", correct[:2])))
+        two = describe(load(saved(tmp_path / "b.npy", correct[:2]), "CQ"))
         assert "does not prove them equal" in " ".join(two.conclusion())
 
     def test_too_many_for_pairs_and_for_a_figure(self, tmp_path: Path) -> None:
-        found = describe(load(saved(tmp_path / "a.npy", answered((61, 9), 14))))
+        found = describe(load(saved(tmp_path / "a.npy", answered((61, 9), 14)), "CQ"))
         assert check(found)["pairs"] is None
         assert "61 contexts are too many to test pair by pair" in " ".join(found.warnings)
         assert found.plots() == {}
@@ -481,9 +501,9 @@ class TestSampleLogs:
         ("rows", "message"),
         [
             ([{"doc_id": 0, "bleu": 0.3}], "line 1 has none of the metrics acc, exact_match"),
-            ([{"doc_id": 0, "acc": 0.3}], "line 1 has acc = 0.3 for doc_id 0; it must be 0 or 1"),
+            ([{"doc_id": 0, "acc": 30}], "line 1 has acc = 30 for doc_id 0; it must be 0 or 1"),
             ([{"doc_id": 0, "acc": 1}, {"doc_id": 0, "acc": 0}], "two rows for doc_id 0"),
-            ([{"doc_id": [1], "acc": 1}], "it must be 0 or 1 for a number or a name"),
+            ([{"doc_id": [1], "acc": 1}], "it must be 0 or 1, or a grade between, for a number or a name"),
             ([{"other": 1}], "neither doc_id"),
             ([[1]], "line 1 is no object but list"),
         ],

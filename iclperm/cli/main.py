@@ -175,7 +175,7 @@ def export(folder: Path, out: Path) -> None:
 
 @cli.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--axes", help="What the axes of an array are, a letter each of S, P, K, Q: SPQ.")
+@click.option("--axes", help="What the axes of an array are, a letter each of S, P, K, Q, C: SPQ; QC is a row a query.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for figures and report.json; none by default.")
 @with_json
 @with_debug

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from iclperm.base.lazy import loaded_on_use
 
 if TYPE_CHECKING:
-    from iclperm.external.description import Description, accuracy_findings, contexts, describe
+    from iclperm.external.compared_contexts import contexts
+    from iclperm.external.description import Description, accuracy_findings, describe
     from iclperm.external.read import load
     from iclperm.external.tensor import Tensor
 
@@ -21,7 +22,8 @@ __all__ = ["Description", "Tensor", "accuracy_findings", "contexts", "describe",
 __getattr__, __dir__ = loaded_on_use(
     __name__,
     {
-        "iclperm.external.description": ("Description", "accuracy_findings", "contexts", "describe"),
+        "iclperm.external.compared_contexts": ("contexts",),
+        "iclperm.external.description": ("Description", "accuracy_findings", "describe"),
         "iclperm.external.read": ("load",),
         "iclperm.external.tensor": ("Tensor",),
     },

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
-from iclperm.errors import DataError, RequestError
+from iclperm.errors import RequestError
+from iclperm.external.compared_contexts import contexts
 from iclperm.external.tensor import AXES, Array, Tensor
-from iclperm.report import figures
 from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.parts import (
     Findings,
@@ -20,9 +19,7 @@ from iclperm.report.parts import (
     Table,
     interval_words,
     number,
-    p_words,
     percent,
-    percent_with_bounds,
     plain,
     spread_in_points,
     with_bounds,
@@ -35,17 +32,10 @@ from iclperm.stats.intervals import (
     jackknife_ratio_interval,
     side_of,
     skewness_warnings,
-    wilson_interval,
 )
 from iclperm.stats.paired import (
-    CochranQ,
     IntraclassCorrelations,
-    McNemar,
-    PairwiseTests,
-    cochran_q,
     intraclass_correlations,
-    mcnemar,
-    pairwise_mcnemar,
 )
 from iclperm.stats.sensitivity import (
     Accuracy,
@@ -58,19 +48,14 @@ from iclperm.stats.sensitivity import (
     order_sensitivity,
     selection_sensitivity,
     sensitivity_ratio,
-    usable_queries,
 )
 from iclperm.studies.sensitivity import Sensitivity, curve_table
 from iclperm.studies.sensitivity_over_shots import sensitivity_over_shots
 from iclperm.studies.sensitivity_summary import sensitivity_summary
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
-_MOST_PAIRED = 60  # contexts that are tested pair by pair
-_MOST_DRAWN = 40  # contexts in one figure
-_MOST_ROWS = 20  # of pairs in a table
-_NAME_LETTERS = 36
 _ESTIMATORS: tuple[Estimator, ...] = ("mean_std", "rms", "c4")
 
 
@@ -204,125 +189,6 @@ class AccuracyMatrix:
 
 
 @dataclass(frozen=True)
-class Contexts:
-    """C contexts that answered the same queries."""
-
-    names: tuple[str, ...]
-    accuracy: tuple[Interval, ...]
-    """With Wilson's interval, over the queries that every context answered, each once."""
-    num_queries: int
-    dropped: float
-    """Share of the queries that some context did not answer."""
-    pair: McNemar | None
-    """Of two contexts."""
-    cochran: CochranQ | None
-    """Of three or more."""
-    pairs: PairwiseTests | None
-    """Of 3 to 60."""
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """See `Findings`."""
-        lines = []
-        if self.dropped:
-            lines.append(f"{self.dropped:.1%} of the queries are left out: some context has no answer to them")
-        if self.cochran is not None and 0 < len(self.names) * self.cochran.num_informative < 24:
-            lines.append(
-                f"only {self.cochran.num_informative} queries tell the contexts apart: Cochran's p-value is rough"
-            )
-        if len(self.names) > _MOST_PAIRED:
-            lines.append(f"{len(self.names):,} contexts are too many to test pair by pair (the most is {_MOST_PAIRED})")
-        return lines
-
-    def conclusion(self) -> list[str]:
-        """See `Findings`."""
-        if self.pair is not None:
-            return [_pair_words(self.names, self.pair)]
-        if self.cochran is None:
-            share = self.accuracy[0]
-            return [
-                f"Accuracy is {percent_with_bounds(share)} over {self.num_queries:,} queries (95 % Wilson interval)."
-            ]
-        best, worst = (pick(range(len(self.names)), key=self._estimate) for pick in (max, min))
-        differ = self.cochran.p_value < 0.05
-        lines = [
-            f"Accuracy runs from {percent(self._estimate(worst))} ({self.names[worst]}) to "
-            f"{percent(self._estimate(best))} ({self.names[best]}) over {self.num_queries:,} queries.",
-            f"Cochran's Q = {self.cochran.statistic:.1f} on {self.cochran.degrees} degrees of freedom, "
-            f"{p_words(self.cochran.p_value)}: the contexts "
-            + ("differ." if differ else "cannot be told apart, which does not prove them equal."),
-        ]
-        if self.pairs is not None:
-            num = int(np.count_nonzero(self.pairs.adjusted < 0.05))
-            lines.append(
-                f"Of {len(self.pairs.adjusted):,} pairs {num:,} differ at 5 % for all of them together (McNemar mid-p, "
-                "Holm)."
-            )
-        return lines
-
-    def tables(self, full: bool) -> list[Table]:
-        """See `Findings`."""
-        order = sorted(range(len(self.names)), key=self._estimate, reverse=True)
-        shown = order if full else order[:_MOST_ROWS]
-        rows = [(self.names[i], number(self._estimate(i)), interval_words(self.accuracy[i])) for i in shown]
-        caption = "" if len(shown) == len(order) else f"The best {len(shown)} of {len(order):,}."
-        tables = [Table("Accuracy by context", ("context", "accuracy", "95 % Wilson interval"), rows, caption=caption)]
-        if self.pairs is not None:
-            tables.append(self._pair_table(self.pairs))
-        if self.pair is not None:
-            tables.append(_mcnemar_table(self.names, self.pair))
-        return tables
-
-    def _pair_table(self, pairs: PairwiseTests) -> Table:
-        order = np.argsort(pairs.p_mid, kind="stable")[:_MOST_ROWS]
-        rows = [
-            (
-                f"{self.names[pairs.first[i]]} - {self.names[pairs.second[i]]}",
-                f"{pairs.difference[i]:+.4f}",
-                *map(number, (pairs.se[i], pairs.p_mid[i], pairs.adjusted[i])),
-            )
-            for i in order
-        ]
-        caption = f"The {len(order)} pairs with the lowest p of {len(pairs.p_mid):,}; Holm adjusts for all of them."
-        return Table("Differences", ("pair", "difference", "se", "mid-p", "Holm"), rows, caption=caption)
-
-    def plots(self) -> dict[str, Plot]:
-        """Accuracy of every context with its interval; none for one or for more than 40."""
-        if not 2 <= len(self.names) <= _MOST_DRAWN:
-            return {}
-        return {"contexts": Plot((6.4, 1.3 + 0.22 * len(self.names)), self._draw)}
-
-    def _draw(self, figure: Figure) -> None:
-        order = sorted(range(len(self.names)), key=self._estimate)
-        height = figure.get_figheight()
-        axes = figure.add_axes((0.4, 0.5 / height, 0.57, 1 - 1.1 / height))
-        values = np.array([self.accuracy[i][:3] for i in order])
-        places = np.arange(len(order))
-        axes.hlines(places, values[:, 1], values[:, 2], color=figures.GREY, linewidth=1.2)
-        axes.plot(values[:, 0], places, "o", color=figures.BLUE, markersize=4)
-        axes.set_yticks(places, [_short(self.names[i]) for i in order])
-        axes.set(xlabel="accuracy", ylim=(-0.6, len(order) - 0.4))
-        figures.plain_frame(axes)
-        figures.head(figure, "Accuracy by context", f"{self.num_queries:,} queries; bars: 95 % Wilson intervals")
-
-    def to_dict(self) -> dict[str, Any]:
-        """See `Findings`."""
-        return {
-            "contexts": [
-                {"name": name, "accuracy": plain(share)} for name, share in zip(self.names, self.accuracy, strict=True)
-            ],
-            "num_queries": self.num_queries,
-            "dropped": self.dropped,
-            "mcnemar": plain(self.pair),
-            "cochran_q": plain(self.cochran),
-            "pairs": plain(self.pairs),
-        }
-
-    def _estimate(self, index: int) -> float:
-        return self.accuracy[index].estimate
-
-
-@dataclass(frozen=True)
 class Correlations:
     """How alike two answers are that share something, and the components where every set has its own permutations."""
 
@@ -417,30 +283,6 @@ def accuracy_findings(accuracy: npt.ArrayLike) -> AccuracyMatrix:
     )
 
 
-def contexts(correct: npt.ArrayLike, state: npt.ArrayLike | None = None, names: Sequence[str] = ()) -> Contexts:
-    """What can be said of answers [C, Q] of contexts; raises RequestError on another shape, DataError where no query
-    was answered by all."""
-    items = np.asarray(correct)
-    if items.ndim != 2 or not items.size:
-        raise RequestError(f"contexts need correct of shape [C, Q], got {list(items.shape)}")
-    usable = usable_queries(items.shape, state)
-    num_queries = int(np.count_nonzero(usable))
-    if not num_queries:
-        raise DataError("no query was answered in every context; give fewer contexts")
-    right = np.count_nonzero(items[:, usable], axis=1)
-    num = len(items)
-    kept = items[:, usable]
-    return Contexts(
-        names=tuple(names) or tuple(f"context {i}" for i in range(num)),
-        accuracy=tuple(wilson_interval(int(count), num_queries) for count in right),
-        num_queries=num_queries,
-        dropped=1 - num_queries / items.shape[1],
-        pair=mcnemar(*kept) if num == 2 else None,
-        cochran=cochran_q(kept) if num >= 3 else None,
-        pairs=pairwise_mcnemar(kept) if 3 <= num <= _MOST_PAIRED else None,
-    )
-
-
 def _of_accuracies(tensor: Tensor) -> list[Findings]:
     if tensor.axes == "SP":
         return [accuracy_findings(tensor.values)]
@@ -464,32 +306,3 @@ def _of_answers(tensor: Tensor) -> list[Findings]:
     if summary.components is not None:
         parts.append(Correlations.of(correct, state, summary.components))
     return parts
-
-
-def _pair_words(names: Sequence[str], pair: McNemar) -> str:
-    half = 1.96 * pair.se
-    low, high = (100 * (pair.difference + sign * half) for sign in (-1, 1))
-    verdict = "the two differ" if pair.p_mid < 0.05 else "they cannot be told apart, which does not prove them equal"
-    return (
-        f"{names[0]} against {names[1]}: {100 * pair.difference:+.1f} points of accuracy [{low:+.1f} to {high:+.1f}], "
-        f"{pair.only_first:,} queries against {pair.only_second:,} of {pair.num_queries:,} (McNemar mid-p, "
-        f"{p_words(pair.p_mid)}): {verdict}."
-    )
-
-
-def _mcnemar_table(names: Sequence[str], pair: McNemar) -> Table:
-    rows = [
-        ("only the first is right", f"{pair.only_first:,}"),
-        ("only the second is right", f"{pair.only_second:,}"),
-        ("difference in accuracy", f"{pair.difference:+.4f}"),
-        ("paired standard error", number(pair.se)),
-        ("McNemar, exact p", number(pair.p_exact)),
-        ("McNemar, mid-p", number(pair.p_mid)),
-    ]
-    return Table(f"{names[0]} against {names[1]}", ("", ""), rows)
-
-
-def _short(name: str) -> str:
-    """The end of a long name, by which files differ, for a figure."""
-    short = name if len(name) <= _NAME_LETTERS else "…" + name[1 - _NAME_LETTERS :]
-    return short.replace("$", r"\$")  # no mathematics

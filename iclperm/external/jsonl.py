@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from iclperm.errors import DataError, is_out_of_memory
+from iclperm.external.delimited import encoding_of
 from iclperm.external.tensor import one_line
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file, empty lines left out; raises DataError naming the first line that is no object."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding=encoding_of(path)) as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -25,7 +26,7 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
                 if not isinstance(row, dict):
                     raise DataError(f"{path}, line {number} is no object but {type(row).__name__}")
                 yield row
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeError) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path} cannot be read: {one_line(error)}") from None

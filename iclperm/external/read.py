@@ -6,12 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError
 from iclperm.external.jsonl import json_rows
 from iclperm.external.sample_logs import SampleLog, distinct, matched, read_log
 from iclperm.external.tables import read_csv, read_parquet, read_rows
-from iclperm.external.tensor import MOST_BYTES, Tensor, missing_note, read_npy, read_npz, refuse_bytes
+from iclperm.external.tensor import (
+    MISSING,
+    MISSING_WORDS,
+    MOST_BYTES,
+    Array,
+    Tensor,
+    missing_note,
+    read_npy,
+    read_npz,
+    refuse_bytes,
+)
 
 _MOST_FILES = 10_000
 
@@ -74,15 +85,16 @@ def _files(paths: Sequence[str | Path], most_bytes: int) -> list[Path]:
 
 def _read(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:
     """What one file holds: one tensor, or one for each filter of a sample log."""
-    if path.suffix == ".npy":
+    kind = path.suffix.lower()
+    if kind == ".npy":
         return [read_npy(path, axes)]
-    if path.suffix == ".npz":
+    if kind == ".npz":
         return [read_npz(path, axes, most_bytes)]
-    if path.suffix == ".csv":
+    if kind == ".csv":
         return [read_csv(path, axes, most_bytes)]
-    if path.suffix == ".parquet":
+    if kind == ".parquet":
         return [read_parquet(path, axes, most_bytes)]
-    if path.suffix == ".jsonl":
+    if kind == ".jsonl":
         return _read_jsonl(path, axes, most_bytes)
     raise DataError(f"{path} ends in {path.suffix!r}; give .npy, .npz, .csv, .parquet or .jsonl")
 
@@ -96,9 +108,7 @@ def _read_jsonl(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:
         if axes not in (None, "CQ"):
             raise RequestError(f"sample logs have the axes CQ, got {axes!r}")
         return list(read_log(path))
-    if "correct" not in first:
-        raise DataError(f"{path} has neither doc_id (a sample log) nor query and correct (iclperm export)")
-    return [read_rows(path, list(first), axes, most_bytes)]
+    return [read_rows(path, axes, most_bytes)]
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
@@ -107,29 +117,49 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     Raises DataError where the files differ in their number of queries, or logs lie among other files.
     """
     logs = [part for part in parts if isinstance(part, SampleLog)]
-    if not logs:
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    if 0 < len(logs) < len(parts):
+        raise DataError("sample logs cannot be put together with other files; describe them apart")
+    if logs:
+        values, state = matched(logs)
+        metrics = {note.rsplit(" ", 1)[-1]: note for note in notes if "its metric" in note}
+        if len(metrics) == 1:
+            notes = (f"answers are the metric {next(iter(metrics))}", *(n for n in notes if "its metric" not in n))
+    elif all(part.queries for part in parts):
+        values, state = _by_name(parts)
+        notes = (*notes, "queries are matched by name over the files")
+    else:
         sizes = sorted({part.values.shape[1] for part in parts})
         if len(sizes) > 1:
             raise DataError(f"the files have {sizes[0]} and {sizes[1]} queries; give answers to the same ones")
-        states = [np.zeros_like(part.values) if part.state is None else part.state for part in parts]
-        values, state = np.concatenate([part.values for part in parts]), np.concatenate(states)
-    else:
-        if len(logs) < len(parts):
-            raise DataError("sample logs cannot be put together with other files; describe them apart")
-        values, state = matched(logs)
+        values, state = np.concatenate([part.values for part in parts]), np.concatenate([*map(_state_of, parts)])
+        notes = (*notes, "query by query: the files must hold the same queries in the same order")
     names = [name for part in parts for name in part.names]
     if logs and len(set(names)) < len(names):
         names = [f"{log.folder}/{name}" for log in logs for name in log.names]
-    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    if len({note.rsplit(" ", 1)[-1] for note in notes if "its metric" in note}) == 1:
-        notes = (f"answers are the metric {notes[0].rsplit(' ', 1)[-1]}",)
-    if not logs and len(parts) > 1:
-        notes = (*notes, "query by query: the files must hold the same queries in the same order")
     return Tensor(
         values,
         "CQ",
         state if state.any() else None,
         names=distinct(names),
-        title=f"{len(parts)} contexts",
-        notes=(*notes, *missing_note(state != 0)),
+        title=f"{len(parts)} contexts" if len(names) == len(parts) else f"{len(names)} contexts of {len(parts)} files",
+        notes=(*(note for note in notes if not note.endswith(MISSING_WORDS)), *missing_note(state != 0)),
     )
+
+
+def _state_of(part: Tensor) -> npt.NDArray[np.uint8]:
+    return np.zeros(part.values.shape, np.uint8) if part.state is None else part.state
+
+
+def _by_name(parts: Sequence[Tensor]) -> tuple[Array, npt.NDArray[np.uint8]]:
+    """Answers and states [C, Q] over the queries that any file names; what a file lacks is missing."""
+    place = {name: number for number, name in enumerate(dict.fromkeys(name for part in parts for name in part.queries))}
+    num_contexts = sum(len(part.values) for part in parts)
+    values = np.zeros((num_contexts, len(place)), np.result_type(*(part.values.dtype for part in parts)))
+    state = np.full(values.shape, MISSING, np.uint8)
+    begin = 0
+    for part in parts:
+        rows, at = slice(begin, begin + len(part.values)), [place[name] for name in part.queries]
+        values[rows, at], state[rows, at] = part.values, _state_of(part)
+        begin += len(part.values)
+    return values, state

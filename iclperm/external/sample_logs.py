@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,12 @@ import numpy.typing as npt
 
 from iclperm.errors import DataError, printable
 from iclperm.external.jsonl import json_rows
-from iclperm.external.tensor import MISSING, Tensor, title_of
+from iclperm.external.tensor import MISSING, Array, Tensor, as_answers, title_of
 
-_METRICS = ("acc", "exact_match", "em", "acc_norm")  # the first that a log has says what is right
+_METRICS = ("acc", "exact_match", "em", "acc_norm", "f1")  # the first that a log has says what is right
+_TASK = ("task_name", "task")
+_QUESTION = ("question", "query", "text", "input", "prompt")
+_FILE = re.compile(r"samples_(.+?)(_\d{4}-\d{2}-\d{2}T.*)?\.jsonl", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -25,77 +31,125 @@ class SampleLog(Tensor):
     """[Q] the documents' numbers or names, `doc_id`."""
     folder: str = ""
     """Name of the folder that the file lies in, which tells files of one name apart."""
-    hashes: tuple[Any, ...] = ()
-    """[Q] `doc_hash`, which differs between documents of the same number; None where the log has none."""
+    task: str = ""
+    """What the rows, or else the file's name, call the task; empty where neither does."""
+    contents: tuple[Mapping[str, str], ...] = ()
+    """[Q] what tells documents of one number apart: `doc_hash`, and hashes of document, question and target."""
 
 
 def read_log(path: Path) -> list[SampleLog]:
     """The filters of one sample log, each a context.
 
-    Raises DataError, naming the line, for a row without a metric or whose answer is not 0 or 1, and where one filter
+    Raises DataError, naming the line, for a row without a metric or whose answer is outside 0..1, and where one filter
     has a document twice.
     """
-    by_filter: dict[str, dict[Any, tuple[int, Any]]] = {}
+    by_filter: dict[str, dict[Any, tuple[float, Mapping[str, str]]]] = {}
     metrics: dict[str, str] = {}
+    tasks: set[str] = set()
     for number, row in enumerate(json_rows(path), start=1):
         name = str(row.get("filter", "none"))
         metric = metrics.setdefault(name, next((key for key in _METRICS if key in row), ""))
         if not metric:
             raise DataError(f"{path}, line {number} has none of the metrics {', '.join(_METRICS)}")
+        tasks.update(str(row[key]) for key in _TASK if key in row)
         value, document = row.get(metric), row.get("doc_id")
-        if isinstance(value, bool | int | float) and value in (0, 1) and isinstance(document, int | str):
+        if isinstance(value, bool | int | float) and 0 <= value <= 1 and isinstance(document, int | str):
             answers = by_filter.setdefault(name, {})
             if document in answers:
                 raise DataError(
                     f"{path} has two rows for doc_id {printable(str(document))} under filter {name!r}; keep one"
                 )
-            answers[document] = (int(value), row.get("doc_hash"))
+            answers[document] = (float(value), _content(row))
         else:
             raise DataError(
                 f"{path}, line {number} has {metric} = {printable(str(value))[:40]} for doc_id "
-                f"{printable(str(document))[:40]}; it must be 0 or 1 for a number or a name"
+                f"{printable(str(document))[:40]}; it must be 0 or 1, or a grade between, for a number or a name"
             )
+    if len(tasks) > 1:
+        raise DataError(f"{path} holds the tasks {printable(', '.join(sorted(tasks)))[:80]}; give one task a file")
     many = len(by_filter) > 1
     logs = []
     for name, answers in by_filter.items():
         called = title_of(path) + (f" ({printable(name)})" if many else "")
+        values, _, notes = as_answers(np.array([[value for value, _ in answers.values()]]), title_of(path))
         logs.append(
             SampleLog(
-                np.array([[value for value, _ in answers.values()]], np.uint8),
+                values,
                 "CQ",
                 names=(called,),
                 title=title_of(path),
-                notes=(f"{called}: answers are its metric {metrics[name]}",),
+                notes=(f"{called}: answers are its metric {metrics[name]}", *notes),
                 documents=tuple(answers),
                 folder=printable(path.resolve().parent.name),
-                hashes=tuple(content for _, content in answers.values()),
+                task=_task_of(path, tasks),
+                contents=tuple(content for _, content in answers.values()),
             )
         )
     return logs
 
 
-def matched(logs: Sequence[SampleLog]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def _content(row: Mapping[str, Any]) -> dict[str, str]:
+    """What a row says of its document, as short hashes: what is not there is left out."""
+    found = {}
+    if row.get("doc_hash") is not None:
+        found["doc_hash"] = str(row["doc_hash"])
+    question = [row[key] for key in _QUESTION if row.get(key) is not None]
+    for name, value in (("doc", row.get("doc")), ("question", question or None), ("target", row.get("target"))):
+        if value is not None:
+            text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
+            found[name] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return found
+
+
+def _task_of(path: Path, tasks: set[str]) -> str:
+    """The task that rows name, else the file: samples_TASK_2026-01-31T12-00-00.jsonl."""
+    if tasks:
+        return next(iter(tasks))
+    named = _FILE.fullmatch(path.name)
+    return named.group(1) if named else ""
+
+
+def matched(logs: Sequence[SampleLog]) -> tuple[Array, npt.NDArray[np.uint8]]:
     """Answers and states uint8 [C, Q] of C logs over the Q documents that any of them has.
 
-    Raises DataError where a number stands for different documents in two logs.
+    A number is one document in two logs where they agree in `doc_hash`, else in the document's or question's text; else
+    where both are logs of one task and agree in the target, if they say it. Raises DataError where a number stands for
+    different documents, or where nothing tells that it does not.
     """
     place: dict[Any, int] = {}
-    content: dict[Any, tuple[Any, str]] = {}
+    first: dict[Any, tuple[Mapping[str, str], SampleLog]] = {}
     for log in logs:
-        for document, found in zip(log.documents, log.hashes, strict=True):
+        for document, content in zip(log.documents, log.contents, strict=True):
             place.setdefault(document, len(place))
-            known, first = content.setdefault(document, (found, log.names[0]))
-            if None not in (known, found) and known != found:
-                raise DataError(
-                    f"doc_id {printable(str(document))} is another document in {log.names[0]} than in {first}: these "
-                    "are different tasks; describe each apart"
-                )
-    values = np.zeros((len(logs), len(place)), np.uint8)
+            known, other = first.setdefault(document, (content, log))
+            if other is not log:
+                _refuse_other(document, content, log, known, other)
+    values = np.zeros((len(logs), len(place)), np.result_type(*(log.values.dtype for log in logs)))
     state = np.full(values.shape, MISSING, np.uint8)
     for number, log in enumerate(logs):
         at = [place[document] for document in log.documents]
         values[number, at], state[number, at] = log.values[0], 0
     return values, state
+
+
+def _refuse_other(
+    document: Any, content: Mapping[str, str], log: SampleLog, known: Mapping[str, str], other: SampleLog
+) -> None:
+    """Raises DataError unless what two logs say of a number's document shows that it is one."""
+    shared = [name for name in ("doc_hash", "doc", "question") if name in content and name in known][:1]
+    is_shown = bool(shared) or log.task == other.task != ""
+    compared = shared if shared == ["doc_hash"] else [*shared, *({"target"} & content.keys() & known.keys())]
+    if any(content[name] != known[name] for name in compared):
+        raise DataError(
+            f"doc_id {printable(str(document))} is another document in {log.names[0]} than in {other.names[0]}: these "
+            "are different tasks; describe each apart"
+        )
+    if not is_shown:
+        raise DataError(
+            f"{log.names[0]} and {other.names[0]} have neither doc_hash nor the documents' text, and are named as "
+            "different tasks: nothing tells that a doc_id is one document in both; describe each apart, or name both "
+            "samples_TASK.jsonl in folders of their own"
+        )
 
 
 def distinct(names: Sequence[str]) -> tuple[str, ...]:

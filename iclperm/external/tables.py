@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError, is_out_of_memory, printable
+from iclperm.external.columns import distinct_values, is_not_ok, levels, numbers
+from iclperm.external.delimited import look_at, read_cells
 from iclperm.external.jsonl import json_rows
+from iclperm.external.matrices import matrix_of_columns, matrix_of_csv
 from iclperm.external.tensor import (
     AXES,
     MISSING,
@@ -23,143 +26,142 @@ from iclperm.external.tensor import (
     as_shares,
     in_order,
     missing_note,
-    of_array,
     one_line,
+    plain_weights,
     refuse_bytes,
     title_of,
 )
-from iclperm.stats.sensitivity import FloatArray
 
-_COLUMNS = ("split", "set", "permutation", "shots", "context", "query", "weight", "correct", "state", "accuracy")
-_IS_A_WORD = re.compile(r"[^\W\d_]{2,}")  # a column called so says what it holds; f0 or 1 does not
+_MOST_NAMED = 12
+_CELLS = ("split", "set", "permutation", "shots", "context", "query", "weight", "correct", "state", "accuracy")
+_CLASSES = ("class", "gold", "label", "target")  # the first that a table has is a query's class
 
 
 def read_csv(path: Path, axes: str | None, most_bytes: int) -> Tensor:
-    """A table, or a matrix with or without a header; raises what `_of_table` does, and DataError for other files."""
+    """A table, or a matrix with or without a header; raises what its kind does, and DataError for other files."""
     import pyarrow as pa
-    from pyarrow import csv as arrow_csv
 
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header = next(csv.reader([file.readline(1 << 20)]), [])
-        is_matrix = all(_is_number(name) for name in header)
-        wanted = None if is_matrix else _long_columns(header)
-        table = arrow_csv.read_csv(
-            path,
-            read_options=arrow_csv.ReadOptions(autogenerate_column_names=is_matrix),
-            convert_options=arrow_csv.ConvertOptions(include_columns=wanted),
-        )
-    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+        given = look_at(path)
+        columns = _long_columns(given.first, path)
+        if columns is None:
+            return matrix_of_csv(given, axes, most_bytes)
+        table = read_cells(given, list(columns.values()))
+    except (OSError, UnicodeError, pa.ArrowException, csv.Error) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path} is not a .csv file that can be read: {one_line(error)}") from None
-    return _of_table(table, axes, path, most_bytes)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return not text.strip()
-    return True
+    return _of_long(table, columns, given.first, axes, path, most_bytes)
 
 
 def read_parquet(path: Path, axes: str | None, most_bytes: int) -> Tensor:
-    """A table or a matrix; raises what `_of_table` does, and DataError for other files."""
+    """A table or a matrix; raises what its kind does, and DataError for other files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            names, metadata = file.schema_arrow.names, file.metadata
+            names, metadata, schema = file.schema_arrow.names, file.metadata, file.schema_arrow
             sizes = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
             refuse_bytes(sum(sizes), f"{path}, unpacked,", most_bytes)
             refuse_bytes(8 * metadata.num_rows, f"a column of {path}", most_bytes)
-            table = file.read(columns=_long_columns(names))
+            columns = _long_columns(names, path)
+            table = file.read(columns=None if columns is None else list(columns.values()))
     except (OSError, pa.ArrowException) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path} is not a .parquet file that can be read: {one_line(error)}") from None
-    return _of_table(table, axes, path, most_bytes)
+    if columns is not None:
+        return _of_long(table, columns, names, axes, path, most_bytes)
+    if axes is None and not names:
+        raise DataError(f"{path} has no columns")
+    index = [name for name in (schema.pandas_metadata or {}).get("index_columns", ()) if name in names]
+    ordered = [*index, *(name for name in names if name not in index)]  # pandas writes its index last
+    if len(set(names)) < len(names):
+        ordered = names
+    return matrix_of_columns(ordered, [table.column(names.index(name)) for name in ordered], axes, path, most_bytes)
 
 
-def read_rows(path: Path, names: Sequence[str], axes: str | None, most_bytes: int) -> Tensor:
-    """A .jsonl file whose rows have the keys `names`; raises what `_of_table` does, and DataError for mixed values."""
+def read_rows(path: Path, axes: str | None, most_bytes: int) -> Tensor:
+    """A .jsonl file whose rows have keys as the columns of a table: of all rows, whichever has it first.
+
+    Raises what a table does, and DataError for mixed values.
+    """
     import pyarrow as pa
 
-    wanted = _long_columns(names) or []
-    found = [[row.get(name) for name in wanted] for row in json_rows(path)]
+    found: dict[str, list[Any]] = {}
+    others: dict[str, None] = {}
+    num_rows = 0
+    for row in json_rows(path):
+        for name, value in row.items():
+            if _called(name) in (*_CELLS, *_CLASSES):
+                cells = found.setdefault(name, [])
+                cells += [None] * (num_rows - len(cells))  # rows above that lack it
+                cells.append(value)
+            else:
+                others[name] = None
+        num_rows += 1
+    columns = _long_columns([*found, *others], path)
+    if columns is None:
+        raise DataError(f"{path} has neither doc_id (a sample log) nor query and correct (iclperm export)")
     try:
-        table = pa.table(
-            {name: pa.array(column) for name, column in zip(wanted, zip(*found, strict=True), strict=True)}
-        )
+        table = pa.table({name: pa.array(cells + [None] * (num_rows - len(cells))) for name, cells in found.items()})
     except pa.ArrowException as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path} mixes kinds of values in a column: {one_line(error)}") from None
-    return _of_table(table, axes, path, most_bytes)
+    return _of_long(table, columns, [*found, *others], axes, path, most_bytes)
 
 
-def _long_columns(names: Sequence[str]) -> list[str] | None:
-    """The columns that are read of a long table, a row an answer or an accuracy; None for a plain matrix."""
-    if "correct" in names or "accuracy" in names:
-        return [name for name in _COLUMNS if name in names]
-    return None
+def _called(name: str) -> str:
+    called = name.strip().lower()
+    return "weight" if called == "weights" else called
 
 
-def _of_table(table: Any, axes: str | None, path: Path, most_bytes: int) -> Tensor:
-    """An Arrow table as a tensor: a long one, which names its axes by its columns, or a plain matrix of numbers.
+def _long_columns(names: Sequence[str], path: Path) -> dict[str, str] | None:
+    """What is read of a long table, a row an answer or an accuracy: the names of its columns in the file by our own.
+
+    Case and spaces around a name do not matter. None for a plain matrix; raises DataError for a column twice.
+    """
+    called = [_called(name) for name in names]
+    if "correct" not in called and "accuracy" not in called:
+        return None
+    classes = [name for name in _CLASSES if name in called][:1]
+    wanted = [name for name in (*_CELLS, *classes) if name in called]
+    if "correct" in wanted and "accuracy" in wanted:
+        wanted.remove("accuracy")
+    twice = next((name for name in wanted if called.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns named {twice!r}; keep one")
+    return {name: names[called.index(name)] for name in wanted}
+
+
+def _of_long(
+    table: Any, columns: Mapping[str, str], names: Sequence[str], axes: str | None, path: Path, most_bytes: int
+) -> Tensor:
+    """An Arrow table, a row a cell, as a tensor whose axes its columns name; what was not read is noted.
 
     Raises DataError for values, columns or rows that make no tensor, or one of more than `most_bytes`; RequestError
-    where the columns name the axes and `axes` are given too, or do not and `axes` are needed.
+    where `axes` are given too.
     """
-    names = table.column_names
-    if _long_columns(names) is None:
-        matrix, called = _matrix(table, path, most_bytes), printable(", ".join(names))[:80]
-        if axes is None and any(_IS_A_WORD.search(name) for name in names):
-            raise RequestError(
-                f"{path} has the columns {called!r}; call them query and correct (with context, or set, permutation "
-                "and shots), or say what rows and columns are: --axes QC where a row is a query, CQ where it is a "
-                "context, SP for accuracies"
-            )
-        return of_array(matrix, axes, title_of(path))
     if axes is not None:
         raise RequestError(f"{path} names its own axes by its columns; leave axes {axes!r} out")
-    return _of_columns({name: table.column(name) for name in _long_columns(names) or ()}, path, most_bytes)
+    left = [name for name in names if name not in columns.values() and _called(name)]
+    tensor = _of_columns({name: table.column(called) for name, called in columns.items()}, left, path, most_bytes)
+    return replace(tensor, notes=(*tensor.notes, *([f"columns not used: {_some(left)}"] if left else [])))
 
 
-def _matrix(table: Any, path: Path, most_bytes: int) -> FloatArray:
-    """The numbers of all columns, float64 [rows, columns]."""
-    import pyarrow as pa
-
-    def is_numeric(kind: Any) -> bool:
-        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-    wrong = next((name for name in table.column_names if not is_numeric(table.schema.field(name).type)), None)
-    if wrong is not None or not table.num_rows:
-        raise DataError(
-            f"{path} is neither a matrix of numbers (column {printable(str(wrong))!r}) nor a table with the columns "
-            "query and correct; see docs/statistics.md"
-        )
-    refuse_bytes(8 * table.num_rows * table.num_columns, f"the matrix in {path}", most_bytes)
-    columns = [column.cast(pa.float64()).to_numpy(zero_copy_only=False) for column in table.columns]
-    return np.stack(columns, axis=1)
+def _some(names: Sequence[str]) -> str:
+    """Names for one line, and how many more there are."""
+    shown = printable(", ".join(names[:_MOST_NAMED]))
+    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED:,} more"
 
 
-def _of_columns(columns: dict[str, Any], path: Path, most_bytes: int) -> Tensor:
+def _of_columns(columns: dict[str, Any], left: Sequence[str], path: Path, most_bytes: int) -> Tensor:
     """The columns of a long table, each row of which is a cell of the tensor."""
-    import pyarrow.compute as pc
-
     notes: list[str] = []
     if "split" in columns:
-        splits = sorted(map(str, pc.unique(columns["split"]).to_pylist()))
-        split = "test" if "test" in splits else splits[0]
-        if len(splits) > 1 and split != "test":
-            raise DataError(f"{path} holds the splits {', '.join(map(printable, splits))}; keep one, or name one test")
-        if len(splits) > 1:
-            notes.append("only the split test is described")
-        keep = pc.equal(columns["split"], split)
-        columns = {name: column.filter(keep) for name, column in columns.items()}
+        columns = _test_split(columns, notes, path)
     has_answers = "correct" in columns
     if has_answers and "query" not in columns:
         raise DataError(f"{path} has a column correct but none named query; add it")
@@ -170,56 +172,64 @@ def _of_columns(columns: dict[str, Any], path: Path, most_bytes: int) -> Tensor:
     named = [name for name in [*order, *(["query"] if has_answers else [])] if name in columns]
     if not named or not (has_answers or {"set", "permutation"} <= set(named)):
         raise DataError(f"{path} has accuracies but no columns set and permutation; add them")
-    levels, places = zip(*(_levels(columns[name], name, path) for name in named), strict=True)
-    shape = tuple(len(level) for level in levels)
+    found, places = zip(*(levels(columns[name], name, path) for name in named), strict=True)
+    shape = tuple(len(level) for level in found)
     if not math.prod(shape):
         raise DataError(f"{path} has no rows")
     refuse_bytes(math.prod(shape) * (1 if has_answers else 8), f"the tensor {list(shape)} of {path}", most_bytes)
     cells: npt.NDArray[np.int64] = np.asarray(np.ravel_multi_index(places, shape), dtype=np.int64)
-    _refuse_twice(cells, shape, named, levels, path)
-    values, state = _spread_out(columns, cells, shape, has_answers, path)
-    arranged, axes = in_order(values, "".join(letters[name] for name in named))
+    _refuse_twice(cells, shape, named, found, left, path)
+    values, state = _spread_out(columns, cells, shape, has_answers, path, notes, most_bytes)
+    axes = "".join(letters[name] for name in named)
+    arranged, arranged_axes = in_order(values, axes)
     if not has_answers:
         if state.any():
             raise DataError(
                 f"{path} lacks {np.count_nonzero(state):,} of {state.size:,} cells; give an accuracy for each"
             )
         return Tensor(
-            as_shares(arranged, title_of(path)), axes, shots=_shots(named, levels, path), title=title_of(path)
+            as_shares(arranged, title_of(path)), arranged_axes, shots=_shots(named, found, path), title=title_of(path)
         )
     missing = state != 0
     notes += missing_note(missing)
+    classes = _classes(columns, places[-1], found[-1], notes, path)
     return Tensor(
         arranged,
-        axes,
-        state=in_order(state, "".join(letters[name] for name in named))[0] if missing.any() else None,
+        arranged_axes,
+        state=in_order(state, axes)[0] if missing.any() else None,
         weights=_weights(columns, places[-1], shape[-1], path),
-        shots=_shots(named, levels, path),
-        names=_context_names(named, levels, path) if axes == "CQ" else (),
+        shots=_shots(named, found, path),
+        names=_context_names(named, found, path) if arranged_axes == "CQ" else (),
         title=title_of(path),
         notes=tuple(notes),
+        classes=classes,
+        queries=tuple(found[-1]),
     )
 
 
-def _levels(column: Any, name: str, path: Path) -> tuple[list[Any], npt.NDArray[np.int64]]:
-    """The distinct values of a column in ascending order, and each row's place among them, int64 [rows]."""
-    if column.null_count:
-        raise DataError(f"{path} has {column.null_count:,} rows without a value of {name!r}; fill them in")
-    encoded = column.combine_chunks().dictionary_encode()
-    values = encoded.dictionary.to_pylist()
-    try:
-        order = sorted(range(len(values)), key=values.__getitem__)
-    except TypeError:
-        raise DataError(f"{path} mixes kinds of values in the column {name!r}; use one") from None
-    rank = np.empty(len(values), np.int64)
-    rank[order] = np.arange(len(values))
-    return [values[i] for i in order], rank[encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)]
+def _test_split(columns: dict[str, Any], notes: list[str], path: Path) -> dict[str, Any]:
+    """The rows of the split test, or of the only one."""
+    splits, place = levels(columns["split"], "split", path)
+    called = list(map(str, splits))
+    split = "test" if "test" in called or not called else called[0]
+    if len(called) > 1 and split != "test":
+        raise DataError(f"{path} holds the splits {', '.join(map(printable, called))}; keep one, or name one test")
+    if len(called) <= 1:
+        return columns
+    notes.append("only the split test is described")
+    keep = place == called.index(split)
+    return {name: column.filter(keep) for name, column in columns.items()}
 
 
 def _refuse_twice(
-    cells: npt.NDArray[np.int64], shape: tuple[int, ...], named: list[str], levels: Sequence[list[Any]], path: Path
+    cells: npt.NDArray[np.int64],
+    shape: tuple[int, ...],
+    named: list[str],
+    found: Sequence[list[Any]],
+    left: Sequence[str],
+    path: Path,
 ) -> None:
-    """Raises DataError, naming the cell, where two rows are of one cell."""
+    """Raises DataError, naming the cell and the columns that were not used, where two rows are of one cell."""
     seen = np.zeros(math.prod(shape), np.bool_)
     seen[cells] = True
     if np.count_nonzero(seen) == len(cells):
@@ -228,70 +238,105 @@ def _refuse_twice(
     twice = order[1:][order[1:] == order[:-1]][0]
     where = ", ".join(
         f"{name} {printable(str(level[place]))}"
-        for name, level, place in zip(named, levels, np.unravel_index(twice, shape), strict=True)
+        for name, level, place in zip(named, found, np.unravel_index(twice, shape), strict=True)
     )
-    raise DataError(f"{path} has two rows for {where}; keep one")
+    unused = f" (columns not used: {_some(left)})" if left else ""
+    raise DataError(f"{path} has two rows for {where}; keep one{unused}")
 
 
 def _spread_out(
-    columns: dict[str, Any], cells: npt.NDArray[np.int64], shape: tuple[int, ...], has_answers: bool, path: Path
+    columns: dict[str, Any],
+    cells: npt.NDArray[np.int64],
+    shape: tuple[int, ...],
+    has_answers: bool,
+    path: Path,
+    notes: list[str],
+    most_bytes: int,
 ) -> tuple[Array, npt.NDArray[np.uint8]]:
     """Values and states of all cells, both of `shape`, from the rows' `cells`; a cell without a row is missing."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    column = columns["correct" if has_answers else "accuracy"]
-    try:
-        numbers = pc.fill_null(column.cast(pa.float64()), math.nan).to_numpy()
-    except pa.ArrowException as error:
-        if is_out_of_memory(error):
-            raise
-        raise DataError(
-            f"{path} holds {column.type} in the column of answers; use 0 and 1, or true and false"
-        ) from None
-    absent = np.isnan(numbers)
+    name = "correct" if has_answers else "accuracy"
+    found = numbers(columns[name], f"the column {name}", path)
+    absent = np.isnan(found)
     if "state" in columns and has_answers:
-        state_column = columns["state"]
-        ok = "ok" if pa.types.is_string(state_column.type) or pa.types.is_large_string(state_column.type) else 0
-        absent |= ~pc.fill_null(pc.equal(state_column, ok), False).to_numpy()
+        wrong, num_silent = is_not_ok(columns["state"], path)
+        absent |= wrong
+        if num_silent:
+            notes.append(f"{num_silent:,} rows have no state: taken as ok")
     state = np.full(math.prod(shape), MISSING, np.uint8)
     state[cells] = absent
+    kept = np.where(absent, 0.0, found)
     if has_answers:
-        answers, _, _ = as_answers(numbers, title_of(path))
-        values: Array = np.zeros(state.size, np.uint8)
-        values[cells] = np.where(absent, 0, answers)
+        answers, _, graded = as_answers(kept, title_of(path))
+        refuse_bytes(state.size * answers.itemsize, f"the tensor {list(shape)} of {path}", most_bytes)
+        notes += graded
     else:
-        values = np.zeros(state.size)
-        values[cells] = np.where(absent, 0, numbers)
+        answers = kept
+    values: Array = np.zeros(state.size, answers.dtype)
+    values[cells] = answers
     return values.reshape(shape), state.reshape(shape)
 
 
 def _weights(
     columns: dict[str, Any], place: npt.NDArray[np.int64], num_queries: int, path: Path
-) -> npt.NDArray[np.int64] | None:
-    """[Q] how often each query counts, from the rows and the `place` of each row's query; None where all count once."""
+) -> npt.NDArray[Any] | None:
+    """[Q] how often each query counts, from the rows and the `place` of each row's query; None where all count once.
+
+    int64 where all are whole, else float64.
+    """
     if "weight" not in columns:
         return None
-    given = columns["weight"].to_numpy()
-    weights = np.zeros(num_queries, np.int64)
-    if given.dtype.kind not in "iu" or (given < 0).any():
-        raise DataError(f"{path} must hold whole numbers in the column weight, got {given.dtype}")
+    given = numbers(columns["weight"], "the column weight", path)
+    wrong = given[~((given >= 0) & np.isfinite(given))]
+    if wrong.size:
+        raise DataError(f"{path} must hold numbers of at least 0 in the column weight, found {wrong[0]:g}")
+    weights = np.zeros(num_queries)
     weights[place] = given
     if (weights[place] != given).any():
         raise DataError(f"{path} gives one query two weights; give it the same in every row")
-    return None if (weights == 1).all() else weights
+    return plain_weights(weights)
 
 
-def _shots(named: list[str], levels: Sequence[list[Any]], path: Path) -> tuple[int, ...]:
+def _classes(
+    columns: dict[str, Any], place: npt.NDArray[np.int64], queries: list[Any], notes: list[str], path: Path
+) -> tuple[str, ...]:
+    """[Q] the class of each query as text; empty where the table has none, or not for every query.
+
+    Raises DataError for a query with two.
+    """
+    name = next((name for name in _CLASSES if name in columns), None)
+    if name is None:
+        return ()
+    values, codes = distinct_values(columns[name], name, path)
+    words = ["" if value is None or value != value else str(value).strip() for value in values]  # NaN is not itself
+    called = [printable(word) or None for word in words]
+    found: list[str | None] = [None] * len(queries)
+    pairs = np.unique(np.stack([place, codes]), axis=1)
+    for query, code in pairs.T.tolist():
+        said = called[code] if code >= 0 else None
+        if said is None:
+            continue
+        if found[query] not in (None, said):
+            raise DataError(
+                f"{path} gives query {printable(str(queries[query]))} two classes in the column {name}: {found[query]} "
+                f"and {said}; give it one, or call the column otherwise where it is no class"
+            )
+        found[query] = said
+    known = tuple(said for said in found if said is not None)
+    if 0 < len(known) < len(found):
+        notes.append(f"{len(found) - len(known):,} queries have no {name}: classes are left out")
+    return known if len(known) == len(found) else ()
+
+
+def _shots(named: list[str], found: Sequence[list[Any]], path: Path) -> tuple[int, ...]:
     """[K] numbers of demonstrations; empty where no column says them."""
     if "shots" not in named:
         return ()
-    shots = levels[named.index("shots")]
+    shots = found[named.index("shots")]
     if not all(isinstance(k, int) for k in shots):
         raise DataError(f"{path} must hold whole numbers in the column shots, found {printable(str(shots[0]))}")
     return tuple(shots)
 
 
-def _context_names(named: list[str], levels: Sequence[list[Any]], path: Path) -> tuple[str, ...]:
+def _context_names(named: list[str], found: Sequence[list[Any]], path: Path) -> tuple[str, ...]:
     """[C] what the contexts are called; the file's name where it holds one context."""
-    return tuple(printable(str(name)) for name in levels[0]) if named[0] == "context" else (title_of(path),)
+    return tuple(printable(str(name)) for name in found[0]) if named[0] == "context" else (title_of(path),)

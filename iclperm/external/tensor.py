@@ -22,6 +22,9 @@ AXES = {"S": "set", "P": "permutation", "K": "shots", "Q": "query", "C": "contex
 """What each letter of `Tensor.axes` stands for."""
 MISSING = 1
 """State of an answer that is not there."""
+MISSING_WORDS = "answers are missing"
+"""What is said behind how many there are."""
+GRADED = "answers are graded, between 0 and 1: McNemar's and Cochran's tests and Wilson's intervals are left out"
 
 Array = npt.NDArray[Any]
 
@@ -31,13 +34,13 @@ class Tensor:
     """An array whose axes have names."""
 
     values: Array
-    """uint8 0 or 1 where the axes end in Q, else float64 accuracies in 0..1."""
+    """uint8 0 or 1 where the axes end in Q, float64 in 0..1 where these answers are graded; else float64 accuracies."""
     axes: str
     """SP or SPK (accuracies), SPQ or SPKQ (answers), CQ (answers of C contexts); each letter is an axis."""
     state: npt.NDArray[np.uint8] | None = None
     """Of answers, with the shape of `values`: 0 = there; None where all are."""
-    weights: npt.NDArray[np.int64] | None = None
-    """[Q] how often each query counts; None where each counts once."""
+    weights: npt.NDArray[Any] | None = None
+    """[Q] how often each query counts, int64 where all are whole, else float64; None where each counts once."""
     shots: tuple[int, ...] = ()
     """[K] numbers of demonstrations; empty where not known."""
     names: tuple[str, ...] = ()
@@ -45,6 +48,15 @@ class Tensor:
     title: str = ""
     notes: tuple[str, ...] = ()
     """What a reader of the numbers should know of how the file was read."""
+    classes: tuple[str, ...] = ()
+    """[Q] the class of each query, as text; empty where not known."""
+    queries: tuple[Any, ...] = ()
+    """[Q] what the file calls the queries; empty where it does not."""
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether answers have values between 0 and 1, such as F1 or partial credit."""
+        return self.axes.endswith("Q") and self.values.dtype.kind == "f"
 
 
 def refuse_bytes(size: int, name: str, most_bytes: int) -> None:
@@ -85,12 +97,14 @@ def read_npz(path: Path, axes: str | None, most_bytes: int) -> Tensor:
                     f"{path} holds {', '.join(names) or 'nothing'}; it needs one array, or one named correct"
                 )
             values = arrays[name]
-            beside = {key: arrays[key] for key in ("state", "weights", "shots") if key in names}
+            beside = {key: arrays[key] for key in ("state", "weights", "shots", "classes") if key in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path} is not a .npz file that can be read: {one_line(error)}") from None
-    return _with_beside(of_array(values, axes, title_of(path)), beside, values.shape, axes, path)
+    are_answers = name == "correct"
+    tensor = of_array(values, axes, title_of(path), are_answers=are_answers)
+    return _with_beside(tensor, beside, values.shape, _letters_of(values, axes, title_of(path), are_answers), path)
 
 
 def _refuse_false_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
@@ -107,22 +121,29 @@ def _refuse_false_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> No
 
 
 def _with_beside(
-    tensor: Tensor, beside: Mapping[str, Array], shape: tuple[int, ...], axes: str | None, path: Path
+    tensor: Tensor, beside: Mapping[str, Array], shape: tuple[int, ...], letters: str, path: Path
 ) -> Tensor:
-    """The tensor with state, weights and shots that lay in the same archive."""
+    """The tensor with state, weights, shots and classes that lay in the same archive."""
     if "state" in beside and tensor.axes[-1] == "Q":
         if beside["state"].shape != shape:
             raise DataError(
                 f"{path} holds state {list(beside['state'].shape)} beside answers {list(shape)}; make them alike"
             )
         given = beside["state"] != 0
-        state = in_order(given, _axes_of(shape, axes, True))[0].reshape(tensor.values.shape).astype(np.uint8)
+        state = in_order(given, letters)[0].reshape(tensor.values.shape).astype(np.uint8)
         tensor = replace(tensor, state=state if tensor.state is None else tensor.state | state)
     if "weights" in beside and tensor.axes[-1] == "Q":
         weights = beside["weights"]
-        if weights.shape != tensor.values.shape[-1:] or not np.issubdtype(weights.dtype, np.integer):
-            raise DataError(f"{path} holds weights {weights.dtype} {list(weights.shape)}; give one integer a query")
-        tensor = replace(tensor, weights=weights.astype(np.int64))
+        if weights.shape != tensor.values.shape[-1:] or weights.dtype.kind not in "biuf":
+            raise DataError(f"{path} holds weights {weights.dtype} {list(weights.shape)}; give one number a query")
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise DataError(f"{path} holds weights below 0 or not finite; give numbers of at least 0")
+        tensor = replace(tensor, weights=plain_weights(weights))
+    if "classes" in beside and tensor.axes[-1] == "Q":
+        classes = beside["classes"]
+        if classes.shape != tensor.values.shape[-1:]:
+            raise DataError(f"{path} holds classes {list(classes.shape)}; give one a query")
+        tensor = replace(tensor, classes=tuple(printable(str(name)) for name in classes.tolist()))
     if "shots" in beside and "K" in tensor.axes:
         shots = tuple(int(k) for k in np.ravel(beside["shots"]))
         if len(shots) != tensor.values.shape[2] or list(shots) != sorted(set(shots)):
@@ -131,17 +152,22 @@ def _with_beside(
     return tensor
 
 
-def of_array(values: Array, axes: str | None, title: str) -> Tensor:
+def of_array(values: Array, axes: str | None, title: str, *, are_answers: bool = False) -> Tensor:
     """A plain array as a tensor; `axes` has a letter for each of its axes, by default they follow from the shape.
 
-    Raises DataError unless it holds 0 and 1 along Q, or accuracies in 0..1; RequestError for `axes` that do not fit.
+    `are_answers` says that it was named so: values between 0 and 1 are then graded answers. Raises DataError unless it
+    holds answers along Q, or accuracies, in 0..1; RequestError for `axes` that do not fit, and where neither shape nor
+    values tell them.
     """
     if values.dtype.kind not in "biuf" or not values.size:
         raise DataError(f"{title} must hold numbers, got {values.dtype} {list(values.shape)}")
-    letters = _axes_of(values.shape, axes, bool(np.isin(values, (0, 1)).all()) if values.ndim == 2 else False)
+    letters = _letters_of(values, axes, title, are_answers)
     arranged, named = in_order(values, letters)
     if "Q" not in letters:
-        return Tensor(as_shares(arranged, title), named, title=title)
+        notes: tuple[str, ...] = ()
+        if axes is None:
+            notes = ("rows are taken for sets and columns for permutations; --axes PS reads it the other way round",)
+        return Tensor(as_shares(arranged, title), named, title=title, notes=notes)
     answers, state, notes = as_answers(arranged, title)
     names: tuple[str, ...] = ()
     if named == "CQ":
@@ -149,13 +175,42 @@ def of_array(values: Array, axes: str | None, title: str) -> Tensor:
     return Tensor(answers, named, state, names=names, title=title, notes=notes)
 
 
-def _axes_of(shape: tuple[int, ...], axes: str | None, is_binary: bool) -> str:
-    """A letter for each axis: those given, else the usual ones of this shape; raises RequestError where none fit."""
-    if axes is None:
-        default = {1: "Q", 2: "CQ" if is_binary else "SP", 3: "SPQ", 4: "SPKQ"}.get(len(shape))
-        if default is None:
-            raise RequestError(f"an array with {len(shape)} axes needs a letter for each, such as SPKQ")
-        return default
+def _letters_of(values: Array, axes: str | None, title: str, are_answers: bool) -> str:
+    """A letter for each axis: those given, else from shape and values; raises RequestError where they leave it open."""
+    if axes is not None:
+        return _axes_of(values.shape, axes)
+    if not 1 <= values.ndim <= 4:
+        raise RequestError(f"an array with {values.ndim} axes needs a letter for each, such as SPKQ")
+    between = values[(values > 0) & (values < 1)] if values.dtype.kind == "f" else values[:0]
+    if values.ndim == 2:
+        return _two_axes(values, title, are_answers, bool(between.size))
+    if between.size and values.ndim != 4 and not are_answers:
+        graded, shares = ("SPQ", "SPK") if values.ndim == 3 else ("Q", "SP of a matrix")
+        raise RequestError(
+            f"{title} must hold answers 0 and 1 along Q, found {between[0]:g}; say --axes {graded} for graded answers; "
+            f"for accuracies name the axes {'SP or SPK' if values.ndim == 3 else shares}"
+        )
+    return {1: "Q", 3: "SPQ", 4: "SPKQ"}[values.ndim]
+
+
+def _two_axes(values: Array, title: str, are_answers: bool, is_graded: bool) -> str:
+    """Of a matrix: accuracies SP, or the answers of one context; what else it may be is left to the caller to say."""
+    is_known = (values == 0) | (values == 1)
+    holds_answers = bool((is_known | np.isnan(values)).all() and is_known.any())
+    if not (are_answers or holds_answers):
+        return "SP"
+    if 1 in values.shape and max(values.shape) > 1 and not is_graded:
+        return "CQ" if values.shape[0] == 1 else "QC"
+    rows, columns = values.shape
+    raise RequestError(
+        f"{title} is {rows:,} x {columns:,} of answers, which does not say what rows and columns are: write --axes QC "
+        "where a row is a query and a column a context, CQ where a row is a context, PQ where it is a permutation of "
+        "one set; SP for accuracies"
+    )
+
+
+def _axes_of(shape: tuple[int, ...], axes: str) -> str:
+    """The letters given for the axes; raises RequestError where they do not fit."""
     letters = axes.upper()
     if set(letters) - set(AXES) or len(set(letters)) != len(letters):
         raise RequestError(f"axes must be distinct letters of S, P, K, Q and C, got {axes!r}")
@@ -183,22 +238,21 @@ def in_order(values: Array, letters: str) -> tuple[Array, str]:
 
 
 def as_shares(values: Array, title: str) -> FloatArray:
-    """Accuracies as float64; raises DataError for one outside 0..1."""
+    """Accuracies as float64; raises DataError for one outside 0..1, or none."""
     shares = values.astype(np.float64)
     wrong = shares[~((shares >= 0) & (shares <= 1))]
     if wrong.size:
         raise DataError(
-            f"{title} must hold accuracies in 0..1, found {wrong[0]:g}; percentages are to be divided by 100"
+            f"{title} must hold accuracies in 0..1, found {wrong[0]:g}; percentages are to be divided by 100, and "
+            "every cell needs a value"
         )
     return shares
 
 
-def as_answers(
-    values: Array, title: str
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None, tuple[str, ...]]:
-    """Answers as uint8 0 or 1, their state (None unless some are NaN, which is no answer), and what to note of that.
+def as_answers(values: Array, title: str) -> tuple[Array, npt.NDArray[np.uint8] | None, tuple[str, ...]]:
+    """Answers as uint8 0 or 1, or float64 where some are graded, between 0 and 1; with their state and what to note.
 
-    Raises DataError for any other number.
+    The state is None unless some are NaN, which is no answer. Raises DataError for a number outside 0..1.
     """
     if values.dtype.kind != "f":
         if values.dtype != np.bool_ and (values.min() < 0 or values.max() > 1):
@@ -206,13 +260,27 @@ def as_answers(
             raise DataError(f"{title} must hold answers 0 and 1, found {wrong}")
         return values.astype(np.uint8), None, ()
     missing = np.isnan(values)
-    other = values[~missing & (values != 0) & (values != 1)]
+    other = values[(values < 0) | (values > 1)]
     if other.size:
         raise DataError(
-            f"{title} must hold answers 0 and 1 along Q, found {other[0]:g}; for accuracies name the axes SP or SPK"
+            f"{title} must hold answers 0 and 1, or grades between, along Q, found {other[0]:g}; divide points by "
+            "their maximum; for accuracies name the axes SP or SPK"
         )
-    answers = np.where(missing, 0, values).astype(np.uint8)
-    return answers, missing.astype(np.uint8) * MISSING if missing.any() else None, missing_note(missing)
+    answers = np.where(missing, 0, values)
+    is_graded = bool(((answers > 0) & (answers < 1)).any())
+    state = missing.astype(np.uint8) * MISSING if missing.any() else None
+    notes = missing_note(missing)
+    if is_graded:
+        return answers.astype(np.float64), state, (*notes, GRADED)
+    return answers.astype(np.uint8), state, notes
+
+
+def plain_weights(weights: Array) -> Array | None:
+    """Weights [Q] as int64 where all are whole, else float64; None where each query counts once."""
+    if (weights == 1).all():
+        return None
+    is_whole = weights.dtype.kind != "f" or bool((weights == np.floor(weights)).all() and (weights < 1 << 31).all())
+    return weights.astype(np.int64 if is_whole else np.float64)
 
 
 def missing_note(missing: npt.NDArray[np.bool_]) -> tuple[str, ...]:
@@ -220,7 +288,7 @@ def missing_note(missing: npt.NDArray[np.bool_]) -> tuple[str, ...]:
     num = int(np.count_nonzero(missing))
     if not num:
         return ()
-    return (f"{num:,} of {missing.size:,} answers are missing: only queries that every cell answered count",)
+    return (f"{num:,} of {missing.size:,} {MISSING_WORDS}",)
 
 
 def one_line(error: Exception) -> str:

@@ -51,6 +51,53 @@ def paired_se(first: list[int], second: list[int]) -> float:
     return math.sqrt(sum((d - mean) ** 2 for d in differences) / len(differences) / len(differences))
 
 
+def paired_interval(b: int, c: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Tango's score interval, from the likelihood: for each difference the likeliest chance of the second context is
+    searched for, and the score of that model is compared with z, difference by difference.
+    """
+
+    def likelihood(second: float, delta: float) -> float:
+        chances = (second + delta, second, 1 - 2 * second - delta)
+        return math.fsum(
+            count * (math.log(chance) if chance > 0 else -math.inf)
+            for count, chance in zip((b, c, n - b - c), chances, strict=True)
+            if count
+        )
+
+    def score(delta: float) -> float:
+        low, high = max(0.0, -delta), (1 - delta) / 2
+        for _ in range(80):  # concave: thirds
+            left, right = low + (high - low) / 3, high - (high - low) / 3
+            if likelihood(left, delta) < likelihood(right, delta):
+                low = left
+            else:
+                high = right
+        second = (low + high) / 2
+        variance = n * (2 * second + delta - delta**2)
+        return (b - c - n * delta) / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, b - c - n * delta)
+
+    def bound(inside: float, outside: float) -> float:
+        for _ in range(30):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if abs(score(middle)) <= z else (inside, middle)
+        return inside
+
+    difference = (b - c) / n
+    return (-1.0 if c == n else bound(difference, -1.0)), (1.0 if b == n else bound(difference, 1.0))
+
+
+def paired_grades(first: list[float], second: list[float], quantile: float) -> tuple[float, float, float]:
+    """Standard error and bounds of a mean difference with two pseudo-queries written out as weighted observations."""
+    differences = [one - two for one, two in zip(first, second, strict=True)]
+    largest = max(map(abs, differences)) or 1.0
+    weighted = [*((d, 1.0) for d in differences), (largest, 0.5), (-largest, 0.5), (0.0, 1.0)]
+    total = math.fsum(weight for _, weight in weighted)
+    centre = math.fsum(weight * d for d, weight in weighted) / total
+    variance = math.fsum(weight * (d - centre) ** 2 for d, weight in weighted) / total
+    se = math.sqrt(variance / total)
+    return se, max(centre - quantile * se, -1.0), min(centre + quantile * se, 1.0)
+
+
 def clustered_paired_se(first: FloatArray, second: FloatArray, axes: list[int]) -> float:
     """Sandwich standard error of the mean difference: sums of residuals by cluster, one or two ways."""
     difference = first - second

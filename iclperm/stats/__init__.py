@@ -33,6 +33,7 @@ from iclperm.stats.components import (
 from iclperm.stats.convergence import MeanError, NeededSizes, mean_error, needed_sizes
 from iclperm.stats.correlation import Correlation, rank_correlation
 from iclperm.stats.demonstrations import Score, demonstration_scores, shapley
+from iclperm.stats.grades import paired_grades
 from iclperm.stats.intervals import (
     Interval,
     NeededDesign,
@@ -51,6 +52,7 @@ from iclperm.stats.paired import (
     holm,
     intraclass_correlation,
     mcnemar,
+    paired_interval,
     paired_se,
     pairwise_mcnemar,
     product_bootstrap,
@@ -137,6 +139,8 @@ __all__ = [
     "nested_components",
     "order_sensitivity",
     "paired_difference",
+    "paired_grades",
+    "paired_interval",
     "paired_se",
     "pairwise_mcnemar",
     "plateau_shares",

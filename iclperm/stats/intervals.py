@@ -52,6 +52,8 @@ def jackknife_error(left_out: Sequence[npt.ArrayLike]) -> tuple[float, float]:
 
 
 _MAX_DESIGN = 100_000
+_JACKKNIFE_EXCESS = 2.15
+"""Fitted by benchmarks/needed_design.py --calibrate (see `needed_design`)."""
 
 
 class Interval(NamedTuple):
@@ -89,9 +91,8 @@ def generalized_interval(
 
     The mean squares of sets (A), permutations (B) and residual (E) are drawn as SS / χ²(df) and put into
     mean row variance = [MS_B + (S-1)·MS_E]/S, mean column variance = [MS_A + (P-1)·MS_E]/P; the interval is their
-    quantiles. Item noise is part of both: `effect_interval` takes it out. Simulated coverage of the .95 interval of r
-    at S = P = 10 is .95 for Gaussian effects, .86 for t4, .79 for one-sided exponential ones and .53 where one level in
-    ten collapses (`skewness_warnings`; docs/statistics.md has the table).
+    quantiles. Item noise is part of both: `effect_interval` takes it out. Effects that are not Gaussian make
+    it too narrow (`skewness_warnings`): docs/statistics.md has its simulated coverage.
     Raises RequestError unless S, P >= 2. Cost: O(S·P + draws). Weerahandi (1993).
     """
     matrix = _crossed_matrix(accuracy)
@@ -168,10 +169,8 @@ def jackknife_ratio_interval(
     """Interval of r from accuracy [S, P] by leaving out one set, and one permutation, at a time.
 
     The two jackknife variances of log r are added, with a t quantile of min(S, P) - 1 degrees of freedom. It assumes no
-    shape of the effects: simulated coverage of the .95 interval at S = P = 10 is .97 for Gaussian and t4 effects, .94
-    for one-sided exponential ones and .87 where one level in ten collapses. NaN where some leave-one-out ratio is 0 or
-    undefined.
-    Raises RequestError unless S, P >= 3. Cost: O(S·P·(S + P)).
+    shape of the effects: docs/statistics.md has its simulated coverage, for many shapes. NaN where some leave-one-out
+    ratio is 0 or undefined. Raises RequestError unless S, P >= 3. Cost: O(S·P·(S + P)).
     """
     matrix = _crossed_matrix(accuracy, least=3)
     ratio = sensitivity_ratio(matrix, estimator)
@@ -208,7 +207,8 @@ def side_of(interval: Interval, value: float) -> int:
 def clustered_se(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
     """Standard error of the mean of correct [..., Q] over everything, clustered by query.
 
-    The answers to one query in many contexts move together: only distinct queries count as independent.
+    The answers to one query, 0 or 1 or grades in 0..1, in many contexts move together: only distinct queries count as
+    independent.
     `weights` [Q] says how often each counts in the mean; a query of any weight is one cluster. NaN for one query. Cost:
     O(size of correct).
     """
@@ -244,10 +244,17 @@ def needed_design(
 ) -> NeededDesign | None:
     """The smallest S = P that tells r from 1 with the same queries; None if r is 1 or S = P would exceed 100,000.
 
-    Delta method on log r: Var(MS) = 2·E[MS]²/df for each of the three mean squares of accuracy [S, P], their
-    expectations moved to the larger design through its variance components (clipped at 0). With `ratio` given, the
-    asked-for r takes the place of the estimated one. Gaussian effects are assumed; skewed ones need more. Raises
-    RequestError unless S, P >= 2 and ratio > 0.
+    Calibrated for what a report decides, under Gaussian effects: that the jackknife interval of r excludes 1, and that
+    of the generalised method agrees. The standard error of log r is that of the delta method, Var(MS) = 2·E[MS]²/df for
+    each of the three mean squares of accuracy [S, P], their expectations moved to the larger design through its
+    variance components (clipped at 0). |log r| has to be z_power + t of it, t the jackknife's quantile with S - 1
+    degrees of freedom, times 1 + 2.15·(1 - w)/S, where w is the interaction's share √(σ²_SP/(σ²_P + σ²_SP) ·
+    σ²_SP/(σ²_S + σ²_SP)): what the jackknife interval is too wide by, fitted to simulated power by
+    benchmarks/needed_design.py, which also prints the power that comes of it (docs/statistics.md).
+
+    With `ratio` given, the asked-for r takes the place of the estimated one. It is meant for a true r, not for the
+    error of the estimate at hand; effects with long tails or skewed ones need more. Raises RequestError unless
+    S, P >= 2, ratio > 0 and 0 < power < 1.
     """
     matrix = _crossed_matrix(accuracy)
     if ratio is not None and not (ratio > 0 and math.isfinite(ratio)):
@@ -257,8 +264,9 @@ def needed_design(
     if min(order, selection) <= 0:
         return None
     target = math.sqrt(selection / order) if ratio is None else ratio
-    wanted = float(special.ndtri(upper_tail(level)) + special.ndtri(power))
-    size = _smallest_size(variances, order, selection, abs(math.log(target)), wanted)
+    if not 0 < power < 1:
+        raise RequestError(f"power must lie between 0 and 1, got {power}")
+    size = _smallest_size(variances, order, selection, abs(math.log(target)), upper_tail(level), power)
     return None if size is None else NeededDesign(target, size, size, power, level)
 
 
@@ -298,14 +306,16 @@ def _two_way_components(matrix: FloatArray) -> dict[str, float]:
 
 
 def _smallest_size(
-    variances: dict[str, float], order: float, selection: float, distance: float, wanted: float
+    variances: dict[str, float], order: float, selection: float, distance: float, tail: float, power: float
 ) -> int | None:
-    """Least n = S = P at which `distance` on the log scale is `wanted` standard errors, by bisection."""
+    """Least n = S = P at which `distance` on the log scale is found with `power`, by bisection."""
+    own = 1 - variances["E"] / math.sqrt(order * selection)
 
     def enough(size: int) -> bool:
+        wanted = float(special.stdtrit(size - 1, tail) + special.ndtri(power)) * (1 + _JACKKNIFE_EXCESS * own / size)
         return distance >= wanted * _log_ratio_se(variances, order, selection, size)
 
-    low, high = 2, _MAX_DESIGN
+    low, high = 3, _MAX_DESIGN
     if not enough(high):
         return None
     while low < high:

@@ -13,8 +13,17 @@ from scipy import special
 
 from iclperm.errors import RequestError
 from iclperm.stats.components import VarianceComponents
+from iclperm.stats.intervals import Interval, upper_tail
 from iclperm.stats.limits import LIMITS, ComputeLimits
-from iclperm.stats.sensitivity import FloatArray, binary_items, query_weights, usable_queries
+from iclperm.stats.sensitivity import (
+    FloatArray,
+    binary_items,
+    query_weights,
+    usable_queries,
+)
+
+_LEVEL = 0.95
+_HALVINGS = 60  # of -1..1: below what a float64 resolves
 
 
 class McNemar(NamedTuple):
@@ -81,6 +90,9 @@ class PairwiseTests(NamedTuple):
     p_mid: FloatArray
     adjusted: FloatArray
     """`p_mid` adjusted for the number of pairs (Holm)."""
+    low: FloatArray
+    high: FloatArray
+    """Tango's 95 % score interval of the difference (`paired_interval`), of each pair alone."""
 
 
 class IntraclassCorrelations(NamedTuple):
@@ -140,7 +152,7 @@ def mcnemar(first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayLike | 
     p-values are 1 where both contexts answer every query alike. Raises RequestError on shapes that do not fit and
     values but 0 and 1. McNemar (1947); Fagerland, Lydersen & Laake (2013) for mid-p.
     """
-    items = _contexts(first, second)
+    items = _contexts(first, second, "McNemar's test")
     usable = usable_queries(items.shape, state)
     b, c = (int(np.count_nonzero(usable & (items[i] > items[1 - i]))) for i in (0, 1))
     num_queries = int(np.count_nonzero(usable))
@@ -164,7 +176,7 @@ def stratified_mcnemar(
     move together (Obuchowski 1998; Durkalski et al. 2003). With one context it is McNemar's χ². The contexts are taken
     as they are. Raises RequestError on shapes that do not fit. Cost: O(size).
     """
-    items = _contexts(first, second)
+    items = _contexts(first, second, "the stratified test")
     usable = usable_queries(items.shape, state)
     right = items[..., usable].reshape(2, -1, int(np.count_nonzero(usable)))
     num_contexts, num_queries = right.shape[1:]
@@ -196,10 +208,38 @@ def paired_se(first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayLike 
 
     NaN without a usable query; 0 for one. Raises RequestError on shapes that do not fit. Cost: O(size). METHODS §4.
     """
-    items = _contexts(first, second)
+    items = _contexts(first, second, "the paired standard error")
     usable = usable_queries(items.shape, state)
     b, c = (np.count_nonzero(usable & (items[i] > items[1 - i]), axis=-1) for i in (0, 1))
     return np.asarray(_paired_se(np.asarray(b), np.asarray(c), int(np.count_nonzero(usable))))
+
+
+def paired_interval(
+    first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayLike | None = None, level: float = _LEVEL
+) -> Interval:
+    """Tango's score interval of accuracy(first) - accuracy(second), two contexts on the same queries.
+
+    Args:
+        first, second: [Q] 0 or 1.
+        state: [2, Q] integers, 0 = ok; only queries ok in both count, each once.
+        level: of the interval.
+
+    It holds every difference δ at which (b - c - n·δ)² ≤ z²·n·(2q + δ(1 - δ)), where b and c queries are answered
+    rightly by only the first and only the second, and q is the likeliest chance of the latter under δ, the larger root
+    of 2n·q² - (b + c - (2n - b + c)·δ)·q - c·δ·(1 - δ) = 0. So it lies within -1..1, never has the width 0, and leaves
+    0 out where McNemar's χ² does. docs/statistics.md has its coverage beside Wald's and that of Agresti & Min (2005).
+
+    NaN without a usable query. Raises RequestError on shapes that do not fit, and for graded answers (`paired_grades`).
+    Cost: O(Q). Tango (1998), Statistics in Medicine 17.
+    """
+    items = _contexts(first, second, "Tango's interval")
+    if items.ndim != 2:
+        raise RequestError(f"an interval of two contexts needs answers [Q] of each, got {list(items.shape[1:])}")
+    usable = usable_queries(items.shape, state)
+    b, c = (int(np.count_nonzero(usable & (items[i] > items[1 - i]))) for i in (0, 1))
+    num = int(np.count_nonzero(usable))
+    low, high = _score_bounds(np.array([b]), np.array([c]), num, level)
+    return Interval((b - c) / num if num else math.nan, float(low[0]), float(high[0]), level)
 
 
 def clustered_paired_se(first: npt.ArrayLike, second: npt.ArrayLike, axes: Sequence[int] = (0,)) -> float:
@@ -240,7 +280,7 @@ def cochran_q(correct: npt.ArrayLike, state: npt.ArrayLike | None = None) -> Coc
     context, L_i of a query and G of all; χ² with C - 1 degrees of freedom if all are alike. Only queries ok in every
     context count, each once. Raises RequestError unless C >= 2. Cost: O(C·Q). Cochran (1950).
     """
-    items = binary_items(correct)
+    items = _binary(correct, "Cochran's Q")
     if items.ndim != 2 or len(items) < 2:
         raise RequestError(f"Cochran's Q needs correct of shape [C, Q] with C >= 2, got {list(items.shape)}")
     usable = usable_queries(items.shape, state)
@@ -265,7 +305,7 @@ def pairwise_mcnemar(correct: npt.ArrayLike, state: npt.ArrayLike | None = None)
 
     State [C, Q], 0 = ok; only queries ok in every context count. Raises RequestError unless C >= 2. Cost: O(C²·Q).
     """
-    items = binary_items(correct)
+    items = _binary(correct, "McNemar's test")
     if items.ndim != 2 or len(items) < 2:
         raise RequestError(f"pairs need correct of shape [C, Q] with C >= 2, got {list(items.shape)}")
     right = items[:, usable_queries(items.shape, state)].astype(np.float64)  # sums of 0 and 1 are exact
@@ -276,7 +316,8 @@ def pairwise_mcnemar(correct: npt.ArrayLike, state: npt.ArrayLike | None = None)
     num_queries = right.shape[1]
     p_mid = _mcnemar_p(b, c)[1]
     difference = (b - c) / num_queries if num_queries else np.full(len(b), math.nan)
-    return PairwiseTests(first, second, difference, _paired_se(b, c, num_queries), p_mid, holm(p_mid))
+    low, high = _score_bounds(b, c, num_queries, _LEVEL)
+    return PairwiseTests(first, second, difference, _paired_se(b, c, num_queries), p_mid, holm(p_mid), low, high)
 
 
 def intraclass_correlation(scores: npt.ArrayLike) -> float:
@@ -378,12 +419,50 @@ def product_bootstrap(
     return _summarised(np.asarray(estimate), values, level)
 
 
-def _contexts(first: npt.ArrayLike, second: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+def _binary(correct: npt.ArrayLike, what: str) -> npt.NDArray[np.uint8]:
+    """`binary_items` of what is no grade; raises RequestError that names what needs 0 and 1."""
+    kind = np.asarray(correct).dtype
+    if kind.kind == "f":
+        raise RequestError(
+            f"{what} needs answers 0 and 1 as bool or integers, got {kind}; paired_grades compares grades"
+        )
+    return binary_items(correct)
+
+
+def _contexts(first: npt.ArrayLike, second: npt.ArrayLike, what: str) -> npt.NDArray[np.uint8]:
     """[2, ..., Q]"""
-    one, two = binary_items(first), binary_items(second)
+    one, two = _binary(first, what), _binary(second, what)
     if one.shape != two.shape:
         raise RequestError(f"first and second need one shape, got {list(one.shape)} and {list(two.shape)}")
     return np.stack([one, two])
+
+
+def _score_bounds(
+    b: npt.NDArray[Any], c: npt.NDArray[Any], num_queries: int, level: float
+) -> tuple[FloatArray, FloatArray]:
+    """Tango's bounds of (b - c)/n, each [...], by bisection of the score, which falls as the difference grows."""
+    z, num = float(special.ndtri(upper_tail(level))), num_queries
+    if num == 0:
+        return np.full(b.shape, math.nan), np.full(b.shape, math.nan)
+
+    def score(delta: FloatArray) -> FloatArray:
+        slope = (2 * num - b + c) * delta - b - c
+        root = np.sqrt(np.maximum(slope**2 + 8 * num * c * delta * (1 - delta), 0.0))
+        second = np.maximum(root - slope, 0.0) / (4 * num)
+        variance = num * (2 * second + delta * (1 - delta))
+        return np.asarray((b - c - num * delta) / np.sqrt(np.maximum(variance, np.finfo(np.float64).tiny)))
+
+    def where(low: FloatArray, high: FloatArray, target: float) -> FloatArray:
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            above = score(middle) > target
+            low, high = np.where(above, middle, low), np.where(above, high, middle)
+        return (low + high) / 2
+
+    difference = (b - c) / num
+    one = np.ones(b.shape)
+    low = np.where(c == num, -1.0, where(-one, difference, z))
+    return low, np.where(b == num, 1.0, where(difference, one, -z))
 
 
 def _paired_se(b: npt.NDArray[Any], c: npt.NDArray[Any], num_queries: int) -> FloatArray:
