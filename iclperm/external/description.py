@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
 from iclperm.external.compared_contexts import contexts
-from iclperm.external.tensor import AXES, Array, Tensor
+from iclperm.external.tensor import AXES, Tensor
 from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.parts import (
     Findings,
@@ -49,6 +50,7 @@ from iclperm.stats.sensitivity import (
     selection_sensitivity,
     sensitivity_ratio,
 )
+from iclperm.studies.missing import Missing, missing_of
 from iclperm.studies.sensitivity import Sensitivity, curve_table
 from iclperm.studies.sensitivity_over_shots import sensitivity_over_shots
 from iclperm.studies.sensitivity_summary import sensitivity_summary
@@ -79,7 +81,8 @@ def describe(tensor: Tensor) -> Description:
         parts = _of_answers(tensor)
     else:
         raise RequestError(f"axes must be SP, SPK, SPQ, SPKQ or CQ, got {tensor.axes!r}")
-    return Description(tensor.title, tensor.axes, tensor.values.shape, tuple(parts), tuple(notes))
+    missing = missing_of(tensor.state, tensor.weights)
+    return Description(tensor.title, tensor.axes, tensor.values.shape, tuple(parts), tuple(notes), missing)
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Description:
     shape: tuple[int, ...]
     parts: tuple[Findings, ...]
     notes: tuple[str, ...] = ()
+    missing: Missing = field(default_factory=partial(missing_of, None))
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -98,12 +102,14 @@ class Description:
         return [*self.notes, *(line for part in self.parts for line in part.warnings)]
 
     def conclusion(self) -> list[str]:
-        """The result in plain sentences, after what was read."""
+        """The result in plain sentences, after what was read; where many answers are missing, that comes first."""
+        first = self.missing.first_line()
         sizes = " x ".join(
             f"{size:,} {AXES[axis]}{'' if size == 1 or axis == 'K' else 's'}".replace("querys", "queries")
             for axis, size in zip(self.axes, self.shape, strict=True)
         )
-        return [f"{self.title}: {sizes}.", *(line for part in self.parts for line in part.conclusion())]
+        found = (line for part in self.parts for line in part.conclusion())
+        return [*([first] if first else []), f"{self.title}: {sizes}.", *found]
 
     def tables(self, full: bool) -> list[Table]:
         """Most important first."""
@@ -118,6 +124,7 @@ class Description:
         content: dict[str, Any] = {"title": self.title, "axes": self.axes, "shape": list(self.shape)}
         for part in self.parts:
             content |= part.to_dict()
+        content["missing"] = plain(self.missing)
         return {**content, "warnings": list(self.warnings), "conclusion": self.conclusion()}
 
 
@@ -197,9 +204,9 @@ class Correlations:
     warnings: Sequence[str] = ()
 
     @classmethod
-    def of(cls, correct: Array, state: Array | None, components: VarianceComponents) -> Correlations:
-        """Of correct [S, P, Q] with its state."""
-        return cls(intraclass_correlations(components), nested_components(correct, state))
+    def of(cls, components: VarianceComponents, nested: NestedComponents) -> Correlations:
+        """Of the crossed and the nested components of the same answers."""
+        return cls(intraclass_correlations(components), nested)
 
     def conclusion(self) -> list[str]:
         """Nothing: they stand beside the result."""
@@ -292,6 +299,7 @@ def _of_accuracies(tensor: Tensor) -> list[Findings]:
 
 def _of_answers(tensor: Tensor) -> list[Findings]:
     correct, state, weights = tensor.values, tensor.state, tensor.weights
+    classes = tensor.classes or None
     over_shots = along = None
     shots = tensor.shots
     if tensor.axes == "SPKQ":
@@ -299,10 +307,11 @@ def _of_answers(tensor: Tensor) -> list[Findings]:
         if len(shots) > 1:
             along = curve(correct, state, weights)
         if sum(k > 0 for k in shots) > 1 and along is not None and along.num_queries:
-            over_shots = sensitivity_over_shots(correct, state, shots=shots, weights=weights)
+            over_shots = sensitivity_over_shots(correct, state, shots=shots, weights=weights, classes=classes)
         correct, state = correct[:, :, -1], None if state is None else state[:, :, -1]
-    summary = sensitivity_summary(correct, state=state, weights=weights)
+    summary = sensitivity_summary(correct, state=state, weights=weights, classes=classes)
     parts: list[Findings] = [Sensitivity(summary, shots, along, over_shots, title=tensor.title)]
     if summary.components is not None:
-        parts.append(Correlations.of(correct, state, summary.components))
+        nested = nested_components(correct, state, weights=weights, classes=classes)
+        parts.append(Correlations.of(summary.components, nested))
     return parts

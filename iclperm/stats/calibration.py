@@ -115,7 +115,8 @@ def calibration_effect(
     if state is not None and (np.asarray(state) != 0).all(axis=-1).any():
         nothing = np.full(len(shots), np.nan)
         unknown = (Interval(np.nan, np.nan, np.nan, _LEVEL),) * len(shots)
-        return CalibrationEffect(tuple(map(int, shots)), nothing, nothing, unknown, *[nothing] * 4, 1.0, 0)
+        counts = tuple(map(int, shots))
+        return CalibrationEffect(counts, nothing, nothing, unknown, nothing, nothing, nothing, nothing, 1.0, 0)
     whole = [filled(items, state, weights) for items in pair]
     cells, weight = [table.accuracy for table in whole], whole[0].weights
     means, orders, selections = [], [], []

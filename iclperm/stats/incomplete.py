@@ -63,7 +63,8 @@ def strata_of(weights: FloatArray, classes: npt.ArrayLike | None) -> npt.NDArray
 
     Equal weights make one stratum: the queries are then a sample of whatever mixture they come in. Unequal ones are
     those of `classes` [Q], or, where the classes are not known, of the weights themselves: an oversampled class is the
-    queries of one weight. More than 64 different weights without classes are one stratum.
+    queries of one weight. More than 64 different weights without classes, or one that a single query has, are one
+    stratum.
     """
     counted = weights > 0
     found = np.full(len(weights), -1, np.int64)
@@ -73,8 +74,9 @@ def strata_of(weights: FloatArray, classes: npt.ArrayLike | None) -> npt.NDArray
     values = weights if classes is None else np.asarray(classes)
     if values.shape != weights.shape:
         raise RequestError(f"classes must have shape [{len(weights)}], got {list(values.shape)}")
-    different, numbers = np.unique(values[counted], return_inverse=True)
-    found[counted] = 0 if classes is None and len(different) > _MOST_STRATA else numbers
+    different, numbers, sizes = np.unique(values[counted], return_inverse=True, return_counts=True)
+    is_one = classes is None and (len(different) > _MOST_STRATA or sizes.min() < 2)
+    found[counted] = 0 if is_one else numbers
     return found
 
 
@@ -365,5 +367,5 @@ def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.Arr
         value[~has] = expected[0, ~has]
     values = values.reshape(*items.shape[:-1], -1)
     share = 1 - float((there @ weight).mean() / weight.sum())
-    cells = Accuracy(np.asarray((values @ weight) / weight.sum()), left_out, int(np.count_nonzero(usable)))
+    cells = Accuracy(np.average(values, axis=-1, weights=weight), left_out, int(np.count_nonzero(usable)))
     return Filled(values, usable, weight, cells, share)
