@@ -29,11 +29,11 @@ CLOSE = {"rtol": 0, "atol": TOLERANCES["incomplete answers"]["float64"]}
 @st.composite
 def studies(draw, most_missing=0.3):
     """correct [S, P, Q], present, weights [Q] and classes [Q], with every ordering and query answered several times."""
-    shape = tuple(draw(st.integers(low, high)) for low, high in ((2, 4), (2, 4), (4, 7)))
+    shape = tuple(draw(st.integers(low, high)) for low, high in ((2, 4), (2, 4), (5, 8)))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     correct = (generator.random(shape) < generator.uniform(0.3, 0.9, shape[2])).astype(np.uint8)
     present = generator.random(shape) >= draw(st.floats(0, most_missing))
-    present[:, :, :2] = True
+    present[:, :, :4] = True  # two queries of each class
     classes = np.arange(shape[2]) % 2
     weights = np.where(classes == 0, 1.0, draw(st.sampled_from((1.0, 2.0, 9.0))))
     return correct, present, weights, classes

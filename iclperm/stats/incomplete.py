@@ -357,7 +357,7 @@ def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.Arr
         items = items[..., usable]
         return Filled(items, usable, weight, accuracy(items, None, weight)._replace(dropped=left_out), 0.0)
     kind = np.float64 if items.size < LIMITS.numba_from else np.float32  # half the memory of a large tensor
-    values = np.where(there, items.reshape(there.shape[0], -1)[:, usable], 0).astype(kind)
+    values: npt.NDArray[Any] = np.where(there, items.reshape(there.shape[0], -1)[:, usable], 0).astype(kind)
     if not there.any(axis=1).all():
         place = ", ".join(map(str, np.unravel_index(int(np.argmin(there.any(axis=1))), items.shape[:-1])))
         raise RequestError(f"the cell [{place}] has no answer at all; leave this set or permutation out")
