@@ -313,6 +313,9 @@ class TestPool:
         centre, spread = reference.shrunken(values, covariance, np.linspace(0, widest, 4000))
         np.testing.assert_allclose(found.shrunken, centre, atol=0.02 * widest)
         np.testing.assert_allclose(found.shrunken_se, spread, rtol=0.05)
+        for end, wanted in ((found.prediction.low, 0.025), (found.prediction.high, 0.975)):
+            below = reference.one_more(values, covariance, np.linspace(0, widest, 4000), end)
+            assert below == pytest.approx(wanted, abs=0.01)
 
     def test_the_eight_schools(self) -> None:
         """Posterior means and deviations under flat priors, as Bayesian Data Analysis (section 5.5) has them."""

@@ -105,3 +105,17 @@ def shrunken(values: FloatArray, covariance: FloatArray, taus: FloatArray) -> tu
     share = np.array(weights) / sum(weights)
     centre = share @ np.array(means)
     return centre, np.sqrt(share @ np.array(squares) - centre**2)
+
+
+def one_more(values: FloatArray, covariance: FloatArray, taus: FloatArray, at: float) -> float:
+    """Probability that one more true value is at most `at`, under the same model."""
+    ones, weights, below = np.ones(len(values)), [], []
+    for tau in taus.tolist():
+        precision = np.linalg.inv(covariance + tau**2 * np.eye(len(values)))
+        information = float(ones @ precision @ ones)
+        normal = statistics.NormalDist(
+            float(ones @ precision @ values) / information, math.hypot(tau, information**-0.5)
+        )
+        weights.append(math.exp(restricted_log_likelihood(values, covariance, ones[:, None], tau**2)))
+        below.append(normal.cdf(at))
+    return math.fsum(w * b for w, b in zip(weights, below, strict=True)) / math.fsum(weights)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iclperm.prompts.design import draw
@@ -71,11 +72,11 @@ def index_orders(run: FinishedRun) -> NDArray[np.int64] | None:
 def _of_folder(run: FinishedRun, whole: RunFolder) -> tuple[Mapping[int, list[str]], Sequence[str]]:
     """Hashes of the demonstrations by set, and of the test queries."""
     folder = whole.at_extent(run.study.extent) or whole
-    cells = folder.table("demonstrations").select(["set", "permutation", "content_hashes"]).to_pylist()
+    cells = folder.table("demonstrations")
+    firsts = cells.filter(pc.equal(cells["permutation"], 0)).select(["set", "content_hashes"]).to_pylist()
     contents: dict[int, list[str]] = {}
-    for cell in cells:
-        if cell["permutation"] == 0:  # with resample: per_k a set has demonstrations for every k
-            contents.setdefault(cell["set"], []).extend(cell["content_hashes"])
+    for cell in firsts:  # with resample: per_k a set has demonstrations for every k
+        contents.setdefault(cell["set"], []).extend(cell["content_hashes"])
     queries = folder.table("queries").select(["split", "content_hash"]).to_pylist()
     return contents, [query["content_hash"] for query in queries if query["split"] == "test"]
 

@@ -35,7 +35,7 @@ class PooledEstimate:
     tau: float
     """Standard deviation of the true values over cells; 0 where the errors explain all differences."""
     prediction: Interval
-    """For the true value of one more cell of the kind, t with N - 2 degrees of freedom; unbounded for N = 2."""
+    """For the true value of one more cell of the kind, averaged over what τ may be; unbounded for N = 2."""
     q: float
     """Cochran's Q, Σ of squared deviations over their errors; large where the cells really differ."""
     q_p_value: float
@@ -98,7 +98,8 @@ def pool(
     Weights are the inverse of τ²·I + covariance. The interval is that of Knapp & Hartung (2003), its factor at least 1
     (Röver, Knapp & Friede 2015). Shrunken estimates are the means of the hierarchical normal model with a flat prior of
     the mean and of τ, integrated over τ (Gelman et al. 2013, *Bayesian Data Analysis*, section 5.4; with one τ taken
-    for true their errors would be too small); for N = 2, where that has no end, those at the τ found.
+    for true their errors would be too small), and so is what one more study would have; for N = 2, where that has no
+    end, those at the τ found.
 
     Raises RequestError for fewer than two estimates, a NaN, errors that are not above 0 or a matrix that is no
     covariance. Cost: O(200·N³).
@@ -108,16 +109,16 @@ def pool(
     num, upper = len(values), upper_tail(level)
     mean, se = float(fit.coefficients[0]), math.sqrt(float(fit.covariance[0, 0]))
     half = float(special.stdtrit(num - 1, upper)) * se
-    reach = float(special.stdtrit(num - 2, upper)) * math.hypot(se, math.sqrt(fit.tau2)) if num > 2 else math.inf
     fixed = _fitted(values, covariance, np.ones((num, 1)), None)
     residual = values - fixed.coefficients[0]
     q = float(residual @ fixed.precision @ residual)
-    shrunken, shrunken_se = _shrunken(values, covariance, fit.tau2)
+    shrunken, shrunken_se, of_one_more = _shrunken(values, covariance, fit.tau2)
+    low, high = (-math.inf, math.inf) if num < 3 else (of_one_more(1 - upper), of_one_more(upper))
     return PooledEstimate(
         mean=Interval(mean, mean - half, mean + half, level),
         se=se,
         tau=math.sqrt(fit.tau2),
-        prediction=Interval(mean, mean - reach, mean + reach, level),
+        prediction=Interval(mean, low, high, level),
         q=q,
         q_p_value=float(special.chdtrc(num - 1, q)),
         i_squared=max(0.0, 1 - (num - 1) / q) if q > 0 else 0.0,
@@ -170,8 +171,11 @@ def slope(
     )
 
 
-def _shrunken(values: FloatArray, covariance: FloatArray, tau2: float) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard deviation [N] of the true values, over a grid of τ weighted by its restricted likelihood.
+def _shrunken(
+    values: FloatArray, covariance: FloatArray, tau2: float
+) -> tuple[FloatArray, FloatArray, Callable[[float], float]]:
+    """Mean and standard deviation [N] of the true values, over a grid of τ weighted by its restricted likelihood; and
+    the quantiles of one more true value.
 
     In the coordinates in which the covariance is diagonal, τ²·I + covariance is so at every τ.
     """
@@ -192,7 +196,14 @@ def _shrunken(values: FloatArray, covariance: FloatArray, tau2: float) -> tuple[
     at_each = (means[:, None] * x + kept * residual) @ axes.T  # [G, N]
     within = (taus[:, None] ** 2 * (1 - kept)) @ (axes**2).T + (((1 - kept) * x) @ axes.T) ** 2 / information[:, None]
     centre = weight @ at_each
-    return centre, np.sqrt(weight @ (within + (at_each - centre) ** 2))
+    spread = np.sqrt(taus**2 + 1 / information)
+
+    def of_one_more(probability: float) -> float:
+        far = 40 * float(spread.max())
+        ends = float(means.min()) - far, float(means.max()) + far
+        return _bisected(lambda x: probability - float(weight @ special.ndtr((x - means) / spread)), *ends)
+
+    return centre, np.sqrt(weight @ (within + (at_each - centre) ** 2)), of_one_more
 
 
 def _checked(estimates: npt.ArrayLike, errors: npt.ArrayLike, least: int) -> tuple[FloatArray, FloatArray]:

@@ -51,8 +51,7 @@ class Studied(NamedTuple):
     """Sensitivity as printed in arXiv 2511.09700."""
     selection: float
     ratio: Interval
-    """r as printed with its jackknife interval, as its own report has it; NaN bounds below three sets or
-    permutations."""
+    """r as printed with its jackknife interval, as in its own report; NaN bounds below three sets or permutations."""
     ratio_free: float
     """r free of item noise; NaN where that is not known."""
 
