@@ -25,13 +25,14 @@ from iclperm.report import figures, parts, write_report
 from iclperm.report.figures import curve_plot, heat_map, save
 from iclperm.report.parts import Table, plain
 from iclperm.studies.sensitivity import Sensitivity, curve_table, sensitivity_tables
+from iclperm.studies.sensitivity_conclusion import conclusion
 from iclperm.studies.sensitivity_over_shots import (
     SensitivityOverShots,
     over_shots_table,
     ratio_plot,
     sensitivity_over_shots,
 )
-from iclperm.studies.sensitivity_summary import SensitivitySummary, conclusion, sensitivity_summary
+from iclperm.studies.sensitivity_summary import SensitivitySummary, sensitivity_summary
 from iclperm.studies.tokens import token_line
 
 Array = npt.NDArray[Any]

@@ -11,6 +11,7 @@ from iclperm.errors import RequestError
 from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Calibration, Curve, VarianceComponents, explain_components
+from iclperm.studies.sensitivity_conclusion import conclusion
 from iclperm.studies.sensitivity_over_shots import (
     SensitivityOverShots,
     over_shots_table,
@@ -20,7 +21,6 @@ from iclperm.studies.sensitivity_over_shots import (
 from iclperm.studies.sensitivity_summary import (
     Ordering,
     SensitivitySummary,
-    conclusion,
     over_orderings,
     sensitivity_summary,
 )
@@ -85,7 +85,8 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """The summary and, where they were run, curve and sensitivity over shots; JSON-safe."""
-        content: dict[str, Any] = {"sensitivity": self.summary.to_dict(self._last)}
+        summary = {**self.summary.to_dict(self._last), "conclusion": self.conclusion()}
+        content: dict[str, Any] = {"sensitivity": summary}
         if self.curve is not None:
             content["curve"] = {"shots": plain(self.shots), **plain(self.curve)}
         if self.over_shots is not None:

@@ -1,4 +1,4 @@
-"""What a sensitivity study says at one number of shots: its numbers, and the sentences made of them."""
+"""What a sensitivity study says at one number of shots: its numbers; the sentences are `sensitivity_conclusion`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
-from iclperm.report.parts import percent, plain, spread_in_points, with_bounds
+from iclperm.report.parts import plain
 from iclperm.stats import Calibration, Interval, NeededDesign, SensitivityIntervals, VarianceComponents
-from iclperm.stats.intervals import side_of
 from iclperm.stats.sensitivity import FloatArray, query_weights
 from iclperm.studies.tokens import TokenReport, TokenSavings
 from iclperm.study.states import STATES
@@ -126,7 +125,7 @@ class SensitivitySummary:
             content["components"] |= _component_summary(self.components, self.same_label_sequence(shots))
         if self.tokens is not None:
             content["tokens"]["saving"] = plain(self.tokens.saving)
-        content["quoted"], content["conclusion"] = plain(self.quoted), conclusion(self, shots)
+        content["quoted"] = plain(self.quoted)
         return content
 
 
@@ -199,74 +198,6 @@ def over_orderings(calibration: Calibration) -> dict[str, dict[str, float]]:
         score: {"mean": float(values.mean()), "lowest": float(values.min()), "highest": float(values.max())}
         for score, values in calibration._asdict().items()
     }
-
-
-def conclusion(summary: SensitivitySummary, shots: int | None = None) -> list[str]:
-    """The result in plain sentences: what order and choice of `shots` demonstrations do, and whether r differs from 1.
-
-    The movements are free of item noise where the design allows it; r is the one to quote (`SensitivitySummary.quoted`)
-    and is called different from 1 only where taking out the item noise leaves it so.
-    """
-    if shots == 0:
-        return [f"At k = 0 there are no demonstrations to order or to choose; accuracy is {percent(summary.mean)}."]
-    if summary.accuracy.size > 1 and np.ptp(summary.accuracy) == 0:
-        at = "" if shots is None else f"At k = {shots}, "
-        return [
-            f"{at}all {summary.accuracy.size} orderings have the accuracy {percent(summary.mean)}: how far order or "
-            "choice moves it on other queries is not known."
-        ]
-    return [_movements(summary, shots), *_verdict(summary)]
-
-
-def _movements(summary: SensitivitySummary, shots: int | None) -> str:
-    start = "Another" if shots is None else f"At k = {shots}, another"
-    order, selection = (_movement(summary, field) for field in ("order", "selection"))
-    noise = "item noise included" if summary.effects is None else "item noise taken out; 95 % intervals"
-    return (
-        f"{start} order of the same demonstrations moves accuracy by {order}, another choice of demonstrations by "
-        f"{selection} (one standard deviation, {noise})."
-    )
-
-
-def _movement(summary: SensitivitySummary, field: str) -> str:
-    if summary.effects is not None:
-        size, low, high, _ = getattr(summary.effects, field)
-        return f"{spread_in_points(size)} [{100 * low:.1f} to {100 * high:.1f}]"
-    return spread_in_points(getattr(summary.printed, field))
-
-
-def _verdict(summary: SensitivitySummary) -> list[str]:
-    """What r says, and which r it is; nothing where nothing bounds it."""
-    r, free = summary.quoted, None if summary.effects is None else summary.effects.ratio
-    if r is None:
-        return []
-    name = "as printed in arXiv 2511.09700, jackknife" if r == summary.jackknife else "root mean square, generalised"
-    verdict, side = f"r = choice / order = {with_bounds(r)}", side_of(r, 1)
-    if side == 0:
-        verdict += f" cannot be told from 1: which of the two matters more stays open; {_remedy(summary)}."
-    elif free is not None and side_of(free, 1) != side:
-        verdict += (
-            " excludes 1, but without item noise r cannot be told from 1: which of the two matters more stays open."
-        )
-    else:
-        larger, smaller = ("order", "choice") if side < 0 else ("choice", "order")
-        verdict += f" can be told from 1: the {larger} matters more than the {smaller}."
-    quote = f"This is the r to quote ({name} interval)"
-    if free is None or math.isnan(free.estimate):
-        return [verdict, f"{quote}."]
-    return [verdict, f"{quote}; beside it, free of the noise of {summary.num_queries:,} queries: {with_bounds(free)}."]
-
-
-def _remedy(summary: SensitivitySummary) -> str:
-    needed = summary.needed
-    if needed is None:
-        return "no practical design would settle it at this estimate"
-    if needed.num_sets <= min(summary.accuracy.shape):
-        return "more sets and permutations would narrow it"
-    return (
-        f"if r is {needed.ratio:.2f}, about {needed.num_sets:,} sets x {needed.num_permutations:,} permutations would "
-        "settle it"
-    )
 
 
 def _component_summary(components: VarianceComponents, same_label_sequence: bool) -> dict[str, Any]:
