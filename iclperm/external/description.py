@@ -24,6 +24,7 @@ from iclperm.report.parts import (
     percent,
     percent_with_bounds,
     plain,
+    points_with_bounds,
     spread_in_points,
     with_bounds,
 )
@@ -31,8 +32,10 @@ from iclperm.stats.components import NestedComponents, VarianceComponents, neste
 from iclperm.stats.intervals import (
     Interval,
     SensitivityIntervals,
+    bounded,
     generalized_interval,
     jackknife_ratio_interval,
+    possible,
     side_of,
     skewness_warnings,
     wilson_interval,
@@ -60,7 +63,9 @@ from iclperm.stats.sensitivity import (
     sensitivity_ratio,
     usable_queries,
 )
+from iclperm.studies.bearing import Bearing, by_query, of_answers
 from iclperm.studies.sensitivity import Sensitivity, curve_table
+from iclperm.studies.sensitivity_conclusion import interval_reasons
 from iclperm.studies.sensitivity_over_shots import sensitivity_over_shots
 from iclperm.studies.sensitivity_summary import sensitivity_summary
 
@@ -150,6 +155,11 @@ class AccuracyMatrix:
     """Of r as printed; None below three sets or permutations."""
     warnings: tuple[str, ...]
 
+    @property
+    def bearing(self) -> Bearing:
+        """What the accuracies can bear."""
+        return of_answers(None, sets=len(self.accuracy), permutations=self.accuracy.shape[1])
+
     def conclusion(self) -> list[str]:
         """See `Findings`."""
         order, selection, _ = self.spreads["mean_std"]
@@ -163,7 +173,7 @@ class AccuracyMatrix:
             name = "jackknife" if quoted is self.jackknife else "generalised"
             side = "can be told from 1" if side_of(quoted, 1) else "cannot be told from 1"
             lines.append(f"r = choice / order = {with_bounds(quoted)} ({name}) {side}; item noise pulls it towards 1.")
-        return lines
+        return self.bearing.told(lines)
 
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
@@ -198,8 +208,9 @@ class AccuracyMatrix:
         return {
             "accuracy": plain(self.accuracy),
             "spreads": plain(spreads),
-            "intervals": plain(self.intervals),
+            "intervals": None if self.intervals is None else plain(possible(self.intervals)),
             "jackknife": plain(self.jackknife),
+            "bearing": self.bearing.to_dict(),
         }
 
 
@@ -460,18 +471,20 @@ def _of_answers(tensor: Tensor) -> list[Findings]:
             over_shots = sensitivity_over_shots(correct, state, shots=shots, weights=weights)
         correct, state = correct[:, :, -1], None if state is None else state[:, :, -1]
     summary = sensitivity_summary(correct, state=state, weights=weights)
-    parts: list[Findings] = [Sensitivity(summary, shots, along, over_shots, title=tensor.title)]
+    sizes = {"sets": correct.shape[0], "permutations": correct.shape[1]}
+    bearing = of_answers(by_query(correct, state), **sizes, weights=weights).with_reasons(interval_reasons(summary))
+    parts: list[Findings] = [Sensitivity(summary, shots, along, over_shots, title=tensor.title, bearing=bearing)]
     if summary.components is not None:
         parts.append(Correlations.of(correct, state, summary.components))
     return parts
 
 
 def _pair_words(names: Sequence[str], pair: McNemar) -> str:
-    half = 1.96 * pair.se
-    low, high = (100 * (pair.difference + sign * half) for sign in (-1, 1))
+    low, high = (pair.difference + sign * 1.96 * pair.se for sign in (-1, 1))
+    found = bounded(Interval(pair.difference, low, high, 0.95), "difference")
     verdict = "the two differ" if pair.p_mid < 0.05 else "they cannot be told apart, which does not prove them equal"
     return (
-        f"{names[0]} against {names[1]}: {100 * pair.difference:+.1f} points of accuracy [{low:+.1f} to {high:+.1f}], "
+        f"{names[0]} against {names[1]}: {points_with_bounds(found, unit=' points of accuracy')}, "
         f"{pair.only_first:,} queries against {pair.only_second:,} of {pair.num_queries:,} (McNemar mid-p, "
         f"{p_words(pair.p_mid)}): {verdict}."
     )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from iclperm.errors import RequestError
 from iclperm.stats.convergence import mean_error
-from iclperm.stats.intervals import Interval
+from iclperm.stats.intervals import Interval, bounded
 from iclperm.stats.sensitivity import (
     FloatArray,
     accuracy,
@@ -144,7 +144,7 @@ def _gain(before: npt.NDArray[Any], after: npt.NDArray[Any], weight: FloatArray)
     """The weighted mean of after - before, both [S, P, Q], with its interval."""
     if not weight.any():
         return Interval(np.nan, np.nan, np.nan, _LEVEL)
-    return mean_error(after - before.astype(np.float64), weight).interval(_LEVEL)
+    return bounded(mean_error(after - before.astype(np.float64), weight).interval(_LEVEL), "difference")
 
 
 def _scale(scale: npt.ArrayLike | None, label_logprob: npt.ArrayLike) -> FloatArray:

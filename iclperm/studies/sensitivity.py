@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iclperm import stats
@@ -11,7 +11,9 @@ from iclperm.errors import RequestError
 from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Calibration, Curve, VarianceComponents, explain_components
-from iclperm.studies.sensitivity_conclusion import conclusion
+from iclperm.stats.intervals import possible
+from iclperm.studies.bearing import Bearing, of_run
+from iclperm.studies.sensitivity_conclusion import conclusion, interval_reasons
 from iclperm.studies.sensitivity_over_shots import (
     SensitivityOverShots,
     over_shots_table,
@@ -54,6 +56,8 @@ class Sensitivity:
     title: str = ""
     chance: float | None = None
     """Accuracy of guessing."""
+    bearing: Bearing = field(default_factory=Bearing)
+    """What the answers can bear."""
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -62,7 +66,7 @@ class Sensitivity:
 
     def conclusion(self) -> list[str]:
         """See `Findings`."""
-        return conclusion(self.summary, self._last)
+        return conclusion(self.summary, self._last, self.bearing)
 
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
@@ -85,7 +89,11 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """The summary and, where they were run, curve and sensitivity over shots; JSON-safe."""
-        summary = {**self.summary.to_dict(self._last), "conclusion": self.conclusion()}
+        summary = self.summary.to_dict(self._last)
+        for name in ("intervals", "effects"):
+            if (found := getattr(self.summary, name)) is not None:
+                summary[name] = plain(possible(found))
+        summary |= {"conclusion": self.conclusion(), "bearing": self.bearing.to_dict()}
         content: dict[str, Any] = {"sensitivity": summary}
         if self.curve is not None:
             content["curve"] = {"shots": plain(self.shots), **plain(self.curve)}
@@ -117,7 +125,8 @@ def findings(run: FinishedRun) -> Sensitivity:
         over_shots = sensitivity_over_shots(
             run.correct, run.state, shots=run.shots, weights=run.weights, seed=seed, resampled=resampled
         )
-    return Sensitivity(summary, run.shots, curve, over_shots, title=run.title, chance=run.chance)
+    bearing = of_run(run).with_reasons(interval_reasons(summary))
+    return Sensitivity(summary, run.shots, curve, over_shots, run.title, run.chance, bearing)
 
 
 def sensitivity_tables(summary: SensitivitySummary, shots: int | None = None, *, full: bool = True) -> list[Table]:
@@ -182,10 +191,10 @@ def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) ->
         if estimator == "mean_std" and summary.jackknife is not None:
             rows.append(("  95 %, jackknife", "", "", interval_words(summary.jackknife)))
         if estimator == "rms" and summary.intervals is not None:
-            rows.append(("  95 %, generalised", *(interval_words(interval) for interval in summary.intervals)))
+            rows.append(("  95 %, generalised", *map(interval_words, possible(summary.intervals))))
     if summary.effects is not None:
         rows.append(("RMS without item noise", *(number(effect.estimate) for effect in summary.effects)))
-        rows.append(("  95 %, generalised", *(interval_words(effect) for effect in summary.effects)))
+        rows.append(("  95 %, generalised", *map(interval_words, possible(summary.effects))))
     header = ("sensitivity of accuracy", "to order", "to selection", "r = sel. / order")
     return Table(f"Order against selection{_at(shots)}", header, rows)
 

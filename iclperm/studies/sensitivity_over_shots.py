@@ -16,6 +16,7 @@ from iclperm.errors import RequestError
 from iclperm.report.figures import BLUE, GREY, ORANGE, head, plain_frame, shot_ticks
 from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Interval
+from iclperm.stats.intervals import possible
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.sensitivity_summary import spread_of
 
@@ -152,7 +153,7 @@ def _at_one_k(matrix: FloatArray, items: npt.NDArray[Any], seed: int) -> _AtOneK
     r = stats.jackknife_ratio_interval(matrix) if enough else _NOTHING._replace(estimate=printed.ratio)
     if min(items.shape) < 2:
         return printed.order, printed.selection, r, _NOTHING, _NOTHING, _NOTHING
-    effects = stats.effect_interval(stats.variance_components(items), seed=seed)
+    effects = possible(stats.effect_interval(stats.variance_components(items), seed=seed))
     return printed.order, printed.selection, r, *effects
 
 
