@@ -63,7 +63,9 @@ class Interval(NamedTuple):
     level: float
 
 
-Scale = Literal["accuracy", "difference", "spread", "spread difference", "variance", "correlation"]
+Scale = Literal[
+    "accuracy", "difference", "spread", "spread difference", "variance", "correlation", "ratio", "share of a gap"
+]
 POSSIBLE: Mapping[Scale, tuple[float, float]] = {
     "accuracy": (0.0, 1.0),
     "difference": (-1.0, 1.0),
@@ -71,6 +73,8 @@ POSSIBLE: Mapping[Scale, tuple[float, float]] = {
     "spread difference": (-0.5, 0.5),
     "variance": (-0.25, 0.25),
     "correlation": (-1.0, 1.0),
+    "ratio": (0.0, math.inf),
+    "share of a gap": (-math.inf, 1.0),
 }
 """What numbers of each kind can be at all, in units of accuracy: the standard deviation of numbers in 0..1 is at most ½
 (Popoviciu 1935). A variance free of item noise can be negative as an estimate."""
@@ -119,8 +123,9 @@ class SensitivityIntervals(NamedTuple):
 
 def possible(intervals: SensitivityIntervals) -> SensitivityIntervals:
     """Intervals of spreads of accuracies cut to what is possible (`bounded`); that of their ratio has no end."""
-    cut = {name: bounded(getattr(intervals, name), "spread") for name in ("order", "selection")}
-    return intervals._replace(**cut)
+    return intervals._replace(
+        order=bounded(intervals.order, "spread"), selection=bounded(intervals.selection, "spread")
+    )
 
 
 class NeededDesign(NamedTuple):

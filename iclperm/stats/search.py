@@ -28,7 +28,11 @@ TIE_DECIMALS = 12
 _NOTHING = 1e-12  # what rounding makes of a difference of 0
 _HALVES = 100
 _ACCURACIES: tuple[str, ...] = ("average", "highest_dev", "honest", "maximum")
-_SCALES: dict[str, Scale] = {**dict.fromkeys(_ACCURACIES, "accuracy"), "gain": "difference"}
+_SCALES: dict[str, Scale] = {
+    **dict.fromkeys((*_ACCURACIES, "share"), "accuracy"),  # Highest-Dev is never above Max
+    "gain": "difference",
+    "gap_closed": "share of a gap",
+}
 _PURPOSES = {"halves": 1, "permutations": 2, "dev": 3, "sets": 4}
 
 
@@ -156,7 +160,7 @@ def search(
         "gap_closed": lambda means: _ratio(means[1] - means[0], means[3] - means[0]),
     }
     found = {name: _interval(columns, weight, function, level) for name, function in named.items()}
-    intervals = {name: bounded(one, _SCALES[name]) if name in _SCALES else one for name, one in found.items()}
+    intervals = {name: bounded(one, _SCALES[name]) for name, one in found.items()}
     honest = by_query["honest"] @ weight / weight.sum()
     return Search(cells.values, chosen, best, honest, **intervals, num_queries=cells.num_queries, dropped=cells.dropped)
 

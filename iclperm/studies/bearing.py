@@ -158,7 +158,8 @@ def of_answers(
 
     Raises RequestError on shapes that do not fit. Cost: O(N·Q).
     """
-    reasons = [*_few("sets", sets), *_few("permutations", permutations)]
+    sizes: dict[Literal["sets", "permutations"], int] = {"sets": sets or 1, "permutations": permutations or 1}
+    reasons = [reason for axis, count in sizes.items() if count > 1 for reason in too_few(axis, count)]
     if right is None:
         return Bearing(tuple(reasons))
     places = np.atleast_2d(np.asarray(right, dtype=np.float64))
@@ -278,11 +279,12 @@ def _not_told(found: ToldFrom) -> Reason:
     )
 
 
-def _few(axis: Literal["sets", "permutations"], count: int | None) -> list[Reason]:
-    if count is None or count == 1 or count >= LEAST_LEVELS:
+def too_few(axis: Literal["sets", "permutations"], count: int) -> list[Reason]:
+    """A reason where what so many sets, or permutations, say of others is nothing."""
+    if count >= LEAST_LEVELS:
         return []
-    remedy = f"{LEAST_LEVELS} {axis} at least, better 10"
-    return [Reason(axis, f"{count} {axis} say nothing of other {axis}", remedy)]
+    what = f"{count} {axis} say" if count > 1 else f"one {axis[:-1]} says"
+    return [Reason(axis, f"{what} nothing of other {axis}", f"{LEAST_LEVELS} {axis} at least, better 10")]
 
 
 def _few_queries(effective: float, distinct: int) -> Reason:

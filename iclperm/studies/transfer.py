@@ -26,7 +26,7 @@ from iclperm.stats.intervals import bounded, jackknife_interval
 from iclperm.stats.paired import holm
 from iclperm.stats.search import choose
 from iclperm.stats.sensitivity import accuracy_matrix
-from iclperm.studies.bearing import LEAST_LEVELS, Bearing, by_query, of_run
+from iclperm.studies.bearing import LEAST_LEVELS, Bearing, by_query, of_run, too_few
 from iclperm.studies.search import dev_scores
 from iclperm.studies.stages import Stage
 from iclperm.study import kinds
@@ -308,8 +308,9 @@ def _bearing(runs: Mapping[str, FinishedRun], found: Transfer) -> Bearing:
         correct, state = test.correct[:, :, -1], test.state[:, :, -1]
         own = int(found.chosen[place][0])
         right = [by_query(correct, state), by_query(correct[:, own], state[:, own])]
-        bears = of_run(run, right, sets=max(len(correct), 2), permutations=1)
-        reasons += [reason._replace(words=f"on {name}, {reason.words}") for reason in bears.reasons]
+        bears = of_run(run, right, permutations=1)
+        few = too_few("sets", 1) if len(correct) == 1 else []  # of which nothing else is said
+        reasons += [reason._replace(words=f"on {name}, {reason.words}") for reason in (*few, *bears.reasons)]
         cautions += [f"On {name}: {caution}" for caution in bears.cautions]
     return Bearing(tuple(reasons), tuple(cautions))
 
@@ -405,7 +406,7 @@ def _ratio(there: FloatArray, own: FloatArray, level: float) -> Interval:
             return np.where(np.asarray(b) > 0, np.divide(a, b), np.nan)
 
     left_out = ratio(*(values.sum() - values for values in (there, own)))
-    return jackknife_interval(float(ratio(there.sum(), own.sum())), left_out, level=level)
+    return bounded(jackknife_interval(float(ratio(there.sum(), own.sum())), left_out, level=level), "ratio")
 
 
 def _gain(lead: FloatArray, level: float) -> Interval:
