@@ -34,7 +34,7 @@ RARELY = 0.1
 _SILENT = 0.5  # of the queries asks for labels that are hardly ever answered: then the rest is no task any more
 _LEVEL, _POWER = 0.95, 0.8
 _SHOWN_LABELS = 4
-_MOST_NEEDED = 1_000_000
+_MOST_NEEDED = 10_000
 _ROUNDING = 1e-9
 
 About = Literal["accuracy", "labels", "sets", "permutations", "queries", "interval"]
@@ -60,7 +60,7 @@ class ToldFrom(NamedTuple):
     is_told: bool
     needed: int | None
     """Distinct queries that would tell an accuracy so high from the reference with 80 % power; None where none would,
-    or more than a million."""
+    or more than 10,000."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _not_told(found: ToldFrom) -> Reason:
     where = "lies below" if found.accuracy.high < found.reference else "cannot be told from"
     remedy = "a model, a wording or a number of shots with which the task is answered better than that"
     if found.needed is not None:
-        remedy = f"at this accuracy about {found.needed:,} queries, else {remedy}"
+        remedy = f"at this accuracy about {found.needed:,} queries, or {remedy}"
     return Reason(
         "accuracy",
         f"accuracy, {percent(found.accuracy.estimate)}{bounds}, {where} {what}, {percent(found.reference)}",
