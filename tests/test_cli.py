@@ -78,7 +78,8 @@ def test_a_study_file_to_a_report(call, study_file, tmp_path):
     assert "computed in" in printed
     assert "Order against selection" in printed
     assert "Accuracy against k" in printed
-    assert f"  {out}: heatmap.png, heatmap.svg, curve.png, curve.svg, report.json\n" in printed
+    figures = "heatmap.png, heatmap.svg, curve.png, curve.svg, confusion.png, confusion.svg"
+    assert f"  {out}: {figures}, report.json\n" in printed
     assert (out / "report.json").is_file()
     code, printed, _ = call("run", study_file, "--out", out)
     assert code == 0

@@ -12,6 +12,7 @@ from iclperm import Study, Task
 from iclperm.errors import ConfigError, DataError
 from iclperm.prompts.design import (
     draw,
+    draw_natural_queries,
     draw_permutations,
     draw_queries,
     draw_set,
@@ -259,6 +260,43 @@ def test_a_short_class_is_oversampled_as_weights(tmp_path):
         np.testing.assert_array_equal(few.rows, asked.rows[: asked.num_distinct(count)])
         np.testing.assert_array_equal(few.draws, asked.draws[:count])
         assert few.weights.sum() == count
+
+
+def test_natural_queries_come_as_they_are_each_once(tmp_path):
+    path = make_task(tmp_path)
+    write_rows(
+        tmp_path / "test.jsonl", [row for number, row in enumerate(make_rows(2, 600)) if number % 3 or number < 60]
+    )
+    task = Task.load(path)
+    test = task.examples("test")
+    share = float(np.mean(test.labels == 0))
+    asked = draw_natural_queries(0, 300, task, test, set())
+    assert asked.weights.tolist() == [1] * 300 == [1] * len(set(asked.rows.tolist()))
+    # 300 of 420 rows: the hypergeometric standard deviation of a share is 0.0064; 5 of them hardly happen.
+    assert share < 0.06
+    assert abs(float(np.mean(test.labels[asked.rows] == 0)) - share) < 5 * 0.0065
+    for count in (1, 7, 299):
+        np.testing.assert_array_equal(draw_natural_queries(0, count, task, test, set()).rows, asked.rows[:count])
+    assert draw_natural_queries(1, 300, task, test, set()).rows.tolist() != asked.rows.tolist()
+    known = set(test.hashes[:20])
+    fewer = draw_natural_queries(0, 400, task, test, known)
+    assert fewer.num_excluded == 20
+    assert fewer.rows.min() >= 20
+    with pytest.raises(
+        DataError, match=r"has 400 usable test examples, but 'queries' is 401 .* lower 'queries' to 400"
+    ):
+        draw_natural_queries(0, 401, task, test, known)
+
+
+def test_a_natural_study_draws_both_splits_so(tmp_path):
+    path = make_task(tmp_path, data={"train": "train.jsonl", "test": "test.jsonl", "dev": 0.3})
+    task = Task.load(path)
+    examples = {split: task.examples(split) for split in ("train", "test", "dev")}
+    study = Study(sets=2, permutations=3, shots=3, queries=25, dev_queries=15, balance="natural")
+    design = draw(study, task, examples)
+    assert [queries.weights.tolist() for queries in design.queries] == [[1] * 25, [1] * 15]
+    with pytest.raises(DataError, match="'dev_queries' is 99"):
+        draw(study.model_copy(update={"dev_queries": 99}), task, examples)
 
 
 def test_dev_queries_repeat_neither_demonstrations_nor_test_queries(tmp_path):

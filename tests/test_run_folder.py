@@ -99,6 +99,41 @@ def test_a_run_grows_to_what_a_larger_one_is(tmp_path, study, sizes):
     assert reopened.study.extent == large.extent
 
 
+def test_a_folder_from_before_the_key_balance_goes_on_unchanged(tmp_path, study):
+    """The default is in no plan, digest or study.yaml: they are those of a version that did not know the key."""
+    run = run_in_parts(study, tmp_path / "run")
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert "balance" not in plan["study"]
+    assert "balance" not in (tmp_path / "run/study.yaml").read_text()
+    before = files(tmp_path / "run")
+    assert run_in_parts(grown(study, balance="classes"), tmp_path / "run").digest == run.digest
+    assert files(tmp_path / "run") == before
+    assert iclperm.open_run(tmp_path / "run").study.balance == "classes"
+    with pytest.raises(RunError, match=r'study\.balance is "classes" there and "natural" here'):
+        run_in_parts(grown(study, balance="natural"), tmp_path / "run")
+    # Nor can the key be written into a folder that was run without.
+    path = tmp_path / "run/study.yaml"
+    path.write_text(path.read_text() + "balance: natural\n")
+    with pytest.raises(RunError, match="it is not the plan's study"):
+        iclperm.open_run(tmp_path / "run")
+
+
+def test_a_natural_run_grows_and_weighs_every_query_once(tmp_path, study):
+    natural = grown(study, balance="natural")
+    small = run_in_parts(natural, tmp_path / "run")
+    large = grown(natural, queries=9, dev_queries=3)
+    extended = run_in_parts(large, tmp_path / "run", extend=True)
+    assert extended.digest == run_in_parts(large, tmp_path / "whole").digest != small.digest
+    reopened = iclperm.open_run(tmp_path / "run")
+    assert reopened.study.balance == "natural"
+    assert reopened.weights.tolist() == [1] * 9
+    assert reopened.splits["dev"].weights.tolist() == [1] * 3
+    assert "balance: natural" in (tmp_path / "run/study.yaml").read_text()
+    assert "always naming" in reopened.classes.conclusion()[0]
+    with pytest.raises(RunError, match=r'study\.balance is "natural" there and "classes" here'):
+        run_in_parts(grown(large, balance="classes"), tmp_path / "run")
+
+
 def test_a_run_grows_again_and_again_and_through_interruptions(tmp_path, study):
     sizes = [{}, {"sets": 3}, {"sets": 3, "permutations": 4}, {"sets": 3, "permutations": 4, "queries": 7}]
     for step in sizes:

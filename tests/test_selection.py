@@ -58,8 +58,15 @@ def fake_run(
     def items() -> Any:
         correct = (generator.random((*chance.shape, num_queries)) < chance[..., None]).astype(np.uint8)
         correct[:, :, 0] = correct[:1, :1, 0]
+        gold = np.arange(num_queries) % 2
         return SimpleNamespace(
-            correct=correct, state=np.zeros_like(correct), weights=np.ones(num_queries, np.int64), gold=None
+            correct=correct,
+            state=np.zeros_like(correct),
+            weights=np.ones(num_queries, np.int64),
+            gold=gold,
+            context_of=np.arange(math.prod(correct.shape[:3])).reshape(correct.shape[:3]),
+            context_state=np.zeros((math.prod(correct.shape[:3]), num_queries), np.uint8),
+            context_prediction=np.where(correct, gold, 1 - gold).reshape(-1, num_queries),
         )
 
     labels = np.arange(len(worth)) % 2
@@ -263,8 +270,10 @@ class TestFindings:
         outcome = kind.selection(correct, strategies=["random", "top"], shots=[2], weights=weights).outcomes["top"]
         ours, base = correct[1, :, :, 0], correct[0, :, :, 0]
         error = stats.mean_error(ours - base.astype(float), weights)
-        assert outcome.difference[:4] == pytest.approx((error.mean, error.se, *error.interval()[1:3]))
-        assert outcome.p_accuracy == pytest.approx(2 * special.stdtr(error.degrees, -abs(error.mean) / error.se))
+        careful = error._replace(degrees=3)  # of four sets
+        assert error.degrees > 3
+        assert outcome.difference[:4] == pytest.approx((error.mean, error.se, *careful.interval()[1:3]))
+        assert outcome.p_accuracy == pytest.approx(2 * special.stdtr(3, -abs(error.mean) / error.se))
         assert outcome.accuracy.se == pytest.approx(stats.mean_error(ours, weights).se)
 
         def spread(items: Array) -> float:

@@ -21,6 +21,7 @@ from tiny import make_model, make_task
 import iclperm
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report import figures
+from iclperm.stats.paired import holm
 from iclperm.studies.report import Run
 from iclperm.studies.search import dev_scores
 from iclperm.studies.transfer import TransferFindings, findings, transfer
@@ -59,6 +60,7 @@ class TestTransfer:
         for name, (dev, _) in given_.items():
             rows = dev.tolist() if by_set else [dev.mean(axis=0).round(12).tolist()] * len(dev)
             best[name] = [row.index(max(row)) for row in rows]
+        p_values = []
         for a, b in np.ndindex(3, 3):
             test, there, own = given_[names[b]][1], best[names[a]], best[names[b]]
             values = [test[s, p] for s, p in enumerate(there)]
@@ -69,15 +71,21 @@ class TestTransfer:
             left_out = [(sum(values) - values[s]) / (sum(at_own) - at_own[s]) for s in range(4)]
             pseudo = [4 * ratio.estimate - 3 * value for value in left_out]
             half = scipy_stats.t.ppf(0.975, 3) * math.sqrt(statistics.variance(pseudo) / 4)
-            assert (ratio.low, ratio.high) == pytest.approx((ratio.estimate - half, ratio.estimate + half))
+            assert (ratio.low, ratio.high) == pytest.approx((max(ratio.estimate - half, 0), ratio.estimate + half))
             gains = [value - statistics.fmean(row) for value, row in zip(values, test.tolist(), strict=True)]
             gain = found.gain[a][b]
             half = scipy_stats.t.ppf(0.975, 3) * statistics.stdev(gains) / 2
             assert gain.estimate == pytest.approx(statistics.fmean(gains))
             assert (gain.low, gain.high) == pytest.approx((gain.estimate - half, gain.estimate + half), abs=1e-9)
+            error = statistics.stdev(gains) / 2
+            p_values.append(2 * scipy_stats.t.sf(abs(gain.estimate) / error, 3) if error > 1e-12 else math.nan)
             assert found.rate(names[a], names[b]) == pytest.approx(
                 (found.ratio[a][b].estimate + found.ratio[b][a].estimate) / 2
             )
+        adjusted = np.reshape(holm(p_values), (3, 3))
+        np.testing.assert_allclose(found.p_gain, adjusted, atol=1e-9)
+        for a, b in np.ndindex(3, 3):
+            assert found.is_gain[a, b] == (adjusted[a, b] < 0.05 and found.gain[a][b].estimate > 0)
         assert found.average == pytest.approx([test.mean() for _, test in given_.values()])
         for b, (_, test) in enumerate(given_.values()):
             top = [max(row) for row in test.tolist()] if by_set else [max(np.mean(test, axis=0).tolist())]

@@ -25,6 +25,7 @@ STUDY_KEYS = {
     "resample": "none: several shots are prefixes of one order; per_k: each has sets and orders of its own.",
     "queries": "Number of test queries.",
     "dev_queries": "Number of dev queries, scored beside them.",
+    "balance": "classes: queries of every class alike, a short one oversampled; natural: as they come, each once.",
     "seed": "Seed of every random choice.",
     "design": "How sets and orders are drawn: random.",
     "scoring": "How answers are found: loglikelihood (of every label), first_token (of theirs), or generate.",

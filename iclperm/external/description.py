@@ -31,6 +31,7 @@ from iclperm.stats.intervals import (
     SensitivityIntervals,
     generalized_interval,
     jackknife_ratio_interval,
+    possible,
     side_of,
     skewness_warnings,
 )
@@ -50,8 +51,11 @@ from iclperm.stats.sensitivity import (
     selection_sensitivity,
     sensitivity_ratio,
 )
+from iclperm.studies.bearing import Bearing, by_query, of_answers
 from iclperm.studies.missing import Missing, missing_of
 from iclperm.studies.sensitivity import Sensitivity, curve_table
+from iclperm.studies.sensitivity_conclusion import interval_reasons
+from iclperm.studies.sensitivity_latent import sensitivity_latent
 from iclperm.studies.sensitivity_over_shots import sensitivity_over_shots
 from iclperm.studies.sensitivity_summary import sensitivity_summary
 
@@ -142,6 +146,11 @@ class AccuracyMatrix:
     """Of r as printed; None below three sets or permutations."""
     warnings: tuple[str, ...]
 
+    @property
+    def bearing(self) -> Bearing:
+        """What the accuracies can bear."""
+        return of_answers(None, sets=len(self.accuracy), permutations=self.accuracy.shape[1])
+
     def conclusion(self) -> list[str]:
         """See `Findings`."""
         order, selection, _ = self.spreads["mean_std"]
@@ -155,7 +164,7 @@ class AccuracyMatrix:
             name = "jackknife" if quoted is self.jackknife else "generalised"
             side = "can be told from 1" if side_of(quoted, 1) else "cannot be told from 1"
             lines.append(f"r = choice / order = {with_bounds(quoted)} ({name}) {side}; item noise pulls it towards 1.")
-        return lines
+        return self.bearing.told(lines)
 
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
@@ -190,8 +199,9 @@ class AccuracyMatrix:
         return {
             "accuracy": plain(self.accuracy),
             "spreads": plain(spreads),
-            "intervals": plain(self.intervals),
+            "intervals": None if self.intervals is None else plain(possible(self.intervals)),
             "jackknife": plain(self.jackknife),
+            "bearing": self.bearing.to_dict(),
         }
 
 
@@ -310,7 +320,12 @@ def _of_answers(tensor: Tensor) -> list[Findings]:
             over_shots = sensitivity_over_shots(correct, state, shots=shots, weights=weights, classes=classes)
         correct, state = correct[:, :, -1], None if state is None else state[:, :, -1]
     summary = sensitivity_summary(correct, state=state, weights=weights, classes=classes)
-    parts: list[Findings] = [Sensitivity(summary, shots, along, over_shots, title=tensor.title)]
+    sizes = {"sets": correct.shape[0], "permutations": correct.shape[1]}
+    bearing = of_answers(by_query(correct, state), **sizes, weights=weights).with_reasons(interval_reasons(summary))
+    latent = partial(sensitivity_latent, correct, state, weights=weights)
+    parts: list[Findings] = [
+        Sensitivity(summary, shots, along, over_shots, title=tensor.title, fit_latent=latent, bearing=bearing)
+    ]
     if summary.components is not None:
         nested = nested_components(correct, state, weights=weights, classes=classes)
         parts.append(Correlations.of(summary.components, nested))

@@ -123,7 +123,8 @@ def draw(study: Study, task: Task, examples: Mapping[str, Examples]) -> Design:
     known = set(train.hashes)
     queries = []
     for split, count in study.query_counts.items():
-        queries.append(draw_queries(study.seed, count, task, examples[split], known))
+        drawn = draw_queries if study.balance == "classes" else draw_natural_queries
+        queries.append(drawn(study.seed, count, task, examples[split], known))
         known |= set(examples[split].hashes)
     if study.calibration == "contextual":
         inputs = np.arange(len(CONTENT_FREE_INPUTS))
@@ -272,8 +273,7 @@ def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: S
     split, num_labels = examples.split, len(task.classes)
     fresh = np.array([content not in known for content in examples.hashes], dtype=bool)
     rows = np.empty(count, dtype=np.int64)
-    # Test keeps the keys without a split that it had when it was the only one.
-    suffix = "" if split == "test" else f" of {split}"
+    suffix = _of_split(split)
     for turn, label in enumerate(keyed_permutation(num_labels, seed, f"query classes{suffix}")):
         pool = np.flatnonzero(fresh & (examples.labels == label))
         draws = np.arange(len(rows[turn::num_labels]))
@@ -291,6 +291,29 @@ def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: S
     numbers = np.empty(len(distinct), dtype=np.int64)
     numbers[by_appearance] = np.arange(len(distinct))
     return SplitQueries(split, distinct[by_appearance], numbers[inverse], int(np.sum(~fresh)))
+
+
+def draw_natural_queries(seed: int, count: int, task: Task, examples: Examples, known: Set[str]) -> SplitQueries:
+    """``count`` queries of a split as they come, each once: a random sample of its rows of no content in ``known``.
+
+    So classes are about as frequent as in the split, and every weight is 1. A larger count keeps the earlier queries.
+    Raises `DataError` where there are fewer rows. O(examples log examples).
+    """
+    fresh = np.flatnonzero([content not in known for content in examples.hashes])
+    if count > len(fresh):
+        key = "queries" if examples.split == "test" else f"{examples.split}_queries"
+        raise DataError(
+            f"task {task.name!r} has {len(fresh)} usable {examples.split} examples, but {key!r} is {count} and balance "
+            f"is 'natural', which asks each once; lower {key!r} to {len(fresh)} or add examples"
+        )
+    order = keyed_permutation(len(fresh), seed, f"natural queries{_of_split(examples.split)}")
+    draws = np.arange(count)
+    return SplitQueries(examples.split, fresh[order[:count]], draws, len(examples.hashes) - len(fresh))
+
+
+def _of_split(split: str) -> str:
+    """What a key of queries ends in: test keeps the keys that it had when it was the only split."""
+    return "" if split == "test" else f" of {split}"
 
 
 def content_free_examples(task: Task, train: Examples) -> Examples:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_PRINTED_CELLS = 200
 _MAX_TICKS = 20
+_MAX_COUNTED_LABELS = 14
 _COLOURS = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#5F5F5F"  # Okabe-Ito
 _STYLE: Any = {
@@ -83,6 +84,52 @@ def curve_plot(curve: Curve, shots: Sequence[int], *, title: str = "", chance: f
         head(figure, title or "Accuracy against the number of demonstrations", "bands: mean ± one standard deviation")
 
     return Plot((4.8, 3.4), draw)
+
+
+def confusion_plot(
+    counts: npt.ArrayLike, unnamed: npt.ArrayLike, labels: Sequence[str], *, title: str = "", line: str = ""
+) -> Plot:
+    """Right labels (rows) by answered labels (columns) of counts [L, L], coloured by the share of a row.
+
+    `unnamed` [L] are answers that name none of the labels; they have a column of their own where there are any. Share
+    and count are printed while L <= 14. Raises RequestError on shapes that do not fit.
+    """
+    table, rest, words = np.asarray(counts, dtype=np.float64), np.asarray(unnamed, dtype=np.float64), list(labels)
+    if table.shape != (len(words), len(words)) or rest.shape != (len(words),):
+        raise RequestError(f"a confusion of {len(words)} labels needs [L, L] and [L], got {table.shape}, {rest.shape}")
+    columns = [*words, "no label"] if rest.any() else words
+    cells = np.column_stack([table, rest])[:, : len(columns)]
+    total = cells.sum(axis=1, keepdims=True)
+    shares = np.divide(cells, total, out=np.zeros(cells.shape), where=total > 0)
+    letters = 0.075 * max(map(len, columns))
+    cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else 0.3
+    width, height = cell * len(columns), 0.8 * cell * len(words)
+
+    def draw(figure: Figure) -> None:
+        full_width, full_height = figure.get_size_inches()
+        left, bottom = letters + 0.45, letters + 0.55
+        axes = figure.add_axes((left / full_width, bottom / full_height, width / full_width, height / full_height))
+        image = axes.imshow(shares, cmap=_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        if len(words) <= _MAX_COUNTED_LABELS:
+            for (row, column), share in np.ndenumerate(shares):
+                colour = letter_colour(image.cmap(image.norm(share)))
+                text = f"{_cell(share)}\n{cells[row, column]:.1f}"
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=6.5)
+        axes.set_xticks(range(len(columns)), _without_mathematics(columns), rotation=90)
+        axes.set_yticks(range(len(words)), _without_mathematics(words))
+        axes.set(xlabel="answered", ylabel="right label")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        place = ((left + width + 0.15) / full_width, bottom / full_height, 0.12 / full_width, height / full_height)
+        figure.colorbar(image, cax=figure.add_axes(place), label="share of the row").outline.set_visible(False)
+        head(figure, title or "Right and answered labels", line)
+
+    return Plot((max(letters + width + 1.4, 5.2), letters + height + 1.25), draw)
+
+
+def _without_mathematics(words: Sequence[str]) -> list[str]:
+    """Words in which Matplotlib reads no formula."""
+    return [word.replace("$", r"\$") for word in words]
 
 
 def save(plot: Plot, stem: str | Path) -> list[Path]:

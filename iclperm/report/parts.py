@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from iclperm.stats.intervals import CutToPossible
+
 if TYPE_CHECKING:
     import rich.table
     from matplotlib.figure import Figure
@@ -118,12 +120,23 @@ def signed(value: float, digits: int = 4) -> str:
 def interval_words(interval: Bounded, digits: int = 4, sign: Literal["", "+"] = "") -> str:
     """The two ends of an interval, or a dash where nothing is bounded; `sign` writes a plus too."""
     low, high = (f"{end:{sign}.{digits}f}" for end in (interval.low, interval.high))
-    return "-" if math.isnan(interval.low) else f"{low} to {high}"
+    return "-" if math.isnan(interval.low) else f"{low} to {high}{_mark(interval)}"
 
 
 def with_bounds(found: Bounded, digits: int = 2, sign: Literal["", "+"] = "") -> str:
     """An estimate, and its interval in brackets: "0.69 [0.34 to 1.40]"."""
-    return f"{found.estimate:{sign}.{digits}f} [{found.low:{sign}.{digits}f} to {found.high:{sign}.{digits}f}]"
+    ends = f"{found.low:{sign}.{digits}f} to {found.high:{sign}.{digits}f}"
+    return f"{found.estimate:{sign}.{digits}f} [{ends}{_mark(found)}]"
+
+
+def spread_with_bounds(found: Bounded) -> str:
+    """A standard deviation in a sentence, with its interval: "about ±8.6 points [6.9 to 13.7]"."""
+    return f"{spread_in_points(found.estimate)} [{100 * found.low:.1f} to {100 * found.high:.1f}{_mark(found)}]"
+
+
+def _mark(found: object) -> str:
+    """What says that an interval was cut to what is possible (`iclperm.stats.intervals.bounded`)."""
+    return " (bounded)" if isinstance(found, CutToPossible) else ""
 
 
 def percent(share: float) -> str:
@@ -133,7 +146,7 @@ def percent(share: float) -> str:
 
 def percent_with_bounds(found: Bounded) -> str:
     """A share in per cent, with its interval in brackets where it is bounded."""
-    bounds = "" if math.isnan(found.low) else f" [{100 * found.low:.1f} to {100 * found.high:.1f}]"
+    bounds = "" if math.isnan(found.low) else f" [{100 * found.low:.1f} to {100 * found.high:.1f}{_mark(found)}]"
     return percent(found.estimate) + bounds
 
 
@@ -146,7 +159,7 @@ def points_with_bounds(found: Bounded, unit: str = " points") -> str:
     """A gain in points with its sign, and its interval in brackets where it is bounded; a dash where it is unknown."""
     if math.isnan(found.estimate):
         return "-"
-    bounds = "" if math.isnan(found.low) else f" [{100 * found.low:+.1f} to {100 * found.high:+.1f}]"
+    bounds = "" if math.isnan(found.low) else f" [{100 * found.low:+.1f} to {100 * found.high:+.1f}{_mark(found)}]"
     return f"{100 * found.estimate:+.1f}{unit}{bounds}"
 
 

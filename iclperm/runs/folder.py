@@ -128,7 +128,7 @@ class RunFolder:
             )
         path = self.path / "study.yaml"
         study = _read_study(path)
-        if study is None or not (_agrees(study, self.plan["study"]) and _agrees(study, self.extents[-1])):
+        if study is None or not (_is_of(study, self.plan) and _agrees(study, self.extents[-1])):
             raise DamagedItem(f"{path} is damaged: it is not the plan's study; run the study again")
         return study
 
@@ -203,7 +203,7 @@ class RunFolder:
     def _write_study(self, study: Study) -> None:
         path = self.path / "study.yaml"
         there = _read_study(path)
-        if there is not None and _agrees(there, self.plan["study"]):
+        if there is not None and _is_of(there, self.plan):
             if _agrees(there, self.extents[-1]) or self._has_grown():
                 self.record_statistics(study)
                 return
@@ -261,7 +261,8 @@ class RunFolder:
             (self.path / name).mkdir(exist_ok=True)
 
     def _refuse_another(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-        differences = list(_differences(there, here))
+        before, now = ({**plan, "study": _with_later(plan)} for plan in (there, here))
+        differences = list(_differences(before, now))
         # What follows from another choice is no news beside it.
         differences = [line for line in differences if not line.startswith(_CONSEQUENCES)] or differences
         if differences:
@@ -313,6 +314,20 @@ def _read_plan(path: Path) -> dict[str, Any]:
     if plan is None:
         raise DamagedItem(f"{path} is damaged: its content is not what its digest says; run the study again")
     return plan
+
+
+_LATER_KEYS = {"balance": "classes"}
+"""Keys of the study that plans leave out where they have this value, as all of earlier versions do."""
+
+
+def _is_of(study: Study, plan: Mapping[str, Any]) -> bool:
+    """Whether a study makes the choices of a plan."""
+    return _agrees(study, _with_later(plan))
+
+
+def _with_later(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The choices of a plan, those written out that it leaves out."""
+    return {**_LATER_KEYS, **plan["study"]} if "study" in plan else {}
 
 
 def _agrees(study: Study, choices: Mapping[str, Any]) -> bool:

@@ -25,7 +25,18 @@ from iclperm.tasks.task import Examples, Task, builtin_tasks
 
 LABEL_TOKENS = 16
 """Most tokens of a generated label, unless the task or the study says otherwise."""
-_IDENTITY_KEYS = ("kind", "resample", "seed", "design", "scoring", "calibration", "on_overlong", "chat", "options")
+_IDENTITY_KEYS = (
+    "kind",
+    "resample",
+    "balance",
+    "seed",
+    "design",
+    "scoring",
+    "calibration",
+    "on_overlong",
+    "chat",
+    "options",
+)
 # They need no scores of labels; the last counts labels.
 _ANSWER_CRITERIA = ("dev_accuracy", "majority_agreement", "global_entropy")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from iclperm.errors import RequestError
 from iclperm.stats.convergence import mean_error
 from iclperm.stats.incomplete import filled
-from iclperm.stats.intervals import Interval
+from iclperm.stats.intervals import Interval, bounded
 from iclperm.stats.sensitivity import (
     FloatArray,
     binary_items,
@@ -146,7 +146,7 @@ def calibration_effect(
 
 def _gain(before: npt.NDArray[Any], after: npt.NDArray[Any], weight: FloatArray) -> Interval:
     """The weighted mean of after - before, both [S, P, Q], with its interval."""
-    return mean_error(after - before.astype(np.float64), weight).interval(_LEVEL)
+    return bounded(mean_error(after - before.astype(np.float64), weight).interval(_LEVEL), "difference")
 
 
 def _scale(scale: npt.ArrayLike | None, label_logprob: npt.ArrayLike) -> FloatArray:

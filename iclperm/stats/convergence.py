@@ -58,6 +58,18 @@ class MeanError(NamedTuple):
         return Interval(self.mean, self.mean - half, self.mean + half, level)
 
 
+_FEW_SETS = 5
+
+
+def degrees_for_tests(found: MeanError, num_sets: int) -> float:
+    """Degrees of freedom of a test of a mean difference: below five sets S - 1 at most.
+
+    Satterthwaite's are estimates themselves; with three sets they let tests of equal strategies cry wolf in one study
+    of ten instead of twenty (benchmarks/null_studies.py). One set stands for itself and limits nothing.
+    """
+    return min(found.degrees, num_sets - 1) if 1 < num_sets < _FEW_SETS else found.degrees
+
+
 class NeededSizes(NamedTuple):
     """The design that gives a mean accuracy a wanted half-width; None where none up to 100,000 does."""
 

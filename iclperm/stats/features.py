@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from iclperm.errors import RequestError
 from iclperm.stats.correlation import correlation_with_position
-from iclperm.stats.intervals import Interval, jackknife_interval
+from iclperm.stats.intervals import Interval, bounded, jackknife_interval
 from iclperm.stats.sensitivity import FloatArray, accuracy
 
 IntArray = npt.NDArray[np.int64]
@@ -98,7 +98,7 @@ def recency_bias(
         (total.sum() - total) / (excess.size - excess.size // len(total)) if len(total) > 1 else [math.nan]
         for total in (excess.sum(axis=1), excess.sum(axis=0))
     ]
-    return jackknife_interval(float(excess.mean()), *without, level=level)
+    return bounded(jackknife_interval(float(excess.mean()), *without, level=level), "difference")
 
 
 def _like(values: npt.ArrayLike, shape: tuple[int, ...], name: str) -> FloatArray:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,12 +65,69 @@ class Interval(NamedTuple):
     level: float
 
 
+Scale = Literal[
+    "accuracy", "difference", "spread", "spread difference", "variance", "correlation", "ratio", "share of a gap"
+]
+POSSIBLE: Mapping[Scale, tuple[float, float]] = {
+    "accuracy": (0.0, 1.0),
+    "difference": (-1.0, 1.0),
+    "spread": (0.0, 0.5),
+    "spread difference": (-0.5, 0.5),
+    "variance": (-0.25, 0.25),
+    "correlation": (-1.0, 1.0),
+    "ratio": (0.0, math.inf),
+    "share of a gap": (-math.inf, 1.0),
+}
+"""What numbers of each kind can be at all, in units of accuracy: the standard deviation of numbers in 0..1 is at most ½
+(Popoviciu 1935). A variance free of item noise can be negative as an estimate."""
+
+
+class CutToPossible:
+    """Marks an interval that was cut to what is possible: its dictionary, and so report.json, says ``bounded``."""
+
+    __slots__ = ()
+
+    def _asdict(self) -> dict[str, Any]:
+        return {**super()._asdict(), "bounded": True}  # type: ignore[misc]  # of the NamedTuple beside it
+
+
+class BoundedInterval(CutToPossible, Interval):
+    """An interval whose bounds went beyond what is possible."""
+
+    __slots__ = ()
+
+
+def bounded(interval: Interval, scale: Scale) -> Interval:
+    """An interval cut to what is possible on its scale; the same one where nothing is beyond it.
+
+    The estimate stays within: with few levels a standard deviation (ddof 1) can be above ½ by itself.
+    """
+    low, high, is_cut = within(interval.estimate, interval.low, interval.high, scale)
+    return BoundedInterval(interval.estimate, low, high, interval.level) if is_cut else interval
+
+
+def within(estimate: float, low: float, high: float, scale: Scale) -> tuple[float, float, bool]:
+    """Bounds cut to what is possible, the estimate left inside, and whether one was cut; NaN stays NaN."""
+    least, most = POSSIBLE[scale]
+    if not math.isnan(estimate):
+        least, most = min(least, estimate), max(most, estimate)
+    cut_low, cut_high = (least if low < least else low), (most if high > most else high)
+    return cut_low, cut_high, low < least or high > most
+
+
 class SensitivityIntervals(NamedTuple):
     """Intervals of the two sensitivities and of their ratio r = selection / order."""
 
     order: Interval
     selection: Interval
     ratio: Interval
+
+
+def possible(intervals: SensitivityIntervals) -> SensitivityIntervals:
+    """Intervals of spreads of accuracies cut to what is possible (`bounded`); that of their ratio has no end."""
+    return intervals._replace(
+        order=bounded(intervals.order, "spread"), selection=bounded(intervals.selection, "spread")
+    )
 
 
 class NeededDesign(NamedTuple):

@@ -16,8 +16,8 @@ from scipy import special
 
 from iclperm.errors import RequestError
 from iclperm.stats.components import Effects
-from iclperm.stats.convergence import MeanError, mean_error
-from iclperm.stats.intervals import Interval
+from iclperm.stats.convergence import MeanError, degrees_for_tests, mean_error
+from iclperm.stats.intervals import Interval, bounded
 from iclperm.stats.paired import holm
 from iclperm.stats.sensitivity import FloatArray, graded_items, query_weights
 
@@ -153,6 +153,7 @@ class OneShot(NamedTuple):
     se: FloatArray
     """Standard error over queries (see `PairedDifference`)."""
     p: FloatArray
+    """Of no gain, by Student's t with the effective number of queries less one."""
     p_holm: FloatArray
     """Adjusted over the demonstrations."""
     true_std: float
@@ -271,7 +272,7 @@ def plateau(
         state=state,
         shares=_shares(state),
         single_shares=_shares(single),
-        overall=overall_of(error, margin, level),
+        overall=overall_of(error._replace(degrees=degrees_for_tests(error, len(items))), margin, level),
         true_std=spread,
         true_within=_within(error.mean, spread, margin),
         resolvable=float(scale * np.median(paired.se)),
@@ -363,7 +364,9 @@ def one_shot(
     np.add.at(change, place.ravel(), single.reshape(-1, len(none)) - none.astype(np.float64))
     change /= np.bincount(place.ravel())[:, None]
     paired = _adjusted(change @ weight, change @ weight**2, change**2 @ weight**2, weight)
-    _, different = paired_tests(paired.centre, paired.se, MARGIN)
+    # Student's t, as Holm's adjustment over many demonstrations looks far into the tails.
+    effective = weight.sum() ** 2 / np.sum(weight**2)
+    different = np.asarray(2 * special.stdtr(max(effective - 1, 1), -np.abs(paired.centre) / paired.se))
     error = mean_error(change[None], weights)
     return OneShot(
         rows=distinct.astype(np.int64),
@@ -441,7 +444,7 @@ def _shares(state: npt.NDArray[np.uint8]) -> FloatArray:
 
 def overall_of(error: MeanError, margin: float = MARGIN, level: float = LEVEL) -> Overall:
     """Both tests of a mean difference, and its interval at 1 - 2·level."""
-    interval = error.interval(1 - 2 * level)
+    interval = bounded(error.interval(1 - 2 * level), "difference")
     if math.isnan(error.se):
         return Overall(error, interval, math.nan, math.nan, "undecided")
     distance = abs(error.mean)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from iclperm.errors import RequestError
 from iclperm.stats.incomplete import Filled, filled
-from iclperm.stats.intervals import Interval, jackknife_interval
+from iclperm.stats.intervals import Interval, Scale, bounded, jackknife_interval
 from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
 
 IntArray = npt.NDArray[np.int64]
@@ -20,6 +20,12 @@ TIE_DECIMALS = 12
 """Scores that agree to so many decimals tie: they differ by rounding alone."""
 _NOTHING = 1e-12  # what rounding makes of a difference of 0
 _HALVES = 100
+_ACCURACIES: tuple[str, ...] = ("average", "highest_dev", "honest", "maximum")
+_SCALES: dict[str, Scale] = {
+    **dict.fromkeys((*_ACCURACIES, "share"), "accuracy"),  # Highest-Dev is never above Max
+    "gain": "difference",
+    "gap_closed": "share of a gap",
+}
 _PURPOSES = {"halves": 1, "permutations": 2, "dev": 3, "sets": 4}
 
 
@@ -149,7 +155,8 @@ def search(
         "share": lambda means: _ratio(means[1], means[3]),
         "gap_closed": lambda means: _ratio(means[1] - means[0], means[3] - means[0]),
     }
-    intervals = {name: _interval(columns, weight, function, level) for name, function in named.items()}
+    found = {name: _interval(columns, weight, function, level) for name, function in named.items()}
+    intervals = {name: bounded(one, _SCALES[name]) for name, one in found.items()}
     honest = by_query["honest"] @ weight / weight.sum()
     return Search(
         cells.values,
@@ -186,7 +193,7 @@ def choices(
     def choice(name: str, answers: FloatArray, oracle: float, where: tuple[int | None, int | None]) -> Choice:
         lead = answers - average
         left_out = (lead @ weight - lead * weight) / (weight.sum() - weight) if len(weight) > 1 else [math.nan]
-        gain = jackknife_interval(float(lead @ weight / weight.sum()), left_out, level=level)
+        gain = bounded(jackknife_interval(float(lead @ weight / weight.sum()), left_out, level=level), "difference")
         return Choice(name, float(answers @ weight / weight.sum()), gain, oracle, *where)
 
     order = choose(criterion)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from iclperm.stats.incomplete import filled
 from iclperm.stats.sensitivity import FloatArray, query_weights
 from iclperm.stats.settling import BlockSums, blocks_of, settling
 from iclperm.stats.tensor import segment_sums
+from iclperm.studies.bearing import Bearing, Reason, of_run
 from iclperm.studies.missing import filled_words
 from iclperm.studies.settling import SettlingFindings
 
@@ -54,6 +55,7 @@ _LEAST_QUERIES = 64
 _MAX_BRIEF_ROWS = 8
 _FEW_SETS = 10
 _ROUNDING = 1e-9  # errors below it are none
+_WIDEST = 0.5  # half of all that an accuracy can be
 _LETTERS = {"permutations": "P", "sets": "S", "queries": "Q"}
 _STATISTICS = {
     "accuracy": "mean accuracy",
@@ -92,10 +94,13 @@ class ConvergenceFindings:
     warnings: tuple[str, ...]
     settling: SettlingFindings | None = None
     """How curves, scores of demonstrations and plateau verdicts settle; None where there is one context only."""
+    bearing: Bearing = field(default_factory=Bearing)
+    """What the answers can bear."""
 
     @property
     def half_widths(self) -> FloatArray:
-        """[K] of the 95 % interval of µ_k in this run, for fresh queries too; NaN for one query."""
+        """[K] of the 95 % interval of µ_k in this run, for fresh queries too; NaN for one query, and never above ½, as
+        ± 50 points hold all that an accuracy can be."""
         return self._half_widths(held=False)
 
     @property
@@ -105,7 +110,7 @@ class ConvergenceFindings:
 
     def _half_widths(self, held: bool) -> FloatArray:
         intervals = [error.interval(self.level, held=held) for error in self.errors]
-        return np.array([(interval.high - interval.low) / 2 for interval in intervals])
+        return np.minimum([(interval.high - interval.low) / 2 for interval in intervals], _WIDEST)
 
     def total_se(self, axis: AxisConvergence, place: int) -> FloatArray:
         """[N] standard error of µ_k at one place on the K axis for fresh draws of all axes, by variance components."""
@@ -120,7 +125,10 @@ class ConvergenceFindings:
         return np.sqrt(variances)
 
     def conclusion(self) -> list[str]:
-        """The result in plain sentences."""
+        """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
+        return self.bearing.told(self._sentences())
+
+    def _sentences(self) -> list[str]:
         num_s, num_p, num_q = self.shape
         half = self.half_widths[-1]
         run = f"{num_s} sets x {num_p} permutations x {num_q:,} queries"
@@ -175,7 +183,8 @@ class ConvergenceFindings:
         content["half_widths"], content["half_widths_held"] = plain(self.half_widths), plain(self.half_widths_held)
         if self.settling is not None:
             content["settling"] = self.settling.to_dict()
-        return content | {"conclusion": self.conclusion(), "convergence_warnings": list(self.warnings)}
+        content |= {"conclusion": self.conclusion(), "bearing": self.bearing.to_dict()}
+        return content | {"convergence_warnings": list(self.warnings)}
 
     def _varies(self, place: int) -> bool:
         """Whether the answers at one place on the K axis are not all equal."""
@@ -330,7 +339,7 @@ class ConvergenceFindings:
 
 def findings(run: FinishedRun) -> ConvergenceFindings:
     """The convergence of any run of sets, permutations and shots, from its stored answers."""
-    return convergence_findings(
+    found = convergence_findings(
         run.correct,
         run.state,
         shots=run.shots,
@@ -339,6 +348,11 @@ def findings(run: FinishedRun) -> ConvergenceFindings:
         seed=run.study.seed,
         title=run.title,
     )
+    bearing = of_run(run)
+    if found.half_widths[-1] >= _WIDEST:
+        words = "the mean accuracy is known to ± 50 points, all that it can be"
+        bearing = bearing.with_reasons([Reason("interval", words, "more sets, permutations and queries")])
+    return replace(found, bearing=bearing)
 
 
 def convergence_findings(

@@ -16,6 +16,7 @@ from iclperm.report import figures
 from iclperm.report.parts import Plot, Table, evenly, interval_words, listed, number, p_value, percent, plain, points
 from iclperm.stats import Curve
 from iclperm.stats.incomplete import filled
+from iclperm.stats.intervals import within
 from iclperm.stats.paired import holm
 from iclperm.stats.plateau import (
     LEVEL,
@@ -35,6 +36,7 @@ from iclperm.stats.plateau import (
     steps,
 )
 from iclperm.stats.sensitivity import FloatArray
+from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.missing import filled_words
 
 if TYPE_CHECKING:
@@ -93,9 +95,11 @@ class CurveFindings:
     chance: float | None
     title: str
     warnings: tuple[str, ...]
+    bearing: Bearing = field(default_factory=Bearing)
+    """What the answers can bear."""
 
     def conclusion(self) -> list[str]:
-        """The result in plain sentences."""
+        """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
         sentences = [self._about_the_average()]
         if self.one_shot is not None:
             sentences.append(_about_one_shot(self.one_shot))
@@ -103,7 +107,7 @@ class CurveFindings:
             sentences.append(self._about_plateau(found, state))
         if self.steps is not None:
             sentences.append(_about_steps(self.steps))
-        return sentences
+        return self.bearing.told(sentences)
 
     def tables(self, full: bool) -> list[Table]:
         """Most important first; without ``full`` some k only, and no single demonstrations."""
@@ -132,6 +136,8 @@ class CurveFindings:
             name: plain(getattr(self, name))
             for name in ("shots", "resampled", "margin", "level", "accuracy", "curve", "error")
         }
+        content["error"] |= plain({"low": np.maximum(self.error.low, 0), "high": np.minimum(self.error.high, 1)})
+        content["error"]["bounded"] = plain((self.error.low < 0) | (self.error.high > 1))
         content["plateaus"] = [
             self._plateau_content(found, state) for found, state in zip(self.plateaus, self.averages, strict=True)
         ]
@@ -140,7 +146,8 @@ class CurveFindings:
             content[name] = plain(getattr(self, name))
         if self.one_shot is not None:
             content["one_shot"] |= {"num_better": self.one_shot.num_better, "num_worse": self.one_shot.num_worse}
-        return content | {"conclusion": self.conclusion(), "curve_warnings": list(self.warnings)}
+        content |= {"conclusion": self.conclusion(), "bearing": self.bearing.to_dict()}
+        return content | {"curve_warnings": list(self.warnings)}
 
     def _plateau_content(self, found: Plateau, state: State) -> dict[str, Any]:
         content: dict[str, Any] = plain(found)
@@ -155,10 +162,10 @@ class CurveFindings:
         half = (self.error.high[-1] - self.error.low[-1]) / 2
         if math.isnan(half):
             return f"Mean accuracy is {places}; one query cannot tell how sure that is."
+        low, high, is_cut = within(mean[-1], self.error.low[-1], self.error.high[-1], "accuracy")
+        sure = f"{100 * low:.1f} to {100 * high:.1f} % (bounded)" if is_cut else f"± {100 * half:.1f} points"
         fresh = listed(self.error.covers[-1] or ("draws",))
-        return (
-            f"Mean accuracy is {places} (the last ± {100 * half:.1f} points, {self.error.level:.0%}, for new {fresh})."
-        )
+        return f"Mean accuracy is {places} (the last {sure}, {self.error.level:.0%}, for new {fresh})."
 
     def _about_plateau(self, found: Plateau, state: State) -> str:
         average = {
@@ -282,7 +289,7 @@ class CurveFindings:
         title = self.title or "Accuracy against the number of demonstrations"
         figures.curve_plot(self.curve, self.shots, title=title, chance=self.chance).draw(figure)
         (axes,) = figure.axes
-        bounds = np.abs(np.stack([self.error.low, self.error.high]) - self.curve.mean)
+        bounds = np.abs(np.clip([self.error.low, self.error.high], 0, 1) - self.curve.mean)
         if np.isfinite(bounds).all():
             axes.errorbar(
                 self.shots,
@@ -390,7 +397,8 @@ def findings(run: FinishedRun) -> CurveFindings:
         chance=run.chance,
         title=run.title,
     )
-    return replace(found, warnings=(*found.warnings, *lacking))
+    right = [by_query(run.correct[:, :, k], run.state[:, :, k]) for k in range(len(run.shots))]
+    return replace(found, warnings=(*found.warnings, *lacking), bearing=of_run(run, right))
 
 
 def curve_findings(

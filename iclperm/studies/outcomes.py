@@ -12,10 +12,12 @@ import numpy.typing as npt
 from scipy import special
 
 from iclperm import stats
+from iclperm.stats.convergence import degrees_for_tests
 from iclperm.stats.demonstrations import Difference
-from iclperm.stats.intervals import jackknife_error
+from iclperm.stats.intervals import CutToPossible, Scale, jackknife_error, within
 from iclperm.stats.paired import holm
 from iclperm.stats.sensitivity import FloatArray
+from iclperm.studies.bearing import LEAST_LEVELS
 
 BASELINE = "random"
 LEAST_PERMUTATIONS = 3  # without one of them there must still be a spread
@@ -33,7 +35,7 @@ class Outcome:
     difference: Difference
     """Accuracy minus that of random, paired by set, index permutation and query; all NaN for random itself."""
     p_accuracy: float
-    """p-value of no difference in accuracy, Holm over the strategies."""
+    """p-value of no difference in accuracy, Holm over the strategies; NaN below three sets."""
     spread: float
     """Standard deviation over orderings (ddof 1), mean over sets; item noise included."""
     spread_free: float
@@ -42,7 +44,7 @@ class Outcome:
     """Spread minus that of random, paired by set and index permutation; jackknifed over both, the queries fixed. NaN
     bounds for one set, and for two permutations."""
     p_spread: float
-    """p-value of no difference in spread, Holm over the strategies."""
+    """p-value of no difference in spread, Holm over the strategies; NaN below three sets."""
     free_difference: Difference
     """Order variance free of item noise minus that of random, in squared units of accuracy; bounded as the spread."""
     lowest: float
@@ -96,17 +98,19 @@ def outcomes_of(
         _jackknifed(*(ours - random for ours, random in zip(found, variances[base], strict=True)))
         for found in variances
     ]
-    p_accuracy, p_spread = (_holm_of_others(found, base) for found in (differences, spreads))
+    p_accuracy, p_spread = (
+        _holm_of_others(found, base, accuracy.shape[1] >= LEAST_LEVELS) for found in (differences, spreads)
+    )
     return {
         name: Outcome(
-            accuracy=_within_bounds(_of_mean(answers[t], weight)),
-            difference=_NOTHING if t == base else differences[t],
+            accuracy=_cut(_of_mean(answers[t], weight), "accuracy"),
+            difference=_NOTHING if t == base else _cut(differences[t], "difference"),
             p_accuracy=p_accuracy[t],
             spread=float(spread[t].mean()),
             spread_free=math.sqrt(max(float(variances[t][0].mean()), 0.0)),
-            spread_difference=_NOTHING if t == base else spreads[t],
+            spread_difference=_NOTHING if t == base else _cut(spreads[t], "spread difference"),
             p_spread=p_spread[t],
-            free_difference=_NOTHING if t == base else free[t],
+            free_difference=_NOTHING if t == base else _cut(free[t], "variance"),
             lowest=float(last[t].min(axis=1).mean()),
             low_tail=float(np.quantile(last[t], _TAIL, axis=1, method="inverted_cdf").mean()),
             curve=accuracy[t].mean(axis=(0, 1)),
@@ -119,16 +123,24 @@ def outcomes_of(
 _NOTHING = Difference(math.nan, math.nan, math.nan, math.nan, math.nan)
 
 
-def _within_bounds(accuracy: Difference) -> Difference:
-    """An accuracy whose interval is cut to what an accuracy can be."""
-    return accuracy._replace(low=float(np.maximum(accuracy.low, 0.0)), high=float(np.minimum(accuracy.high, 1.0)))
+class BoundedDifference(CutToPossible, Difference):
+    """A difference whose bounds went beyond what is possible."""
+
+    __slots__ = ()
+
+
+def _cut(found: Difference, scale: Scale) -> Difference:
+    """A mean or a difference with its interval cut to what is possible."""
+    low, high, is_cut = within(found.estimate, found.low, found.high, scale)
+    return BoundedDifference(*found._replace(low=low, high=high)) if is_cut else found
 
 
 def _of_mean(scores: npt.NDArray[Any], weight: FloatArray) -> Difference:
     """Mean of scores [S, P, Q], with its error over sets, shared permutations and queries."""
     found = stats.mean_error(scores, weight)
-    _, low, high, _ = found.interval(_LEVEL)
-    return Difference(found.mean, found.se, low, high, _p_of_zero(found.mean, found.se, found.degrees))
+    degrees = degrees_for_tests(found, len(scores))
+    _, low, high, _ = found._replace(degrees=degrees).interval(_LEVEL)
+    return Difference(found.mean, found.se, low, high, _p_of_zero(found.mean, found.se, degrees))
 
 
 def _jackknifed(by_set: FloatArray, without_permutation: FloatArray) -> Difference:
@@ -181,6 +193,6 @@ def _order_variance(items: npt.NDArray[Any]) -> tuple[FloatArray, FloatArray]:
     return total / (num - 1), (total[:, None] - num / (num - 1) * parts) / (num - 2)
 
 
-def _holm_of_others(found: Sequence[Difference], base: int) -> FloatArray:
-    """Adjusted p-values, without the comparison of random with itself."""
-    return holm([math.nan if t == base else difference.p_value for t, difference in enumerate(found)])
+def _holm_of_others(found: Sequence[Difference], base: int, is_tested: bool) -> FloatArray:
+    """Adjusted p-values, without the comparison of random with itself; NaN where there are too few sets to test."""
+    return holm([math.nan if t == base or not is_tested else difference.p_value for t, difference in enumerate(found)])

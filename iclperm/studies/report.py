@@ -17,8 +17,9 @@ from iclperm.report.parts import Findings, plain
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.run import FinishedRun, RunReport
 from iclperm.stats import Curve
-from iclperm.studies import calibration, findings_of, generation
+from iclperm.studies import calibration, classes, findings_of, generation
 from iclperm.studies.calibration import ContextualCalibration
+from iclperm.studies.classes import AnswersByLabel
 from iclperm.studies.generation import Generation
 from iclperm.studies.missing import Missing, missing_of
 from iclperm.studies.sensitivity import Sensitivity
@@ -26,8 +27,6 @@ from iclperm.studies.sensitivity_over_shots import SensitivityOverShots
 from iclperm.studies.sensitivity_summary import SensitivitySummary
 from iclperm.study import kinds
 from iclperm.study.study import Study
-
-_HEAVY_WEIGHT = 5  # from here on single queries decide about a class
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,6 @@ class Run(FinishedRun):
             warnings.append(
                 f"every answer in every cell is {self.labels[highest]!r}: accuracy is the share of that label, and "
                 "nothing else is measured"
-            )
-        heaviest = int(np.argmax(test.weights))
-        if self.labels and test.weights[heaviest] >= _HEAVY_WEIGHT:
-            warnings.append(
-                f"a query of the label {self.labels[test.gold[heaviest]]!r} counts {test.weights[heaviest]} times, "
-                "because its class is short; lower 'queries' or add examples"
             )
         return warnings
 
@@ -116,10 +109,19 @@ class Run(FinishedRun):
         """How generated answers were come by, k by k; None for a study that generates none."""
         return None if self.splits["test"].generated is None else generation.findings(self)
 
+    @cached_property
+    def classes(self) -> AnswersByLabel | None:
+        """Recall, F1 and confusion label by label, by ordering and k by k; None for a task without labels."""
+        return classes.findings(self) if self.labels else None
+
     @property
     def asides(self) -> dict[str, Findings]:
         """What is reported beside any kind, by its key in report.json."""
-        found = {calibration.ASIDE: self.calibration, generation.ASIDE: self.generation}
+        found: dict[str, Findings | None] = {
+            classes.ASIDE: self.classes,
+            calibration.ASIDE: self.calibration,
+            generation.ASIDE: self.generation,
+        }
         return {key: about for key, about in found.items() if about is not None}
 
     def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
@@ -129,7 +131,8 @@ class Run(FinishedRun):
             raise RunError("this run is in memory only; name a folder for its report")
         with writable(Path(target)):
             Path(target).mkdir(parents=True, exist_ok=True)
-            return write_report(target, self.findings(kind), self.report_content(kind))
+            beside = {stem: plot for about in self.asides.values() for stem, plot in about.plots().items()}
+            return write_report(target, self.findings(kind), self.report_content(kind), beside)
 
 
 def _about_replies(report: RunReport, study: Study) -> Iterator[str]:

@@ -20,6 +20,7 @@ from iclperm.stats.search import Search, choices, search
 from iclperm.stats.search_curves import search_over_dev_queries, search_over_permutations
 from iclperm.stats.texts import lexical_similarity
 from iclperm.stats.winners_curse import noise_within_sets, winners_curse
+from iclperm.studies.bearing import Bearing, Reason, by_query, covers_everything, of_run
 from iclperm.studies.search_findings import CriterionResult, FeatureResult, SearchFindings
 
 if TYPE_CHECKING:
@@ -132,7 +133,20 @@ def findings(run: FinishedRun) -> SearchFindings:
         last_labels=last_labels,
         seed=run.study.seed,
     )
-    return replace(found, warnings=(*found.warnings, *warning))
+    return replace(found, warnings=(*found.warnings, *warning), bearing=_bearing(run, found))
+
+
+def _bearing(run: FinishedRun, found: SearchFindings) -> Bearing:
+    """What the answers on test, of a random ordering and of the chosen ones, and the number of dev queries can bear."""
+    test, sets = run.splits["test"], np.arange(len(found.result.chosen))
+    correct, state = test.correct[:, :, -1], test.state[:, :, -1]
+    chosen = sets, found.result.chosen
+    bears = of_run(run, [by_query(correct, state), by_query(correct[chosen], state[chosen])], permutations=1)
+    gain = found.result.gain
+    if covers_everything(gain.low, gain.high, "difference"):
+        words = "what choosing gains is not bounded"
+        bears = bears.with_reasons([Reason("interval", words, "more sets and queries")])
+    return bears
 
 
 def dev_scores(run: FinishedRun) -> dict[str, FloatArray]:

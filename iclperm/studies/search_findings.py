@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from iclperm.stats.intervals import side_of
 from iclperm.stats.search import Choice, Search, share_of_oracle
 from iclperm.stats.search_curves import SearchCurve
 from iclperm.stats.winners_curse import WinnersCurse
+from iclperm.studies.bearing import Bearing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,6 +77,8 @@ class SearchFindings:
     recency: Interval | None
     """How much more often the label of the last demonstration is answered; None where that is not known."""
     warnings: tuple[str, ...]
+    bearing: Bearing = field(default_factory=Bearing)
+    """What the answers can bear."""
 
     @property
     def num_permutations(self) -> int:
@@ -83,12 +86,13 @@ class SearchFindings:
         return int(self.result.accuracy.shape[1])
 
     def conclusion(self) -> list[str]:
-        """The result in plain sentences."""
+        """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
         if self.num_permutations < 2:
             return ["There is one permutation only, so there was nothing to choose."]
         if self._is_alike:
-            return [self._nothing_to_choose(), *self._joint()]
-        return [self._gain(), *self._share(), self._luck(), *self._joint(), *self._best_features()]
+            return self.bearing.told([self._nothing_to_choose(), *self._joint()])
+        sentences = [self._gain(), *self._share(), self._luck(), *self._joint(), *self._best_features()]
+        return self.bearing.told(sentences)
 
     def tables(self, full: bool) -> list[Table]:
         """The columns of the paper, choices and criteria; in full the curves, luck and all features too."""
@@ -110,6 +114,7 @@ class SearchFindings:
         """Every number that is shown, JSON-safe."""
         content: dict[str, Any] = plain(self)
         content["by_set"], content["conclusion"] = plain(self.result.by_set), self.conclusion()
+        content["bearing"] = self.bearing.to_dict()
         return content
 
     @property
@@ -184,7 +189,9 @@ class SearchFindings:
     def _recency(self) -> list[str]:
         if self.recency is None or not _is_bounded(self.recency):
             return []
-        sentence = f"The label of the last demonstration is answered more often by {_points(self.recency)}"
+        more = "more" if self.recency.estimate >= 0 else "less"
+        change = self.recency if self.recency.estimate >= 0 else _turned(self.recency)
+        sentence = f"The label of the last demonstration is answered {more} often by {_points(change)}"
         return [f"{sentence}." if side_of(self.recency, 0) else f"{sentence}: no recency bias can be shown."]
 
     def _sorted(self, features: Sequence[FeatureResult]) -> list[FeatureResult]:
@@ -372,6 +379,11 @@ def _if_bounded(interval: Interval) -> Interval:
     if interval.high - interval.low > _ROUNDING:
         return interval
     return interval._replace(low=math.nan, high=math.nan)
+
+
+def _turned(interval: Interval) -> Interval:
+    """The same of the opposite difference."""
+    return interval._replace(estimate=-interval.estimate, low=-interval.high, high=-interval.low)
 
 
 def _is_bounded(interval: Interval) -> bool:

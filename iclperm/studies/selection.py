@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from iclperm.stats.correlation import Correlation, rank_correlation
 from iclperm.stats.demonstrations import Difference
 from iclperm.stats.incomplete import filled
 from iclperm.stats.reliability import Reliability, split_half
+from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.choosing import CHOSEN, SOURCE, Chosen, choose
 from iclperm.studies.missing import filled_words
 from iclperm.studies.outcomes import BASELINE, LEAST_PERMUTATIONS, Outcome, outcomes_of
@@ -74,14 +75,19 @@ class Selection:
     correlations: Mapping[tuple[str, str], Correlation] = field(default_factory=dict)
     """Spearman's correlation of every two scores within sets."""
     warnings: tuple[str, ...] = ()
+    bearing: Bearing = field(default_factory=Bearing)
+    """What the answers can bear."""
 
     def conclusion(self) -> list[str]:
-        """The result in plain sentences: random, then whether a steadier choice costs accuracy, then the scores."""
+        """The result in plain sentences: random, then whether a steadier choice costs accuracy, then the scores.
+
+        Where the answers do not bear one, why, and what would suffice.
+        """
         told = [self._about_random(), *self._about_robustness()]
         told += [self._about(name) for name in ("top", "stable") if name in self.outcomes]
         if self.score in self.reliability:
             told.append(_about_reliability(self.score, self.reliability[self.score]))
-        return told
+        return self.bearing.told(told)
 
     def tables(self, full: bool) -> list[Table]:
         """Accuracy and spread by strategy and the reliability of the scores; `full` adds correlations and curves."""
@@ -114,6 +120,7 @@ class Selection:
         return content | {
             "correlations": correlations,
             "conclusion": self.conclusion(),
+            "bearing": self.bearing.to_dict(),
             "selection_warnings": list(self.warnings),
         }
 
@@ -316,7 +323,7 @@ def findings(source: FinishedRun, chosen: FinishedRun, choice: Chosen | None = N
             "with 'demonstrations' set to what choose() gives, and pass the choice"
         )
     scored, test = source.splits[choice.split], chosen.splits["test"]
-    return selection(
+    found = selection(
         test.correct.reshape(len(choice.strategies), -1, *test.correct.shape[1:]),
         test.state.reshape(len(choice.strategies), -1, *test.state.shape[1:]),
         strategies=choice.strategies,
@@ -336,6 +343,10 @@ def findings(source: FinishedRun, chosen: FinishedRun, choice: Chosen | None = N
         ),
         warnings=choice.warnings,
     )
+    shape = (len(choice.strategies), -1, *test.correct.shape[1:])
+    strategies = zip(test.correct.reshape(shape), test.state.reshape(shape), strict=True)
+    right = [by_query(correct[:, :, -1], state[:, :, -1]) for correct, state in strategies]
+    return replace(found, bearing=of_run(chosen, right, sets=found.num_sets, permutations=1))
 
 
 def selection(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,10 @@ from iclperm.errors import RequestError
 from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Calibration, Curve, VarianceComponents, explain_components
+from iclperm.stats.intervals import possible
+from iclperm.studies.bearing import Bearing, of_run
 from iclperm.studies.missing import overturned
-from iclperm.studies.sensitivity_conclusion import conclusion
+from iclperm.studies.sensitivity_conclusion import conclusion, interval_reasons
 from iclperm.studies.sensitivity_latent import SensitivityLatent, sensitivity_latent
 from iclperm.studies.sensitivity_over_shots import (
     SensitivityOverShots,
@@ -59,6 +61,8 @@ class Sensitivity:
     """Accuracy of guessing."""
     fit_latent: Callable[[], SensitivityLatent | None] | None = None
     """Fits the effects on the logit, on first use; None where the answers are not at hand."""
+    bearing: Bearing = field(default_factory=Bearing)
+    """What the answers can bear."""
 
     @cached_property
     def latent(self) -> SensitivityLatent | None:
@@ -72,8 +76,10 @@ class Sensitivity:
 
     def conclusion(self) -> list[str]:
         """See `Findings`."""
-        on_the_logit = () if self.latent is None else self.latent.conclusion()
-        return [*conclusion(self.summary, self._last), *overturned(self.summary), *on_the_logit]
+        found = conclusion(self.summary, self._last, self.bearing)
+        if not self.bearing.can_conclude:
+            return found
+        return [*found, *overturned(self.summary), *([] if self.latent is None else self.latent.conclusion())]
 
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
@@ -98,7 +104,11 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """The summary and, where they were run, curve and sensitivity over shots; JSON-safe."""
-        summary = {**self.summary.to_dict(self._last), "conclusion": self.conclusion()}
+        summary = self.summary.to_dict(self._last)
+        for name in ("intervals", "effects"):
+            if (found := getattr(self.summary, name)) is not None:
+                summary[name] = plain(possible(found))
+        summary |= {"conclusion": self.conclusion(), "bearing": self.bearing.to_dict()}
         content: dict[str, Any] = {"sensitivity": summary}
         if self.curve is not None:
             content["curve"] = {"shots": plain(self.shots), **plain(self.curve)}
@@ -141,7 +151,8 @@ def findings(run: FinishedRun) -> Sensitivity:
         )
     last, state = test.correct[:, :, -1], test.state[:, :, -1]
     latent = partial(sensitivity_latent, last, state, weights=test.weights, seed=seed)
-    return Sensitivity(summary, run.shots, curve, over_shots, title=run.title, chance=run.chance, fit_latent=latent)
+    bearing = of_run(run).with_reasons(interval_reasons(summary))
+    return Sensitivity(summary, run.shots, curve, over_shots, run.title, run.chance, latent, bearing)
 
 
 def sensitivity_tables(summary: SensitivitySummary, shots: int | None = None, *, full: bool = True) -> list[Table]:
@@ -211,10 +222,10 @@ def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) ->
         if estimator == "mean_std" and summary.jackknife is not None:
             rows.append(("  95 %, jackknife", "", "", interval_words(summary.jackknife)))
         if estimator == "rms" and summary.intervals is not None:
-            rows.append(("  95 %, generalised", *(interval_words(interval) for interval in summary.intervals)))
+            rows.append(("  95 %, generalised", *map(interval_words, possible(summary.intervals))))
     if summary.effects is not None:
         rows.append(("RMS without item noise", *(number(effect.estimate) for effect in summary.effects)))
-        rows.append(("  95 %, generalised", *(interval_words(effect) for effect in summary.effects)))
+        rows.append(("  95 %, generalised", *map(interval_words, possible(summary.effects))))
     header = ("sensitivity of accuracy", "to order", "to selection", "r = sel. / order")
     return Table(f"Order against selection{_at(shots)}", header, rows)
 

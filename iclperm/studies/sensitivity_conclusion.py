@@ -6,26 +6,44 @@ import math
 
 import numpy as np
 
-from iclperm.report.parts import percent, spread_in_points, with_bounds
-from iclperm.stats.intervals import side_of
+from iclperm.report.parts import percent, spread_in_points, spread_with_bounds, with_bounds
+from iclperm.stats.intervals import possible, side_of
+from iclperm.studies.bearing import Bearing, Reason, covers_everything
 from iclperm.studies.sensitivity_summary import SensitivitySummary
 
 
-def conclusion(summary: SensitivitySummary, shots: int | None = None) -> list[str]:
+def conclusion(summary: SensitivitySummary, shots: int | None = None, bearing: Bearing | None = None) -> list[str]:
     """The result in plain sentences: what order and choice of `shots` demonstrations do, and whether r differs from 1.
 
     The movements are free of item noise where the design allows it; r is the one to quote (`SensitivitySummary.quoted`)
-    and is called different from 1 only where taking out the item noise leaves it so.
+    and is called different from 1 only where taking out the item noise leaves it so. Where `bearing` has a reason
+    against it, nothing is concluded.
     """
+    found = Bearing() if bearing is None else bearing
     if shots == 0:
         return [f"At k = 0 there are no demonstrations to order or to choose; accuracy is {percent(summary.mean)}."]
     if summary.accuracy.size > 1 and np.ptp(summary.accuracy) == 0:
+        if not found.can_conclude:
+            return found.told([])
         at = "" if shots is None else f"At k = {shots}, "
         return [
             f"{at}all {summary.accuracy.size} orderings have the accuracy {percent(summary.mean)}: how far order or "
             "choice moves it on other queries is not known."
         ]
-    return [_movements(summary, shots), *_verdict(summary)]
+    return found.told([_movements(summary, shots), *_verdict(summary)])
+
+
+def interval_reasons(summary: SensitivitySummary) -> list[Reason]:
+    """A reason where an effect free of item noise has an interval that holds all that a spread of accuracies can be."""
+    effects = summary.effects
+    if effects is None:
+        return []
+    named = {"order": effects.order, "choice": effects.selection}
+    open_ones = [name for name, (_, low, high, _) in named.items() if covers_everything(low, high, "spread")]
+    if not open_ones:
+        return []
+    words = f"how far {' and '.join(open_ones)} {'moves' if len(open_ones) == 1 else 'move'} accuracy is not bounded"
+    return [Reason("interval", words, "more sets, permutations and queries")]
 
 
 def _movements(summary: SensitivitySummary, shots: int | None) -> str:
@@ -40,8 +58,7 @@ def _movements(summary: SensitivitySummary, shots: int | None) -> str:
 
 def _movement(summary: SensitivitySummary, field: str) -> str:
     if summary.effects is not None:
-        size, low, high, _ = getattr(summary.effects, field)
-        return f"{spread_in_points(size)} [{100 * low:.1f} to {100 * high:.1f}]"
+        return spread_with_bounds(getattr(possible(summary.effects), field))
     return spread_in_points(getattr(summary.printed, field))
 
 

@@ -16,6 +16,7 @@ from iclperm.errors import RequestError
 from iclperm.report.figures import BLUE, GREY, ORANGE, head, plain_frame, shot_ticks
 from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Interval
+from iclperm.stats.intervals import possible
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.sensitivity_summary import components_or_why, spread_of
 
@@ -159,7 +160,7 @@ def _effects(
 ) -> stats.SensitivityIntervals | None:
     """Effects free of item noise of items [S, P, Q]; None where they cannot be told."""
     components, _ = components_or_why(items, state, weights, classes)
-    return None if components is None else stats.effect_interval(components, seed=seed)
+    return None if components is None else possible(stats.effect_interval(components, seed=seed))
 
 
 def _at_one_k(matrix: FloatArray, effects: stats.SensitivityIntervals | None) -> _AtOneK:

@@ -122,7 +122,13 @@ class StudyRuns:
             raise RunError("these runs are in memory only; name a folder for their report")
         with writable(Path(target)):
             Path(target).mkdir(parents=True, exist_ok=True)
-            return write_report(target, self.findings(kind), self.report_content(kind))
+            beside = {
+                f"{stem}-{name}": plot
+                for name, asides in self.asides.items()
+                for about in asides.values()
+                for stem, plot in about.plots().items()
+            }
+            return write_report(target, self.findings(kind), self.report_content(kind), beside)
 
 
 @dataclass(frozen=True)
@@ -415,5 +421,6 @@ def _identity(study: Study) -> dict[str, Any]:
     endpoint = {} if study.endpoint is None else study.endpoint.identity
     return {
         **study.model_dump(exclude={*_FREE, *kinds.named(study.kind).free, "endpoint"}),
+        "balance": study.balance,  # which a dump leaves out where it is the default
         **{f"the endpoint's {key}": value for key, value in endpoint.items()},
     }

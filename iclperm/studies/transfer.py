@@ -9,21 +9,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report import figures
 from iclperm.report.parts import Plot, Table, interval_words, number, percent, percent_with_bounds, plain, signed
 from iclperm.stats import Interval
-from iclperm.stats.intervals import jackknife_interval
+from iclperm.stats.intervals import bounded, jackknife_interval
+from iclperm.stats.paired import holm
 from iclperm.stats.search import choose
 from iclperm.stats.sensitivity import accuracy_matrix
+from iclperm.studies.bearing import LEAST_LEVELS, Bearing, by_query, of_run, too_few
 from iclperm.studies.search import dev_scores
 from iclperm.studies.stages import Stage
 from iclperm.study import kinds
@@ -42,6 +45,8 @@ _SAME = ("permutations", "seed", "resample", "design", "criterion")
 
 
 _PAIRS_IN_WORDS = 3
+_ALPHA = 0.05
+_ROUNDING = 1e-12  # a standard error below it is none
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,9 @@ class Transfer:
     """accuracy / that under the target's own best permutation; 1 on the diagonal."""
     gain: tuple[tuple[Interval, ...], ...]
     """accuracy - `average` of the target: what the source's permutation gains over a random one."""
+    p_gain: FloatArray
+    """[N, N] p-value of no gain (two-sided, Student's t with S - 1 degrees of freedom), Holm over all N² of them; NaN
+    below three sets of the target, and where all sets gain alike."""
     average: FloatArray
     """[N] of each target over all orderings."""
     maximum: FloatArray
@@ -77,6 +85,12 @@ class Transfer:
         """[N] average / accuracy under the target's own best permutation: the ratio of no transfer at all."""
         own = np.diag(self.accuracy)
         return np.where(own > 0, self.average / np.where(own > 0, own, 1.0), np.nan)
+
+    @property
+    def is_gain(self) -> npt.NDArray[np.bool_]:
+        """[N, N] whether the source's permutation beats a random one beyond the spread of the target's sets."""
+        gains = np.array([[interval.estimate for interval in row] for row in self.gain])
+        return np.asarray((self.p_gain < _ALPHA) & (gains > 0))
 
     def rate(self, one: str, other: str) -> float:
         """½·(ratio one → other + ratio other → one), the transfer rate of arXiv 2511.09700. Raises RequestError for
@@ -115,12 +129,15 @@ def transfer(
     found = [[_at(target, permutations) for target in test] for permutations in chosen]  # each [S]
     means = [target.mean(axis=1) for target in test]
     pairs = range(len(names))
+    leads = [[found[a][b] - means[b] for b in pairs] for a in pairs]
+    p_values = holm([_p_of_no_gain(lead) for row in leads for lead in row])
     return Transfer(
         names=names,
         chosen=chosen,
         accuracy=np.array([[values.mean() for values in row] for row in found]),
         ratio=tuple(tuple(_ratio(found[a][b], found[b][b], level) for b in pairs) for a in pairs),
-        gain=tuple(tuple(_difference(found[a][b], means[b], level) for b in pairs) for a in pairs),
+        gain=tuple(tuple(_gain(lead, level) for lead in row) for row in leads),
+        p_gain=np.asarray(p_values).reshape(len(names), -1),
         average=np.array([mean.mean() for mean in means]),
         maximum=np.array([t.max(axis=1).mean() if by_set else t.mean(axis=0).max() for t in test]),
         agreement=_agreement([target.mean(axis=0) for target in test]),
@@ -137,9 +154,14 @@ class TransferFindings:
     """None where the sources have different numbers of sets."""
     shots: int | None
     warnings: tuple[str, ...]
+    bearing: Bearing = field(default_factory=Bearing)
+    """What the answers can bear."""
 
     def conclusion(self) -> list[str]:
-        """The result in plain sentences."""
+        """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
+        return self.bearing.told(self._sentences())
+
+    def _sentences(self) -> list[str]:
         names = self.transfer.names
         pairs = [(names[a], names[b]) for a, b in zip(*np.triu_indices(len(names), 1), strict=True)]
         if len(pairs) <= _PAIRS_IN_WORDS:
@@ -188,7 +210,7 @@ class TransferFindings:
                     for place, one in enumerate(found.names)
                     for other in found.names[place + 1 :]
                 ]
-        return content | {"conclusion": self.conclusion()}
+        return content | {"conclusion": self.conclusion(), "bearing": self.bearing.to_dict()}
 
     @property
     def _start(self) -> str:
@@ -217,13 +239,13 @@ class TransferFindings:
     def _gains(self) -> str:
         t = self.transfer
         others = [(a, b) for a in range(len(t.names)) for b in range(len(t.names)) if a != b]
-        better = sum(t.gain[a][b].low > 0 for a, b in others)
+        better = sum(bool(t.is_gain[pair]) for pair in others)
         told = (
             f"A permutation from elsewhere beats a random one, beyond the spread of the sets, in {better} of "
             f"{len(others)} transfers"
         )
-        own = sum(t.gain[a][a].low > 0 for a in range(len(t.names)))
-        return f"{told}; a target's own best permutation does in {own} of {len(t.names)}."
+        own = int(np.count_nonzero(np.diag(t.is_gain)))
+        return f"{told}; a target's own best permutation does in {own} of {len(t.names)} (Holm, 5 %)."
 
     def _draw(self, figure: Figure) -> None:
         t = self.transfer
@@ -274,7 +296,23 @@ def findings(runs: Mapping[str, FinishedRun], _: Mapping[str, Any] | None = None
         transfer(sources, by_set=True) if same_sets else None,
         runs[first].shots[-1],
         tuple(_warnings(found)),
+        _bearing(runs, found),
     )
+
+
+def _bearing(runs: Mapping[str, FinishedRun], found: Transfer) -> Bearing:
+    """What the answers of all runs can bear: a target is judged by a random permutation, and by its own best."""
+    reasons, cautions = [], []
+    for place, (name, run) in enumerate(runs.items()):
+        test = run.splits["test"]
+        correct, state = test.correct[:, :, -1], test.state[:, :, -1]
+        own = int(found.chosen[place][0])
+        right = [by_query(correct, state), by_query(correct[:, own], state[:, own])]
+        bears = of_run(run, right, permutations=1)
+        few = too_few("sets", 1) if len(correct) == 1 else []  # of which nothing else is said
+        reasons += [reason._replace(words=f"on {name}, {reason.words}") for reason in (*few, *bears.reasons)]
+        cautions += [f"On {name}: {caution}" for caution in bears.cautions]
+    return Bearing(tuple(reasons), tuple(cautions))
 
 
 def _searches(study: Study, _: Mapping[str, Any]) -> dict[str, Study]:
@@ -368,14 +406,22 @@ def _ratio(there: FloatArray, own: FloatArray, level: float) -> Interval:
             return np.where(np.asarray(b) > 0, np.divide(a, b), np.nan)
 
     left_out = ratio(*(values.sum() - values for values in (there, own)))
-    return jackknife_interval(float(ratio(there.sum(), own.sum())), left_out, level=level)
+    return bounded(jackknife_interval(float(ratio(there.sum(), own.sum())), left_out, level=level), "ratio")
 
 
-def _difference(there: FloatArray, average: FloatArray, level: float) -> Interval:
-    lead = there - average
+def _gain(lead: FloatArray, level: float) -> Interval:
     num = len(lead)
     left_out = (lead.sum() - lead) / (num - 1) if num > 1 else [math.nan]
-    return jackknife_interval(float(lead.mean()), left_out, level=level)
+    return bounded(jackknife_interval(float(lead.mean()), left_out, level=level), "difference")
+
+
+def _p_of_no_gain(lead: FloatArray) -> float:
+    """Of a mean lead over sets [S] of 0; equal leads of a few queries do not say how far others would lie: NaN."""
+    num = len(lead)
+    error = float(lead.std(ddof=1)) / math.sqrt(num) if num > 1 else 0.0
+    if num < LEAST_LEVELS or error <= _ROUNDING:
+        return math.nan
+    return float(2 * special.stdtr(num - 1, -abs(float(lead.mean())) / error))
 
 
 def _agreement(means: list[FloatArray]) -> FloatArray:
@@ -394,7 +440,7 @@ def _warnings(found: Transfer) -> list[str]:
     lines = []
     if any(math.isnan(row[0].low) for row in found.gain):
         lines.append("a target has one set only: nothing bounds what its other sets would give")
-    dead = [name for place, name in enumerate(found.names) if not found.gain[place][place].low > 0]
+    dead = [name for place, name in enumerate(found.names) if not found.is_gain[place, place]]
     if dead:
         lines.append(
             f"on {', '.join(dead)} the own best permutation cannot be told from a random one over sets: ratios there "

@@ -27,6 +27,7 @@ Criterion = Literal[
     "mutual_information",
     "dev_log_likelihood",
 ]
+Balance = Literal["classes", "natural"]
 Scoring = Literal["loglikelihood", "first_token", "generate"]
 STATISTICS = ("normalize", "criterion", "unparsed")
 """Keys that change no answer, only what is made of them."""
@@ -42,19 +43,20 @@ class Study(Choices):
     the path of a task file, ``data`` a folder that has its data where they are not where the task says. ``shots`` is
     one k, a list of k, ``all`` (0 to the task's own), or None for the task's own; they are prefixes of the same
     orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``queries`` are test queries;
-    ``dev_queries`` are scored beside them. ``normalize`` tells what log-likelihoods of labels are compared by: their
-    sum, the mean over tokens, or the mean over bytes; ``calibration: contextual`` takes out what each context makes of
-    them by itself, seen by three content-free queries. ``scoring`` is how an answer is found: by the log-likelihood of
-    every label, of its ``first_token`` alone, or ``generate``, greedily, up to ``max_new_tokens``, and then read; None
-    is what the task asks for. ``think: strip`` takes blocks of reasoning out of generated text first, and ``unparsed``
-    tells whether text that no answer could be read from counts as wrong or as missing. ``chat`` puts the prompt
-    into the model's chat template (None: only for an endpoint that takes nothing else). ``endpoint`` names a model
-    behind an API in place of ``model``. ``memory_budget`` is bytes (a number, "4GiB") or a share of what is free (0.5,
-    "50%"); ``out`` is the run folder. ``demonstrations`` are sets of train rows to use instead of drawn ones. A
-    ``kind`` is one of `iclperm.study.kinds`, with defaults of its own; some run every k up to ``shots``. ``tasks`` and
-    ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search, ``select`` is how many
-    demonstrations a selection keeps, ``options`` are those of another package's kind. Raises `ConfigError` naming the
-    key, the value and the remedy.
+    ``dev_queries`` are scored beside them; ``balance`` tells what both stand for: all classes alike, a short one
+    oversampled, or ``natural``, the split as it is, every query once. ``normalize`` tells what log-likelihoods of
+    labels are compared by: their sum, the mean over tokens, or the mean over bytes; ``calibration: contextual`` takes
+    out what each context makes of them by itself, seen by three content-free queries. ``scoring`` is how an answer is
+    found: by the log-likelihood of every label, of its ``first_token`` alone, or ``generate``, greedily, up to
+    ``max_new_tokens``, and then read; None is what the task asks for. ``think: strip`` takes blocks of reasoning out of
+    generated text first, and ``unparsed`` tells whether text that no answer could be read from counts as wrong or as
+    missing. ``chat`` puts the prompt into the model's chat template (None: only for an endpoint that takes nothing
+    else). ``endpoint`` names a model behind an API in place of ``model``. ``memory_budget`` is bytes (a number, "4GiB")
+    or a share of what is free (0.5, "50%"); ``out`` is the run folder. ``demonstrations`` are sets of train rows to use
+    instead of drawn ones. A ``kind`` is one of `iclperm.study.kinds`, with defaults of its own; some run every k up to
+    ``shots``. ``tasks`` and ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search,
+    ``select`` is how many demonstrations a selection keeps, ``options`` are those of another package's kind. Raises
+    `ConfigError` naming the key, the value and the remedy.
     """
 
     kind: str = kinds.SENSITIVITY.name
@@ -71,6 +73,7 @@ class Study(Choices):
     resample: Literal["none", "per_k"] = "none"
     queries: Count = 500
     dev_queries: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    balance: Annotated[Balance, Field(exclude_if=lambda given: given == "classes")] = "classes"
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     design: Literal["random"] = "random"
     scoring: Scoring | None = None
