@@ -65,7 +65,7 @@ def confusion(
     """The confusion of every cell.
 
     Args:
-        predictions: [..., Q] index of the answered label; -1 names none, nor does L, which unreadable generated text has.
+        predictions: [..., Q] index of the answered label; -1 names none, nor does L (generated text without one).
         gold: [Q] index of the right label.
         num_labels: L.
         state: [..., Q] integers, 0 = ok; what is not ok is left out, cell by cell.
