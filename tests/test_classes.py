@@ -95,6 +95,13 @@ def test_one_label_always_has_balanced_accuracy_of_one_in_so_many(num_labels: in
     assert answered_shares(found)[0].tolist() == [float(label == 1) for label in range(num_labels)]
 
 
+def test_generated_text_that_cannot_be_read_names_no_label() -> None:
+    """It has the number after the last label (`iclperm.runs.generated`)."""
+    one, other = (confusion([0, none, 1], [0, 1, 1], 2) for none in (-1, 2))
+    assert one.counts.tolist() == other.counts.tolist() == [[1, 0], [0, 1]]
+    assert one.unnamed.tolist() == other.unnamed.tolist() == [0, 1]
+
+
 def test_weights_are_queries_written_out() -> None:
     generator = np.random.default_rng(4)
     predictions, gold = generator.integers(-1, 3, (2, 20)), generator.integers(0, 3, 20)
@@ -115,7 +122,7 @@ def test_a_query_that_counts_63_times_is_one_item() -> None:
 @pytest.mark.parametrize(
     ("predictions", "gold", "says"),
     [
-        ([0, 2], [0, 1], "from -1 to 1, got 0 to 2"),
+        ([0, 3], [0, 1], "from -1 to 2, got 0 to 3"),
         ([0, 1], [0, 2], "lie in 0..1, got 0 to 2"),
         ([0, 1, 1], [0, 1], "gold of 2 queries"),
         ([0.5, 1.0], [0, 1], "whole numbers"),

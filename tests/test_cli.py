@@ -469,7 +469,7 @@ def test_the_demo_is_the_study_that_it_says(call, tmp_path, monkeypatch):
 
 
 def test_the_demo_runs_and_runs_again(demo, tmp_path):
-    small = {"sets": 2, "permutations": 2, "shots": [0, 2, 8], "queries": 8}
+    small = {"sets": 3, "permutations": 3, "shots": [0, 2, 8], "queries": 24}
     code, printed, complaint = demo(tmp_path / "demo", **small)
     assert code == 0, complaint
     for expected in (
@@ -496,6 +496,15 @@ def test_the_demo_runs_and_runs_again(demo, tmp_path):
     assert content["run"]["tokens_naive"] > content["run"]["tokens_unique"] == content["run"]["tokens_forwarded"]
 
 
+def test_a_demo_too_small_for_a_conclusion_says_what_would_suffice(demo, tmp_path):
+    _, printed, _ = demo(tmp_path / "demo", sets=2, permutations=2, shots=[2, 8], queries=8)
+    told = " ".join(printed[printed.index("Conclusion") :].split())
+    assert "Nothing can be concluded from these answers: 2 sets say nothing of other sets;" in told
+    assert "8 queries say too little of others" in told
+    assert "What would suffice: 3 sets at least, better 10; 3 permutations at least, better 10; 20 queries" in told
+    assert "r to quote" not in told
+
+
 def test_the_demo_only_proposes_commands_that_exist(capsys):
     from rich.console import Console
 
@@ -513,7 +522,7 @@ def test_the_demo_only_proposes_commands_that_exist(capsys):
 
 
 def test_what_the_demo_proposes_has_its_settings(call, demo, tmp_path):
-    small = {"sets": 2, "permutations": 2, "shots": [0, 2, 8], "queries": 8}
+    small = {"sets": 3, "permutations": 3, "shots": [0, 2, 8], "queries": 24}
     _, printed, _ = demo(tmp_path / "demo", **small)
     proposed = [line.split("iclperm ")[1].split() for line in printed.splitlines() if "  iclperm run" in line]
     extended, own = proposed

@@ -387,7 +387,7 @@ def test_a_prompt_that_the_study_does_not_have_is_refused(study):
 def test_a_report_is_written_beside_the_items(tmp_path, study):
     run = iclperm.run(study, tmp_path / "run")
     files = run.write_report()
-    figures = {f"{name}.{kind}" for name in ("heatmap", "curve", "r_over_k") for kind in ("png", "svg")}
+    figures = {f"{name}.{kind}" for name in ("heatmap", "curve", "r_over_k", "confusion") for kind in ("png", "svg")}
     assert {file.name for file in files} == {*figures, "report.json"}
     content = json.loads((tmp_path / "run/report.json").read_text())
     accuracy = np.array(content["sensitivity"]["accuracy"])

@@ -65,7 +65,7 @@ def confusion(
     """The confusion of every cell.
 
     Args:
-        predictions: [..., Q] index of the answered label; -1 names none.
+        predictions: [..., Q] index of the answered label; -1 names none, nor does L (generated text without one).
         gold: [Q] index of the right label.
         num_labels: L.
         state: [..., Q] integers, 0 = ok; what is not ok is left out, cell by cell.
@@ -77,9 +77,9 @@ def confusion(
     answered, right = np.asarray(predictions), _labels(gold, num_labels)
     if answered.ndim < 1 or not answered.size or answered.shape[-1:] != right.shape:
         raise RequestError(f"predictions must be [..., Q] for gold of {len(right)} queries, got {list(answered.shape)}")
-    if not np.issubdtype(answered.dtype, np.integer) or answered.min() < -1 or answered.max() >= num_labels:
+    if not np.issubdtype(answered.dtype, np.integer) or answered.min() < -1 or answered.max() > num_labels:
         raise RequestError(
-            f"predictions must be whole numbers from -1 to {num_labels - 1}, got {answered.min()} to {answered.max()}"
+            f"predictions must be whole numbers from -1 to {num_labels}, got {answered.min()} to {answered.max()}"
         )
     states = None if state is None else np.asarray(state)
     if states is not None and states.shape != answered.shape:
