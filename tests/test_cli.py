@@ -28,7 +28,20 @@ from iclperm.runs.limits import WorkLimits
 from iclperm.studies.report import Run
 from iclperm.tasks.task import Task, builtin_tasks
 
-COMMANDS = ("bench", "demo", "export", "models", "plan", "report", "run", "stats", "status", "tasks", "verify")
+COMMANDS = (
+    "bench",
+    "compare",
+    "demo",
+    "export",
+    "models",
+    "plan",
+    "report",
+    "run",
+    "stats",
+    "status",
+    "tasks",
+    "verify",
+)
 
 
 @pytest.fixture(scope="module")
@@ -530,7 +543,7 @@ def test_what_the_demo_proposes_has_its_settings(call, demo, tmp_path):
     small_growth = [{"12": "3"}.get(word, word) for word in extended]
     assert json.loads(call(*small_growth, "--json")[1])["sensitivity"]["num_sets"] == 3
     planned = json.loads(call("plan", own[1], "--json")[1])
-    assert (planned["num_sets"], planned["shots"], planned["num_queries"]) == (3, [0, 2, 8], 8)
+    assert (planned["num_sets"], planned["shots"], planned["num_queries"]) == (3, [0, 2, 8], 24)
 
 
 def test_the_demo_fits_a_screen_and_a_half(demo, tmp_path, monkeypatch):

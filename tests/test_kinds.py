@@ -117,10 +117,16 @@ PACKAGE = Path(iclperm.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
 # Where the word of a kind stands for something else, and what that is; nowhere else may it be written out.
 OTHER_MEANINGS = {
-    "calibration": ("a key of the study", ("cli/options", "runs/", "stats/", "studies/report", "studies/several")),
+    "calibration": (
+        "a key of the study",
+        ("cli/options", "runs/", "stats/", "studies/compared", "studies/report", "studies/several"),
+    ),
     "curve": ("accuracy over the number of shots", ("external/", "stats/", "studies/sensitivity")),
     "generation": ("what models do, a block of plan.json, a tag of chat templates", ("models/", "runs/", "tasks/")),
-    "selection": ("sensitivity to it", ("external/", "studies/convergence", "studies/sensitivity")),
+    "selection": (
+        "sensitivity to it",
+        ("external/", "stats/comparison", "studies/comparing", "studies/convergence", "studies/sensitivity"),
+    ),
 }
 
 
