@@ -128,9 +128,9 @@ def compare(
         first, second: [S, P, Q] or [S, P, K, Q] of 0 and 1; or floating-point accuracies [S, P] or [S, P, K], which
             leave out what needs single answers.
         shared: what both have in common, of "sets permutations queries": level i of one is then level i of the other.
-        states: integers of the shape of the answers, 0 = ok. A query that is not ok in every cell is left out; where
+        states: integers of the shape of the answers, 0 = ok. A query without any answer is left out; where
             queries are shared, out of both.
-        weights: [Q] how often each query counts in an accuracy. The effects free of item noise count it once.
+        weights: [Q] how often each query counts in accuracies, r and effects free of item noise.
         shots: the numbers of demonstrations of each, ascending. r and effects are those at the largest number of each,
             accuracy is compared at the numbers that both have. Without it both need the same K.
         estimator: of the sensitivities in r; `mean_std` is what arXiv 2511.09700 prints.
