@@ -1,4 +1,7 @@
-"""The engine against plain transformers, one prompt at a time."""
+"""The engine against plain transformers, one prompt at a time.
+
+More than 600 lines because the architectures and the plain scores of the module are made once for all of its tests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Greedy generation against plain decoding, one prompt at a time and without a cache."""
+"""Greedy generation against plain decoding, one prompt at a time and without a cache.
+
+More than 600 lines because the models and the slow decoding of the module are shared by all of its tests.
+"""
 
 from __future__ import annotations
 

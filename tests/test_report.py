@@ -1,4 +1,7 @@
-"""The sensitivity summary, its JSON twin, the tables and the figures."""
+"""The sensitivity summary, its JSON twin, the tables and the figures.
+
+More than 600 lines because numbers, JSON, tables and figures are held against each other on the same summaries.
+"""
 
 from __future__ import annotations
 

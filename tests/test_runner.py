@@ -1,4 +1,7 @@
-"""Runs: exact, resumable, never lossy, and honest about what is damaged or does not fit."""
+"""Runs: exact, resumable, never lossy, and honest about what is damaged or does not fit.
+
+More than 600 lines because one small study, run once, is what all of its tests look at, stop, damage or repeat.
+"""
 
 import dataclasses
 import errno
