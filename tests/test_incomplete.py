@@ -15,6 +15,8 @@ from tolerances import TOLERANCES
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
+from iclperm.external import describe
+from iclperm.external.tensor import of_array
 from iclperm.reference import incomplete as oracle
 from iclperm.reference import stats as complete
 from iclperm.stats import incomplete
@@ -277,6 +279,15 @@ class TestSummary:
 
 
 class TestMissing:
+    @pytest.mark.parametrize("share", [0.01, 0.2])
+    def test_a_description_begins_with_what_is_missing_where_that_is_much(self, share):
+        generator = np.random.default_rng(8)
+        correct = (generator.random((4, 4, 60)) < 0.6).astype(float)
+        correct[generator.random(correct.shape) < share] = np.nan
+        lines = describe(of_array(correct, "SPQ", "answers.npy")).conclusion()
+        assert lines[share > MANY].startswith("answers.npy: 4 sets x 4 permutations x 60 queries.")
+        assert ("of the answers are missing" in lines[0]) == (share > MANY)
+
     def test_counts_by_weight_and_state(self):
         state = np.array([[0, 0, 1, 1], [0, 2, 1, 0]])
         found = missing_of(state, [1, 1, 2, 4])
