@@ -81,6 +81,10 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_task_data": ("",),
     "test_tasks": ("",),
     # statistics against their oracles, and what others' files say
+    "test_bearing": ("",),
+    "test_classes": ("",),
+    "test_comparing": ("TestFindings",),
+    "test_comparison": ("TestCompare", "TestMcNemar", "TestSlope", "TestPool::test_reml"),
     "test_contextual": ("TestTheStatistic", "TestTheEffect::test_is", "test_a_report"),
     "test_convergence": (
         "TestMeanError::test_agrees",
@@ -92,10 +96,14 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_curve": ("",),
     "test_demonstrations": ("",),
     "test_features": ("",),
+    "test_files_as_written": ("",),
+    "test_incomplete": ("TestAccuracy::test_lies", "TestAccuracy::test_a_", "TestComponents::test_what", "TestMissing"),
+    "test_latent": ("TestCells", "TestPower", "TestRefusals", "TestFindings"),
     "test_paired": ("",),
     "test_papers": ("",),
     "test_search": ("",),
     "test_selection": ("TestChoose", "TestWords", "TestFeatures"),
+    "test_settling": ("TestRanks", "TestParts", "TestStudy::test_tables"),
     "test_stats": (
         "TestAccuracy",
         "TestSensitivity",

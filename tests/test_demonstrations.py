@@ -264,7 +264,7 @@ class TestSplitHalf:
         generator = np.random.default_rng(1)
         weights = generator.integers(1, 4, 400)
         state = np.zeros_like(correct)
-        state[1, 2, 3, :40] = 1
+        state[..., :40] = 1
         found = reliability.split_half(correct, orders, state=state, weights=weights, names=["shapley"])
         without = reliability.split_half(correct[..., 40:], orders, weights=weights[40:], names=["shapley"])
         order = generator.permutation(400)

@@ -22,6 +22,7 @@ from iclperm.errors import DataError, IclpermError
 from iclperm.external import Tensor, describe, load
 from iclperm.external.columns import number_of
 from iclperm.stats import grades as grades_module
+from iclperm.study.states import NO_ANSWER, OVERLONG
 
 Array = npt.NDArray[Any]
 SHARES = np.array([[0.5, 0.25, 0.75], [0.125, 1.0, 0.0], [0.25, 0.5, 0.625]])
@@ -99,7 +100,7 @@ class TestMatricesOfPandas:
         np.testing.assert_array_equal(load(tmp_path / "a.csv").values, SHARES[:, :2])
         found = load(written(tmp_path / "b.csv", ",0,0,1\n1,1,0,1\n1,0,0,1\n"), "CQ")
         assert found.state is not None
-        assert (found.values.shape, found.state.tolist()[0]) == ((3, 4), [1, 0, 0, 0])
+        assert (found.values.shape, found.state.tolist()[0]) == ((3, 4), [NO_ANSWER, 0, 0, 0])
 
     def test_one_row_that_begins_with_0_is_noted(self, tmp_path: Path) -> None:
         found = load(written(tmp_path / "a.csv", "0,1,1,0\n"))
@@ -222,7 +223,7 @@ class TestExcel:
         text = f"context,query,correct\na,0,1\na,1,{nothing}\nb,0,0\nb,1,1\n"
         found = load(written(tmp_path / "a.csv", text))
         assert found.state is not None
-        assert found.state.tolist() == [[0, 1], [0, 0]]
+        assert found.state.tolist() == [[0, NO_ANSWER], [0, 0]]
         assert found.values.tolist() == [[1, 0], [0, 1]]
         found = load(written(tmp_path / "b.csv", f"{nothing},0,1\n1,1,0\n1,0,1\n"), "CQ")
         assert found.state is not None
@@ -259,7 +260,7 @@ class TestExcel:
         found = load(tmp_path / "a.csv")
         np.testing.assert_array_equal(found.values.ravel()[:-1], correct.ravel()[:-1])
         assert found.state is not None
-        assert found.state.sum() == 1
+        assert found.state.sum() == OVERLONG
 
     def test_two_rows_of_a_cell_name_what_was_not_used(self, tmp_path: Path) -> None:
         frame = pd.concat([long_frame(ANSWERS[None]).assign(model=name) for name in "ab"])
@@ -365,7 +366,7 @@ class TestJsonLines:
         later = [{"query": q, "correct": False, "state": "overlong", "note": "x"} for q in range(5, 8)]
         found = load(lines(tmp_path / "a.jsonl", rows + later))
         assert found.state is not None
-        assert found.state.tolist() == [[0] * 5 + [1] * 3]
+        assert found.state.tolist() == [[0] * 5 + [OVERLONG] * 3]
         assert "5 rows have no state: taken as ok" in found.notes
         assert "columns not used: note" in found.notes
 
@@ -437,7 +438,7 @@ class TestFilesPutTogether:
         two = written(tmp_path / "b.csv", "query,correct\nz,0\ny,1\n")
         found = load([one, two])
         assert found.state is not None
-        assert (found.values.tolist(), found.state.tolist()) == ([[1, 0, 1], [0, 1, 0]], [[0, 0, 0], [1, 0, 0]])
+        assert (found.values.tolist(), found.state.tolist()) == ([[1, 0, 1], [0, 1, 0]], [[0, 0, 0], [NO_ANSWER, 0, 0]])
         assert "queries are matched by name over the files" in found.notes
         assert describe(found).to_dict()["num_queries"] == 2
 

@@ -22,6 +22,7 @@ from iclperm.reference import stats as complete
 from iclperm.stats import incomplete
 from iclperm.stats.incomplete import filled
 from iclperm.stats.limits import ComputeLimits
+from iclperm.stats.search import search
 from iclperm.studies.missing import MANY, missing_of, overturned
 from iclperm.studies.sensitivity_summary import sensitivity_summary
 
@@ -65,7 +66,7 @@ class TestAccuracy:
     def test_the_recipe_of_the_docs_gives_the_same(self):
         """docs/statistics.md shows how to recompute an accuracy from an exported table in a few lines of pandas."""
         text = (Path(__file__).parents[1] / "docs/statistics.md").read_text(encoding="utf-8")
-        recipe = text[text.index('    one["ok"] = one.state') : text.index("(with unequal weights, weighted means")]
+        recipe = text[text.index('    ok = one[one.state == "ok"]') : text.index("(with unequal weights, ``counts``")]
         *lines, last = textwrap.dedent(recipe).strip().splitlines()
         generator = np.random.default_rng(0)
         correct = (generator.random((3, 4, 20)) < 0.6).astype(np.uint8)
@@ -100,6 +101,44 @@ class TestAccuracy:
         np.testing.assert_allclose(bounds.missing, [[0, 0, 0.5]])
         np.testing.assert_allclose(bounds.lowest, [[0.5, 0.5, 0.5]])
         np.testing.assert_allclose(bounds.highest, [[0.5, 0.5, 1.0]])
+
+    @pytest.mark.parametrize("share", [0.3, 0.6])
+    def test_a_lead_that_hard_queries_alone_show_is_kept_where_they_are_missing(self, share):
+        """Half of the queries everyone has right; on the others order decides, and of those answers are missing."""
+        generator = np.random.default_rng(9)
+        lead = np.linspace(-0.4, 0.4, 12)[None, :, None]
+        hard = (generator.random((6, 12, 400)) < 0.5 + lead).astype(np.uint8)
+        correct = np.concatenate([np.ones((6, 12, 400), np.uint8), hard], axis=2)
+        state = np.concatenate([np.zeros(hard.shape, bool), generator.random(hard.shape) < share], axis=2)
+        whole, found = stats.accuracy(correct).values.mean(axis=0), stats.accuracy(correct, state).values.mean(axis=0)
+        np.testing.assert_allclose(found, whole, atol=0.02)
+        slope = np.polyfit(whole, found, 1)[0]
+        assert slope == pytest.approx(1, abs=0.04)
+        effects = [stats.variance_components(correct, given).order_effect for given in (None, state)]
+        assert effects[1] == pytest.approx(effects[0], rel=0.05)
+
+    def test_a_set_that_lacks_half_of_the_queries_keeps_its_accuracy(self):
+        correct = np.stack([np.full((2, 100), 0.3), np.full((2, 100), 0.7)])
+        state = np.zeros(correct.shape, np.uint8)
+        state[0, :, 50:] = 1
+        np.testing.assert_allclose(stats.accuracy(correct, state).values, [[0.3] * 2, [0.7] * 2], **CLOSE)
+        graded = 0.5 + 0.1 * np.random.default_rng(2).standard_normal((6, 1, 1)).repeat(4, 1).repeat(60, 2)
+        state = np.zeros(graded.shape, np.uint8)
+        state[:3, :, 40:], state[3:, :, :20] = 1, 1
+        found = stats.variance_components(graded, state).sigma2.S
+        assert found == pytest.approx(stats.variance_components(graded).sigma2.S, rel=0.35)
+
+    def test_an_honest_oracle_owes_nothing_to_what_was_filled_in(self):
+        """No order has an effect: what is best on one half is average on the other, however many answers are
+        missing."""
+        generator = np.random.default_rng(4)
+        leads = []
+        for _ in range(30):
+            correct = (generator.random((4, 16, 60)) < 0.7).astype(np.uint8)
+            state = (generator.random(correct.shape) < 0.4).astype(np.uint8)
+            found = search(np.zeros((4, 16)), correct, state, halves=20)
+            leads.append(found.honest.estimate - found.average.estimate)
+        assert abs(np.mean(leads)) < 0.02
 
     def test_queries_without_any_answer_are_left_out(self):
         correct, state = np.ones((2, 2, 4), np.uint8), np.zeros((2, 2, 4), np.uint8)
@@ -159,7 +198,7 @@ class TestComponents:
     def test_of_complete_answers_are_those_of_mean_squares(self, study):
         correct, present, _, _ = study
         every = np.ones(correct.shape[2])
-        sigma2, _, _ = incomplete.solved(correct, present, every, np.zeros(len(every), int), ComputeLimits())
+        sigma2, _, _, _ = incomplete.solved(correct, present, every, np.zeros(len(every), int), ComputeLimits())
         _, expected = complete.variance_components(correct)
         np.testing.assert_allclose(sigma2, list(expected.values()), **CLOSE)
 

@@ -77,7 +77,7 @@ class TestSearch:
         for name, values in want.items():
             assert found.by_set[name] == pytest.approx(values)
             assert getattr(found, name).estimate == pytest.approx(np.mean(values))
-        if kept.sum() > 1:
+        if kept.sum() > 1 and whole.present is None:  # what is filled in rests on both halves
             halves = module.random_halves(int(kept.sum()), 5, 7)
             assert found.honest_by_set == pytest.approx(reference.honest(correct, weights, halves.tolist()))
         assert found.num_queries == kept.sum()

@@ -77,7 +77,7 @@ class TestAccuracy:
         assert values.tolist() == [2 / 3, 2 / 3]
         assert (dropped, num_queries) == (0.25, 3)
         values, dropped, num_queries = stats.accuracy(correct, state)  # the other cell has it wrong
-        assert values.tolist() == [(2 + 0) / 4, 2 / 4]
+        assert values == pytest.approx([(2 + 0) / 4, 2 / 4])
         assert (dropped, num_queries) == (0.0, 4)
 
     def test_without_a_usable_query_it_is_undefined(self) -> None:
@@ -165,7 +165,7 @@ class TestCurve:
         correct = np.zeros(state.shape, np.uint8)
         correct[..., 3] = 1
         found = stats.curve(correct, state)
-        assert found.mean.tolist() == [0.25, 0.25, 0.25]
+        assert found.mean == pytest.approx([0.25, 0.25, 0.25])
         assert (found.dropped, found.num_queries) == (0, 4)
 
     def test_one_set_or_one_permutation_leaves_its_spread_undefined(self) -> None:

@@ -156,7 +156,7 @@ class TestTensorSums:
         np.testing.assert_array_equal(found.by_query, by_query)
         np.testing.assert_array_equal(found.squares, squares)
         expected = stats.accuracy(correct, state, weights, limits=limits)
-        np.testing.assert_array_equal(found.accuracy.values, expected.values)
+        np.testing.assert_allclose(found.accuracy.values, expected.values, rtol=0, atol=CLOSE)
         assert found.accuracy[1:] == expected[1:]
 
     @both_ways

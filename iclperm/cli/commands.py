@@ -20,7 +20,7 @@ from iclperm.cli.arguments import study_of
 from iclperm.cli.failures import FAILED, STOPPED, one_line
 from iclperm.cli.progress import shown_progress
 from iclperm.errors import ConfigError, RunStopped
-from iclperm.external import describe, load
+from iclperm.external import Description, describe, load
 from iclperm.report import write_report
 from iclperm.report.parts import Findings, plain
 from iclperm.runs.finish import open_one
@@ -161,8 +161,11 @@ def _show_findings(found: Findings, kind: str, out: Path | None, *, as_json: boo
         _print_json([found.to_dict()])
         return
     console = terminal.stdout()
+    told = found.conclusion()
+    if isinstance(found, Description) and found.missing.first_line():
+        console.print(told.pop(0), markup=False, soft_wrap=True)  # many answers are missing: that comes first
     terminal.print_tables(console, found.tables(full=True))
-    terminal.print_conclusion(console, found.conclusion())
+    terminal.print_conclusion(console, told)
     terminal.print_notes(console, found.warnings)
     if paths:
         console.print("", *map(str, paths), sep="\n", markup=False, soft_wrap=True)

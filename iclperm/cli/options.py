@@ -33,7 +33,7 @@ STUDY_KEYS = {
     "calibration": "none, or contextual: labels freed of what each context prefers by itself.",
     "criterion": kinds.KEYS["criterion"],
     "select": kinds.KEYS["select"],
-    "on_overlong": "error, or drop the answers whose prompts do not fit the context window.",
+    "on_overlong": "error, or drop the queries that do not fit the context window.",
     "chat": "The model's chat template: none, single (one user message), or multiturn (a turn a demonstration).",
     "max_new_tokens": "Most tokens of a generated answer; the task's own by default.",
     "think": "keep, or strip blocks of reasoning from generated text before it is read.",

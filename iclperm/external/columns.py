@@ -173,6 +173,12 @@ def is_not_ok(column: Any, path: Path) -> tuple[npt.NDArray[np.bool_], int]:
     return wrong[codes], int(np.count_nonzero(nothing[codes]))
 
 
+def is_word(column: Any, word: str, path: Path) -> npt.NDArray[np.bool_]:
+    """Where a column of states is `word`, bool [rows]."""
+    values, codes = distinct_values(column, "state", path)
+    return np.array([*(isinstance(value, str) and value.strip().lower() == word for value in values), False])[codes]
+
+
 def _is_ok(value: Any) -> bool:
     if isinstance(value, str) and value.strip().lower() == "ok":
         return True

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError, is_out_of_memory, printable
-from iclperm.external.columns import distinct_values, is_not_ok, levels, numbers
+from iclperm.external.columns import distinct_values, is_not_ok, is_word, levels, numbers
 from iclperm.external.delimited import look_at, read_cells
 from iclperm.external.jsonl import json_rows
 from iclperm.external.matrices import matrix_of_columns, matrix_of_csv
@@ -31,6 +31,7 @@ from iclperm.external.tensor import (
     refuse_bytes,
     title_of,
 )
+from iclperm.study.states import STATES
 
 _MOST_NAMED = 12
 _CELLS = ("split", "set", "permutation", "shots", "context", "query", "weight", "correct", "state", "accuracy")
@@ -263,7 +264,10 @@ def _spread_out(
         if num_silent:
             notes.append(f"{num_silent:,} rows have no state: taken as ok")
     state = np.full(math.prod(shape), MISSING, np.uint8)
-    state[cells] = absent
+    state[cells] = np.where(absent, MISSING, 0)
+    if "state" in columns and has_answers:
+        for code, word in enumerate(STATES[1:], 1):
+            state[cells[absent & is_word(columns["state"], word, path)]] = code
     kept = np.where(absent, 0.0, found)
     if has_answers:
         answers, _, graded = as_answers(kept, title_of(path))

@@ -15,12 +15,13 @@ import numpy.typing as npt
 from iclperm.errors import DataError, RequestError, is_out_of_memory, printable
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.stats.tensor import mapped
+from iclperm.study.states import NO_ANSWER
 
 MOST_BYTES = 4 << 30
 """The largest file that is read, and the largest array that is made of one."""
 AXES = {"S": "set", "P": "permutation", "K": "shots", "Q": "query", "C": "context"}
 """What each letter of `Tensor.axes` stands for."""
-MISSING = 1
+MISSING = NO_ANSWER
 """State of an answer that is not there."""
 MISSING_WORDS = "answers are missing"
 """What is said behind how many there are."""

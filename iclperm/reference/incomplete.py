@@ -16,25 +16,39 @@ AXES = "SPI"
 
 
 def accuracy(correct: Array, present: Mask, weights: FloatArray) -> FloatArray:
-    """[C] accuracy of each cell of correct [C, Q]: a missing answer counts as its query's mean plus the cell's lead."""
+    """[C] accuracy of each cell of correct [C, Q]: least squares of cells and queries, solved as one linear system.
+
+    Each answer weighs weight / number of answers of its query in the equation of its cell, and 1 in that of its query.
+    """
     num_cells, num_queries = correct.shape
     used = [q for q in range(num_queries) if present[:, q].any()]
-    of_query = {q: float(np.mean([correct[c, q] for c in range(num_cells) if present[c, q]])) for q in used}
-    found = np.full(num_cells, np.nan)
+    size = num_cells + len(used)
+    left, right = np.zeros((size + 1, size)), np.zeros(size + 1)
+    for place, q in enumerate(used):
+        answers = [c for c in range(num_cells) if present[c, q]]
+        for c in answers:
+            share = weights[q] / len(answers)
+            left[c, c] += share
+            left[c, num_cells + place] += share
+            right[c] += share * float(correct[c, q])
+            left[num_cells + place, c] += 1
+            left[num_cells + place, num_cells + place] += 1
+            right[num_cells + place] += float(correct[c, q])
+    left[size, :num_cells] = 1
+    found = np.linalg.lstsq(left, right, rcond=None)[0]
+    total = sum(weights[q] for q in used)
+    level = sum(weights[q] * found[num_cells + place] for place, q in enumerate(used)) / total
+    values = np.empty(num_cells)
     for c in range(num_cells):
-        there = [q for q in used if present[c, q]]
-        total = sum(weights[q] for q in there)
-        if not total:
-            continue
-        lead = sum(weights[q] * (float(correct[c, q]) - of_query[q]) for q in there) / total
-        counted = {q: float(correct[c, q]) if present[c, q] else min(max(of_query[q] + lead, 0), 1) for q in used}
-        found[c] = sum(weights[q] * counted[q] for q in used) / sum(weights[q] for q in used)
-    return found
+        lowest = sum(weights[q] * float(correct[c, q]) for q in used if present[c, q]) / total
+        highest = lowest + sum(weights[q] for q in used if not present[c, q]) / total
+        values[c] = min(max(level + found[c], lowest), highest)
+    return values
 
 
 def deviations(scores: FloatArray, present: Mask, weights: FloatArray) -> FloatArray:
-    """[S, P] accuracy of each ordering of scores [S, P, Q] less that of all, query by query, the shrinkage taken
-    out."""
+    """[S, P] accuracy of each ordering of scores [S, P, Q] less that of all, query by query, each answer by one over
+    the number of answers of its query; the shrinkage by each answer's part in its query's mean is taken out."""
     num_sets, num_permutations, num_queries = scores.shape
     cells = list(product(range(num_sets), range(num_permutations)))
     size = len(cells)
@@ -45,8 +59,9 @@ def deviations(scores: FloatArray, present: Mask, weights: FloatArray) -> FloatA
             if not present[s, p, q]:
                 continue
             answers = [scores[i, j, q] for i, j in cells if present[i, j, q]]
-            top += weights[q] * (scores[s, p, q] - sum(answers) / len(answers))
-            bottom += weights[q] * (1 - 1 / len(answers))
+            num = len(answers)
+            top += weights[q] / num * (scores[s, p, q] - sum(answers) / num)
+            bottom += weights[q] / num * (1 - 1 / num)
         found[s, p] = top / (bottom * size / (size - 1))
     return found
 
@@ -111,14 +126,12 @@ def noises(scores: FloatArray, present: Mask, weights: FloatArray) -> FloatArray
 
 def components(scores: FloatArray, present: Mask, weights: FloatArray) -> dict[str, float]:
     """σ² of S, P, SP, SI, PI and SPI from scores [S, P, Q] of one class: moments set equal to their expectations."""
-    num_sets, num_permutations, _ = scores.shape
     found = dict(zip(NOISES, noises(scores, present, weights).tolist(), strict=True))
     squares = mean_squares(deviations(scores, present, weights))
     for effect in NOISES:
         squares = squares - found[effect] * expected_mean_squares(present, weights, effect)
-    sets, permutations, residual = squares
-    of_set, of_permutation = (sets - residual) / num_permutations, (permutations - residual) / num_sets
-    return {"S": of_set, "P": of_permutation, "SP": residual, **found}
+    table = np.array([expected_mean_squares(present, weights, effect) for effect in ("S", "P", "SP")]).T
+    return {**dict(zip(("S", "P", "SP"), np.linalg.solve(table, squares).tolist(), strict=True)), **found}
 
 
 def weighted_components(
@@ -126,14 +139,26 @@ def weighted_components(
 ) -> tuple[float, float, float]:
     """σ²_S, σ²_P and σ²_SP of the weighted accuracy, class by class."""
     num_sets, num_permutations, _ = scores.shape
-    matrix, noise = np.zeros((num_sets, num_permutations)), np.zeros(3)
+    matrix, noise, table = np.zeros((num_sets, num_permutations)), np.zeros(3), np.zeros((3, 3))
+    parts = []
     for name in np.unique(classes):
         members = classes == name
-        share = weights[members].sum() / weights.sum()
         part = scores[:, :, members], present[:, :, members], weights[members]
-        matrix += share * deviations(*part)
+        parts.append((weights[members].sum() / weights.sum(), members))
+        matrix += parts[-1][0] * deviations(*part)
         found = components(*part)
         for effect in NOISES:
-            noise += share**2 * found[effect] * expected_mean_squares(part[1], part[2], effect)
-    sets, permutations, residual = mean_squares(matrix) - noise
-    return (sets - residual) / num_permutations, (permutations - residual) / num_sets, residual
+            noise += parts[-1][0] ** 2 * found[effect] * expected_mean_squares(part[1], part[2], effect)
+    sizes = dict(zip(AXES, scores.shape, strict=True))
+    for column, effect in enumerate(("S", "P", "SP")):
+        for level in product(*(range(sizes[axis]) for axis in effect)):
+            unit = np.zeros(scores.shape)
+            places = dict(zip(effect, level, strict=True))
+            unit[tuple(places.get(axis, slice(None)) for axis in AXES)] = 1.0
+            of_classes = (
+                share * deviations(unit[:, :, members], present[:, :, members], weights[members])
+                for share, members in parts
+            )
+            table[:, column] += mean_squares(sum(of_classes, np.zeros_like(matrix)))
+    s, p, sp = np.linalg.solve(table, mean_squares(matrix) - noise)
+    return s, p, sp

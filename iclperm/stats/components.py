@@ -47,6 +47,9 @@ class VarianceComponents:
     strata: tuple[Stratum, ...] = ()
     """The classes of queries, where answers are missing or queries weigh differently; empty where neither is so."""
 
+    effect_loads: tuple[tuple[float, ...], ...] = ()
+    """[3, 3] with `strata`: how much of σ²_S, σ²_P, σ²_SP (columns) is in the mean squares of S, P and SP (rows)."""
+
     @property
     def shares(self) -> Effects:
         """Each component, clipped at 0, as a share of their sum; all 0 where nothing varies."""
@@ -116,7 +119,7 @@ def variance_components(
     answered = int(np.count_nonzero(weight))
     _refuse_small((*items.shape[:2], answered))
     strata = incomplete.strata_of(weight, classes)
-    sigma2, squares, found = incomplete.solved(items, present, weight, strata, limits)
+    sigma2, squares, effects, found = incomplete.solved(items, present, weight, strata, limits)
     s, p, q = items.shape[0] - 1, items.shape[1] - 1, answered - len(found)
     sets, permutations, residual = squares.tolist()
     nan = math.nan
@@ -128,6 +131,7 @@ def variance_components(
         Effects(sets, permutations, nan, residual, nan, nan, nan),
         Effects(*sigma2.tolist()),
         found,
+        tuple(tuple(row) for row in effects.tolist()),
     )
 
 

@@ -53,7 +53,7 @@ def criteria_scores(
     H(mean p) - mean H(p) (Sorensen et al. 2022); `dev_log_likelihood`: mean log-probability of the right label, over
     the labels. Entropies in nats. Raises RequestError on shapes that do not fit. Cost: O(S·P·Q·L).
     """
-    _, usable, weight, cells, _ = usable_items(correct, state, weights)
+    _, usable, weight, cells, *_ = usable_items(correct, state, weights)
     answers = np.asarray(predictions)
     if answers.shape != np.shape(correct):
         raise RequestError(f"predictions must have shape {list(np.shape(correct))}, got {list(answers.shape)}")

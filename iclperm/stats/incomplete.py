@@ -15,17 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
+from iclperm.stats.additive import additive_fit
 from iclperm.stats.limits import LIMITS, ComputeLimits
 from iclperm.stats.sensitivity import (
     Accuracy,
     FloatArray,
     accuracy,
-    expected_answers,
+    accuracy_of_fit,
     graded_items,
     query_weights,
 )
 
 _MOST_STRATA = 64  # distinct weights that are taken for classes where those are not known
+_MOST_ORDERINGS = 2048  # whose unit effects are followed one by one
 _NOISES = 3  # SI, PI, SPI: the interactions with queries
 
 
@@ -37,6 +39,9 @@ class Moments(NamedTuple):
     loads: FloatArray
     """[3, 3] how much of σ²_SI, σ²_PI, σ²_SPI (columns) is in the mean squares of sets, permutations and residual
     (rows) of `deviations`."""
+    responses: tuple[FloatArray, ...]
+    """[S, P, levels] what `deviations` make of an effect of 1 of each set, of each permutation and, unless there are
+    more than 2,048, of each ordering."""
     noises: FloatArray
     """[3] σ²_SI, σ²_PI and σ²_SPI: what answers to one query share beyond their set and permutation."""
     between: FloatArray
@@ -86,9 +91,9 @@ def solved(
     weights: FloatArray,
     strata: npt.NDArray[np.int64],
     limits: ComputeLimits,
-) -> tuple[FloatArray, FloatArray, tuple[Stratum, ...]]:
-    """σ² in the order S, P, I, SP, SI, PI, SPI, the mean squares [3] of sets, permutations and residual, and the
-    strata.
+) -> tuple[FloatArray, FloatArray, FloatArray, tuple[Stratum, ...]]:
+    """σ² in the order S, P, I, SP, SI, PI, SPI, the mean squares [3] of sets, permutations and residual, how much of
+    σ²_S, σ²_P, σ²_SP is in them [3, 3], and the strata.
 
     Args:
         scores: [S, P, Q] answers; what is not `present` does not matter.
@@ -108,20 +113,45 @@ def solved(
     weighted = np.zeros((num_sets, num_permutations))
     found, noise = [], np.zeros(_NOISES)
     inside = np.zeros(7)
+    responses: list[FloatArray] = []
     for name in names:
         members = np.flatnonzero(strata == name)
         share = float(weights[members].sum()) / total
         moments = _moments(scores, present, weights, members, limits)
-        sigma2 = _solve(moments, num_sets, num_permutations)
+        sigma2 = _solve(moments)
         weighted += share * moments.deviations
         noise += share**2 * moments.loads @ sigma2[4:]
         inside += share * sigma2
         loads = tuple(tuple(row) for row in (share**2 * moments.loads).tolist())
         found.append(Stratum(share, moments.num_queries, tuple(sigma2.tolist()), loads))
-    squares = mean_squares(weighted)
-    sets, permutations, residual = squares - noise
-    effects = np.array([(sets - residual) / num_permutations, (permutations - residual) / num_sets, residual])
-    return np.array([*effects[:2], inside[2], effects[2], *inside[4:]]), squares, tuple(found)
+        ours = [share * part for part in moments.responses]
+        responses = [one + other for one, other in zip(responses, ours, strict=True)] if responses else ours
+    squares, effects = mean_squares(weighted), effect_loads(tuple(responses))
+    s, p, sp = np.linalg.solve(effects, squares - noise)
+    return np.array([s, p, inside[2], sp, *inside[4:]]), squares, effects, tuple(found)
+
+
+def effect_loads(responses: tuple[FloatArray, ...]) -> FloatArray:
+    """[3, 3] how much of σ²_S, σ²_P, σ²_SP (columns) is in the mean squares of sets, permutations and residual (rows).
+
+    Mean squares are sums of squares of linear functions of the effects: those of unit effects add up. [[P, 0, 1],
+    [0, S, 1], [0, 0, 1]] where no answer is missing; without responses of single orderings the last column is this.
+    """
+    loads = np.ones((3, 3))
+    for column, part in enumerate(responses):
+        loads[:, column] = _summed_squares(part)
+    return loads
+
+
+def _summed_squares(tables: FloatArray) -> FloatArray:
+    """[3] mean squares of tables [S, P, N], summed over N."""
+    num_sets, num_permutations, _ = tables.shape
+    centred = tables - tables.mean(axis=(0, 1))
+    rows, columns = centred.mean(axis=1), centred.mean(axis=0)
+    residual = centred - rows[:, None] - columns[None]
+    s, p = num_sets - 1, num_permutations - 1
+    sums = num_permutations * np.sum(rows**2), num_sets * np.sum(columns**2), np.sum(residual**2)
+    return np.asarray(np.array(sums) / [s, p, s * p])
 
 
 def mean_squares(matrix: FloatArray) -> FloatArray:
@@ -135,12 +165,12 @@ def mean_squares(matrix: FloatArray) -> FloatArray:
     return np.asarray(squares / [num_sets - 1, num_permutations - 1, (num_sets - 1) * (num_permutations - 1)])
 
 
-def _solve(moments: Moments, num_sets: int, num_permutations: int) -> FloatArray:
+def _solve(moments: Moments) -> FloatArray:
     """[7] components of one stratum: every mean square less the noise in it set equal to its expectation."""
-    sets, permutations, residual = mean_squares(moments.deviations) - moments.loads @ moments.noises
+    squares = mean_squares(moments.deviations) - moments.loads @ moments.noises
+    of_set, of_permutation, both = np.linalg.solve(effect_loads(moments.responses), squares)
     item = moments.between[0] - moments.between[1:] @ moments.noises
-    of_set, of_permutation = (sets - residual) / num_permutations, (permutations - residual) / num_sets
-    return np.array([of_set, of_permutation, item, residual, *moments.noises])
+    return np.array([of_set, of_permutation, item, both, *moments.noises])
 
 
 def _moments(
@@ -153,28 +183,40 @@ def _moments(
     """The moments of one stratum, from three readings of its answers in blocks of queries.
 
     The accuracy of an ordering is taken less that of each query over all orderings, so that an ordering that met the
-    easier queries gains nothing by it. Leaving an answer out of its own query's mean shrinks a deviation by
-    (1 - 1/n_q) for a query with n_q answers where S·P would shrink it by (1 - 1/(S·P)); the quotient is taken out.
+    easier queries gains nothing by it; an answer counts by one over the answers that its query has, so that what only
+    hard queries show is not lost where these are missing more often. What missing answers make of effects (`responses`)
+    and of noise (`loads`) is then known exactly, whatever their pattern.
     """
     num_sets, num_permutations, _ = scores.shape
     size = num_sets * num_permutations
     weight_of, kept = _weight_and_shrinkage(scores, present, weights, members, limits)
     _refuse_empty(weight_of, kept)
-    scale = weight_of * (size / (size - 1)) * (kept / weight_of)
+    scale = kept * (size / (size - 1))
     deviations = np.zeros((num_sets, num_permutations))
     forms = np.zeros((4, _NOISES))  # of all cells, rows, columns and the total
+    levels = [num_sets, num_permutations, *([size] if size <= _MOST_ORDERINGS else [])]
+    met = [np.zeros((size, level)) for level in levels]
+    own = np.zeros((num_sets, num_permutations))
     means: list[FloatArray] = []
     shares: list[FloatArray] = []
     for chosen, y, there in _blocks(scores, present, members, limits):
         num = there.sum(axis=(0, 1))
         mean = (y * there).sum(axis=(0, 1)) / num
         rest = (y - mean) * there
-        a = there * (weights[chosen] / scale[:, :, None])
+        a = there * (weights[chosen] / num / scale[:, :, None])
         deviations += (a * rest).sum(axis=2)
+        own += a.sum(axis=2)
         by_set, by_permutation = there.sum(axis=1) / num, there.sum(axis=0) / num
         forms += _forms(a, num, by_set, by_permutation)
+        for found, part in zip(met, (by_set, by_permutation, there.reshape(size, -1) / num), strict=False):
+            found += a.reshape(size, -1) @ part.T
         means.append(mean)
         shares.append(np.stack([np.sum(by_set**2, axis=0), np.sum(by_permutation**2, axis=0), 1 / num]))
+    cell, (row, column) = np.arange(size), np.indices((num_sets, num_permutations)).reshape(2, -1)
+    for found, place in zip(met, (row, column, cell), strict=False):
+        np.negative(found, out=found)
+        found[cell, place] += own.ravel()
+    responses = tuple(found.reshape(num_sets, num_permutations, -1) for found in met)
     cells, rows, columns, total = forms
     rows, columns, total = rows / num_permutations, columns / num_sets, total / size
     s, p = num_sets - 1, num_permutations - 1
@@ -182,7 +224,7 @@ def _moments(
     noises = _noises(scores, present, weights, members, deviations, limits)
     of_query = np.concatenate(means)
     between = np.array([of_query.var(ddof=1), *np.concatenate(shares, axis=1).mean(axis=1)])
-    return Moments(deviations, loads, noises, between, len(of_query))
+    return Moments(deviations, loads, responses, noises, between, len(of_query))
 
 
 def _noises(
@@ -240,11 +282,12 @@ def _weight_and_shrinkage(
     members: npt.NDArray[np.int64],
     limits: ComputeLimits,
 ) -> tuple[FloatArray, FloatArray]:
-    """[S, P] weight of the answers of each ordering, and the same with (1 - 1/n_q) of each query's."""
+    """[S, P] weight of the answers of each ordering, and the same times (1 - 1/n_q)/n_q for a query's n_q answers."""
     weight_of, kept = np.zeros(scores.shape[:2]), np.zeros(scores.shape[:2])
     for chosen, _, there in _blocks(scores, present, members, limits):
         weight_of += there @ weights[chosen]
-        kept += there @ (weights[chosen] * (1 - 1 / there.sum(axis=(0, 1))))
+        num = there.sum(axis=(0, 1))
+        kept += there @ (weights[chosen] / num * (1 - 1 / num))
     return weight_of, kept
 
 
@@ -328,16 +371,22 @@ class Filled(NamedTuple):
     """[...] of `items`."""
     share: float
     """Share of the answers (by weight) that were put in."""
+    present: npt.NDArray[np.bool_] | None = None
+    """[..., U] which answers were there; None where all were."""
+    queries: FloatArray | None = None
+    """[U] how often the mean cell answers each query rightly; None where nothing was missing."""
+    balance: FloatArray | None = None
+    """[U] what an answer to each query counts in a lead (`iclperm.stats.additive`); None where nothing was missing."""
 
 
 def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.ArrayLike | None = None) -> Filled:
     """Answers [..., Q] with every missing one replaced by what `accuracy` takes for it.
 
-    For comparisons of cells, where leaving out every query that some cell lacks would leave next to none. A table
-    filled so has less noise than a complete one by the share that was put in: standard errors are too small by about
-    half of it. Unbiased where what is missing does not depend on the answer, given the query and the cell. Raises
-    RequestError on shapes that do not fit, values outside 0..1, and where a cell has no answer. Cost: O(size), a float
-    copy where answers are missing.
+    That is the level of its query plus a lead of its cell, such that the mean over the cell is its `accuracy`; a single
+    one may lie a little outside 0..1. For comparisons of cells, where leaving out every query that some cell lacks
+    would leave next to none. A table filled so has less noise than a complete one: standard errors are too small by
+    about the share that was put in. Raises RequestError on shapes that do not fit, values outside 0..1, and where a
+    cell has no answer. Cost: that of `accuracy`, and a float copy where answers are missing.
     """
     items, weight = graded_items(correct), query_weights(weights, np.shape(correct)[-1])
     counted = weight > 0
@@ -356,16 +405,19 @@ def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.Arr
     if there.all():
         items = items[..., usable]
         return Filled(items, usable, weight, accuracy(items, None, weight)._replace(dropped=left_out), 0.0)
-    kind = np.float64 if items.size < LIMITS.numba_from else np.float32  # half the memory of a large tensor
-    values: npt.NDArray[Any] = np.where(there, items.reshape(there.shape[0], -1)[:, usable], 0).astype(kind)
     if not there.any(axis=1).all():
         place = ", ".join(map(str, np.unravel_index(int(np.argmin(there.any(axis=1))), items.shape[:-1])))
         raise RequestError(f"the cell [{place}] has no answer at all; leave this set or permutation out")
-    of_query = values.sum(axis=0, dtype=np.float64) / there.sum(axis=0)
-    for value, has in zip(values, there, strict=True):
-        _, expected = expected_answers(value[None], has[None], of_query, weight)
-        value[~has] = expected[0, ~has]
-    values = values.reshape(*items.shape[:-1], -1)
+    kind = np.float64 if items.size < LIMITS.numba_from else np.float32  # half the memory of a large tensor
+    values: npt.NDArray[Any] = np.where(there, items.reshape(there.shape[0], -1)[:, usable], 0).astype(kind)
+    fit = additive_fit(lambda: [(values, there)], weight)
+    found = accuracy_of_fit(fit, weight)
+    for value, has, mean, right in zip(values, there, found, fit.right, strict=True):
+        if not has.all():
+            lack = weight * ~has
+            lead = (mean * weight.sum() - right - lack @ fit.queries) / lack.sum()
+            value[~has] = fit.queries[~has] + lead
     share = 1 - float((there @ weight).mean() / weight.sum())
-    cells = Accuracy(np.average(values, axis=-1, weights=weight), left_out, int(np.count_nonzero(usable)))
-    return Filled(values, usable, weight, cells, share)
+    shape = (*items.shape[:-1], -1)
+    cells = Accuracy(found.reshape(items.shape[:-1]), left_out, int(np.count_nonzero(usable)))
+    return Filled(values.reshape(shape), usable, weight, cells, share, there.reshape(shape), fit.queries, fit.balance)

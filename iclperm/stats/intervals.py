@@ -16,7 +16,7 @@ from iclperm.stats.sensitivity import (
     Estimator,
     FloatArray,
     accuracy_matrix,
-    graded_items,
+    finite_items,
     order_sensitivity,
     query_weights,
     selection_sensitivity,
@@ -216,8 +216,9 @@ def _drawn_in_strata(components: VarianceComponents, draws: int, seed: int) -> t
             )
         )
         noise += np.asarray(stratum.loads) @ [(with_set - rest) / num_p, (with_permutation - rest) / num_s, rest]
-    sets, permutations, residual = np.array([drawn["S"], drawn["P"], drawn["SP"]]) - noise
-    return residual + (permutations - residual) / num_s, residual + (sets - residual) / num_p
+    squares_less_noise = np.array([drawn["S"], drawn["P"], drawn["SP"]]) - noise
+    of_set, of_permutation, both = np.linalg.solve(np.array(components.effect_loads), squares_less_noise)
+    return both + of_permutation, both + of_set
 
 
 def jackknife_ratio_interval(
@@ -269,7 +270,7 @@ def clustered_se(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -
     `weights` [Q] says how often each counts in the mean; a query of any weight is one cluster. NaN for one query. Cost:
     O(size of correct).
     """
-    items = graded_items(correct)
+    items = finite_items(correct)
     num_queries = items.shape[-1]
     if num_queries < 2:
         return math.nan

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError
+from iclperm.stats.additive import additive_fit
 from iclperm.stats.components import Effects, solve_components
 from iclperm.stats.logistic_normal import (
     QueryVariances,
@@ -18,9 +19,8 @@ from iclperm.stats.logistic_normal import (
     pair_sums,
     query_variances,
 )
-from iclperm.stats.sensitivity import FloatArray, query_weights
+from iclperm.stats.sensitivity import FloatArray, accuracy, query_weights
 
-_SWEEPS, _SWEPT = 200, 1e-7
 _MOST_SATURATED = 0.5  # of the cells
 _LEAST_NOISE = 1e-6  # of that of binary answers: equal grades are not known without end
 
@@ -134,21 +134,14 @@ def fit_answers(answers: LatentAnswers, queries: QueryVariances | None) -> Laten
 
 
 def _adjusted_means(answers: LatentAnswers) -> FloatArray:
-    """[S, P] mean of each cell; with missing answers that of an additive fit of cells and queries, by turns."""
+    """[S, P] mean of each cell; with missing answers that of an additive fit of cells and queries."""
     values, ok = answers
     if ok is None:
         return np.asarray(values.mean(axis=2))
-    of_cell, of_query = ok.sum(axis=2), ok.sum(axis=(0, 1))
-    cell_sums, query_sums, present = values.sum(axis=2), values.sum(axis=(0, 1)), ok.astype(np.float64)
-    ease = np.zeros(values.shape[2])
-    means = cell_sums / of_cell
-    for _ in range(_SWEEPS):
-        ease = (query_sums - np.einsum("spq,sp->q", present, means)) / of_query
-        ease -= ease.mean()
-        before, means = means, (cell_sums - present @ ease) / of_cell
-        if np.abs(means - before).max() < _SWEPT:
-            break
-    return np.asarray(np.clip(means, 0.0, 1.0))
+    num_queries = values.shape[2]
+    table = values.reshape(-1, num_queries), ok.reshape(-1, num_queries)
+    fit = additive_fit(lambda: [table], np.ones(num_queries))
+    return np.asarray(np.clip(fit.queries.mean() + fit.cells, 0.0, 1.0).reshape(values.shape[:2]))
 
 
 def _refuse_degenerate(answers: LatentAnswers, saturated: int) -> None:
@@ -247,10 +240,6 @@ def effect_variances(cells: FloatArray, noise: QueryNoise, num_q: int) -> tuple[
 
 
 def population_accuracy(answers: LatentAnswers, weight: FloatArray) -> float:
-    """Mean over cells of the weighted share of right answers."""
+    """Mean over cells of the weighted share of right answers, set right for what is missing (`stats.accuracy`)."""
     values, ok = answers
-    if ok is None:
-        return float(np.average(values.mean(axis=(0, 1)), weights=weight))
-    weighted = ok @ weight
-    has_any = weighted > 0
-    return float(((values @ weight)[has_any] / weighted[has_any]).mean())
+    return float(accuracy(values, None if ok is None else ~ok, weight).values.mean())

@@ -19,7 +19,7 @@ from iclperm.stats.components import Effects
 from iclperm.stats.convergence import MeanError, degrees_for_tests, mean_error
 from iclperm.stats.intervals import Interval, bounded
 from iclperm.stats.paired import holm
-from iclperm.stats.sensitivity import FloatArray, graded_items, query_weights
+from iclperm.stats.sensitivity import FloatArray, finite_items, query_weights
 
 State = Literal["undecided", "equivalent", "different"]
 STATES: tuple[State, ...] = ("undecided", "equivalent", "different")
@@ -209,7 +209,7 @@ def paired_difference(
     `weights` [Q] says how often each query counts; a query of any weight is one draw. Raises RequestError on shapes
     that do not fit. Cost: O(size). Agresti & Min (2005), Statistics in Medicine 24.
     """
-    before, after = graded_items(first), graded_items(second)
+    before, after = finite_items(first), finite_items(second)
     if before.shape != after.shape:
         raise RequestError(f"both contexts need the same queries, got {list(before.shape)} and {list(after.shape)}")
     weight = query_weights(weights, before.shape[-1])
@@ -305,7 +305,7 @@ def steps(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Steps
 
     Raises RequestError for fewer than two k. Cost: O(S·P·K·Q).
     """
-    items = graded_items(correct)
+    items = finite_items(correct)
     if items.ndim != 4 or items.shape[2] < 2:
         raise RequestError(f"steps need correct of shape [S, P, K, Q] with K >= 2, got {list(items.shape)}")
     pairs = [paired_difference(items[:, :, k], items[:, :, k + 1], weights) for k in range(items.shape[2] - 1)]
@@ -352,7 +352,7 @@ def one_shot(
 
     Raises RequestError on shapes that do not fit. Cost: O(S·P·Q). arXiv 2503.22002, section 5.1.
     """
-    none, single, names = graded_items(zero), graded_items(one), np.asarray(rows)
+    none, single, names = finite_items(zero), finite_items(one), np.asarray(rows)
     if single.ndim != 3 or none.shape != single.shape[-1:] or names.shape != single.shape[:2]:
         raise RequestError(
             f"need zero [Q], one [S, P, Q] and rows [S, P], got {list(none.shape)}, {list(single.shape)} and "
@@ -386,7 +386,7 @@ def _signed(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> npt.NDArray[An
 
 
 def _four_axes(correct: npt.ArrayLike, shots: Sequence[int]) -> npt.NDArray[Any]:
-    items = graded_items(correct)
+    items = finite_items(correct)
     if items.ndim != 4 or items.shape[2] != len(shots) or list(shots) != sorted(set(shots)):
         raise RequestError(
             f"need correct of shape [S, P, K, Q] and K ascending shots, got {list(items.shape)} and {list(shots)}"

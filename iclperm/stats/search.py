@@ -60,8 +60,8 @@ class Search:
     dropped: float
     """Share of the test queries (by weight) without an answer in any cell."""
     filled: float
-    """Share of the test answers (by weight) that are missing and were filled in; intervals are too narrow by about half
-    of it."""
+    """Share of the test answers (by weight) that are missing and were filled in; intervals are too narrow by about
+    as much."""
 
     @property
     def by_set(self) -> dict[str, FloatArray]:
@@ -135,14 +135,15 @@ def search(
     set. Shares are ratios of means over sets, as in the paper. Raises RequestError on shapes that do not fit. Cost:
     O(S·P·Q·halves) multiplications in matrix products. arXiv 2511.09700, Algorithm 1.
     """
-    items, _, weight, cells, share = usable_items(correct, state, weights)
+    whole = usable_items(correct, state, weights)
+    items, weight, cells, share = whole.items, whole.weights, whole.accuracy, whole.share
     criterion = fitting_scores(scores, cells.values.shape)
     chosen, best = choose(criterion), choose(cells.values)
     sets = np.arange(len(items))
     by_query = {
         "average": np.stack([np.asarray(one.mean(axis=0)) for one in items]),
         "highest_dev": items[sets, chosen].astype(np.float64),
-        "honest": _honest_items(items, weight, halves, seed),
+        "honest": _honest_items(whole, halves, seed),
         "maximum": items[sets, best].astype(np.float64),
     }
     columns = np.stack(list(by_query.values()))  # [4, S, Q]
@@ -185,7 +186,8 @@ def choices(
     permutation. Intervals leave out one query at a time; a choice of one set out of S says nothing about other sets.
     Cost: O(S·P·Q).
     """
-    items, _, weight, cells, _ = usable_items(correct, state, weights)
+    whole = usable_items(correct, state, weights)
+    items, weight, cells = whole.items, whole.weights, whole.accuracy
     criterion, matrix = fitting_scores(scores, cells.values.shape), cells.values
     sets, by_query = np.arange(len(items)), np.stack([one.mean(axis=0) for one in items])
     average = by_query.mean(axis=0)
@@ -240,34 +242,52 @@ def scores_by_resample(items: npt.NDArray[Any], counts: FloatArray) -> FloatArra
     return np.asarray(items.astype(np.float32) @ counts.astype(np.float32).T)
 
 
-def half_accuracies(
-    items: npt.NDArray[Any], weight: FloatArray, halves: npt.NDArray[np.bool_]
-) -> tuple[FloatArray, FloatArray]:
-    """Accuracies [S, R, P] on R halves [R, Q] of the queries, and on the other half of each; NaN where one is empty."""
-    sizes = (halves * weight).sum(axis=1), (~halves * weight).sum(axis=1)
+def half_accuracies(whole: Filled, halves: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+    """Accuracies [S, R, P] on R halves [R, Q] of the queries, and on the other half of each; NaN where one is empty.
+
+    Where answers are missing, of the answers that are there: the level of the half's queries plus the ordering's lead
+    on them, so that what is known of one half owes nothing to the other.
+    """
     found = []
-    for part, size in zip((halves, ~halves), sizes, strict=True):
-        sums = np.stack([scores_by_resample(one, part * weight).T for one in items])
-        with np.errstate(invalid="ignore"):
-            found.append(sums / size[:, None])
+    for part in (halves, ~halves):
+        counts = part * whole.weights
+        with np.errstate(invalid="ignore", divide="ignore"):
+            if whole.present is None or whole.queries is None or whole.balance is None:
+                sums = np.stack([scores_by_resample(one, counts).T for one in whole.items])
+                found.append(sums / counts.sum(axis=1)[:, None])
+                continue
+            level = (counts @ whole.queries) / counts.sum(axis=1)
+            leads = []
+            for one, has in zip(whole.items, whole.present, strict=True):
+                rest = np.where(has, one - whole.queries, 0.0)
+                leads.append(((counts * whole.balance) @ rest.T) / ((counts * whole.balance) @ has.T))
+            found.append(level[:, None] + np.nan_to_num(np.stack(leads)))
     return found[0], found[1]
 
 
-def _honest_items(items: npt.NDArray[Any], weight: FloatArray, num_halves: int, seed: int) -> FloatArray:
+def _honest_items(whole: Filled, num_halves: int, seed: int) -> FloatArray:
     """[S, Q] each query answered by the ordering that is best on the half without it; mean over halvings.
 
-    NaN for one query.
+    Where answers are missing, what is put in for one rests on both halves: its mean over the queries is then that of
+    the halves alone. NaN for one query.
     """
+    items = whole.items
     num_sets, _, num_queries = items.shape
     if num_queries < 2 or num_halves < 1:
         return np.full((num_sets, num_queries), np.nan)
     halves = random_halves(num_queries, num_halves, seed)
-    first, second = half_accuracies(items, weight, halves)
-    totals = np.zeros((num_sets, num_queries))
-    for half, by_first, by_second in zip(halves, first.argmax(axis=2).T, second.argmax(axis=2).T, strict=True):
-        for s, (p, other) in enumerate(zip(by_first, by_second, strict=True)):
+    first, second = half_accuracies(whole, halves)
+    totals, means = np.zeros((num_sets, num_queries)), np.zeros(num_sets)
+    shares = halves @ whole.weights / whole.weights.sum()
+    best = first.argmax(axis=2), second.argmax(axis=2)
+    for r, half in enumerate(halves):
+        for s in range(num_sets):
+            p, other = best[0][s, r], best[1][s, r]
             totals[s] += np.where(half, items[s, other], items[s, p])
-    return totals / num_halves
+            means[s] += shares[r] * first[s, r, other] + (1 - shares[r]) * second[s, r, p]
+    if whole.present is not None:
+        totals += (means - totals @ whole.weights / whole.weights.sum())[:, None]
+    return np.asarray(totals / num_halves)
 
 
 def _ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:

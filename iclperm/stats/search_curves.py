@@ -70,12 +70,13 @@ def search_over_permutations(
     band is that of the sets. A criterion that compares permutations (majority agreement) is that of all P. Cost:
     O(S·P·Q·resamples) multiplications. arXiv 2511.09700, Figure 3a, b.
     """
-    items, _, weight, cells, _ = usable_items(correct, state, weights)
+    whole = usable_items(correct, state, weights)
+    items, cells = whole.items, whole.accuracy
     criterion, matrix = fitting_scores(scores, cells.values.shape), cells.values
     num_permutations = matrix.shape[1]
     counts = _sizes(sizes, permutation_sizes(num_permutations), num_permutations, "permutations")
     orders = np.stack([random_stream(seed, "permutations", r).permutation(num_permutations) for r in range(resamples)])
-    first, second = half_accuracies(items, weight, random_halves(items.shape[2], resamples, seed))
+    first, second = half_accuracies(whole, random_halves(items.shape[2], resamples, seed))
     average = matrix.mean(axis=1)
     lines = []
     for count in counts:
@@ -114,7 +115,7 @@ def search_over_dev_queries(
     draws sets with replacement (see `search_over_permutations`). At the last size every query counts as it did in the
     run. Cost: O(S·P·Q·resamples·sizes) multiplications. arXiv 2511.09700, Figure 3c, d.
     """
-    items, usable, weight, _, _ = usable_items(dev_items, dev_state, dev_weights)
+    items, usable, weight, *_ = usable_items(dev_items, dev_state, dev_weights)
     matrix = fitting_scores(accuracy_on_test, items.shape[:2], "accuracy_on_test")
     total = round(float(weight.sum()))
     counts = _sizes(sizes, dev_sizes(total), total, "dev queries")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
+from iclperm.stats.additive import AdditiveFit, Blocks, additive_fit
 from iclperm.stats.limits import LIMITS, ComputeLimits
 
 FloatArray = npt.NDArray[np.float64]
@@ -36,7 +37,7 @@ class AccuracyBounds(NamedTuple):
     highest: FloatArray
     """If every missing answer were right."""
     missing: FloatArray
-    """Share of the queries (by weight) without an answer, of those that some cell answered."""
+    """Share of the queries (by weight) without an answer."""
 
 
 class Curve(NamedTuple):
@@ -95,29 +96,22 @@ def accuracy(
     return Accuracy(values.reshape(items.shape[:-1]), dropped, num_queries)
 
 
-def accuracy_of_blocks(
-    blocks: Callable[[], Iterable[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]], weight: FloatArray
-) -> Accuracy:
-    """`accuracy` [C] of answers [C, Q] that come in blocks of cells, each with which answers are there; `blocks` gives
-    them from the beginning whenever it is called."""
-    num_queries = len(weight)
-    sums, num = np.zeros(num_queries), np.zeros(num_queries, np.int64)
-    for cells, ok in blocks():
-        sums += np.where(ok, cells, 0).sum(axis=0, dtype=np.float64)
-        num += np.count_nonzero(ok, axis=0)
-    usable = num > 0
-    used, total = float(weight[usable].sum()), float(weight.sum())
-    of_query, counted = sums[usable] / num[usable], weight[usable]
-    values = []
-    for cells, ok in blocks():
-        there = ok[:, usable]
-        if used == 0:
-            values.append(np.full(len(cells), np.nan))
-            continue
-        right, expected = expected_answers(cells[:, usable], there, of_query, counted)
-        found = (right + np.where(there, 0, expected) @ counted) / used
-        values.append(np.where(there @ counted > 0, found, np.nan))
-    return Accuracy(np.concatenate(values), 1.0 - used / total, int(np.count_nonzero(usable)) if used else 0)
+def accuracy_of_blocks(blocks: Blocks, weight: FloatArray) -> Accuracy:
+    """`accuracy` [C] of answers that come in blocks of cells."""
+    fit = additive_fit(blocks, weight)
+    counted = weight[fit.usable]
+    used, total = float(counted.sum()), float(weight.sum())
+    if used == 0:
+        return Accuracy(np.full(len(fit.cells), np.nan), 1.0, 0)
+    return Accuracy(accuracy_of_fit(fit, counted), 1.0 - used / total, int(np.count_nonzero(counted)))
+
+
+def accuracy_of_fit(fit: AdditiveFit, counted: FloatArray) -> FloatArray:
+    """[C] level of all queries, of weight `counted` [U], plus each cell's lead; no further than if all that the cell
+    lacks were wrong, or right."""
+    used = float(counted.sum())
+    level = float(fit.queries @ counted) / used
+    return np.asarray(np.clip(level + fit.cells, fit.right / used, (fit.right + used - fit.there) / used))
 
 
 def accuracy_bounds(
@@ -125,28 +119,15 @@ def accuracy_bounds(
 ) -> AccuracyBounds:
     """The accuracies of every cell if all of its missing answers were wrong, and if all were right.
 
-    Takes what `accuracy` does. Queries that no cell answered are left out. Raises what it does. Cost: O(size), a float
-    copy.
+    Takes what `accuracy` does. Queries that no cell answered are missing, too. Raises what it does. Cost: O(size), a
+    float copy.
     """
     items, states = graded_items(correct), _states(np.shape(correct), state)
     ok = np.ones(items.shape, np.bool_) if states is None else states == 0
-    weight = np.where(ok.reshape(-1, items.shape[-1]).any(axis=0), query_weights(weights, items.shape[-1]), 0.0)
-    with np.errstate(invalid="ignore"):
-        lowest = np.where(ok, items, 0) @ weight / weight.sum()
-        missing = ~ok @ weight / weight.sum()
+    weight = query_weights(weights, items.shape[-1])
+    lowest = np.where(ok, items, 0) @ weight / weight.sum()
+    missing = ~ok @ weight / weight.sum()
     return AccuracyBounds(np.asarray(lowest), np.asarray(lowest + missing), np.asarray(missing))
-
-
-def expected_answers(
-    cells: npt.NDArray[Any], ok: npt.NDArray[np.bool_], of_query: FloatArray, weight: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """[C] weight of the right answers, and [C, Q] what is expected of each answer: the mean of its query `of_query`
-    plus the lead of its cell over other cells on the queries that it answered."""
-    right = np.where(ok, cells, 0).astype(np.float64) @ weight
-    there = ok @ weight
-    with np.errstate(divide="ignore", invalid="ignore"):
-        lead = (right - ok @ (of_query * weight)) / there
-    return right, np.clip(of_query + np.nan_to_num(lead)[:, None], 0, 1)
 
 
 def common_accuracy(
@@ -259,7 +240,7 @@ def accuracy_from_sums(sums: FloatArray, usable: npt.NDArray[np.bool_], weight: 
     kept, total = float(weight[usable].sum()), float(weight.sum())
     if kept == 0.0:
         return Accuracy(np.full(np.shape(sums), np.nan), 1.0, 0)
-    return Accuracy(sums / kept, 1.0 - kept / total, int(np.count_nonzero(usable)))
+    return Accuracy(sums / kept, 1.0 - kept / total, int(np.count_nonzero(usable & (weight > 0))))
 
 
 def accuracy_matrix(accuracy: npt.ArrayLike) -> FloatArray:
@@ -306,6 +287,16 @@ def graded_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.
     low, high = np.nanmin(items), np.nanmax(items)
     if not (low >= 0 and high <= 1):
         raise RequestError(f"correct must hold numbers from 0 to 1, found {low if not low >= 0 else high:g}")
+    return items
+
+
+def finite_items(values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Answers [..., Q] as uint8 0/1, or finite floats: graded, or filled in (`stats.incomplete.filled`)."""
+    items = np.asarray(values)
+    if not np.issubdtype(items.dtype, np.floating):
+        return binary_items(items)
+    if items.ndim < 1 or not items.size or not np.isfinite(items).all():
+        raise RequestError(f"correct must be finite numbers [..., Q] with no empty axis, got {list(items.shape)}")
     return items
 
 

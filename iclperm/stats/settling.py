@@ -22,7 +22,7 @@ from iclperm.stats.correlation import pooled_rank_correlation
 from iclperm.stats.demonstrations import SCORES, Score, demonstration_scores
 from iclperm.stats.paired import holm
 from iclperm.stats.plateau import MARGIN, STATES, State, overall_of, paired_from_sums, paired_tests, states_of
-from iclperm.stats.sensitivity import FloatArray, graded_items, query_weights, std_along
+from iclperm.stats.sensitivity import FloatArray, finite_items, query_weights, std_along
 
 QUANTILES = (0.05, 0.5, 0.95)
 """Of every band: 90 % of the parts lie within, half of them below the middle."""
@@ -130,7 +130,7 @@ def blocks_of(
     demonstrations from which on a plateau is asked for, those of them that were run and are not the last. Raises
     RequestError on shapes that do not fit. Cost: a pass over the answers at each of these numbers.
     """
-    items, at = graded_items(correct), np.asarray(edges, dtype=np.int64)
+    items, at = finite_items(correct), np.asarray(edges, dtype=np.int64)
     sums = np.asarray(right, dtype=np.float64)
     if items.ndim != 4 or items.shape[2] != len(shots) or sums.shape != (*items.shape[:3], len(at) - 1):
         raise RequestError(

@@ -19,9 +19,10 @@ from iclperm.report.parts import listed
 from iclperm.runs.identity import Identities, identities
 from iclperm.runs.run import FinishedRun
 from iclperm.stats.comparison import AXES
+from iclperm.studies import bearing
 
 _PLACES = {"sets": 0, "permutations": 1, "queries": 3}
-_SAID = ("normalize", "calibration", "chat", "scoring", "unparsed", "resample", "on_overlong")
+_SAID = ("normalize", "calibration", "chat", "scoring", "unparsed", "resample", "on_overlong", "balance")
 """Keys of a study that change what an answer is; a difference there is named."""
 
 
@@ -42,6 +43,8 @@ class Compared:
     """Of its levels; None where nothing is known of them."""
     about: Mapping[str, str] | None = None
     """Choices that change what an answer is, by the key of the study."""
+    unborne: tuple[str, ...] = ()
+    """Why nothing can be concluded from the study by itself; empty where something can, or that is not known."""
 
     @property
     def has_answers(self) -> bool:
@@ -83,7 +86,8 @@ class Together:
 def of_run(name: str, run: FinishedRun) -> Compared:
     """A finished run; reads its answers, states and tables."""
     about = {key: str(getattr(run.study, key)) for key in _SAID}
-    return Compared(name, run.correct, run.state, run.weights, run.shots, identities(run), about)
+    unborne = tuple(reason.words for reason in bearing.of_run(run).reasons)
+    return Compared(name, run.correct, run.state, run.weights, run.shots, identities(run), about, unborne)
 
 
 def of_array(

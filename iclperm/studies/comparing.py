@@ -19,6 +19,7 @@ from iclperm.stats.intervals import jackknife_error
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.compared import Compared, Together, together
 from iclperm.studies.comparing_findings import Comparing, Pair, Studied
+from iclperm.studies.missing import missing_of
 
 _MOST_DROPPED = 0.05
 _LEAST_EIGENVALUE = 1e-3  # of a matrix of correlations that can be inverted
@@ -210,6 +211,10 @@ def _warnings(
     ready: Together, pairs: Sequence[Pair], sizes: Sequence[float] | None, known: Sequence[int]
 ) -> Iterator[str]:
     yield from ready.notes
+    for study in ready.studies:
+        if study.has_answers and (line := missing_of(study.state, study.weights).first_line()):
+            yield f"{study.name}: {line}"
+        yield from (f"{study.name} by itself bears no conclusion: {words}" for words in study.unborne)
     for pair in pairs:
         one, two = ready.studies[pair.first], ready.studies[pair.second]
         if one.shots and two.shots and one.shots[-1] != two.shots[-1]:

@@ -12,7 +12,7 @@ from iclperm.report.parts import percent, spread_in_points, with_bounds
 from iclperm.stats.intervals import Interval, side_of
 from iclperm.stats.sensitivity import query_weights
 from iclperm.studies.sensitivity_summary import Extreme, SensitivitySummary
-from iclperm.study.states import STATES
+from iclperm.study.states import name_of
 
 MANY = 0.02
 """Share of queries left out, or of answers missing, from which a report begins with them."""
@@ -58,7 +58,7 @@ def missing_of(state: npt.ArrayLike | None, weights: npt.ArrayLike | None = None
         of_query = np.count_nonzero(cells == code, axis=0)
         lacks += of_query
         by_code[code] = float(share @ of_query) / len(cells)
-    named = {STATES[code] if code < len(STATES) else f"state {code}": value for code, value in by_code.items()}
+    named = {name_of(code): value for code, value in by_code.items()}
     return Missing(sum(by_code.values()), float(share[lacks == len(cells)].sum()), float(share[lacks > 0].sum()), named)
 
 
@@ -66,7 +66,7 @@ def filled_words(share: float) -> str:
     """What is to be known of a table in which `share` of the answers was filled in (`stats.incomplete.filled`)."""
     return (
         f"{share:.1%} of the answers are missing and were taken as their query and ordering lead to expect: errors and "
-        "tests are too sure by about half of that"
+        "tests are too sure by about that share"
     )
 
 

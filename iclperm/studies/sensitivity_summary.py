@@ -15,9 +15,10 @@ from iclperm.errors import DataError, RequestError
 from iclperm.report.parts import plain
 from iclperm.stats import Calibration, Interval, NeededDesign, SensitivityIntervals, VarianceComponents
 from iclperm.stats.incomplete import filled
+from iclperm.stats.intervals import bounded
 from iclperm.stats.sensitivity import FloatArray, query_weights
 from iclperm.studies.tokens import TokenReport, TokenSavings
-from iclperm.study.states import STATES
+from iclperm.study.states import STATES, name_of
 
 _ESTIMATORS: tuple[stats.Estimator, ...] = ("mean_std", "rms", "c4")
 
@@ -207,7 +208,7 @@ def sensitivity_summary(
         if_wrong=if_wrong,
         if_right=if_right,
         mean=float(matrix.mean()),
-        mean_interval=stats.mean_error(whole.items, whole.weights).interval(),
+        mean_interval=bounded(stats.mean_error(whole.items, whole.weights).interval(), "accuracy"),
         mean_se=stats.clustered_se(whole.items, whole.weights),
         spreads={estimator: spread_of(matrix, estimator) for estimator in _ESTIMATORS},
         intervals=intervals,
@@ -258,13 +259,10 @@ def _extreme(
     classes: npt.ArrayLike | None,
     seed: int,
 ) -> Extreme:
-    """What is said with every missing answer taken as `value`, over the queries that have an answer."""
-    lacks = np.asarray(state) != 0
-    answered = ~lacks.all(axis=(0, 1))
-    table = np.where(lacks, np.asarray(value, items.dtype), items)[..., answered]
-    weight, of_class = (None if given is None else np.asarray(given)[answered] for given in (weights, classes))
-    matrix = stats.accuracy(table, None, weight).values
-    components, _ = components_or_why(table, None, weight, of_class)
+    """What is said with every missing answer taken as `value`, those of queries that no ordering answered, too."""
+    table = np.where(np.asarray(state) != 0, np.asarray(value, items.dtype), items)
+    matrix = stats.accuracy(table, None, weights).values
+    components, _ = components_or_why(table, None, weights, classes)
     intervals, jackknife, _ = _intervals_of(matrix, seed)
     assert intervals is not None
     effects = intervals if components is None else stats.effect_interval(components, seed=seed)
@@ -381,7 +379,7 @@ def _missing(state: npt.ArrayLike | None, weights: npt.ArrayLike | None) -> dict
     }
     named = {name: shares.pop(code, 0.0) for code, name in enumerate(STATES)}
     return {name: share for name, share in named.items() if name != "ok"} | {
-        f"state {code}": share for code, share in shares.items()
+        name_of(code): share for code, share in shares.items()
     }
 
 
