@@ -364,7 +364,7 @@ class TestTables:
                 {"correct": ["maybe"] * 12},
                 "holds 'maybe' in the column correct; use numbers, 0 and 1, or true and false",
             ),
-            ({"query": [0] * 12}, "two rows for set 0, permutation 0, shots 4, query 0; keep one"),
+            ({"query": [0] * 12}, "two rows for set 0, permutation 0, shots 4, query 0; call the column"),
             ({"query": [None] + [0] * 11}, "1 rows without a value of 'query'"),
             ({"weight": [1, 2] * 6}, "one query two weights"),
             ({"weight": [-1.5] * 12}, "at least 0 in the column weight, found -1.5"),

@@ -241,8 +241,12 @@ def _refuse_twice(
         f"{name} {printable(str(level[place]))}"
         for name, level, place in zip(named, found, np.unravel_index(twice, shape), strict=True)
     )
-    unused = f" (columns not used: {_some(left)})" if left else ""
-    raise DataError(f"{path} has two rows for {where}; keep one{unused}")
+    if left:
+        raise DataError(
+            f"{path} has two rows for {where}; call the column that tells them apart set, permutation, shots or "
+            f"context (columns not used: {_some(left)}), or keep one"
+        )
+    raise DataError(f"{path} has two rows for {where}; keep one")
 
 
 def _spread_out(
