@@ -265,7 +265,8 @@ class TestExcel:
     def test_two_rows_of_a_cell_name_what_was_not_used(self, tmp_path: Path) -> None:
         frame = pd.concat([long_frame(ANSWERS[None]).assign(model=name) for name in "ab"])
         frame.to_csv(tmp_path / "a.csv", index=False)
-        refused(tmp_path / "a.csv", r"two rows for set 0, permutation 0, query 0; call the column .* \(columns not used: model\)")
+        message = r"two rows for set 0, permutation 0, query 0; call the column .* \(columns not used: model\)"
+        refused(tmp_path / "a.csv", message)
 
     @given(st.floats(0, 1), st.sampled_from(["{:.6f}", "{:.3e}", " {:.4f} ", "{:.6g}"]), st.booleans())
     def test_numbers_are_read_as_written(self, value: float, form: str, comma: bool) -> None:
