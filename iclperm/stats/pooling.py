@@ -21,6 +21,7 @@ from iclperm.stats.sensitivity import FloatArray
 
 Method = Literal["reml", "dl"]
 _STEPS = 200  # of a bisection: to the last bits
+_GRID_OF_TAU = 81
 _GRID = 200
 _REACH = 10  # times the spread of the estimates, or their error: the largest τ that is looked at
 
@@ -255,18 +256,29 @@ def _moments(values: FloatArray, covariance: FloatArray, design: FloatArray) -> 
 
 
 def _reml(values: FloatArray, covariance: FloatArray, design: FloatArray) -> float:
-    """The τ² at which the restricted likelihood has its score 0, y'PPy = tr P; 0 where it falls from there on."""
+    """The τ² of the largest restricted likelihood: the best of a grid, then where its score y'PPy - tr P is 0; the
+    likelihood can have a maximum at 0 and another one beyond."""
+
+    def taken(tau2: float) -> tuple[FloatArray, FloatArray]:
+        precision = _inverse(covariance, tau2)
+        return precision, _projection(precision, design)
 
     def score(tau2: float) -> float:
-        taken = _projection(_inverse(covariance, tau2), design)
-        return float(np.sum((taken @ values) ** 2) - np.trace(taken))
+        _, rest = taken(tau2)
+        return float(np.sum((rest @ values) ** 2) - np.trace(rest))
 
-    if score(0.0) <= 0:
-        return 0.0
-    low, high = 0.0, float(np.trace(covariance)) / len(values)
-    while score(high) > 0:
-        low, high = high, 2 * high
-    return _bisected(score, low, high)
+    def likelihood(tau2: float) -> float:
+        precision, rest = taken(tau2)
+        determinants = np.linalg.slogdet(precision)[1] - np.linalg.slogdet(design.T @ precision @ design)[1]
+        return float(determinants - values @ rest @ values)
+
+    scale = float(np.trace(covariance)) / len(values) + float(values.var())
+    grid = np.array([0.0, *(scale * np.geomspace(1e-5, 1e3, _GRID_OF_TAU))])
+    best = int(np.argmax([likelihood(tau2) for tau2 in grid]))
+    low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    if score(low) <= 0:
+        return low
+    return high if score(high) > 0 else _bisected(score, low, high)
 
 
 def _bisected(function: Callable[[float], float], low: float, high: float) -> float:
