@@ -14,7 +14,7 @@ import numpy.typing as npt
 from iclperm.errors import RequestError
 from iclperm.stats.sensitivity import FloatArray, query_weights
 
-_CELLS_AT_ONCE = 4_000_000
+_CELLS_AT_ONCE = 1 << 16
 
 
 class Confusion(NamedTuple):
@@ -71,7 +71,7 @@ def confusion(
         state: [..., Q] integers, 0 = ok; what is not ok is left out, cell by cell.
         weights: [Q] how often each query counts.
 
-    Raises RequestError on shapes that do not fit and labels outside 0..L - 1. Cost: O(size), in pieces of 4 million
+    Raises RequestError on shapes that do not fit and labels outside 0..L - 1. Cost: O(size), in pieces of 65,536
     answers.
     """
     answered, right = np.asarray(predictions), _labels(gold, num_labels)

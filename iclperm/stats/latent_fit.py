@@ -109,12 +109,12 @@ def fit_answers(answers: LatentAnswers, queries: QueryVariances | None) -> Laten
     accuracy = _adjusted_means(answers)
     error = values - accuracy[..., None]
     if ok is not None:
-        error = np.where(ok, error, 0.0)
+        error *= ok
     covariances, by_query = pair_covariances(error, ok)
     saturated = int(np.count_nonzero((accuracy <= 0) | (accuracy >= 1)))
     _refuse_degenerate(answers, saturated)
     # a graded answer has less noise than a binary one, and counts as so many of those
-    seen = float((np.square(error).sum(axis=2) / count).sum())
+    seen = float((np.einsum("spq,spq->sp", error, error) / count).sum())
     trials = count / np.clip(seen / float((accuracy * (1 - accuracy)).sum()), _LEAST_NOISE, 1.0)
     if queries is None:
         queries = query_variances((accuracy * trials + 0.5) / (trials + 1), covariances)
@@ -122,7 +122,8 @@ def fit_answers(answers: LatentAnswers, queries: QueryVariances | None) -> Laten
     slope, _ = marginal_slopes(cells, queries.total)
     # The noise of x, per answer: binomial at the drawn-in share, exact to second order in 1/Q.
     variance = drawn_in * (1 - drawn_in) / slope**2 * num_q / (trials + 2 * shrink)
-    latent, _ = pair_covariances(error / slope[..., None], ok)
+    error /= slope[..., None]
+    latent, _ = pair_covariances(error, ok)
     of_item, of_set, of_permutation = latent[0], latent[1] - latent[0], latent[2] - latent[0]
     if ok is not None:  # the additive fit takes out what belongs to the query alone
         variance = variance - of_item * (num_q / count - 1)
@@ -147,9 +148,8 @@ def _adjusted_means(answers: LatentAnswers) -> FloatArray:
 def _refuse_degenerate(answers: LatentAnswers, saturated: int) -> None:
     """Raises DataError where the answers do not tell the logit."""
     values, ok = answers
-    present = np.ones(values.shape, np.bool_) if ok is None else ok
-    lowest = np.where(present, values, 1.0).min(axis=(0, 1))
-    highest = np.where(present, values, 0.0).max(axis=(0, 1))
+    present = True if ok is None else ok
+    lowest, highest = values.min(axis=(0, 1), where=present, initial=1), values.max(axis=(0, 1), where=present, initial=0)
     if highest.max() == 0 or lowest.min() == 1:
         what = "wrong" if highest.max() == 0 else "right"
         raise DataError(f"all answers are {what}: on the logit nothing bounds them; take harder or easier queries")
