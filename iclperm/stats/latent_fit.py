@@ -149,7 +149,10 @@ def _refuse_degenerate(answers: LatentAnswers, saturated: int) -> None:
     """Raises DataError where the answers do not tell the logit."""
     values, ok = answers
     present = True if ok is None else ok
-    lowest, highest = values.min(axis=(0, 1), where=present, initial=1), values.max(axis=(0, 1), where=present, initial=0)
+    lowest, highest = (
+        values.min(axis=(0, 1), where=present, initial=1),
+        values.max(axis=(0, 1), where=present, initial=0),
+    )
     if highest.max() == 0 or lowest.min() == 1:
         what = "wrong" if highest.max() == 0 else "right"
         raise DataError(f"all answers are {what}: on the logit nothing bounds them; take harder or easier queries")
