@@ -57,6 +57,12 @@ def generator() -> np.random.Generator:
 GOLD = np.arange(200) % 4
 
 
+def test_partial_credit_is_no_full_credit() -> None:
+    grades = np.array([[0.5, 0.25, 1.0], [0.5, 0.75, 0.0]])
+    state = np.array([[0, 0, 0], [0, 0, 3]])
+    assert by_query(grades, state).tolist() == [*by_query(grades)[:2].tolist(), 1.0] == [0.5, 0.5, 1.0]
+
+
 def about(found: Bearing) -> list[str]:
     return [reason.about for reason in found.reasons]
 
@@ -73,7 +79,7 @@ class TestCollapse:
         assert about(found) == ["accuracy", "labels"]
         first, second = replace(Sensitivity(summary, (8,)), bearing=found).conclusion()
         assert first.startswith("Nothing can be concluded from these answers: accuracy, 2")
-        assert "], cannot be told from chance, 25.0 %" in first
+        assert " for other queries], cannot be told from chance, 25.0 %" in first
         assert "'Business' and 'Technology' are never answered (0.0 % of the answers, 50.0 % of the queries)" in first
         assert second.startswith("What would suffice: ")
         assert "r to quote" not in first + second

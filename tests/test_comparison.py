@@ -183,6 +183,13 @@ class TestCompare:
         with pytest.raises(DataError, match="no query has an answer in both studies"):
             stats.compare(first, second, states=(None, np.ones(first.shape, np.uint8)))
 
+    def test_grades_are_answers_and_answers_no_accuracies(self) -> None:
+        first, second = answers(17), answers(18)
+        found = stats.compare(first[:, :, None].astype(float), second[:, :, None].astype(float))
+        assert found.ratio.estimate == pytest.approx(stats.compare(first, second).ratio.estimate)
+        with pytest.raises(RequestError, match="all 0 or 1: give answers"):
+            stats.compare(first.astype(float), second.astype(float))
+
     def test_one_missing_answer_in_two_hundred_changes_little(self) -> None:
         first, second = answers(17), answers(18)
         states = tuple((np.random.default_rng(seed).random(first.shape) < 0.005).astype(np.uint8) for seed in (1, 2))

@@ -360,6 +360,14 @@ class TestColumnKinds:
         found = load(tmp_path / "c.parquet")
         assert (found.classes, any("1 queries have no" in note for note in found.notes)) == ((), True)
 
+    @pytest.mark.parametrize(("values", "is_tested"), [(4, True), (80, False)])
+    def test_answers_at_chance_bear_no_conclusion(self, values: int, is_tested: bool, tmp_path: Path) -> None:
+        frame = long_frame((np.random.default_rng(13).random((4, 4, 120)) < 0.25).astype(int))
+        frame["gold"] = frame["query"].map(lambda query: f"answer {query % values}")
+        frame.to_csv(tmp_path / "a.csv", index=False)
+        said = describe(load(tmp_path / "a.csv")).conclusion()
+        assert any("cannot be told from chance, 25.0 %" in line for line in said) == is_tested
+
 
 class TestJsonLines:
     def test_keys_that_come_later(self, tmp_path: Path) -> None:

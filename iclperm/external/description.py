@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import RequestError
@@ -59,10 +60,8 @@ from iclperm.studies.sensitivity_latent import sensitivity_latent
 from iclperm.studies.sensitivity_over_shots import sensitivity_over_shots
 from iclperm.studies.sensitivity_summary import sensitivity_summary
 
-if TYPE_CHECKING:
-    pass
-
 _ESTIMATORS: tuple[Estimator, ...] = ("mean_std", "rms", "c4")
+_MOST_CLASSES = 20
 
 
 def describe(tensor: Tensor) -> Description:
@@ -309,7 +308,8 @@ def _of_accuracies(tensor: Tensor) -> list[Findings]:
 
 def _of_answers(tensor: Tensor) -> list[Findings]:
     correct, state, weights = tensor.values, tensor.state, tensor.weights
-    classes = tensor.classes or None
+    labels, gold = _labels(tensor.classes)
+    classes = tensor.classes if labels else None
     over_shots = along = None
     shots = tensor.shots
     if tensor.axes == "SPKQ":
@@ -321,7 +321,8 @@ def _of_answers(tensor: Tensor) -> list[Findings]:
         correct, state = correct[:, :, -1], None if state is None else state[:, :, -1]
     summary = sensitivity_summary(correct, state=state, weights=weights, classes=classes)
     sizes = {"sets": correct.shape[0], "permutations": correct.shape[1]}
-    bearing = of_answers(by_query(correct, state), **sizes, weights=weights).with_reasons(interval_reasons(summary))
+    bearing = of_answers(by_query(correct, state), **sizes, weights=weights, gold=gold, labels=labels)
+    bearing = bearing.with_reasons(interval_reasons(summary))
     latent = partial(sensitivity_latent, correct, state, weights=weights)
     parts: list[Findings] = [
         Sensitivity(summary, shots, along, over_shots, title=tensor.title, fit_latent=latent, bearing=bearing)
@@ -330,3 +331,11 @@ def _of_answers(tensor: Tensor) -> list[Findings]:
         nested = nested_components(correct, state, weights=weights, classes=classes)
         parts.append(Correlations.of(summary.components, nested))
     return parts
+
+
+def _labels(classes: tuple[str, ...]) -> tuple[tuple[str, ...], npt.NDArray[np.int64] | None]:
+    """Labels, and [Q] that of each query; none where so many differ that they are free answers."""
+    names, gold = np.unique(np.array(classes, dtype=np.str_), return_inverse=True)
+    if not 1 < len(names) <= min(_MOST_CLASSES, len(classes) // 2):
+        return (), None
+    return tuple(map(str, names)), gold.astype(np.int64)

@@ -125,8 +125,8 @@ def compare(
     """Whether two studies differ in r, in the effects of order and of selection, and in accuracy at each k.
 
     Args:
-        first, second: [S, P, Q] or [S, P, K, Q] of 0 and 1; or floating-point accuracies [S, P] or [S, P, K], which
-            leave out what needs single answers.
+        first, second: [S, P, Q] or [S, P, K, Q] of 0 and 1, or floating-point grades [S, P, K, Q] in 0..1; or
+            floating-point accuracies [S, P] or [S, P, K], which leave out what needs single answers.
         shared: what both have in common, of "sets permutations queries": level i of one is then level i of the other.
         states: integers of the shape of the answers, 0 = ok. A query without any answer is left out; where
             queries are shared, out of both.
@@ -273,8 +273,9 @@ def _sides(
     shared: tuple[str, ...],
 ) -> tuple[_Side, _Side]:
     values = [np.asarray(tensor) for tensor in tensors]
-    if any(np.issubdtype(array.dtype, np.floating) for array in values):
-        if not all(np.issubdtype(array.dtype, np.floating) for array in values):
+    are_accuracies = [np.issubdtype(array.dtype, np.floating) and array.ndim < 4 for array in values]
+    if any(are_accuracies):
+        if not all(are_accuracies):
             raise RequestError("answers cannot be compared with accuracies; give the answers of both, or accuracies")
         one, two = (_of_accuracies(array) for array in values)
         return one, two
@@ -304,6 +305,8 @@ def _four_axes(values: npt.NDArray[Any], *, graded: bool = True) -> npt.NDArray[
 
 
 def _of_accuracies(values: npt.NDArray[Any]) -> _Side:
+    if values.ndim == 3 and values.size and np.isin(values, (0, 1)).all():
+        raise RequestError("accuracies are all 0 or 1: give answers [S, P, Q] as integers or bool")
     cells = values if values.ndim == 3 else values[..., None]
     if cells.ndim != 3 or not cells.size or not np.isfinite(cells).all():
         raise RequestError(f"accuracies must be finite, of shape [S, P] or [S, P, K], got {list(values.shape)}")

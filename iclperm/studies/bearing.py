@@ -188,13 +188,13 @@ def of_answers(
 
 
 def by_query(correct: npt.ArrayLike, state: npt.ArrayLike | None = None) -> FloatArray:
-    """[Q] share of right among the ok answers [..., Q] to each query; NaN for a query that none answered."""
+    """[Q] mean of the ok answers [..., Q], 0 and 1 or grades, to each query; NaN for a query that none answered."""
     items = np.asarray(correct).reshape(-1, np.shape(correct)[-1])
     if state is None:
         return np.asarray(items.mean(axis=0), dtype=np.float64)
     ok = np.asarray(state).reshape(items.shape) == 0
-    hits, count = np.count_nonzero(items.astype(bool) & ok, axis=0), np.count_nonzero(ok, axis=0)
-    return np.asarray(np.divide(hits, count, out=np.full(len(count), math.nan), where=count > 0))
+    credit, count = items.sum(axis=0, where=ok, dtype=np.float64), np.count_nonzero(ok, axis=0)
+    return np.asarray(np.divide(credit, count, out=np.full(len(count), math.nan), where=count > 0))
 
 
 def told_from(right: FloatArray, share: FloatArray, weight: FloatArray, labels: Sequence[str]) -> ToldFrom:
@@ -267,11 +267,11 @@ def _despite_imbalance(
 def _not_told(found: ToldFrom) -> Reason:
     low, high = 100 * found.accuracy.low, 100 * found.accuracy.high
     what = "chance" if found.label is None else f"always naming {found.label!r}"
-    bounds = "" if math.isnan(low) else f" [{low:.1f} to {high:.1f}]"
+    bounds = "" if math.isnan(low) else f" [{low:.1f} to {high:.1f} for other queries]"
     where = "lies below" if found.accuracy.high < found.reference else "cannot be told from"
     remedy = "a model, a wording or a number of shots with which the task is answered better than that"
     if found.needed is not None:
-        remedy = f"at this accuracy about {found.needed:,} queries, or {remedy}"
+        remedy = f"at this accuracy about {found.needed:,} distinct queries like these, or {remedy}"
     return Reason(
         "accuracy",
         f"accuracy, {percent(found.accuracy.estimate)}{bounds}, {where} {what}, {percent(found.reference)}",
