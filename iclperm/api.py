@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from iclperm import external
+from iclperm.errors import ConfigError
 from iclperm.external import Tensor
 from iclperm.runs import audit
 from iclperm.runs.audit import RunStatus, Verification
@@ -116,9 +117,12 @@ def compare(
     known, unless ``shared`` says for all what they share, level by level, of sets, permutations and queries. ``sizes``
     are the numbers of parameters of the studies' models, in the same order, for a slope.
 
-    Raises `ConfigError` for fewer than two, `RunError` for a run that is not finished, and what `open_run` and `load`
-    raise. Reads every run once; O(S·P·K·Q) for every two of them.
+    Raises `ConfigError` for fewer than two and for one that is named twice, `RunError` for a run that is not finished,
+    and what `open_run` and `load` raise. Reads every run once; O(S·P·K·Q) for every two of them.
     """
+    paths = [Path(given).resolve() for given in studies if isinstance(given, str | Path)]
+    if twice := [path for path in dict.fromkeys(paths) if paths.count(path) > 1]:
+        raise ConfigError(f"{twice[0]} is named twice; a study differs from others alone")
     found: list[Run | Tensor] = []
     for given in studies:
         one = _opened(given) if isinstance(given, str | Path) else given

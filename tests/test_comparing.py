@@ -280,6 +280,11 @@ class TestOutside:
         assert [each.name for each in mixed.studies] == ["demo", "others.npy"]
         assert mixed.pairs[0].comparison.shared == ()
 
+    def test_a_run_named_twice(self, runs: dict[str, Any]) -> None:
+        folder = Path(runs["one"].folder)
+        with pytest.raises(ConfigError, match="one is named twice"):
+            iclperm.compare([folder, runs["mean"], str(folder / "." / ".." / folder.name)])
+
     def test_the_command(self, runs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         folders = [str(runs[name].folder) for name in ("one", "mean", "seed")]
         with pytest.raises(SystemExit) as done:
