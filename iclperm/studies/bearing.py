@@ -211,7 +211,7 @@ def told_from(right: FloatArray, share: FloatArray, weight: FloatArray, labels: 
     needed = None
     if lead > _ROUNDING and best.num_queries:
         quantiles = float(special.ndtri((1 + _LEVEL) / 2) + special.ndtri(_POWER))
-        size = math.ceil(best.num_queries * (quantiles * best.se / lead) ** 2)
+        size = max(math.ceil(best.num_queries * (quantiles * best.se / lead) ** 2), LEAST_QUERIES)
         needed = size if size <= _MOST_NEEDED else None
     label = labels[common] if share[common] > chance + _ROUNDING else None
     interval = bounded(best.interval, "accuracy")
