@@ -217,6 +217,7 @@ void tree_attention(const TreeAttention& asked, Isa isa, int num_threads) {
   const Queries queries = queries_of(asked);
   TreeAttention call = asked;
   call.query_rows = queries.pack_rows.data();  // the kernels always have it
+  call.window = std::min(call.window, std::numeric_limits<std::int64_t>::max() / 2);  // the kernels take it off positions
   const Work work = divide(call, queries);
   const std::int64_t num_heads = call.k_new.num_heads;
   const std::int64_t num_items = static_cast<std::int64_t>(work.groups.size()) * num_heads;
