@@ -279,11 +279,11 @@ def test_a_path_is_never_asked_for_and_a_hub_id_once(tmp_path: Path, hub: tuple[
     assert asked == []
     (line,) = said(HUB)
     assert line.startswith(f"the model {HUB!r} is neither a folder nor to be had from the hub: ")
-    assert len(asked) == 1
+    assert len([path for path in asked if HUB in path]) == 1
 
 
 def test_the_option_that_refusals_advise_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An architecture that the tree refuses is run with the option that the refusal names."""
     folder, task = make_model(tmp_path / "model"), make_task(tmp_path)
@@ -310,7 +310,7 @@ def test_the_option_that_refusals_advise_is_there(
     assert yaml.safe_load((tmp_path / "run" / "study.yaml").read_text())["plain"] is True
     assert call("run", out)[0] == 0  # the folder knows
     code, said = call("plan", *run, "--plain", "--memory-budget", "1GiB")
-    assert (code, "there is none with 'plain'" in said) == (1, True)
+    assert (code, "there is none with 'plain'" in said) == (2, True)
     assert "plain" in options.SWITCHES <= set(options.STUDY_KEYS)
 
 

@@ -43,15 +43,14 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
     if is_path or not _HUB_NAME.fullmatch(text):
         raise ModelError(f"there is no model folder {text!r}; give 'demo', a folder or a hub id")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = [*TOKENIZER_FILES, "*.json", "*.model", *([WEIGHT_FILES] if weights else [])]
     try:
         return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except Exception as error:  # also those of the HTTP library beneath it, where a connection breaks
         raise ModelError(
             f"the model {text!r} is neither a folder nor to be had from the hub: {first_line(error)}"
-        ) from None
+        ) from error
 
 
 def _refused_file(path: Path) -> str:
