@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -19,15 +20,32 @@ namespace py = pybind11;
 
 namespace {
 
-// std::invalid_argument becomes iclperm.errors.RequestError, which is a ValueError.
+// std::invalid_argument becomes iclperm.errors.RequestError, which is a ValueError. What a message quotes from outside
+// may be no UTF-8.
 void translate_errors() {
   py::register_exception_translator([](std::exception_ptr pending) {
     try {
       if (pending) std::rethrow_exception(pending);
     } catch (const std::invalid_argument& error) {
-      py::set_error(py::module_::import("iclperm.errors").attr("RequestError"), error.what());
+      const std::string words(error.what());
+      const auto text = py::reinterpret_steal<py::object>(
+          PyUnicode_DecodeUTF8(words.data(), static_cast<py::ssize_t>(words.size()), "backslashreplace"));
+      PyErr_SetObject(py::module_::import("iclperm.errors").attr("RequestError").ptr(), text.ptr());
     }
   });
+}
+
+// The message, which may ask Python for words, is made only where it is needed.
+#define ICLPERM_REQUIRE(holds, ...)                         \
+  do {                                                      \
+    if (!(holds)) throw std::invalid_argument(__VA_ARGS__); \
+  } while (false)
+
+// Numpy takes no care of where a buffer or a view begins; reading a number elsewhere than at its size is undefined.
+void require_aligned(const py::array& array, const char* name) {
+  ICLPERM_REQUIRE(
+      reinterpret_cast<std::uintptr_t>(array.data()) % static_cast<std::uintptr_t>(array.itemsize()) == 0,
+      std::string(name) + " is not aligned to its elements' size");
 }
 
 // A contiguous one-dimensional array, converted where that loses nothing.
@@ -38,7 +56,23 @@ template <class T>
 std::span<const T> view(const Vector<T>& array, const char* name) {
   if (array.ndim() != 1)
     throw std::invalid_argument(std::string(name) + " has " + std::to_string(array.ndim()) + " axes; one is needed");
+  require_aligned(array, name);
   return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+// What a Python object holds. None, an object of another type, and one whose __init__ never ran hold nothing.
+template <class Class>
+std::shared_ptr<Class> held_by(const py::handle& object, const std::string& name) {
+  std::shared_ptr<Class> held;
+  try {
+    held = object.cast<std::shared_ptr<Class>>();
+  } catch (const py::cast_error&) {
+    held.reset();
+  }
+  const auto type_name = [](const py::handle& type) { return type.attr("__name__").cast<std::string>(); };
+  ICLPERM_REQUIRE(held != nullptr, name + " is of type " + type_name(py::type::handle_of(object)) + "; a finished " +
+                                       type_name(py::type::of<Class>()) + " is needed");
+  return held;
 }
 
 // A read-only array over memory that `owner` keeps alive.
@@ -62,7 +96,14 @@ py::array_t<T> adopt(std::vector<T>&& values) {
 template <class Class, class T>
 void array_property(py::class_<Class, std::shared_ptr<Class>>& bound, const char* name,
                     const std::vector<T>& (*get)(const Class&)) {
-  bound.def_property_readonly(name, [get](const py::object& self) { return borrow(get(self.cast<Class&>()), self); });
+  bound.def_property_readonly(
+      name, [get](const py::object& self) { return borrow(get(*held_by<Class>(self, "self")), self); });
+}
+
+// A method or property: pybind11 itself would let None and unfinished objects through.
+template <class Class, class Function>
+auto of_self(Function function) {
+  return [function](const py::object& self) { return function(*held_by<Class>(self, "self")); };
 }
 
 #define ICLPERM_ARRAY(bound, Class, name, expression) \
@@ -81,10 +122,10 @@ void bind_tree(py::module_& module) {
   ICLPERM_ARRAY(tree, ScoredTree, "target_id", targets.id);
   ICLPERM_ARRAY(tree, ScoredTree, "row_offsets", targets.row_offsets);
   ICLPERM_ARRAY(tree, ScoredTree, "row_items", targets.row_items);
-  tree.def_property_readonly("num_nodes", [](const ScoredTree& self) { return self.tree.num_nodes(); });
-  tree.def_property_readonly("num_tokens", [](const ScoredTree& self) { return self.tree.num_tokens(); });
-  tree.def_property_readonly("max_depth", [](const ScoredTree& self) { return self.tree.max_depth(); });
-  tree.def("check", [](const ScoredTree& self) { self.tree.check(); });
+  tree.def_property_readonly("num_nodes", of_self<ScoredTree>([](const ScoredTree& self) { return self.tree.num_nodes(); }));
+  tree.def_property_readonly("num_tokens", of_self<ScoredTree>([](const ScoredTree& self) { return self.tree.num_tokens(); }));
+  tree.def_property_readonly("max_depth", of_self<ScoredTree>([](const ScoredTree& self) { return self.tree.max_depth(); }));
+  tree.def("check", of_self<ScoredTree>([](const ScoredTree& self) { self.tree.check(); }));
 
   module.def(
       "build_tree",
@@ -139,12 +180,15 @@ void bind_plan(py::module_& module) {
   using iclperm::Plan;
   using iclperm::ScoredTree;
   py::class_<Plan, std::shared_ptr<Plan>> plan(module, "Plan");
-  plan.def(py::init([](const std::shared_ptr<ScoredTree>& contexts, std::vector<std::int32_t> ends,
-                       const std::vector<std::shared_ptr<ScoredTree>>& blocks, std::int64_t pack_tokens,
-                       std::int64_t kv_tokens, std::int64_t unit_tokens) {
-             std::vector<std::shared_ptr<const ScoredTree>> frozen(blocks.begin(), blocks.end());
+  plan.def(py::init([](const py::object& contexts, std::vector<std::int32_t> ends,
+                       const std::vector<py::object>& blocks, std::int64_t pack_tokens, std::int64_t kv_tokens,
+                       std::int64_t unit_tokens) {
+             std::shared_ptr<const ScoredTree> tree = held_by<ScoredTree>(contexts, "contexts");
+             std::vector<std::shared_ptr<const ScoredTree>> frozen;
+             for (const py::object& block : blocks)
+               frozen.push_back(held_by<ScoredTree>(block, "blocks[" + std::to_string(frozen.size()) + "]"));
              py::gil_scoped_release release;
-             return std::make_shared<Plan>(contexts, std::move(ends), std::move(frozen),
+             return std::make_shared<Plan>(std::move(tree), std::move(ends), std::move(frozen),
                                            iclperm::Limits{pack_tokens, kv_tokens, unit_tokens});
            }),
            py::arg("contexts"), py::arg("ends"), py::arg("blocks"), py::kw_only(), py::arg("pack_tokens"),
@@ -159,24 +203,28 @@ void bind_plan(py::module_& module) {
   ICLPERM_ARRAY(plan, Plan, "unit_tokens", units().tokens);
   ICLPERM_ARRAY(plan, Plan, "unit_packs", units().packs);
   ICLPERM_ARRAY(plan, Plan, "unit_kv_peak", units().kv_peak);
-  plan.def_property_readonly("num_units", &Plan::num_units);
-  plan.def_property_readonly("query_base", &Plan::query_base);
-  plan.def_property_readonly("pool_slots", &Plan::pool_slots);
-  plan.def("held_after", &Plan::held_after, py::arg("unit"));
+  plan.def_property_readonly("num_units", of_self<Plan>([](const Plan& self) { return self.num_units(); }));
+  plan.def_property_readonly("query_base", of_self<Plan>([](const Plan& self) { return self.query_base(); }));
+  plan.def_property_readonly("pool_slots", of_self<Plan>([](const Plan& self) { return self.pool_slots(); }));
+  plan.def(
+      "held_after",
+      [](const py::object& self, std::int64_t unit) { return held_by<Plan>(self, "self")->held_after(unit); },
+      py::arg("unit"));
   plan.def(
       "predict",
-      [](const Plan& self, std::int64_t unit, std::int32_t held) {
-        const iclperm::Prediction p = self.predict(unit, held);
+      [](const py::object& self, std::int64_t unit, std::int32_t held) {
+        const iclperm::Prediction p = held_by<Plan>(self, "self")->predict(unit, held);
         return py::make_tuple(p.tokens, p.packs, p.kv_peak);
       },
       py::arg("unit"), py::arg("held"));
   plan.def(
       "packs",
-      [](const Plan& self, std::int64_t unit, std::int32_t held) {
+      [](const py::object& self, std::int64_t unit, std::int32_t held) {
+        const std::shared_ptr<const Plan> planned = held_by<Plan>(self, "self");
         std::vector<iclperm::Pack> packs;
         {
           py::gil_scoped_release release;
-          packs = self.packs_of(unit, held);
+          packs = planned->packs_of(unit, held);
         }
         py::list arrays;
         for (auto& pack : packs) arrays.append(pack_arrays(std::move(pack)));
@@ -184,12 +232,6 @@ void bind_plan(py::module_& module) {
       },
       py::arg("unit"), py::arg("held"));
 }
-
-// The message, which may ask Python for words, is made only where it is needed.
-#define ICLPERM_REQUIRE(holds, ...)                             \
-  do {                                                          \
-    if (!(holds)) throw std::invalid_argument(__VA_ARGS__);     \
-  } while (false)
 
 std::string shape_text(const py::array& array) { return py::str(array.attr("shape")).cast<std::string>(); }
 
@@ -220,8 +262,7 @@ std::vector<std::int64_t> strides_of(const py::array& array, py::ssize_t ndim, i
   ICLPERM_REQUIRE(array.size() == 0 || array.shape(ndim - 1) == 1 || strides.back() == 1,
           std::string(name) + " is not contiguous on its last axis (stride of " + std::to_string(strides.back()) +
               " elements)");
-  ICLPERM_REQUIRE(reinterpret_cast<std::uintptr_t>(array.data()) % static_cast<std::uintptr_t>(size) == 0,
-          std::string(name) + " is not aligned to its elements' size");
+  require_aligned(array, name);
   return strides;
 }
 
@@ -245,6 +286,7 @@ const T* sized(const Vector<T>& array, std::int64_t size, const char* name, cons
   ICLPERM_REQUIRE(array.ndim() == 1 && array.size() == size,
                   std::string(name) + " has shape " + shape_text(array) + "; " +
                                                          std::to_string(size) + " entries are needed (" + reason + ")");
+  require_aligned(array, name);
   return array.data();
 }
 
@@ -298,17 +340,23 @@ std::int64_t stride_like(const py::array& array, const py::array& x, iclperm::El
   return strides[0];
 }
 
-iclperm::Activation activation_named(const std::string& kind) {
+// As Python's ascii() writes it, whatever it holds.
+std::string ascii(const py::str& text) {
+  return py::reinterpret_steal<py::str>(PyObject_ASCII(text.ptr())).cast<std::string>();
+}
+
+iclperm::Activation activation_named(const py::str& kind) {
 #define ICLPERM_FIND(name, value) \
-  if (kind == #name) return iclperm::Activation::name;
+  if (PyUnicode_CompareWithASCIIString(kind.ptr(), #name) == 0) return iclperm::Activation::name;
   ICLPERM_ACTIVATIONS(ICLPERM_FIND)
 #undef ICLPERM_FIND
 #define ICLPERM_LIST(name, value) " " #name
-  throw std::invalid_argument("there is no activation '" + kind + "'; give one of:" ICLPERM_ACTIVATIONS(ICLPERM_LIST));
+  throw std::invalid_argument("there is no activation " + ascii(kind) +
+                              "; give one of:" ICLPERM_ACTIVATIONS(ICLPERM_LIST));
 #undef ICLPERM_LIST
 }
 
-void activate(const std::string& kind, const py::array& x, py::array& out, const std::optional<py::array>& factor,
+void activate(const py::str& kind, const py::array& x, py::array& out, const std::optional<py::array>& factor,
               int num_threads) {
   const iclperm::Activation activation = activation_named(kind);
   const iclperm::Element element = element_of(x, "x");
@@ -335,6 +383,9 @@ void rms_norm(const py::array& x, const py::array& weight, py::array& out, std::
   strides_of(weight, 1, element, "weight");
   ICLPERM_REQUIRE(weight.shape(0) == x.shape(1),
           "weight has shape " + shape_text(weight) + "; x asks for " + std::to_string(x.shape(1)) + " entries");
+  ICLPERM_REQUIRE(std::isfinite(eps) && eps >= 0.0f,
+                  "eps is " + std::to_string(eps) + "; it must be finite, and not negative");
+  ICLPERM_REQUIRE(std::isfinite(offset), "offset is " + std::to_string(offset) + "; it must be a finite number");
   const iclperm::RmsNorm call{.element = element,
                               .num_rows = x.shape(0),
                               .num_columns = x.shape(1),

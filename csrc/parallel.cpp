@@ -8,6 +8,8 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -106,6 +108,14 @@ Pool& pool() {
 }
 
 }  // namespace
+
+void check_threads(int num_threads) {
+  constexpr int MOST = 4096;
+  if (num_threads < 1 || num_threads > MOST) {
+    throw std::invalid_argument("num_threads is " + std::to_string(num_threads) + "; give a number from 1 to " +
+                                std::to_string(MOST));
+  }
+}
 
 void parallel_for(std::int64_t num_items, int num_threads, const std::function<void(std::int64_t, int)>& task) {
   const int team = static_cast<int>(std::min<std::int64_t>(num_threads, num_items));

@@ -1,6 +1,7 @@
 #include "plan.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -251,9 +252,14 @@ Plan::Plan(std::shared_ptr<const ScoredTree> contexts, std::vector<std::int32_t>
     if (ends_[e] < 0 || ends_[e] >= tree.num_nodes() || (e > 0 && ends_[e] <= ends_[e - 1]))
       throw std::invalid_argument("context end " + std::to_string(ends_[e]) + " at place " + std::to_string(e) +
                                   " is no node of the tree in ascending order");
+  // Rows of a pack are numbered in 32 bits.
+  limits_.pack_tokens = std::min<std::int64_t>(limits_.pack_tokens, std::numeric_limits<std::int32_t>::max());
   query_base_ = tree.max_depth();
   for (const auto& block : blocks_) max_query_depth_ = std::max(max_query_depth_, block->tree.max_depth());
   const std::int64_t needed = std::int64_t{query_base_} + max_query_depth_ + kMinPack;
+  if (needed > std::numeric_limits<std::int32_t>::max())
+    throw std::invalid_argument("the deepest path and eight more are " + std::to_string(needed) +
+                                " tokens; positions end at 2^31 - 1");
   if (limits_.kv_tokens < needed)
     throw std::invalid_argument("a KV budget of " + std::to_string(limits_.kv_tokens) +
                                 " tokens cannot hold the deepest path; it needs at least " + std::to_string(needed));
@@ -338,7 +344,10 @@ void Plan::walk(std::int64_t unit, std::int32_t held, Sink& sink) const {
   sink.finish();
 }
 
-std::int32_t Plan::held_after(std::int64_t unit) const { return leaves_[at(units_.leaf_end[at(unit)] - 1)]; }
+std::int32_t Plan::held_after(std::int64_t unit) const {
+  check_unit(unit, 0);
+  return leaves_[at(units_.leaf_end[at(unit)] - 1)];
+}
 
 void Plan::check_unit(std::int64_t unit, std::int32_t held) const {
   if (unit < 0 || unit >= num_units())

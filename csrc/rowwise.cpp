@@ -14,9 +14,8 @@ constexpr std::int64_t ELEMENTS_PER_ITEM = 1 << 15;  // enough work to be worth 
 
 template <typename Rows>
 void by_rows(std::int64_t num_rows, std::int64_t elements_per_row, int num_threads, const Rows& rows) {
-  if (num_threads < 1) {
-    throw std::invalid_argument("num_threads is " + std::to_string(num_threads) + "; at least 1 is needed");
-  }
+  check_threads(num_threads);
+  if (elements_per_row == 0) return;  // however many rows there are
   const std::int64_t step = std::max<std::int64_t>(1, ELEMENTS_PER_ITEM / std::max<std::int64_t>(1, elements_per_row));
   parallel_for((num_rows + step - 1) / step, num_threads,
                [&](std::int64_t item, int) { rows(item * step, std::min(num_rows, (item + 1) * step)); });

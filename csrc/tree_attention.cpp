@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -64,6 +65,7 @@ void check_offsets(const std::int64_t* offsets, std::int64_t num_visits, std::in
 void check_visit(const TreeAttention& call, std::int64_t visit) {
   const Visits& visits = call.visits;
   const std::string name = "visit " + std::to_string(visit);
+  constexpr std::int64_t MOST_KEYS = std::numeric_limits<std::int64_t>::max();
   std::int64_t length = 0;
   for (std::int64_t s = visits.span_offsets[visit]; s < visits.span_offsets[visit + 1]; ++s) {
     const std::int64_t source = visits.span_source[s];
@@ -75,7 +77,7 @@ void check_visit(const TreeAttention& call, std::int64_t visit) {
     require(0 <= begin && begin <= end && end <= limit,
             name + ": span [" + std::to_string(begin) + ", " + std::to_string(end) + ") is not within the " +
                 std::to_string(limit) + (source == 0 ? " pool slots" : " pack rows"));
-    length += end - begin;
+    length = end - begin > MOST_KEYS - length ? MOST_KEYS : length + (end - begin);
   }
   require(length == visits.pos[visit], name + ": spans hold " + std::to_string(length) +
                                            " keys but its first row is at position " +
@@ -97,7 +99,7 @@ void check_query_rows(const TreeAttention& call) {
 
 void check(const TreeAttention& call, int num_threads) {
   const Visits& visits = call.visits;
-  require(num_threads >= 1, "num_threads is " + std::to_string(num_threads) + "; at least 1 is needed");
+  check_threads(num_threads);
   check_shapes(call);
   check_offsets(visits.row_offsets, visits.num_visits, call.k_new.num_rows, "visit_row_offsets");
   check_offsets(visits.span_offsets, visits.num_visits, visits.num_spans, "span_offsets");
@@ -215,6 +217,7 @@ void tree_attention(const TreeAttention& asked, Isa isa, int num_threads) {
   const Queries queries = queries_of(asked);
   TreeAttention call = asked;
   call.query_rows = queries.pack_rows.data();  // the kernels always have it
+  call.window = std::min(call.window, std::numeric_limits<std::int64_t>::max() / 2);  // the kernels take it off positions
   const Work work = divide(call, queries);
   const std::int64_t num_heads = call.k_new.num_heads;
   const std::int64_t num_items = static_cast<std::int64_t>(work.groups.size()) * num_heads;

@@ -1,8 +1,9 @@
 """The C++ core: prefix trees, plans and CPU kernels. Arguments are numpy arrays; every call releases the GIL.
 
-A wrong argument raises `iclperm.errors.RequestError` naming it. "Element" arrays are float32, or bfloat16 viewed as
-uint16, all of one call alike, contiguous on the last axis, with any non-negative strides on the others. For one
-instruction set, the bits that a kernel gives a row depend on that row's own inputs alone.
+A wrong argument raises `iclperm.errors.RequestError` naming it; what cannot be one at all, TypeError. Arrays lie at
+multiples of their elements' size in memory; ``num_threads`` is from 1 to 4096. "Element" arrays are float32, or
+bfloat16 viewed as uint16, all of one call alike, contiguous on the last axis, with any non-negative strides on the
+others. For one instruction set, the bits that a kernel gives a row depend on that row's own inputs alone.
 """
 
 from typing import Any, TypeAlias
@@ -188,7 +189,7 @@ class Plan:
     @property
     def pool_slots(self) -> int: ...
     def held_after(self, unit: int) -> int:
-        """The context node whose path is in the pool after a unit."""
+        """The context node whose path is in the pool after a unit of the plan."""
 
     def predict(self, unit: int, held: int) -> tuple[int, int, int]:
         """Tokens, packs and peak of alive KV tokens of a unit that starts with the path to ``held`` in the pool."""

@@ -27,8 +27,12 @@ def zeros(*shape: int, dtype: type = np.float32) -> Array:
 
 
 def misaligned(*shape: int) -> Array:
-    size = int(np.prod(shape))
-    return np.frombuffer(bytes(4 * size + 1), np.float32, size, offset=1).reshape(shape)
+    return shifted(zeros(*shape))
+
+
+def shifted(array: Array) -> Array:
+    """The same numbers one byte beside where a processor wants them."""
+    return np.frombuffer(b"?" + array.tobytes(), array.dtype, array.size, offset=1).reshape(array.shape)
 
 
 def read_only(*shape: int) -> Array:
@@ -55,6 +59,19 @@ def attention(**changes: object) -> None:
         "scaling": 1.0,
     }
     _core.tree_attention(**(arguments | changes))
+
+
+def many_keys() -> None:
+    """More keys in a visit's spans than 64 bits count: one slot stands for 2^56 of the pool."""
+    pool = np.lib.stride_tricks.as_strided(zeros(1, 2, 8), (2**56, 2, 8), (0, 32, 4), writeable=False)
+    attention(
+        k_pool=pool,
+        v_pool=pool,
+        span_offsets=ints(0, 130, 132),
+        span_source=ints(*[0] * 131, 1),
+        span_begin=ints(*[0] * 132),
+        span_end=ints(*[2**56] * 130, 9, 3),
+    )
 
 
 def norm(**changes: object) -> None:
@@ -110,6 +127,19 @@ def plan(ends: tuple[int, ...] = (), **limits: int) -> _core.Plan:
     """The plan of one request of 30 tokens."""
     contexts = requests(list(range(30)), [0, 30], [29])
     return _core.Plan(contexts, list(ends), [], **({"pack_tokens": 8, "kv_tokens": 100, "unit_tokens": 1} | limits))
+
+
+def unfinished(kind: type) -> Any:
+    """An object whose __init__ never ran."""
+    return kind.__new__(kind)
+
+
+def small() -> _core.PrefixTree:
+    return requests([1, 2], [0, 2], [1])
+
+
+def made_of(contexts: Any, blocks: list[Any]) -> None:
+    _core.Plan(contexts, [0], blocks, pack_tokens=8, kv_tokens=100, unit_tokens=1)
 
 
 def isa(name: str) -> str:
@@ -171,6 +201,47 @@ REFUSALS = {
             lambda: attention(q=zeros(5, 4, 16)[..., ::2]),
         ),
         Refusal("q is not aligned to its elements' size", lambda: attention(q=misaligned(5, 4, 8))),
+        *(
+            Refusal(f"{name} is not aligned to its elements' size", provoke)
+            for name, provoke in [
+                ("visit_pos", lambda: attention(visit_pos=shifted(ints(9, 12)))),
+                ("span_offsets", lambda: attention(span_offsets=shifted(ints(0, 1, 3)))),
+                ("span_end", lambda: attention(span_end=shifted(ints(9, 9, 3)))),
+                ("query_rows", lambda: attention(query_rows=shifted(ints(0, 4)))),
+                ("pair_id", lambda: _core.head_rows(zeros(2, 3), ints(0, 1), shifted(ints(0, 1)))),
+                ("tokens", lambda: _core.build_requests(shifted(np.zeros(2, np.int32)), ints(0, 2), ints(1))),
+                ("offsets", lambda: _core.build_requests(np.zeros(2, np.int32), shifted(ints(0, 2)), ints(1))),
+                ("score_begin", lambda: _core.build_requests(np.zeros(2, np.int32), ints(0, 2), shifted(ints(1)))),
+                (
+                    "marks",
+                    lambda: _core.build_tree(
+                        np.zeros(2, np.int32), ints(0, 2), ints(0, 1), shifted(np.ones(1, np.int32))
+                    ),
+                ),
+            ]
+        ),
+        *(
+            Refusal(f"{name} is of type {given}; a finished {wanted} is needed", provoke)
+            for name, given, wanted, provoke in [
+                ("contexts", "NoneType", "PrefixTree", lambda: made_of(None, [])),
+                ("contexts", "int", "PrefixTree", lambda: made_of(3, [])),
+                ("contexts", "PrefixTree", "PrefixTree", lambda: made_of(unfinished(_core.PrefixTree), [])),
+                ("blocks[1]", "NoneType", "PrefixTree", lambda: made_of(small(), [small(), None])),
+                ("self", "Plan", "Plan", lambda: unfinished(_core.Plan).num_units),
+                ("self", "Plan", "Plan", lambda: unfinished(_core.Plan).held_after(0)),
+                ("self", "Plan", "Plan", lambda: unfinished(_core.Plan).predict(0, 0)),
+                ("self", "NoneType", "Plan", lambda: _core.Plan.unit_block.fget(None)),
+                ("self", "PrefixTree", "PrefixTree", lambda: unfinished(_core.PrefixTree).tokens),
+                ("self", "PrefixTree", "PrefixTree", lambda: unfinished(_core.PrefixTree).check()),
+            ]
+        ),
+        Refusal("eps is -1.000000; it must be finite, and not negative", lambda: norm(eps=-1.0)),
+        Refusal("eps is nan; it must be finite, and not negative", lambda: norm(eps=np.nan)),
+        Refusal("offset is inf; it must be a finite number", lambda: norm(offset=np.inf)),
+        Refusal(
+            r"there is no activation '\udcff'; give one of: silu gelu_tanh gelu_erf",
+            lambda: _core.activate("\udcff", zeros(2, 3), zeros(2, 3)),
+        ),
         Refusal("k_new has head dimension 8 and q 0; they must be equal", lambda: attention(q=zeros(5, 4, 0))),
         Refusal("out is read-only", lambda: attention(out=read_only(5, 4, 8))),
         Refusal("sum is read-only", lambda: norm(sum=read_only(3, 4))),
@@ -221,6 +292,17 @@ REFUSALS = {
             if name not in _core.available_isas()
         ),
     ],
+    "parallel.cpp": [
+        *(
+            Refusal(f"num_threads is {number}; give a number from 1 to 4096", provoke)
+            for number, provoke in [
+                (0, lambda: norm(num_threads=0)),
+                (-1, lambda: head((), (), num_threads=-1)),
+                (4097, lambda: attention(num_threads=4097)),
+                (2**31 - 1, lambda: _core.activate("silu", zeros(2, 3), zeros(2, 3), num_threads=2**31 - 1)),
+            ]
+        ),
+    ],
     "plan.cpp": [
         Refusal("pack_tokens is 7; at least 8 are needed", lambda: plan(pack_tokens=7)),
         Refusal("unit_tokens is 0; at least 1 is needed", lambda: plan(unit_tokens=0)),
@@ -238,6 +320,8 @@ REFUSALS = {
         ),
         Refusal("unit 1 is not among the plan's 1", lambda: plan().packs(1, 0)),
         Refusal("unit -1 is not among the plan's 1", lambda: plan().predict(-1, 0)),
+        Refusal("unit 1 is not among the plan's 1", lambda: plan().held_after(1)),
+        Refusal(f"unit {-(2**63)} is not among the plan's 1", lambda: plan().held_after(-(2**63))),
         Refusal("held node 2 is not in the context tree", lambda: plan().packs(0, 2)),
         Refusal("held node -1 is not in the context tree", lambda: plan().predict(0, -1)),
     ],
@@ -295,7 +379,6 @@ REFUSALS = {
         ),
     ],
     "rowwise.cpp": [
-        Refusal("num_threads is 0; at least 1 is needed", lambda: norm(num_threads=0)),
         Refusal("logits have 0 columns; at least 1 is needed", lambda: head((), (), num_columns=0)),
         Refusal("softcap is -1.000000; it must be positive, or 0 for none", lambda: head((), (), softcap=-1.0)),
         Refusal("softcap is inf; it must be positive, or 0 for none", lambda: head((), (), softcap=np.inf)),
@@ -343,12 +426,16 @@ REFUSALS = {
         ),
         Refusal("query_rows holds 5, a row that no visit owns", lambda: attention(query_rows=ints(0, 5))),
         Refusal("query_rows does not rise at entry 1", lambda: attention(query_rows=ints(3, 3))),
-        Refusal("num_threads is 0; at least 1 is needed", lambda: attention(num_threads=0)),
+        Refusal("visit 0: spans hold 9223372036854775807 keys but its first row is at position 9", many_keys),
     ],
 }
 
 # Throws that no call from Python gets to, and why they stay.
 OUT_OF_REACH = {
+    "plan.cpp": {
+        "the deepest path and eight more are 2147483648 tokens; positions end at 2^31 - 1": "takes trees of 2^31 "
+        "tokens: over 20 GiB of memory",
+    },
     "isa.cpp": {  # provoked above wherever there is such an instruction set
         "ICLPERM_ISA=avx512 cannot run on this processor or build; the best here is avx2": "this processor has all"
     }
@@ -428,7 +515,7 @@ def test_a_new_throw_would_be_seen() -> None:
     source = (CSRC / "plan.cpp").read_text()
     more = source + '\nvoid f(int n) { if (n) throw std::invalid_argument("n is " + std::to_string(n) + "; why?"); }\n'
     assert [place.pattern for place in messages(more)][-1] == r"(?:n\ is\ ).*(?:;\ why\?)"
-    assert len(list(messages(more))) == len(list(messages(source))) + 1 == 7
+    assert len(list(messages(more))) == len(list(messages(source))) + 1 == 8
     assert not list(messages('// throw std::invalid_argument("a comment");'))
 
 

@@ -53,7 +53,7 @@ def pickled_weights(folder: Path) -> None:
 
 
 def remote_code(folder: Path) -> None:
-    edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling.Evil"})
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling.Evil"}, architectures=["EvilForCausalLM"])
 
 
 def unknown_architecture(folder: Path) -> None:
@@ -117,7 +117,7 @@ BROKEN = [
     (no_heads, "cannot load|cannot read"),
     (null_config, "is no configuration: a JSON object is needed"),
     (empty_tokenizer, "cannot load the tokenizer"),
-    (only_an_adapter, "has no weights"),
+    (only_an_adapter, r"holds an adapter \(adapter_model.safetensors\), which is not applied; merge it"),
 ]
 
 

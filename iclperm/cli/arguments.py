@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from iclperm.cli.options import LISTS, NUMBERS
+from iclperm.cli.options import LISTS, NUMBERS, SWITCHES
 from iclperm.errors import ConfigError, RunError, UnknownKind
 from iclperm.study.choices import scalar
 from iclperm.study.study import Study, is_cut_off
@@ -27,6 +27,8 @@ def study_of(source: Path | None, flags: Mapping[str, str | None]) -> Study:
 
 def value_of(key: str, text: str) -> Any:
     """A flag's text as the study wants it; "1,2,4" is a list of shots, "4,17;3,2" are two sets of demonstrations."""
+    if key in SWITCHES:
+        return text == "true"
     if key in LISTS:
         return text.split(",")
     if key == "demonstrations":

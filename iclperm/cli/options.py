@@ -43,10 +43,13 @@ STUDY_KEYS = {
     "dtype": "auto, float32, bfloat16 or float16.",
     "device": "auto, cpu, cuda, ..., or balanced: a model over several devices.",
     "memory_budget": "Memory for weights, keys and values, activations and logits: 4GiB, or 50% of what is free.",
+    "plain": "Prompt by prompt, at the cost of every token: for an architecture that the prefix tree does not serve.",
     "out": "Run folder; an unfinished run continues.",
 }
 NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed", "select", "max_new_tokens"})
 """Keys whose value is a whole number."""
+SWITCHES = frozenset({"plain"})
+"""Keys that are on or off; their flags take no value."""
 LISTS = frozenset({"tasks", "models"})
 """Keys whose value is names with commas between."""
 
@@ -72,5 +75,6 @@ def with_study(command: Command) -> Command:
     """Adds a study file, or the folder of a run, and a flag for each key of a study, as text where it is given."""
     for key, words in reversed(STUDY_KEYS.items()):
         metavar = "N" if key in NUMBERS else "TEXT"
-        command = click.option(f"--{key.replace('_', '-')}", key, metavar=metavar, help=words)(command)
+        switch = {"is_flag": True, "flag_value": "true"} if key in SWITCHES else {"metavar": metavar}
+        command = click.option(f"--{key.replace('_', '-')}", key, default=None, help=words, **switch)(command)
     return click.argument("study", required=False, type=click.Path(path_type=Path))(command)

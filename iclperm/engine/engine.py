@@ -20,6 +20,7 @@ from iclperm.engine import decode, selfcheck
 from iclperm.engine.decode import DEFAULT_MAX_NEW_TOKENS, Bounds
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
+from iclperm.engine.folder import model_folder
 from iclperm.engine.footprint import Footprint, Sizes, most_pack
 from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.load import load, load_shapes
@@ -35,7 +36,7 @@ from iclperm.engine.plan import (
 )
 from iclperm.engine.texts import Ending, Generated, GeneratedUnit, Generations, eos_ids
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
-from iclperm.errors import OutOfMemory, RequestError, is_out_of_memory
+from iclperm.errors import IclpermError, OutOfMemory, RequestError, is_out_of_memory
 from iclperm.study.sizes import Budget
 
 OK, INVALID = 0, 1
@@ -93,10 +94,10 @@ class Engine:
         self.report = Report()
         self.totals = Report()
         self.row_invariant: bool | None = None  # found out on first use, by a call or by ``numerics``
-        self._unchecked = self_check and not plain
+        self._unchecked = self_check
         self._measured_rate: float | None = None
         self._model = PlainModel(model) if plain else TreeModel(model, attention, layers)
-        self._checks = self._unchecked
+        self._checks = self_check and not plain
         self._pack_limit = PackLimit(lambda plan, size: self._sizes.peak(plan, size))
         self._row_limit = decode.RowLimit()
         self._memory_budget: int | None = None
@@ -123,6 +124,7 @@ class Engine:
         **options: Any,
     ) -> Engine:
         """Load a folder or hub id: safetensors only, no remote code; raises ModelError in one line otherwise."""
+        name, revision = model_folder(name, revision), None
         if (budget := options.get("memory_budget")) is not None:
             shapes, place = load_shapes(name, device=device, dtype=dtype, revision=revision)
             options["memory_budget"] = resolve_budget(budget, place)
@@ -263,6 +265,7 @@ class Engine:
                 limits = self._generation_limits(int(rows.lengths.max()) + max_new_tokens, int(rows.offsets[-1]))
                 texts = decode.generate_rows(self._model, rows, ending, limits, self._row_limit, report)
             elif len(rows):
+                self._first_use(report)
                 prompts = (rows[number] for number in range(len(rows)))
                 texts = decode.generate_plainly(self._model, prompts, ending, report)
             return Generations.of(texts, has_text=ending.has_text)
@@ -435,6 +438,7 @@ class Engine:
             limits = self._generation_limits(plan.max_tokens + ending.max_new_tokens, plan.tokens)
             yield from decode.generate_units(self._model, plan, chosen, ending, limits, self._row_limit, report)
             return
+        self._first_use(report)
         for unit in chosen:
             yield unit, decode.generate_plainly(self._model, decode.plain_unit_rows(plan, unit), ending, report)
 
@@ -494,25 +498,33 @@ class Engine:
             )
 
     def _first_use(self, report: Report) -> None:
-        if self._unchecked and isinstance(self._model, TreeModel):
+        if self._unchecked:
             started = time.perf_counter()
             try:
-                if not selfcheck.layers_agree(self._model):
-                    self._model.use_transformers_layers()
-                if not selfcheck.head_agrees(self._model):
-                    self._model.use_logits()
-                is_invariant = selfcheck.check_agreement(self._model)
-                is_invariant = is_invariant and selfcheck.rows_are_invariant(self._model, self.pack_tokens)
+                self.row_invariant = self._checked()
+            except IclpermError:
+                raise
             except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise OutOfMemory(
-                    "memory has no room for the first-use check beside the model; use a smaller model or dtype, or a "
-                    "machine with more memory"
-                ) from error
-            self.row_invariant = is_invariant
+                if is_out_of_memory(error):
+                    raise OutOfMemory(
+                        "memory has no room for the first-use check beside the model; use a smaller model or dtype, or "
+                        "a machine with more memory"
+                    ) from error
+                raise selfcheck.refusal(self._model, error) from error
             self._unchecked = False
             report.seconds["self_check"] += time.perf_counter() - started
+
+    def _checked(self) -> bool | None:
+        """Whether rows are invariant, after the first-use check; None prompt by prompt, where it cannot matter."""
+        if not isinstance(self._model, TreeModel):
+            selfcheck.refuse_unless_causal(self._model)
+            return None
+        if not selfcheck.layers_agree(self._model):
+            self._model.use_transformers_layers()
+        if not selfcheck.head_agrees(self._model):
+            self._model.use_logits()
+        is_invariant = selfcheck.check_agreement(self._model)
+        return is_invariant and selfcheck.rows_are_invariant(self._model, self.pack_tokens)
 
 
 def _by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:

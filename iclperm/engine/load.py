@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,21 +12,23 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from iclperm.engine.facts import MAKES_A_TOKENIZER
+from iclperm.engine.folder import check_weights, first_line, model_folder, settings_of
 from iclperm.errors import ConfigError, ModelError
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# Heads that predict something else than the next token.
+_OTHER_HEAD = re.compile(r"For(MaskedLM|(Sequence|Token)Classification|QuestionAnswering|MultipleChoice)$")
+_BOTH_WAYS = {"bert-generation", "xlnet"}
 _LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.\d+\.")
 # Of checkpoints of text and images: how the text part's keys are called in them, and what is left out.
 _TEXT_KEYS = {
     "gemma3": {r"^language_model\.lm_head": "lm_head", r"^(model\.language_model|language_model\.model)": "model"}
 }
 _IMAGE_KEY = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
-_SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
-_WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 BALANCED = "balanced"
 """Not a device but a way to place layers on all accelerators there are, and what finds no room there in the host."""
 
@@ -45,17 +47,18 @@ def load(
     place, wanted = _device(device), _dtype(dtype)
     if device == BALANCED:
         _refuse_without_accelerate()
-    config = load_config(name, revision)
-    _refuse_folder_without_weights(Path(name))
+    folder = model_folder(name, revision)
+    config = load_config(folder)
+    _refuse_other_numbers(folder, config, check_weights(folder, settings_of(folder)))
     if wanted == "auto" and place.type == "cpu":
         wanted = torch.float32
     text_keys = _TEXT_KEYS.get(config.model_type)
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                name,
+                folder,
                 config=_text_part(config),
-                revision=revision,
+                local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 dtype=wanted,
@@ -65,7 +68,7 @@ def load(
                 **({"device_map": BALANCED} if device == BALANCED else {}),
             )
     except Exception as error:
-        raise ModelError(f"cannot load the weights of {str(name)!r}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the weights of {str(name)!r}: {first_line(error)}") from error
     model, info = loaded
     problems = {
         "missing keys": info["missing_keys"],
@@ -85,31 +88,86 @@ def load(
     try:
         served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
     except Exception as error:
-        raise ModelError(f"cannot put {str(name)!r} on {place}: {_first_line(error)}") from error
-    return served, load_tokenizer(name, revision)
+        raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}") from error
+    return served, load_tokenizer(folder)
 
 
 def load_config(name: str | Path, revision: str | None = None) -> Any:
     """The configuration of a causal language model in a folder or of a hub id; no weights are needed.
 
-    Raises ModelError in one line for a folder without one, remote code, or an architecture that is none.
+    Raises ModelError in one line for a folder without one, remote code, or an architecture that is none. Code that a
+    folder brings for an architecture that transformers has is left alone, with a warning.
     """
-    if Path(name).is_dir():
-        _settings(Path(name))  # before transformers tries to read them
+    folder = model_folder(name, revision, weights=False)
+    settings = settings_of(folder)
+    if "auto_map" in settings:
+        _refuse_foreign_code(folder, settings)
     try:
         with _quiet():
-            config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        raise ModelError(f"cannot read the configuration of {str(name)!r}: {_first_line(error)}") from error
+        raise ModelError(f"cannot read the configuration of {str(name)!r}: {first_line(error)}") from error
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(
             f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
             "transformers knows; give a decoder-only model"
         )
+    if (reason := _not_causal(config)) is not None:
+        raise ModelError(
+            f"{str(name)!r} is no causal language model: {reason}; its answers would depend on what follows them. "
+            "Give a decoder-only model"
+        )
     if config.model_type == "gemma" and config.hidden_act == "gelu":
         # What the first releases wrote for the tanh approximation; transformers 5.17 takes it at its word.
         config.hidden_act = "gelu_pytorch_tanh"
     return config
+
+
+def _refuse_foreign_code(folder: Path, settings: dict[str, Any]) -> None:
+    """Raises ModelError where a folder's own code (auto_map) would be needed; else warns that it does not run."""
+    kind, named = settings.get("model_type"), settings.get("architectures") or []
+    ours = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) if isinstance(kind, str) else None
+    if ours is None or (named and ours not in named):
+        raise ModelError(
+            f"model folder '{folder}' brings its own code (auto_map in config.json), which is not run; "
+            "use a checkpoint of an architecture that transformers has built in"
+        )
+    warnings.warn(
+        f"model folder '{folder}' brings its own code (auto_map in config.json), which is not run: "
+        f"{ours} of transformers serves it",
+        stacklevel=3,
+    )
+
+
+def _not_causal(config: Any) -> str | None:
+    """Why a model of this configuration sees what follows a token, or predicts it otherwise than from what is before.
+
+    What a configuration does not tell is found on the first use (`selfcheck.refuse_unless_causal`).
+    """
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        return f"{kind!r} has an encoder (is_encoder_decoder)"
+    if other := next((name for name in config.architectures or () if _OTHER_HEAD.search(name)), None):
+        return f"its architecture is {other!r}"
+    # Of the other kinds is_decoder says nothing: GPT-NeoX leaves it unset.
+    key = "causal" if kind == "xlm" else "is_decoder"
+    if (kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind in _BOTH_WAYS) and not getattr(config, key, False):
+        return f"{kind!r} attends in both directions ({key} is not set)"
+    return None
+
+
+def _refuse_other_numbers(folder: Path, config: Any, others: list[tuple[str, str]]) -> None:
+    """Raises ModelError where weights that the model keeps as floating-point numbers are stored as others."""
+    if not others:
+        return
+    own = _shapes(folder, config, torch.float32).state_dict()
+    for key, kind in others:
+        is_float = own[key].is_floating_point() if key in own else key.endswith(".weight")
+        if is_float:
+            raise ModelError(
+                f"the weights of {str(folder)!r} are quantized: {key} is {kind}, and config.json has no "
+                "quantization_config, so their scales are not known; use a checkpoint of float32, bfloat16 or float16"
+            )
 
 
 def load_shapes(
@@ -123,13 +181,17 @@ def load_shapes(
     config = load_config(name, revision)
     if not isinstance(wanted, torch.dtype):
         wanted = torch.float32 if place.type == "cpu" else _dtype(_named_dtype(config))
+    return _shapes(name, config, wanted), place
+
+
+def _shapes(name: str | Path, config: Any, dtype: str | torch.dtype) -> PreTrainedModel:
     auto: Any = AutoModelForCausalLM
     try:
         with torch.device("meta"), _quiet():
-            model: PreTrainedModel = auto.from_config(_text_part(config), dtype=wanted, trust_remote_code=False)
+            model: PreTrainedModel = auto.from_config(_text_part(config), dtype=dtype, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"the configuration of {str(name)!r} makes no model: {_first_line(error)}") from error
-    return model, place
+        raise ModelError(f"the configuration of {str(name)!r} makes no model: {first_line(error)}") from error
+    return model
 
 
 def has_device(name: str) -> bool:
@@ -143,7 +205,7 @@ def bos_ids(folder: Path) -> tuple[int, ...]:
 
     Raises ModelError as ``load_config`` does.
     """
-    given = _settings(folder).get("bos_token_id")
+    given = settings_of(folder).get("bos_token_id")
     return (given,) if isinstance(given, int) else tuple(given or ())
 
 
@@ -200,63 +262,10 @@ def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
 
     Raises ModelError for files that do not make a tokenizer.
     """
-    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in MAKES_A_TOKENIZER):
+    folder = model_folder(name, revision, weights=False)
+    if not any((folder / file).exists() for file in MAKES_A_TOKENIZER):
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    """What an error says, in one line; where its first line ends in a colon, with those that follow."""
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    first = next((number for number, line in enumerate(lines, 1) if not line.rstrip().endswith(":")), len(lines))
-    return " ".join(line.strip() for line in lines[:first])[:300]
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """What a folder's config.json says, its part on text over the rest.
-
-    Raises ModelError in one line for a folder or a file that is none, for remote code, and for sizes that are no
-    whole numbers.
-    """
-    config = folder / "config.json"
-    if not config.is_file():
-        raise ModelError(f"model folder '{folder}' has no config.json; give a folder saved by save_pretrained")
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"'{config}' is not valid JSON: {_first_line(error)}") from error
-    if not isinstance(settings, dict):
-        raise ModelError(f"'{config}' is no configuration: a JSON object is needed")
-    if "auto_map" in settings:
-        raise ModelError(
-            f"model folder '{folder}' brings its own code (auto_map in config.json), which is not run; "
-            "use a checkpoint of an architecture that transformers has built in"
-        )
-    text = settings.get("text_config")
-    if not isinstance(text, dict | None):
-        raise ModelError(
-            f"cannot read the configuration of {str(folder)!r}: text_config is {text!r}; a JSON object is needed"
-        )
-    settings |= text or {}
-    for key in (*_SIZE_KEYS, *_WINDOW_KEYS):
-        value = settings.get(key)
-        if value is not None and (type(value) is not int or (key in _SIZE_KEYS and value < 1)):
-            raise ModelError(
-                f"cannot read the configuration of {str(folder)!r}: {key} is {value!r}; give a whole number from 1 on"
-            )
-    return settings
-
-
-def _refuse_folder_without_weights(folder: Path) -> None:
-    if not folder.is_dir() or any(not file.name.startswith("adapter_") for file in folder.glob("*.safetensors")):
-        return
-    pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern))
-    if pickled:
-        raise ModelError(
-            f"model folder '{folder}' has only pickled weights ({pickled[0]}), which can run code; "
-            "convert them with save_pretrained(..., safe_serialization=True)"
-        )
-    raise ModelError(f"model folder '{folder}' has no weights; it needs model.safetensors")
+        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {first_line(error)}") from error

@@ -425,7 +425,7 @@ def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:
         )
 
     if getattr(config, "is_encoder_decoder", False):
-        refuse("an encoder")
+        raise ModelError(f"{name} has an encoder; give a decoder-only model")
     if not getattr(model, "_supports_attention_backend", False):
         refuse("attention that transformers' AttentionInterface does not reach")
     other = sorted(set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYERS)

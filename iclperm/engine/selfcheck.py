@@ -19,14 +19,16 @@ from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.linear import linear
 from iclperm.engine.layers import FusedDecoder, FusedLayer
 from iclperm.engine.memory import PackLimit
-from iclperm.engine.model import TreeModel
+from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, plan_requests
 from iclperm.engine.tree import IntArray, Rows
-from iclperm.errors import IclpermError, ModelError, SelfCheckError
+from iclperm.errors import ModelError, SelfCheckError, printable
 from iclperm.reference import scoring
 
 # Largest difference in nats per token that passes; half precision differs by its own rounding.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+# Largest difference in nats that what follows a token may make to what comes after it.
+CAUSAL_TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-2, torch.bfloat16: 1.0, torch.float16: 0.25}
 _PROBED_ROWS = (1, 9, 33, 341, 512, 1024, 2048)  # against a whole pack
 # Largest difference between our layers and transformers', as a share of the largest number that comes out of a layer.
 LAYER_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -98,7 +100,7 @@ def head_agrees(model: TreeModel) -> bool:
 def check_agreement(model: TreeModel) -> bool:
     """Score a few branching prompts both ways; whether they have the same bits in small packs and in one.
 
-    Raises SelfCheckError if the tree and plain scoring disagree, ModelError if the model cannot be run through it.
+    Raises SelfCheckError if the tree and plain scoring disagree, ModelError for a model that is not causal.
     Cost: 6 short prompts, three times.
     """
     requests = _prompts(model)
@@ -109,6 +111,7 @@ def check_agreement(model: TreeModel) -> bool:
     for number, (score, fast) in enumerate(zip(plain, apart, strict=True)):
         error = abs(score.logprob - fast) / score.num_tokens
         if score.is_finite and not error <= TOLERANCE.get(model.dtype, 0.5):
+            refuse_unless_causal(model)
             raise SelfCheckError(
                 f"{model.config.model_type!r}: the tree gives {fast:.4f} nats where plain scoring gives "
                 f"{score.logprob:.4f} (self-check prompt {number}); run it with plain=True (--plain)"
@@ -119,18 +122,44 @@ def check_agreement(model: TreeModel) -> bool:
 def _through_tree(model: TreeModel, rows: Rows, begins: IntArray, pack_tokens: int) -> npt.NDArray[np.float64]:
     plan = plan_requests(rows, begins, pack_tokens=pack_tokens)
     limit = PackLimit(Sizes.of(model, model.device).peak)
-    try:
-        units = list(execute(model, plan, range(plan.num_units), Report(), limit))
-    except IclpermError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise ModelError(
-            f"{type(model.model).__name__} cannot be run through the prefix tree ({type(error).__name__}: "
-            f"{reason[:200]}); run it with plain=True (--plain)"
-        ) from error
+    units = list(execute(model, plan, range(plan.num_units), Report(), limit))
     values = np.concatenate([unit.logprob for unit in units])[plan.contexts.row_items].astype(np.float64)
     return np.add.reduceat(values, plan.contexts.row_offsets[:-1])
+
+
+def refusal(model: PlainModel, error: Exception) -> ModelError:
+    """What to raise for something unforeseen in the first-use check: a model that is not understood is not served."""
+    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    way, remedy = (
+        ("through the prefix tree", "run it with plain=True (--plain)")
+        if isinstance(model, TreeModel)
+        else ("prompt by prompt", "it cannot be served")
+    )
+    return ModelError(
+        f"{type(model.model).__name__} cannot be run {way} ({type(error).__name__}: {printable(reason)[:200]}); "
+        f"{remedy}"
+    )
+
+
+@torch.inference_mode()
+def refuse_unless_causal(model: PlainModel) -> None:
+    """Raises ModelError where what is predicted after a token depends on the tokens that follow it.
+
+    Cost: a short prompt, twice.
+    """
+    rng = np.random.default_rng(1)
+    length = max(1, min(8, model.max_positions // 2))
+    ids = torch.from_numpy(rng.integers(0, model.vocab_size, (1, 2 * length))).to(scoring.inputs_device(model.model))
+    with scoring.evaluating(model.model):
+        short, whole = (model.model(input_ids=part, use_cache=False).logits for part in (ids[:, :length], ids))
+    alone, followed = short[0, :length].float(), whole[0, :length].float()
+    both = alone.isfinite() & followed.isfinite()
+    difference = (alone.log_softmax(-1) - followed.log_softmax(-1)).abs()[both]
+    if difference.numel() and float(difference.max()) > CAUSAL_TOLERANCE.get(model.dtype, 1.0):
+        raise ModelError(
+            f"{type(model.model).__name__} ({model.config.model_type!r}) is no causal language model: what it predicts "
+            "after a token depends on those that follow it; give a decoder-only model"
+        )
 
 
 def _rows(requests: list[tuple[list[int], list[int]]]) -> tuple[Rows, IntArray]:
@@ -189,7 +218,9 @@ def _products(model: TreeModel) -> dict[tuple[int, int, str], Callable[[torch.Te
         ids.add(id(head))
     for module in model.model.modules():
         weight = getattr(module, "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding):
+        # A norm may have a weight of two axes as well: Cohere's, of queries and keys by head.
+        is_product = not isinstance(module, nn.Embedding) and "Norm" not in type(module).__name__
+        if is_product and isinstance(weight, torch.Tensor) and weight.ndim == 2:
             rows, inner = weight.shape if isinstance(module, nn.Linear) else weight.shape[::-1]
             if id(module) not in ids:
                 products.setdefault((rows, inner, type(module).__name__), module)

@@ -77,14 +77,14 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
 
     Raises the errors of `run` that can be known beforehand. Cost: O(tokens of demonstrations and queries), and a second
-    to estimate the time, which is left out for a device that this machine lacks.
+    to estimate the time, which is left out for a device that this machine lacks, and prompt by prompt (``plain``).
     """
     from iclperm.engine.estimate import estimate
     from iclperm.engine.load import has_device
 
     work = lay_out(ResolvedStudy.of(study, weights=False, limits=limits))
     plans = [product.plan for growth in work.growths for product in growth.products]
-    is_possible = bool(plans) and study.endpoint is None and has_device(study.device)
+    is_possible = bool(plans) and study.endpoint is None and not study.plain and has_device(study.device)
     if not is_possible:
         return _summary(work)
     assert work.setting.model is not None

@@ -95,7 +95,11 @@ class LocalModel:
         assert setting.model is not None
         with enough_memory(self._work):
             return Engine.from_pretrained(
-                setting.model, device=study.device, dtype=study.dtype, memory_budget=study.memory_budget
+                setting.model,
+                device=study.device,
+                dtype=study.dtype,
+                memory_budget=study.memory_budget,
+                plain=study.plain,
             )
 
     @cached_property

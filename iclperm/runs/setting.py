@@ -15,6 +15,7 @@ import numpy as np
 
 from iclperm import demo
 from iclperm.engine.facts import TOKENIZER_FILES, WEIGHT_FILES, ModelFacts
+from iclperm.engine.folder import model_folder as folder_of
 from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
@@ -39,7 +40,6 @@ _IDENTITY_KEYS = (
 )
 # They need no scores of labels; the last counts labels.
 _ANSWER_CRITERIA = ("dev_accuracy", "majority_agreement", "global_entropy")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -261,27 +261,7 @@ def model_folder(study: Study, *, weights: bool = True) -> Path:
     Of a hub id's model without ``weights`` only the small files are fetched. Raises `ModelError` naming the model and
     the remedy, `ConfigError` for the revision of a local folder.
     """
-    local = demo.model_path() if study.model == "demo" else Path(study.model)
-    if local.is_dir():
-        if study.revision is not None:
-            raise ConfigError(
-                f"revision is {study.revision!r}, but the model {study.model!r} is a folder; a hub id has revisions: "
-                "leave it out"
-            )
-        return local
-    if not _HUB_NAME.fullmatch(study.model):
-        raise ModelError(f"there is no model folder {study.model!r}; give 'demo', a folder or a hub id")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    patterns = [*TOKENIZER_FILES, "*.json", "*.model", *([WEIGHT_FILES] if weights else [])]
-    try:
-        return Path(snapshot_download(study.model, revision=study.revision, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"the model {study.model!r} is neither a folder nor to be had from the hub: {reason}"
-        ) from None
+    return folder_of(demo.model_path() if study.model == "demo" else study.model, study.revision, weights=weights)
 
 
 def scoring_of(study: Study) -> Scoring:

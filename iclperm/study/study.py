@@ -52,7 +52,8 @@ class Study(Choices):
     generated text first, and ``unparsed`` tells whether text that no answer could be read from counts as wrong or as
     missing. ``chat`` puts the prompt into the model's chat template (None: only for an endpoint that takes nothing
     else). ``endpoint`` names a model behind an API in place of ``model``. ``memory_budget`` is bytes (a number, "4GiB")
-    or a share of what is free (0.5, "50%"); ``out`` is the run folder. ``demonstrations`` are sets of train rows to use
+    or a share of what is free (0.5, "50%"); ``plain`` runs an architecture that the prefix tree does not serve, prompt
+    by prompt, at the cost of every token; ``out`` is the run folder. ``demonstrations`` are sets of train rows to use
     instead of drawn ones. A ``kind`` is one of `iclperm.study.kinds`, with defaults of its own; some run every k up to
     ``shots``. ``tasks`` and ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search,
     ``select`` is how many demonstrations a selection keeps, ``options`` are those of another package's kind. Raises
@@ -91,6 +92,7 @@ class Study(Choices):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(min_length=1)] = "auto"
     memory_budget: int | float | str | None = None
+    plain: Annotated[bool, Field(exclude_if=lambda given: not given)] = False
     out: Annotated[str, Field(min_length=1)] | None = None
 
     def __init__(self, /, **choices: Any) -> None:
@@ -126,13 +128,18 @@ class Study(Choices):
         if kind.check is not None:
             with kinds.calling(kind, "check"):
                 kind.check(self)
+        if self.plain and self.memory_budget is not None:
+            raise ConfigError(
+                f"a study's key 'memory_budget' is {self.memory_budget!r}, which bounds the packs of a tree, and there "
+                "is none with 'plain'; leave one out"
+            )
         if self.endpoint is not None:
             self._refuse_local_choices()
         if self.demonstrations is not None:
             self._refuse_uneven(self.demonstrations)
 
     def _refuse_local_choices(self) -> None:
-        for key in ("model", "revision", "models", "dtype", "device", "memory_budget"):
+        for key in ("model", "revision", "models", "dtype", "device", "memory_budget", "plain"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(
                     f"a study's key {key!r} is for a model on this machine, not for an endpoint; leave it out"

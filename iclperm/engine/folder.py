@@ -1,0 +1,196 @@
+"""What a model folder is, before anything in it is loaded: where it lies, what its config.json says, which weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from iclperm.engine.facts import TOKENIZER_FILES, WEIGHT_FILES
+from iclperm.errors import ConfigError, ModelError, printable
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PATH_STARTS = ("/", "./", "../", "~")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+_MOST_JSON_BYTES = 64 << 20
+_SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
+_WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+def model_folder(name: str | Path, revision: str | None = None, *, weights: bool = True) -> Path:
+    """The folder of a model: itself, or that of a hub id, fetched where it is not there yet.
+
+    A name that begins like a path or has two slashes is a path and nothing else; any other is a path if it is there,
+    else a hub id, asked for once. Of a hub id without ``weights`` only the small files are fetched. Raises `ModelError`
+    in one line for a file, and for what is not there; `ConfigError` for the revision of a folder.
+    """
+    folder, text = Path(name), str(name)
+    if folder.is_dir():
+        if revision is not None:
+            raise ConfigError(
+                f"revision is {revision!r}, but the model {text!r} is a folder; a hub id has revisions: leave it out"
+            )
+        return folder
+    if folder.exists():
+        raise ModelError(_refused_file(folder))
+    is_path = text.startswith(_PATH_STARTS) or text in (".", "..") or text.count("/") > 1
+    if is_path or not _HUB_NAME.fullmatch(text):
+        raise ModelError(f"there is no model folder {text!r}; give 'demo', a folder or a hub id")
+    from huggingface_hub import snapshot_download
+
+    patterns = [*TOKENIZER_FILES, "*.json", "*.model", *([WEIGHT_FILES] if weights else [])]
+    try:
+        return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # also those of the HTTP library beneath it, where a connection breaks
+        raise ModelError(
+            f"the model {text!r} is neither a folder nor to be had from the hub: {first_line(error)}"
+        ) from error
+
+
+def _refused_file(path: Path) -> str:
+    """Why a file is no model: a model is a folder, and a pickle is never opened."""
+    place = f"{str(path.parent)!r}"
+    if any(path.match(pattern) for pattern in _PICKLES):
+        return f"the model {str(path)!r} is a file of pickled weights, which can run code; give a folder of safetensors"
+    if path.suffix == ".gguf":
+        return (
+            f"the model {str(path)!r} is a GGUF file, which is not read; give the folder of the safetensors checkpoint"
+        )
+    return f"the model {str(path)!r} is a file; give the folder that holds it and its config.json: {place}"
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What a folder's config.json says, its part on text over the rest.
+
+    Raises ModelError in one line for a folder that is none or holds an adapter, for a file that is no configuration,
+    and for sizes that are no whole numbers.
+    """
+    _refuse_adapter(folder)
+    for path in folder.iterdir():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ModelError(f"{str(path)!r} is neither a file nor a folder; take it out of the model folder")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ModelError(f"model folder '{folder}' has no config.json; give a folder saved by save_pretrained")
+    settings = _json_object(config)
+    text = settings.get("text_config")
+    if not isinstance(text, dict | None):
+        raise ModelError(
+            f"cannot read the configuration of {str(folder)!r}: text_config is {_short(text)}; a JSON object is needed"
+        )
+    settings |= text or {}
+    for key in (*_SIZE_KEYS, *_WINDOW_KEYS):
+        value = settings.get(key)
+        if value is not None and (type(value) is not int or (key in _SIZE_KEYS and value < 1)):
+            raise ModelError(
+                f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; "
+                "give a whole number from 1 on"
+            )
+    names = settings.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ModelError(
+            f"cannot read the configuration of {str(folder)!r}: architectures is {_short(names)}; "
+            "a list of names is needed"
+        )
+    for key in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
+        if "/" in json.dumps(settings.get(key)):
+            raise ModelError(
+                f"model folder '{folder}' asks for code from elsewhere ({key} in config.json is "
+                f"{_short(settings[key])}), which is not run; take the key out"
+            )
+    return settings
+
+
+def check_weights(folder: Path, settings: dict[str, Any]) -> list[tuple[str, str]]:
+    """Looks at the weights in a folder without loading them: the keys that hold no floating-point numbers, with their
+    kinds, unless the configuration says that they are quantized.
+
+    Raises ModelError in one line for a folder without weights, for pickled ones, and for an index that names files that
+    are not beside it.
+    """
+    files = list(_weight_files(folder))
+    if settings.get("quantization_config"):
+        return []
+    found = []
+    for path in files:
+        try:
+            with safe_open(path, framework="np") as weights:
+                kinds = {key: weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(f"cannot load the weights of {str(folder)!r}: {path.name}: {first_line(error)}") from error
+        found += [(key, kind) for key, kind in kinds.items() if kind not in _FLOATS]
+    return found
+
+
+def _weight_files(folder: Path) -> Iterator[Path]:
+    """The files that transformers takes weights from."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        yield whole
+        return
+    if not index.is_file():
+        raise ModelError(_without_weights(folder))
+    names = _json_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise ModelError(f"'{index}' is no index of weights: weight_map must give a file for each key")
+    for name in sorted(set(names.values())):
+        if PurePath(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"'{index}' names {_short(name)}; only .safetensors files beside it are read")
+        if not (folder / name).is_file():
+            raise ModelError(f"'{index}' names {_short(name)}, which is not there; use a complete checkpoint")
+        yield folder / name
+
+
+def _without_weights(folder: Path) -> str:
+    others = sorted(path.name for path in folder.glob(WEIGHT_FILES))
+    if others:
+        return (
+            f"model folder '{folder}' has no model.safetensors and no index of several files ({others[0]} is neither); "
+            "give a folder saved by save_pretrained"
+        )
+    pickled = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickled:
+        return (
+            f"model folder '{folder}' has only pickled weights ({pickled[0]}), which can run code; "
+            "convert them with save_pretrained(..., safe_serialization=True)"
+        )
+    return f"model folder '{folder}' has no weights; it needs model.safetensors"
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Whether transformers would apply an adapter that lies in a folder depends on what else is installed."""
+    found = next((name for name in _ADAPTERS if (folder / name).exists()), None)
+    if found is not None:
+        raise ModelError(
+            f"model folder '{folder}' holds an adapter ({found}), which is not applied; merge it into the weights "
+            "(merge_and_unload(), then save_pretrained), or load it yourself: Engine(PeftModel.from_pretrained(...))"
+        )
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _MOST_JSON_BYTES:
+        raise ModelError(f"'{path}' has {path.stat().st_size} bytes; {_MOST_JSON_BYTES} are the most that are read")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise ModelError(f"'{path}' is not valid JSON: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"'{path}' is no configuration: a JSON object is needed")
+    return content
+
+
+def _short(value: Any) -> str:
+    return printable(repr(value))[:100]
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; where its first line ends in a colon, with those that follow."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    first = next((number for number, line in enumerate(lines, 1) if not line.rstrip().endswith(":")), len(lines))
+    return printable(" ".join(line.strip() for line in lines[:first]))[:300]
