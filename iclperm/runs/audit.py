@@ -95,8 +95,8 @@ def status(path: str | Path) -> RunStatus:
         tokens_unique=unique,
         tokens_forwarded=forwarded,
         is_token_count_complete=is_complete,
-        num_quarantined=sum(1 for _ in (folder.path / "quarantine").glob("*")),
-        disk_bytes=sum(map(_num_bytes, folder.path.rglob("*"))),
+        num_quarantined=len(folder.files.names(folder.path / "quarantine")),
+        disk_bytes=folder.files.num_bytes(),
         seconds_left=share * unique * seconds / forwarded if forwarded and seconds else None,
         sessions=sessions,
     )
@@ -150,7 +150,7 @@ def _refuse_other_chain(folder: RunFolder) -> None:
     """Raises `DamagedItem` where a plan is gone, or does not continue the one before it."""
     for number, plan in enumerate(folder.plans[1:], start=1):
         path = folder.plan_path(number)
-        if not path.exists():
+        if not folder.files.has(path):
             raise DamagedItem(f"{path} is gone; run the study again")
         if plan.get("run") != folder.run_id or plan["extents"][:-1] != folder.plans[number - 1]["extents"]:
             raise DamagedItem(f"{path} does not continue this run; move it elsewhere")
@@ -171,14 +171,6 @@ def _digest(folder: RunFolder, scores: ContextAnswers, num_rows: int) -> str:
         raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {num_cells} cells")
     scores.refuse_gaps()
     return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items(predicted=False).values())
-
-
-def _num_bytes(path: Path) -> int:
-    """The size of a file; 0 for a folder, and for what is gone by now, as a run may be at work."""
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except FileNotFoundError:
-        return 0
 
 
 def _session(record: Mapping[str, Any]) -> Session:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from iclperm.base.files import MOST_BYTES, Folder
 from iclperm.base.sealed import canonical
 from iclperm.errors import DamagedItem, RunError, is_out_of_memory
 
@@ -16,10 +17,11 @@ from iclperm.errors import DamagedItem, RunError, is_out_of_memory
 _IN_THIS_THREAD: dict[str, bool] = {"use_threads": False, "pre_buffer": False}
 
 
-def bytes_of(path: Path) -> bytes:
-    """A file's content; raises `DamagedItem` where it is gone, `RunError` where the system refuses to read it."""
+def bytes_of(folder: Folder, path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file in a folder; raises `DamagedItem` where it is gone, `RunError` where the system or
+    `Folder.read` refuses to read it."""
     try:
-        return path.read_bytes()
+        return folder.read(path, most)
     except FileNotFoundError:
         raise DamagedItem(f"{path} is gone; run the study again") from None
     except OSError as error:
