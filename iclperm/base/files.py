@@ -12,10 +12,13 @@ import errno
 import fcntl
 import io
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from fnmatch import translate
+from glob import has_magic
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -26,6 +29,8 @@ MOST_BYTES = 1 << 32
 """Of one file that is read at once, unless its reader says less."""
 MOST_ENTRIES = 1_000_000
 """Of names in one folder."""
+MOST_VISITED = 100_000
+"""Of names that a pattern may lead to."""
 _FOLDERS_CANNOT_BE_SYNCED = (errno.EINVAL, errno.ENOTSUP)  # said by some mounted file systems
 _MET_NO_FOLDER = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)  # a link, by the words of three systems
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -64,9 +69,8 @@ class Folder:
         except FileNotFoundError:
             self._refuse_unfetched(path)
             raise
-        for opening, command in _POINTERS.items():
-            if raw.startswith(opening):
-                raise RunError(f"{path} is not here, only a pointer to it; run: {command}")
+        if command := what_fetches(path, raw):
+            raise RunError(f"{path} is not here, only a pointer to it; run: {command}")
         return raw
 
     @contextmanager
@@ -267,13 +271,50 @@ def read_given(path: str | Path, most: int = MOST_BYTES) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not (stat.S_ISREG(about.st_mode) or _is_of_shell(path)):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if about.st_size <= most:
-            raw = bytearray()
-            while len(raw) <= most and (piece := file.read(1 << 20)):
-                raw += piece
-            if len(raw) <= most:
+        if stat.S_ISREG(about.st_mode) and about.st_size <= most:
+            return file.readall()
+        raw = bytearray()
+        while about.st_size <= most and len(raw) <= most:
+            if not (piece := file.read(1 << 16)):
                 return bytes(raw)
+            raw += piece
     raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+
+
+def what_fetches(path: Path, raw: bytes | None = None) -> str | None:
+    """The command that fetches what a path stands for, where the content is but a pointer of Git LFS or git-annex, or
+    without content where its link of git-annex or its file's pointer of DVC leads nowhere; None for anything else."""
+    if raw is not None:
+        return next((command for opening, command in _POINTERS.items() if raw.startswith(opening)), None)
+    if path.is_symlink() and "annex/objects/" in os.readlink(path):
+        return "git annex get"
+    return "dvc pull" if path.with_name(f"{path.name}.dvc").is_file() else None
+
+
+def matches(folder: Path, pattern: str, most: int = MOST_VISITED) -> list[Path]:
+    """The files and folders whose paths fit a pattern as the shell's, relative to a folder or absolute, sorted.
+
+    Raises `RunError` where more than ``most`` names had to be looked at.
+    """
+    first, *parts = (folder / pattern).parts if Path(pattern).is_absolute() else (str(folder), *Path(pattern).parts)
+    found, left = [Path(first)], most
+    for part in parts:
+        if not has_magic(part):
+            found = [place / part for place in found if os.path.lexists(place / part)]
+            continue
+        fits, above, found = re.compile(translate(part)).match, found, []
+        for place in above:
+            with suppress(OSError), os.scandir(place) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        raise RunError(
+                            f"{folder / pattern}: more than {most:,} names were looked at; give a pattern with fewer * "
+                            "in the names of folders"
+                        )
+                    if fits(entry.name) and (part[0] == "." or entry.name[0] != "."):
+                        found.append(place / entry.name)
+    return sorted(found)
 
 
 def _is_of_shell(path: str | Path) -> bool:

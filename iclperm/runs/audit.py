@@ -131,7 +131,8 @@ def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:
             checked(folder.table, name, number)
     damage += [f"{file} cannot be read; what its session cost is unknown" for file in folder.unreadable_sessions()]
     files = checked(folder.parts.finished) or {}
-    scores = None if damage else _scores(folder, limits)
+    is_known = len(files) == folder.num_parts or folder.num_cells <= limits.cells_unfinished
+    scores = checked(_scores, folder, limits) if is_known and not damage else None
     num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
     is_whole = not damage and len(files) == folder.num_parts
     digest = checked(_digest, folder, scores, num_rows) if is_whole else None
@@ -166,9 +167,8 @@ def _num_rows(folder: RunFolder, part: int, file: Path, scores: ContextAnswers |
 
 def _digest(folder: RunFolder, scores: ContextAnswers, num_rows: int) -> str:
     """The digest of a finished run; raises where its parts do not hold every cell of the plans once."""
-    num_cells = sum(int(plan["work"]["cells"]) for plan in folder.plans)
-    if num_rows != num_cells:
-        raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {num_cells} cells")
+    if num_rows != folder.num_cells:
+        raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {folder.num_cells} cells")
     scores.refuse_gaps()
     return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items(predicted=False).values())
 

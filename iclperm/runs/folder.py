@@ -28,6 +28,7 @@ from typing import Any
 import pyarrow as pa
 
 from iclperm.base.files import Folder, writable
+from iclperm.base.outputs import output
 from iclperm.base.sealed import canonical, sealed, unsealed
 from iclperm.errors import ConfigError, DamagedItem, RunError, UnknownKind, is_out_of_memory
 from iclperm.runs.formats import FORMAT, VERSION, check_format, format_of
@@ -39,6 +40,7 @@ from iclperm.study.study import STATISTICS, Study
 
 _CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
+_MOST_CONTENT_FREE = 1_000  # queries that a calibrated study has beside those that it asks for
 _PLAN_BYTES = 64 << 20  # a study file has 1 MiB at most
 _RECORD_BYTES = 1 << 20
 _FORMAT_RAW = f"{FORMAT}\n".encode()
@@ -56,7 +58,7 @@ class RunFolder:
         self.path = path
         self.plans = plans
         self.files = Folder(path)
-        self.parts = PartFiles(self.files, self.run_id, self.num_parts, self._has_grown)
+        self.parts = PartFiles(self.files, self.run_id, self.num_parts, self.num_cells, self._has_grown)
 
     @classmethod
     def create(
@@ -71,7 +73,7 @@ class RunFolder:
         Raises `RunError` where the folder holds other files or another plan (naming the differences), and `RunStopped`
         where it cannot be written.
         """
-        folder = cls(Path(path), _signed(plans, tables))
+        folder = cls(output(path, is_folder=True), _signed(plans, tables))
         with writable(folder.path):
             folder._claim_folder()
             folder._remove_stale()
@@ -124,6 +126,11 @@ class RunFolder:
         return sum(int(plan["work"]["parts"]) for plan in self.plans)
 
     @property
+    def num_cells(self) -> int:
+        """Answers of the finished run."""
+        return sum(int(plan["work"]["cells"]) for plan in self.plans)
+
+    @property
     def run_id(self) -> str:
         """SHA-256 of the plan."""
         return str(self.plan["digest"])
@@ -145,12 +152,17 @@ class RunFolder:
         """``demonstrations`` or ``queries`` as they were after a growth, by default the last; raises `DamagedItem` for
         another content than the plan says."""
         path = self.path / _of_growth(f"{name}.parquet", number % len(self.plans))
+        extent = self.plans[number]["extents"][-1]
+        most_rows = {
+            "demonstrations": extent["sets"] * extent["permutations"] * len(self.plan["study"]["shots"]),
+            "queries": extent["queries"] + extent["dev_queries"] + _MOST_CONTENT_FREE,
+        }[name]
         try:
             raw = self.files.read(path)
             is_whole = self.files.read(_checksum_path(path), _RECORD_BYTES) == checksum_line(path.name, raw)
-            table = table_of(raw) if is_whole else None
+            table = table_of(path, raw, most_rows) if is_whole else None
             is_whole = is_whole and content_digest(table) == self.plans[number]["tables"][name]
-        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        except (OSError, pa.ArrowException, ValueError, KeyError, RecursionError) as error:
             if is_out_of_memory(error):
                 raise
             is_whole = False

@@ -19,6 +19,8 @@ _MOST_BYTES = 1 << 10
 def check_format(path: Path) -> None:
     """Raises `RunError` where a folder is not that of one run in the format of this version, `DamagedItem` where its
     FORMAT is damaged."""
+    if path.is_symlink() and is_several(path.parent):
+        raise RunError(f"{path} is a symbolic link, and none is followed in a run folder; name what it points to")
     found = format_of(path)
     if found == FORMAT:
         return

@@ -26,15 +26,18 @@ class PartFiles:
     footer to which run and part it belongs, and by which numerics it was computed.
 
     ``num_parts`` are those that this process knows of; ``may_have_more`` says whether another process has let the run
-    grow meanwhile.
+    grow meanwhile. No part has more than ``most_rows``.
     """
 
-    def __init__(self, folder: Folder, run_id: str, num_parts: int, may_have_more: Callable[[], bool]) -> None:
+    def __init__(
+        self, folder: Folder, run_id: str, num_parts: int, most_rows: int, may_have_more: Callable[[], bool]
+    ) -> None:
         self._folder = folder
         self._items = folder.path / "items"
         self._staging = folder.path / "tmp"
         self._run_id = run_id
         self._num_parts = num_parts
+        self._most_rows = most_rows
         self._may_have_more = may_have_more
         self._locks: dict[int, int] = {}
         self._about: dict[Path, Mapping[bytes, bytes]] = {}
@@ -101,7 +104,7 @@ class PartFiles:
     def read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows in a part's file; raises `DamagedItem` naming the file where bytes and name, part or run disagree,
         `RunError` where the system refuses to read it."""
-        table = table_of(self._whole(path), columns)
+        table = table_of(path, self._whole(path), self._most_rows, columns)
         about = self._about[path] = table.schema.metadata or {}
         part = int(path.name.split("-")[0])
         if about.get(b"run") != self._run_id.encode():
@@ -137,7 +140,7 @@ class PartFiles:
         """What a file says about itself; empty where it is damaged."""
         if path not in self._about:
             try:
-                self._about[path] = metadata_of(self._whole(path))
+                self._about[path] = metadata_of(path, self._whole(path))
             except RunError:
                 return {}
         return self._about[path]

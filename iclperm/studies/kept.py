@@ -15,7 +15,7 @@ from typing import Any
 
 from iclperm.base.files import Folder, writable
 from iclperm.base.sealed import canonical, sealed, unsealed
-from iclperm.errors import DamagedItem
+from iclperm.errors import DamagedItem, RunError
 from iclperm.runs.folder import RunFolder
 from iclperm.study.study import Study
 
@@ -81,7 +81,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         content = unsealed(Folder(path).read(path / NAME, _MOST_BYTES))
     except FileNotFoundError:
         return []
-    except OSError:
+    except (OSError, RunError):  # a folder or a link in its place, too
         content = None
     if content is None or not isinstance(entries := content.get("choices"), list):
         raise DamagedItem(f"{path / NAME} is damaged: its content is not what its digest says; run the study again")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from iclperm.base.files import Folder, writable
+from iclperm.base.outputs import output
 from iclperm.errors import ConfigError, RunError, UnknownKind
 from iclperm.report import write_report
 from iclperm.report.parts import Findings
@@ -122,7 +123,6 @@ class StudyRuns:
         if target is None:
             raise RunError("these runs are in memory only; name a folder for their report")
         with writable(Path(target)):
-            Path(target).mkdir(parents=True, exist_ok=True)
             beside = {
                 f"{stem}-{name}": plot
                 for name, asides in self.asides.items()
@@ -363,7 +363,7 @@ def _claim(path: Path, study: Study) -> bool:
     Returns whether a damaged FORMAT was mended.
     """
     is_mended = False
-    recorded, files = path / "study.yaml", Folder(path)
+    recorded, files = output(path, is_folder=True) / "study.yaml", Folder(path)
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
         files.refuse_unfetched()
