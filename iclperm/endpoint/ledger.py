@@ -22,7 +22,7 @@ import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,10 +247,16 @@ def _entry(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         entry = parsed(raw)
-        Spent(*entry["spent"]), entry["key"], entry["model"], entry["reply"]
-    except (ValueError, TypeError, KeyError):  # of somebody who can reckon a checksum
+    except ValueError:  # of somebody who can reckon a checksum, as below
         return None
-    return entry if isinstance(entry, dict) else None
+    return entry if isinstance(entry, dict) and _is_ours(entry) else None
+
+
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    spent, reply = entry.get("spent"), entry.get("reply", "")
+    is_spent = isinstance(spent, list) and len(spent) == len(fields(Spent)) and all(type(each) is int for each in spent)
+    is_named = isinstance(entry.get("key"), str) and isinstance(entry.get("model"), str)
+    return is_spent and is_named and isinstance(reply, dict | None)
 
 
 def _bytes_at(files: Folder, place: _Place) -> bytes:

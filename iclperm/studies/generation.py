@@ -87,8 +87,8 @@ class Generation:
         last, warnings = self.by_shots[-1], []
         if self.num_given_up:
             warnings.append(
-                f"the reading of {self.num_given_up:,} texts took too long and was given up, so they gave no answer (rule "
-                "'timeout'); repair the patterns of the task's 'rules' or 'ignore' that try many ways to match"
+                f"the reading of {self.num_given_up:,} texts took too long and was given up, so they gave no answer "
+                "(rule 'timeout'); repair the patterns of the task's 'rules' or 'ignore' that try many ways to match"
             )
         if self.unparsed == "drop" and self.dropped > _MANY:
             warnings.append(
