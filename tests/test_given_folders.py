@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
