@@ -1,6 +1,7 @@
 """Files are whole or not there, whoever else writes them at the same moment, and whatever fails."""
 
 import errno
+import io
 import os
 import stat
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from iclperm.base import files
-from iclperm.base.files import replacing, writable, write_once, write_whole
+from iclperm.base.files import Folder, replacing, writable, write_once, write_whole
 from iclperm.errors import RunStopped
 
 NUM_WRITES = 1_000
@@ -117,16 +118,17 @@ def test_files_are_made_ready_where_asked_and_synced_where_durable(tmp_path, mon
         sync(descriptor)
 
     monkeypatch.setattr(files.os, "fsync", noting)
-    write_once(target / "a", b"a", staging=staging)
+    folder = Folder(tmp_path)
+    folder.write_once(target / "a", b"a", staging=staging)
     assert synced == [("file", 1, 0), ("folder", 0, 1)]
     synced.clear()
-    write_whole(target / "b", b"b", staging=staging)
+    folder.write_whole(target / "b", b"b", staging=staging)
     assert synced == [("file", 1, 1), ("folder", 0, 2)]
     synced.clear()
-    write_whole(target / "c", b"c")
+    folder.write_whole(target / "c", b"c")
     assert synced == [("file", 0, 3), ("folder", 0, 3)]
     synced.clear()
-    write_whole(target / "d", b"d", durable=False, staging=staging)
+    folder.write_whole(target / "d", b"d", durable=False, staging=staging)
     assert synced == []
     assert sorted(path.name for path in target.iterdir()) == ["a", "b", "c", "d"]
     assert list(staging.iterdir()) == []
@@ -134,24 +136,24 @@ def test_files_are_made_ready_where_asked_and_synced_where_durable(tmp_path, mon
 
 def test_unfinished_files_have_names_of_their_own(tmp_path, monkeypatch):
     """Process numbers repeat between containers: two with the same one may share a folder."""
-    staging, link = tmp_path / "tmp", os.link
+    staging, link, folder = tmp_path / "tmp", os.link, Folder(tmp_path)
     staging.mkdir()
 
-    def interleaved(source, target):
-        link(source, target)
+    def interleaved(source, target, **handles):
+        link(source, target, **handles)
         if not (tmp_path / "other").exists():  # the other container's process, in the same moment
             (staging / Path(target).name).write_bytes(b"")
-            write_once(tmp_path / "other", b"other", staging=staging)
+            folder.write_once(tmp_path / "other", b"other", staging=staging)
 
     monkeypatch.setattr(files.os, "link", interleaved)
     tokens = iter("abcdefgh")
     monkeypatch.setattr(files.secrets, "token_hex", lambda _size: next(tokens))
-    assert write_once(tmp_path / "x", b"acknowledged", staging=staging)
+    assert folder.write_once(tmp_path / "x", b"acknowledged", staging=staging)
     assert (tmp_path / "x").read_bytes() == b"acknowledged"
     assert (tmp_path / "other").read_bytes() == b"other"
     monkeypatch.setattr(files.secrets, "token_hex", lambda _size: "same")
     (staging / "y.same").write_bytes(b"of another process")
-    for write in (write_once, write_whole):
+    for write in (folder.write_once, folder.write_whole):
         with pytest.raises(FileExistsError):
             write(tmp_path / "y", b"y", staging=staging)
     assert (staging / "y.same").read_bytes() == b"of another process"
@@ -159,9 +161,9 @@ def test_unfinished_files_have_names_of_their_own(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch, is_there):
-    def refuse(_source, target):
+    def refuse(_source, target, **_):
         if is_there:  # written by another process since this one looked
-            Path(target).write_bytes(b"other")
+            (tmp_path / target).write_bytes(b"other")
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(files.os, "link", refuse)
@@ -172,8 +174,11 @@ def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch, is_ther
 
 @pytest.mark.parametrize("write", [write_whole, write_once])
 def test_what_does_not_read_back_is_not_there(tmp_path, monkeypatch, write):
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path)[:-1])
+    class LosesTheLastByte(io.FileIO):
+        def read(self, size=-1):
+            return super().read(size)[:-1]
+
+    monkeypatch.setattr(files.io, "FileIO", LosesTheLastByte)
     with pytest.raises(RunStopped, match=r"does not read back as written; check the disk, then run again"):
         write(tmp_path / "file", b"mine")
     assert list(tmp_path.iterdir()) == []

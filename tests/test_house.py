@@ -32,7 +32,8 @@ LEVELS = (
     ("prompts",),
     ("tasks", "endpoint", "report"),
     ("stats",),
-    ("base", "study", "demo", "reference"),
+    ("study", "demo", "reference"),
+    ("base",),
     ("errors", "_core"),
 )
 """Who may import whom: a room (a folder, or a file beside the folders) knows rooms of lower floors only, and the rooms

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from iclperm.endpoint import Spent
 from iclperm.endpoint import ledger as ledgers
 from iclperm.endpoint.ledger import Ledger, damage
-from iclperm.errors import RunStopped
+from iclperm.errors import RunError, RunStopped
 
 PAID = Spent(1, 10, 4, 2)
 
@@ -265,5 +265,10 @@ def test_nothing_is_paid_for_that_could_not_be_kept(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_stops_the_run(tmp_path):
     (tmp_path / "api").write_text("a file where the folder should be")
-    with Ledger(tmp_path) as ledger, pytest.raises(RunStopped, match="cannot write to"):
-        ledger.append("0", model="m", spent=PAID, reply=reply(0))
+    with pytest.raises(RunError, match="api is no folder; move it elsewhere"):
+        Ledger(tmp_path)
+    (tmp_path / "api").unlink()
+    with Ledger(tmp_path / "run") as ledger:
+        (tmp_path / "run").write_text("a file where the folder should be")
+        with pytest.raises(RunStopped, match="cannot write to"):
+            ledger.append("0", model="m", spent=PAID, reply=reply(0))

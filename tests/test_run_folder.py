@@ -25,8 +25,10 @@ from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_r
 
 import iclperm
 from iclperm import Study, errors
+from iclperm.base import files as files_room
+from iclperm.base.files import Folder
 from iclperm.errors import RunError, RunStopped
-from iclperm.runs import audit, execute, layout, parts, scorers, setting, tables, work
+from iclperm.runs import audit, execute, layout, scorers, setting, tables, work
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.plan import plan_one
@@ -341,14 +343,14 @@ def test_a_process_that_knows_less_does_not_shrink_the_study(tmp_path, study):
 
 def test_a_folder_that_another_process_makes_meanwhile_is_shared(tmp_path, study, monkeypatch):
     other = run_in_parts(study, tmp_path / "other")
-    list_folder = Path.iterdir
+    names = Folder.names
 
-    def made_meanwhile(path):
-        if path == tmp_path / "run" and not (path / "FORMAT").exists():
-            shutil.copytree(tmp_path / "other", path, dirs_exist_ok=True)
-        return list_folder(path)
+    def made_meanwhile(folder, path=None):
+        if not (tmp_path / "run/FORMAT").exists():
+            shutil.copytree(tmp_path / "other", tmp_path / "run", dirs_exist_ok=True)
+        return names(folder, path)
 
-    monkeypatch.setattr(Path, "iterdir", made_meanwhile)
+    monkeypatch.setattr(Folder, "names", made_meanwhile)
     run = run_in_parts(study, tmp_path / "run")
     assert run.digest == other.digest
     assert run.report.num_parts_resumed == run.report.num_parts
@@ -412,7 +414,7 @@ def test_a_file_that_the_system_refuses_is_named_and_left_alone(tmp_path, study)
     path.unlink()
     path.mkdir()
     for use in (iclperm.open_run, lambda folder: run_in_parts(study, folder)):
-        with pytest.raises(RunError, match=f"{path.name} cannot be read: is a directory; make it readable"):
+        with pytest.raises(RunError, match=f"{path.name} is no regular file; move it elsewhere"):
             use(folder)
     assert path.name in audit.verify(folder).damage[0]
 
@@ -661,7 +663,7 @@ def test_a_file_system_without_locks_only_costs_double_work(tmp_path, study, mon
     def refuse(*_, **__):
         raise OSError("no locks here")
 
-    monkeypatch.setattr(parts.FileLock, "acquire", refuse)
+    monkeypatch.setattr(files_room.fcntl, "flock", refuse)
     assert run_in_parts(study, tmp_path / "run").digest == run_in_parts(study).digest
 
 

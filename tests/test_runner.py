@@ -355,7 +355,7 @@ def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, 
 
     def failing(descriptor):
         calls.append(descriptor)
-        if len(calls) > 21:
+        if len(calls) > 25:
             raise OSError(code, "No space left on device")
         write(descriptor)
 

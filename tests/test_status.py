@@ -15,7 +15,8 @@ WATCHED = """
 import sys
 
 def note(event, arguments):
-    if event == "open" and "items" in str(arguments[0]) and str(arguments[0]).endswith(".parquet"):
+    name = str(arguments[0]).split("/")[-1] if event == "open" else ""
+    if name[:6].isdecimal() and name.endswith(".parquet"):
         print("opened", arguments[0], file=sys.stderr)
 
 sys.addaudithook(note)

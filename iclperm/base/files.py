@@ -1,42 +1,250 @@
-"""The one way in which files are written: whole or not there, whoever else writes, and whenever the process dies."""
+"""The one way to files: written whole or not at all, and reached inside a folder from its handle, past no link.
+
+Whoever gave a folder may have put a link, a pipe or a file of any size in the place of any file in it. So `Folder`
+opens its path, which may itself be a link that its user typed, and from there every name by its parent's handle,
+follows no link, and reads regular files up to a size. Who may write into the folder while it is read has the rights
+of its user, and is not guarded against.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import io
 import os
+import re
 import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from fnmatch import translate
+from glob import has_magic
+from itertools import islice
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-from iclperm.errors import RunStopped
+from iclperm.errors import RunError, RunStopped
 
+MOST_BYTES = 1 << 32
+"""Of one file that is read at once, unless its reader says less."""
+MOST_ENTRIES = 1_000_000
+"""Of names in one folder."""
+MOST_VISITED = 100_000
+"""Of names that a pattern may lead to."""
 _FOLDERS_CANNOT_BE_SYNCED = (errno.EINVAL, errno.ENOTSUP)  # said by some mounted file systems
+_MET_NO_FOLDER = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)  # a link, by the words of three systems
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_POINTERS = {b"version https://git-lfs.github.com/": "git lfs pull", b"/annex/objects/": "git annex get"}
+"""How the text begins that stands for a file which was not fetched, and what fetches it."""
 
 
-def write_whole(path: Path, raw: bytes, *, durable: bool = True, staging: Path | None = None) -> None:
-    """Writes or replaces a file: who opens it sees all that was there or all of ``raw``, never a part.
+class _Slot(NamedTuple):
+    """A name in a folder that is open; ``path`` is the whole of it, for errors."""
 
-    A ``durable`` file survives a power loss once this returns, at the cost of two syncs; any survives a kill. It is
-    made ready in the folder ``staging`` of the same file system, by default hidden beside its place. Raises `OSError`
-    as the system does, and `RunStopped` where the file does not read back as written.
+    handle: int
+    name: str
+    path: Path
+
+
+class Folder:
+    """A folder and what is below it, each reached from the folder's handle; a link on the way is a `RunError`.
+
+    Methods take whole paths, of which the folder's own is the beginning. They raise `OSError` as the system does, and
+    `RunError` in one line for what is no regular file, is too large, or is but a pointer to a file that version control
+    has not fetched.
     """
-    with _unfinished(path, staging) as unfinished:
-        _write_through(unfinished, raw, durable=durable)
-        os.replace(unfinished, path)
-    if durable:
-        sync_folder(path.parent)
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def read(self, path: Path, most: int = MOST_BYTES) -> bytes:
+        """A file of at most ``most`` bytes."""
+        try:
+            with self.opened(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > most:
+                    raise RunError(f"{path} has {size:,} bytes; at most {most:,} are read there: move it elsewhere")
+                raw = file.read()
+        except FileNotFoundError:
+            self._refuse_unfetched(path)
+            raise
+        if command := what_fetches(path, raw):
+            raise RunError(f"{path} is not here, only a pointer to it; run: {command}")
+        return raw
+
+    @contextmanager
+    def opened(self, path: Path, mode: Literal["rb", "r+b"] = "rb") -> Iterator[io.FileIO]:
+        """A regular file, open."""
+        flags = os.O_RDONLY if mode == "rb" else os.O_RDWR
+        with self._at(path) as place, io.FileIO(_handle(place, flags), mode) as file:
+            yield file
+
+    def begun(self, path: Path) -> io.FileIO:
+        """A new file to append to; its folder is synced. Raises `FileExistsError` where there is one."""
+        with self._at(path) as place:
+            file = io.FileIO(_handle(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
+            _sync(place.handle)
+        return file
+
+    def names(self, path: Path | None = None) -> list[str]:
+        """What a folder holds, sorted; nothing where it is not there."""
+        with suppress(FileNotFoundError), self._inside(path or self.path) as handle, os.scandir(handle) as entries:
+            found = [entry.name for entry in islice(entries, MOST_ENTRIES + 1)]
+            if len(found) > MOST_ENTRIES:
+                raise RunError(f"{path or self.path} holds more than {MOST_ENTRIES:,} files; name another folder")
+            return sorted(found)
+        return []
+
+    def has(self, path: Path) -> bool:
+        """Whether anything is there."""
+        return self.about(path) is not None
+
+    def about(self, path: Path) -> os.stat_result | None:
+        """Size, time and kind of what is there, be it a link; None where there is nothing."""
+        with suppress(FileNotFoundError), self._at(path) as place:
+            return os.stat(place.name, dir_fd=place.handle, follow_symlinks=False)
+        return None
+
+    def num_bytes(self, path: Path | None = None, most_entries: int = MOST_ENTRIES) -> int:
+        """The size of all regular files below a folder; what is gone by now, as others may be at work, is none."""
+        total, waiting = 0, [path or self.path]
+        while waiting:
+            place = waiting.pop()
+            for name in self.names(place):
+                most_entries -= 1
+                if most_entries < 0:
+                    raise RunError(f"{self.path} holds more than {MOST_ENTRIES:,} files; name another folder")
+                found = self.about(place / name)
+                if found is not None and stat.S_ISDIR(found.st_mode):
+                    waiting.append(place / name)
+                elif found is not None and stat.S_ISREG(found.st_mode):
+                    total += found.st_size
+        return total
+
+    def make(self, path: Path) -> None:
+        """Makes a folder in this one unless it is there; what it is made in is synced."""
+        with self._at(path) as place:
+            with suppress(FileExistsError):
+                os.mkdir(place.name, dir_fd=place.handle)
+                _sync(place.handle)
+            os.close(_descended(place))
+
+    def write_whole(self, path: Path, raw: bytes, *, durable: bool = True, staging: Path | None = None) -> None:
+        """Writes or replaces a file: who opens it sees all that was there or all of ``raw``, never a part.
+
+        A ``durable`` file survives a power loss once this returns, at the cost of two syncs; any survives a kill. It is
+        made ready in the folder ``staging`` of the same file system, by default hidden beside its place. Raises
+        `RunStopped` where the file does not read back as written.
+        """
+        with self._at(path) as place:
+            with self._unfinished(place, staging) as unfinished:
+                _write_through(unfinished, raw, durable=durable)
+                os.replace(unfinished.name, place.name, src_dir_fd=unfinished.handle, dst_dir_fd=place.handle)
+            if durable:
+                _sync(place.handle)
+
+    def write_once(self, path: Path, raw: bytes, *, staging: Path | None = None) -> bool:
+        """As a durable `write_whole`, unless a file is there, which is never replaced; whether ``raw`` was written."""
+        with self._at(path) as place:
+            if _is_there(place):
+                return False
+            with self._unfinished(place, staging) as unfinished:
+                _write_through(unfinished, raw, durable=True)
+                is_written = _moved_without_replacing(unfinished, place)
+            _sync(place.handle)
+        return is_written
+
+    def remove(self, path: Path) -> None:
+        """Removes a file; that it is gone already is no error."""
+        with suppress(FileNotFoundError), self._at(path) as place:
+            os.unlink(place.name, dir_fd=place.handle)
+
+    def move(self, path: Path, folder: Path) -> Path:
+        """Moves a file into a folder of this one, under a name that is free there; where it is, though another
+        process may have been faster and taken it there."""
+        self.make(folder)
+        taken = {*self.names(folder)}
+        free = (path.name if number == 0 else f"{path.name}.{number}" for number in range(len(taken) + 1))
+        target = folder / next(name for name in free if name not in taken)
+        with suppress(FileNotFoundError), self._at(path) as source, self._at(target) as place:
+            os.rename(source.name, place.name, src_dir_fd=source.handle, dst_dir_fd=place.handle)
+        return target
+
+    def locked(self, path: Path) -> int | None:
+        """The handle of a lock file, made where it is not there: its lock is held until the handle is closed; None
+        while another process holds it. Raises `OSError` where the file system has no locks."""
+        with self._at(path) as place:
+            handle = _handle(place, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_nlink:
+                return handle
+        except BlockingIOError:
+            pass
+        except OSError:
+            os.close(handle)
+            raise
+        os.close(handle)  # held, or removed by who held it
+        return None
+
+    def refuse_unfetched(self, path: Path | None = None) -> None:
+        """Raises `RunError` where something that belongs into a folder is but a pointer of DVC."""
+        for name in self.names(path):
+            if name.endswith(".dvc"):
+                self._refuse_unfetched((path or self.path) / name.removesuffix(".dvc"))
+
+    def _refuse_unfetched(self, path: Path) -> None:
+        pointer = path.with_name(f"{path.name}.dvc")
+        if not self.has(path) and self.has(pointer):
+            raise RunError(f"{path} is not here, only DVC's pointer to it; run: dvc pull {pointer}")
+
+    @contextmanager
+    def _inside(self, path: Path) -> Iterator[int]:
+        """The handle of this folder, or of one below it."""
+        handle = os.open(self.path, _FOLDER)
+        try:
+            place = self.path
+            for name in path.relative_to(self.path).parts:
+                place /= name
+                above, handle = handle, -1
+                try:
+                    handle = _descended(_Slot(above, name, place))
+                finally:
+                    os.close(above)
+            yield handle
+        finally:
+            if handle >= 0:
+                os.close(handle)
+
+    @contextmanager
+    def _at(self, path: Path) -> Iterator[_Slot]:
+        with self._inside(path.parent) as handle:
+            yield _Slot(handle, path.name, path)
+
+    @contextmanager
+    def _unfinished(self, place: _Slot, staging: Path | None) -> Iterator[_Slot]:
+        """An empty file of a name of its own, for what is to be at a place; gone at the end unless it was moved."""
+        # Process numbers repeat between containers that share a folder; a random name is nobody else's.
+        name = f"{place.name}.{secrets.token_hex(8)}"
+        beside = place.path.with_name(f".{name}")
+        with nullcontext(_Slot(place.handle, beside.name, beside)) if not staging else self._at(staging / name) as made:
+            os.close(os.open(made.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=made.handle))
+            try:
+                yield made
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(made.name, dir_fd=made.handle)
 
 
-def write_once(path: Path, raw: bytes, *, staging: Path | None = None) -> bool:
-    """As a durable `write_whole`, unless a file is there, which is never replaced; whether ``raw`` was written."""
-    if path.exists():
-        return False
-    with _unfinished(path, staging) as unfinished:
-        _write_through(unfinished, raw, durable=True)
-        is_written = _move_without_replacing(unfinished, path)
-    sync_folder(path.parent)
-    return is_written
+def write_whole(path: Path, raw: bytes, *, durable: bool = True) -> None:
+    """`Folder.write_whole` in the folder that a path names."""
+    Folder(path.parent).write_whole(path, raw, durable=durable)
+
+
+def write_once(path: Path, raw: bytes) -> bool:
+    """`Folder.write_once` in the folder that a path names."""
+    return Folder(path.parent).write_once(path, raw)
 
 
 @contextmanager
@@ -45,57 +253,172 @@ def replacing(path: Path) -> Iterator[Path]:
 
     For what is too large to be in memory: it survives a kill, as a `write_whole` that is not durable.
     """
-    with _unfinished(path) as unfinished:
-        yield unfinished
-        os.replace(unfinished, path)
+    folder = Folder(path.parent)
+    with folder._at(path) as place, folder._unfinished(place, None) as unfinished:
+        yield unfinished.path
+        os.replace(unfinished.name, place.name, src_dir_fd=unfinished.handle, dst_dir_fd=place.handle)
 
 
-@contextmanager
-def _unfinished(path: Path, staging: Path | None = None) -> Iterator[Path]:
-    """An empty file of a name of its own, for what is to become ``path``; gone at the end unless it was moved."""
-    # Process numbers repeat between containers that share a folder; a random name is nobody else's.
-    name = f"{path.name}.{secrets.token_hex(8)}"
-    unfinished = path.with_name(f".{name}") if staging is None else staging / name
-    unfinished.touch(exist_ok=False)
+def read_given(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """A file that a user named, by a link if they like: a regular one of at most ``most`` bytes, or their shell's pipe.
+
+    Raises `OSError` as the system does, also for other pipes and for devices, which may never end, and for more bytes.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if _is_of_shell(path) else os.O_NONBLOCK))
+    with io.FileIO(handle) as file:
+        about = os.fstat(handle)
+        if stat.S_ISDIR(about.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not (stat.S_ISREG(about.st_mode) or _is_of_shell(path)):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if stat.S_ISREG(about.st_mode) and about.st_size <= most:
+            return file.readall()
+        raw = bytearray()
+        while about.st_size <= most and len(raw) <= most:
+            if not (piece := file.read(1 << 16)):
+                return bytes(raw)
+            raw += piece
+    raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+
+
+def what_fetches(path: Path, raw: bytes | None = None) -> str | None:
+    """The command that fetches what a path stands for, where the content is but a pointer of Git LFS or git-annex, or
+    without content where its link of git-annex or its file's pointer of DVC leads nowhere; None for anything else."""
+    if raw is not None:
+        return next((command for opening, command in _POINTERS.items() if raw.startswith(opening)), None)
+    if path.is_symlink() and "annex/objects/" in os.readlink(path):
+        return "git annex get"
+    return "dvc pull" if path.with_name(f"{path.name}.dvc").is_file() else None
+
+
+def matches(folder: Path, pattern: str, most: int = MOST_VISITED) -> list[Path]:
+    """The files and folders whose paths fit a pattern as the shell's, relative to a folder or absolute, sorted.
+
+    Raises `RunError` where more than ``most`` names had to be looked at.
+    """
+    first, *parts = (folder / pattern).parts if Path(pattern).is_absolute() else (str(folder), *Path(pattern).parts)
+    found, left = [Path(first)], most
+    for part in parts:
+        if not has_magic(part):
+            found = [place / part for place in found if os.path.lexists(place / part)]
+            continue
+        fits, above, found = re.compile(translate(part)).match, found, []
+        for place in above:
+            with suppress(OSError), os.scandir(place) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        raise RunError(
+                            f"{folder / pattern}: more than {most:,} names were looked at; give a pattern with fewer * "
+                            "in the names of folders"
+                        )
+                    if fits(entry.name) and (part[0] == "." or entry.name[0] != "."):
+                        found.append(place / entry.name)
+    return sorted(found)
+
+
+def _is_of_shell(path: str | Path) -> bool:
+    return str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
+
+
+def _descended(place: _Slot) -> int:
+    """The handle of the folder at a place."""
     try:
-        yield unfinished
-    finally:
-        unfinished.unlink(missing_ok=True)
+        return os.open(place.name, _FOLDER | os.O_NOFOLLOW, dir_fd=place.handle)
+    except OSError as error:
+        if error.errno in _MET_NO_FOLDER:
+            _refuse_other(place, stat.S_IFDIR)
+        raise _named(error, place) from None
 
 
-def _write_through(path: Path, raw: bytes, *, durable: bool) -> None:
-    with path.open("wb") as file:
-        file.write(raw)
-        file.flush()
+def _handle(place: _Slot, flags: int) -> int:
+    """The handle of the regular file at a place."""
+    if not flags & os.O_EXCL:
+        _refuse_other(place, stat.S_IFREG)  # before it is opened: a device may act on that
+    try:
+        handle = os.open(place.name, flags | _FILE, 0o666, dir_fd=place.handle)
+    except OSError as error:
+        raise _named(error, place) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise RunError(f"{place.path} was exchanged while it was opened; run the same command again")
+    return handle
+
+
+def _named(error: OSError, place: _Slot) -> OSError:
+    return OSError(error.errno, error.strerror, str(place.path))
+
+
+def _refuse_other(place: _Slot, kind: int) -> None:
+    """Raises `RunError` where something of another kind is at a place: a link, a pipe, a file for a folder."""
+    try:
+        there = stat.S_IFMT(os.stat(place.name, dir_fd=place.handle, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return
+    if there == stat.S_IFLNK:
+        to = os.readlink(place.name, dir_fd=place.handle)
+        if "annex/objects/" in to:
+            raise RunError(
+                f"{place.path} is a link of git-annex, and none is followed in a run folder; run: git annex get and "
+                "git annex unlock"
+            )
+        if ".dvc/" in to or "/files/md5/" in to:
+            raise RunError(
+                f"{place.path} is a link of DVC, and none is followed in a run folder; run: dvc pull, dvc unprotect"
+            )
+        raise RunError(
+            f"{place.path} is a symbolic link, and none is followed in a run folder; put what it points to in its place"
+        )
+    if there != kind:
+        wanted = "folder" if kind == stat.S_IFDIR else "regular file"
+        raise RunError(f"{place.path} is no {wanted}; move it elsewhere")
+
+
+def _is_there(place: _Slot) -> bool:
+    with suppress(FileNotFoundError):
+        os.stat(place.name, dir_fd=place.handle, follow_symlinks=False)
+        return True
+    return False
+
+
+def _write_through(place: _Slot, raw: bytes, *, durable: bool) -> None:
+    with io.FileIO(_handle(place, os.O_RDWR), "r+b") as file:
+        write_all(file, raw)
         if durable:
             os.fsync(file.fileno())
-    if path.read_bytes() != raw:
-        raise RunStopped(f"{path} does not read back as written; check the disk, then run again")
+        file.seek(0)
+        if file.read() != raw:
+            raise RunStopped(f"{place.path} does not read back as written; check the disk, then run again")
 
 
-def _move_without_replacing(source: Path, target: Path) -> bool:
+def write_all(file: io.FileIO, raw: bytes) -> None:
+    """Writes all of some bytes, however few the system takes at once."""
+    view = memoryview(raw)
+    while view:
+        view = view[file.write(view) or 0 :]
+
+
+def _moved_without_replacing(source: _Slot, target: _Slot) -> bool:
     """Whether ``source`` was moved: not where another process was faster."""
+    handles = {"src_dir_fd": source.handle, "dst_dir_fd": target.handle}
     try:
-        os.link(source, target)
+        os.link(source.name, target.name, **handles)
     except FileExistsError:
         return False
     except OSError:  # a file system without hard links
-        if target.exists():
+        if _is_there(target):
             return False
-        os.rename(source, target)
+        os.rename(source.name, target.name, **handles)
     return True
 
 
-def sync_folder(path: Path) -> None:
+def _sync(handle: int) -> None:
     """Makes what was created or renamed in a folder survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(handle)
     except OSError as error:
         if error.errno not in _FOLDERS_CANNOT_BE_SYNCED:
             raise
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
+
+MOST_LEVELS = 50
+"""Of brackets in each other: a reader of JSON fails beyond some thousand, and so may whoever looks at what it read."""
+_BRACKETS = re.compile(rb'[\[\]{}]|"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # not those inside of strings
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:
@@ -19,10 +24,20 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**whole, "digest": hashlib.sha256(canonical(whole)).hexdigest()}
 
 
+def parsed(raw: bytes) -> Any:
+    """What JSON holds; raises ValueError where it is none, or is nested deeper than 50 levels."""
+    depth = 0
+    for token in _BRACKETS.finditer(raw):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)
+        if depth > MOST_LEVELS:
+            raise ValueError(f"nested deeper than {MOST_LEVELS} levels")
+    return json.loads(raw)
+
+
 def unsealed(raw: bytes) -> dict[str, Any] | None:
     """What was sealed, with its digest; None where the bytes are not what their digest says."""
     try:
-        content: dict[str, Any] = json.loads(raw)
+        content: dict[str, Any] = parsed(raw)
         rest = {key: value for key, value in content.items() if key != "digest"}
         return content if content == sealed(rest) else None
     except (ValueError, AttributeError):

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.base.outputs import output
 from iclperm.bench.cases import CASES, Case, distinct_tokens, even_sample, warm_up
 from iclperm.bench.contenders import ORACLE, OURS, PEER_CONTENDERS, Contender, ContenderProcess, sampled
 from iclperm.bench.environments import PeerError
@@ -148,6 +149,7 @@ def run(options: BenchOptions, say: Say, out: Path | None = None) -> list[Row]:
     Each row is appended to ``out`` as it is finished. A peer that cannot run, fails or disagrees has a row that says
     why. Raises PeerError if iclperm itself or the oracle fails.
     """
+    out = None if out is None else output(out, is_folder=True)  # it is appended to: no link either
     finished = [] if out is None or not out.exists() else read_rows(out)
 
     def keep(row: Row) -> None:

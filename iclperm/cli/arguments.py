@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from iclperm.base.files import Folder
 from iclperm.cli.options import LISTS, NUMBERS, SWITCHES
 from iclperm.errors import ConfigError, RunError, UnknownKind
-from iclperm.study.choices import scalar
+from iclperm.study.choices import MAX_YAML_BYTES, scalar
 from iclperm.study.study import Study, is_cut_off
 
 
@@ -47,14 +48,16 @@ def value_of(key: str, text: str) -> Any:
 
 def _study_of_run(folder: Path) -> Study:
     """The study in a run's folder; of a file that was cut off, the rest would be another study."""
-    if not (folder / "FORMAT").is_file():
+    files = Folder(folder)
+    if not files.has(folder / "FORMAT"):
         raise RunError(f"{folder} is not a run folder; give a study file, or the folder that a run was written to")
     path = folder / "study.yaml"
     try:
-        study = None if is_cut_off(path) else Study.from_file(path)
+        raw = files.read(path, MAX_YAML_BYTES)
+        study = None if is_cut_off(raw) else Study.from_file(path, raw)
     except UnknownKind:
         raise
-    except ConfigError:
+    except (ConfigError, OSError):
         study = None
     if study is None:
         raise RunError(f"{path} is damaged; run the study from its own file with --out {folder}, which mends the run")

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from iclperm import api
 from iclperm.base.files import write_once
+from iclperm.base.outputs import output
 from iclperm.cli import terminal
 from iclperm.cli.arguments import study_of
 from iclperm.cli.failures import FAILED, STOPPED, one_line
@@ -155,7 +156,6 @@ def _show_findings(found: Findings, kind: str, out: Path | None, *, as_json: boo
     content = {"kind": kind, **found.to_dict()}
     paths = []
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         paths = write_report(out, found, content)
     if as_json:
         _print_json([found.to_dict()])
@@ -190,7 +190,7 @@ def show_task(name: str, data: str | None, model: str, shots: int | None, query:
 
 def new_task(name: str, out: Path | None, *, generated: bool) -> None:
     """Writes a task file to start from; raises `ConfigError` where that cannot be, or a file is there already."""
-    path, text = out or Path(f"{name}.yaml"), template_text(name, generated=generated)
+    path, text = output(out or f"{name}.yaml"), template_text(name, generated=generated)
     try:
         reason = "" if write_once(path, text.encode()) else "file exists"
     except OSError as error:

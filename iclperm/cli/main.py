@@ -20,6 +20,7 @@ from iclperm import cli as rooms
 from iclperm.base.environment import settle
 from iclperm.cli.failures import FAILED, STOPPED, exit_code, one_line, usage
 from iclperm.cli.options import STUDY_KEYS, with_debug, with_folder, with_json, with_study
+from iclperm.cli.output import Output, after_output
 from iclperm.study import kinds
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ def main(args: Sequence[str] | None = None, *, limits: WorkLimits | None = None)
     arguments = list(sys.argv[1:] if args is None else args)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     settle()
+    outputs = [Output.instead_of("stdout"), Output.instead_of("stderr")]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what a terminal's encoding lacks
     with _termination_as_interrupt():
         code = _run_command(arguments, limits)
-    sys.exit(code)
+    sys.exit(after_output(code, outputs[0]))
 
 
 @contextmanager

@@ -417,7 +417,8 @@ def _head(run: Run | StudyRuns) -> str:
 def _cost(run: Run | StudyRuns) -> str:
     cost = run.report
     if cost.num_parts_resumed == cost.num_parts:
-        return printable(f"nothing to compute: all {cost.num_parts} parts were found in {run.folder}")
+        mended = f"; damaged files set aside and written anew: {cost.num_quarantined}" if cost.num_quarantined else ""
+        return printable(f"nothing to compute: all {cost.num_parts} parts were found in {run.folder}{mended}")
     resumed = (
         f", {cost.num_parts_resumed} of {cost.num_parts} parts found already done" if cost.num_parts_resumed else ""
     )

@@ -22,11 +22,12 @@ import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from iclperm.base.files import sync_folder, writable, write_whole
+from iclperm.base.files import Folder, writable, write_all
+from iclperm.base.sealed import parsed
 from iclperm.errors import RunStopped
 from iclperm.study.endpoint import Spent
 
@@ -35,6 +36,7 @@ LEAST_FREE_BYTES = 16 << 20
 _HEAD = b'{"crc32":"%08x","entry":'
 _HEAD_BYTES = len(_HEAD % 0)
 _TAIL = b"}\n"
+_MOST_OF_LINE = 64 << 20  # of a reply, which the endpoint limits to less
 _SPENT = re.compile(rb'"spent":\[(\d{1,15}),(\d{1,15}),(\d{1,15}),(\d{1,15})\]')
 
 
@@ -56,6 +58,7 @@ class Ledger:
 
     def __init__(self, folder: str | Path, beside: Iterable[Path] = ()) -> None:
         self.folder = Path(folder)
+        self._files = Folder(self.folder)
         # By all sessions, lost replies included.
         self.spent: Spent = sum((Ledger(other).spent for other in beside), Spent())
         self.num_damaged = 0
@@ -64,10 +67,11 @@ class Ledger:
         self._read_to: dict[Path, int] = {}
         self._file: io.FileIO | None = None
         with writable(self.folder):
-            for path in self._sessions():
+            for path in _sessions(self._files):
                 self._mend(path)
-            for torn in (self.folder / "quarantine").glob("api-*.torn"):
-                self.spent += _spent_in(torn.read_bytes())
+            for name in self._files.names(self.folder / "quarantine"):
+                if name.startswith("api-") and name.endswith(".torn"):
+                    self.spent += _spent_in(self._files.read(self.folder / "quarantine" / name))
         self._catch_up()
 
     def __enter__(self) -> Ledger:
@@ -85,7 +89,7 @@ class Ledger:
             self._catch_up()
         if (place := self._places.get(key)) is None:
             return None
-        entry = _entry(_bytes_at(place))
+        entry = _entry(_bytes_at(self._files, place))
         if entry is None:  # damaged since it was read, or gone
             self.num_damaged += 1
             del self._places[key]
@@ -100,9 +104,9 @@ class Ledger:
         line = _line(entry)
         with writable(self.folder):
             file = self._file or self._begin_session()
-            path, begin = Path(os.fsdecode(file.name)), file.tell()
+            path, begin = self._path, file.tell()
             try:
-                _write_all(file, line)
+                write_all(file, line)
                 os.fsync(file.fileno())
             except BaseException:
                 self._end_session(begin)
@@ -125,18 +129,13 @@ class Ledger:
             self._file.close()
             self._file = None
 
-    def _sessions(self) -> list[Path]:
-        return sorted((self.folder / "api").glob("*.jsonl"))
-
     def _begin_session(self) -> io.FileIO:
-        folder = self.folder / "api"
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(folder.parent)
-        file = io.FileIO(folder / f"{_now().replace(':', '')}-{secrets.token_hex(4)}.jsonl", "x")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._files.make(self.folder / "api")
+        self._path = self.folder / "api" / f"{_now().replace(':', '')}-{secrets.token_hex(4)}.jsonl"
+        file = self._files.begun(self._path)
         with suppress(OSError):  # a file system without locks: then nobody cuts it, either
             fcntl.flock(file, fcntl.LOCK_EX)  # waits for who may be looking whether it has a writer
-        sync_folder(folder)
         weakref.finalize(self, file.close)
         self._file = file
         return file
@@ -150,28 +149,28 @@ class Ledger:
 
     def _mend(self, path: Path) -> None:
         """Cuts a session after its last line break, unless its writer still lives."""
-        with path.open("r+b") as file:
+        with self._files.opened(path, "r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return
-            end = max((place.end for place, _ in _lines(path)), default=0)
+            end = max((place.end for place, _ in _lines(self._files, path)), default=0)
             file.seek(end)
             if torn := file.read():
                 quarantine = self.folder / "quarantine"
-                quarantine.mkdir(exist_ok=True)
-                write_whole(quarantine / f"api-{path.stem}.{end}.torn", torn)
+                self._files.make(quarantine)
+                self._files.write_whole(quarantine / f"api-{path.stem}.{end}.torn", torn)
                 file.truncate(end)
                 os.fsync(file.fileno())
 
     def _catch_up(self) -> None:
         """Reads what sessions have grown by."""
-        for path in self._sessions():
+        for path in _sessions(self._files):
             with suppress(FileNotFoundError):
-                for place, entry in _lines(path, self._read_to.get(path, 0)):
+                for place, entry in _lines(self._files, path, self._read_to.get(path, 0)):
                     if entry is None:
                         self.num_damaged += 1
-                        self.spent += _spent_in(_bytes_at(place))
+                        self.spent += _spent_in(_bytes_at(self._files, place))
                     else:
                         self._note(entry, place)
                     self._read_to[path] = place.end
@@ -186,20 +185,27 @@ class Ledger:
 def damage(folder: Path) -> list[str]:
     """A line for each reply of a run folder that is not whole; changes nothing. O(size of the replies)."""
     found: list[str] = []
-    for path in sorted((folder / "api").glob("*.jsonl")):
+    files = Folder(folder)
+    for path in _sessions(files):
         end = 0
-        for number, (place, entry) in enumerate(_lines(path), start=1):
+        for number, (place, entry) in enumerate(_lines(files, path), start=1):
             end = place.end
             if entry is None:
                 found.append(f"{path} is damaged in line {number}: its reply is paid for again where it is needed yet")
-        if path.stat().st_size > end and not _has_writer(path):
+        about = files.about(path)
+        if about is not None and about.st_size > end and not _has_writer(files, path):
             found.append(f"{path} ends in half a line, as a kill leaves it; run the study again")
     return found
 
 
-def _has_writer(path: Path) -> bool:
+def _sessions(files: Folder) -> list[Path]:
+    place = files.path / "api"
+    return [place / name for name in files.names(place) if name.endswith(".jsonl")]
+
+
+def _has_writer(files: Folder, path: Path) -> bool:
     """Whether a session may still be at work; True where the file system has no locks."""
-    with path.open("rb") as file:
+    with files.opened(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -213,14 +219,16 @@ def _spent_in(raw: bytes) -> Spent:
     return sum(found, Spent()) if found else Spent(requests=1)
 
 
-def _lines(path: Path, begin: int = 0) -> Iterator[tuple[_Place, dict[str, Any] | None]]:
-    """Every line from ``begin`` on that ends in a line break, with its entry; None for a damaged one."""
-    if path.stat().st_size <= begin:
-        return
-    with path.open("rb") as file:
+def _lines(files: Folder, path: Path, begin: int = 0) -> Iterator[tuple[_Place, dict[str, Any] | None]]:
+    """Every line from ``begin`` on that ends in a line break, with its entry; None for a damaged one, and for each
+    piece of what is longer than any line can be."""
+    with files.opened(path) as file:
+        if os.fstat(file.fileno()).st_size <= begin:
+            return
         file.seek(begin)
-        for line in file:
-            if not line.endswith(b"\n"):
+        lines = io.BufferedReader(file)
+        while line := lines.readline(_MOST_OF_LINE):
+            if not line.endswith(b"\n") and len(line) < _MOST_OF_LINE:
                 return
             yield _Place(path, begin, begin + len(line)), _entry(line)
             begin += len(line)
@@ -237,22 +245,26 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     raw = line[_HEAD_BYTES : -len(_TAIL)]
     if not line.endswith(_TAIL) or line[:_HEAD_BYTES] != _HEAD % zlib.crc32(raw):
         return None
-    entry: dict[str, Any] = json.loads(raw)
-    return entry
+    try:
+        entry = parsed(raw)
+    except ValueError:  # of somebody who can reckon a checksum, as below
+        return None
+    return entry if isinstance(entry, dict) and _is_ours(entry) else None
 
 
-def _bytes_at(place: _Place) -> bytes:
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    spent, reply = entry.get("spent"), entry.get("reply", "")
+    is_spent = isinstance(spent, list) and len(spent) == len(fields(Spent)) and all(type(each) is int for each in spent)
+    is_named = isinstance(entry.get("key"), str) and isinstance(entry.get("model"), str)
+    return is_spent and is_named and isinstance(reply, dict | None)
+
+
+def _bytes_at(files: Folder, place: _Place) -> bytes:
     """Empty where the file is gone."""
-    with suppress(FileNotFoundError), place.path.open("rb") as file:
+    with suppress(FileNotFoundError), files.opened(place.path) as file:
         file.seek(place.begin)
         return file.read(place.end - place.begin)
     return b""
-
-
-def _write_all(file: io.FileIO, raw: bytes) -> None:
-    view = memoryview(raw)
-    while view:
-        view = view[file.write(view) or 0 :]
 
 
 def _nearest_folder(path: Path) -> Path:

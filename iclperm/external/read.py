@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fnmatch
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.base.files import MOST_VISITED, what_fetches
 from iclperm.errors import DataError, RequestError
 from iclperm.external.jsonl import json_rows
 from iclperm.external.sample_logs import SampleLog, distinct, matched, read_log
@@ -64,7 +68,7 @@ def _files(paths: Sequence[str | Path], most_bytes: int) -> list[Path]:
                 raise DataError(
                     f"{path} is a run; iclperm report shows its statistics, iclperm export writes its answers"
                 )
-            logs = sorted(path.rglob("samples_*.jsonl"))
+            logs = _logs(path)
             if not logs:
                 raise DataError(f"{path} holds no samples_*.jsonl; name a file, or a folder of sample logs")
             found += logs
@@ -76,11 +80,29 @@ def _files(paths: Sequence[str | Path], most_bytes: int) -> list[Path]:
         raise DataError(f"{len(found):,} files are too many (the most is {_MOST_FILES:,}); name fewer")
     for path in found:
         try:
-            size = path.stat().st_size
+            about = path.stat()
         except OSError as error:
+            if command := what_fetches(path):
+                raise DataError(f"{path} is not here, only a pointer to it; run: {command}") from None
             raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-        refuse_bytes(size, str(path), most_bytes)
+        if not stat.S_ISREG(about.st_mode):
+            raise DataError(f"{path} is no regular file; give a file of answers")
+        with path.open("rb") as file:
+            if command := what_fetches(path, file.read(64)):
+                raise DataError(f"{path} is not here, only a pointer to it; run: {command}")
+        refuse_bytes(about.st_size, str(path), most_bytes)
     return found
+
+
+def _logs(folder: Path) -> list[Path]:
+    """The sample logs anywhere below a folder, sorted."""
+    logs, left = [], MOST_VISITED
+    for place, folders, names in os.walk(folder):
+        left -= len(folders) + len(names)
+        if left < 0:
+            raise DataError(f"{folder} holds more than {MOST_VISITED:,} files; name the folder of the sample logs")
+        logs += [Path(place) / name for name in fnmatch.filter(names, "samples_*.jsonl")]
+    return sorted(logs)
 
 
 def _read(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:

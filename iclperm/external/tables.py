@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.base import parquet
+from iclperm.base.files import read_given
 from iclperm.errors import DataError, RequestError, is_out_of_memory, printable
 from iclperm.external.columns import distinct_values, is_not_ok, is_word, levels, numbers
 from iclperm.external.delimited import look_at, read_cells
@@ -61,14 +63,17 @@ def read_parquet(path: Path, axes: str | None, most_bytes: int) -> Tensor:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        raw = read_given(path, most_bytes)
+        with pq.ParquetFile(pa.BufferReader(raw)) as file:
             names, metadata, schema = file.schema_arrow.names, file.metadata, file.schema_arrow
             sizes = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
             refuse_bytes(sum(sizes), f"{path}, unpacked,", most_bytes)
             refuse_bytes(8 * metadata.num_rows, f"a column of {path}", most_bytes)
             columns = _long_columns(names, path)
-            table = file.read(columns=None if columns is None else list(columns.values()))
-    except (OSError, pa.ArrowException) as error:
+        table = parquet.read_table(raw, None if columns is None else list(columns.values()), most_bytes=most_bytes)
+    except parquet.Unpacks as error:
+        raise DataError(f"{path} {error}; give a smaller file, or split it") from None
+    except (OSError, ValueError, pa.ArrowException) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path} is not a .parquet file that can be read: {one_line(error)}") from None

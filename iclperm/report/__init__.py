@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from iclperm.base.files import write_whole
+from iclperm.base.outputs import output
 from iclperm.report.figures import save
 from iclperm.report.parts import Findings, Plot
 
@@ -24,7 +25,8 @@ def write_report(
     report.json comes last: where it stands the figures stand too. Files of the same names are replaced, each whole,
     so that several processes may report into one folder: everything here can be made again from the stored items.
     """
-    folder = Path(folder)
+    folder = output(folder, is_folder=True)
+    folder.mkdir(parents=True, exist_ok=True)
     paths = [
         path for stem, plot in {**findings.plots(), **(beside or {})}.items() for path in save(plot, folder / stem)
     ]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from iclperm.base.arrays import large_array
 from iclperm.base.files import replacing, writable
+from iclperm.base.outputs import output
 from iclperm.errors import ConfigError
 from iclperm.runs.generated import KEPT, GeneratedAnswers
 from iclperm.runs.limits import DEFAULT, WorkLimits
@@ -180,7 +181,7 @@ def write_tables(tables: Iterable[pa.Table], path: Path) -> Path:
     """Writes tables one after the other into a .csv, .jsonl or .parquet file, whole or not at all."""
     if path.suffix not in _WRITERS:
         raise ConfigError(f"{path} has no known ending; give one of {', '.join(_WRITERS)}")
-    with writable(path.parent):
+    with writable(output(path).parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:
             _WRITERS[path.suffix](iter(tables), unfinished)

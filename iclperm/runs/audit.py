@@ -95,8 +95,8 @@ def status(path: str | Path) -> RunStatus:
         tokens_unique=unique,
         tokens_forwarded=forwarded,
         is_token_count_complete=is_complete,
-        num_quarantined=sum(1 for _ in (folder.path / "quarantine").glob("*")),
-        disk_bytes=sum(map(_num_bytes, folder.path.rglob("*"))),
+        num_quarantined=len(folder.files.names(folder.path / "quarantine")),
+        disk_bytes=folder.files.num_bytes(),
         seconds_left=share * unique * seconds / forwarded if forwarded and seconds else None,
         sessions=sessions,
     )
@@ -131,7 +131,8 @@ def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:
             checked(folder.table, name, number)
     damage += [f"{file} cannot be read; what its session cost is unknown" for file in folder.unreadable_sessions()]
     files = checked(folder.parts.finished) or {}
-    scores = None if damage else _scores(folder, limits)
+    is_known = len(files) == folder.num_parts or folder.num_cells <= limits.cells_unfinished
+    scores = checked(_scores, folder, limits) if is_known and not damage else None
     num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
     is_whole = not damage and len(files) == folder.num_parts
     digest = checked(_digest, folder, scores, num_rows) if is_whole else None
@@ -150,7 +151,7 @@ def _refuse_other_chain(folder: RunFolder) -> None:
     """Raises `DamagedItem` where a plan is gone, or does not continue the one before it."""
     for number, plan in enumerate(folder.plans[1:], start=1):
         path = folder.plan_path(number)
-        if not path.exists():
+        if not folder.files.has(path):
             raise DamagedItem(f"{path} is gone; run the study again")
         if plan.get("run") != folder.run_id or plan["extents"][:-1] != folder.plans[number - 1]["extents"]:
             raise DamagedItem(f"{path} does not continue this run; move it elsewhere")
@@ -166,19 +167,10 @@ def _num_rows(folder: RunFolder, part: int, file: Path, scores: ContextAnswers |
 
 def _digest(folder: RunFolder, scores: ContextAnswers, num_rows: int) -> str:
     """The digest of a finished run; raises where its parts do not hold every cell of the plans once."""
-    num_cells = sum(int(plan["work"]["cells"]) for plan in folder.plans)
-    if num_rows != num_cells:
-        raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {num_cells} cells")
+    if num_rows != folder.num_cells:
+        raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {folder.num_cells} cells")
     scores.refuse_gaps()
     return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items(predicted=False).values())
-
-
-def _num_bytes(path: Path) -> int:
-    """The size of a file; 0 for a folder, and for what is gone by now, as a run may be at work."""
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except FileNotFoundError:
-        return 0
 
 
 def _session(record: Mapping[str, Any]) -> Session:

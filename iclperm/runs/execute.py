@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from iclperm.errors import DamagedItem, RunError, RunStopped
 from iclperm.runs.finish import finish, finished
-from iclperm.runs.folder import RunFolder, recorded_extents
+from iclperm.runs.folder import RunFolder, has_mended_format, recorded_extents
 from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
@@ -56,8 +57,9 @@ def run_one(
     setting = ResolvedStudy.of(study, limits=limits)
     study = setting.study
     path = None if (out or study.out) is None else Path(out or study.out or "")
+    mended = int(path is not None and has_mended_format(path, setting.identity))
     if path is not None and (whole := finished(path, setting)) is not None:
-        return whole
+        return replace(whole, report=replace(whole.report, num_quarantined=mended))
     work = lay_out(setting, _grown_from(path, setting, extend))
     by_growth = [tables(work, number) for number in range(len(work.growths))]
     model = scorer_of(work, path)
@@ -73,7 +75,7 @@ def run_one(
         limits=limits,
         **reading_of(plan, study),
     )
-    quarantined = 0 if folder is None else _recover(folder, scores)
+    quarantined = mended + (0 if folder is None else _recover(folder, scores))
     missing = [part for part in range(len(work.parts)) if part not in scores.parts]
     forwarded = _compute(work, missing, scores, folder, model, mixed, progress) if missing else 0
     scores.refuse_gaps()
@@ -243,7 +245,7 @@ def _claimed(parts: Sequence[int], folder: RunFolder | None) -> Iterator[int]:
 
 def _refuse_small_disk(work: Work, folder: RunFolder) -> None:
     """Raises `RunStopped` where the files that are still to come would not fit on the disk."""
-    needed = work.disk_bytes - sum(file.stat().st_size for file in folder.parts.finished().values())
+    needed = work.disk_bytes - folder.files.num_bytes(folder.path / "items")
     free = shutil.disk_usage(folder.path).free
     if needed > free:
         raise RunStopped(

@@ -18,6 +18,7 @@ adds parts, the tables hold all rows of the larger extent. Nothing that was ther
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,17 +27,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from iclperm.base.files import writable, write_once, write_whole
+from iclperm.base.files import Folder, writable
+from iclperm.base.outputs import output
 from iclperm.base.sealed import canonical, sealed, unsealed
 from iclperm.errors import ConfigError, DamagedItem, RunError, UnknownKind, is_out_of_memory
-from iclperm.runs.formats import FORMAT, check_format
+from iclperm.runs.formats import FORMAT, VERSION, check_format, format_of
 from iclperm.runs.parts import PartFiles
-from iclperm.runs.stored import bytes_of, checksum_line, content_digest, table_bytes, table_of
+from iclperm.runs.stored import bytes_of, checksum_line, content_digest, short_digest, table_bytes, table_of
 from iclperm.study import kinds
+from iclperm.study.choices import MAX_YAML_BYTES
 from iclperm.study.study import STATISTICS, Study
 
 _CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
+_MOST_CONTENT_FREE = 1_000  # queries that a calibrated study has beside those that it asks for
+_PLAN_BYTES = 64 << 20  # a study file has 1 MiB at most
+_RECORD_BYTES = 1 << 20
+_FORMAT_RAW = f"{FORMAT}\n".encode()
+_LATER_PLAN = re.compile(r"plan-[0-9]{3}\.json")
 
 
 class RunFolder:
@@ -49,7 +57,8 @@ class RunFolder:
     def __init__(self, path: Path, plans: Sequence[Mapping[str, Any]]) -> None:
         self.path = path
         self.plans = plans
-        self.parts = PartFiles(path, self.run_id, self.num_parts, self._has_grown)
+        self.files = Folder(path)
+        self.parts = PartFiles(self.files, self.run_id, self.num_parts, self.num_cells, self._has_grown)
 
     @classmethod
     def create(
@@ -64,7 +73,7 @@ class RunFolder:
         Raises `RunError` where the folder holds other files or another plan (naming the differences), and `RunStopped`
         where it cannot be written.
         """
-        folder = cls(Path(path), _signed(plans, tables))
+        folder = cls(output(path, is_folder=True), _signed(plans, tables))
         with writable(folder.path):
             folder._claim_folder()
             folder._remove_stale()
@@ -80,10 +89,12 @@ class RunFolder:
     def open(cls, path: str | Path) -> RunFolder:
         """An existing run; raises `RunError` where there is none, `DamagedItem` where a plan is damaged."""
         path = Path(path)
-        if not (path / "FORMAT").is_file() or not (path / "plan.json").is_file():
+        files = Folder(path)
+        Folder(path.parent).refuse_unfetched(path.parent) if not path.exists() else files.refuse_unfetched()
+        if not (path.is_dir() and files.has(path / "FORMAT") and files.has(path / "plan.json")):
             raise RunError(f"{path} is not a run folder; give the folder that a run was written to")
         check_format(path)
-        return cls(path, [_read_plan(file) for file in _plan_files(path)])
+        return cls(path, [_read_plan(files, file) for file in _plan_files(files)])
 
     def plan_path(self, number: int) -> Path:
         """The plan of a growth, 0 for that of the run itself."""
@@ -115,6 +126,11 @@ class RunFolder:
         return sum(int(plan["work"]["parts"]) for plan in self.plans)
 
     @property
+    def num_cells(self) -> int:
+        """Answers of the finished run."""
+        return sum(int(plan["work"]["cells"]) for plan in self.plans)
+
+    @property
     def run_id(self) -> str:
         """SHA-256 of the plan."""
         return str(self.plan["digest"])
@@ -127,7 +143,7 @@ class RunFolder:
                 f"{self.path} is of the kind {kind!r}, which no installed package declares; install the one that does"
             )
         path = self.path / "study.yaml"
-        study = _read_study(path)
+        study = self._read_study()
         if study is None or not (_is_of(study, self.plan) and _agrees(study, self.extents[-1])):
             raise DamagedItem(f"{path} is damaged: it is not the plan's study; run the study again")
         return study
@@ -136,12 +152,17 @@ class RunFolder:
         """``demonstrations`` or ``queries`` as they were after a growth, by default the last; raises `DamagedItem` for
         another content than the plan says."""
         path = self.path / _of_growth(f"{name}.parquet", number % len(self.plans))
+        extent = self.plans[number]["extents"][-1]
+        most_rows = {
+            "demonstrations": extent["sets"] * extent["permutations"] * len(self.plan["study"]["shots"]),
+            "queries": extent["queries"] + extent["dev_queries"] + _MOST_CONTENT_FREE,
+        }[name]
         try:
-            raw = path.read_bytes()
-            is_whole = _checksum_path(path).read_bytes() == checksum_line(path.name, raw)
-            table = table_of(raw) if is_whole else None
+            raw = self.files.read(path)
+            is_whole = self.files.read(_checksum_path(path), _RECORD_BYTES) == checksum_line(path.name, raw)
+            table = table_of(path, raw, most_rows) if is_whole else None
             is_whole = is_whole and content_digest(table) == self.plans[number]["tables"][name]
-        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        except (OSError, pa.ArrowException, ValueError, KeyError, RecursionError) as error:
             if is_out_of_memory(error):
                 raise
             is_whole = False
@@ -152,38 +173,29 @@ class RunFolder:
     def set_aside(self, path: Path) -> Path:
         """Moves a damaged file to ``quarantine``; its part will be computed anew."""
         with writable(self.path):
-            target = self.path / "quarantine" / path.name
-            for number in range(1, 1_000_000):
-                if not target.exists():
-                    break
-                target = target.with_name(f"{path.name}.{number}")
-            with suppress(FileNotFoundError):  # another process that met the damage was faster
-                path.rename(target)
-        return target
+            return self.files.move(path, self.path / "quarantine")
 
     def write_session(self, session: str, content: Mapping[str, Any], *, durable: bool = True) -> None:
         """Writes or replaces the record of one session; see `write_whole` for ``durable``."""
         target = self.path / "environment" / f"{session}.json"
+        raw = canonical(sealed({"format": FORMAT, **content}))
         with writable(self.path):
-            write_whole(target, canonical(sealed(content)), durable=durable, staging=self.path / "tmp")
+            self.files.write_whole(target, raw, durable=durable, staging=self.path / "tmp")
 
     def sessions(self) -> list[dict[str, Any]]:
         """The records of all sessions, oldest first; an empty one for each that cannot be read or was set aside."""
-        records = [_read_session(path) for path in self._session_files()]
-        return records + [{} for _ in (self.path / "quarantine").glob("*.json*")]
+        records = [_read_session(self.files, path) for path in _session_files(self.files)]
+        return records + [{} for name in self.files.names(self.path / "quarantine") if ".json" in name]
 
     def unreadable_sessions(self) -> list[Path]:
         """The files of records that cannot be read: what those sessions cost is not known."""
-        return [path for path in self._session_files() if not _read_session(path)]
-
-    def _session_files(self) -> list[Path]:
-        return sorted((self.path / "environment").glob("*.json"))
+        return [path for path in _session_files(self.files) if not _read_session(self.files, path)]
 
     def _write_plan(self, number: int, plan: Mapping[str, Any]) -> None:
         path = self.plan_path(number)
-        if path.exists():
+        if self.files.has(path):
             try:
-                there = _read_plan(path)
+                there = _read_plan(self.files, path)
             except DamagedItem:
                 self._refuse_foreign_parts(path)
                 self.set_aside(path)
@@ -192,73 +204,83 @@ class RunFolder:
         elif number == 0:
             self._refuse_foreign_parts(path)
         self._commit(canonical(plan), path.name)
-        self._refuse_another(_read_plan(path), plan)  # another process may have been faster
+        self._refuse_another(_read_plan(self.files, path), plan)  # another process may have been faster
 
     def _refuse_foreign_parts(self, path: Path) -> None:
         """Raises `RunError` where a plan is damaged or gone and the parts beside it do not say that it was this one."""
         if not self.parts.are_ours():
-            state = "damaged" if path.exists() else "gone"
+            state = "damaged" if self.files.has(path) else "gone"
             raise RunError(f"{path} is {state}, and the results beside it are not this study's; give another folder")
 
     def _write_study(self, study: Study) -> None:
         path = self.path / "study.yaml"
-        there = _read_study(path)
+        there = self._read_study()
         if there is not None and _is_of(there, self.plan):
             if _agrees(there, self.extents[-1]) or self._has_grown():
                 self.record_statistics(study)
                 return
-        elif path.exists():
+        elif self.files.has(path):
             self.set_aside(path)
-        write_whole(path, study.to_yaml().encode(), staging=self.path / "tmp")
+        self.files.write_whole(path, study.to_yaml().encode(), staging=self.path / "tmp")
 
     def record_statistics(self, study: Study) -> None:
         """Puts a study's choices that change no answer (`STATISTICS`) into study.yaml.
 
         A folder that cannot be written keeps what it has.
         """
-        there = _read_study(self.path / "study.yaml")  # of a larger extent where another process has let the run grow
+        there = self._read_study()  # of a larger extent where another process has let the run grow
         chosen = {key: getattr(study, key) for key in STATISTICS}
         if there is not None and any(getattr(there, key) != value for key, value in chosen.items()):
             with suppress(OSError):
-                write_whole(self.path / "study.yaml", there.model_copy(update=chosen).to_yaml().encode())
+                self.files.write_whole(self.path / "study.yaml", there.model_copy(update=chosen).to_yaml().encode())
+
+    def _read_study(self) -> Study | None:
+        """The study in the folder; None where there is none, or it is damaged."""
+        path = self.path / "study.yaml"
+        try:
+            return Study.from_file(path, self.files.read(path, MAX_YAML_BYTES))
+        except (ConfigError, OSError):
+            return None
 
     def _has_grown(self) -> bool:
         """Whether another process has let the run grow beyond what this one knows."""
-        return len(_plan_files(self.path)) > len(self.plans)
+        return len(_plan_files(self.files)) > len(self.plans)
 
     def _write_table(self, number: int, name: str, table: pa.Table) -> None:
         path = self.path / _of_growth(f"{name}.parquet", number)
-        if path.exists():
+        if self.files.has(path):
             try:
                 self.table(name, number)
                 return
             except DamagedItem:
                 self.set_aside(path)
         raw, checksum = table_bytes(table), _checksum_path(path)
-        if checksum.exists() and checksum.read_bytes() != checksum_line(path.name, raw):
+        line = checksum_line(path.name, raw)
+        if self.files.has(checksum) and self.files.read(checksum, _RECORD_BYTES) != line:
             self.set_aside(checksum)  # damaged, or that of a file which another version wrote
-        self._commit(checksum_line(path.name, raw), checksum.name)
+        self._commit(line, checksum.name)
         self._commit(raw, path.name)
 
     def _remove_stale(self) -> None:
         """Removes what killed sessions left; should one still be at work, it stops and can be continued."""
-        for path in (self.path / "tmp").iterdir():
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                    path.unlink()
+        for name in self.files.names(place := self.path / "tmp"):
+            about = self.files.about(place / name)
+            if about is not None and time.time() - about.st_mtime > _STALE_SECONDS:
+                self.files.remove(place / name)
 
     def _claim_folder(self) -> None:
         """Makes the folder a run's; raises `RunError` where it holds something else."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if not (self.path / "FORMAT").exists():
-            others = {entry.name for entry in self.path.iterdir()} - {"tmp"}
-            if others and not (self.path / "FORMAT").exists():  # unless another process has just made the folder
+        self.files.refuse_unfetched()
+        if not self.files.has(self.path / "FORMAT"):
+            others = {*self.files.names()} - {"tmp"}
+            if others and not self.files.has(self.path / "FORMAT"):  # unless another process has just made the folder
                 raise RunError(f"{self.path} holds other files; give a new or empty folder")
-            (self.path / "tmp").mkdir(exist_ok=True)
-            self._commit(f"{FORMAT}\n".encode(), "FORMAT")
+            self.files.make(self.path / "tmp")
+            self._commit(_FORMAT_RAW, "FORMAT")
         check_format(self.path)
         for name in ("items", "environment", "tmp", "quarantine"):
-            (self.path / name).mkdir(exist_ok=True)
+            self.files.make(self.path / name)
 
     def _refuse_another(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         before, now = ({**plan, "study": _with_later(plan)} for plan in (there, here))
@@ -271,7 +293,7 @@ class RunFolder:
 
     def _commit(self, raw: bytes, name: str) -> None:
         """Writes a file that is never replaced, as `write_once`."""
-        write_once(self.path / name, raw, staging=self.path / "tmp")
+        self.files.write_once(self.path / name, raw, staging=self.path / "tmp")
 
 
 def recorded_extents(path: str | Path, identity: Mapping[str, Any]) -> list[dict[str, int]]:
@@ -280,17 +302,55 @@ def recorded_extents(path: str | Path, identity: Mapping[str, Any]) -> list[dict
     Empty where there is no run, or that of another ``identity`` (`ResolvedStudy.identity`).
     """
     extents: list[dict[str, int]] = []
-    for file in _plan_files(Path(path)):
+    files = Folder(path)
+    for file in _plan_files(files):
         with suppress(DamagedItem):
-            plan = _read_plan(file)
+            plan = _read_plan(files, file)
             if file.name == "plan.json" and any(plan.get(key) != value for key, value in identity.items()):
                 return []
             extents = list(plan["extents"])
     return extents
 
 
-def _plan_files(path: Path) -> list[Path]:
-    return [file for file in (path / "plan.json", *sorted(path.glob("plan-[0-9][0-9][0-9].json"))) if file.exists()]
+def has_mended_format(path: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether the FORMAT of a run of this ``identity`` (`ResolvedStudy.identity`) was damaged, and is whole now; its
+    damaged bytes are in ``quarantine``. That of another run is left alone.
+
+    Another version's is not damaged. Where its number may itself be the damage, sessions say which version wrote them.
+    """
+    files = Folder(path)
+    if not (path.is_dir() and files.has(path / "FORMAT")) or (found := format_of(path)) == FORMAT:
+        return False
+    if VERSION.fullmatch(found):
+        written_by = {_read_session(files, file).get("format") for file in _session_files(files)}
+        if written_by != {FORMAT}:
+            return False
+    try:
+        plan = _read_plan(files, path / "plan.json")
+    except DamagedItem:
+        return False
+    if any(plan.get(key) != value for key, value in identity.items()):
+        return False
+    with writable(path):
+        for name in ("quarantine", "tmp"):
+            files.make(path / name)
+        damaged = files.read(path / "FORMAT")
+        files.write_once(path / "quarantine" / f"FORMAT-{short_digest(damaged)}", damaged, staging=path / "tmp")
+        files.write_whole(path / "FORMAT", _FORMAT_RAW, staging=path / "tmp")
+    return True
+
+
+def _session_files(files: Folder) -> list[Path]:
+    place = files.path / "environment"
+    return [place / name for name in files.names(place) if name.endswith(".json")]
+
+
+def _plan_files(files: Folder) -> list[Path]:
+    if not files.path.is_dir():
+        return []
+    names = files.names()
+    first = ["plan.json"] if "plan.json" in names else []
+    return [files.path / name for name in (*first, *filter(_LATER_PLAN.fullmatch, names))]
 
 
 def _of_growth(name: str, number: int) -> str:
@@ -308,9 +368,9 @@ def _signed(plans: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, pa
     return signed
 
 
-def _read_plan(path: Path) -> dict[str, Any]:
+def _read_plan(files: Folder, path: Path) -> dict[str, Any]:
     """A plan; raises `DamagedItem` where it is not what its digest says."""
-    plan = unsealed(bytes_of(path))
+    plan = unsealed(bytes_of(files, path, _PLAN_BYTES))
     if plan is None:
         raise DamagedItem(f"{path} is damaged: its content is not what its digest says; run the study again")
     return plan
@@ -335,18 +395,10 @@ def _agrees(study: Study, choices: Mapping[str, Any]) -> bool:
     return all(getattr(study, key) == value for key, value in choices.items() if key != "dtype")
 
 
-def _read_study(path: Path) -> Study | None:
-    """The study in a file; None where there is none, or it is damaged."""
-    try:
-        return Study.from_file(path)
-    except ConfigError:
-        return None
-
-
-def _read_session(path: Path) -> dict[str, Any]:
+def _read_session(files: Folder, path: Path) -> dict[str, Any]:
     """A session's record; empty where it cannot be read."""
     try:
-        record = unsealed(path.read_bytes())
+        record = unsealed(files.read(path, _RECORD_BYTES))
     except OSError:
         return {}
     return {} if record is None else {**record, "name": path.stem}

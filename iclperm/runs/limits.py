@@ -28,6 +28,8 @@ class WorkLimits:
     """Rows of the canonical table that are made at once, some 50 MB; one context's rows at least."""
     bytes_at_once: int = 1 << 27
     """Of log-likelihoods that are read back at once; what needs more reads every file once for every so many bytes."""
+    cells_unfinished: int = 1 << 28
+    """Of a run that is not finished: of a larger one the parts are checked one by one, not against the plan."""
     bytes_in_memory: int = MOST_HELD
     """Of one large array; see `iclperm.base.arrays`."""
 

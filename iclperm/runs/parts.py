@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
 
-from iclperm.base.files import writable, write_once
+from iclperm.base.files import Folder, writable
 from iclperm.errors import DamagedItem, RunError
 from iclperm.runs.stored import bytes_of, metadata_of, short_digest, table_bytes, table_of
 
@@ -26,15 +26,20 @@ class PartFiles:
     footer to which run and part it belongs, and by which numerics it was computed.
 
     ``num_parts`` are those that this process knows of; ``may_have_more`` says whether another process has let the run
-    grow meanwhile.
+    grow meanwhile. No part has more than ``most_rows``.
     """
 
-    def __init__(self, folder: Path, run_id: str, num_parts: int, may_have_more: Callable[[], bool]) -> None:
+    def __init__(
+        self, folder: Folder, run_id: str, num_parts: int, most_rows: int, may_have_more: Callable[[], bool]
+    ) -> None:
         self._folder = folder
+        self._items = folder.path / "items"
+        self._staging = folder.path / "tmp"
         self._run_id = run_id
         self._num_parts = num_parts
+        self._most_rows = most_rows
         self._may_have_more = may_have_more
-        self._locks: dict[int, FileLock] = {}
+        self._locks: dict[int, int] = {}
         self._about: dict[Path, Mapping[bytes, bytes]] = {}
         self._files: dict[int, Path] = {}
 
@@ -43,7 +48,8 @@ class PartFiles:
         occurs twice."""
         found: dict[int, Path] = {}
         may_have_more = self._may_have_more()
-        for path in sorted((self._folder / "items").glob("[!.]*")):
+        self._folder.refuse_unfetched(self._items)
+        for path in self._paths():
             match = _ITEM.fullmatch(path.name)
             if match is None:
                 raise DamagedItem(f"{path} is no file of a run; move it elsewhere")
@@ -64,7 +70,7 @@ class PartFiles:
 
     def has(self, part: int) -> bool:
         """Whether a part is finished, by whomever."""
-        return any((self._folder / "items").glob(f"{part:06d}-*.parquet"))
+        return bool(self._paths(f"{part:06d}-"))
 
     def numerics(self) -> list[dict[str, Any]]:
         """What decided about the last bits of the finished parts, each different one once; read from their footers."""
@@ -73,7 +79,7 @@ class PartFiles:
 
     def are_ours(self) -> bool:
         """Whether some file is this run's, or there is none at all."""
-        files = sorted((self._folder / "items").glob("*.parquet"))
+        files = self._paths()
         return not files or any(self._about_file(file).get(b"run") == self._run_id.encode() for file in files)
 
     def claim(self, part: int) -> bool:
@@ -81,26 +87,24 @@ class PartFiles:
 
         Only saves work: without claims, as on a file system that has no locks, a part is computed twice.
         """
-        lock = FileLock(self._folder / "tmp" / f"{part:06d}.lock")
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return False
-        except (OSError, NotImplementedError):
+            handle = self._folder.locked(self._lock_path(part))
+        except OSError:
             return True
-        self._locks[part] = lock
-        return True
+        if handle is not None:
+            self._locks[part] = handle
+        return handle is not None
 
     def release(self, part: int) -> None:
         """Gives a claim back."""
-        if (lock := self._locks.pop(part, None)) is not None:
-            Path(lock.lock_file).unlink(missing_ok=True)
-            lock.release()
+        if (handle := self._locks.pop(part, None)) is not None:
+            self._folder.remove(self._lock_path(part))
+            os.close(handle)
 
     def read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows in a part's file; raises `DamagedItem` naming the file where bytes and name, part or run disagree,
         `RunError` where the system refuses to read it."""
-        table = table_of(_whole(path), columns)
+        table = table_of(path, self._whole(path), self._most_rows, columns)
         about = self._about[path] = table.schema.metadata or {}
         part = int(path.name.split("-")[0])
         if about.get(b"run") != self._run_id.encode():
@@ -121,14 +125,14 @@ class PartFiles:
         """
         about = {"run": self._run_id, "part": str(part), "numerics": json.dumps(numerics, sort_keys=True)}
         raw = table_bytes(table.replace_schema_metadata(about))
-        path = self._folder / "items" / f"{part:06d}-{short_digest(raw)}.parquet"
-        with writable(self._folder):
-            for other in path.parent.glob(f"{part:06d}-*.parquet"):
+        path = self._items / f"{part:06d}-{short_digest(raw)}.parquet"
+        with writable(self._folder.path):
+            for other in self._paths(f"{part:06d}-"):
                 there = self.read(other)
                 if there.schema.metadata.get(b"numerics") == about["numerics"].encode() and not there.equals(table):
                     raise RunError(f"part {part} came out different from {other}; this machine does not repeat itself")
                 return there
-            write_once(path, raw, staging=self._folder / "tmp")
+            self._folder.write_once(path, raw, staging=self._staging)
             self._files[part] = path
         return table
 
@@ -136,15 +140,22 @@ class PartFiles:
         """What a file says about itself; empty where it is damaged."""
         if path not in self._about:
             try:
-                self._about[path] = metadata_of(_whole(path))
+                self._about[path] = metadata_of(path, self._whole(path))
             except RunError:
                 return {}
         return self._about[path]
 
+    def _paths(self, opening: str = "") -> list[Path]:
+        """The files whose names begin like this, but hidden ones and what DVC puts beside them."""
+        names = [name for name in self._folder.names(self._items) if name.startswith(opening)]
+        return [self._items / name for name in names if not (name.startswith(".") or name.endswith(".dvc"))]
 
-def _whole(path: Path) -> bytes:
-    """A file's bytes, seen to be what its name says: a reader of Parquet may crash on any other."""
-    raw, match = bytes_of(path), _ITEM.fullmatch(path.name)
-    if match is None or short_digest(raw) != match[2]:
-        raise DamagedItem(f"{path} is damaged: its content is not what its name says; run the study again")
-    return raw
+    def _lock_path(self, part: int) -> Path:
+        return self._staging / f"{part:06d}.lock"
+
+    def _whole(self, path: Path) -> bytes:
+        """A file's bytes, seen to be what its name says: a reader of Parquet may crash on any other."""
+        raw, match = bytes_of(self._folder, path), _ITEM.fullmatch(path.name)
+        if match is None or short_digest(raw) != match[2]:
+            raise DamagedItem(f"{path} is damaged: its content is not what its name says; run the study again")
+        return raw

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iclperm.base.arrays import large_array
-from iclperm.errors import ConfigError, RunError
+from iclperm.errors import ConfigError, DamagedItem, RunError
 from iclperm.prompts.design import CONTENT_FREE
 from iclperm.runs.answers import Items
 from iclperm.runs.folder import RunFolder
@@ -24,6 +24,7 @@ from iclperm.study.states import OK, STATES
 from iclperm.study.study import Study
 
 _PENDING = 255
+_ANSWERS_OF_ANY, _ANSWERS_A_BYTE = 1 << 28, 100
 _READ_BACK = ["context", "split", "query", "state", "label_logprob"]
 _TEXTS = ("text", "logprob")  # of generated answers, beside `iclperm.runs.generated.READ_BACK`
 _KEPT_KINDS = dict(
@@ -48,8 +49,17 @@ class Layout:
 
     @classmethod
     def of_folder(cls, folder: RunFolder) -> Layout:
-        """That of the extent at which a folder is looked at; raises `DamagedItem` where its tables are damaged."""
-        return cls.of_tables(folder.table("demonstrations"), folder.table("queries"), folder.plans)
+        """That of the extent at which a folder is looked at; raises `DamagedItem` where its tables are damaged, or tell
+        of more answers than its files can hold, whose arrays would fill memory and disk."""
+        layout = cls.of_tables(folder.table("demonstrations"), folder.table("queries"), folder.plans)
+        num_answers = len(layout.context_ids) * len(layout.queries)
+        num_bytes = folder.files.num_bytes(folder.path / "items")
+        if num_answers > _ANSWERS_OF_ANY + _ANSWERS_A_BYTE * num_bytes:
+            raise DamagedItem(
+                f"{folder.path} tells of {num_answers:,} answers, but its items have {num_bytes:,} bytes; run the "
+                "study again, or give another folder"
+            )
+        return layout
 
     @classmethod
     def of_tables(cls, cells: pa.Table, queries: pa.Table, plans: Sequence[Mapping[str, Any]]) -> Layout:

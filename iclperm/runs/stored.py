@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from iclperm.base import parquet
+from iclperm.base.files import MOST_BYTES, Folder
 from iclperm.base.sealed import canonical
 from iclperm.errors import DamagedItem, RunError, is_out_of_memory
 
-# Threads that still read when the interpreter ends can abort the process.
-_IN_THIS_THREAD: dict[str, bool] = {"use_threads": False, "pre_buffer": False}
 
-
-def bytes_of(path: Path) -> bytes:
-    """A file's content; raises `DamagedItem` where it is gone, `RunError` where the system refuses to read it."""
+def bytes_of(folder: Folder, path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file in a folder; raises `DamagedItem` where it is gone, `RunError` where the system or
+    `Folder.read` refuses to read it."""
     try:
-        return path.read_bytes()
+        return folder.read(path, most)
     except FileNotFoundError:
         raise DamagedItem(f"{path} is gone; run the study again") from None
     except OSError as error:
@@ -36,18 +37,33 @@ def table_bytes(table: pa.Table) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def table_of(raw: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table in the bytes of a Parquet file, or some of its columns.
+def table_of(path: Path, raw: bytes, most_rows: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """The table in the bytes of the Parquet file at a path, or some of its columns; raises `DamagedItem` where it is
+    none, has more rows, or unpacks to what no run writes.
 
     The bytes must be known to be whole: a reader of Parquet may crash on any other.
     """
-    return pq.read_table(pa.BufferReader(raw), columns=columns, **_IN_THIS_THREAD)
+    with _damage_named(path):
+        return parquet.read_table(raw, columns, most_rows=most_rows)
 
 
-def metadata_of(raw: bytes) -> Mapping[bytes, bytes]:
+def metadata_of(path: Path, raw: bytes) -> Mapping[bytes, bytes]:
     """What the footer of such a file says beside the schema."""
-    found: Mapping[bytes, bytes] = pq.read_schema(pa.BufferReader(raw)).metadata or {}
-    return found
+    with _damage_named(path):
+        return parquet.metadata_of(raw)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, pa.ArrowException) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise DamagedItem(
+            f"{path} is no table of a run: it {reason}; move it elsewhere, or run the study again"
+        ) from None
 
 
 def content_digest(table: pa.Table) -> str:

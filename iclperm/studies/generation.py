@@ -14,6 +14,7 @@ from iclperm.errors import DataError, RequestError
 from iclperm.report.parts import Plot, Table, number, plain
 from iclperm.runs.generated import FINISHES
 from iclperm.study.states import OK, UNPARSED
+from iclperm.tasks.answers import GIVEN_UP
 
 if TYPE_CHECKING:
     from iclperm.runs.answers import Items
@@ -74,6 +75,8 @@ class Generation:
     """Whether any answer may be given, not only a label: then a text that was cut off may lack its answer."""
     dropped: float
     """Share of the queries of which some cell has no answer."""
+    num_given_up: int = 0
+    """Texts whose reading took too long, those of different prompts."""
     dev: Generation | None = None
     """The same of the dev queries, by which a search chooses; None where there are none."""
 
@@ -82,6 +85,11 @@ class Generation:
         """Where accuracies rest on a part of the queries, or on texts that were cut off."""
         on_dev = [] if self.dev is None else [f"on dev: {warning}" for warning in self.dev.warnings]
         last, warnings = self.by_shots[-1], []
+        if self.num_given_up:
+            warnings.append(
+                f"the reading of {self.num_given_up:,} texts took too long and was given up, so they gave no answer "
+                "(rule 'timeout'); repair the patterns of the task's 'rules' or 'ignore' that try many ways to match"
+            )
         if self.unparsed == "drop" and self.dropped > _MANY:
             warnings.append(
                 f"{self.dropped:.0%} of the queries lack an answer in some cell, because some text of theirs gave "
@@ -153,8 +161,8 @@ class Generation:
         return {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number, JSON-safe."""
-        return dict(plain(self))
+        """Every number, JSON-safe; of texts that were given up only where there are some."""
+        return {key: value for key, value in plain(self).items() if key != "num_given_up" or value}
 
 
 def findings(run: FinishedRun) -> Generation:
@@ -167,6 +175,13 @@ def findings(run: FinishedRun) -> Generation:
 
 def _of_split(run: FinishedRun, items: Items, found: GeneratedAnswers) -> Generation:
     spread = items.context_of
+    given_up = found.rules.index(GIVEN_UP) if GIVEN_UP in found.rules else None
+    contexts = np.unique(spread)
+    num_given_up = np.sum((found.rule[contexts] == given_up) & (found.state[contexts] == UNPARSED))
+    return replace(_spread(run, items, found, spread), num_given_up=0 if given_up is None else int(num_given_up))
+
+
+def _spread(run: FinishedRun, items: Items, found: GeneratedAnswers, spread: npt.NDArray[np.int64]) -> Generation:
     return generation(
         found.state[spread],
         found.correct[spread],

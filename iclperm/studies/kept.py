@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from iclperm.base.files import writable, write_whole
+from iclperm.base.files import Folder, writable
 from iclperm.base.sealed import canonical, sealed, unsealed
-from iclperm.errors import DamagedItem
+from iclperm.errors import DamagedItem, RunError
 from iclperm.runs.folder import RunFolder
 from iclperm.study.study import Study
 
 NAME = "choices.json"
+_MOST_BYTES = 256 << 20
 _NO_MATTER = frozenset({"device", "memory_budget", "out", "endpoint"})  # to what is chosen from finished runs
 
 
@@ -52,12 +53,12 @@ def keep_choice(path: Path, stage: str, origin: str, choice: Any) -> None:
         try:
             entries = _entries(path)
         except DamagedItem:
-            _set_aside(path / NAME)
+            Folder(path).move(path / NAME, path / "quarantine")
             entries = []
         entry = {"stage": stage, "from": origin, "choice": choice}
         content = {"choices": [*entries, entry]}
         content |= {"digest": sealed(content)["digest"]}  # and keys in the order of the choice, which may matter to it
-        write_whole(path / NAME, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+        Folder(path).write_whole(path / NAME, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def damage(path: Path) -> list[str]:
@@ -77,20 +78,11 @@ def as_kept(choice: Any) -> Any:
 def _entries(path: Path) -> list[dict[str, Any]]:
     """All that is kept, oldest first; raises `DamagedItem` where the file is not what its digest says."""
     try:
-        content = unsealed((path / NAME).read_bytes())
+        content = unsealed(Folder(path).read(path / NAME, _MOST_BYTES))
     except FileNotFoundError:
         return []
-    except OSError:
+    except (OSError, RunError):  # a folder or a link in its place, too
         content = None
     if content is None or not isinstance(entries := content.get("choices"), list):
         raise DamagedItem(f"{path / NAME} is damaged: its content is not what its digest says; run the study again")
     return entries
-
-
-def _set_aside(path: Path) -> None:
-    """Moves a damaged file to ``quarantine``, beside what is there."""
-    place = path.parent / "quarantine"
-    place.mkdir(exist_ok=True)
-    taken = {file.name for file in place.iterdir()}
-    free = (path.name if number == 0 else f"{path.name}.{number}" for number in range(len(taken) + 1))
-    path.rename(place / next(name for name in free if name not in taken))

@@ -130,7 +130,6 @@ class Run(FinishedRun):
         if target is None:
             raise RunError("this run is in memory only; name a folder for its report")
         with writable(Path(target)):
-            Path(target).mkdir(parents=True, exist_ok=True)
             beside = {stem: plot for about in self.asides.values() for stem, plot in about.plots().items()}
             return write_report(target, self.findings(kind), self.report_content(kind), beside)
 

@@ -16,18 +16,19 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from iclperm.base.files import writable, write_whole
+from iclperm.base.files import Folder, writable
+from iclperm.base.outputs import output
 from iclperm.errors import ConfigError, RunError, UnknownKind
 from iclperm.report import write_report
 from iclperm.report.parts import Findings
 from iclperm.runs.finish import open_one
 from iclperm.runs.folder import RunFolder
-from iclperm.runs.formats import SEVERAL_FORMAT, has_begun, is_several
+from iclperm.runs.formats import FORMAT, SEVERAL_FORMAT, VERSION, format_of, has_begun, is_several
 from iclperm.runs.plan import StudyPlan
 from iclperm.runs.run import RunReport
 from iclperm.runs.setting import resolved, with_whole_paths
@@ -36,6 +37,7 @@ from iclperm.studies.kept import as_kept, keep_choice, kept_choice, made_from
 from iclperm.studies.report import Run
 from iclperm.studies.stages import stages_of
 from iclperm.study import kinds
+from iclperm.study.choices import MAX_YAML_BYTES
 from iclperm.study.study import STATISTICS, Study, is_cut_off
 from iclperm.tasks.task import Task
 
@@ -121,7 +123,6 @@ class StudyRuns:
         if target is None:
             raise RunError("these runs are in memory only; name a folder for their report")
         with writable(Path(target)):
-            Path(target).mkdir(parents=True, exist_ok=True)
             beside = {
                 f"{stem}-{name}": plot
                 for name, asides in self.asides.items()
@@ -152,8 +153,7 @@ def run_all(study: Study, out: Path | None, run: Runner) -> StudyRuns:
     given = [key for key in _BUDGETS if getattr(study.endpoint, key, None) is not None]
     if out is None and given:
         raise ConfigError(f"the endpoint's {given[0]} is for all runs of a {study.kind} together; give a run folder")
-    if out is not None:
-        _claim(out, study)
+    is_mended = out is not None and _claim(out, study)
     runs: dict[str, Run] = {}
     choices: dict[str, Any] = {}
     for name, stage in stages_of(study).items():
@@ -172,9 +172,13 @@ def run_all(study: Study, out: Path | None, run: Runner) -> StudyRuns:
                     choices[name] = _chosen(study, stage.choose, done)
                     keep_choice(out, name, origin, choices[name])
         runs |= done
+    if is_mended:
+        name = next(iter(runs))
+        report = replace(runs[name].report, num_quarantined=runs[name].report.num_quarantined + 1)
+        runs[name] = replace(runs[name], report=report)
     if out is not None:
         with writable(out):
-            write_whole(out / "study.yaml", _canonical(study).to_yaml().encode())
+            Folder(out).write_whole(out / "study.yaml", _canonical(study).to_yaml().encode())
     return StudyRuns(study, runs, out, _last_choice(study, choices), choices)
 
 
@@ -281,7 +285,8 @@ def _known(path: Path, study: Study, *, may_read: bool = True) -> _Known:
 def _by_names(path: Path, parts: Mapping[str, tuple[Path, Study]]) -> dict[str, tuple[Path, Study]]:
     """The runs beside ``parts`` whose folders are named after a choice; none where a name occurs with two choices."""
     known = {folder for folder, _ in parts.values()}
-    others = [folder for folder in sorted(path.iterdir()) if _NAMED.fullmatch(folder.name) and has_begun(folder)]
+    named = [path / name for name in Folder(path).names() if _NAMED.fullmatch(name)]
+    others = [folder for folder in named if has_begun(folder)]
     found = [(folder.name[: -len("-01234567")], folder) for folder in others if folder not in known]
     if len(dict(found)) < len(found):
         return {}
@@ -352,40 +357,65 @@ def _canonical(study: Study) -> Study:
     return with_whole_paths(study).model_copy(update={"out": None})
 
 
-def _claim(path: Path, study: Study) -> None:
-    """Makes the folder, or refuses one that holds something else; a damaged study in it is set aside."""
-    recorded = path / "study.yaml"
+def _claim(path: Path, study: Study) -> bool:
+    """Makes the folder, or refuses one that holds something else; a damaged study in it is set aside.
+
+    Returns whether a damaged FORMAT was mended.
+    """
+    is_mended = False
+    recorded, files = output(path, is_folder=True) / "study.yaml", Folder(path)
     with writable(path):
         path.mkdir(parents=True, exist_ok=True)
+        files.refuse_unfetched()
         if not is_several(path):
             # Another process may be doing the same, or was killed at it.
-            others = [file for file in path.iterdir() if not file.name.startswith((".FORMAT.", ".study.yaml."))]
-            if others and not is_several(path):
+            others = [name for name in files.names() if not name.startswith((".FORMAT.", ".study.yaml."))]
+            if others and not (is_several(path) or _may_mend_format(path, study)):
                 what = "a run of another study" if has_begun(path) else "other files"
                 raise RunError(f"{path} holds {what}; give another folder")
-            write_whole(path / "FORMAT", f"{SEVERAL_FORMAT}\n".encode())
+            if is_mended := files.has(path / "FORMAT"):
+                files.move(path / "FORMAT", path / "quarantine")
+            files.write_whole(path / "FORMAT", f"{SEVERAL_FORMAT}\n".encode())
+        if files.has(recorded):
+            files.read(recorded)  # which refuses what is no damage, but none of ours
         try:
-            there = _recorded(path) if recorded.exists() else None
+            there = _recorded(path) if files.has(recorded) else None
         except (RunError, UnknownKind):
             recorded.replace(path / f"damaged-{secrets.token_hex(4)}.yaml")
             there = None
         if there is None:
-            write_whole(recorded, _canonical(study).to_yaml().encode())
+            files.write_whole(recorded, _canonical(study).to_yaml().encode())
         else:
             _refuse_other(path, there, study)
+    return is_mended
+
+
+def _may_mend_format(path: Path, study: Study) -> bool:
+    """Whether a folder whose FORMAT is not that of several runs is this study's, and its FORMAT damaged."""
+    files = Folder(path)
+    if not files.has(path / "FORMAT") or files.has(path / "plan.json"):
+        return False
+    if (found := format_of(path)) != FORMAT and VERSION.fullmatch(found):  # of a run: a letter was lost
+        return False
+    try:
+        there = _recorded(path)
+    except (RunError, UnknownKind):
+        return False
+    return there.kind == study.kind
 
 
 def _recorded(path: Path) -> Study:
     """The study in a folder; raises `RunError` where that is damaged, `UnknownKind` where its kind is of a package that
     is not installed."""
+    raw, study = b"", None
     try:
-        study = Study.from_file(path / "study.yaml")
+        raw = Folder(path).read(path / "study.yaml", MAX_YAML_BYTES)
+        study = Study.from_file(path / "study.yaml", raw)
     except UnknownKind:
-        if not is_cut_off(path / "study.yaml"):
+        if not is_cut_off(raw):
             raise
-        study = None
-    except ConfigError:
-        study = None
+    except (ConfigError, OSError):
+        pass
     if study is None or kinds.named(study.kind).stages is None:
         raise RunError(
             f"{path / 'study.yaml'} is damaged; run the study from its own file with --out {path}, which mends it"

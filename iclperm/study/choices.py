@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from iclperm.base.files import read_given
 from iclperm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ class Choices(BaseModel):
             raise ConfigError(_first_problem(_noun(type(self)), choices, error)) from None
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Reads and validates one YAML file; raises `ConfigError` naming the file and the key."""
+    def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
+        """Reads and validates one YAML file, whose content is ``raw`` where the caller has read it; raises
+        `ConfigError` naming the file and the key."""
         try:
-            return cls(**read_yaml(path))
+            return cls(**(read_yaml(path) if raw is None else yaml_in(raw)))
         except ConfigError as error:
             raise type(error)(f"{path}: {error}") from None
 
@@ -52,9 +54,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """One mapping from a YAML file: no aliases, no repeated keys, no NUL, at most 1 MiB and 20 levels; else
     `ConfigError`."""
     try:
-        raw = Path(path).read_bytes()
+        return yaml_in(read_given(path, MAX_YAML_BYTES))
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}; give the path of a YAML file") from None
+
+
+def yaml_in(raw: bytes) -> dict[str, Any]:
+    """The mapping in the content of a YAML file; see `read_yaml`."""
     if len(raw) > MAX_YAML_BYTES:
         raise ConfigError(f"has {len(raw)} bytes; at most {MAX_YAML_BYTES} are read")
     try:

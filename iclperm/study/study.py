@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from iclperm.errors import ConfigError, UnknownKind
 from iclperm.study import kinds
-from iclperm.study.choices import Choices, read_yaml, refuse_other_keys, shown
+from iclperm.study.choices import Choices, refuse_other_keys, shown, yaml_in
 from iclperm.study.endpoint import EndpointChoices
 from iclperm.study.sizes import parse_budget
 
@@ -179,9 +179,9 @@ class Study(Choices):
         return shots
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Self:
+    def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
         """Reads a study file; task file, data and model named in it are looked up beside it first."""
-        study = super().from_file(path)
+        study = super().from_file(path, raw)
 
         def beside(key: str, name: str) -> str:
             place = Path(path).parent / name
@@ -227,11 +227,11 @@ class Study(Choices):
         return tuple(range(shots + 1)) if is_whole else (shots,)
 
 
-def is_cut_off(path: Path) -> bool:
-    """Whether a file that was written from a study does not reach its last key, or cannot be read at all."""
+def is_cut_off(raw: bytes) -> bool:
+    """Whether the content of a file that was written from a study does not reach its last key, or is no YAML."""
     (*_, last) = Study.model_fields
     try:
-        return last not in read_yaml(path)
+        return last not in yaml_in(raw)
     except ConfigError:
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,12 @@ from iclperm.study.choices import Choices
 from iclperm.tasks.sources import Word
 
 MAX_SECONDS = 5.0  # for one answer, of processor time
+PATIENCE = (60.0, 120.0)
+"""Seconds by the clock that a run's answers may be slow, all together: after the first none gets more than a moment,
+after the second none that needs a process of its own is read."""
+_NOT_SLOW, _MOMENT = 1.0, 0.25  # seconds: what is no loss of patience, and what is left without
+GIVEN_UP = "timeout"
+"""The rule of a text whose reading took too long."""
 MAX_CHARS = 1 << 20  # of a text
 MAX_DIGITS = 60
 MAX_MATH_CHARS = 1_000
@@ -103,8 +110,9 @@ class Checker:
     def judge(self, texts: Sequence[str], golds: Sequence[str]) -> list[Judgement]:
         """One judgement a text; ``golds`` are the right answers as published.
 
-        Raises `DataError` as `canonical_gold` does. A text that takes more than 5 seconds of processor time is unparsed
-        by the rule "timeout", one that a checker fails on by the rule "failed".
+        Raises `DataError` as `canonical_gold` does. A text that takes more than 5 seconds of processor time, or that
+        comes when the run's patience is gone (`PATIENCE`), is unparsed by the rule "timeout", one that a checker fails
+        on by the rule "failed".
         """
         return [self._judged(text, self.canonical_gold(gold)) for text, gold in zip(texts, golds, strict=True)]
 
@@ -131,29 +139,58 @@ class Checker:
                 if (answer := self._kind.normal(part)) is not None:
                     return Judgement(answer, rule, self._kind.is_same(gold, answer))
         except Overtime:
-            return Judgement(None, "timeout", False)
+            return Judgement(None, GIVEN_UP, False)
         except WorkerError:
             return Judgement(None, "failed", False)
         return Judgement(None, None, False)
 
 
+class _Patience:
+    """How long the answers of a run have been slow, and so how long the next may take."""
+
+    def __init__(self, seconds: float, patience: tuple[float, float]) -> None:
+        self._seconds = seconds
+        self._patience = patience
+        self._spent = 0.0
+
+    def call(self, worker: Worker, job: dict[str, Any]) -> Any:
+        """What the process says; raises as `Worker.call`, and `Overtime` at once where all patience is gone."""
+        first, last = self._patience
+        if self._spent >= last:
+            raise Overtime(f"the answers of this run were slow for {last:g} seconds, and no more are waited for")
+        started, allowed = time.monotonic(), _NOT_SLOW
+        try:
+            return worker.call(job, self._seconds if self._spent < first else min(self._seconds, _MOMENT))
+        except (Overtime, WorkerError):
+            allowed = 0.0
+            raise
+        finally:
+            self._spent += max(0.0, time.monotonic() - started - allowed)
+
+
 @contextmanager
 def open_checker(
-    answer: Answer, *, strip_think: bool = False, think_is_open: bool = False, seconds: float = MAX_SECONDS
+    answer: Answer,
+    *,
+    strip_think: bool = False,
+    think_is_open: bool = False,
+    seconds: float = MAX_SECONDS,
+    patience: tuple[float, float] = PATIENCE,
 ) -> Iterator[Checker]:
     """A checker, and the process that it may need, which ends with the context.
 
     ``strip_think`` removes ``<think>`` blocks first; ``think_is_open`` says that the prompt opened one. What a pattern
-    or a comparison may take are ``seconds`` of processor time. Raises `ConfigError` where math-verify is needed and not
-    installed.
+    or a comparison may take are ``seconds`` of processor time, and less where ``patience`` (`PATIENCE`) is gone. Raises
+    `ConfigError` where math-verify is needed and not installed.
     """
     libraries = ["math_verify"] if answer.check == "math" else []
     if not all(map(find_spec, libraries)):
         raise ConfigError("the check 'math' compares with math-verify; run: pip install 'iclperm[math]'")
+    slow = _Patience(seconds, patience)
     with Worker("iclperm.tasks.answers:work", libraries) as worker:
 
         def ask(job: dict[str, Any]) -> Any:
-            return worker.call(job, seconds)
+            return slow.call(worker, job)
 
         yield Checker(_Patterned(_kind(answer, ask), answer, ask), strip_think, think_is_open)
 

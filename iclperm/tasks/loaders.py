@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from iclperm.base import parquet
+from iclperm.base.files import read_given, what_fetches
 from iclperm.errors import DataError, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -38,11 +40,15 @@ def read_rows(path: Path, columns: Collection[str]) -> list[Row]:
     if reader is None:
         raise DataError(f"{path}: cannot be read as data; give a {', '.join(_READERS)} file")
     try:
-        raw = path.read_bytes()
+        raw = read_given(path)
     except OSError as error:
         if is_out_of_memory(error):
             raise
+        if command := what_fetches(path):
+            raise DataError(f"{path}: is not here, only a pointer to it; run: {command}") from None
         raise DataError(f"{path}: cannot be read: {error.strerror}; give the path of a data file") from None
+    if command := what_fetches(path, raw):
+        raise DataError(f"{path}: is not here, only a pointer to it; run: {command}")
     return checked(str(path), reader(path, raw, columns))
 
 
@@ -177,8 +183,10 @@ def _parquet(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
                 raise DataError(f"{path}: the column {column!r} occurs twice; give every column its own name")
             if column not in names:
                 raise missing_column(f"{path}:row 1", column, names)
-        table = file.read(columns=list(columns))
-    except (pa.ArrowException, OSError) as error:
+        table = parquet.read_table(raw, list(columns))
+    except parquet.Unpacks as error:
+        raise DataError(f"{path}: {error}; give a smaller file, or split it") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path}: is damaged or not Parquet: {_one_line(error)}; make or download it anew") from None

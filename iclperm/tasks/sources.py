@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from glob import has_magic
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from iclperm.errors import ConfigError, DataError, is_out_of_memory
+from iclperm.base.files import Folder, matches
+from iclperm.errors import ConfigError, DataError, RunError, is_out_of_memory
 from iclperm.study.choices import Choices
 from iclperm.tasks.loaders import SUFFIXES, Row, arrow_rows, checked, missing_column, read_rows
 
@@ -179,7 +180,7 @@ def _published_files(places: list[Path], declared: Dataset) -> dict[Split, list[
 def _split_files(places: Iterable[Path], split: Split, stems: Collection[str]) -> list[str]:
     """The files of a split in the first place that has some; their names begin with one of ``stems``."""
     for place in places:
-        paths = sorted(place.iterdir()) if place.is_dir() else []
+        paths = [place / name for name in Folder(place).names()] if place.is_dir() else []
         kinds: dict[tuple[str, str, bool], list[Path]] = {}
         for path in paths:
             stem, dash, _ = path.stem.partition("-")
@@ -209,9 +210,12 @@ def _matches(folder: Path, entry: str, obtain: str | None) -> list[Path]:
     is_there = (folder / entry).is_file()
     if obtain and not is_there:
         raise DataError(f"there is no {entry!r} in {folder}; {obtain}")
-    if is_there or not glob.has_magic(entry):
+    if is_there or not has_magic(entry):
         return [folder / entry]
-    paths = sorted(folder / name for name in glob.glob(entry, root_dir=folder))
+    try:
+        paths = matches(folder, entry)
+    except RunError as error:
+        raise DataError(str(error)) from None
     if not paths:
         raise DataError(f"{folder / entry}: no file matches; repair the pattern under the task's 'data'")
     return paths

@@ -1,0 +1,41 @@
+"""Where commands may write: never onto what a run keeps, whatever the path looks like."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from iclperm.errors import ConfigError
+
+KEPT = re.compile(
+    r"FORMAT|study\.yaml|choices\.json|environment|items|api|tmp|quarantine"
+    r"|(plan|demonstrations|queries)(-\d{3})?\.(json|parquet(\.sha256)?)",
+    re.IGNORECASE,  # as some file systems are
+)
+"""The names in the folder of a run, or of several, that hold what cannot be made again from the rest."""
+
+
+def output(path: str | Path, *, is_folder: bool = False) -> Path:
+    """A path that a user, or a study, named for what a command writes: a file, or the folder of files.
+
+    Raises `ConfigError` where it is, by whatever links and dots, among what a run keeps, or is reached by a link inside
+    a run folder, which may be of whoever made that.
+    """
+    path = Path(path)
+    named = Path(os.path.abspath(path))
+    for place in (named, Path(os.path.realpath(named)), Path(os.path.realpath(named.parent)) / named.name):
+        for run in place.parents:
+            inside = place.relative_to(run).parts
+            if not _is_run(run):
+                continue
+            if KEPT.fullmatch(inside[0]):
+                raise ConfigError(f"{path} is among what the run {run} keeps ({inside[0]}); name another place")
+            links = [run.joinpath(*inside[:number]) for number in range(1, len(inside) + is_folder)]
+            for link in filter(Path.is_symlink, links):
+                raise ConfigError(f"{path} goes through {link}, a link inside a run folder; name another place")
+    return path
+
+
+def _is_run(path: Path) -> bool:
+    return os.path.lexists(path / "FORMAT") or ((path / "plan.json").exists() and (path / "items").exists())

@@ -1,0 +1,633 @@
+"""A folder from somebody else: no link in it is followed, nothing in it hangs, fills memory or is written over."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from behaviour.folders import FOLDERS
+from click.testing import CliRunner
+
+import iclperm
+from iclperm.base import files, parquet
+from iclperm.base.files import matches
+from iclperm.base.outputs import output
+from iclperm.base.sealed import parsed, sealed, unsealed
+from iclperm.base.worker import Worker
+from iclperm.cli.main import cli, main
+from iclperm.errors import ConfigError, DamagedItem, DataError, RunError
+from iclperm.external import load
+from iclperm.runs import audit
+from iclperm.runs.folder import RunFolder, has_mended_format
+from iclperm.study.study import Study
+from iclperm.tasks import answers
+from iclperm.tasks.answers import Answer, open_checker
+from iclperm.tasks.loaders import read_rows
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(FOLDERS / "grown", tmp_path / "run")
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A folder of the reader's own, whose files are old."""
+    place = tmp_path / "victim"
+    place.mkdir()
+    for name in ("thesis.txt", "000000.lock"):
+        (place / name).write_text("mine")
+        os.utime(place / name, (1, 1))
+    return place
+
+
+def study_of(folder):
+    return RunFolder.open(folder).study().model_copy(update={"out": None})
+
+
+def run_again(folder):
+    return iclperm.run(study_of(folder), folder, mixed=True)
+
+
+def called(*arguments):
+    """Exit code, and the one line that a command says of what it refuses."""
+    found = CliRunner().invoke(cli, [*map(str, arguments)], standalone_mode=False)
+    return found.exception
+
+
+def refused(message, use, *arguments, error=RunError):
+    with pytest.raises(error, match=message) as found:
+        use(*arguments)
+    assert "\n" not in str(found.value)
+
+
+def first_item(folder):
+    return sorted((folder / "items").glob("*.parquet"))[0]
+
+
+def replaced_by_link(path, target):
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    return path
+
+
+# Links
+
+
+@pytest.mark.parametrize("name", ["tmp", "quarantine", "environment"])
+def test_a_folder_of_the_run_that_is_a_link_is_refused_and_its_target_is_as_it_was(folder, victim, name):
+    first_item(folder).write_bytes(b"damaged, so that a file is set aside")
+    study = study_of(folder)
+    replaced_by_link(folder / name, victim)
+    refused(f"{name} is a symbolic link, and none is followed", lambda: iclperm.run(study, folder, mixed=True))
+    assert sorted(path.name for path in victim.iterdir()) == ["000000.lock", "thesis.txt"]
+    assert all(path.read_text() == "mine" for path in victim.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name", ["plan.json", "demonstrations-001.parquet", "queries-001.parquet.sha256", "FORMAT", "items"]
+)
+def test_what_is_read_through_a_link_is_refused(folder, tmp_path, name):
+    kept = tmp_path / "kept"
+    (folder / name).rename(kept)
+    (folder / name).symlink_to(kept)
+    refused("is a symbolic link, and none is followed in a run folder; put what it points to", iclperm.open_run, folder)
+
+
+def test_the_run_folder_itself_may_be_a_link(folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder)
+    assert iclperm.open_run(tmp_path / "link").digest == iclperm.open_run(folder).digest
+    assert run_again(tmp_path / "link").digest == iclperm.open_run(folder).digest
+
+
+def test_a_lock_that_is_a_link_truncates_nothing(folder, victim):
+    parts = RunFolder.open(folder).parts
+    (folder / "tmp").mkdir(exist_ok=True)
+    (folder / "tmp/000000.lock").symlink_to(victim / "000000.lock")
+    refused("000000.lock is a symbolic link", parts.claim, 0)
+    assert (victim / "000000.lock").read_text() == "mine"
+
+
+def test_figures_and_reports_that_are_links_are_replaced_not_written_through(folder, victim):
+    for name in ("heatmap.png", "report.json"):
+        replaced_by_link(folder / name, victim / "thesis.txt")
+    iclperm.open_run(folder).write_report()
+    assert (victim / "thesis.txt").read_text() == "mine"
+    assert not (folder / "heatmap.png").is_symlink()
+    assert (folder / "heatmap.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_for_reports_that_is_a_link_is_refused(folder, victim):
+    (folder / "report-mean").symlink_to(victim)
+    error = called("report", folder, "--normalize", "mean")
+    assert isinstance(error, ConfigError)
+    assert "report-mean, a link inside a run folder; name another place" in str(error)
+    assert sorted(path.name for path in victim.iterdir()) == ["000000.lock", "thesis.txt"]
+
+
+def test_a_run_of_several_that_is_a_link_is_refused(tmp_path, folder):
+    several = shutil.copytree(FOLDERS / "transfer", tmp_path / "several")
+    (several / "demo").rename(tmp_path / "demo")
+    (several / "demo").symlink_to(tmp_path / "demo")
+    refused("demo is a symbolic link, and none is followed", iclperm.open_run, several)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("../../.git/annex/objects/Xk/2f/SHA256E-s9--ab.parquet/SHA256E-s9--ab.parquet", "run: git annex get and git"),
+        ("../.dvc/cache/files/md5/ab/cdef", r"is a link of DVC, .*; run: dvc pull, dvc unprotect"),
+    ],
+)
+def test_links_of_version_control_are_told_apart(folder, target, message):
+    replaced_by_link(first_item(folder), target)
+    refused(message, iclperm.open_run, folder)
+
+
+def test_pointers_of_version_control_are_told_apart(folder, tmp_path):
+    item, text = first_item(folder), "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    whole = item.read_bytes()
+    item.write_text(text)
+    for use in (iclperm.open_run, run_again):
+        refused(f"{item.name} is not here, only a pointer to it; run: git lfs pull", use, folder)
+    assert item.read_text() == text  # not set aside as damage
+    item.write_text("/annex/objects/SHA256E-s9--ab.parquet\n")
+    refused("run: git annex get", iclperm.open_run, folder)
+    item.unlink()
+    item.with_name(f"{item.name}.dvc").write_text("outs:")
+    refused(rf"run: dvc pull .*{item.name}.dvc", iclperm.open_run, folder)
+    item.write_bytes(whole)
+    assert iclperm.open_run(folder)  # the file is there, and its pointer beside it
+    (folder / "items").rename(tmp_path / "items")
+    (folder / "items.dvc").write_text("outs:")
+    for use in (iclperm.open_run, lambda path: iclperm.run(Study(task="mini_news"), path, mixed=True)):
+        refused(r"items is not here, only DVC's pointer to it; run: dvc pull .*items.dvc", use, folder)
+    shutil.rmtree(folder)
+    folder.with_name("run.dvc").write_text("outs:")
+    refused(r"run is not here, only DVC's pointer to it", iclperm.open_run, folder)
+
+
+def test_data_that_version_control_has_not_fetched_are_told_apart(tmp_path):
+    path = tmp_path / "a.csv"
+    path.symlink_to(".git/annex/objects/ab")
+    for read in (lambda: read_rows(path, ["a"]), lambda: load(path)):
+        refused("a.csv:? is not here, only a pointer to it; run: git annex get", read, error=DataError)
+    path.unlink()
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    for read in (lambda: read_rows(path, ["a"]), lambda: load(path)):
+        refused("a.csv:? is not here, only a pointer to it; run: git lfs pull", read, error=DataError)
+    path.rename(tmp_path / "a.csv.dvc")
+    for read in (lambda: read_rows(path, ["a"]), lambda: load(path)):
+        refused("a.csv:? is not here, only a pointer to it; run: dvc pull", read, error=DataError)
+
+
+# What is no file, too large, or nested too deep
+
+
+@pytest.mark.parametrize("name", ["plan.json", "study.yaml", "FORMAT", "queries-001.parquet", "item"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(folder, name):
+    path = first_item(folder) if name == "item" else folder / name
+    path.unlink()
+    os.mkfifo(path)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import sys, iclperm; iclperm.open_run(sys.argv[1])", folder],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"{path.name} is no regular file; move it elsewhere" in done.stderr.splitlines()[-1]
+
+
+def test_a_pipe_in_the_place_of_a_users_file_is_refused_at_once(tmp_path):
+    path = tmp_path / "data.csv"
+    os.mkfifo(path)
+    refused("not a regular file", lambda: read_rows(path, ["a"]), error=DataError)
+    refused("not a regular file", lambda: Study.from_file(path), error=ConfigError)
+    refused("no regular file", lambda: load(path), error=DataError)
+
+
+def test_the_pipe_of_a_shell_is_read(tmp_path):
+    read, write = os.pipe()
+    os.write(write, b"seed: 7\n")
+    os.close(write)
+    assert Study.from_file(f"/dev/fd/{read}").seed == 7
+    os.close(read)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "study.yaml", "FORMAT", "environment"])
+def test_a_file_of_any_size_is_refused_before_it_is_read(folder, name):
+    path = folder / name
+    if name == "environment":
+        path = folder / name / "20260101T000000Z-00000000.json"
+        path.parent.mkdir(exist_ok=True)
+    with path.open("ab") as file:
+        file.truncate(1 << 40)  # of which the disk holds nothing
+    refused(rf"{path.name} has 1,099,511,627,776 bytes; at most [\d,]+ are read", iclperm.open_run, folder)
+
+
+def test_a_plan_that_is_nested_deep_is_damage(folder):
+    raw = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    (folder / "plan.json").write_bytes(raw)
+    refused(r"plan\.json is damaged", iclperm.open_run, folder, error=DamagedItem)
+    assert unsealed(raw) is None
+    with pytest.raises(ValueError, match="nested deeper than 50 levels"):
+        parsed(raw)
+    flat = {"text": "[" * 1000 + '"{', "list": [[1]] * 1000}
+    assert unsealed(json.dumps(sealed(flat)).encode()) == sealed(flat)
+
+
+def test_a_replys_line_of_somebody_who_reckons_checksums_is_damage(folder):
+    import zlib
+
+    (folder / "api").mkdir()
+    for raw in (b"[" * 5_000 + b"]" * 5_000, b"[]", b"{}", b'{"key": 1, "model": 2, "reply": 3, "spent": [1, "a"]}'):
+        line = b'{"crc32":"%08x","entry":' % zlib.crc32(raw) + raw + b"}\n"
+        (folder / "api/a.jsonl").write_bytes(line)
+        (found,) = audit.verify(folder).damage
+        assert "a.jsonl is damaged in line 1" in found
+
+
+# Parquet
+
+
+def written(table, **choices):
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", **choices)
+    return sink.getvalue().to_pybytes()
+
+
+def dictionary_bomb(rows=18_000, size=1_000_000):
+    """Some hundred bytes for 18 GB: one text in a dictionary, which every row has."""
+    texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["a" * size]))
+    return pa.table({"query": pa.array(np.zeros(rows, np.int64)), "text": texts})
+
+
+def list_bomb():
+    lists = pa.ListArray.from_arrays(pa.array([0, 40_000_000], pa.int32()), pa.array(np.zeros(40_000_000, np.float32)))
+    return pa.table({"query": pa.array([0]), "label_logprob": lists})
+
+
+BOMBS = {
+    "a text in a dictionary": dictionary_bomb,
+    "such texts in lists": lambda: pa.table({"a": pa.array([["a" * 1_000_000] * 400])}),
+    "runs of one number": lambda: pa.table({"query": pa.array(np.zeros(40_000_000, np.int64))}),
+    "a long list": list_bomb,
+}
+
+
+def peak_of(script, *arguments):
+    """What a process of its own printed, and the most memory that it took, in bytes."""
+    tail = "\nprint(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    command = [sys.executable, "-P", "-c", script + tail, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    *words, peak = done.stdout.splitlines()
+    return "\n".join(words), int(peak) << 10
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_parquet_that_unpacks_to_gigabytes_is_refused_before_it_is_decoded(tmp_path, bomb):
+    raw = written(BOMBS[bomb]())
+    assert len(raw) < 1_000_000
+    (tmp_path / "a.parquet").write_bytes(raw)
+    script = (
+        "import sys; from pathlib import Path; from iclperm.base import parquet\n"
+        "try:\n    parquet.read_table(Path(sys.argv[1]).read_bytes())\n"
+        "except parquet.Unpacks as error:\n    print(error)"
+    )
+    words, peak = peak_of(script, tmp_path / "a.parquet")
+    assert "would unpack to" in words
+    assert peak < 600 << 20
+
+
+def test_the_bomb_is_refused_wherever_it_lies(folder, tmp_path):
+    raw = written(dictionary_bomb())
+    (tmp_path / "a.parquet").write_bytes(raw)
+    refused("would unpack to 16.8 GB", lambda: read_rows(tmp_path / "a.parquet", ["text"]), error=DataError)
+    answers_of = written(dictionary_bomb().rename_columns(["query", "correct"]))
+    (tmp_path / "b.parquet").write_bytes(answers_of)
+    refused("would unpack to", lambda: load(tmp_path / "b.parquet"), error=DataError)
+    number = first_item(folder).name[:6]
+    first_item(folder).unlink()
+    (folder / f"items/{number}-{hashlib.sha256(raw).hexdigest()[:16]}.parquet").write_bytes(raw)
+    refused("is no table of a run: it ", iclperm.open_run, folder, error=DamagedItem)
+    assert any("is no table of a run" in line for line in audit.verify(folder).damage)
+
+
+def test_more_rows_than_the_plan_has_are_refused(folder):
+    table = pq.read_table(first_item(folder))
+    raw = written(pa.concat_tables([table] * 1000))
+    number = first_item(folder).name[:6]
+    first_item(folder).unlink()
+    (folder / f"items/{number}-{hashlib.sha256(raw).hexdigest()[:16]}.parquet").write_bytes(raw)
+    refused(r"it has [\d,]+ rows; at most [\d,]+ can be", iclperm.open_run, folder, error=DamagedItem)
+
+
+def test_a_footer_that_says_less_than_its_pages_is_refused():
+    raw = written(pa.table({"n": pa.array(np.zeros(1_000_000, np.int64))}), use_dictionary=False)
+    file = pq.ParquetFile(pa.BufferReader(raw))
+    chunk = file.metadata.row_group(0).column(0)
+    said = chunk.num_values
+    size = int.from_bytes(raw[-8:-4], "little")
+
+    def varint(number):
+        pieces = []
+        number <<= 1
+        while number > 127:
+            pieces.append(number & 127 | 128)
+            number >>= 7
+        return bytes([*pieces, number])
+
+    footer = raw[-8 - size : -8]
+    assert varint(said) in footer
+    lying = footer.replace(varint(said), varint(65_536))  # of as many bytes
+    assert len(lying) == len(footer)
+    with pytest.raises(ValueError, match=r"has pages that are not what its footer says"):
+        parquet.read_table(raw[: -8 - size] + lying + raw[-8:])
+    assert len(parquet.read_table(raw)) == 1_000_000
+
+
+def test_columns_in_each_other_are_refused_before_a_reader_follows_them():
+    kind = pa.int64()
+    for _ in range(40):
+        kind = pa.struct([pa.field("a", kind)])
+    raw = written(pa.table({"a": pa.array([None], kind)}))
+    with pytest.raises(parquet.Unpacks, match="nested deeper than 16 levels"):
+        parquet.read_table(raw)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"data_page_version": "2.0"},
+        {"use_dictionary": False},
+        {"row_group_size": 99},
+        {"write_page_checksum": True},
+    ],
+    ids=str,
+)
+def test_what_is_no_bomb_is_read_as_ever(monkeypatch, choices):
+    table = pa.table(
+        {
+            "number": pa.array(np.arange(1000) % 7),
+            "name": pa.array(["x", None] * 500).dictionary_encode(),
+            "lists": pa.array([[1.5, 2.0], None] * 500, pa.list_(pa.field("element", pa.float32()))),
+            "hashes": pa.array([[f"{i:064d}" for i in range(n % 5)] for n in range(1000)]),
+            "text": pa.array(["abc" * (n % 7) for n in range(999)] + ["long" * 1000]),
+        }
+    ).replace_schema_metadata({"run": "1"})
+    raw = written(table, **choices)
+    whole = pq.read_table(pa.BufferReader(raw))
+    assert parquet.read_table(raw).equals(whole, check_metadata=True)
+    assert parquet.read_table(raw, ["text", "number"]).equals(whole.select(["text", "number"]), check_metadata=True)
+    assert parquet.metadata_of(raw) == whole.schema.metadata
+    least, most = parquet._unpacked_bytes(raw, pq.ParquetFile(pa.BufferReader(raw)))
+    seen = []
+    monkeypatch.setattr(parquet, "_text_bytes", lambda array, count=parquet._text_bytes: seen.append(1) or count(array))
+    assert parquet.read_table(raw, most_bytes=(least + most) // 2).equals(whole, check_metadata=True)
+    assert seen or least == most  # texts were counted as they are stored, then made
+
+
+@pytest.mark.parametrize("cut", [1, 13, 100, 0.5, 0.9])
+def test_half_a_file_is_no_crash(cut):
+    raw = written(dictionary_bomb(10, 10))
+    half = raw[: int(cut * len(raw)) if cut < 1 else cut]
+    for broken in (half, half + raw[-12:], raw[:50] + os.urandom(20) + raw[70:]):
+        with suppress(ValueError, pa.ArrowException, OSError):  # some bytes may be changed without harm
+            assert len(parquet.read_table(broken)) == 10
+
+
+def test_tables_that_tell_of_more_answers_than_there_are_bytes_are_refused(folder, monkeypatch):
+    from iclperm.runs import read
+
+    monkeypatch.setattr(read, "_ANSWERS_OF_ANY", 0)
+    monkeypatch.setattr(read, "_ANSWERS_A_BYTE", 1e-6)
+    refused(r"tells of \d+ answers, but its items have [\d,]+ bytes", iclperm.open_run, folder, error=DamagedItem)
+
+
+# Outputs
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("form", ["plain", "dots", "link", "relative", "upper"])
+@pytest.mark.parametrize("name", ["item", "demonstrations.parquet", "items/new.parquet", "tmp/a.csv", "plan-001.json"])
+def test_nothing_is_exported_onto_what_a_run_keeps(folder, tmp_path, monkeypatch, form, name):
+    path = first_item(folder) if name == "item" else folder / name
+    before = content(folder)
+    if form == "dots":
+        (folder / "figures").mkdir()
+        path = folder / "figures" / ".." / path.relative_to(folder)
+    elif form == "link":
+        (tmp_path / "link").symlink_to(path.parent)
+        path = tmp_path / "link" / path.name
+    elif form == "relative":
+        monkeypatch.chdir(folder)
+        path = path.relative_to(folder)
+    elif form == "upper":
+        path = folder / str(path.relative_to(folder)).upper()
+    refused("is among what the run .* keeps .*; name another place", output, path, error=ConfigError)
+    if form != "upper":
+        error = called("export", folder, "--out", path)
+        assert isinstance(error, ConfigError)
+    assert content(folder) == before
+
+
+def test_no_command_writes_into_what_a_run_keeps(folder, tmp_path):
+    before = content(folder)
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).random((3, 3)))
+    for arguments in (
+        ("report", folder, "--out", folder / "items"),
+        ("report", folder, "--out", folder / "environment/figures"),
+        ("stats", tmp_path / "a.npy", "--out", folder / "items"),
+        ("compare", folder, folder, "--out", folder / "quarantine"),
+        ("tasks", "new", "mine", "--out", folder / "items/mine.yaml"),
+        ("run", "--out", folder / "items/run", "--sets", "2", "--permutations", "2", "--queries", "2"),
+        ("bench", "--out", folder / "study.yaml", "--quick"),
+    ):
+        error = called(*arguments)
+        assert isinstance(error, ConfigError), arguments
+        assert "is among what the run" in str(error)
+    assert content(folder) == before
+
+
+def test_beside_what_a_run_keeps_there_is_room(folder):
+    before = content(folder)
+    assert called("export", folder, "--out", folder / "answers.csv") is None
+    assert called("report", folder, "--out", folder / "figures") is None
+    assert (folder / "figures/report.json").is_file()
+    assert before.items() <= content(folder).items()
+
+
+# Patterns that walk a disk
+
+
+def test_a_pattern_that_visits_too_much_is_refused(tmp_path):
+    for name in range(30):
+        (tmp_path / "a" / str(name)).mkdir(parents=True)
+        (tmp_path / "a" / str(name) / "x.csv").write_text("a\n1\n")
+    assert [path.name for path in matches(tmp_path, "a/1*/*.csv")] == ["x.csv"] * 11
+    with pytest.raises(RunError, match=r"more than 50 names were looked at; give a pattern with fewer \*"):
+        matches(tmp_path, "*/*/*.csv", most=50)
+    assert matches(tmp_path, str(tmp_path / "a/2/*.csv")) == [tmp_path / "a/2/x.csv"]
+    assert matches(tmp_path, "b/*.csv") == []
+
+
+def test_a_task_whose_pattern_walks_the_disk_is_refused_in_a_moment(tmp_path, monkeypatch):
+    from iclperm.tasks.sources import _matches
+
+    for name in range(20):
+        (tmp_path / str(name)).mkdir()
+    monkeypatch.setattr(files.matches, "__defaults__", (10,))
+    refused("more than 10 names were looked at", lambda: _matches(tmp_path, "*/*.csv", None), error=DataError)
+
+
+# FORMAT
+
+
+def flips(raw):
+    """Every byte lost, and every byte with one bit changed that leaves no other version's number."""
+    lost = [raw[:place] + raw[place + 1 :] for place in range(len(raw) - 1)]
+    places = [(place, bit) for place in range(len(raw)) for bit in (0, 5)]
+    turned = [raw[:place] + bytes([raw[place] ^ (1 << bit)]) + raw[place + 1 :] for place, bit in places]
+    return [each for each in (*lost, *turned) if each.strip() != raw.strip()]
+
+
+def test_a_lost_or_flipped_byte_of_format_is_mended_by_the_same_study(folder, capsys):
+    raw = (folder / "FORMAT").read_bytes()
+    study, digest = study_of(folder), iclperm.open_run(folder).digest
+    identity_of = json.loads((folder / "plan.json").read_text())
+    damaged = [each for each in flips(raw) if not files.re.fullmatch(rb"iclperm-run [2-9]\n?", each)]
+    assert len(damaged) > 35
+    for each in damaged:
+        (folder / "FORMAT").write_bytes(each)
+        assert has_mended_format(folder, {"study": identity_of["study"]}), each
+        assert (folder / "FORMAT").read_bytes() == raw
+        assert each in [path.read_bytes() for path in (folder / "quarantine").iterdir()]
+    (folder / "FORMAT").write_bytes(raw[1:])
+    refused("FORMAT is damaged: .*; run the study again, which mends it", iclperm.open_run, folder, error=DamagedItem)
+    assert "FORMAT is damaged" in audit.verify(folder).damage[0]
+    found = iclperm.run(study, folder)
+    assert (found.digest, found.report.num_quarantined) == (digest, 1)
+    assert (folder / "FORMAT").read_bytes() == raw
+
+
+def test_the_mended_format_is_told_in_one_line(folder, capsys):
+    (folder / "FORMAT").write_bytes(b"iclperm-rtn 1\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(folder), "--mixed"])
+    assert ended.value.code == 0
+    assert "damaged files set aside and written anew: 1" in capsys.readouterr().out
+
+
+def test_another_version_or_another_run_is_not_mended(folder):
+    plan = json.loads((folder / "plan.json").read_text())
+    for found in ("iclperm-run 2\n", "iclperm-run 10\n", "iclperm-runs 1\n"):
+        (folder / "FORMAT").write_text(found)
+        assert not has_mended_format(folder, {"study": plan["study"]})
+        refused("has the format|study.yaml is damaged", iclperm.open_run, folder)
+    (folder / "FORMAT").write_text("damaged")
+    assert not has_mended_format(folder, {"study": {}})
+    assert (folder / "FORMAT").read_text() == "damaged"
+
+
+def test_where_the_number_itself_is_damaged_sessions_tell_the_version(folder):
+    plan = json.loads((folder / "plan.json").read_text())
+    run = RunFolder.open(folder)
+    shutil.rmtree(folder / "environment", ignore_errors=True)
+    for name in ("environment", "tmp"):
+        run.files.make(folder / name)
+    run.write_session("one", {"numerics": {}})
+    (folder / "FORMAT").write_text("iclperm-run 3\n")  # a bit of its 1
+    assert has_mended_format(folder, {"study": plan["study"]})
+    assert (folder / "FORMAT").read_text() == "iclperm-run 1\n"
+    (folder / "FORMAT").write_text("iclperm-run 3\n")
+    (folder / "environment/two.json").write_text(json.dumps(sealed({"format": "iclperm-run 3"})))
+    assert not has_mended_format(folder, {"study": plan["study"]})
+
+
+def test_the_format_of_several_runs_is_mended(tmp_path):
+    folder = shutil.copytree(FOLDERS / "selection", tmp_path / "run")
+    study, digest = iclperm.open_run(folder).study, iclperm.open_run(folder).digest
+    (folder / "FORMAT").write_bytes(b"iclperm-run 1\n")  # a letter was lost
+    found = iclperm.run(study.model_copy(update={"out": None}), folder, mixed=True)
+    assert (found.digest, found.report.num_quarantined) == (digest, 1)
+    assert iclperm.open_run(folder).digest == digest
+
+
+# Ends
+
+
+def command(*arguments):
+    return [sys.executable, "-P", "-c", "from iclperm.cli.main import main; main()", *map(str, arguments)]
+
+
+def test_who_reads_one_line_gets_it_and_the_command_ends_well(folder):
+    with subprocess.Popen(command("report", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    assert (folder / "report.json").is_file()
+
+
+def test_a_full_standard_output_is_one_line_and_no_loss(folder):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command("report", folder), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        "error: standard output cannot be written: no space left on device; what was computed is kept, the same "
+        "command shows it"
+    ]
+    assert (folder / "report.json").is_file()
+
+
+# Patterns that take for ever
+
+
+def slow_answers(count, patience, seconds=0.3):
+    answer = Answer(field="a", check="exact", rules=[{"pattern": "^(a+)+$|yes"}])
+    texts = ["a" * 40 + "!"] * count + ["yes"]
+    started = time.monotonic()
+    with open_checker(answer, seconds=seconds, patience=patience) as checker:
+        found = checker.judge(texts, ["yes"] * len(texts))
+    return found, time.monotonic() - started
+
+
+def test_slow_patterns_have_a_limit_for_the_whole_run(monkeypatch):
+    calls = []
+    call = Worker.call
+    monkeypatch.setattr(Worker, "call", lambda worker, job, limit: calls.append(limit) or call(worker, job, limit))
+    found, _ = slow_answers(100, (0.5, 1.0))
+    assert [each.rule for each in found] == [answers.GIVEN_UP] * 101  # the last was not looked at any more
+    assert len(calls) < 10
+    assert calls[0] == 0.3
+    assert min(calls) == 0.25
+    calls.clear()
+    found, _ = slow_answers(2, (60.0, 120.0))
+    assert [each.answer for each in found] == [None, None, "yes"]
+    assert calls == [0.3] * 3
+
+
+def test_what_was_given_up_is_counted_and_said():
+    from iclperm.studies.generation import generation
+
+    empty = np.zeros((2, 2, 1, 3), int)
+    found = generation(empty, empty, empty - 1, empty, empty, shots=[1], rules=[])
+    assert not found.warnings
+    assert "num_given_up" not in found.to_dict()
+    told = replace(found, num_given_up=7)
+    assert "the reading of 7 texts took too long and was given up" in told.warnings[0]
+    assert told.to_dict()["num_given_up"] == 7
