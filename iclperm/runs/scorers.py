@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from iclperm.endpoint import Endpoint
 from iclperm.endpoint.bill import Prompt
+from iclperm.endpoint.keys import KeyHosts
 from iclperm.endpoint.ledger import Ledger
 from iclperm.endpoint.replies import Reply, Scored
 from iclperm.errors import ConfigError, OutOfMemory, RunStopped, is_out_of_memory
@@ -71,9 +72,10 @@ class Scorer(Protocol):
         ...
 
 
-def scorer_of(work: Work, folder: Path | None) -> Scorer:
-    """The scorer of a study; nothing is loaded or asked before the first part. ``folder`` keeps an API's replies."""
-    return LocalModel(work) if work.setting.study.endpoint is None else RemoteModel(work, folder)
+def scorer_of(work: Work, folder: Path | None, keys: KeyHosts | None = None) -> Scorer:
+    """The scorer of a study; nothing is loaded or asked before the first part. ``folder`` keeps an API's replies,
+    ``keys`` are the hosts that its key may go to."""
+    return LocalModel(work) if work.setting.study.endpoint is None else RemoteModel(work, folder, keys)
 
 
 class LocalModel:
@@ -195,7 +197,7 @@ class RemoteModel:
     session asks for these replies alone.
     """
 
-    def __init__(self, work: Work, folder: Path | None) -> None:
+    def __init__(self, work: Work, folder: Path | None, keys: KeyHosts | None = None) -> None:
         choices = work.setting.study.endpoint
         assert choices is not None
         self.libraries = ("iclperm", "numpy", "pyarrow", "openai", *_checking(work))
@@ -203,13 +205,14 @@ class RemoteModel:
         self._choices = choices
         self._work = work
         self._folder = folder
+        self._keys = keys
         self._ledger: Ledger | None = None
 
     @cached_property
     def endpoint(self) -> Endpoint:
         """Made at the first use; sends nothing by itself."""
         self._ledger = None if self._folder is None else Ledger(self._folder, beside(self._folder))
-        return Endpoint.of(self._choices, self._ledger)
+        return Endpoint.of(self._choices, self._ledger, self._keys)
 
     def close(self) -> None:
         """Closes the file of replies."""
