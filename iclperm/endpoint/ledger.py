@@ -178,8 +178,8 @@ class Ledger:
         self, key: str, *, model: str, spent: Spent, reply: Mapping[str, Any] | None, settles: str | None = None
     ) -> None:
         """Puts one paid reply on disk: it is synced when this returns. ``reply`` is None for one that may have been
-        paid for but did not arrive whole. ``settles`` is the intent that it ends. Raises `RunStopped` where it cannot be
-        written: the intent then stays open, and counts."""
+        paid for but did not arrive whole. ``settles`` is the intent that it ends. Raises `RunStopped` where it cannot
+        be written: the intent then stays open, and counts."""
         settled = {} if settles is None else {"settles": settles}
         entry = {"key": key, "model": model, "time": _now(), "spent": list(astuple(spent)), **settled, "reply": reply}
         self._own.pop(settles or "", None)

@@ -550,7 +550,8 @@ async def _receive(response: Any) -> None:
         content = body.whole()
     finally:
         await stream.aclose()
-    response.headers = type(headers)({name: headers[there] for there, name in names.items() if there in headers})
+    kept = {name: headers[there].encode("ascii", "replace") for there, name in names.items() if there in headers}
+    response.headers = type(headers)({name.encode(): value for name, value in kept.items()})
     response.stream = type(response)(200, content=content).stream
 
 
