@@ -111,6 +111,11 @@ class Endpoint:
         """What this endpoint itself has spent so far, also of a call that is still open."""
         return self._transport.paid
 
+    @property
+    def lost(self) -> Spent:
+        """What of `paid` brought no reply, at most."""
+        return self._transport.lost
+
     def generate(self, prompts: Sequence[Prompt], max_new_tokens: int = 256, stop: Sequence[str] = ()) -> list[Reply]:
         """Replies to prompts that share a context: prompt by prompt, all draws of each."""
         (replies,) = self.generate_groups([prompts], max_new_tokens=max_new_tokens, stop=stop)

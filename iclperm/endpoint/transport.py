@@ -96,8 +96,8 @@ class Transport:
     """Sends the requests of one endpoint, and knows what they cost; one call at a time.
 
     ``report`` is the last call's usage (or the open one's, without its sums), ``totals`` that of all. ``paid`` is what
-    this object has spent so far, also in a call that is still open. ``served`` is the name that replies bear, None
-    before the first. ``where`` names model and server in messages.
+    this object has spent so far, also in a call that is still open; ``lost`` is what of it brought no reply, at most.
+    ``served`` is the name that replies bear, None before the first. ``where`` names model and server in messages.
     """
 
     def __init__(self, choices: EndpointChoices, ledger: Ledger | None, pace: Pace) -> None:
@@ -106,6 +106,7 @@ class Transport:
         self.report = Usage()
         self.totals = Usage()
         self.paid = Spent()
+        self.lost = Spent()
         self.served: str | None = None if ledger is None else ledger.served.get(choices.model)
         self._key = read_key(choices.api_key_env)
         self._cut = KeyCutter(self._key).cut
@@ -423,6 +424,7 @@ class _Booking:
         """Books the bound of a request that may have been paid for and brought nothing; nothing after `settle`."""
         if self._is_open:
             self._transport.report.num_lost += 1
+            self._transport.lost += self._request.bound
             self.settle(self._request.bound, None)
 
 

@@ -27,6 +27,7 @@ from iclperm.runs.checks import halved_peaks, refuse_normalized_lists
 from iclperm.runs.formats import beside
 from iclperm.runs.generated import Text
 from iclperm.runs.layout import api_prompt
+from iclperm.runs.run import as_counts
 from iclperm.runs.tables import generated_rows, item_rows
 from iclperm.runs.work import Part, Product, Work
 from iclperm.study.states import API_MISSING, INVALID, OK, OVERLONG, UNPARSED
@@ -233,15 +234,7 @@ class RemoteModel:
     def replies(self) -> dict[str, int]:
         """Counts of the parts that this process has answered."""
         damaged = {} if self._ledger is None else {"num_damaged_replies": self._ledger.num_damaged}
-        paid = self.endpoint.paid
-        return {
-            **self._counts,
-            **damaged,
-            "num_requests": paid.requests,
-            "num_prompt_tokens": paid.prompt_tokens,
-            "num_cached_tokens": paid.cached_tokens,
-            "num_reply_tokens": paid.completion_tokens,
-        }
+        return {**self._counts, **damaged, **as_counts(self.endpoint.paid, self.endpoint.lost)}
 
     def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
         """See `Scorer`; the prompts of a context are sent as a group, so that the provider can cache it."""
