@@ -237,7 +237,7 @@ def _joined(content: Any) -> Any:
     """The text of a message, which may come in parts; parts of another type, such as reasoning, are no answer."""
     if not isinstance(content, list):
         return content
-    texts = [
+    texts: list[Any] = [
         part if isinstance(part, str) else _mapping(part).get("text")
         for part in content
         if isinstance(part, str) or _mapping(part).get("type", "text") in ("text", "output_text")
@@ -312,7 +312,7 @@ class _Answered(BaseModel):
     system_fingerprint: _Words = None
     choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
     usage: Annotated[_Used | None, _if(dict)] = None
-    without: list[Literal["temperature", "stop"]] = Field(default_factory=list, alias=_WITHOUT)
+    without: list[Literal["temperature", "stop"]] = Field(default_factory=list, alias="iclperm_without")  # `_WITHOUT`
 
 
 class _Tail(NamedTuple):
