@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from iclperm import external
+from iclperm.endpoint.keys import KeyHosts, SendKeys
 from iclperm.errors import ConfigError
 from iclperm.external import Tensor
 from iclperm.runs import audit
@@ -34,24 +35,28 @@ def run(
     mixed: bool = False,
     progress: Progress | None = None,
     limits: WorkLimits | None = None,
+    send_keys: SendKeys | None = None,
 ) -> Run | StudyRuns:
     """Runs a study, or what is missing of it in the run folder ``out``; without a folder results are kept in memory.
 
     ``out`` is the study's own unless given. ``extend`` lets a run grow in sets, permutations and queries; what is there
     stays. ``mixed`` accepts parts whose last bits may differ, from another machine or version. Several processes may
     run one study into one folder. ``limits`` cut the work otherwise than by default, and must be the same for every
-    session of a folder. A kind that could not be reported is refused before anything is computed.
+    session of a folder. ``send_keys`` name the hosts that keys may go to by their variables, as
+    ``{"OPENAI_API_KEY": "api.openai.com"}``: the key that a study's endpoint wants is sent nowhere else. A kind that
+    could not be reported is refused before anything is computed.
 
-    Raises `ConfigError`, `DataError`, `TokenizationError` or `ModelError` for what does not fit, `RunError` for a
-    folder of another run, `RunStopped` where the folder cannot be written or memory does not suffice. Cost: the plan's
-    distinct tokens, each once.
+    Raises `ConfigError`, `DataError`, `TokenizationError` or `ModelError` for what does not fit, `KeyNotNamed` for a
+    key at a host that nobody named, `RunError` for a folder of another run, `RunStopped` where the folder cannot be
+    written or memory does not suffice. Cost: the plan's distinct tokens, each once.
     """
 
     def one(study: Study, out: str | Path | None) -> Run:
-        return Run.of(run_one(study, out, extend, mixed, progress, limits or DEFAULT))
+        return Run.of(run_one(study, out, extend, mixed, progress, limits or DEFAULT, keys))
 
     kind = kinds.named(study.kind)
     load(kind)
+    keys = KeyHosts(send_keys, None if kind.stages is None else several.identifier(study))
     if kind.stages is not None:
         parts = Path(out or study.out or "") if out or study.out else None
         return several.run_all(study, parts, one)

@@ -17,6 +17,18 @@ class UnknownKind(ConfigError):
     """A study, or a folder, is of a kind that no installed package declares."""
 
 
+class KeyNotNamed(ConfigError):
+    """A study asks to send the key in ``variable`` to a ``host`` that the user has not named for it."""
+
+    def __init__(self, variable: str, host: str) -> None:
+        super().__init__(
+            f"the study asks to send the key in {variable} to {host}, which nobody named for it here; if it may go "
+            f"there, add --send-key {variable}={host} (in Python send_keys={{{variable!r}: {host!r}}})"
+        )
+        self.variable = variable
+        self.host = host
+
+
 class DataError(IclpermError):
     """A dataset, a score table or another input array is missing, malformed or does not fit."""
 

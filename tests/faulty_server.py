@@ -14,7 +14,8 @@ from typing import Any
 MODEL = "faulty-1"
 STALL_S = 5.0  # longer than any test waits
 
-Fault = str | Callable[[dict[str, Any]], str]
+Fault = str | Callable[[dict[str, Any]], str | Iterable[bytes]]
+"""What goes wrong, by name; or it is told from the request, also as the very bytes to send."""
 
 
 def answer_to(prompt: str) -> str:
@@ -100,13 +101,26 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.most_at_once = max(self.server.most_at_once, self.server.now)
             fault = next(self.server.faults, "ok")
         try:
-            self._serve(fault if isinstance(fault, str) else fault(body), body)
+            told = fault if isinstance(fault, str) else fault(body)
+            if isinstance(told, str):
+                self._serve(told, body)
+            else:
+                self._send_as_is(told)
         finally:
             with self.server.lock:
                 self.server.now -= 1
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing."""
+
+    def _send_as_is(self, pieces: Iterable[bytes]) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):  # the client has heard enough
+            for piece in pieces:
+                self.wfile.write(piece)
+                self.wfile.flush()
+                if self.server.closing.is_set():
+                    return
 
     def _serve(self, fault: str, body: dict[str, Any]) -> None:
         name, _, value = fault.partition(" ")

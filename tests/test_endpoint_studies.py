@@ -271,7 +271,7 @@ def test_a_damaged_reply_is_told_and_paid_for_again(tmp_path):
         (session,) = (tmp_path / "run/api").glob("*.jsonl")
         session.write_bytes(session.read_bytes().replace(b"answer ", b"reply  ", 1))
         (told,) = audit.verify(tmp_path / "run").damage
-        assert told.startswith(f"{session} is damaged in line 1")
+        assert told.startswith(f"{session} is damaged in line 2")  # the first says that it is sent
         run = iclperm.run(study, tmp_path / "run")
         assert sorted(server.paid.values())[-2:] == [1, 2]
         with Ledger(tmp_path / "run") as ledger:
@@ -314,12 +314,14 @@ def test_draws_are_a_variance_component(tmp_path):
 
 def test_the_key_reaches_no_file_of_a_run(tmp_path, monkeypatch, capfd, caplog):
     monkeypatch.setenv("ICLPERM_TEST_KEY", SENTINEL)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with faulty_server(["401", "ok"]) as server:
         choices = {"scoring": "generate", "max_new_tokens": 3, **SIZES}
         study = Study(endpoint=behind(server, api="chat", api_key_env="ICLPERM_TEST_KEY"), **choices)
+        send_keys = {"ICLPERM_TEST_KEY": str(study.endpoint.address)}
         with pytest.raises(RunStopped) as raised:
-            iclperm.run(study, tmp_path / "run")
-        iclperm.run(study, tmp_path / "run").write_report()
+            iclperm.run(study, tmp_path / "run", send_keys=send_keys)
+        iclperm.run(study, tmp_path / "run", send_keys=send_keys).write_report()
         assert any(SENTINEL in str(headers) for headers in server.headers)
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert any(path.parent.name == "api" for path in files)

@@ -6,6 +6,7 @@ Functions that can fail in more than one way return the exit code; all raise wha
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,8 @@ from iclperm.cli import terminal
 from iclperm.cli.arguments import study_of
 from iclperm.cli.failures import FAILED, STOPPED, one_line
 from iclperm.cli.progress import shown_progress
-from iclperm.errors import ConfigError, RunStopped
+from iclperm.endpoint.keys import named_by_flags
+from iclperm.errors import ConfigError, KeyNotNamed, RunStopped
 from iclperm.external import Description, describe, load
 from iclperm.report import write_report
 from iclperm.report.parts import Findings, plain
@@ -61,14 +63,27 @@ def run(
     extend: bool,
     mixed: bool,
     as_json: bool,
+    send_keys: Sequence[str] = (),
     limits: WorkLimits | None = None,
 ) -> int:
-    """Runs the study that `study_of` finds, and shows it in brief."""
+    """Runs the study that `study_of` finds, and shows it in brief. ``send_keys`` are flags (`named_by_flags`); who sits
+    at a terminal is asked for one that is missing."""
     study = study_of(source, flags)
     if study.out is None:
         raise ConfigError("there is no run folder; name one with --out, or with the study's key 'out'")
-    with shown_progress(quiet=as_json) as progress:
-        finished = api.run(study, extend=extend, mixed=mixed, progress=progress, limits=limits)
+
+    def once(named: Mapping[str, Sequence[str]]) -> Run | StudyRuns:
+        with shown_progress(quiet=as_json) as progress:
+            return api.run(study, extend=extend, mixed=mixed, progress=progress, limits=limits, send_keys=named)
+
+    named = named_by_flags(send_keys)
+    try:
+        finished = once(named)
+    except KeyNotNamed as error:
+        question = f"Send the key in {error.variable} to {error.host}?"
+        if not (sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)):
+            raise
+        finished = once({**named, error.variable: [*named.get(error.variable, []), error.host]})
     return _show_new(terminal.stdout(), finished, as_json=as_json)
 
 

@@ -96,14 +96,30 @@ def demo(out: Path, as_json: bool) -> int:
 @with_study
 @click.option("--extend", is_flag=True, help="Let the run in the folder grow in sets, permutations or queries.")
 @click.option("--mixed", is_flag=True, help="Accept results of other machines or versions beside these.")
+@click.option(
+    "--send-key",
+    "send_keys",
+    multiple=True,
+    metavar="VARIABLE=HOST[:PORT]",
+    help="A host that the key in a variable may go to; no study can name one. May be given several times.",
+)
 @with_json
 @with_debug
 @click.pass_obj
 def run_command(
-    limits: WorkLimits | None, /, study: Path | None, extend: bool, mixed: bool, as_json: bool, **flags: str | None
+    limits: WorkLimits | None,
+    /,
+    study: Path | None,
+    extend: bool,
+    mixed: bool,
+    send_keys: tuple[str, ...],
+    as_json: bool,
+    **flags: str | None,
 ) -> int:
     """Run a study into a folder, or continue it."""
-    return rooms.commands.run(study, flags, extend=extend, mixed=mixed, as_json=as_json, limits=limits)
+    return rooms.commands.run(
+        study, flags, extend=extend, mixed=mixed, send_keys=send_keys, as_json=as_json, limits=limits
+    )
 
 
 @cli.command()

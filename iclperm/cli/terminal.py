@@ -194,6 +194,8 @@ def print_status(console: Console, status: RunStatus) -> None:
         "disk space": f"{status.disk_bytes / 1e6:.1f} MB",
         "files in quarantine": f"{status.num_quarantined:,}",
     }
+    if status.spent is not None and status.lost is not None:
+        rows["paid for"] = _bill(status.spent, status.lost.requests, status.lost.tokens)
     console.print(_facts(printable(f"{status.task} in {status.folder}"), rows))
     sessions = [
         (
@@ -430,9 +432,15 @@ def _paid(report: RunReport, endpoint: EndpointChoices) -> str:
     """What an API was paid for, by all sessions."""
     spent = Spent(report.num_requests, report.num_prompt_tokens, report.num_cached_tokens, report.num_reply_tokens)
     cost = "" if endpoint.prices is None else f", {endpoint.prices.cost(spent):,.4g} in all"
+    return f"paid for: {_bill(spent, report.num_lost_requests, report.num_lost_tokens, cost)}"
+
+
+def _bill(spent: Spent, num_lost: int, num_lost_tokens: int, cost: str = "") -> str:
+    """What an API was paid for; what brought no reply is booked at its upper bound."""
+    lost = f"; without a reply {num_lost:,} of them, with at most {num_lost_tokens:,} tokens" if num_lost else ""
     return (
-        f"paid for: {spent.requests:,} requests, {spent.prompt_tokens:,} prompt tokens ({spent.cached_tokens:,} in the "
-        f"provider's cache), {spent.completion_tokens:,} tokens of replies{cost}"
+        f"{spent.requests:,} requests, {spent.prompt_tokens:,} prompt tokens ({spent.cached_tokens:,} in the "
+        f"provider's cache), {spent.completion_tokens:,} tokens of replies{cost}{lost}"
     )
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from iclperm.endpoint.bill import Prompt, TokenCounter
 from iclperm.endpoint.gate import Pace
+from iclperm.endpoint.keys import KeyHosts
 from iclperm.endpoint.ledger import Ledger
 from iclperm.endpoint.replies import Reply, RequestResult, Scored, State, as_echoed, as_listed, as_reply, top_logprobs
 from iclperm.endpoint.transport import Request, Transport, Usage
@@ -50,8 +51,9 @@ class Endpoint:
     With a ``ledger`` every paid reply is on disk before it is used, and none is paid for twice; without one, replies
     are remembered as long as the endpoint. Where the run as a whole cannot go on (key refused, budget spent, wrong
     model, no answers, full disk) verbs raise `RunStopped` once what is in flight is on disk: the same command
-    continues. A single request without an answer by its deadline has the state ``api_missing`` and is not in the
-    ledger. Raises `ConfigError` for choices that do not fit, a key that is not there, and packages that are missing.
+    continues. A key that the caller names here goes to ``base_url``; that of a study's choices (`of`) needs to be
+    allowed. A single request without an answer by its deadline has the state ``api_missing`` and is not in the ledger.
+    Raises `ConfigError` for choices that do not fit, a key that is not there, and packages that are missing.
     """
 
     def __init__(
@@ -69,8 +71,9 @@ class Endpoint:
         self._where = self._transport.where
 
     @classmethod
-    def of(cls, choices: EndpointChoices, ledger: Ledger | None = None) -> Endpoint:
-        """The endpoint of a study's choices."""
+    def of(cls, choices: EndpointChoices, ledger: Ledger | None = None, keys: KeyHosts | None = None) -> Endpoint:
+        """The endpoint of a study's choices; raises `KeyNotNamed` where ``keys`` do not let its key go to its host."""
+        (keys or KeyHosts()).refuse_unnamed(choices)
         given = {name: getattr(choices, name) for name in type(choices).model_fields}
         return cls(**given, ledger=ledger)
 
@@ -107,6 +110,11 @@ class Endpoint:
     def paid(self) -> Spent:
         """What this endpoint itself has spent so far, also of a call that is still open."""
         return self._transport.paid
+
+    @property
+    def lost(self) -> Spent:
+        """What of `paid` brought no reply, at most."""
+        return self._transport.lost
 
     def generate(self, prompts: Sequence[Prompt], max_new_tokens: int = 256, stop: Sequence[str] = ()) -> list[Reply]:
         """Replies to prompts that share a context: prompt by prompt, all draws of each."""

@@ -15,6 +15,8 @@ from itertools import count
 from iclperm.errors import RunStopped
 from iclperm.study.endpoint import Spent
 
+_LONGEST_WAIT_S = 86_400.0  # as long as a deadline can be
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -31,18 +33,20 @@ class Pace:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds that a server's headers ask to wait, given as milliseconds, seconds or a date; None where they do not."""
+    """Seconds that a server's headers ask to wait, given as milliseconds, seconds or a date, a day at most; None where
+    they do not, or in no form that there is."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) * unit
         except ValueError:
             continue
         if math.isfinite(seconds):
-            return max(0.0, seconds)
+            return min(max(0.0, seconds), _LONGEST_WAIT_S)
     try:
-        return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - now)
-    except (TypeError, ValueError):
+        seconds = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - now
+    except (TypeError, ValueError, OverflowError, IndexError, AttributeError):  # what the parser trips over
         return None
+    return min(max(0.0, seconds), _LONGEST_WAIT_S)
 
 
 class Watch:

@@ -1,11 +1,15 @@
-"""The ledger of an API run: every paid reply is on disk before it is used, so that nothing is paid for twice.
+"""The ledger of an API run: every paid reply is on disk before it is used, so that nothing is paid for twice, and
+every request before it is sent, so that nothing is spent beside the books.
 
 run/
-  api/<session>.jsonl      one line a reply: {"crc32": "...", "entry": {...}}; append-only, one writer a session
+  api/<session>.jsonl      one line an entry: {"crc32": "...", "entry": {...}}; append-only, one writer a session
   quarantine/              what a killed writer left after the last whole line
 
 A checksum is over the bytes of its entry. Neither keys nor headers nor prompts are ever in it: an entry holds the
-digest of its request, the name of the model, the tokens paid for, and the reply.
+digest of its request, the name of the model, the tokens paid for, and the reply. An ``intent`` is an entry that has
+paid for nothing yet: it says the ``most`` that a request can cost, before that is sent. The entry that ``settles`` it
+says what became of it; where a kill left none, the most counts as spent, and as lost. Earlier versions wrote no
+intents, and take them for entries that cost nothing.
 """
 
 from __future__ import annotations
@@ -20,24 +24,29 @@ import shutil
 import time
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from iclperm.base.files import Folder, writable, write_all
 from iclperm.base.sealed import parsed
+from iclperm.endpoint.decode import decoded
+from iclperm.endpoint.replies import checked_reply
 from iclperm.errors import RunStopped
 from iclperm.study.endpoint import Spent
 
 LEAST_FREE_BYTES = 16 << 20
 """While the disk has less free space than this, no request is sent."""
+_MOST_COUNT = 10**15  # of tokens, as the salvage below reads them
 _HEAD = b'{"crc32":"%08x","entry":'
 _HEAD_BYTES = len(_HEAD % 0)
 _TAIL = b"}\n"
 _MOST_OF_LINE = 64 << 20  # of a reply, which the endpoint limits to less
-_SPENT = re.compile(rb'"spent":\[(\d{1,15}),(\d{1,15}),(\d{1,15}),(\d{1,15})\]')
+_FOUR = rb'":\[(\d{1,15}),(\d{1,15}),(\d{1,15}),(\d{1,15})\]'
+_SPENT, _MOST = re.compile(rb'"spent' + _FOUR), re.compile(rb'"most' + _FOUR)
+_INTENT, _SETTLES = re.compile(rb'"intent":"([0-9a-f]{16})"'), re.compile(rb'"settles":"([0-9a-f]{16})"')
 
 
 class _Place(NamedTuple):
@@ -46,21 +55,68 @@ class _Place(NamedTuple):
     end: int
 
 
+@dataclass
+class Books:
+    """What entries say was spent. ``lost`` is what of it brought no reply: at most so much, as far as that is known."""
+
+    settled: Spent = field(default_factory=Spent)
+    settled_lost: Spent = field(default_factory=Spent)
+    open: dict[str, Spent] = field(default_factory=dict)  # intents that nothing has settled yet: the most they can cost
+    _early: set[str] = field(default_factory=set)  # settled in a file that was read before the intent's
+
+    @property
+    def spent(self) -> Spent:
+        """All of it, open intents among it."""
+        return sum(self.open.values(), self.settled)
+
+    @property
+    def lost(self) -> Spent:
+        """What of it has no reply."""
+        return sum(self.open.values(), self.settled_lost)
+
+    def note(self, entry: Mapping[str, Any]) -> None:
+        """Takes in one more entry."""
+        spent = Spent(*entry["spent"])
+        self.settled += spent
+        if entry["reply"] is None:
+            self.settled_lost += spent
+        self._pair(entry.get("intent"), Spent(*entry.get("most", ())), entry.get("settles"))
+
+    def salvage(self, raw: bytes) -> None:
+        """Takes in what damaged lines say of their cost; one request where they say nothing."""
+        found = [Spent(*map(int, numbers)) for numbers in _SPENT.findall(raw)]
+        lost = sum(found, Spent()) if found else Spent(requests=1)
+        self.settled += lost
+        self.settled_lost += lost
+        most = [Spent(*map(int, numbers)) for numbers in _MOST.findall(raw)]
+        intents = [name.decode() for name in _INTENT.findall(raw)]
+        for intent, each in zip(intents, most, strict=False):
+            self._pair(intent, each, None)
+        for settles in _SETTLES.findall(raw):
+            self._pair(None, Spent(), settles.decode())
+
+    def _pair(self, intent: str | None, most: Spent, settles: str | None) -> None:
+        if intent is not None and intent not in self._early:
+            self.open[intent] = most
+        self._early.discard(intent or "")
+        if settles is not None and self.open.pop(settles, None) is None:
+            self._early.add(settles)
+
+
 class Ledger:
     """The paid replies of one run folder, of all its sessions; this session appends to a file of its own.
 
     Opening it reads every session once (an index is kept, not the replies) and cuts what a killed writer left after
     the last line break; the cut goes to ``quarantine``. A damaged line stays where it is, unused and counted in
     ``num_damaged``; what it cost, as far as that can be read, stays in ``spent``. ``beside`` are run folders of the
-    same budget: what they have spent counts too. Raises `RunStopped` where the folder cannot
-    be written.
+    same budget: what they have spent counts too. Raises `RunStopped` where the folder cannot be written.
     """
 
     def __init__(self, folder: str | Path, beside: Iterable[Path] = ()) -> None:
         self.folder = Path(folder)
         self._files = Folder(self.folder)
-        # By all sessions, lost replies included.
-        self.spent: Spent = sum((Ledger(other).spent for other in beside), Spent())
+        self._books = Books(sum((Ledger(other).spent for other in beside), Spent()))
+        self._own: dict[str, Spent] = {}  # intents of this session that are not settled
         self.num_damaged = 0
         self.served: dict[str, str] = {}  # asked model: the name that its replies bear
         self._places: dict[str, _Place] = {}
@@ -71,7 +127,7 @@ class Ledger:
                 self._mend(path)
             for name in self._files.names(self.folder / "quarantine"):
                 if name.startswith("api-") and name.endswith(".torn"):
-                    self.spent += _spent_in(self._files.read(self.folder / "quarantine" / name))
+                    self._books.salvage(self._files.read(self.folder / "quarantine" / name))
         self._catch_up()
 
     def __enter__(self) -> Ledger:
@@ -83,36 +139,72 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def spent(self) -> Spent:
+        """By all sessions, with what they lost and what others have on its way; this session's own intents count once
+        they are settled: until then, who sends them reserves their cost."""
+        return self._books.spent - sum(self._own.values(), Spent())
+
     def lookup(self, key: str) -> dict[str, Any] | None:
         """The reply that was paid for under a key, also by a process that still runs; None where there is none."""
         if key not in self._places:
             self._catch_up()
         if (place := self._places.get(key)) is None:
             return None
-        entry = _entry(_bytes_at(self._files, place))
-        if entry is None:  # damaged since it was read, or gone
-            self.num_damaged += 1
-            del self._places[key]
-            return None
-        reply: dict[str, Any] = entry["reply"]
-        return reply
+        line = _bytes_at(self._files, place)
+        with suppress(ValueError):
+            if _entry(line) is not None:
+                return checked_reply(decoded(_raw(line))["reply"])
+        self.num_damaged += 1  # damaged since it was read, gone, or no reply that any version kept
+        del self._places[key]
+        return None
 
-    def append(self, key: str, *, model: str, spent: Spent, reply: Mapping[str, Any] | None) -> None:
+    def intend(self, requests: Sequence[tuple[str, Spent]], *, model: str) -> list[str]:
+        """Puts on disk that requests are about to be sent, each with its key and the most that it can cost: they are
+        synced when this returns, all at once. Returns what `append` settles each by; raises `RunStopped` as it does."""
+        names = [secrets.token_hex(8) for _ in requests]
+        self._put(
+            {
+                "key": key,
+                "model": model,
+                "time": _now(),
+                "spent": list(astuple(Spent())),
+                "intent": name,
+                "most": list(astuple(most)),
+                "reply": None,
+            }
+            for name, (key, most) in zip(names, requests, strict=True)
+        )
+        self._own |= {name: most for name, (_, most) in zip(names, requests, strict=True)}
+        return names
+
+    def append(
+        self, key: str, *, model: str, spent: Spent, reply: Mapping[str, Any] | None, settles: str | None = None
+    ) -> None:
         """Puts one paid reply on disk: it is synced when this returns. ``reply`` is None for one that may have been
-        paid for but did not arrive whole. Raises `RunStopped` where it cannot be written."""
-        entry = {"key": key, "model": model, "time": _now(), "spent": list(astuple(spent)), "reply": reply}
-        line = _line(entry)
+        paid for but did not arrive whole. ``settles`` is the intent that it ends. Raises `RunStopped` where it cannot
+        be written: the intent then stays open, and counts."""
+        settled = {} if settles is None else {"settles": settles}
+        entry = {"key": key, "model": model, "time": _now(), "spent": list(astuple(spent)), **settled, "reply": reply}
+        self._own.pop(settles or "", None)
+        self._put([entry])
+
+    def _put(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Writes entries one after the other, and syncs them; takes all back where one cannot be written."""
+        lines = [(entry, _line(entry)) for entry in entries]
         with writable(self.folder):
             file = self._file or self._begin_session()
             path, begin = self._path, file.tell()
             try:
-                write_all(file, line)
+                write_all(file, b"".join(line for _, line in lines))
                 os.fsync(file.fileno())
             except BaseException:
                 self._end_session(begin)
                 raise
-        self._read_to[path] = begin + len(line)
-        self._note(entry, _Place(path, begin, begin + len(line)))
+        for entry, line in lines:
+            self._note(entry, _Place(path, begin, begin + len(line)))
+            begin += len(line)
+        self._read_to[path] = begin
 
     def refuse_full_disk(self) -> None:
         """Raises `RunStopped` where a reply could not be kept, before it is paid for."""
@@ -170,16 +262,31 @@ class Ledger:
                 for place, entry in _lines(self._files, path, self._read_to.get(path, 0)):
                     if entry is None:
                         self.num_damaged += 1
-                        self.spent += _spent_in(_bytes_at(self._files, place))
+                        self._books.salvage(_bytes_at(self._files, place))
                     else:
                         self._note(entry, place)
                     self._read_to[path] = place.end
 
     def _note(self, entry: Mapping[str, Any], place: _Place) -> None:
-        self.spent += Spent(*entry["spent"])
+        self._books.note(entry)
         if entry["reply"] is not None:
             self._places[entry["key"]] = place
             self.served.setdefault(entry["model"], entry["reply"].get("model", entry["model"]))
+
+
+def paid(folder: Path) -> Books:
+    """What a run folder's replies have cost, those of killed sessions and of a run at work among them; changes nothing.
+    O(size of the replies)."""
+    books = Books()
+    for torn in (folder / "quarantine").glob("api-*.torn"):
+        books.salvage(torn.read_bytes())
+    for path in sorted((folder / "api").glob("*.jsonl")):
+        for place, entry in _lines(path):
+            if entry is None:
+                books.salvage(_bytes_at(place))
+            else:
+                books.note(entry)
+    return books
 
 
 def damage(folder: Path) -> list[str]:
@@ -213,12 +320,6 @@ def _has_writer(files: Folder, path: Path) -> bool:
     return False
 
 
-def _spent_in(raw: bytes) -> Spent:
-    """What damaged lines say of their cost; one request where they say nothing."""
-    found = [Spent(*map(int, numbers)) for numbers in _SPENT.findall(raw)]
-    return sum(found, Spent()) if found else Spent(requests=1)
-
-
 def _lines(files: Folder, path: Path, begin: int = 0) -> Iterator[tuple[_Place, dict[str, Any] | None]]:
     """Every line from ``begin`` on that ends in a line break, with its entry; None for a damaged one, and for each
     piece of what is longer than any line can be."""
@@ -241,22 +342,36 @@ def _line(entry: Mapping[str, Any]) -> bytes:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """The entry of a line; None where the line is not what its checksum says."""
-    raw = line[_HEAD_BYTES : -len(_TAIL)]
+    """The entry of a line; None where the line is not what its checksum says, or no entry that any version wrote."""
+    raw = _raw(line)
     if not line.endswith(_TAIL) or line[:_HEAD_BYTES] != _HEAD % zlib.crc32(raw):
         return None
     try:
         entry = parsed(raw)
     except ValueError:  # of somebody who can reckon a checksum, as below
         return None
-    return entry if isinstance(entry, dict) and _is_ours(entry) else None
+    return entry if isinstance(entry, dict) and _is_entry(entry) else None
 
 
-def _is_ours(entry: Mapping[str, Any]) -> bool:
-    spent, reply = entry.get("spent"), entry.get("reply", "")
-    is_spent = isinstance(spent, list) and len(spent) == len(fields(Spent)) and all(type(each) is int for each in spent)
-    is_named = isinstance(entry.get("key"), str) and isinstance(entry.get("model"), str)
-    return is_spent and is_named and isinstance(reply, dict | None)
+def _is_entry(entry: Mapping[str, Any]) -> bool:
+    reply = entry.get("reply", 0)
+    is_reply = reply is None or (isinstance(reply, dict) and isinstance(reply.get("model", ""), str))
+    names = [entry.get("key"), entry.get("model"), entry.get("intent", ""), entry.get("settles", "")]
+    costs = [entry.get("spent"), entry.get("most", [0] * 4)]
+    return (
+        is_reply
+        and all(isinstance(name, str) for name in names)
+        and all(isinstance(cost, list) and len(cost) == 4 and all(map(_is_count, cost)) for cost in costs)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST_COUNT
+
+
+def _raw(line: bytes) -> bytes:
+    """The entry in a line as it was written."""
+    return line[_HEAD_BYTES : -len(_TAIL)]
 
 
 def _bytes_at(files: Folder, place: _Place) -> bytes:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from iclperm.endpoint.decode import decoded
 from iclperm.errors import printable
 from iclperm.study.endpoint import Spent
 
@@ -18,6 +19,10 @@ State = Literal["ok", "refused", "overlong", "invalid", "unparsed", "api_missing
 _CONTEXT_KEPT = 8  # tokens before a label that are kept of an echoed prompt
 _KEPT = ("id", "model", "created", "choices", "usage", "system_fingerprint")
 _WITHOUT = "iclperm_without"  # no server's name
+_ERROR_READ = 10_000  # characters of an error that are looked at
+_ROUNDING = 1e-3  # nats above 0 that are a server's rounding
+_LEAST_NATS = -1e30  # sums of as many as there can be are finite in float32
+_MOST_COUNT = 10**12  # tokens that a reply can have cost
 _VERSION = re.compile(r"@[\w.-]+|[-_.:](20\d{2}-?\d{2}-?\d{2}|\d{4}|\d{2}-\d{2,4})")
 
 
@@ -65,38 +70,61 @@ def is_version_of(name: str, asked: str) -> bool:
     return name == asked or (name.startswith(base) and _VERSION.fullmatch(name[len(base) :]) is not None)
 
 
-def read_reply(text: str) -> dict[str, Any]:
-    """A reply from its JSON, NaN read as null; raises ValueError where it is not a complete one."""
+class Refusal(NamedTuple):
+    """What an HTTP error says; each text is empty where it says nothing."""
+
+    message: str
+    param: str
+    described: str  # its code, type and message in one
+
+
+def read_reply(raw: bytes, cut: Callable[[str], str] = str) -> dict[str, Any]:
+    """A reply from its JSON, each text as ``cut`` leaves it; raises ValueError where it is not a complete one."""
+    found = checked_reply(decoded(raw, cut), cut)
+    if found["choices"][0].get("message") is None and "text" not in found["choices"][0]:
+        raise ValueError("there is no text in its choice")
+    return found
+
+
+def checked_reply(reply: Any, cut: Callable[[str], str] = str) -> dict[str, Any]:
+    """A reply of a server or of a ledger as `_Answered` has it; raises ValueError where it is not a complete one."""
     try:
-        reply = json.loads(text, parse_constant=lambda _: None)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(reply, dict):
-        raise ValueError("no JSON object")
-    choices = reply.get("choices")
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise ValueError(one_line(f"no single choice in {text[:100]}"))
-    message = choices[0].get("message")
-    content = message.get("content") if isinstance(message, dict) else choices[0].get("text", 0)
-    if not isinstance(content, str | None):
-        raise ValueError("no text in its choice")
-    if not isinstance(reply.get("model"), str):
-        raise ValueError("no model named")
-    return reply
+        found = _Answered.model_validate(reply).model_dump(by_alias=True, exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'][:6])) or 'all of it'}: {first['msg']}") from None
+    message = found["choices"][0].get("message")
+    if message is not None and message.get("content"):
+        message["content"] = cut(message["content"])  # of several parts, in which it may have come
+    return found
+
+
+def read_refusal(raw: bytes, otherwise: str, cut: Callable[[str], str]) -> Refusal:
+    """What an HTTP error says, as far as that is known JSON; else its bytes as text, or ``otherwise``."""
+    try:
+        body = decoded(raw, cut)
+    except ValueError:
+        text = cut(raw[:_ERROR_READ].decode("utf-8", "replace")).strip()
+        return Refusal(one_line(text or otherwise), "", text)
+    within = _mapping(_mapping(body).get("error")) or _mapping(body)
+    said = [within.get(name) for name in ("message", "detail", "error")]
+    message = next((each for each in said if isinstance(each, str) and each), str(within or body or otherwise))
+    code, kind, param = (str(within.get(name) or "") for name in ("code", "type", "param"))
+    return Refusal(one_line(message), param, f"{code} {kind} {message}"[:_ERROR_READ])
 
 
 def spent_on(reply: Mapping[str, Any], bound: Spent) -> Spent:
     """Tokens paid for; counts that the reply lacks are taken at their ``bound``."""
     usage = _mapping(reply.get("usage"))
-    details = _mapping(usage.get("prompt_tokens_details"))
-    cached = details.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
+    cached = _mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
 
-    def known(value: Any, otherwise: int) -> int:
-        return value if isinstance(value, int) and value >= 0 else otherwise
+    def known(value: int | None, otherwise: int) -> int:
+        return otherwise if value is None else value
 
     prompt = known(usage.get("prompt_tokens"), bound.prompt_tokens)
     completion = known(usage.get("completion_tokens"), bound.completion_tokens)
-    return Spent(1, prompt, min(prompt, known(cached, 0)), completion)
+    cached = known(cached, known(usage.get("prompt_cache_hit_tokens"), 0))
+    return Spent(1, prompt, min(prompt, cached), completion)
 
 
 def compact(reply: Mapping[str, Any], echoed: str | None, dropped: Set[str] = frozenset()) -> dict[str, Any]:
@@ -138,7 +166,6 @@ def as_reply(result: RequestResult, draw: int, stop: Sequence[str]) -> Reply:
     choice = result.reply["choices"][0]
     message = choice.get("message")
     whole = (choice.get("text") if message is None else _mapping(message).get("content")) or ""
-    whole = whole.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair, files cannot
     text = whole[: min((at for each in stop if (at := whole.find(each)) >= 0), default=len(whole))]
     finish = str(choice.get("finish_reason") or "") if text == whole else "stop"
     spent = spent_on(result.reply, Spent())
@@ -167,7 +194,7 @@ def as_echoed(results: Sequence[RequestResult], labels: Sequence[str], first_tok
     num_tokens: list[int] = []
     for tail, label in zip(tails, labels, strict=True):
         values = tail.logprobs(len(label) + lead)[: 1 if first_token_only else None]
-        if not values or not all(_is_number(value) for value in values):
+        if not values or any(value is None for value in values):
             return _unscored(len(labels), "invalid", f"the server gives no log-probability of {label!r}")
         logprob.append(math.fsum(values))
         num_tokens.append(len(values))
@@ -183,7 +210,7 @@ def top_logprobs(reply: Mapping[str, Any]) -> dict[str, float]:
     else:
         first = _list(logprobs.get("top_logprobs"))[:1]
         listed = [pair for each in first for pair in _mapping(each).items()]
-    return {str(token): float(value) for token, value in listed if _is_number(value)}
+    return {str(token): value for token, value in listed if value is not None}
 
 
 def as_listed(result: RequestResult, starts: Sequence[str]) -> Scored:
@@ -197,6 +224,95 @@ def as_listed(result: RequestResult, starts: Sequence[str]) -> Scored:
     below = float(np.nextafter(np.float32(min(listed.values())), np.float32(-np.inf)))
     is_bound = tuple(start not in listed for start in starts)
     return Scored(tuple(listed.get(start, below) for start in starts), (1,) * len(starts), is_bound, "ok")
+
+
+def _nats(value: Any) -> float | None:
+    """A log-probability; None for what is none. What lies at most 1e-3 above 0 is rounding, and taken for 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _LEAST_NATS <= value <= _ROUNDING:
+        return None
+    return min(float(value), 0.0)
+
+
+def _joined(content: Any) -> Any:
+    """The text of a message, which may come in parts; parts of another type, such as reasoning, are no answer."""
+    if not isinstance(content, list):
+        return content
+    texts: list[Any] = [
+        part if isinstance(part, str) else _mapping(part).get("text")
+        for part in content
+        if isinstance(part, str) or _mapping(part).get("type", "text") in ("text", "output_text")
+    ]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
+
+
+def _if(*kinds: type) -> BeforeValidator:
+    """What is of another kind counts as if it were not there."""
+    return BeforeValidator(lambda value: value if type(value) in kinds else None)
+
+
+_Nats = Annotated[float | None, BeforeValidator(_nats)]
+_Words = Annotated[str | None, _if(str)]
+_Count = Annotated[
+    int | None, BeforeValidator(lambda value: value if type(value) is int and 0 <= value <= _MOST_COUNT else None)
+]
+
+
+class _Loose(BaseModel):
+    """A part of a reply of which more may come than is looked at."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class _Cached(_Loose):
+    cached_tokens: _Count = None
+
+
+class _Used(_Loose):
+    prompt_tokens: _Count = None
+    completion_tokens: _Count = None
+    prompt_cache_hit_tokens: _Count = None
+    prompt_tokens_details: Annotated[_Cached | None, _if(dict)] = None
+
+
+class _Said(_Loose):
+    content: Annotated[str | None, BeforeValidator(_joined)] = None
+    refusal: _Words = None
+
+
+class _Likely(_Loose):
+    token: str
+    logprob: _Nats = None
+
+
+class _LikelyFirst(_Likely):
+    top_logprobs: list[_Likely] | None = None
+
+
+class _Logprobs(_Loose):
+    tokens: list[str | None] | None = None
+    token_logprobs: list[_Nats] | None = None
+    top_logprobs: list[dict[str, _Nats] | None] | None = None
+    content: list[_LikelyFirst] | None = None
+
+
+class _Choice(_Loose):
+    finish_reason: _Words = None
+    text: str | None = None
+    message: _Said | None = None
+    logprobs: Annotated[_Logprobs | None, _if(dict)] = None
+
+
+class _Answered(BaseModel):
+    """What is kept and believed of a reply. What is of no use where it is wrong counts as absent; text, tokens and the
+    name of the model are what they must be, or there is no reply."""
+
+    id: _Words = None
+    model: Annotated[str, Field(max_length=500)]
+    created: _Count = None
+    system_fingerprint: _Words = None
+    choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
+    usage: Annotated[_Used | None, _if(dict)] = None
+    without: list[Literal["temperature", "stop"]] = Field(default_factory=list, alias="iclperm_without")  # `_WITHOUT`
 
 
 class _Tail(NamedTuple):
@@ -262,11 +378,7 @@ def _sum(choice: Mapping[str, Any]) -> float | None:
     logprobs = _mapping(choice.get("logprobs"))
     content: list[Any] = [_mapping(each).get("logprob") for each in _list(logprobs.get("content"))]
     values = content or _list(logprobs.get("token_logprobs"))
-    return math.fsum(values) if values and all(_is_number(value) for value in values) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return math.fsum(values) if values and all(value is not None for value in values) else None
 
 
 def _list(value: Any) -> list[Any]:

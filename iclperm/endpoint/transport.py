@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from iclperm.endpoint.decode import Inflated
 from iclperm.endpoint.gate import Gate, Pace, Watch, Window, retry_after
 from iclperm.endpoint.ledger import Ledger
 from iclperm.endpoint.replies import (
@@ -25,13 +27,15 @@ from iclperm.endpoint.replies import (
     compact,
     is_version_of,
     one_line,
+    read_refusal,
     read_reply,
     refusal,
     spent_on,
     without,
 )
+from iclperm.endpoint.secret import KeyCutter
 from iclperm.errors import ConfigError, RequestError, RunStopped
-from iclperm.study.endpoint import EndpointChoices, Spent, read_key
+from iclperm.study.endpoint import HTTPS_PORT, Address, EndpointChoices, Spent, read_key
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -41,6 +45,9 @@ _FAILURES_IN_A_ROW = 5  # requests that end unanswered with no reply in between:
 _UNSUPPORTED = re.compile(r"unsupported|not support|unexpected|unrecogni[sz]ed|unknown|not permitted|deprecated", re.I)
 _OVERLONG = re.compile(r"context.?(length|window|size)|exceeds? .{0,40}context|too many (input )?tokens", re.I)
 _FILTERED = re.compile(r"content.?(filter|policy|management)|ResponsibleAI|safety system", re.I)
+_LEAST_BODY, _BODY_PER_TOKEN, _MOST_BODY = 1 << 20, 1 << 10, 1 << 26  # bytes of a reply that are read
+_MOST_BYTES: ContextVar[int] = ContextVar("most_bytes", default=_LEAST_BODY)  # of the request that a task sends
+_LOCATION = "sent-on-to"  # the client would look at it under its own name
 _BROKE = re.compile(r"insufficient.?(quota|balance|credit|fund)", re.I)  # others speak of quotas a minute, too
 
 
@@ -89,8 +96,8 @@ class Transport:
     """Sends the requests of one endpoint, and knows what they cost; one call at a time.
 
     ``report`` is the last call's usage (or the open one's, without its sums), ``totals`` that of all. ``paid`` is what
-    this object has spent so far, also in a call that is still open. ``served`` is the name that replies bear, None
-    before the first. ``where`` names model and server in messages.
+    this object has spent so far, also in a call that is still open; ``lost`` is what of it brought no reply, at most.
+    ``served`` is the name that replies bear, None before the first. ``where`` names model and server in messages.
     """
 
     def __init__(self, choices: EndpointChoices, ledger: Ledger | None, pace: Pace) -> None:
@@ -99,8 +106,10 @@ class Transport:
         self.report = Usage()
         self.totals = Usage()
         self.paid = Spent()
+        self.lost = Spent()
         self.served: str | None = None if ledger is None else ledger.served.get(choices.model)
         self._key = read_key(choices.api_key_env)
+        self._cut = KeyCutter(self._key).cut
         self._ledger = ledger
         self._pace = pace
         self._remembered: dict[str, dict[str, Any]] = {}  # without a ledger
@@ -145,7 +154,8 @@ class Transport:
             raise RequestError("an endpoint serves one call at a time; finish the other, or make another endpoint")
         started, before = time.perf_counter(), self.paid
         report = self.report = Usage()
-        call = _Call(self._client(), Gate(self._window, lambda reserved: self.choices.overspent(self.spent + reserved)))
+        gate = Gate(self._window, lambda reserved: self.choices.overspent(self.spent + reserved))
+        call = _Call(self._client(), gate, _Intents(self._ledger, self.choices.model))
         self._is_busy = True
         try:
             yield call
@@ -164,13 +174,29 @@ class Transport:
             raise ConfigError(f"an endpoint needs the package {error.name}: pip install 'iclperm[api]'") from None
         # What nobody named for this server would else come from OPENAI_* variables.
         headers: Any = {name: openai.Omit() for name in ("OpenAI-Organization", "OpenAI-Project")}
+        headers["Accept-Encoding"] = "gzip"  # what `Inflated` reads
+        http = openai.DefaultAsyncHttpxClient(follow_redirects=False)
+
+        async def receive(response: Any) -> None:
+            http.cookies.clear()
+            await _receive(response)
+
+        http.event_hooks = {"request": [self._refuse_elsewhere], "response": [receive]}
         return openai.AsyncOpenAI(
             base_url=self.choices.base_url,
             api_key=self._key or "none",
             default_headers=headers,
             max_retries=0,
             timeout=openai.Timeout(self.choices.timeout_s, connect=min(10.0, self.choices.timeout_s)),
+            http_client=http,
         )
+
+    async def _refuse_elsewhere(self, request: Any) -> None:
+        """Raises where a request, and with it the key, would go to another host than the one that was named for it."""
+        url = request.url
+        port = url.port or (HTTPS_PORT if url.scheme == "https" else 80)
+        if Address(f"[{url.host}]" if ":" in url.host else url.host, port) != self.choices.address:
+            raise RunStopped(f"{self.where} would be asked at another host, {url.host}; correct 'base_url'")
 
     async def _ask_group(self, call: _Call, rank: int, requests: list[Request]) -> list[RequestResult]:
         """The first that has to be paid for goes alone: the others then find its prefix in the provider's cache."""
@@ -253,7 +279,11 @@ class Transport:
         try:
             if self._ledger is not None:
                 self._ledger.refuse_full_disk()
-            reply = await self._send(call.client, request)
+            booking = _Booking(self, request, await call.intents.put(request))
+            try:
+                reply = await self._send(call.client, request, booking)
+            finally:
+                booking.close()
             self._window.grow()
             return self._result(reply)
         except _Throttled as problem:
@@ -267,7 +297,7 @@ class Transport:
         finally:
             call.gate.leave(request.bound)
 
-    async def _send(self, client: AsyncOpenAI, request: Request) -> dict[str, Any]:
+    async def _send(self, client: AsyncOpenAI, request: Request, booking: _Booking) -> dict[str, Any]:
         """One reply, on disk; raises `_Passing`, `_Settled` or `RunStopped`."""
         import openai
 
@@ -277,41 +307,48 @@ class Transport:
         verb: Any = client.chat.completions if self.choices.api == "chat" else client.completions
         try:
             async with asyncio.timeout(self.choices.timeout_s):
+                _MOST_BYTES.set(_most_bytes(request))
                 raw = await verb.with_raw_response.create(**named, extra_body=rest)
-            reply = read_reply(self._scrubbed(raw.http_response.text))
-        except (TimeoutError, openai.APIConnectionError) as error:
-            if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
-                raise _Unreachable("it cannot be reached") from None
-            is_late = isinstance(error, (TimeoutError, openai.APITimeoutError))
-            raise self._lost(request, "no answer in time" if is_late else "the connection broke off") from None
+            reply = read_reply(raw.http_response.content, self._cut)
         except openai.APIStatusError as error:
-            raise self._judged(error, request, body) from None
-        except ValueError as error:
-            raise self._lost(request, f"an answer that is none: {one_line(str(error))}") from None
-        return self._kept(request, reply)
+            raise self._judged(error, request, body, booking) from None
+        except (TimeoutError, openai.APIConnectionError, ValueError) as error:
+            raise self._lost(error, booking) from None
+        return self._kept(request, reply, booking)
 
-    def _kept(self, request: Request, reply: dict[str, Any]) -> dict[str, Any]:
+    def _kept(self, request: Request, reply: dict[str, Any], booking: _Booking) -> dict[str, Any]:
         """The reply once it is on disk; raises `RunStopped` for another model's, which is paid for all the same."""
         wrong = self._wrong_model(reply["model"])
         kept = None if wrong else compact(reply, request.echoed, self._dialect.dropped)
-        self._book(request, spent_on(reply, request.bound), kept)
+        booking.settle(spent_on(reply, request.bound), kept)
         if kept is None:
             raise RunStopped(wrong)
         self.served = reply["model"]
         return kept
 
-    def _book(self, request: Request, spent: Spent, reply: dict[str, Any] | None) -> None:
+    def book(self, request: Request, spent: Spent, reply: dict[str, Any] | None, intent: str | None) -> None:
+        """Takes down what a request has cost, on disk where there is a ledger, with the reply if there is one."""
         self.paid += spent
         if self._ledger is not None:
-            self._ledger.append(request.key, model=self.choices.model, spent=spent, reply=reply)
+            self._ledger.append(request.key, model=self.choices.model, spent=spent, reply=reply, settles=intent)
         elif reply is not None:
             self._remembered[request.key] = reply
 
-    def _lost(self, request: Request, problem: str) -> _Passing:
-        """A request that may have been paid for: booked at its upper bound."""
-        self.report.num_lost += 1
-        self._book(request, request.bound, None)
-        return _Passing(problem)
+    def _lost(self, error: Exception, booking: _Booking) -> Exception:
+        """What became of a request without an answer; where it may have been paid for, its booking stays as it is."""
+        import openai
+
+        cause = error.__cause__ if isinstance(error, openai.APIConnectionError) else error
+        if isinstance(cause, RunStopped):
+            return cause
+        if type(cause).__name__ in ("ConnectError", "ConnectTimeout"):
+            booking.settle(Spent(), None)
+            return _Unreachable("it cannot be reached")
+        if isinstance(error, (TimeoutError, openai.APITimeoutError)):
+            return _Passing("no answer in time")
+        if isinstance(cause, ValueError):
+            return _Passing(f"an answer that is none: {one_line(self._cut(str(cause)))}")
+        return _Passing("the connection broke off")
 
     def _wrong_model(self, name: str) -> str:
         """Why replies of this name are not those of the model that was asked; empty where they are."""
@@ -328,18 +365,25 @@ class Transport:
             )
         return ""
 
-    def _judged(self, error: APIStatusError, request: Request, body: Mapping[str, Any]) -> Exception:
-        """What an HTTP error means: wait, this request's fate, or the end for all."""
-        status, message = error.status_code, self._scrubbed(_message(error))
-        shown, wait = f"HTTP {status}: {message}", retry_after(error.response.headers, time.time())
-        described = f"{error.code} {error.type} {message}"
+    def _judged(self, error: APIStatusError, request: Request, body: Mapping[str, Any], booking: _Booking) -> Exception:
+        """What an HTTP error means: wait, this request's fate, or the end for all. What is refused costs nothing."""
+        status, headers = error.status_code, error.response.headers
+        if status < 400:
+            to = one_line(self._cut(headers.get(_LOCATION, "")))
+            where = f" on to {to!r}" if to else " away"
+            return RunStopped(
+                f"{self.where} sends{where} (HTTP {status}), and no request follows; set 'base_url' to the right place"
+            )
+        booking.settle(Spent(), None)
+        message, param, described = read_refusal(error.response.content, "no reason given", self._cut)
+        shown, wait = f"HTTP {status}: {message}", retry_after(headers, time.time())
         if status in (402, 403, 429) and _BROKE.search(described):
             return RunStopped(f"{self.where} wants to be paid ({shown}); add credit, then run the same command")
         if status in (429, 503):
             return _Throttled(shown, wait)
         if status in (408, 409, 425) or status >= 500:
             return _Passing(shown, wait)
-        if status in (400, 422) and self._dialect.learn(message, error.param, body):
+        if status in (400, 422) and self._dialect.learn(message, param, body):
             return _Passing(shown, 0.0)
         if status in (400, 413, 422) and _OVERLONG.search(described):
             return _Settled("overlong", message)
@@ -361,9 +405,58 @@ class Transport:
         self.report.num_refused += bool(refused)
         return RequestResult("refused" if refused else "ok", reply, refused)
 
-    def _scrubbed(self, text: str) -> str:
-        """Text of the server without the key, should it send it back."""
-        return text.replace(self._key, "[key]") if self._key else text
+
+class _Booking:
+    """What is to be booked for one request that is sent: its upper bound, unless it turns out what it cost."""
+
+    def __init__(self, transport: Transport, request: Request, intent: str | None) -> None:
+        self._transport = transport
+        self._request = request
+        self._intent = intent
+        self._is_open = True
+
+    def settle(self, spent: Spent, reply: dict[str, Any] | None) -> None:
+        """Books what the request cost and the reply that it brought; where the disk refuses them the intent counts."""
+        self._is_open = False
+        self._transport.book(self._request, spent, reply, self._intent)
+
+    def close(self) -> None:
+        """Books the bound of a request that may have been paid for and brought nothing; nothing after `settle`."""
+        if self._is_open:
+            self._transport.report.num_lost += 1
+            self._transport.lost += self._request.bound
+            self.settle(self._request.bound, None)
+
+
+class _Intents:
+    """Puts on disk which requests are about to be sent; those that are admitted together with one sync."""
+
+    def __init__(self, ledger: Ledger | None, model: str) -> None:
+        self._ledger = ledger
+        self._model = model
+        self._waiting: list[tuple[Request, asyncio.Future[str]]] = []
+
+    async def put(self, request: Request) -> str | None:
+        """Returns what settles the intent, once it is on disk; None without a ledger."""
+        if self._ledger is None:
+            return None
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[str] = loop.create_future()
+        self._waiting.append((request, written))
+        if len(self._waiting) == 1:
+            loop.call_soon(self._write, self._ledger)
+        return await written
+
+    def _write(self, ledger: Ledger) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            names = ledger.intend([(request.key, request.bound) for request, _ in waiting], model=self._model)
+        except Exception as error:  # of each that waits for it
+            for _, written in waiting:
+                written.set_exception(error)
+            return
+        for (_, written), name in zip(waiting, names, strict=True):
+            written.set_result(name)
 
 
 class _Passing(Exception):
@@ -394,9 +487,10 @@ class _Call:
     """What lives as long as one call of a verb: client, gate, and a thread with an event loop, so that verbs work where
     one runs already."""
 
-    def __init__(self, client: AsyncOpenAI, gate: Gate) -> None:
+    def __init__(self, client: AsyncOpenAI, gate: Gate, intents: _Intents) -> None:
         self.client = client
         self.gate = gate
+        self.intents = intents
         self.asking: dict[str, asyncio.Future[RequestResult]] = {}
         self.failures = 0  # in a row
         self._loop = asyncio.new_event_loop()
@@ -433,7 +527,7 @@ class _Dialect:
         taken[self._limit] = taken.pop("max_tokens")
         return taken
 
-    def learn(self, message: str, parameter: str | None, body: Mapping[str, Any]) -> bool:
+    def learn(self, message: str, parameter: str, body: Mapping[str, Any]) -> bool:
         """Whether a refusal names something that can be put another way; it is from then on."""
         if not _UNSUPPORTED.search(message):
             return False
@@ -447,10 +541,26 @@ class _Dialect:
         return False
 
 
-def _message(error: APIStatusError) -> str:
-    body = error.body if isinstance(error.body, Mapping) else {}
-    said = next((body[name] for name in ("message", "detail", "error") if body.get(name)), None)
-    return one_line(str(said or error.response.text or error.response.reason_phrase))
+async def _receive(response: Any) -> None:
+    """Reads a reply while it arrives, and no further than it may be long; of its headers stays what is looked at."""
+    headers, stream = response.headers, response.stream
+    names = {"retry-after": "retry-after", "retry-after-ms": "retry-after-ms", "location": _LOCATION}
+    try:
+        body = Inflated(headers.get("content-encoding", ""), _MOST_BYTES.get())
+        async for piece in stream:
+            body.add(piece)
+        content = body.whole()
+    finally:
+        await stream.aclose()
+    kept = {name: headers[there].encode("ascii", "replace") for there, name in names.items() if there in headers}
+    response.headers = type(headers)({name.encode(): value for name, value in kept.items()})
+    response.stream = type(response)(200, content=content).stream
+
+
+def _most_bytes(request: Request) -> int:
+    """How long a reply may be: what its tokens take with their log-probabilities, those of an echoed prompt too."""
+    tokens = request.bound.completion_tokens + (request.bound.prompt_tokens if request.echoed is not None else 0)
+    return min(_LEAST_BODY + _BODY_PER_TOKEN * tokens, _MOST_BODY)
 
 
 def _raised(found: RequestResult | BaseException) -> RequestResult:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from iclperm.endpoint.ledger import damage as damage_to_replies
+from iclperm.endpoint.ledger import paid
 from iclperm.errors import DamagedItem, IclpermError, RunError, UnknownKind, is_out_of_memory
 from iclperm.runs.answers import digest_of
 from iclperm.runs.finish import forwarded_tokens
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
+from iclperm.study.endpoint import Spent
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Session:
 @dataclass(frozen=True)
 class RunStatus:
     """How far a run is. ``seconds_left`` is what the missing parts take at the mean speed of all sessions; None where
-    that is not known."""
+    that is not known. ``spent`` was paid to an API, ``lost`` of it at most without a reply: on its way now, or when a
+    process was killed, or none came; both None without an API."""
 
     folder: Path
     task: str
@@ -49,6 +52,8 @@ class RunStatus:
     disk_bytes: int
     seconds_left: float | None
     sessions: list[Session]
+    spent: Spent | None = None
+    lost: Spent | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -83,6 +88,7 @@ def status(path: str | Path) -> RunStatus:
     forwarded, is_complete = forwarded_tokens(folder)
     done, unique = len(folder.parts.finished()), int(folder.plans[-1]["tokens"]["unique"])
     seconds = sum(session.seconds for session in sessions if session.num_parts)
+    books = paid(folder.path) if (folder.path / "api").is_dir() else None
     share = 1 - done / folder.num_parts
     return RunStatus(
         folder=folder.path,
@@ -99,6 +105,8 @@ def status(path: str | Path) -> RunStatus:
         disk_bytes=folder.files.num_bytes(),
         seconds_left=share * unique * seconds / forwarded if forwarded and seconds else None,
         sessions=sessions,
+        spent=None if books is None else books.spent,
+        lost=None if books is None else books.lost,
     )
 
 

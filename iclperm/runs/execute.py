@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunStopped
 from iclperm.runs.finish import finish, finished
 from iclperm.runs.folder import RunFolder, has_mended_format, recorded_extents
@@ -51,8 +52,9 @@ def run_one(
     mixed: bool,
     progress: Progress | None,
     limits: WorkLimits = DEFAULT,
+    keys: KeyHosts | None = None,
 ) -> FinishedRun:
-    """See `iclperm.api.run`."""
+    """See `iclperm.api.run`; ``keys`` are the hosts that keys may go to."""
     started = time.perf_counter()
     setting = ResolvedStudy.of(study, limits=limits)
     study = setting.study
@@ -60,12 +62,17 @@ def run_one(
     mended = int(path is not None and has_mended_format(path, setting.identity))
     if path is not None and (whole := finished(path, setting)) is not None:
         return replace(whole, report=replace(whole.report, num_quarantined=mended))
+    if study.endpoint is not None:
+        keys = keys or KeyHosts()
+        keys.refuse_unnamed(study.endpoint, _id_there(path, setting))
     work = lay_out(setting, _grown_from(path, setting, extend))
     by_growth = [tables(work, number) for number in range(len(work.growths))]
-    model = scorer_of(work, path)
+    model = scorer_of(work, path, keys)
     if path is not None:
         _refuse_bad_growth(path, work, by_growth, model, mixed)
     folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_growth)
+    if folder is not None and keys is not None and study.endpoint is not None:
+        keys.record(study.endpoint, folder.run_id)
     layout = Layout.of_tables(by_growth[-1]["demonstrations"], by_growth[-1]["queries"], work.identities())
     plan = work.identities()[0]
     scores = ContextAnswers(
@@ -86,6 +93,12 @@ def run_one(
         "num_quarantined": quarantined,
     }
     return finish(plan, study, scores, counts, folder, started, forwarded, model.replies, limits=limits)
+
+
+def _id_there(path: Path | None, setting: ResolvedStudy) -> str | None:
+    """The id of the run in a folder, where it is that of this study; its plan is what its digest says."""
+    is_there = path is not None and recorded_extents(path, setting.identity)
+    return RunFolder.open(path).run_id if path is not None and is_there else None
 
 
 def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list[dict[str, int]]:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from iclperm.endpoint.ledger import paid
 from iclperm.errors import ConfigError, IclpermError, RunError
 from iclperm.prompts.design import CONTENT_FREE
 from iclperm.runs.checks import refuse_normalized_lists
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
-from iclperm.runs.run import REPLIES, FinishedRun, RunReport
+from iclperm.runs.run import REPLIES, FinishedRun, RunReport, as_counts
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.study.study import Study
 
@@ -124,10 +125,15 @@ def forwarded_tokens(folder: RunFolder) -> tuple[int, bool]:
 
 
 def _replies(folder: RunFolder) -> dict[str, int]:
-    """The counts of an API's replies of all sessions together; all sessions meet the same damaged replies."""
+    """The counts of an API's replies of all sessions together; all sessions meet the same damaged replies. What was
+    paid is what the replies themselves say, as a killed session has no record of its last ones."""
     recorded = [session.get("replies", {}) for session in folder.sessions()]
     counts = {name: [int(each.get(name, 0)) for each in recorded] for name in REPLIES}
-    return {name: max(each, default=0) if name == "num_damaged_replies" else sum(each) for name, each in counts.items()}
+    found = {
+        name: max(each, default=0) if name == "num_damaged_replies" else sum(each) for name, each in counts.items()
+    }
+    books = paid(folder.path)
+    return found | as_counts(books.spent, books.lost) if books.spent.requests else found
 
 
 def finished(path: Path, setting: ResolvedStudy) -> FinishedRun | None:

@@ -18,9 +18,17 @@ from iclperm.runs.answers import Items, cell_table, digest_of, write_tables
 from iclperm.runs.demonstrations import Demonstrations
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.study.endpoint import Spent
 from iclperm.study.study import Study
 
-_PAID = ("num_requests", "num_prompt_tokens", "num_cached_tokens", "num_reply_tokens")
+_PAID = (
+    "num_requests",
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_reply_tokens",
+    "num_lost_requests",
+    "num_lost_tokens",
+)
 REPLIES = ("num_listed", "num_bounds", "num_drawn", "num_damaged_replies", *_PAID)
 """The counts of an API's replies that a session's record holds; fields of `RunReport`."""
 
@@ -41,7 +49,8 @@ class RunReport:
     Of an API: ``num_listed`` log-likelihoods are of labels' first tokens alone, ``num_bounds`` of them upper bounds;
     ``num_drawn`` texts were not asked for at temperature 0; ``num_damaged_replies`` were paid for and could not be read
     back; ``num_requests`` were paid for, with their tokens, of which ``num_cached_tokens`` prompt tokens were in the
-    provider's cache.
+    provider's cache. ``num_lost_requests`` of them, with ``num_lost_tokens`` at most, brought no reply: they were on
+    their way when a process was killed, or what came was none.
     """
 
     tokens_naive: int
@@ -67,6 +76,14 @@ class RunReport:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_reply_tokens: int
+    num_lost_requests: int = 0
+    num_lost_tokens: int = 0
+
+
+def as_counts(spent: Spent, lost: Spent) -> dict[str, int]:
+    """What an API was paid for, and what of it was lost, as fields of `RunReport`."""
+    of_spent = (spent.requests, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens)
+    return dict(zip(_PAID, (*of_spent, lost.requests, lost.tokens), strict=True))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from iclperm.endpoint import Endpoint
 from iclperm.endpoint.bill import Prompt
+from iclperm.endpoint.keys import KeyHosts
 from iclperm.endpoint.ledger import Ledger
 from iclperm.endpoint.replies import Reply, Scored
 from iclperm.errors import ConfigError, OutOfMemory, RunStopped, is_out_of_memory
@@ -26,6 +27,7 @@ from iclperm.runs.checks import halved_peaks, refuse_normalized_lists
 from iclperm.runs.formats import beside
 from iclperm.runs.generated import Text
 from iclperm.runs.layout import api_prompt
+from iclperm.runs.run import as_counts
 from iclperm.runs.tables import generated_rows, item_rows
 from iclperm.runs.work import Part, Product, Work
 from iclperm.study.states import API_MISSING, INVALID, OK, OVERLONG, UNPARSED
@@ -71,9 +73,10 @@ class Scorer(Protocol):
         ...
 
 
-def scorer_of(work: Work, folder: Path | None) -> Scorer:
-    """The scorer of a study; nothing is loaded or asked before the first part. ``folder`` keeps an API's replies."""
-    return LocalModel(work) if work.setting.study.endpoint is None else RemoteModel(work, folder)
+def scorer_of(work: Work, folder: Path | None, keys: KeyHosts | None = None) -> Scorer:
+    """The scorer of a study; nothing is loaded or asked before the first part. ``folder`` keeps an API's replies,
+    ``keys`` are the hosts that its key may go to."""
+    return LocalModel(work) if work.setting.study.endpoint is None else RemoteModel(work, folder, keys)
 
 
 class LocalModel:
@@ -199,7 +202,7 @@ class RemoteModel:
     session asks for these replies alone.
     """
 
-    def __init__(self, work: Work, folder: Path | None) -> None:
+    def __init__(self, work: Work, folder: Path | None, keys: KeyHosts | None = None) -> None:
         choices = work.setting.study.endpoint
         assert choices is not None
         self.libraries = ("iclperm", "numpy", "pyarrow", "openai", *_checking(work))
@@ -207,13 +210,14 @@ class RemoteModel:
         self._choices = choices
         self._work = work
         self._folder = folder
+        self._keys = keys
         self._ledger: Ledger | None = None
 
     @cached_property
     def endpoint(self) -> Endpoint:
         """Made at the first use; sends nothing by itself."""
         self._ledger = None if self._folder is None else Ledger(self._folder, beside(self._folder))
-        return Endpoint.of(self._choices, self._ledger)
+        return Endpoint.of(self._choices, self._ledger, self._keys)
 
     def close(self) -> None:
         """Closes the file of replies."""
@@ -234,15 +238,7 @@ class RemoteModel:
     def replies(self) -> dict[str, int]:
         """Counts of the parts that this process has answered."""
         damaged = {} if self._ledger is None else {"num_damaged_replies": self._ledger.num_damaged}
-        paid = self.endpoint.paid
-        return {
-            **self._counts,
-            **damaged,
-            "num_requests": paid.requests,
-            "num_prompt_tokens": paid.prompt_tokens,
-            "num_cached_tokens": paid.cached_tokens,
-            "num_reply_tokens": paid.completion_tokens,
-        }
+        return {**self._counts, **damaged, **as_counts(self.endpoint.paid, self.endpoint.lost)}
 
     def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
         """See `Scorer`; the prompts of a context are sent as a group, so that the provider can cache it."""

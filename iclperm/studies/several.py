@@ -357,6 +357,11 @@ def _canonical(study: Study) -> Study:
     return with_whole_paths(study).model_copy(update={"out": None})
 
 
+def identifier(study: Study) -> str:
+    """What a study is known by beside its folder: SHA-256 of all its choices."""
+    return hashlib.sha256(_canonical(study).to_yaml().encode()).hexdigest()
+
+
 def _claim(path: Path, study: Study) -> bool:
     """Makes the folder, or refuses one that holds something else; a damaged study in it is set aside.
 

@@ -7,8 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, JsonValue, field_validator
 
@@ -24,6 +23,11 @@ _VARIABLE = re.compile(r"(?=.{1,15}$|.*_)[A-Z][A-Z0-9_]{0,63}")  # without an un
 _KEY = re.compile(
     r"\b(sk|pk|rk|xai|nvapi|csk)-[\w-]{20,}|\b(hf|gsk|r8)_[A-Za-z0-9]{20,}|\bAIza[\w-]{30,}|\bBearer\s+\S{16,}"
 )
+# Nothing that two programs could read as two hosts: no user, no backslash, no blank, no letter beyond ASCII.
+_URL = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?(/[\w.~%!$&'()*+,;=:/-]*)?", re.I | re.A)
+HTTPS_PORT = 443
+LEAST_KEY = 8
+"""Characters of the shortest key: a shorter one could not be told from words when it is cut out of replies."""
 _OURS = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "stop", "stream", "n")
 
 
@@ -46,6 +50,16 @@ class Spent:
     def tokens(self) -> int:
         """Prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
+
+
+class Address(NamedTuple):
+    """Where a key may go: a host and its port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return self.host if self.port == HTTPS_PORT else f"{self.host}:{self.port}"
 
 
 class Prices(Choices):
@@ -111,10 +125,19 @@ class EndpointChoices(Choices):
     @field_validator("base_url")
     @classmethod
     def _plain_url(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        parts = _URL.fullmatch(url)
+        if parts is None or not 0 < int(parts[3] or HTTPS_PORT) < 65_536:
             raise ValueError("give a URL such as https://api.openai.com/v1")
+        if parts[1].lower() == "http" and parts[3] and int(parts[3]) == HTTPS_PORT:
+            raise ValueError("port 443 is that of https; give https://, or another port")
         return url.rstrip("/")
+
+    @property
+    def address(self) -> Address:
+        """The host that requests go to, and with them the key."""
+        parts = _URL.fullmatch(self.base_url)
+        assert parts is not None
+        return Address(parts[2].lower(), int(parts[3] or (HTTPS_PORT if parts[1].lower() == "https" else 80)))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -152,6 +175,11 @@ def read_key(variable: str | None) -> str | None:
         raise ConfigError(f"the environment variable {variable} is not set; put the endpoint's key in it")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"the environment variable {variable} holds no key: it has blanks or control characters")
+    if len(key) < LEAST_KEY:
+        raise ConfigError(
+            f"the environment variable {variable} holds a key of fewer than {LEAST_KEY} characters, which could not be "
+            "cut out of replies; give the server a longer one, or leave 'api_key_env' out if it wants none"
+        )
     return key
 
 

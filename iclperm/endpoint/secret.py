@@ -1,0 +1,72 @@
+"""A key cut out of what a server says, in every form in which servers send back what they were sent."""
+
+from __future__ import annotations
+
+import base64
+import html.entities
+import re
+from functools import cached_property
+
+_CUT = "[key]"
+_ESCAPES = "%\\&="  # a sign of each way to escape
+_STAND_INS = {"+": "+-", "/": "/_"}  # of base64 in URLs
+_ONE_OF_BASE64 = "[A-Za-z0-9+/=_-]"
+
+
+class KeyCutter:
+    """Cuts a key out of text: as it is, in base64 (also that of a header that holds it) and in hexadecimal, each of
+    them with any of its characters escaped for JSON, a URL, HTML, mail or a programming language, once or more often.
+    Without a key, text stays as it is."""
+
+    def __init__(self, key: str | None) -> None:
+        self._key = key
+
+    def cut(self, text: str) -> str:
+        """The text without the key. O(text)."""
+        if self._key is None or not (any(map(text.__contains__, _ESCAPES)) or any(map(text.__contains__, self._plain))):
+            return text
+        return self._any_form.sub(_CUT, text)
+
+    @cached_property
+    def _plain(self) -> list[str]:
+        """What occurs in a text that holds a form without escapes."""
+        assert self._key is not None
+        raw = self._key.encode()
+        cores = [_core(raw, before) for before in range(3)]
+        in_urls = [core.replace("+", "-").replace("/", "_") for core in cores]
+        return [self._key, raw.hex(), raw.hex().upper(), *cores, *in_urls]
+
+    @cached_property
+    def _any_form(self) -> re.Pattern[str]:
+        assert self._key is not None
+        raw = self._key.encode()
+        hexadecimal = "".join(f"(?:{_any_way(sign)}|{_any_way(sign.upper())})" for sign in raw.hex())
+        encoded = [
+            "".join("(?:" + "|".join(map(_any_way, _STAND_INS.get(sign, sign))) + ")" for sign in _core(raw, before))
+            for before in range(3)
+        ]
+        # The signs beside a core hold bits of the key and of its neighbours.
+        around = [f"{_ONE_OF_BASE64}{{0,2}}{core}{_ONE_OF_BASE64}{{0,2}}" for core in encoded]
+        return re.compile("|".join(["".join(map(_any_way, self._key)), hexadecimal, *around]))
+
+
+def _core(raw: bytes, before: int) -> str:
+    """The signs of base64 that hold nothing but ``raw``, where so many bytes are ``before`` it, modulo three."""
+    text = base64.b64encode(bytes(before) + raw).decode()
+    return text[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6]
+
+
+def _any_way(sign: str) -> str:
+    """A pattern of every way in which a character of ASCII is written."""
+    code = ord(sign)
+    digits = "".join(f"[{digit}{digit.upper()}]" for digit in f"{code:02x}")
+    names = [name for name, meant in html.entities.html5.items() if meant == sign and name.endswith(";")]
+    entity = "|".join([f"#0*{code};?", f"#[xX]0*{digits};?", *map(re.escape, names)])
+    ways = [
+        rf"\\*{re.escape(sign)}",
+        rf"\\+(?:u\{{?0*{digits}\}}?|x{digits}|0?{code:o})",
+        f"%(?:25)*{digits}",
+        f"&(?:amp;)*(?:{entity})",
+        f"={digits}",
+    ]
+    return f"(?:{'|'.join(ways)})"
