@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ class PartFiles:
     def release(self, part: int) -> None:
         """Gives a claim back."""
         if (lock := self._locks.pop(part, None)) is not None:
-            Path(lock.lock_file).unlink(missing_ok=True)
+            with suppress(OSError):  # it may stay: whether a part is claimed is the lock, not the file
+                Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
 
     def read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -160,10 +161,8 @@ class Child:
 
     def end(self) -> None:
         """Kills it and what it started."""
-        try:
+        with suppress(ProcessLookupError):  # it has ended, or has not begun yet
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended, or has not begun yet
 
     def _read(self, what: str) -> str:
         path = self.names[what]

@@ -23,6 +23,7 @@ OTHERS = {"sensitivity": "curve", "grown": "sensitivity", "search": "convergence
           "transfer": "selection"}  # fmt: skip
 LIMIT_S = 10.0
 _HUGE = 1 << 36
+_STRANGE = "-0123456789abcdef.parquet"
 
 
 class Damage(NamedTuple):
@@ -183,10 +184,10 @@ FOLDERS: dict[str, Callable[[Path, World, Random], None]] = {
     "a link to the run": _instead(lambda path, world: path.symlink_to(".")),
     "a FIFO": FILES["a FIFO"],
     "a stranger in it": lambda path, world, random: (path / "\x1b[2Jx\n-000000.parquet").write_text("x"),
-    "a link in it": lambda path, world, random: (path / "000000-0123456789abcdef.parquet").symlink_to(world.canary / "file"),
-    "a FIFO in it": lambda path, world, random: os.mkfifo(path / "999999-0123456789abcdef.parquet"),
+    "a link in it": lambda path, world, random: (path / f"000000{_STRANGE}").symlink_to(world.canary / "file"),
+    "a FIFO in it": lambda path, world, random: os.mkfifo(path / f"999999{_STRANGE}"),
     "a FIFO of JSON in it": lambda path, world, random: os.mkfifo(path / "a.json"),
-    "a folder in it": lambda path, world, random: (path / "999999-0123456789abcdef.parquet").mkdir(),
+    "a folder in it": lambda path, world, random: (path / f"999999{_STRANGE}").mkdir(),
 }
 
 
@@ -208,7 +209,7 @@ def check(world: World, step: Damage, random: Random) -> Verdict:
     place = world.copy(step.study, step.state)
     (place / "study").write_text(step.study)
     folder, verdict = place / "run", Verdict()
-    victim = folder / step.place
+    victim = next(folder.glob(step.place))
     (FOLDERS if victim.is_dir() else FILES)[step.how](victim, world, random)
     before = world.snapshot()
     for look in LOOKS:
@@ -230,16 +231,15 @@ def check(world: World, step: Damage, random: Random) -> Verdict:
         verdict.findings += same_digest(world, step.study, folder)
     else:
         verdict.ended = f"refused with exit code {done.code}"
-        _as_told(world, step, folder, verdict)
+        _as_told(world, step, victim, folder, verdict)
     verdict.findings += keys_in(place)
     _back(world)
     return verdict
 
 
-def _as_told(world: World, step: Damage, folder: Path, verdict: Verdict) -> None:
+def _as_told(world: World, step: Damage, victim: Path, folder: Path, verdict: Verdict) -> None:
     """What was refused is moved elsewhere, as the error says; then the same command must mend the run."""
-    victim = folder / step.place
-    added = [path for path in folder.rglob("*") if "0123456789abcdef" in path.name or path.name.startswith("\x1b")]
+    added = [path for path in folder.rglob("*") if _STRANGE in path.name or path.name.startswith("\x1b")]
     for path in added or [victim]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -281,4 +281,14 @@ def _other_words(world: World, study: str, look: str, out: str, folder: Path) ->
     return []
 
 
-FOLDERS_CLASS = FaultClass("folders", "each file and folder of a run replaced by what a stranger could leave", steps, check, fixed=24)
+_PART = "items/000000-*.parquet"
+FIXED = (
+    *(Damage("sensitivity", "half", how, _PART) for how in list(FILES)[::4]),
+    *(Damage("sensitivity", "finished", how, "plan.json") for how in list(FILES)[1::4]),
+    *(Damage("sensitivity", "finished", how, "queries.parquet") for how in list(FILES)[2::4]),
+    Damage("sensitivity", "half", "a dangling link outside", "items"),
+    Damage("sensitivity", "finished", "a link to its copy outside", "FORMAT"),
+)
+FOLDERS_CLASS = FaultClass(
+    "folders", "each file and folder of a run replaced by what a stranger could leave", steps, check, FIXED
+)

@@ -14,6 +14,7 @@ from faults.world import SENTINEL, World
 
 DOCUMENTED = (0, 1, 2, 3)
 _SHOWN = 240
+_REMEDY = re.compile(r";|\bshould (be|have)\b|did you mean|--help")
 
 
 @dataclass
@@ -32,15 +33,14 @@ class Verdict:
 class FaultClass:
     """One class of faults: its ``steps`` in order, each a choice that can be printed, and what tries one of them.
 
-    ``check`` gets the world, the step and a generator of the case's own; ``fixed`` are the numbers of the steps that
-    the test suite tries.
+    ``check`` gets the world, the step and a generator of the case's own; ``fixed`` are those that the test suite tries.
     """
 
     name: str
     about: str
     steps: Callable[[World], Sequence[Any]]
     check: Callable[[World, Any, Random], Verdict]
-    fixed: int = 4
+    fixed: Sequence[Any] = ()
 
 
 def judged(outcome: Outcome, *, may_say: Sequence[int] = DOCUMENTED, is_check: bool = False) -> list[str]:
@@ -72,7 +72,7 @@ def _judged(outcome: Outcome, may_say: Sequence[int], is_check: bool) -> Iterato
     elif outcome.code and not (is_check and outcome.out and not lines):
         if len(lines) != 1:
             yield f"{len(lines)} error lines at exit code {outcome.code}: {_last(said)}"
-        elif ";" not in lines[0]:
+        elif not _REMEDY.search(lines[0]):
             yield f"no remedy: {lines[0][:_SHOWN]}"
     if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said):
         yield f"control characters reach the terminal: {_last(said)!r}"
@@ -98,5 +98,7 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _last(text: str) -> str:
+    """The line that tells most: of damage, else the last."""
     lines = text.strip().splitlines()
-    return lines[-1][:_SHOWN] if lines else "nothing was said"
+    told = [line for line in lines if line.startswith(("damaged: ", "OSError", "error: unexpected"))] or lines[-1:]
+    return told[0][:_SHOWN] if told else "nothing was said"

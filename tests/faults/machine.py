@@ -1,10 +1,10 @@
-"""The loop: class after class, case after case, each in a place of its own; what is found can be repeated by its number.
+"""The loop: class after class, case after case, each in a place of its own; what is found is repeated by a number.
 
-    python benchmarks/faults.py                                  # the fixed part of every class: minutes
-    python benchmarks/faults.py --hours 3 --seed 7 --json benchmarks/results/faults.json
-    python benchmarks/faults.py --classes system folders --whole # every step of these classes once
-    python benchmarks/faults.py --classes kills --seed 7 --step 41
-    python benchmarks/faults.py --table benchmarks/results/faults.json    # the table in docs/reliability.md
+python benchmarks/faults.py                                  # the fixed part of every class: minutes
+python benchmarks/faults.py --hours 3 --seed 7 --json benchmarks/results/faults.json
+python benchmarks/faults.py --classes system folders --whole # every step of these classes once
+python benchmarks/faults.py --classes kills --seed 7 --step 41
+python benchmarks/faults.py --table benchmarks/results/faults.json    # the table in docs/reliability.md
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from faults.commands import PROGRAMS_CLASS
 from faults.folders import FOLDERS_CLASS
+from faults.inputs import INPUTS
 from faults.judge import FaultClass, Verdict, changed
 from faults.kills import KILLS
+from faults.replies import REPLIES
 from faults.system import SYSTEM
 from faults.world import World
 
-CLASSES: dict[str, FaultClass] = {each.name: each for each in (KILLS, SYSTEM, FOLDERS_CLASS)}
+_CLASSES = (KILLS, SYSTEM, FOLDERS_CLASS, REPLIES, INPUTS, PROGRAMS_CLASS)
+CLASSES: dict[str, FaultClass] = {each.name: each for each in _CLASSES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     home = Path(tempfile.mkdtemp(prefix="iclperm-faults-")) / "world"
     try:
-        figures = _run(World(home), given)
+        is_fixed = not (given.hours or given.whole or given.step is not None)
+        figures = _run(World(home, warm=2 if is_fixed else None), given)
     finally:
         shutil.rmtree(home.parent, ignore_errors=True)
     if given.json:
@@ -66,15 +71,19 @@ def _run(world: World, given: argparse.Namespace) -> dict[str, Any]:
     return {"seed": given.seed, "hours": given.hours, "classes": [row.to_dict() for row in rows.values()]}
 
 
-def _numbers(world: World, row: _Row, seed: int, given: argparse.Namespace) -> Iterator[int]:
-    """Which steps are tried, in which order: one, all, all by chance, or those of the test suite."""
+def _numbers(world: World, row: _Row, seed: int, given: argparse.Namespace) -> Iterator[str]:
+    """Which steps are tried, in which order, each as the option that repeats it: those of the test suite unless one,
+    all, or all by chance are asked for."""
     if given.step is not None:
-        return iter([given.step])
+        return iter([f"--step {given.step}"])
+    if given.fixed is not None:
+        return iter([f"--fixed {given.fixed}"])
+    if not (given.hours or given.whole):
+        return iter([f"--fixed {number}" for number in range(len(row.kind.fixed))])
     numbers = list(range(len(row.steps(world))))
-    if given.whole:
-        return iter(numbers)
-    Random(f"{row.kind.name} {seed}").shuffle(numbers)
-    return iter(numbers if given.hours else numbers[: row.kind.fixed])
+    if not given.whole:
+        Random(f"{row.kind.name} {seed}").shuffle(numbers)
+    return iter([f"--step {number}" for number in numbers])
 
 
 class _Row:
@@ -93,9 +102,10 @@ class _Row:
             self._steps = self.kind.steps(world)
         return self._steps
 
-    def try_one(self, world: World, seed: int, number: int) -> None:
+    def try_one(self, world: World, seed: int, number: str) -> None:
         """One case, and what it leaves behind removed."""
-        step = self.steps(world)[number]
+        option, place = number.split()
+        step = (self.kind.fixed if option == "--fixed" else self.steps(world))[int(place)]
         before, begin = world.snapshot(), time.monotonic()
         try:
             verdict = self.kind.check(world, step, Random(f"{self.kind.name} {seed} {number}"))
@@ -104,7 +114,7 @@ class _Row:
         verdict.findings += changed(before, world.snapshot())
         self._seconds += time.monotonic() - begin
         self._ended["found something" if verdict.findings else verdict.ended] += 1
-        again = f"python benchmarks/faults.py --classes {self.kind.name} --seed {seed} --step {number}"
+        again = f"python benchmarks/faults.py --classes {self.kind.name} --seed {seed} {number}"
         for line in verdict.findings:
             self._found.append({"finding": line, "case": str(step), "repeat": again})
             print(f"FOUND {step}: {line}\n      {again}", file=sys.stderr, flush=True)
@@ -125,7 +135,10 @@ class _Row:
 
 def table(figures: dict[str, Any]) -> str:
     """Markdown of what a run of the machine came to."""
-    lines = ["| class | faults | steps of a pass | cases tried | seconds a case | findings |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| class | faults | cases of a pass | tried | seconds a case | cases that found something |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in figures["classes"]:
         each = row["seconds"] / max(row["cases"], 1)
         lines.append(
@@ -140,6 +153,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--classes", nargs="+", choices=CLASSES, metavar="NAME", help=f"of {', '.join(CLASSES)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step", type=int, help="this step of one class alone")
+    parser.add_argument("--fixed", type=int, help="this step of the fixed part of one class")
     parser.add_argument("--hours", type=float, help="steps by chance, seed after seed, until then")
     parser.add_argument("--whole", action="store_true", help="every step of a pass, once")
     parser.add_argument("--json", type=Path, help="write the figures, and every finding, to this file")

@@ -54,7 +54,7 @@ def check(world: World, step: Refusal, _random: Random) -> Verdict:
     place = world.copy(step.study, step.state) if step.state else world.place()
     folder, verdict = place / "run", Verdict()
     if step.look != "run":
-        done = run(world.look(step.look, folder), folder, world.scratch, fault)
+        done = run(world.look(step.look, folder), place, world.scratch, fault)
         verdict.add(step.look, judged(done, is_check=step.look in LOOKS[:2]))
         if done.code == 0 and step.look == "verify" and world.digest(step.study).split(":")[-1] not in done.out:
             verdict.findings.append("verify: the digest is another")
@@ -78,4 +78,9 @@ def check(world: World, step: Refusal, _random: Random) -> Verdict:
     return continued(world, step.study, folder, verdict)
 
 
-SYSTEM = FaultClass("system", "each write, sync, rename, unlink and read refused, or the last one", steps, check, fixed=14)
+FIXED = (
+    *(Refusal("sensitivity", "", how, at) for how in HOW for at in (5, 62, 78)),
+    *(Refusal("sensitivity", "finished", "EIO at reading", 3, look) for look in ("run", *LOOKS)),
+    Refusal("transfer", "", "killed after", 30),
+)
+SYSTEM = FaultClass("system", "each write, sync, rename, unlink and read refused, or the last one", steps, check, FIXED)

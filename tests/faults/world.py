@@ -1,4 +1,4 @@
-"""What faults happen to: tiny studies of every kind, finished and half-finished folders, and all that must not change."""
+"""What faults happen to: tiny studies of every kind, their folders whole and half, and all that must not change."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ Work = Callable[[], int]
 class World:
     """One folder with tasks, data, a model, studies and a canary; runs go beside it, each into a place of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: int | None = None) -> None:
+        """``warm`` is the number of studies that are run beforehand, so that later ones find everything loaded."""
         self.home = folder.resolve()
         self.inputs = self.home / "inputs"
         self.canary = self.home / "outside"
@@ -56,10 +57,11 @@ class World:
         self._templates: dict[tuple[str, str], Path] = {}
         self._extents: dict[str, list[tuple[int, int]]] = {}
         self._told: dict[str, tuple[str, bytes]] = {}
+        self._kept: dict[str, str] = {}
         self._next = 0
         os.environ[KEY_VARIABLE] = SENTINEL
         self._make()
-        _load_everything([self.study(name) for name in STUDIES], self.home / "warm")
+        _load_everything([self.study(name) for name in list(STUDIES)[:warm]], self.home / "warm")
 
     def _make(self) -> None:
         from tiny import byte_level_tokenizer, make_model, make_task
@@ -154,7 +156,8 @@ class World:
         """How often a command opens a file of such a run folder to read it."""
         folder = self.copy(name, state) / "run"
         work = self.sessions(name, folder)[-1] if look == "run" else self.look(look, folder)
-        return len(run(work, folder, self.scratch, Fault(READ)).operations)
+        root = folder if look == "run" else folder.parent
+        return len(run(work, root, self.scratch, Fault(READ)).operations)
 
     def look(self, name: str, folder: Path, *, drawn: bool = False) -> Work:
         """A command that looks at a run; its files go beside the run folder. A report has figures where ``drawn``."""
@@ -191,6 +194,12 @@ class World:
         folder.mkdir(exist_ok=True)
         return folder
 
+    def kept(self, name: str, make: Callable[[], str]) -> str:
+        """What is made once for all cases."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
     def clean(self) -> None:
         """Removes the places of cases."""
         shutil.rmtree(self.home / "cases", ignore_errors=True)
@@ -201,7 +210,7 @@ class World:
 
 
 def _is_commit(line: str) -> bool:
-    number, name, path = line.split(" ", 2)
+    _number, name, path = line.split(" ", 2)
     return name.startswith(("link", "rename")) and Path(path).parent.name == "items"
 
 
@@ -223,14 +232,14 @@ def command_line(arguments: Sequence[str]) -> int:
     return 0  # main exits
 
 
-def run_alone(study: Path, out: Path, *, grows: bool) -> int:
+def run_alone(study: Path, out: Path, *, grows: bool = False, **more: Any) -> int:
     """As ``iclperm run``, but without figures, which take ten times as long as such a run."""
     from iclperm import Study, api
 
     choices = GROWN if grows else {}
 
     def work() -> None:
-        api.run(Study.from_file(study).model_copy(update=choices), out, extend=grows, limits=work_limits())
+        api.run(Study.from_file(study).model_copy(update=choices), out, extend=grows, limits=work_limits(), **more)
 
     return _as_command(work)
 
@@ -241,7 +250,8 @@ def report_alone(folder: Path) -> int:
 
     def work() -> None:
         found = api.open_run(folder)
-        print(json.dumps({**found.report_content(), "digest": found.digest}, allow_nan=False))
+        requests = getattr(found.report, "num_requests", None)
+        print(json.dumps({**found.report_content(), "digest": found.digest, "requests": requests}, allow_nan=False))
 
     return _as_command(work)
 
@@ -278,7 +288,7 @@ def _load_everything(studies: Sequence[Path], folder: Path) -> None:
     import iclperm.api
     import iclperm.cli.commands
     import iclperm.engine.engine
-    import iclperm.stats  # noqa: F401
+    import iclperm.stats
 
     torch.set_num_threads(1)
     load, loaded = iclperm.engine.engine.Engine.from_pretrained, {}
