@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable, Sequence
@@ -251,7 +252,8 @@ def _as_told(world: World, step: Damage, victim: Path, folder: Path, verdict: Ve
         verdict.findings += same_digest(world, step.study, folder)
         verdict.ended += ", moved away, then the same digest"
     else:
-        verdict.ended += ", and again once it was moved away"
+        words = done.err.strip().replace(str(folder), "RUN")
+        verdict.ended += f", and once it was moved away: {re.sub('[0-9a-f]{16}', '...', words)[:100]}"
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> bool:

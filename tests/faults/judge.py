@@ -14,7 +14,7 @@ from faults.world import SENTINEL, World
 
 DOCUMENTED = (0, 1, 2, 3)
 _SHOWN = 240
-_REMEDY = re.compile(r";|\bshould (be|have)\b|did you mean|--help")
+_REMEDY = re.compile(r";|\bshould (be|have)\b|did you mean|--help|: use |\bor use\b")
 
 
 @dataclass

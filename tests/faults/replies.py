@@ -59,7 +59,7 @@ def endpoint(url: str, api: str) -> dict[str, Any]:
     """The choices of a study's endpoint."""
     return {
         "base_url": url, "model": MODEL, "api": "chat" if api == "generated" else "completions",
-        "api_key_env": KEY_VARIABLE, "concurrency": CONCURRENCY, "timeout_s": 1.0, "deadline_s": 2.0,
+        "api_key_env": KEY_VARIABLE, "concurrency": CONCURRENCY, "timeout_s": 2.0, "deadline_s": 4.0,
     }  # fmt: skip
 
 
@@ -87,12 +87,12 @@ def check(world: World, step: Hostility, random: Random) -> Verdict:
         hostile = run(_work(place, server.url, step.api), folder, world.scratch, fault, limit_s=LIMIT_S)
         verdict.add("hostile", judged(hostile))
         seen = server.seen()
-    _compare(verdict, "hostile", folder, seen, was_killed=hostile.code is None)
+    _compare(verdict, "hostile", folder, seen)
     with _Server(place / "seen", None) as server:
         honest = run(_work(place, server.url, step.api), folder, world.scratch, limit_s=LIMIT_S)
         seen += server.seen()
     verdict.add("honest", judged(honest, may_say=(0,)))
-    _compare(verdict, "honest", folder, seen, was_killed=hostile.code is None)
+    _compare(verdict, "honest", folder, seen)
     if honest.code == 0:
         _check_report(world, step, folder, verdict)
     if seen["leaked"]:
@@ -102,16 +102,16 @@ def check(world: World, step: Hostility, random: Random) -> Verdict:
     return verdict
 
 
-def _compare(verdict: Verdict, about: str, folder: Path, seen: Counter[str], *, was_killed: bool) -> None:
-    """Every request that may have cost something is counted, and nothing that never was sent, but on its way at a
-    kill."""
+def _compare(verdict: Verdict, about: str, folder: Path, seen: Counter[str]) -> None:
+    """Every request that may have cost something is counted, and nothing that never was sent, but for what was on its
+    way."""
     there = run(lambda: print(counted(folder)), folder, folder.parent) if folder.exists() else None
     if there is not None and there.code != 0:
         verdict.add(f"{about}: the bill", judged(there, may_say=(0,)))
         return
     number = 0 if there is None else int(there.out)
-    # A request that was sent into a connection just closed never came, and cannot be told from one that did.
-    most = seen["charged"] + seen["refused"] + seen["closed"] + (CONCURRENCY if was_killed else 0)
+    # A request that never came, as its connection had just been closed, cannot be told from one that did.
+    most = seen["charged"] + seen["refused"] + seen["closed"] + CONCURRENCY
     if number < seen["charged"]:
         verdict.findings.append(f"{about}: the server counts {seen['charged']} requests, the run folder {number}")
     if number > most:
