@@ -102,7 +102,7 @@ def read_npz(path: Path, axes: str | None, most_bytes: int) -> Tensor:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if is_out_of_memory(error):
             raise
-        raise DataError(f"{path} is not a .npz file that can be read: {one_line(error)}") from None
+        raise DataError(f"{path} is not a .npz file that can be read: {one_line(error)}; save it anew") from None
     are_answers = name == "correct"
     tensor = of_array(values, axes, title_of(path), are_answers=are_answers)
     return _with_beside(tensor, beside, values.shape, _letters_of(values, axes, title_of(path), are_answers), path)
@@ -161,7 +161,7 @@ def of_array(values: Array, axes: str | None, title: str, *, are_answers: bool =
     values tell them.
     """
     if values.dtype.kind not in "biuf" or not values.size:
-        raise DataError(f"{title} must hold numbers, got {values.dtype} {list(values.shape)}")
+        raise DataError(f"{title} must hold numbers, got {values.dtype} {list(values.shape)}; save those alone")
     letters = _letters_of(values, axes, title, are_answers)
     arranged, named = in_order(values, letters)
     if "Q" not in letters:

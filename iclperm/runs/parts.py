@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ class PartFiles:
     def release(self, part: int) -> None:
         """Gives a claim back."""
         if (handle := self._locks.pop(part, None)) is not None:
-            self._folder.remove(self._lock_path(part))
+            with suppress(OSError):  # it may stay: whether a part is claimed is the lock, not the file
+                self._folder.remove(self._lock_path(part))
             os.close(handle)
 
     def read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:

@@ -464,4 +464,6 @@ def mapped(path: Path) -> npt.NDArray[Any]:
         return np.lib.format.open_memmap(path, mode="r")  # refuses objects, and archives
     except (OSError, ValueError, EOFError) as error:
         reason = printable(str(error).split("\n")[0])[:200]
-        raise DataError(f"{path} is not a .npy file that can be read: {reason}") from None
+        raise DataError(
+            f"{path} is not a .npy file that can be read: {reason}; save it anew, without objects"
+        ) from None

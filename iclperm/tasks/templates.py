@@ -149,9 +149,10 @@ class Template:
     def _refuse_the_harmful(self, tree: nodes.Template) -> None:
         for node in tree.find_all(nodes.Node):
             if not isinstance(node, _ALLOWED_NODES):
-                raise ConfigError(f"the template {self.name!r} uses {type(node).__name__!r}, which is not allowed")
+                used = type(node).__name__
+                raise ConfigError(f"the template {self.name!r} uses {used!r}, which is not allowed; say it without")
         if any(loop.recursive for loop in tree.find_all(nodes.For)) or _loop_depth(tree) > MAX_LOOP_DEPTH:
-            raise ConfigError(f"the template {self.name!r} nests loops deeper than {MAX_LOOP_DEPTH}")
+            raise ConfigError(f"the template {self.name!r} nests loops deeper than {MAX_LOOP_DEPTH}; use fewer")
 
 
 def rendered_apart(
