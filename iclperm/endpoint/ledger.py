@@ -125,9 +125,8 @@ class Ledger:
         with writable(self.folder):
             for path in _sessions(self._files):
                 self._mend(path)
-            for name in self._files.names(self.folder / "quarantine"):
-                if name.startswith("api-") and name.endswith(".torn"):
-                    self._books.salvage(self._files.read(self.folder / "quarantine" / name))
+            for raw in _torn(self._files):
+                self._books.salvage(raw)
         self._catch_up()
 
     def __enter__(self) -> Ledger:
@@ -277,13 +276,13 @@ class Ledger:
 def paid(folder: Path) -> Books:
     """What a run folder's replies have cost, those of killed sessions and of a run at work among them; changes nothing.
     O(size of the replies)."""
-    books = Books()
-    for torn in (folder / "quarantine").glob("api-*.torn"):
-        books.salvage(torn.read_bytes())
-    for path in sorted((folder / "api").glob("*.jsonl")):
-        for place, entry in _lines(path):
+    books, files = Books(), Folder(folder)
+    for raw in _torn(files):
+        books.salvage(raw)
+    for path in _sessions(files):
+        for place, entry in _lines(files, path):
             if entry is None:
-                books.salvage(_bytes_at(place))
+                books.salvage(_bytes_at(files, place))
             else:
                 books.note(entry)
     return books
@@ -308,6 +307,14 @@ def damage(folder: Path) -> list[str]:
 def _sessions(files: Folder) -> list[Path]:
     place = files.path / "api"
     return [place / name for name in files.names(place) if name.endswith(".jsonl")]
+
+
+def _torn(files: Folder) -> Iterator[bytes]:
+    """The tails that were cut from sessions, which may hold what was paid for."""
+    place = files.path / "quarantine"
+    for name in files.names(place):
+        if name.startswith("api-") and name.endswith(".torn"):
+            yield files.read(place / name)
 
 
 def _has_writer(files: Folder, path: Path) -> bool:
