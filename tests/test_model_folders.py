@@ -148,7 +148,7 @@ def test_norms_of_queries_and_keys_by_head_are_served() -> None:
     assert engine.row_invariant is not None  # the check came to its end
 
 
-class Fickle(tf.LlamaForCausalLM):  # type: ignore[misc]
+class Fickle(tf.LlamaForCausalLM):
     """Runs whole prompts, and stumbles over anything else."""
 
 
