@@ -102,6 +102,7 @@ NOT_CAUSAL = [
     ("roberta", {}, "'roberta' attends in both directions"),
     ("xlnet", {}, "'xlnet' attends in both directions"),
     ("bart", {}, r"'bart' has an encoder \(is_encoder_decoder\)"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "'gemma3_text' attends in both directions"),
     ("llama", {"architectures": ["LlamaForMaskedLM"]}, "its architecture is 'LlamaForMaskedLM'"),
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "its architecture is 'LlamaForSequenceClassif"),
 ]
@@ -235,6 +236,16 @@ def test_a_file_is_no_model(tmp_path: Path, file: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         Engine.from_pretrained(str(folder / file))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_name_that_no_file_can_have_is_no_model() -> None:
+    refused("a" * 5000, r"^there is no model folder 'a{90,99}: file name too long$")
+
+
+def test_in_memory_too_bidirectional_attention_is_no_matter_of_the_tree() -> None:
+    model = tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**SMALL, head_dim=8, use_bidirectional_attention=True))
+    with pytest.raises(ModelError, match="has bidirectional attention; give a decoder-only model"):
+        Engine(model)
 
 
 PATHS = ("/no/model", "./model", "../model", "~/model", "no/such/model", ".", "models/x/")

@@ -33,13 +33,17 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
     in one line for a file, and for what is not there; `ConfigError` for the revision of a folder.
     """
     folder, text = Path(name), str(name)
-    if folder.is_dir():
+    try:
+        is_there, is_folder = folder.exists(), folder.is_dir()
+    except OSError as error:
+        raise ModelError(f"there is no model folder {_short(text)}: {(error.strerror or '').lower()}") from None
+    if is_folder:
         if revision is not None:
             raise ConfigError(
                 f"revision is {revision!r}, but the model {text!r} is a folder; a hub id has revisions: leave it out"
             )
         return folder
-    if folder.exists():
+    if is_there:
         raise ModelError(_refused_file(folder))
     is_path = text.startswith(_PATH_STARTS) or text in (".", "..") or text.count("/") > 1
     if is_path or not _HUB_NAME.fullmatch(text):

@@ -164,6 +164,8 @@ def _not_causal(config: Any) -> str | None:
         return f"{kind!r} has an encoder (is_encoder_decoder)"
     if other := next((name for name in config.architectures or () if _OTHER_HEAD.search(name)), None):
         return f"its architecture is {other!r}"
+    if (both := getattr(config, "use_bidirectional_attention", None)) and both != "vision":
+        return f"{kind!r} attends in both directions (use_bidirectional_attention)"
     # Of the other kinds is_decoder says nothing: GPT-NeoX leaves it unset.
     key = "causal" if kind == "xlm" else "is_decoder"
     if (kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind in _BOTH_WAYS) and not getattr(config, key, False):
