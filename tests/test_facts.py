@@ -183,7 +183,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no type": ({"hidden_size": 16}, "Should have a `model_type` key"),
     "no language model": ({"model_type": "vit"}, "is a 'vit' model, which is no causal language model"),
     "no object": ([], "is no configuration: a JSON object is needed"),
-    "code": (LLAMA | {"auto_map": {}}, "brings its own code (auto_map in config.json)"),
+    "code": (LLAMA | {"auto_map": {}, "architectures": ["Own"]}, "brings its own code (auto_map in config.json)"),
 }
 
 

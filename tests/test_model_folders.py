@@ -80,6 +80,17 @@ def test_quantized_weights_without_scales_are_refused(tmp_path: Path, dtype: tor
     refused(tmp_path, f"are quantized: {key} is {kind}, and config.json has no quantization_config")
 
 
+def test_a_quantization_that_is_only_half_there_is_refused(tmp_path: Path) -> None:
+    folder, key = make_model(tmp_path), "model.layers.1.mlp.up_proj.weight"
+    weight = load_file(folder / "model.safetensors")[key]
+    edit_weights(folder, **{key: weight.to(torch.float8_e4m3fn)})
+    edit_json(folder / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    refused(folder, f"are quantized: {key} is F8_E4M3, and no key holds its scale")
+    for method in ("evil", None, ["fp8"]):
+        edit_json(folder / "config.json", quantization_config={"quant_method": method, "bits": 8})
+        refused(folder, "is quantized in a way that transformers does not know|cannot read the configuration")
+
+
 def test_integers_that_are_no_weights_are_none_of_our_business(tmp_path: Path) -> None:
     make_model(tmp_path)
     edit_weights(tmp_path, **{"model.position_ids": torch.arange(9), "model.flags": torch.ones(3, dtype=torch.bool)})
@@ -91,6 +102,7 @@ NOT_CAUSAL = [
     ("roberta", {}, "'roberta' attends in both directions"),
     ("xlnet", {}, "'xlnet' attends in both directions"),
     ("bart", {}, r"'bart' has an encoder \(is_encoder_decoder\)"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "'gemma3_text' attends in both directions"),
     ("llama", {"architectures": ["LlamaForMaskedLM"]}, "its architecture is 'LlamaForMaskedLM'"),
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "its architecture is 'LlamaForSequenceClassif"),
 ]
@@ -148,7 +160,7 @@ def test_norms_of_queries_and_keys_by_head_are_served() -> None:
     assert engine.row_invariant is not None  # the check came to its end
 
 
-class Fickle(tf.LlamaForCausalLM):  # type: ignore[misc]
+class Fickle(tf.LlamaForCausalLM):
     """Runs whole prompts, and stumbles over anything else."""
 
 
@@ -168,6 +180,12 @@ def test_whatever_the_first_use_raises_is_a_refusal_by_name(plain: bool) -> None
     ) as e:
         engine.loglikelihood(REQUESTS)
     assert isinstance(e.value.__cause__, KeyError)
+
+
+def test_a_number_that_the_core_refuses_is_the_models_doing() -> None:
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL, rms_norm_eps=float("nan"))).eval()
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM cannot be run .* \(RequestError: eps is nan; it must be"):
+        Engine(model).loglikelihood(REQUESTS)
 
 
 def own_code(folder: Path, marker: Path, **changes: Any) -> None:
@@ -218,6 +236,16 @@ def test_a_file_is_no_model(tmp_path: Path, file: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         Engine.from_pretrained(str(folder / file))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_name_that_no_file_can_have_is_no_model() -> None:
+    refused("a" * 5000, r"^there is no model folder 'a{90,99}: file name too long$")
+
+
+def test_in_memory_too_bidirectional_attention_is_no_matter_of_the_tree() -> None:
+    model = tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**SMALL, head_dim=8, use_bidirectional_attention=True))
+    with pytest.raises(ModelError, match="has bidirectional attention; give a decoder-only model"):
+        Engine(model)
 
 
 PATHS = ("/no/model", "./model", "../model", "~/model", "no/such/model", ".", "models/x/")
@@ -282,9 +310,7 @@ def test_a_path_is_never_asked_for_and_a_hub_id_once(tmp_path: Path, hub: tuple[
     assert len([path for path in asked if HUB in path]) == 1
 
 
-def test_the_option_that_refusals_advise_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_option_that_refusals_advise_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An architecture that the tree refuses is run with the option that the refusal names."""
     folder, task = make_model(tmp_path / "model"), make_task(tmp_path)
     tokenizer = tf.AutoTokenizer.from_pretrained(folder)
@@ -358,8 +384,10 @@ def test_an_index_names_files_beside_it_alone(tmp_path: Path) -> None:
         ('{"model_type": "llama", "attn_implementation": "evil/kernel"}', "asks for code from elsewhere"),
         ('{"model_type": "llama", "text_config": "x"}', "text_config is 'x'; a JSON object is needed"),
         ('{"auto_map": 3}', "brings its own code"),
+        ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "10000 layers are the most that are built"),
+        ('{"model_type": "llama", "transformers_weights": "x.safetensors"}', "names other weights"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_a_strange_configuration_gets_one_line(tmp_path: Path, content: str, message: str) -> None:
     (make_model(tmp_path) / "config.json").write_text(content)

@@ -502,9 +502,10 @@ class Engine:
             started = time.perf_counter()
             try:
                 self.row_invariant = self._checked()
-            except IclpermError:
-                raise
             except Exception as error:
+                # The check makes no request of the user's: what the core refuses there is the model's doing.
+                if isinstance(error, IclpermError) and not isinstance(error, RequestError):
+                    raise
                 if is_out_of_memory(error):
                     raise OutOfMemory(
                         "memory has no room for the first-use check beside the model; use a smaller model or dtype, or "

@@ -20,6 +20,8 @@ _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.
 _MOST_JSON_BYTES = 64 << 20
 _SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_LAYER_KEYS, _MOST_LAYERS = ("num_hidden_layers", "n_layer"), 10_000
+_SCALES = re.compile(r"scale|absmax|SCB")
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -31,13 +33,17 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
     in one line for a file, and for what is not there; `ConfigError` for the revision of a folder.
     """
     folder, text = Path(name), str(name)
-    if folder.is_dir():
+    try:
+        is_there, is_folder = folder.exists(), folder.is_dir()
+    except OSError as error:
+        raise ModelError(f"there is no model folder {_short(text)}: {(error.strerror or '').lower()}") from None
+    if is_folder:
         if revision is not None:
             raise ConfigError(
                 f"revision is {revision!r}, but the model {text!r} is a folder; a hub id has revisions: leave it out"
             )
         return folder
-    if folder.exists():
+    if is_there:
         raise ModelError(_refused_file(folder))
     is_path = text.startswith(_PATH_STARTS) or text in (".", "..") or text.count("/") > 1
     if is_path or not _HUB_NAME.fullmatch(text):
@@ -92,6 +98,17 @@ def settings_of(folder: Path) -> dict[str, Any]:
                 f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; "
                 "give a whole number from 1 on"
             )
+    for key in _LAYER_KEYS:
+        if settings.get(key, 0) > _MOST_LAYERS:
+            raise ModelError(
+                f"cannot read the configuration of {str(folder)!r}: {key} is {_short(settings[key])}; "
+                f"{_MOST_LAYERS} layers are the most that are built"
+            )
+    if (other := settings.get("transformers_weights")) is not None:
+        raise ModelError(
+            f"config.json of {str(folder)!r} names other weights (transformers_weights: {_short(other)}); "
+            "call the file model.safetensors and take the key out"
+        )
     names = settings.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ModelError(
@@ -109,23 +126,27 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 def check_weights(folder: Path, settings: dict[str, Any]) -> list[tuple[str, str]]:
     """Looks at the weights in a folder without loading them: the keys that hold no floating-point numbers, with their
-    kinds, unless the configuration says that they are quantized.
+    kinds. Of a folder whose configuration says that it is quantized, those whose scales are missing.
 
     Raises ModelError in one line for a folder without weights, for pickled ones, and for an index that names files that
     are not beside it.
     """
-    files = list(_weight_files(folder))
-    if settings.get("quantization_config"):
-        return []
-    found = []
-    for path in files:
+    kinds: dict[str, str] = {}
+    for path in list(_weight_files(folder)):
         try:
             with safe_open(path, framework="np") as weights:
-                kinds = {key: weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
+                kinds |= {key: weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"cannot load the weights of {str(folder)!r}: {path.name}: {first_line(error)}") from error
-        found += [(key, kind) for key, kind in kinds.items() if kind not in _FLOATS]
-    return found
+    others = [(key, kind) for key, kind in kinds.items() if kind not in _FLOATS]
+    if not settings.get("quantization_config"):
+        return others
+    scaled = {key[: found.start()].rpartition(".")[0] for key in kinds if (found := _SCALES.search(key))}
+    return [
+        (key, kind)
+        for key, kind in others
+        if key.endswith(".weight") and scaled.isdisjoint({key, key.removesuffix(".weight")})
+    ]
 
 
 def _weight_files(folder: Path) -> Iterator[Path]:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from iclperm.engine.facts import MAKES_A_TOKENIZER
 from iclperm.engine.folder import check_weights, first_line, model_folder, settings_of
-from iclperm.errors import ConfigError, ModelError
+from iclperm.errors import ConfigError, ModelError, printable
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Heads that predict something else than the next token.
@@ -112,6 +113,7 @@ def load_config(name: str | Path, revision: str | None = None) -> Any:
             f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
             "transformers knows; give a decoder-only model"
         )
+    _refuse_unknown_quantization(name, settings)
     if (reason := _not_causal(config)) is not None:
         raise ModelError(
             f"{str(name)!r} is no causal language model: {reason}; its answers would depend on what follows them. "
@@ -139,6 +141,19 @@ def _refuse_foreign_code(folder: Path, settings: dict[str, Any]) -> None:
     )
 
 
+def _refuse_unknown_quantization(name: str | Path, settings: dict[str, Any]) -> None:
+    """Raises ModelError for a way to quantize that transformers would pass over, taking the numbers as they are."""
+    told = settings.get("quantization_config")
+    method = told.get("quant_method") if isinstance(told, dict) else told
+    is_bitsandbytes = isinstance(told, dict) and (told.get("load_in_8bit") or told.get("load_in_4bit"))
+    is_known = isinstance(method, str) and method in AUTO_QUANTIZATION_CONFIG_MAPPING
+    if told and not is_known and not is_bitsandbytes:
+        raise ModelError(
+            f"{str(name)!r} is quantized in a way that transformers does not know (quant_method "
+            f"{printable(repr(method))[:100]}); use a checkpoint of float32, bfloat16 or float16"
+        )
+
+
 def _not_causal(config: Any) -> str | None:
     """Why a model of this configuration sees what follows a token, or predicts it otherwise than from what is before.
 
@@ -149,6 +164,8 @@ def _not_causal(config: Any) -> str | None:
         return f"{kind!r} has an encoder (is_encoder_decoder)"
     if other := next((name for name in config.architectures or () if _OTHER_HEAD.search(name)), None):
         return f"its architecture is {other!r}"
+    if (both := getattr(config, "use_bidirectional_attention", None)) and both != "vision":
+        return f"{kind!r} attends in both directions (use_bidirectional_attention)"
     # Of the other kinds is_decoder says nothing: GPT-NeoX leaves it unset.
     key = "causal" if kind == "xlm" else "is_decoder"
     if (kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind in _BOTH_WAYS) and not getattr(config, key, False):
@@ -160,13 +177,15 @@ def _refuse_other_numbers(folder: Path, config: Any, others: list[tuple[str, str
     """Raises ModelError where weights that the model keeps as floating-point numbers are stored as others."""
     if not others:
         return
-    own = _shapes(folder, config, torch.float32).state_dict()
+    is_told = getattr(config, "quantization_config", None)
+    lack = "no key holds its scale" if is_told else "config.json has no quantization_config"
+    own = {} if is_told else _shapes(folder, config, torch.float32).state_dict()
     for key, kind in others:
         is_float = own[key].is_floating_point() if key in own else key.endswith(".weight")
         if is_float:
             raise ModelError(
-                f"the weights of {str(folder)!r} are quantized: {key} is {kind}, and config.json has no "
-                "quantization_config, so their scales are not known; use a checkpoint of float32, bfloat16 or float16"
+                f"the weights of {str(folder)!r} are quantized: {key} is {kind}, and {lack}, so their scales are not "
+                "known; use a checkpoint of float32, bfloat16 or float16"
             )
 
 

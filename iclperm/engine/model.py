@@ -431,7 +431,9 @@ def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:
     other = sorted(set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYERS)
     if other:
         refuse(f"layers of type {other[0]!r}")
-    if getattr(config, "use_bidirectional_attention", None):
+    if both := getattr(config, "use_bidirectional_attention", None):
+        if both != "vision":  # the text of Gemma's multimodal models is causal
+            raise ModelError(f"{name} has bidirectional attention; give a decoder-only model")
         refuse("bidirectional attention")
 
 
