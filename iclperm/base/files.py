@@ -278,7 +278,7 @@ def read_given(path: str | Path, most: int = MOST_BYTES) -> bytes:
             if not (piece := file.read(1 << 16)):
                 return bytes(raw)
             raw += piece
-    raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+    raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
 
 
 def what_fetches(path: Path, raw: bytes | None = None) -> str | None:
@@ -400,15 +400,14 @@ def write_all(file: io.FileIO, raw: bytes) -> None:
 
 def _moved_without_replacing(source: _Slot, target: _Slot) -> bool:
     """Whether ``source`` was moved: not where another process was faster."""
-    handles = {"src_dir_fd": source.handle, "dst_dir_fd": target.handle}
     try:
-        os.link(source.name, target.name, **handles)
+        os.link(source.name, target.name, src_dir_fd=source.handle, dst_dir_fd=target.handle)
     except FileExistsError:
         return False
     except OSError:  # a file system without hard links
         if _is_there(target):
             return False
-        os.rename(source.name, target.name, **handles)
+        os.rename(source.name, target.name, src_dir_fd=source.handle, dst_dir_fd=target.handle)
     return True
 
 

@@ -33,14 +33,23 @@ from iclperm.base.sealed import canonical, sealed, unsealed
 from iclperm.errors import ConfigError, DamagedItem, RunError, UnknownKind, is_out_of_memory
 from iclperm.runs.formats import FORMAT, VERSION, check_format, format_of
 from iclperm.runs.parts import PartFiles
-from iclperm.runs.stored import bytes_of, checksum_line, content_digest, short_digest, table_bytes, table_of
+from iclperm.runs.stored import (
+    MOST_OF_TABLE,
+    bytes_of,
+    checksum_line,
+    content_digest,
+    short_digest,
+    table_bytes,
+    table_of,
+)
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
-from iclperm.study.study import STATISTICS, Study
+from iclperm.study.study import EXTENT_KEYS, STATISTICS, Study
 
 _CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
 _MOST_CONTENT_FREE = 1_000  # queries that a calibrated study has beside those that it asks for
+_MOST_OF_ANYTHING = 1 << 50
 _PLAN_BYTES = 64 << 20  # a study file has 1 MiB at most
 _RECORD_BYTES = 1 << 20
 _FORMAT_RAW = f"{FORMAT}\n".encode()
@@ -158,7 +167,7 @@ class RunFolder:
             "queries": extent["queries"] + extent["dev_queries"] + _MOST_CONTENT_FREE,
         }[name]
         try:
-            raw = self.files.read(path)
+            raw = self.files.read(path, MOST_OF_TABLE)
             is_whole = self.files.read(_checksum_path(path), _RECORD_BYTES) == checksum_line(path.name, raw)
             table = table_of(path, raw, most_rows) if is_whole else None
             is_whole = is_whole and content_digest(table) == self.plans[number]["tables"][name]
@@ -371,9 +380,37 @@ def _signed(plans: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, pa
 def _read_plan(files: Folder, path: Path) -> dict[str, Any]:
     """A plan; raises `DamagedItem` where it is not what its digest says."""
     plan = unsealed(bytes_of(files, path, _PLAN_BYTES))
-    if plan is None:
+    if plan is None or not _is_plan(plan):
         raise DamagedItem(f"{path} is damaged: its content is not what its digest says; run the study again")
     return plan
+
+
+def _is_plan(plan: Mapping[str, Any]) -> bool:
+    """Whether what is sealed has what is read of a plan: anyone can reckon a digest."""
+    extents, work, study, tables = (plan.get(key) for key in ("extents", "work", "study", "tables"))
+    if not (
+        isinstance(extents, list)
+        and extents
+        and isinstance(tables, Mapping)
+        and isinstance(plan.get("counts"), Mapping)
+    ):
+        return False
+    sizes = [extent.get(key) if isinstance(extent, Mapping) else None for extent in extents for key in EXTENT_KEYS]
+    sizes += [
+        work.get(key) if isinstance(work, Mapping) else None
+        for key in ("cells", "parts", "general_cells", "odd_labels")
+    ]
+    if any(type(size) is not int or not 0 <= size <= _MOST_OF_ANYTHING for size in sizes):
+        return False
+    if "run" in plan:  # a growth's, which leaves out what identifies the run
+        return True
+    return (
+        isinstance(study, Mapping)
+        and isinstance(study.get("shots"), list)
+        and isinstance(plan.get("label_lengths"), Mapping)
+        and isinstance(plan.get("labels"), list)
+        and isinstance(plan.get("task"), str)
+    )
 
 
 _LATER_KEYS = {"balance": "classes"}
