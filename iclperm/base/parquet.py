@@ -51,16 +51,16 @@ def _read_table(raw: bytes, columns: Sequence[str] | None, most_rows: int | None
     num_rows, chunks = _chunks(raw)
     if most_rows is not None and num_rows > most_rows:
         raise Unpacks(f"has {num_rows:,} rows; at most {most_rows:,} can be")
-    least, most = _unpacked_bytes(raw, [one for one in chunks if columns is None or one.column in columns])
-    _refuse(least, allowed)
+    sizes = [_Size.of(raw, chunk) for chunk in chunks if columns is None or chunk.is_in(columns)]
+    _refuse(sum(size.least for size in sizes), allowed)
     file = pq.ParquetFile(pa.BufferReader(raw), **_IN_THIS_THREAD)
-    _refuse(least, allowed)
-    if most <= allowed:
+    if sum(size.most for size in sizes) <= allowed:
         return file.read(columns=None if columns is None else list(columns), use_threads=False)
     # The longest text of a dictionary may stand in every row, or in one: read as it is stored, that can be counted.
-    texts = [
-        name for name, kind in zip(file.schema_arrow.names, file.schema_arrow.types, strict=True) if _is_text(kind)
-    ]
+    kinds_by_name = zip(file.schema_arrow.names, file.schema_arrow.types, strict=True)
+    texts = [name for name, kind in kinds_by_name if _is_text(kind)]
+    least = sum(size.least if size.column in texts else size.most for size in sizes)
+    _refuse(least, allowed)
     stored = pq.ParquetFile(pa.BufferReader(raw), read_dictionary=texts, **_IN_THIS_THREAD)
     table = stored.read(columns=None if columns is None else list(columns), use_threads=False)
     _refuse(least + sum(_text_bytes(chunk) for column in table.columns for chunk in column.chunks), allowed)
@@ -96,6 +96,10 @@ class _Chunk(NamedTuple):
     num_values: int
     begin: int
     size: int
+
+    def is_in(self, columns: Sequence[str]) -> bool:
+        """Whether it is read where these columns are: a reader takes "a.b" for a column b in a, too."""
+        return any(name == self.column or name.startswith(f"{self.column}.") for name in columns)
 
 
 def _chunks(raw: bytes) -> tuple[int, list[_Chunk]]:
@@ -181,21 +185,25 @@ def _text_bytes(array: pa.Array) -> int:
     return int(pc.sum(lengths.take(array.indices)).as_py() or 0)
 
 
-def _unpacked_bytes(raw: bytes, chunks: Sequence[_Chunk]) -> tuple[int, int]:
-    """What all columns take in memory at least, plain texts in dictionaries counted once, and at most."""
-    least = most = 0
-    for chunk in chunks:
-        values, packed, longest = _pages(raw, chunk)
+class _Size(NamedTuple):
+    """What a chunk takes in memory: texts of a dictionary are counted once in ``least``, where they can be read so."""
+
+    column: str
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, raw: bytes, chunk: _Chunk) -> _Size:
+        """By its pages."""
+        values, packed, longest, is_stored_so = _pages(raw, chunk)
         texts = values * longest if chunk.kind == _BYTE_ARRAY else 0
         size = max(values * (max(_VALUE_BYTES, chunk.width) + 4 * chunk.has_levels), packed)
-        least += size if chunk.is_plain else size + texts
-        most += size + texts
-    return least, most
+        return cls(chunk.column, size if chunk.is_plain and is_stored_so else size + texts, size + texts)
 
 
-def _pages(raw: bytes, chunk: _Chunk) -> tuple[int, int, int]:
-    """Of the pages of a column: how many values, how many bytes once decompressed, and those of the longest text in its
-    dictionary, at most.
+def _pages(raw: bytes, chunk: _Chunk) -> tuple[int, int, int, bool]:
+    """Of the pages of a column: how many values, how many bytes once decompressed, those of the longest text that more
+    than one value may have, at most, and whether such texts are in its dictionary alone, not beginnings of others.
 
     Raises ValueError where they are not what the footer says.
     """
@@ -204,10 +212,12 @@ def _pages(raw: bytes, chunk: _Chunk) -> tuple[int, int, int]:
     if end > len(raw):
         raise ValueError("has a column outside of it")
     values = packed = longest = 0
+    is_stored_so = True
     while at < end and values < chunk.num_values:
         header, at = _struct(raw, at, end)
         size, stored = header.get(2, -1), header.get(3, -1)
-        count = next((header[field].get(1, 0) for field in (5, 7, 8) if isinstance(header.get(field), dict)), 0)
+        about = next((header[field] for field in (5, 7, 8) if isinstance(header.get(field), dict)), _NOTHING)
+        count = about.get(1, 0)
         if not all(isinstance(number, int) and number >= 0 for number in (size, stored, count)):
             raise ValueError("has a page without its sizes")
         if header.get(1) == _DICTIONARY_PAGE and chunk.kind == _BYTE_ARRAY:
@@ -217,9 +227,11 @@ def _pages(raw: bytes, chunk: _Chunk) -> tuple[int, int, int]:
         packed += size
         if header.get(1) != _DICTIONARY_PAGE:
             values += count
+            if _BEGINNINGS in (about.get(2), about.get(4)):
+                longest, is_stored_so = max(longest, packed), False
     if values != chunk.num_values or at > end:
         raise ValueError("has pages that are not what its footer says")
-    return values, packed, longest
+    return values, packed, longest, is_stored_so
 
 
 def _longest(stored: bytes, size: int, count: int, codec: int) -> int:
@@ -242,6 +254,9 @@ def _longest(stored: bytes, size: int, count: int, codec: int) -> int:
 
 _DICTIONARY_PAGE = 2
 _REPEATED = 2
+_BEGINNINGS = 7
+"""The encoding of texts that begin as the one before: of each only the rest is stored."""
+_NOTHING: dict[int, Any] = {}
 _BYTE_ARRAY = 6
 _CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 # Kinds of values of Thrift's compact protocol, in which Parquet writes its headers.
