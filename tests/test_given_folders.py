@@ -172,6 +172,7 @@ def test_pointers_of_version_control_are_told_apart(folder, tmp_path):
     shutil.rmtree(folder)
     folder.with_name("run.dvc").write_text("outs:")
     refused(r"run is not here, only DVC's pointer to it", iclperm.open_run, folder)
+    refused("other is not a run folder", iclperm.open_run, tmp_path / "other")  # whose pointer is none there
 
 
 def test_data_that_version_control_has_not_fetched_are_told_apart(tmp_path):
@@ -240,6 +241,36 @@ def test_a_plan_that_is_nested_deep_is_damage(folder):
         parsed(raw)
     flat = {"text": "[" * 1000 + '"{', "list": [[1]] * 1000}
     assert unsealed(json.dumps(sealed(flat)).encode()) == sealed(flat)
+
+
+def test_a_session_whose_record_is_of_other_kinds_is_damage(folder):
+    (folder / "environment").mkdir(exist_ok=True)
+    for record in ({"seconds": "x"}, {"tokens_forwarded": "9"}, {"replies": {"num_requests": [1]}}, {"numerics": 3}):
+        (folder / "environment/a.json").write_text(json.dumps(sealed(record)))
+        assert "a.json cannot be read" in audit.verify(folder).damage[0]
+        assert iclperm.open_run(folder).report.is_token_count_complete is False
+
+
+def test_what_is_sealed_but_no_plan_is_damage(folder):
+    plan = json.loads((folder / "plan.json").read_text())
+    del plan["digest"]
+    for change in (
+        {"work": {"parts": "9"}},
+        {"extents": []},
+        {"extents": [{"sets": 1e9}]},
+        {"study": 3},
+        {"labels": None},
+    ):
+        (folder / "plan.json").write_text(json.dumps(sealed({**plan, **change})))
+        refused(r"plan\.json is damaged", iclperm.open_run, folder, error=DamagedItem)
+
+
+def test_an_old_folder_in_tmp_stops_nothing(folder):
+    (folder / "tmp/mine").mkdir(parents=True)
+    os.utime(folder / "tmp/mine", (1, 1))
+    folder_again = RunFolder.open(folder)
+    folder_again._remove_stale()
+    assert (folder / "tmp/mine").is_dir()
 
 
 def test_a_replys_line_of_somebody_who_reckons_checksums_is_damage(folder):

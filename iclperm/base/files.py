@@ -67,7 +67,7 @@ class Folder:
                     raise RunError(f"{path} has {size:,} bytes; at most {most:,} are read there: move it elsewhere")
                 raw = file.read()
         except FileNotFoundError:
-            self._refuse_unfetched(path)
+            self.refuse_pointer_to(path)
             raise
         if command := what_fetches(path, raw):
             raise RunError(f"{path} is not here, only a pointer to it; run: {command}")
@@ -192,9 +192,10 @@ class Folder:
         """Raises `RunError` where something that belongs into a folder is but a pointer of DVC."""
         for name in self.names(path):
             if name.endswith(".dvc"):
-                self._refuse_unfetched((path or self.path) / name.removesuffix(".dvc"))
+                self.refuse_pointer_to((path or self.path) / name.removesuffix(".dvc"))
 
-    def _refuse_unfetched(self, path: Path) -> None:
+    def refuse_pointer_to(self, path: Path) -> None:
+        """Raises `RunError` where a file or folder is not there, but DVC's pointer to it is."""
         pointer = path.with_name(f"{path.name}.dvc")
         if not self.has(path) and self.has(pointer):
             raise RunError(f"{path} is not here, only DVC's pointer to it; run: dvc pull {pointer}")

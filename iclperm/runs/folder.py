@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -99,7 +100,7 @@ class RunFolder:
         """An existing run; raises `RunError` where there is none, `DamagedItem` where a plan is damaged."""
         path = Path(path)
         files = Folder(path)
-        Folder(path.parent).refuse_unfetched(path.parent) if not path.exists() else files.refuse_unfetched()
+        _refuse_unfetched(path)
         if not (path.is_dir() and files.has(path / "FORMAT") and files.has(path / "plan.json")):
             raise RunError(f"{path} is not a run folder; give the folder that a run was written to")
         check_format(path)
@@ -274,13 +275,14 @@ class RunFolder:
         """Removes what killed sessions left; should one still be at work, it stops and can be continued."""
         for name in self.files.names(place := self.path / "tmp"):
             about = self.files.about(place / name)
-            if about is not None and time.time() - about.st_mtime > _STALE_SECONDS:
+            is_ours = about is not None and not stat.S_ISDIR(about.st_mode)
+            if about is not None and is_ours and time.time() - about.st_mtime > _STALE_SECONDS:
                 self.files.remove(place / name)
 
     def _claim_folder(self) -> None:
         """Makes the folder a run's; raises `RunError` where it holds something else."""
+        _refuse_unfetched(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self.files.refuse_unfetched()
         if not self.files.has(self.path / "FORMAT"):
             others = {*self.files.names()} - {"tmp"}
             if others and not self.files.has(self.path / "FORMAT"):  # unless another process has just made the folder
@@ -347,6 +349,14 @@ def has_mended_format(path: Path, identity: Mapping[str, Any]) -> bool:
         files.write_once(path / "quarantine" / f"FORMAT-{short_digest(damaged)}", damaged, staging=path / "tmp")
         files.write_whole(path / "FORMAT", _FORMAT_RAW, staging=path / "tmp")
     return True
+
+
+def _refuse_unfetched(path: Path) -> None:
+    """Raises `RunError` where the folder, or something in it, is but a pointer of DVC."""
+    if path.is_dir():
+        Folder(path).refuse_unfetched()
+    elif path.parent.is_dir():
+        Folder(path.parent).refuse_pointer_to(path)
 
 
 def _session_files(files: Folder) -> list[Path]:
@@ -438,7 +448,16 @@ def _read_session(files: Folder, path: Path) -> dict[str, Any]:
         record = unsealed(files.read(path, _RECORD_BYTES))
     except OSError:
         return {}
-    return {} if record is None else {**record, "name": path.stem}
+    return {**record, "name": path.stem} if record is not None and _is_record(record) else {}
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    """Whether what is sealed is of the kinds that are reckoned with: anyone can reckon a digest."""
+    replies = record.get("replies", {})
+    counts = [record.get("parts", 0), record.get("tokens_forwarded", 0)]
+    counts += replies.values() if isinstance(replies, Mapping) else ["none"]
+    is_timed = isinstance(record.get("seconds", 0), int | float)
+    return is_timed and all(type(count) is int for count in counts) and isinstance(record.get("numerics", {}), Mapping)
 
 
 def _differences(there: Any, here: Any, key: str = "") -> Iterator[str]:
