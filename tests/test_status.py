@@ -17,7 +17,7 @@ import sys
 def note(event, arguments):
     name = str(arguments[0]).split("/")[-1] if event == "open" else ""
     if name[:6].isdecimal() and name.endswith(".parquet"):
-        print("opened", arguments[0], file=sys.stderr)
+        print("opened items/" + name, file=sys.stderr)
 
 sys.addaudithook(note)
 from iclperm.cli.main import main

@@ -62,7 +62,7 @@ def test_a_wrong_choice_is_one_line_naming_key_and_value(choices, message):
         ("sets: [\n", "is not valid YAML"),
         ("model: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
         ("task: no\n", "a study's key 'task' is False"),
-        ("#" * 1_100_000, "at most 1048576 are read"),
+        ("#" * 1_100_000, "larger than 1,048,576 bytes"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, text, message):

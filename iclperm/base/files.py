@@ -67,7 +67,7 @@ class Folder:
                     raise RunError(f"{path} has {size:,} bytes; at most {most:,} are read there: move it elsewhere")
                 raw = file.read()
         except FileNotFoundError:
-            self._refuse_unfetched(path)
+            self.refuse_pointer_to(path)
             raise
         if command := what_fetches(path, raw):
             raise RunError(f"{path} is not here, only a pointer to it; run: {command}")
@@ -192,9 +192,10 @@ class Folder:
         """Raises `RunError` where something that belongs into a folder is but a pointer of DVC."""
         for name in self.names(path):
             if name.endswith(".dvc"):
-                self._refuse_unfetched((path or self.path) / name.removesuffix(".dvc"))
+                self.refuse_pointer_to((path or self.path) / name.removesuffix(".dvc"))
 
-    def _refuse_unfetched(self, path: Path) -> None:
+    def refuse_pointer_to(self, path: Path) -> None:
+        """Raises `RunError` where a file or folder is not there, but DVC's pointer to it is."""
         pointer = path.with_name(f"{path.name}.dvc")
         if not self.has(path) and self.has(pointer):
             raise RunError(f"{path} is not here, only DVC's pointer to it; run: dvc pull {pointer}")
@@ -278,7 +279,7 @@ def read_given(path: str | Path, most: int = MOST_BYTES) -> bytes:
             if not (piece := file.read(1 << 16)):
                 return bytes(raw)
             raw += piece
-    raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+    raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
 
 
 def what_fetches(path: Path, raw: bytes | None = None) -> str | None:
@@ -400,15 +401,14 @@ def write_all(file: io.FileIO, raw: bytes) -> None:
 
 def _moved_without_replacing(source: _Slot, target: _Slot) -> bool:
     """Whether ``source`` was moved: not where another process was faster."""
-    handles = {"src_dir_fd": source.handle, "dst_dir_fd": target.handle}
     try:
-        os.link(source.name, target.name, **handles)
+        os.link(source.name, target.name, src_dir_fd=source.handle, dst_dir_fd=target.handle)
     except FileExistsError:
         return False
     except OSError:  # a file system without hard links
         if _is_there(target):
             return False
-        os.rename(source.name, target.name, **handles)
+        os.rename(source.name, target.name, src_dir_fd=source.handle, dst_dir_fd=target.handle)
     return True
 
 

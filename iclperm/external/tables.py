@@ -60,16 +60,11 @@ def read_csv(path: Path, axes: str | None, most_bytes: int) -> Tensor:
 def read_parquet(path: Path, axes: str | None, most_bytes: int) -> Tensor:
     """A table or a matrix; raises what its kind does, and DataError for other files."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
         raw = read_given(path, most_bytes)
-        with pq.ParquetFile(pa.BufferReader(raw)) as file:
-            names, metadata, schema = file.schema_arrow.names, file.metadata, file.schema_arrow
-            sizes = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-            refuse_bytes(sum(sizes), f"{path}, unpacked,", most_bytes)
-            refuse_bytes(8 * metadata.num_rows, f"a column of {path}", most_bytes)
-            columns = _long_columns(names, path)
+        schema = parquet.schema_of(raw)
+        names, columns = schema.names, _long_columns(schema.names, path)
         table = parquet.read_table(raw, None if columns is None else list(columns.values()), most_bytes=most_bytes)
     except parquet.Unpacks as error:
         raise DataError(f"{path} {error}; give a smaller file, or split it") from None

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,14 +34,23 @@ from iclperm.base.sealed import canonical, sealed, unsealed
 from iclperm.errors import ConfigError, DamagedItem, RunError, UnknownKind, is_out_of_memory
 from iclperm.runs.formats import FORMAT, VERSION, check_format, format_of
 from iclperm.runs.parts import PartFiles
-from iclperm.runs.stored import bytes_of, checksum_line, content_digest, short_digest, table_bytes, table_of
+from iclperm.runs.stored import (
+    MOST_OF_TABLE,
+    bytes_of,
+    checksum_line,
+    content_digest,
+    short_digest,
+    table_bytes,
+    table_of,
+)
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
-from iclperm.study.study import STATISTICS, Study
+from iclperm.study.study import EXTENT_KEYS, STATISTICS, Study
 
 _CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
 _MOST_CONTENT_FREE = 1_000  # queries that a calibrated study has beside those that it asks for
+_MOST_OF_ANYTHING = 1 << 50
 _PLAN_BYTES = 64 << 20  # a study file has 1 MiB at most
 _RECORD_BYTES = 1 << 20
 _FORMAT_RAW = f"{FORMAT}\n".encode()
@@ -90,7 +100,7 @@ class RunFolder:
         """An existing run; raises `RunError` where there is none, `DamagedItem` where a plan is damaged."""
         path = Path(path)
         files = Folder(path)
-        Folder(path.parent).refuse_unfetched(path.parent) if not path.exists() else files.refuse_unfetched()
+        _refuse_unfetched(path)
         if not (path.is_dir() and files.has(path / "FORMAT") and files.has(path / "plan.json")):
             raise RunError(f"{path} is not a run folder; give the folder that a run was written to")
         check_format(path)
@@ -158,7 +168,7 @@ class RunFolder:
             "queries": extent["queries"] + extent["dev_queries"] + _MOST_CONTENT_FREE,
         }[name]
         try:
-            raw = self.files.read(path)
+            raw = self.files.read(path, MOST_OF_TABLE)
             is_whole = self.files.read(_checksum_path(path), _RECORD_BYTES) == checksum_line(path.name, raw)
             table = table_of(path, raw, most_rows) if is_whole else None
             is_whole = is_whole and content_digest(table) == self.plans[number]["tables"][name]
@@ -265,13 +275,14 @@ class RunFolder:
         """Removes what killed sessions left; should one still be at work, it stops and can be continued."""
         for name in self.files.names(place := self.path / "tmp"):
             about = self.files.about(place / name)
-            if about is not None and time.time() - about.st_mtime > _STALE_SECONDS:
+            is_ours = about is not None and not stat.S_ISDIR(about.st_mode)
+            if about is not None and is_ours and time.time() - about.st_mtime > _STALE_SECONDS:
                 self.files.remove(place / name)
 
     def _claim_folder(self) -> None:
         """Makes the folder a run's; raises `RunError` where it holds something else."""
+        _refuse_unfetched(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self.files.refuse_unfetched()
         if not self.files.has(self.path / "FORMAT"):
             others = {*self.files.names()} - {"tmp"}
             if others and not self.files.has(self.path / "FORMAT"):  # unless another process has just made the folder
@@ -340,6 +351,14 @@ def has_mended_format(path: Path, identity: Mapping[str, Any]) -> bool:
     return True
 
 
+def _refuse_unfetched(path: Path) -> None:
+    """Raises `RunError` where the folder, or something in it, is but a pointer of DVC."""
+    if path.is_dir():
+        Folder(path).refuse_unfetched()
+    elif path.parent.is_dir():
+        Folder(path.parent).refuse_pointer_to(path)
+
+
 def _session_files(files: Folder) -> list[Path]:
     place = files.path / "environment"
     return [place / name for name in files.names(place) if name.endswith(".json")]
@@ -371,9 +390,37 @@ def _signed(plans: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, pa
 def _read_plan(files: Folder, path: Path) -> dict[str, Any]:
     """A plan; raises `DamagedItem` where it is not what its digest says."""
     plan = unsealed(bytes_of(files, path, _PLAN_BYTES))
-    if plan is None:
+    if plan is None or not _is_plan(plan):
         raise DamagedItem(f"{path} is damaged: its content is not what its digest says; run the study again")
     return plan
+
+
+def _is_plan(plan: Mapping[str, Any]) -> bool:
+    """Whether what is sealed has what is read of a plan: anyone can reckon a digest."""
+    extents, work, study, tables = (plan.get(key) for key in ("extents", "work", "study", "tables"))
+    if not (
+        isinstance(extents, list)
+        and extents
+        and isinstance(tables, Mapping)
+        and isinstance(plan.get("counts"), Mapping)
+    ):
+        return False
+    sizes = [extent.get(key) if isinstance(extent, Mapping) else None for extent in extents for key in EXTENT_KEYS]
+    sizes += [
+        work.get(key) if isinstance(work, Mapping) else None
+        for key in ("cells", "parts", "general_cells", "odd_labels")
+    ]
+    if any(type(size) is not int or not 0 <= size <= _MOST_OF_ANYTHING for size in sizes):
+        return False
+    if "run" in plan:  # a growth's, which leaves out what identifies the run
+        return True
+    return (
+        isinstance(study, Mapping)
+        and isinstance(study.get("shots"), list)
+        and isinstance(plan.get("label_lengths"), Mapping)
+        and isinstance(plan.get("labels"), list)
+        and isinstance(plan.get("task"), str)
+    )
 
 
 _LATER_KEYS = {"balance": "classes"}
@@ -401,7 +448,16 @@ def _read_session(files: Folder, path: Path) -> dict[str, Any]:
         record = unsealed(files.read(path, _RECORD_BYTES))
     except OSError:
         return {}
-    return {} if record is None else {**record, "name": path.stem}
+    return {**record, "name": path.stem} if record is not None and _is_record(record) else {}
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    """Whether what is sealed is of the kinds that are reckoned with: anyone can reckon a digest."""
+    replies = record.get("replies", {})
+    counts = [record.get("parts", 0), record.get("tokens_forwarded", 0)]
+    counts += replies.values() if isinstance(replies, Mapping) else ["none"]
+    is_timed = isinstance(record.get("seconds", 0), int | float)
+    return is_timed and all(type(count) is int for count in counts) and isinstance(record.get("numerics", {}), Mapping)
 
 
 def _differences(there: Any, here: Any, key: str = "") -> Iterator[str]:

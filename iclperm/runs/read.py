@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iclperm.base.arrays import large_array
-from iclperm.errors import ConfigError, DamagedItem, RunError
+from iclperm.errors import ConfigError, DamagedItem, RunError, is_out_of_memory
 from iclperm.prompts.design import CONTENT_FREE
 from iclperm.runs.answers import Items
 from iclperm.runs.folder import RunFolder
@@ -51,7 +52,9 @@ class Layout:
     def of_folder(cls, folder: RunFolder) -> Layout:
         """That of the extent at which a folder is looked at; raises `DamagedItem` where its tables are damaged, or tell
         of more answers than its files can hold, whose arrays would fill memory and disk."""
-        layout = cls.of_tables(folder.table("demonstrations"), folder.table("queries"), folder.plans)
+        tables = folder.table("demonstrations"), folder.table("queries")
+        with _strangers_damage(f"the tables of {folder.path}"):
+            layout = cls.of_tables(*tables, folder.plans)
         num_answers = len(layout.context_ids) * len(layout.queries)
         num_bytes = folder.files.num_bytes(folder.path / "items")
         if num_answers > _ANSWERS_OF_ANY + _ANSWERS_A_BYTE * num_bytes:
@@ -197,7 +200,12 @@ class ContextAnswers:
         return self._contexts.keys()
 
     def fill(self, part: int, table: pa.Table) -> None:
-        """Adds the answers in the table of a part; raises `RunError` where the plan has no such cells."""
+        """Adds the answers in the table of a part; raises `RunError` where the plan has no such cells, `DamagedItem`
+        where it is no such table."""
+        with _strangers_damage(f"part {part}"):
+            self._fill(part, table)
+
+    def _fill(self, part: int, table: pa.Table) -> None:
         rows = self._rows(part, table)
         is_ok = rows.state == OK
         self.state[rows.contexts, rows.queries] = rows.state
@@ -342,6 +350,18 @@ class ContextAnswers:
         """Raises `RunError` where an answer is in none of the parts."""
         if missing := int(np.count_nonzero(self.state == _PENDING)):
             raise RunError(f"{missing} answers are in none of the run's files; run the study into another folder")
+
+
+@contextmanager
+def _strangers_damage(name: str) -> Iterator[None]:
+    """What is whole by its digest, but of other columns or values than any run's, is a `DamagedItem`."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, pa.ArrowException) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        raise DamagedItem(f"{name} cannot be those of a run ({reason}); run the study into another folder") from error
 
 
 @dataclass(frozen=True)

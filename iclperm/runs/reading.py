@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from iclperm.prompts.chat import chat_format
 from iclperm.runs.setting import ResolvedStudy, model_tokenizer
@@ -13,7 +14,10 @@ from iclperm.tasks.answers import Checker, open_checker, word_checker
 @contextmanager
 def open_reader(setting: ResolvedStudy) -> Iterator[Checker | None]:
     """What reads and judges the generated answers of a study; None where none are generated."""
-    thinking = {"strip_think": setting.study.think == "strip", "think_is_open": _opens_thinking(setting)}
+    thinking: dict[str, Any] = {
+        "strip_think": setting.study.think == "strip",
+        "think_is_open": _opens_thinking(setting),
+    }
     if not setting.is_generated:
         yield None
     elif setting.task.answer is None:

@@ -11,12 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from iclperm.base import parquet
-from iclperm.base.files import MOST_BYTES, Folder
+from iclperm.base.files import Folder
 from iclperm.base.sealed import canonical
 from iclperm.errors import DamagedItem, RunError, is_out_of_memory
 
+MOST_OF_TABLE = 1 << 30
+"""Bytes of one file of answers, contexts or queries; a unit of work, some seconds, writes far less."""
 
-def bytes_of(folder: Folder, path: Path, most: int = MOST_BYTES) -> bytes:
+
+def bytes_of(folder: Folder, path: Path, most: int = MOST_OF_TABLE) -> bytes:
     """The content of a file in a folder; raises `DamagedItem` where it is gone, `RunError` where the system or
     `Folder.read` refuses to read it."""
     try:
@@ -50,7 +53,7 @@ def table_of(path: Path, raw: bytes, most_rows: int, columns: Sequence[str] | No
 def metadata_of(path: Path, raw: bytes) -> Mapping[bytes, bytes]:
     """What the footer of such a file says beside the schema."""
     with _damage_named(path):
-        return parquet.metadata_of(raw)
+        return dict(parquet.schema_of(raw).metadata or {})
 
 
 @contextmanager

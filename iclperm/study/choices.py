@@ -37,11 +37,18 @@ class Choices(BaseModel):
             raise ConfigError(_first_problem(_noun(type(self)), choices, error)) from None
 
     @classmethod
-    def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
-        """Reads and validates one YAML file, whose content is ``raw`` where the caller has read it; raises
-        `ConfigError` naming the file and the key."""
+    def from_file(cls, path: str | Path) -> Self:
+        """Reads and validates one YAML file; raises `ConfigError` naming the file and the key."""
         try:
-            return cls(**(read_yaml(path) if raw is None else yaml_in(raw)))
+            return cls(**read_yaml(path))
+        except ConfigError as error:
+            raise type(error)(f"{path}: {error}") from None
+
+    @classmethod
+    def from_content(cls, path: str | Path, raw: bytes) -> Self:
+        """As `from_file`, of a file whose content the caller has read."""
+        try:
+            return cls(**yaml_in(raw))
         except ConfigError as error:
             raise type(error)(f"{path}: {error}") from None
 

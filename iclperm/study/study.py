@@ -180,8 +180,9 @@ class Study(Choices):
 
     @classmethod
     def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
-        """Reads a study file; task file, data and model named in it are looked up beside it first."""
-        study = super().from_file(path, raw)
+        """Reads a study file, whose content is ``raw`` where the caller has read it; task file, data and model named in
+        it are looked up beside it first."""
+        study = super().from_file(path) if raw is None else super().from_content(path, raw)
 
         def beside(key: str, name: str) -> str:
             place = Path(path).parent / name

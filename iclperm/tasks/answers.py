@@ -148,8 +148,11 @@ class Checker:
 class _Patience:
     """How long the answers of a run have been slow, and so how long the next may take."""
 
-    def __init__(self, seconds: float, patience: tuple[float, float]) -> None:
+    def __init__(
+        self, seconds: float, patience: tuple[float, float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._seconds = seconds
+        self._clock = clock
         self._patience = patience
         self._spent = 0.0
 
@@ -158,14 +161,14 @@ class _Patience:
         first, last = self._patience
         if self._spent >= last:
             raise Overtime(f"the answers of this run were slow for {last:g} seconds, and no more are waited for")
-        started, allowed = time.monotonic(), _NOT_SLOW
+        started, allowed = self._clock(), _NOT_SLOW
         try:
             return worker.call(job, self._seconds if self._spent < first else min(self._seconds, _MOMENT))
         except (Overtime, WorkerError):
             allowed = 0.0
             raise
         finally:
-            self._spent += max(0.0, time.monotonic() - started - allowed)
+            self._spent += max(0.0, self._clock() - started - allowed)
 
 
 @contextmanager

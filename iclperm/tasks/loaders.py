@@ -173,11 +173,9 @@ def _text(path: Path, raw: bytes) -> str:
 
 def _parquet(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(pa.BufferReader(raw))
-        names = file.schema_arrow.names
+        names = parquet.schema_of(raw).names
         for column in columns:
             if names.count(column) > 1:
                 raise DataError(f"{path}: the column {column!r} occurs twice; give every column its own name")
