@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from iclperm.base.files import sync_folder, writable, write_whole
 from iclperm.endpoint.decode import decoded
 from iclperm.endpoint.replies import checked_reply
-from iclperm.errors import RunStopped
+from iclperm.errors import RunError, RunStopped
 from iclperm.study.endpoint import Spent
 
 LEAST_FREE_BYTES = 16 << 20
@@ -122,7 +122,7 @@ class Ledger:
         with writable(self.folder):
             for path in self._sessions():
                 self._mend(path)
-            for torn in (self.folder / "quarantine").glob("api-*.torn"):
+            for torn in _own_files(self.folder, "quarantine", "api-*.torn"):
                 self._books.salvage(torn.read_bytes())
         self._catch_up()
 
@@ -218,7 +218,7 @@ class Ledger:
             self._file = None
 
     def _sessions(self) -> list[Path]:
-        return sorted((self.folder / "api").glob("*.jsonl"))
+        return _own_files(self.folder, "api", "*.jsonl")
 
     def _begin_session(self) -> io.FileIO:
         folder = self.folder / "api"
@@ -279,9 +279,9 @@ def paid(folder: Path) -> Books:
     """What a run folder's replies have cost, those of killed sessions and of a run at work among them; changes nothing.
     O(size of the replies)."""
     books = Books()
-    for torn in (folder / "quarantine").glob("api-*.torn"):
+    for torn in _own_files(folder, "quarantine", "api-*.torn"):
         books.salvage(torn.read_bytes())
-    for path in sorted((folder / "api").glob("*.jsonl")):
+    for path in _own_files(folder, "api", "*.jsonl"):
         for place, entry in _lines(path):
             if entry is None:
                 books.salvage(_bytes_at(place))
@@ -293,7 +293,7 @@ def paid(folder: Path) -> Books:
 def damage(folder: Path) -> list[str]:
     """A line for each reply of a run folder that is not whole; changes nothing. O(size of the replies)."""
     found: list[str] = []
-    for path in sorted((folder / "api").glob("*.jsonl")):
+    for path in _own_files(folder, "api", "*.jsonl"):
         end = 0
         for number, (place, entry) in enumerate(_lines(path), start=1):
             end = place.end
@@ -302,6 +302,14 @@ def damage(folder: Path) -> list[str]:
         if path.stat().st_size > end and not _has_writer(path):
             found.append(f"{path} ends in half a line, as a kill leaves it; run the study again")
     return found
+
+
+def _own_files(folder: Path, name: str, pattern: str) -> list[Path]:
+    """The files of a run folder's part; raises `RunError` where one lies elsewhere, or is none that could be read."""
+    for path in (found := [folder / name, *sorted((folder / name).glob(pattern))]):
+        if path.is_symlink() or (path != folder / name and not path.is_file()):
+            raise RunError(f"{path} is a link or no file; a run folder holds its own files alone: remove it")
+    return found[1:]
 
 
 def _has_writer(path: Path) -> bool:
