@@ -106,7 +106,7 @@ def test_another_host_port_or_variable_is_not_what_was_named(named, home):
         assert server.seen == []
 
 
-@pytest.mark.parametrize("how", ["flag", "two flags", "python", "list", "memory", "file", "file of several"])
+@pytest.mark.parametrize("how", ["flag", "two flags", "words", "python", "list", "memory", "file", "file of several"])
 def test_a_host_that_the_user_named_gets_the_key(how, home):
     with faulty_server() as server:
         study = asking(server)
@@ -116,6 +116,12 @@ def test_a_host_that_the_user_named_gets_the_key(how, home):
             flags = ["--send-key", f"{VARIABLE}={there}"]
             more = ["--send-key", f"{VARIABLE}=api.example.com"] if how == "two flags" else []
             assert call("run", home / "study.yaml", "--out", run, *more, *flags) == 0
+        elif how == "words":
+            (home / "study.yaml").write_text(
+                Study(endpoint={"base_url": "http://x/v1", "model": "x"}, **SIZES).to_yaml()
+            )
+            words = f"base_url={server.url},model={MODEL},api_key_env={VARIABLE}"
+            assert call("run", home / "study.yaml", "--out", run, "--endpoint", words) == 0
         elif how == "python":
             iclperm.run(study, run, send_keys={VARIABLE: there})
         elif how == "list":
