@@ -1,6 +1,7 @@
 """What is spent is on the books before it is spent: what a kill, a full disk or a strange ledger may not change."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -22,9 +23,9 @@ from iclperm import Study
 from iclperm.cli import main as cli
 from iclperm.endpoint import Endpoint, Ledger, Pace, Spent
 from iclperm.endpoint.gate import retry_after
-from iclperm.endpoint.ledger import Books, paid
+from iclperm.endpoint.ledger import Books, damage, paid
 from iclperm.endpoint.replies import RequestResult, as_echoed, as_listed, checked_reply
-from iclperm.errors import RunStopped
+from iclperm.errors import RunError, RunStopped
 from iclperm.runs import audit
 
 PACE = Pace(first_s=0.002, most_s=0.01)
@@ -287,6 +288,26 @@ def test_a_ledger_of_an_earlier_version_is_read(tmp_path):
         assert ledger.lookup("lost") is None
         assert (ledger.num_damaged, len(ledger), ledger.spent) == (0, 3, Spent(4, 13, 0, 6))
     assert paid(tmp_path).lost == Spent(1, 7, 0, 3)
+
+
+@pytest.mark.parametrize("part", ["api/1.jsonl", "api", "quarantine/api-1.torn", "quarantine"])
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_a_link_out_of_the_folder_is_neither_read_nor_written(part, is_pipe, tmp_path):
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    elsewhere.mkdir()
+    mine = elsewhere / ("api-1.torn" if "torn" in part or part == "quarantine" else "1.jsonl")
+    mine.write_text("a diary\nwithout an end")
+    (run / part).parent.mkdir(parents=True)
+    if is_pipe and "/" in part:
+        os.mkfifo(run / part)
+    else:
+        (run / part).symlink_to(elsewhere if "/" not in part else mine)
+    for look in (Ledger, paid, damage) if part.startswith("api") else (Ledger, paid):
+        with pytest.raises(RunError, match="is a link or no file") as refused:
+            look(run)
+        assert "\n" not in str(refused.value)
+    assert mine.read_text() == "a diary\nwithout an end"
+    assert [*elsewhere.iterdir()] == [mine]
 
 
 RUN = """

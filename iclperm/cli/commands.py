@@ -77,6 +77,9 @@ def run(
             return api.run(study, extend=extend, mixed=mixed, progress=progress, limits=limits, send_keys=named)
 
     named = named_by_flags(send_keys)
+    if flags.get("endpoint") is not None and study.endpoint is not None and study.endpoint.api_key_env is not None:
+        # The flag replaces the study's block as a whole: variable and host are the user's words.
+        named.setdefault(study.endpoint.api_key_env, []).append(str(study.endpoint.address))
     try:
         finished = once(named)
     except KeyNotNamed as error:

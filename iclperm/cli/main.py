@@ -100,8 +100,8 @@ def demo(out: Path, as_json: bool) -> int:
     "--send-key",
     "send_keys",
     multiple=True,
-    metavar="VARIABLE=HOST[:PORT]",
-    help="A host that the key in a variable may go to; no study can name one. May be given several times.",
+    metavar="TEXT",
+    help="VARIABLE=HOST[:PORT], a host that the key in a variable may go to; no study can name one. Repeatable.",
 )
 @with_json
 @with_debug

@@ -65,6 +65,7 @@ class KeyHosts:
                 with suppress(OSError):  # a home that cannot be written: the next session asks again
                     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                     write_whole(path, json.dumps(kept, indent=1).encode())
+                    path.chmod(0o600)
 
     def _ids(self, run: str | None) -> list[str]:
         return [each for each in (run, self._study) if each is not None]

@@ -6,6 +6,7 @@ import base64
 import html.entities
 import re
 from functools import cached_property
+from itertools import groupby
 
 _CUT = "[key]"
 _ESCAPES = "%\\&="  # a sign of each way to escape
@@ -47,7 +48,12 @@ class KeyCutter:
         ]
         # The signs beside a core hold bits of the key and of its neighbours.
         around = [f"{_ONE_OF_BASE64}{{0,2}}{core}{_ONE_OF_BASE64}{{0,2}}" for core in encoded]
-        return re.compile("|".join(["".join(map(_any_way, self._key)), hexadecimal, *around]))
+        whole = "".join(
+            _backslashes(len(list(run))) if is_backslash else "".join(map(_any_way, run))
+            for is_backslash, run in groupby(self._key, key="\\".__eq__)
+        )
+        # A run of backslashes is looked at from its first alone, or a text of nothing else would take its square.
+        return re.compile(rf"(?<!\\)(?:{'|'.join([whole, hexadecimal, *around])})")
 
 
 def _core(raw: bytes, before: int) -> str:
@@ -56,17 +62,26 @@ def _core(raw: bytes, before: int) -> str:
     return text[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6]
 
 
+def _backslashes(count: int) -> str:
+    """A pattern of so many backslashes that follow each other; escaped once more they are twice as many."""
+    escaped = "|".join(_escaped("\\"))
+    return rf"(?:(?:{escaped}){{{count}}}|\\{{{count},}}+)"
+
+
 def _any_way(sign: str) -> str:
     """A pattern of every way in which a character of ASCII is written."""
+    return "(?:" + "|".join([rf"\\*+{re.escape(sign)}", *_escaped(sign)]) + ")"
+
+
+def _escaped(sign: str) -> list[str]:
+    """Patterns of the ways to write a character that do not show it."""
     code = ord(sign)
     digits = "".join(f"[{digit}{digit.upper()}]" for digit in f"{code:02x}")
     names = [name for name, meant in html.entities.html5.items() if meant == sign and name.endswith(";")]
     entity = "|".join([f"#0*{code};?", f"#[xX]0*{digits};?", *map(re.escape, names)])
-    ways = [
-        rf"\\*{re.escape(sign)}",
-        rf"\\+(?:u\{{?0*{digits}\}}?|x{digits}|0?{code:o})",
+    return [
+        rf"\\++(?:u\{{?0*{digits}\}}?|x{digits}|0?{code:o})",
         f"%(?:25)*{digits}",
         f"&(?:amp;)*(?:{entity})",
         f"={digits}",
     ]
-    return f"(?:{'|'.join(ways)})"

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, JsonValue, field_validator
@@ -41,10 +41,18 @@ class Spent:
     completion_tokens: int = 0
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+        return Spent(  # written out: it is asked for each request, of all that are on their way
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+    def __neg__(self) -> Spent:
+        return Spent(-self.requests, -self.prompt_tokens, -self.cached_tokens, -self.completion_tokens)
 
     def __sub__(self, other: Spent) -> Spent:
-        return Spent(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+        return self + -other
 
     @property
     def tokens(self) -> int:
