@@ -224,3 +224,10 @@ def test_a_tokenizer_without_offsets_is_refused(tmp_path):
 
     with pytest.raises(TokenizationError, match="has no offsets"):
         lay_out(make_task(tmp_path), Slow())
+
+
+def test_files_that_are_no_tokenizer_after_all_are_refused(tmp_path):
+    tokenizer = byte_level_tokenizer()
+    tokenizer.model_max_length = "x"  # as a strange tokenizer_config.json has it
+    with pytest.raises(TokenizationError, match=r"the tokenizer fails on plain text \(.*\); repair its files, or use"):
+        lay_out(make_task(tmp_path), tokenizer)

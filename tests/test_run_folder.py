@@ -659,6 +659,18 @@ def test_claims_keep_others_away_and_die_with_their_process(tmp_path, study):
     assert mine.parts.claim(5)
 
 
+def test_a_claim_is_given_back_where_its_file_cannot_be_removed(tmp_path, study):
+    run_in_parts(study, tmp_path / "run")
+    mine, others = RunFolder.open(tmp_path / "run"), RunFolder.open(tmp_path / "run")
+    assert mine.parts.claim(0)
+    lock = tmp_path / "run/tmp/000000.lock"
+    lock.unlink()
+    lock.mkdir()  # as root may remove any file, but no folder so
+    mine.parts.release(0)
+    lock.rmdir()
+    assert others.parts.claim(0)
+
+
 def test_a_file_system_without_locks_only_costs_double_work(tmp_path, study, monkeypatch):
     def refuse(*_, **__):
         raise OSError("no locks here")

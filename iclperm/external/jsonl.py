@@ -24,9 +24,11 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
                 except (ValueError, RecursionError):
                     raise DataError(f"{path}, line {number} is not JSON; write the file again") from None
                 if not isinstance(row, dict):
-                    raise DataError(f"{path}, line {number} is no object but {type(row).__name__}")
+                    raise DataError(
+                        f"{path}, line {number} is no object but {type(row).__name__}; write the file again"
+                    )
                 yield row
     except (OSError, UnicodeError) as error:
         if is_out_of_memory(error):
             raise
-        raise DataError(f"{path} cannot be read: {one_line(error)}") from None
+        raise DataError(f"{path} cannot be read: {one_line(error)}; save it as UTF-8, or make it readable") from None

@@ -137,7 +137,7 @@ def _matrix(names: Sequence[str], columns: Sequence[Any], path: Path, most_bytes
     """The numbers of all columns, float64 [rows, columns]; NaN where a cell says nothing."""
     num_rows = len(columns[0]) if columns else 0
     if not num_rows:
-        raise DataError(f"{path} has no rows")
+        raise DataError(f"{path} has no rows; give a matrix with some")
     refuse_bytes(8 * num_rows * len(columns), f"the matrix in {path}", most_bytes)
     found = []
     for name, column in zip(names, columns, strict=True):

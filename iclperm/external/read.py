@@ -125,7 +125,7 @@ def _read_jsonl(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:
     """A sample log, or a table as `iclperm export` writes it: the first row says which."""
     first = next(json_rows(path), None)
     if first is None:
-        raise DataError(f"{path} is empty")
+        raise DataError(f"{path} is empty; give a file with answers")
     if "doc_id" in first:
         if axes not in (None, "CQ"):
             raise RequestError(f"sample logs have the axes CQ, got {axes!r}")

@@ -53,7 +53,7 @@ def read_csv(path: Path, axes: str | None, most_bytes: int) -> Tensor:
     except (OSError, UnicodeError, pa.ArrowException, csv.Error) as error:
         if is_out_of_memory(error):
             raise
-        raise DataError(f"{path} is not a .csv file that can be read: {one_line(error)}") from None
+        raise DataError(f"{path} is not a .csv file that can be read: {one_line(error)}; save it anew") from None
     return _of_long(table, columns, given.first, axes, path, most_bytes)
 
 
@@ -71,11 +71,11 @@ def read_parquet(path: Path, axes: str | None, most_bytes: int) -> Tensor:
     except (OSError, ValueError, pa.ArrowException) as error:
         if is_out_of_memory(error):
             raise
-        raise DataError(f"{path} is not a .parquet file that can be read: {one_line(error)}") from None
+        raise DataError(f"{path} is not a .parquet file that can be read: {one_line(error)}; save it anew") from None
     if columns is not None:
         return _of_long(table, columns, names, axes, path, most_bytes)
     if axes is None and not names:
-        raise DataError(f"{path} has no columns")
+        raise DataError(f"{path} has no columns; give a table with some")
     index = [name for name in (schema.pandas_metadata or {}).get("index_columns", ()) if name in names]
     ordered = [*index, *(name for name in names if name not in index)]  # pandas writes its index last
     if len(set(names)) < len(names):
@@ -104,7 +104,7 @@ def read_rows(path: Path, axes: str | None, most_bytes: int) -> Tensor:
         num_rows += 1
     columns = _long_columns([*found, *others], path)
     if columns is None:
-        raise DataError(f"{path} has neither doc_id (a sample log) nor query and correct (iclperm export)")
+        raise DataError(f"{path} has neither doc_id (a sample log) nor query and correct (iclperm export); add them")
     try:
         table = pa.table({name: pa.array(cells + [None] * (num_rows - len(cells))) for name, cells in found.items()})
     except pa.ArrowException as error:

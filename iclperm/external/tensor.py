@@ -258,7 +258,7 @@ def as_answers(values: Array, title: str) -> tuple[Array, npt.NDArray[np.uint8] 
     if values.dtype.kind != "f":
         if values.dtype != np.bool_ and (values.min() < 0 or values.max() > 1):
             wrong = values.min() if values.min() < 0 else values.max()
-            raise DataError(f"{title} must hold answers 0 and 1, found {wrong}")
+            raise DataError(f"{title} must hold answers 0 and 1, found {wrong}; write no others")
         return values.astype(np.uint8), None, ()
     missing = np.isnan(values)
     other = values[(values < 0) | (values > 1)]

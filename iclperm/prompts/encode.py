@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from iclperm.errors import TokenizationError
+from iclperm.errors import TokenizationError, is_out_of_memory, printable
 from iclperm.prompts.chat import ChatFormat
 from iclperm.prompts.design import CONTENT_FREE_INPUTS
 from iclperm.prompts.render import PromptText
@@ -154,8 +154,16 @@ class JointEncoder:
         return joint.ids[:1] if len(joint.ids) and joint.ids[0] == bos else joint.ids[:0]
 
     def _start(self) -> Ids:
-        plain = self._tokenizer(["a"], add_special_tokens=False)["input_ids"][0]
-        whole = self._tokenizer(["a"])["input_ids"][0]
+        try:
+            plain = self._tokenizer(["a"], add_special_tokens=False)["input_ids"][0]
+            whole = self._tokenizer(["a"])["input_ids"][0]
+        except Exception as error:  # of files that are no tokenizer's after all; the library raises nothing narrower
+            if is_out_of_memory(error):
+                raise
+            reason = printable(" ".join(str(error).split()))
+            raise TokenizationError(
+                f"the tokenizer fails on plain text ({reason}); repair its files, or use another"
+            ) from None
         for begin in range(len(whole)):
             if whole[begin : begin + len(plain)] == plain:
                 return np.array(whole[:begin], dtype=np.int32)

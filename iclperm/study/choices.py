@@ -80,7 +80,8 @@ def yaml_in(raw: bytes) -> dict[str, Any]:
         what = f"it uses the tag {tag[1]!r}{line}, and no tag is run" if tag else " ".join(str(error).split())
         raise ConfigError(f"is not valid YAML: {what}; write the value out") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that there is not
-        raise ConfigError(f"is not valid YAML: {' '.join(str(error).split())}") from None
+        what = " ".join(str(error).split())
+        raise ConfigError(f"is not valid YAML: {what}{'' if '; ' in what else '; repair the file'}") from None
     if not isinstance(content, dict):
         raise ConfigError("must be a mapping of keys to values; write lines such as 'seed: 1'")
     refuse_other_keys(content)
@@ -158,7 +159,7 @@ def _first_problem(noun: str, choices: Mapping[str, Any], error: ValidationError
     of_first_key = [(place, problem) for place, problem in problems if place[:1] == problems[0][0][:1]]
     place, problem = max(of_first_key, key=lambda found: len(found[0]))
     if problem["type"] == "missing":
-        return f"{noun} needs the key {'.'.join(place)!r}"
+        return f"{noun} needs the key {'.'.join(place)!r}; add it"
     messages = dict.fromkeys(_message(problem) for other, problem in of_first_key if other == place)
     message = " or ".join(messages).replace(" or Input should be ", " or ")
     if any(problem["type"] == "string_type" for other, problem in of_first_key if other == place):

@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.table:
         print(table(json.loads(given.table.read_text())))
         return 0
+    given.json = given.json and given.json.absolute()  # the world changes the working directory
     home = Path(tempfile.mkdtemp(prefix="iclperm-faults-")) / "world"
     try:
         is_fixed = not (given.hours or given.whole or given.step is not None)

@@ -97,7 +97,7 @@ def check(world: World, step: Hostility, random: Random) -> Verdict:
         _check_report(world, step, folder, verdict)
     if seen["leaked"]:
         verdict.findings.append("the key went to another server, by a redirect")
-    verdict.findings += keys_in(folder)
+    verdict.findings += [*keys_in(folder), *keys_in(world.home / "state")]
     verdict.ended = f"exit code {hostile.code}, then finished"
     return verdict
 
@@ -274,11 +274,8 @@ FIXED = (
     Hostility("generated", "half a body", "the fifth", False),
     Hostility("generated", "redirect 307", "the first", False),
     Hostility("generated", "the key as text", "the fifth", True),
-    Hostility("generated", "a bomb", "the fifth", False),
     Hostility("generated", "a model of escapes", "the fifth", False),
     Hostility("scored", "one too few", "the first", False),
-    Hostility("scored", "endless usage", "the fifth", False),
-    Hostility("scored", "status 401", "all", False),
 )
 REPLIES = FaultClass(
     "replies", "replies of a server that no server should send, and a kill in between", steps, check, FIXED

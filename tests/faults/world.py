@@ -60,6 +60,9 @@ class World:
         self._kept: dict[str, str] = {}
         self._next = 0
         os.environ[KEY_VARIABLE] = SENTINEL
+        state = self.home / "state/iclperm/keys"  # where it is kept which key may go to which host: not in a folder
+        state.mkdir(parents=True)
+        os.environ["XDG_STATE_HOME"] = str(self.home / "state")
         self._make()
         _load_everything([self.study(name) for name in list(STUDIES)[:warm]], self.home / "warm")
 
