@@ -66,6 +66,11 @@ def test_faults_come_where_they_are_meant_to(figures):
     assert sum(count for how, count in figures["inputs"]["ended"].items() if "refused" in how) >= 8
 
 
+def test_the_table_in_the_docs_is_that_of_the_results():
+    results = "benchmarks/results/faults.json"
+    assert machine("--table", results).stdout in (ROOT / "docs/reliability.md").read_text()
+
+
 WORKS = """
 import errno, json, os, sys, time
 from pathlib import Path

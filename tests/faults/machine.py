@@ -113,6 +113,7 @@ class _Row:
         except Exception as error:  # of the machine itself: told, as it would hide what it was to find
             verdict = Verdict("the machine failed", [f"the machine failed: {type(error).__name__}: {error}"])
         verdict.findings += changed(before, world.snapshot())
+        verdict.findings = [line.replace(str(world.home), "WORLD") for line in verdict.findings]
         self._seconds += time.monotonic() - begin
         self._ended["found something" if verdict.findings else verdict.ended] += 1
         again = f"python benchmarks/faults.py --classes {self.kind.name} --seed {seed} {number}"
