@@ -320,7 +320,7 @@ def test_no_command_writes_into_what_a_run_keeps(folder, tmp_path):
         ("report", folder, "--out", folder / "items"),
         ("report", folder, "--out", folder / "environment/figures"),
         ("stats", tmp_path / "a.npy", "--out", folder / "items"),
-        ("compare", folder, folder, "--out", folder / "quarantine"),
+        ("compare", folder, tmp_path / "a.npy", "--out", folder / "quarantine"),
         ("tasks", "new", "mine", "--out", folder / "items/mine.yaml"),
         ("run", "--out", folder / "items/run", "--sets", "2", "--permutations", "2", "--queries", "2"),
         ("bench", "--out", folder / "study.yaml", "--quick"),

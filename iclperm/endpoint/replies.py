@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from iclperm.endpoint.decode import decoded
 from iclperm.errors import printable
@@ -293,6 +293,12 @@ class _Logprobs(_Loose):
     token_logprobs: list[_Nats] | None = None
     top_logprobs: list[dict[str, _Nats] | None] | None = None
     content: list[_LikelyFirst] | None = None
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if self.tokens and self.token_logprobs and len(self.tokens) != len(self.token_logprobs):
+            raise ValueError(f"{len(self.tokens)} tokens have {len(self.token_logprobs)} log-probabilities")
+        return self
 
 
 class _Choice(_Loose):

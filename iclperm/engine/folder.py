@@ -137,7 +137,9 @@ def check_weights(folder: Path, settings: dict[str, Any]) -> list[tuple[str, str
             with safe_open(path, framework="np") as weights:
                 kinds |= {key: weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelError(f"cannot load the weights of {str(folder)!r}: {path.name}: {first_line(error)}") from error
+            raise ModelError(
+                f"cannot load the weights of {str(folder)!r}: {path.name}: {first_line(error)}; save or fetch it again"
+            ) from error
     others = [(key, kind) for key, kind in kinds.items() if kind not in _FLOATS]
     if not settings.get("quantization_config"):
         return others

@@ -69,7 +69,9 @@ def load(
                 **({"device_map": BALANCED} if device == BALANCED else {}),
             )
     except Exception as error:
-        raise ModelError(f"cannot load the weights of {str(name)!r}: {first_line(error)}") from error
+        raise ModelError(
+            f"cannot load the weights of {str(name)!r}: {first_line(error)}; save or fetch the folder again"
+        ) from error
     model, info = loaded
     problems = {
         "missing keys": info["missing_keys"],
@@ -287,4 +289,6 @@ def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {first_line(error)}") from error
+        raise ModelError(
+            f"cannot load the tokenizer of {str(name)!r}: {first_line(error)}; save or fetch the folder again"
+        ) from error
