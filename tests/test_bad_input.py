@@ -388,7 +388,7 @@ def test_a_template_without_end(rerun, place):
         (b"name: &a x\ntask: *a\n", ["is not valid YAML: aliases are not allowed; write the value out"]),
         (b"name: x\nname: y\n", ["is not valid YAML: the key 'name' occurs twice (line 1)"]),
         (b"name: " + b"[" * 50 + b"]" * 50 + b"\n", ["nested deeper than 20 levels"]),
-        (b"#" * ((1 << 20) + 1), ["has 1048577 bytes; at most 1048576 are read"]),
+        (b"#" * ((1 << 20) + 1), ["cannot be read: it is larger than 1,048,576 bytes"]),
         (b"name: caf\xe9\n", ["is not UTF-8 (byte 9); save it as UTF-8"]),
         (b'name: "a\\0"\n', ["is not valid YAML: a NUL character (line 1); remove it"]),
         (b"name: [\n", ["is not valid YAML"]),
@@ -470,14 +470,15 @@ def test_a_file_in_the_way_of_the_folder(call, place):
 
 def test_a_folder_that_may_not_be_written(rerun, place, monkeypatch):
     before = contents(place.run)
-    opened = Path.open
+    opened = os.open
 
-    def read_only(path, mode="r", *rest, **options):
-        if place.run in path.parents and set(mode) & set("wxa+"):
+    def read_only(path, flags, *rest, dir_fd=None):
+        whole = Path(path) if dir_fd is None else Path(os.readlink(f"/proc/self/fd/{dir_fd}"), path)
+        if place.run in whole.parents and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return opened(path, mode, *rest, **options)
+        return opened(path, flags, *rest, dir_fd=dir_fd)
 
-    monkeypatch.setattr(Path, "open", read_only)
+    monkeypatch.setattr(os, "open", read_only)
     fragments = [f"cannot write to {place.run}: permission denied; make room or give another folder", "to continue"]
     assert_refused(rerun(*GROWTH), 3, fragments)
     assert contents(place.run) == before
@@ -576,7 +577,8 @@ def test_a_model_that_is_nowhere(rerun, place):
 
 
 def test_a_name_too_long_for_the_file_system(call):
-    for key in ("--task", "--model", "--data"):
+    for key in ("--task", "--data"):
         assert_refused(
             call("plan", key, "a" * 300), 1, ["a" * 300 + ": file name too long; repair it, or give another"]
         )
+    assert_refused(call("plan", "--model", "a" * 300), 1, ["file name too long; give 'demo', a folder or a hub id"])

@@ -239,7 +239,7 @@ def test_a_file_is_no_model(tmp_path: Path, file: str, message: str) -> None:
 
 
 def test_a_name_that_no_file_can_have_is_no_model() -> None:
-    refused("a" * 5000, r"^there is no model folder 'a{90,99}: file name too long$")
+    refused("a" * 5000, r"^there is no model folder 'a{90,99}: file name too long; give 'demo', a folder or a hub id$")
 
 
 def test_in_memory_too_bidirectional_attention_is_no_matter_of_the_tree() -> None:

@@ -36,7 +36,8 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
     try:
         is_there, is_folder = folder.exists(), folder.is_dir()
     except OSError as error:
-        raise ModelError(f"there is no model folder {_short(text)}: {(error.strerror or '').lower()}") from None
+        why = (error.strerror or "").lower()
+        raise ModelError(f"there is no model folder {_short(text)}: {why}; give 'demo', a folder or a hub id") from None
     if is_folder:
         if revision is not None:
             raise ConfigError(
