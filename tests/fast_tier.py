@@ -135,6 +135,21 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_synthetic": ("",),
     "test_tensor": ("TestTensorSums::test_refuses", "TestBlocks::test_refuses", "TestThreads"),
     "test_transfer": ("",),
+    # what strangers give
+    "test_given_folders": (
+        "test_nothing_is_exported",
+        "test_what_is_read_through",
+        "test_links_of",
+        "test_slow_patterns",
+        "test_a_plan_that_is_nested",
+    ),
+    "test_given_parquet": ("test_what_is_no_bomb", "test_the_bomb", "test_more_rows"),
+    "test_model_folders": (
+        "test_a_file_is_no",
+        "test_quantized",
+        "test_an_adapter",
+        "test_a_model_that_is_not_causal",
+    ),
     # runs: each kind at tiny size, killed, grown, damaged, read and reported
     "test_arrays": ("",),
     "test_files": ("test_what", "test_files", "test_unfinished", "test_a_"),
@@ -171,6 +186,14 @@ FAST: dict[str, tuple[str, ...]] = {
     ),
     "test_endpoint": ("test_replies", "test_what_passes"),
     "test_endpoint_choices": ("",),
+    "test_endpoint_keys": (
+        "test_an_address",
+        "test_a_flag",
+        "test_a_key_too_short",
+        "test_what_holds_no_key",
+        "test_the_callers_own",
+    ),
+    "test_endpoint_money": ("test_entries", "test_a_kept_reply", "test_a_log_probability"),
     "test_endpoint_studies": ("test_a_refusal", "test_a_process_counts"),
     "test_ledger": ("test_what_is", "test_every_line", "test_a_", "test_damage", "test_nothing"),
 }
