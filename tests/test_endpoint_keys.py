@@ -343,6 +343,35 @@ def test_the_callers_own_code_names_its_host_and_a_studys_choices_do_not():
         assert has_key(server) == [True, True]
 
 
+@pytest.mark.parametrize("variable", [None, VARIABLE])
+def test_headers_for_other_servers_go_nowhere(variable, monkeypatch):
+    """The client's library adds those of a variable to every request, also in the place of the key."""
+    theirs = "gateway-secret-0123456789"
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", f"Authorization: Bearer {theirs}\nX-Gateway-Key: {theirs}")
+    with faulty_server() as server:
+        Endpoint(server.url, MODEL, variable).generate(["?"])
+    (headers,) = server.headers
+    assert theirs not in str(headers)
+    assert headers["authorization"] == f"Bearer {SECRET if variable else 'none'}"
+
+
+def test_a_key_spread_over_the_tokens_of_a_reply_is_not_kept(tmp_path):
+    pieces = [{"token": piece, "logprob": -1.0} for piece in (SECRET[:9], SECRET[9:])]
+    choice = {"message": {"role": "assistant", "content": SECRET}, "logprobs": {"content": pieces}}
+    answer = http(json.dumps(good(choices=[choice])).encode())
+    with faulty_server([lambda _: iter([answer])]) as server, Ledger(tmp_path) as ledger:
+        (reply,) = Endpoint(server.url, MODEL, VARIABLE, ledger=ledger).generate(["?"])
+    assert reply.text == "[key]"
+    assert not any(SECRET[:9] in path.read_text() for path in tmp_path.rglob("*.jsonl"))
+
+
+def test_a_key_of_digits_alone_is_not_sent(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "123456789012")
+    with faulty_server() as server, pytest.raises(ConfigError, match="digits alone"):
+        Endpoint(server.url, MODEL, VARIABLE)
+    assert server.seen == []
+
+
 def test_a_server_that_sends_on_to_another_host_gives_it_neither_key_nor_request():
     with faulty_server() as other, faulty_server() as server:
         for status in ("301 Moved", "302 Found", "303 See", "307 Temporary", "308 Permanent"):

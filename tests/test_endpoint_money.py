@@ -303,7 +303,7 @@ def test_a_link_out_of_the_folder_is_neither_read_nor_written(part, is_pipe, tmp
     else:
         (run / part).symlink_to(elsewhere if "/" not in part else mine)
     for look in (Ledger, paid, damage) if part.startswith("api") else (Ledger, paid):
-        with pytest.raises(RunError, match="is a symbolic link, and none is followed|is no regular file") as refused:
+        with pytest.raises(RunError, match=r"is a symbolic link, and none is followed|is no regular file") as refused:
             look(run)
         assert "\n" not in str(refused.value)
     assert mine.read_text() == "a diary\nwithout an end"
@@ -378,9 +378,53 @@ def test_a_log_probability_that_is_none_is_invalid_and_no_number(value):
     top = {" a": value, " b": -2.0}
     reply = checked_reply({"model": "m", "choices": [{"text": "", "logprobs": {"top_logprobs": [top]}}]})
     listed = as_listed(RequestResult("ok", reply, ""), [" a", " b"])
-    assert listed.is_bound == (True, False)
-    assert listed.logprob[0] < listed.logprob[1] == -2.0
-    assert np.isfinite(np.float32(listed.logprob)).all()
+    assert (listed.state, str(listed.logprob)) == ("invalid", "(nan, nan)")  # listed, and so not the least likely
+    other = as_listed(RequestResult("ok", reply, ""), [" c", " b"])
+    assert other.is_bound == (True, False)
+    assert other.logprob[0] < other.logprob[1] == -2.0
+
+
+def test_a_reply_that_lists_nothing_is_invalid():
+    reply = checked_reply({"model": "m", "choices": [{"text": "x"}]})
+    assert as_listed(RequestResult("ok", reply, ""), [" a"]).state == "invalid"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"error": {"message": "credit gone", "code": 402}},
+        {"choices": [{"text": "Wor", "finish_reason": "error", "error": {"code": 502, "message": "upstream died"}}]},
+        {"choices": [{"text": "", "finish_reason": "abort"}]},
+        {"choices": [{"text": "Wor", "finish_reason": "insufficient_system_resource"}]},
+    ],
+)
+def test_an_error_in_a_reply_is_no_answer(more):
+    with pytest.raises(ValueError, match=r"it is an error: credit gone|its text was broken off: (error|abort|insuff)"):
+        checked_reply({"model": "m", "choices": [{"text": "World", "finish_reason": "stop"}], **more})
+
+
+def test_two_that_share_a_budget_never_send_more_than_it_holds(tmp_path):
+    """Both are open before either sends; each sees what the other has on its way before it sends its own."""
+    with faulty_server() as server, Ledger(tmp_path) as one, Ledger(tmp_path) as other:
+        first, second = (an_endpoint(server, each, max_requests=10) for each in (one, other))
+        with pytest.raises(RunStopped, match="max_requests"):
+            first.generate([f"prompt {number}" for number in range(12)], max_new_tokens=2)
+        num_sent = len(server.seen)
+        assert 0 < num_sent <= 10
+        with pytest.raises(RunStopped, match="max_requests"):
+            second.generate([f"another {number}" for number in range(12)], max_new_tokens=2)
+        assert len(server.seen) <= 10
+        assert paid(tmp_path).spent.requests == len(server.seen)
+
+
+def test_a_server_that_wants_to_be_asked_again_at_once_is_not_asked_without_end():
+    def busy(_):
+        return iter([b"HTTP/1.1 429 Too Many\r\nRetry-After: 0\r\nContent-Length: 2\r\n\r\n{}"])
+
+    with faulty_server(iter(lambda: busy, None)) as server:
+        with pytest.raises(RunStopped):
+            an_endpoint(server, pace=Pace(first_s=0.2, most_s=0.2), deadline_s=1.5, timeout_s=0.2).generate(["?"])
+        assert len(server.seen) <= 40
 
 
 def test_rounding_above_zero_is_zero_and_the_least_are_finite():

@@ -313,6 +313,16 @@ def test_nothing_is_exported_onto_what_a_run_keeps(folder, tmp_path, monkeypatch
     assert content(folder) == before
 
 
+def test_dots_behind_a_link_lead_where_the_system_goes(folder, tmp_path):
+    before = content(folder)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/link").symlink_to(folder / "items")
+    for name in ("queries.parquet", "items/more.parquet", "demonstrations-001.parquet"):
+        error = called("export", folder, "--out", tmp_path / "sub/link/.." / name)
+        assert "is among what the run" in str(error), name
+    assert content(folder) == before
+
+
 def test_no_command_writes_into_what_a_run_keeps(folder, tmp_path):
     before = content(folder)
     np.save(tmp_path / "a.npy", np.random.default_rng(0).random((3, 3)))

@@ -24,7 +24,9 @@ def output(path: str | Path, *, is_folder: bool = False) -> Path:
     """
     path = Path(path)
     named = Path(os.path.abspath(path))
-    for place in (named, Path(os.path.realpath(named)), Path(os.path.realpath(named.parent)) / named.name):
+    # Of "link/../file" the system takes the parent of what the link points to, and words alone another.
+    places = (named, *(Path(os.path.realpath(each)) for each in (named, path)))
+    for place in (*places, *(Path(os.path.realpath(each.parent)) / each.name for each in (named, path))):
         for run in place.parents:
             inside = place.relative_to(run).parts
             if not _is_run(run):

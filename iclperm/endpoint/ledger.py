@@ -144,6 +144,11 @@ class Ledger:
         they are settled: until then, who sends them reserves their cost."""
         return self._books.spent - sum(self._own.values(), Spent())
 
+    def spent_at_most(self) -> Spent:
+        """By all sessions, all that is on its way included, as the files have it now."""
+        self._catch_up()
+        return self._books.spent
+
     def lookup(self, key: str) -> dict[str, Any] | None:
         """The reply that was paid for under a key, also by a process that still runs; None where there is none."""
         if key not in self._places:

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from iclperm.endpoint.decode import decoded
+from iclperm.endpoint.secret import CUT
 from iclperm.errors import printable
 from iclperm.study.endpoint import Spent
 
@@ -19,6 +20,7 @@ State = Literal["ok", "refused", "overlong", "invalid", "unparsed", "api_missing
 _CONTEXT_KEPT = 8  # tokens before a label that are kept of an echoed prompt
 _KEPT = ("id", "model", "created", "choices", "usage", "system_fingerprint")
 _WITHOUT = "iclperm_without"  # no server's name
+_BROKEN_OFF = ("error", "abort", "insufficient_system_resource")  # as OpenRouter, vLLM and DeepSeek say it
 _ERROR_READ = 10_000  # characters of an error that are looked at
 _ROUNDING = 1e-3  # nats above 0 that are a server's rounding
 _LEAST_NATS = -1e30  # sums of as many as there can be are finite in float32
@@ -87,15 +89,23 @@ def read_reply(raw: bytes, cut: Callable[[str], str] = str) -> dict[str, Any]:
 
 
 def checked_reply(reply: Any, cut: Callable[[str], str] = str) -> dict[str, Any]:
-    """A reply of a server or of a ledger as `_Answered` has it; raises ValueError where it is not a complete one."""
+    """A reply of a server or of a ledger as `_Answered` has it; raises ValueError where it is not a complete one, or
+    tells of an error."""
+    if error := _mapping(reply).get("error"):
+        raise ValueError(f"it is an error: {one_line(cut(str(_mapping(error).get('message') or error)))}")
     try:
         found = _Answered.model_validate(reply).model_dump(by_alias=True, exclude_unset=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'][:6])) or 'all of it'}: {first['msg']}") from None
-    message = found["choices"][0].get("message")
+    choice = found["choices"][0]
+    if choice.get("error") or choice.get("finish_reason") in _BROKEN_OFF:
+        raise ValueError(f"its text was broken off: {choice.get('finish_reason')}")
+    message = choice.get("message")
     if message is not None and message.get("content"):
         message["content"] = cut(message["content"])  # of several parts, in which it may have come
+    if CUT in str(_mapping(message).get("content") or choice.get("text")):
+        choice.pop("logprobs", None)  # of tokens, over which the key may be spread
     return found
 
 
@@ -201,8 +211,8 @@ def as_echoed(results: Sequence[RequestResult], labels: Sequence[str], first_tok
     return Scored(tuple(logprob), tuple(num_tokens), (False,) * len(labels), "ok")
 
 
-def top_logprobs(reply: Mapping[str, Any]) -> dict[str, float]:
-    """Alternatives of the first generated token, nats; empty where the server gives none."""
+def top_logprobs(reply: Mapping[str, Any]) -> dict[str, float | None]:
+    """Alternatives of the first generated token, nats; None of one without a number, empty where there are none."""
     logprobs = _mapping(reply["choices"][0].get("logprobs"))
     if content := _list(logprobs.get("content")):
         alternatives = [_mapping(each) for each in _list(_mapping(content[0]).get("top_logprobs"))]
@@ -210,7 +220,7 @@ def top_logprobs(reply: Mapping[str, Any]) -> dict[str, float]:
     else:
         first = _list(logprobs.get("top_logprobs"))[:1]
         listed = [pair for each in first for pair in _mapping(each).items()]
-    return {str(token): value for token, value in listed if value is not None}
+    return {str(token): value for token, value in listed}
 
 
 def as_listed(result: RequestResult, starts: Sequence[str]) -> Scored:
@@ -218,7 +228,10 @@ def as_listed(result: RequestResult, starts: Sequence[str]) -> Scored:
     for the first generated token."""
     if result.state != "ok" or result.reply is None:
         return _unscored(len(starts), result.state, result.problem)
-    listed = top_logprobs(result.reply)
+    given = top_logprobs(result.reply)
+    listed = {token: value for token, value in given.items() if value is not None}
+    if not listed or any(start in given and start not in listed for start in starts):
+        return _unscored(len(starts), "invalid", "the server gives no log-probability of a first token that it lists")
     if not any(start in listed for start in starts):
         return _unscored(len(starts), "unparsed", "no label is among the likeliest first tokens")
     below = float(np.nextafter(np.float32(min(listed.values())), np.float32(-np.inf)))

@@ -8,7 +8,8 @@ import re
 from functools import cached_property
 from itertools import groupby
 
-_CUT = "[key]"
+CUT = "[key]"
+"""What stands where the key was."""
 _ESCAPES = "%\\&="  # a sign of each way to escape
 _STAND_INS = {"+": "+-", "/": "/_"}  # of base64 in URLs
 _ONE_OF_BASE64 = "[A-Za-z0-9+/=_-]"
@@ -26,7 +27,7 @@ class KeyCutter:
         """The text without the key. O(text)."""
         if self._key is None or not (any(map(text.__contains__, _ESCAPES)) or any(map(text.__contains__, self._plain))):
             return text
-        return self._any_form.sub(_CUT, text)
+        return self._any_form.sub(CUT, text)
 
     @cached_property
     def _plain(self) -> list[str]:

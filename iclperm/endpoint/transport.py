@@ -41,12 +41,17 @@ if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
 
 _ATTEMPTS_TO_REACH = 4  # a server that has answered nothing yet; some seconds
+_LEAST_WAIT = 1.0  # seconds, whatever a server says
 _FAILURES_IN_A_ROW = 5  # requests that end unanswered with no reply in between: then it is the endpoint, not they
 _UNSUPPORTED = re.compile(r"unsupported|not support|unexpected|unrecogni[sz]ed|unknown|not permitted|deprecated", re.I)
 _OVERLONG = re.compile(r"context.?(length|window|size)|exceeds? .{0,40}context|too many (input )?tokens", re.I)
 _FILTERED = re.compile(r"content.?(filter|policy|management)|ResponsibleAI|safety system", re.I)
 _LEAST_BODY, _BODY_PER_TOKEN, _MOST_BODY = 1 << 20, 1 << 10, 1 << 26  # bytes of a reply that are read
 _MOST_BYTES: ContextVar[int] = ContextVar("most_bytes", default=_LEAST_BODY)  # of the request that a task sends
+_HEADER = re.compile(
+    r"host|accept(-encoding)?|connection|user-agent|content-(type|length)|transfer-encoding|x-stainless-[\w-]+", re.I
+)
+"""What goes with a request, beside the key; the last are of the client itself."""
 _LOCATION = "sent-on-to"  # the client would look at it under its own name
 _BROKE = re.compile(r"insufficient.?(quota|balance|credit|fund)", re.I)  # others speak of quotas a minute, too
 
@@ -155,7 +160,7 @@ class Transport:
         started, before = time.perf_counter(), self.paid
         report = self.report = Usage()
         gate = Gate(self._window, lambda reserved: self.choices.overspent(self.spent + reserved))
-        call = _Call(self._client(), gate, _Intents(self._ledger, self.choices.model))
+        call = _Call(self._client(), gate, _Intents(self._ledger, self.choices))
         self._is_busy = True
         try:
             yield call
@@ -195,8 +200,13 @@ class Transport:
         """Raises where a request, and with it the key, would go to another host than the one that was named for it."""
         url = request.url
         port = url.port or (HTTPS_PORT if url.scheme == "https" else 80)
-        if Address(f"[{url.host}]" if ":" in url.host else url.host, port) != self.choices.address:
-            raise RunStopped(f"{self.where} would be asked at another host, {url.host}; correct 'base_url'")
+        host = url.raw_host.decode().lower()  # as it is asked, letters of other scripts encoded
+        if Address(f"[{host}]" if ":" in host else host, port) != self.choices.address:
+            raise RunStopped(f"{self.where} would be asked at another host, {host}; correct 'base_url'")
+        # Variables of the client's library, such as OPENAI_CUSTOM_HEADERS, are words for another server.
+        for name in [name for name in request.headers if not _HEADER.fullmatch(name)]:
+            del request.headers[name]
+        request.headers["Authorization"] = f"Bearer {self._key or 'none'}"
 
     async def _ask_group(self, call: _Call, rank: int, requests: list[Request]) -> list[RequestResult]:
         """The first that has to be paid for goes alone: the others then find its prefix in the provider's cache."""
@@ -236,7 +246,9 @@ class Transport:
                 return RequestResult(problem.state, None, str(problem))
             except _Passing as problem:
                 attempts += 1
-                seconds = self._pace.wait(attempts) if problem.wait is None else problem.wait
+                seconds = self._pace.wait(attempts)
+                if problem.wait is not None:  # "at once" would be asked without end
+                    seconds = max(problem.wait, min(seconds, _LEAST_WAIT))
                 is_hopeless = self._was_never_there(problem) and attempts >= _ATTEMPTS_TO_REACH
                 if is_hopeless or not watch.has_time_for(seconds + self.choices.timeout_s):
                     return self._missing(call, problem)
@@ -431,9 +443,9 @@ class _Booking:
 class _Intents:
     """Puts on disk which requests are about to be sent; those that are admitted together with one sync."""
 
-    def __init__(self, ledger: Ledger | None, model: str) -> None:
+    def __init__(self, ledger: Ledger | None, choices: EndpointChoices) -> None:
         self._ledger = ledger
-        self._model = model
+        self._choices = choices
         self._waiting: list[tuple[Request, asyncio.Future[str]]] = []
 
     async def put(self, request: Request) -> str | None:
@@ -450,7 +462,11 @@ class _Intents:
     def _write(self, ledger: Ledger) -> None:
         waiting, self._waiting = self._waiting, []
         try:
-            names = ledger.intend([(request.key, request.bound) for request, _ in waiting], model=self._model)
+            names = ledger.intend([(request.key, request.bound) for request, _ in waiting], model=self._choices.model)
+            if problem := self._choices.overspent(ledger.spent_at_most()):  # by what others have on their way by now
+                for (request, _), name in zip(waiting, names, strict=True):
+                    ledger.append(request.key, model=self._choices.model, spent=Spent(), reply=None, settles=name)
+                raise RunStopped(problem)
         except Exception as error:  # of each that waits for it
             for _, written in waiting:
                 written.set_exception(error)

@@ -183,6 +183,11 @@ def read_key(variable: str | None) -> str | None:
         raise ConfigError(f"the environment variable {variable} is not set; put the endpoint's key in it")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"the environment variable {variable} holds no key: it has blanks or control characters")
+    if key.isdigit():
+        raise ConfigError(
+            f"the environment variable {variable} holds a key of digits alone, which could not be told from numbers in "
+            "replies; give the server another, or leave 'api_key_env' out if it wants none"
+        )
     if len(key) < LEAST_KEY:
         raise ConfigError(
             f"the environment variable {variable} holds a key of fewer than {LEAST_KEY} characters, which could not be "
