@@ -78,7 +78,7 @@ def fewer_layers(folder: Path) -> None:
 
 
 def another_vocabulary(folder: Path) -> None:
-    edit_config(folder, vocab_size=999)
+    edit_config(folder, vocab_size=99)
 
 
 def wrong_type(folder: Path) -> None:

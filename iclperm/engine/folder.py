@@ -20,7 +20,7 @@ _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.
 _MOST_JSON_BYTES = 64 << 20
 _SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
-_LAYER_KEYS, _MOST_LAYERS = ("num_hidden_layers", "n_layer"), 10_000
+_LAYER_KEYS, _MOST_LAYERS = ("num_hidden_layers", "n_layer"), 1_000
 _SCALES = re.compile(r"scale|absmax|SCB")
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -129,20 +129,29 @@ def check_weights(folder: Path, settings: dict[str, Any]) -> list[tuple[str, str
     """Looks at the weights in a folder without loading them: the keys that hold no floating-point numbers, with their
     kinds. Of a folder whose configuration says that it is quantized, those whose scales are missing.
 
-    Raises ModelError in one line for a folder without weights, for pickled ones, and for an index that names files that
-    are not beside it.
+    Raises ModelError in one line for a folder without weights, for pickled ones, for an index that names files that
+    are not beside it, and for fewer rows than the configuration's vocabulary, for which memory would be taken first.
     """
     kinds: dict[str, str] = {}
+    most_rows = 0
     for path in list(_weight_files(folder)):
         try:
             with safe_open(path, framework="np") as weights:
-                kinds |= {key: weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118
+                for key in weights.keys():  # noqa: SIM118
+                    part = weights.get_slice(key)
+                    kinds[key] = part.get_dtype()
+                    most_rows = max(most_rows, *part.get_shape(), 0)
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(
                 f"cannot load the weights of {str(folder)!r}: {path.name}: {first_line(error)}; save or fetch it again"
             ) from error
     others = [(key, kind) for key, kind in kinds.items() if kind not in _FLOATS]
     if not settings.get("quantization_config"):
+        if (vocabulary := settings.get("vocab_size") or 0) > most_rows:
+            raise ModelError(
+                f"config.json of {str(folder)!r} has vocab_size {_short(vocabulary)}, but no weight has more than "
+                f"{most_rows} rows; save or fetch the folder again"
+            )
         return others
     scaled = {key[: found.start()].rpartition(".")[0] for key in kinds if (found := _SCALES.search(key))}
     return [
