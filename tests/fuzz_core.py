@@ -1,6 +1,6 @@
 """Arguments that nobody would write, for every binding of the C++ core.
 
-    python -m tests.fuzz_core --seconds 600 --seed 1 --trace case
+    python tests/fuzz_core.py --seconds 600 --seed 1 --trace case
 
 A case is a call with right arguments, of which some are then made wrong. It may return or raise what a caller can read
 (`CLEAR`); anything else is a finding, as is a byte written beside an output. A crash takes the process with it: the
