@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fast_tier import FAST, PACKAGE, UNTOUCHED, FastTier, modules
+from fast_tier import FAST, PACKAGE, SLOW, UNTOUCHED, FastTier, modules
 
 TESTS = Path(__file__).parent
 
@@ -23,12 +23,13 @@ def names_in(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("stem", FAST)
 def test_every_entry_of_the_table_has_its_tests(stem: str, request: pytest.FixtureRequest) -> None:
-    names, starts = names_in(TESTS / f"{stem}.py"), list(FAST[stem])
+    names, starts = names_in(TESTS / f"{stem}.py"), [*FAST[stem], *SLOW.get(stem, ())]
     if request.config.pluginmanager.get_plugin("fast tier").has_all_tests:  # with their parameters
         names = {item.nodeid.partition("::")[2] for item in request.session.items if item.path.stem == stem}
     else:
         starts = [start.partition("[")[0] for start in starts]
     assert [start for start in starts if not any(name.startswith(start) for name in names)] == []
+    assert set(SLOW) <= set(FAST)
 
 
 def test_every_module_with_a_function_is_asked_for() -> None:

@@ -80,10 +80,24 @@ def place(tmp_path_factory):
     return place
 
 
+class Runs(dict):
+    """The run of each kind by its study file, made when it is first asked for."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __missing__(self, kind):
+        self[kind] = iclperm.run(Study.from_file(self.place / f"{kind}.yaml"), self.place / kind)
+        return self[kind]
+
+    def folder(self, kind):
+        assert self[kind].digest
+        return self.place / kind
+
+
 @pytest.fixture(scope="module")
 def runs(place):
-    """Every kind, run once by its study file."""
-    return {kind: iclperm.run(Study.from_file(place / f"{kind}.yaml"), place / kind) for kind in STUDIES}
+    return Runs(place)
 
 
 def call(*arguments):
@@ -183,6 +197,7 @@ def test_a_kind_runs_reports_and_is_read_back(kind, runs, place):
 
 @pytest.mark.parametrize("kind", STUDIES)
 def test_the_command_line_shows_it(kind, runs, place):
+    digest = runs[kind].digest
     code, printed = call("report", place / kind)
     assert code == 0
     assert "Conclusion" in printed
@@ -193,7 +208,7 @@ def test_the_command_line_shows_it(kind, runs, place):
     code, printed = call("run", place / f"{kind}.yaml", "--out", place / kind)
     assert (code, "nothing to compute" in printed) == (0, True)
     code, printed = call("report", place / kind, "--json")
-    assert json.loads(printed)["digest"] == runs[kind].digest
+    assert json.loads(printed)["digest"] == digest
 
 
 @pytest.mark.parametrize("kind", STUDIES)
@@ -207,15 +222,16 @@ def test_a_plan_says_what_it_costs(kind, place, runs):
 
 
 def test_one_run_answers_for_several_kinds(runs, place):
+    run = runs["curve"]
     for kind in ("sensitivity", "curve", "convergence", "features"):
         assert call("report", place / "curve", "--kind", kind)[0] == 0
         folder = place / "curve" / f"report-{kind}"
         assert json.loads((folder / "report.json").read_text())["kind"] == kind
         assert FIGURES[kind] <= {path.stem for path in folder.glob("*.png")}
     with pytest.raises(DataError, match="dev"):
-        runs["curve"].findings("search")
+        run.findings("search")
     with pytest.raises(ConfigError, match="no report of the kind 'transfers'"):
-        runs["curve"].findings("transfers")
+        run.findings("transfers")
     with pytest.raises(ConfigError, match="ask one of its runs for 'curve'"):
         runs["selection"].findings("curve")
 
@@ -283,7 +299,7 @@ def test_what_has_not_begun_is_said(place, tmp_path, runs):
 
 def test_another_study_is_refused(place, tmp_path, runs):
     with pytest.raises(RunError, match="holds another study: seed is 2 there and 3 here"):
-        iclperm.run(Study.from_file(place / "transfer.yaml").model_copy(update={"seed": 3}), place / "transfer")
+        iclperm.run(Study.from_file(place / "transfer.yaml").model_copy(update={"seed": 3}), runs.folder("transfer"))
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RunError, match="holds other files"):
         iclperm.run(Study.from_file(place / "transfer.yaml"), tmp_path)
@@ -309,8 +325,8 @@ def test_choices_that_do_not_fit_are_one_line(choices, words):
 
 def test_a_study_of_several_runs_is_exported_run_by_run(runs, place, tmp_path):
     with pytest.raises(ConfigError, match="export them one by one"):
-        call("export", place / "transfer", "--out", tmp_path / "all.csv")
-    folder = Path(several.folders(place / "transfer")["topics"])
+        call("export", runs.folder("transfer"), "--out", tmp_path / "all.csv")
+    folder = Path(several.folders(runs.folder("transfer"))["topics"])
     call("export", folder, "--out", tmp_path / "one.csv")
     assert (tmp_path / "one.csv").stat().st_size > 1000
     assert [name for name, kind in kinds.OURS.items() if kind.stages] == ["transfer", "selection"]
@@ -371,13 +387,13 @@ def test_another_statistic_is_remembered_and_can_be_asked_for(place, runs, tmp_p
     assert call("report", folder, "--criterion", "dev_accuracy")[0] == 0
     assert (folder / "report-dev_accuracy" / "report.json").is_file()
     transfer = Study.from_file(place / "transfer.yaml").model_copy(update={"criterion": "global_entropy"})
-    found = iclperm.run(transfer, place / "transfer").report_content()
+    found = iclperm.run(transfer, runs.folder("transfer")).report_content()
     assert iclperm.open_run(place / "transfer").report_content() == found
     iclperm.run(Study.from_file(place / "transfer.yaml"), place / "transfer")
 
 
 def test_a_selection_is_read_under_another_normalisation(place, runs):
-    found = iclperm.open_run(place / "selection", normalize="bytes")
+    found = iclperm.open_run(runs.folder("selection"), normalize="bytes")
     assert found.study.normalize == "bytes"
     assert found.findings().to_dict()
 
