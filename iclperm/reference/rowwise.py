@@ -1,19 +1,14 @@
 """Row-wise functions in float64: what the fused kernels between and after the matrix products must compute."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
-def gate(kind: str, x: Tensor, factor: Tensor) -> Tensor:
-    """activation(x) * factor of x and factor [M, N]; ``kind`` is silu, gelu_tanh or gelu_erf. Float64 [M, N]."""
-    wide = x.double()
-    activated = {
-        "silu": functional.silu,
-        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-        "gelu_erf": functional.gelu,
-    }[kind](wide)
-    return activated * factor.double()
+def gate(activation: Callable[[Tensor], Tensor], x: Tensor, factor: Tensor) -> Tensor:
+    """activation(x) * factor of x and factor [M, N], the activation torch's own. Float64 [M, N]."""
+    return activation(x.double()) * factor.double()
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
