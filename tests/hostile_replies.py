@@ -223,7 +223,15 @@ TAKEN: dict[str, tuple[Callable[[], Pieces], str, tuple[int | None, int | None]]
     "usage negative": (usage(prompt_tokens=-5, completion_tokens=-1), "fine", (None, None)),
     "usage true": (usage(prompt_tokens=True, completion_tokens=True), "fine", (None, None)),
     "usage in words": (usage(prompt_tokens="5", completion_tokens=[2]), "fine", (None, None)),
-    "usage in fractions": (usage(prompt_tokens=5.5, completion_tokens=2.0), "fine", (None, None)),
+    "usage in fractions": (usage(prompt_tokens=5.5, completion_tokens=2.0), "fine", (None, 2)),
+    "usage in whole fractions": (usage(prompt_tokens=5.0, completion_tokens=2.0), "fine", (5, 2)),
+    "usage of nulls": (usage(prompt_tokens=None, completion_tokens=None), "fine", (None, None)),
+    "coded as none": (whole(GOOD, headers={"Content-Encoding": "none"}), "fine", (5, 2)),
+    "coded as itself": (whole(GOOD, headers={"Content-Encoding": "Identity"}), "fine", (5, 2)),
+    "coded as text": (whole(GOOD, headers={"Content-Encoding": "UTF-8"}), "fine", (5, 2)),
+    "gzip and then nothing": (
+        whole(gzip.compress(GOOD), headers={"Content-Encoding": "gzip, identity"}), "fine", (5, 2)
+    ),
     "usage beyond all": (usage(prompt_tokens=10**17, completion_tokens=2), "fine", (None, 2)),
     "usage of details that are none": (
         usage(prompt_tokens=5, completion_tokens=2, prompt_tokens_details="x"), "fine", (5, 2)
