@@ -16,7 +16,7 @@ from iclperm import Study
 from iclperm.endpoint import Endpoint, Ledger, Pace, Spent
 from iclperm.endpoint.keys import KeyHosts
 from iclperm.endpoint.ledger import paid
-from iclperm.endpoint.replies import RequestResult, as_echoed, checked_reply, compact, is_version_of
+from iclperm.endpoint.replies import RequestResult, as_echoed, as_listed, checked_reply, compact, is_version_of
 from iclperm.endpoint.secret import KeyCutter
 from iclperm.errors import ConfigError, RunStopped
 from iclperm.study.endpoint import EndpointChoices
@@ -428,3 +428,103 @@ def test_a_key_in_lines_between_signs_or_twice_escaped_is_cut(form, key):
                                   "0x12, 0x34", "\\frac{1}{2} = 50\\%", "a\nb c=\n d"])  # fmt: skip
 def test_escapes_of_something_else_stay(text):
     assert KeyCutter(SECRET).cut(text) == text
+
+
+@pytest.mark.parametrize(
+    ("usage", "spent"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}, (5, 2)),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 210}, (5, 205)),  # reasoning, as Gemini counts
+        ({"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 3}, (5, 2)),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": "x"}, (5, 2)),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, (None, 7)),
+        ({"prompt_tokens": 0, "completion_tokens": 2, "total_tokens": 2}, (None, 2)),
+        ({"total_tokens": 999}, (None, 7)),
+    ],
+)
+def test_what_was_paid_for_is_not_what_nobody_counted(usage, spent, tmp_path):
+    with faulty_server([lambda _: whole(good(usage=usage))()]) as server, Ledger(tmp_path) as ledger:
+        an_endpoint(server, ledger).generate(["what?"], max_new_tokens=7)
+        prompt, completion = spent
+        assert ledger.spent.completion_tokens == completion
+        assert ledger.spent.prompt_tokens >= len("what?") if prompt is None else ledger.spent.prompt_tokens == prompt
+        assert paid(tmp_path).spent == ledger.spent
+
+
+def echo_of(text, tokens, values, **usage):
+    logprobs = {"tokens": tokens, "token_logprobs": values}
+    return good(choices=[{"text": text, "logprobs": logprobs, "finish_reason": "length"}], model=MODEL, usage=usage)
+
+
+def test_the_echo_of_another_prompt_is_no_score():
+    """It ends in the same label: by its tokens alone it could not be told from the right one."""
+
+    def mixed_up(body):
+        asked = prompt_of(body)
+        if asked.startswith("One two"):
+            return whole(echo_of(asked, ["One two three", " four"], [None, -1.0]))()
+        if asked.startswith("cut"):  # from its left, as a server does whose window is too short
+            return whole(echo_of("short. a", ["short.", " a"], [None, -2.0]))()
+        other = asked.replace("mine", "yours")
+        return whole(echo_of(other, [other[:-2], " a"], [None, -3.0]))()
+
+    with faulty_server([mixed_up] * 9) as server:
+        endpoint = an_endpoint(server, api="completions")
+        found = endpoint.loglikelihood([("mine is", " a"), ("yours is", " a"), ("cut me short.", " a")])
+    assert found.state == ["invalid", "ok", "invalid"]
+    assert found.logprob[1] == -3.0
+
+
+def test_an_echo_may_differ_in_signs_and_case():
+    def lossy(body):
+        text = prompt_of(body).lower().replace("\n", " ").replace("ü", "\ufffd")
+        return whole(echo_of(text, ["<s>", text[:-5], text[-5:], "!"], [None, -1.0, -2.0, -9.0],
+                             prompt_tokens=3, completion_tokens=1))()  # fmt: skip
+
+    with faulty_server([lossy] * 9) as server:
+        found = an_endpoint(server, api="completions").loglikelihood([("Grün\nor", " four")])
+    assert (found.state, found.logprob.tolist()) == (["ok"], [-2.0])
+
+
+REFUSALS = {
+    "overlong of Gemini": ("400", [{"error": {"message": "The input token count (2000) exceeds the maximum number of "
+                                                         "tokens allowed (1000).", "code": 400}}], "overlong"),
+    "overlong of Anthropic": ("400", {"error": {"message": "prompt is too long: 2 tokens > 1 maximum"}}, "overlong"),
+    "overlong of TGI": ("422", {"error": {"message": "Input validation error: `inputs` tokens + `max_new_tokens` must "
+                                                     "be <= 4097. Given: 5000"}}, "overlong"),
+    "flagged by OpenRouter": ("403", {"error": {"message": 'Your input was flagged for "violence".'}}, "refused"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_in_a_providers_own_words_is_of_one_prompt(name):
+    status, said, state = REFUSALS[name]
+    with faulty_server([lambda _: whole(said, status=f"{status} No")()]) as server:
+        first, second = an_endpoint(server).generate(["?", "!"])
+    assert (first.state, second.state) == (state, "ok")
+    assert not first.problem.startswith("[")
+
+
+def test_no_credit_is_no_credit_in_any_words():
+    said = {"error": {"message": "This request requires more credits, or fewer max_tokens.", "code": 402}}
+    answer = whole(said, status="402 Payment Required")
+    with faulty_server([lambda _: answer()]) as server, pytest.raises(RunStopped, match="wants to be paid"):
+        an_endpoint(server).generate(["?"])
+
+
+def test_log_probabilities_in_words_are_none():
+    top = [{"token": "a", "logprob": "-1.0"}, {"token": "b", "logprob": "-2.0"}]
+    choice = {**good()["choices"][0], "logprobs": {"content": [{"token": "a", "logprob": "-1.0", "top_logprobs": top}]}}
+    said = "gives no log-likelihoods: use scoring: generate"
+    answer = whole(good(choices=[choice]))
+    with faulty_server([lambda _: answer()] * 9) as server, pytest.raises(ConfigError, match=said):
+        an_endpoint(server).loglikelihood([("Q:", " a")])
+
+
+@pytest.mark.parametrize("order", [(-3.0, -1.0), (-1.0, -3.0)])
+def test_a_token_that_is_listed_twice_counts_as_its_likeliest_in_any_order(order):
+    top = [{"token": "a", "logprob": value} for value in order] + [{"token": "b", "logprob": -2.0}]
+    content = [{"token": "b", "logprob": -2.0, "top_logprobs": top}]
+    reply = checked_reply({"model": "m", "choices": [{"message": {"content": "b"}, "logprobs": {"content": content}}]})
+    scored = as_listed(RequestResult("ok", reply, ""), ["a", "b"])
+    assert scored.logprob == (-1.0, -2.0)

@@ -20,6 +20,7 @@ State = Literal["ok", "refused", "overlong", "invalid", "unparsed", "api_missing
 _CONTEXT_KEPT = 8  # tokens before a label that are kept of an echoed prompt
 _KEPT = ("id", "model", "created", "choices", "usage", "system_fingerprint")
 _WITHOUT = "iclperm_without"  # no server's name
+_NO_LETTERS = re.compile(r"[^a-z0-9]+", re.I | re.A)
 _BROKEN_OFF = ("error", "abort", "insufficient_system_resource")  # as OpenRouter, vLLM and DeepSeek say it
 _ERROR_READ = 10_000  # characters of an error that are looked at
 _ROUNDING = 1e-3  # nats above 0 that are a server's rounding
@@ -127,6 +128,7 @@ def read_refusal(raw: bytes, otherwise: str, cut: Callable[[str], str]) -> Refus
     except ValueError:
         text = cut(raw[:_ERROR_READ].decode("utf-8", "replace")).strip()
         return Refusal(one_line(text or otherwise), "", text)
+    body = body[0] if isinstance(body, list) and len(body) == 1 else body  # as Gemini sends it
     within = _mapping(_mapping(body).get("error")) or _mapping(body)
     said = [within.get(name) for name in ("message", "detail", "error")]
     message = next((each for each in said if isinstance(each, str) and each), str(within or body or otherwise))
@@ -135,17 +137,24 @@ def read_refusal(raw: bytes, otherwise: str, cut: Callable[[str], str]) -> Refus
 
 
 def spent_on(reply: Mapping[str, Any], bound: Spent) -> Spent:
-    """Tokens paid for; counts that the reply lacks are taken at their ``bound``."""
-    usage = _mapping(reply.get("usage"))
+    """Tokens paid for; counts that the reply lacks are taken at their ``bound``.
+
+    No prompt has 0 tokens, and no text: then nobody counted. What a total holds beyond both was paid for as well: the
+    reasoning that some providers leave out of the tokens of a reply.
+    """
+    usage, choice = _mapping(reply.get("usage")), _mapping(reply["choices"][0])
     cached = _mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
+    prompt, completion = usage.get("prompt_tokens") or None, usage.get("completion_tokens")
+    if completion == 0 and (choice.get("text") or _mapping(choice.get("message")).get("content")):
+        completion = None
 
     def known(value: int | None, otherwise: int) -> int:
         return otherwise if value is None else value
 
-    prompt = known(usage.get("prompt_tokens"), bound.prompt_tokens)
-    completion = known(usage.get("completion_tokens"), bound.completion_tokens)
+    beyond = 0 if prompt is None else known(usage.get("total_tokens"), 0) - prompt
+    prompt = known(prompt, bound.prompt_tokens)
     cached = known(cached, known(usage.get("prompt_cache_hit_tokens"), 0))
-    return Spent(1, prompt, min(prompt, cached), completion)
+    return Spent(1, prompt, min(prompt, cached), max(known(completion, bound.completion_tokens), beyond))
 
 
 def compact(
@@ -154,7 +163,8 @@ def compact(
     """What is kept of a reply.
 
     ``dropped`` are names of parameters that were wanted and not sent; they are kept with it. Of a ``prompt`` that was
-    echoed for its last part, ``echoed``, only the tokens at the end are kept, with how many of them are not its own.
+    echoed for its last part, ``echoed``, only the tokens at the end are kept, with how many of them are not its own;
+    none where it is another prompt that came back, or not all of it.
     """
     kept = {name: reply[name] for name in _KEPT if name in reply}
     if dropped:
@@ -162,6 +172,8 @@ def compact(
     if echoed is not None:
         choice = {name: value for name, value in reply["choices"][0].items() if name != "text"}
         logprobs = _mapping(choice.get("logprobs"))
+        if not _is_echo(str(reply["choices"][0].get("text")), _list(logprobs.get("tokens")), prompt):
+            logprobs = {}
         most = len(echoed.encode()) + _CONTEXT_KEPT + 1  # a token holds a byte at least
         choice["logprobs"] = {name: _list(logprobs.get(name))[-most:] for name in ("tokens", "token_logprobs")}
         if (
@@ -176,6 +188,13 @@ def _spelt(logprobs: Mapping[str, Any]) -> str:
     """What all tokens of a reply say together."""
     tokens = [each.get("token") for each in _list(logprobs.get("content"))] or _list(logprobs.get("tokens"))
     return "".join(token or "" for token in tokens)
+
+
+def _is_echo(text: str, tokens: list[Any], prompt: str) -> bool:
+    """Whether text or tokens of a reply hold a prompt, as far as its letters and digits of ASCII tell: the rest is
+    where servers differ."""
+    asked = _NO_LETTERS.sub("", prompt).lower()
+    return any(asked in _NO_LETTERS.sub("", each).lower() for each in (text, "".join(map(str, tokens))))
 
 
 def _num_generated(tokens: list[Any], usage: Mapping[str, Any], prompt: str) -> int | None:
@@ -258,11 +277,15 @@ def top_logprobs(reply: Mapping[str, Any]) -> dict[str, float | None]:
     logprobs = _mapping(reply["choices"][0].get("logprobs"))
     if content := _list(logprobs.get("content")):
         alternatives = [_mapping(each) for each in _list(_mapping(content[0]).get("top_logprobs"))]
-        listed = [(each.get("token"), each.get("logprob")) for each in reversed(alternatives)]
+        listed = [(each.get("token"), each.get("logprob")) for each in alternatives]
     else:
         first = _list(logprobs.get("top_logprobs"))[:1]
         listed = [pair for each in first for pair in _mapping(each).items()]
-    return {str(token): value for token, value in listed}
+    found: dict[str, float | None] = {}
+    for token, value in listed:  # a text that several tokens have counts once, as the likeliest; unknown as one of them
+        before = found.get(str(token), value)
+        found[str(token)] = None if before is None or value is None else max(before, value)
+    return found
 
 
 def as_listed(result: RequestResult, starts: Sequence[str]) -> Scored:
@@ -330,6 +353,7 @@ class _Cached(_Loose):
 class _Used(_Loose):
     prompt_tokens: _Count = None
     completion_tokens: _Count = None
+    total_tokens: _Count = None
     prompt_cache_hit_tokens: _Count = None
     prompt_tokens_details: Annotated[_Cached | None, _if(dict)] = None
 

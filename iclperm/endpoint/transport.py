@@ -43,8 +43,12 @@ _ATTEMPTS_TO_REACH = 4  # a server that has answered nothing yet; some seconds
 _LEAST_WAIT = 1.0  # seconds, whatever a server says
 _FAILURES_IN_A_ROW = 5  # requests that end unanswered with no reply in between: then it is the endpoint, not they
 _UNSUPPORTED = re.compile(r"unsupported|not support|unexpected|unrecogni[sz]ed|unknown|not permitted|deprecated", re.I)
-_OVERLONG = re.compile(r"context.?(length|window|size)|exceeds? .{0,40}context|too many (input )?tokens", re.I)
-_FILTERED = re.compile(r"content.?(filter|policy|management)|ResponsibleAI|safety system", re.I)
+_OVERLONG = re.compile(
+    r"context.?(length|window|size)|exceeds? .{0,40}context|too many (input )?tokens|prompt is too long|"
+    r"input token count .{0,40}exceeds|inputs\W{0,3}tokens \+ .{0,40}must be <=",
+    re.I,
+)
+_FILTERED = re.compile(r"content.?(filter|policy|management)|ResponsibleAI|safety system|input was flagged", re.I)
 _BODY_PER_TOKEN, _MOST_BODY = 1 << 10, 1 << 26  # bytes of a reply that are read
 _BROKE = re.compile(r"insufficient.?(quota|balance|credit|fund)", re.I)  # others speak of quotas a minute, too
 
@@ -366,7 +370,7 @@ class Transport:
         booking.settle(Spent(), None)
         message, param, described = read_refusal(error.response.content, "no reason given", self._cut)
         shown, wait = f"HTTP {status}: {message}", retry_after(headers, time.time())
-        if status in (402, 403, 429) and _BROKE.search(described):
+        if status == 402 or (status in (403, 429) and _BROKE.search(described)):
             return RunStopped(f"{self.where} wants to be paid ({shown}); add credit, then run the same command")
         if status in (429, 503):
             return _Throttled(shown, wait)
