@@ -213,7 +213,9 @@ def _num_generated(tokens: list[Any], usage: Mapping[str, Any], prompt: str) -> 
         if at >= end:
             return len(tokens) - number if at == end else None
     prompted, generated = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    return generated if None not in (prompted, generated) and len(tokens) == prompted + generated else None
+    if prompted is None or generated is None or len(tokens) != prompted + generated:
+        return None
+    return int(generated)
 
 
 def without(reply: Mapping[str, Any]) -> list[str]:
@@ -373,7 +375,9 @@ class _LikelyFirst(_Likely):
 
 
 class _Logprobs(_Loose):
-    generated: Annotated[int | None, BeforeValidator(_count)] = Field(default=None, alias=_GENERATED)
+    generated: Annotated[int | None, BeforeValidator(_count)] = Field(
+        default=None, alias="iclperm_generated"
+    )  # `_GENERATED`
     tokens: list[str | None] | None = None
     token_logprobs: list[_Nats] | None = None
     top_logprobs: list[dict[str, _Nats] | None] | None = None
