@@ -108,6 +108,8 @@ LOST: dict[str, Callable[[], Pieces]] = {
     "choices a text": whole(good(choices="x")),
     "two choices": whole(good(choices=good()["choices"] * 2)),
     "a thousand choices": whole(good(choices=good()["choices"] * 1000)),
+    "the choice of another prompt": whole(good(choices=[{**good()["choices"][0], "index": 3}])),
+    "the choice of a prompt before the first": whole(good(choices=[{**good()["choices"][0], "index": -1}])),
     "a choice null": whole(good(choices=[None])),
     "a choice that is a list": whole(good(choices=[[]])),
     "a choice of nothing": whole(good(choices=[{}])),
@@ -245,6 +247,11 @@ TAKEN: dict[str, tuple[Callable[[], Pieces], str, tuple[int | None, int | None]]
     "content with reasoning": (
         whole(said(content=[{"type": "thinking", "thinking": [1]}, {"type": "text", "text": "fine"}])), "fine", (5, 2)
     ),
+    "a choice of no number": (
+        whole(good(choices=[{"message": {"content": "fine"}, "index": "x"}])), "fine", (5, 2)
+    ),
+    "HTTP/1.0": (lambda: iter([b"HTTP/1.0 200 OK\r\n\r\n" + GOOD]), "fine", (5, 2)),
+    "blank lines that keep it alive": (whole(b"\n    " * 500 + GOOD), "fine", (5, 2)),
     "content of no parts": (whole(said(content=[])), "", (5, 2)),
     "content null": (whole(said(content=None)), "", (5, 2)),
     "half a character": (whole(said(content="fi\ud83dne")), "fi?ne", (5, 2)),

@@ -284,6 +284,24 @@ def test_a_key_is_in_no_log_and_in_no_exception(name, caplog, capfd, tmp_path):
         assert not [each for each in getattr(logger, "filters", ()) if "iclperm" in type(each).__module__]
 
 
+def test_a_record_whose_values_do_not_fit_stops_nothing(caplog):
+    import openai  # whose loggers are there only then
+
+    logger = logging.getLogger(openai._base_client.__name__)
+    caplog.set_level(logging.DEBUG)
+
+    def meanwhile(body):
+        logger.debug("%d of %s", SECRET)
+        logger.debug("sent %s", SECRET, exc_info=ValueError(SECRET))
+        return "ok"
+
+    with faulty_server([meanwhile]) as server:
+        assert an_endpoint(server, api_key_env=VARIABLE).generate(["?"])[0].state == "ok"
+    assert "%d of %s" in caplog.text
+    assert "sent [key] (ValueError)" in caplog.text
+    assert SECRET not in caplog.text
+
+
 def test_a_key_spread_over_tokens_alone_is_not_kept(tmp_path):
     pieces = [{"token": piece, "logprob": -1.0, "bytes": [*piece.encode()]} for piece in (SECRET[:9], SECRET[9:])]
     choice = {"message": {"role": "assistant", "content": "hello"}, "logprobs": {"content": pieces}}

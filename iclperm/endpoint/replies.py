@@ -395,6 +395,13 @@ class _Choice(_Loose):
     text: str | None = None
     message: _Said | None = None
     logprobs: Annotated[_Logprobs | None, _if(dict)] = None
+    index: Annotated[int | None, _if(int)] = None
+
+    @model_validator(mode="after")
+    def _is_ours(self) -> Self:
+        if self.index:
+            raise ValueError(f"it is the answer to prompt {self.index}, and 0 was the only one")
+        return self
 
 
 class _Answered(BaseModel):

@@ -108,7 +108,11 @@ class _Censor(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Lets every record pass, without the key; of an exception its kind."""
-        record.msg, record.args = self._cut(record.getMessage()), None
+        try:
+            said = record.getMessage()
+        except (TypeError, ValueError):  # of values that do not fit their place; the handlers would tell, with them
+            said = str(record.msg)
+        record.msg, record.args = self._cut(said), None
         if record.exc_info and record.exc_info[0] is not None:
             record.msg += f" ({record.exc_info[0].__name__})"
             record.exc_info = record.exc_text = None
