@@ -108,6 +108,8 @@ LOST: dict[str, Callable[[], Pieces]] = {
     "choices a text": whole(good(choices="x")),
     "two choices": whole(good(choices=good()["choices"] * 2)),
     "a thousand choices": whole(good(choices=good()["choices"] * 1000)),
+    "the choice of another prompt": whole(good(choices=[{**good()["choices"][0], "index": 3}])),
+    "the choice of a prompt before the first": whole(good(choices=[{**good()["choices"][0], "index": -1}])),
     "a choice null": whole(good(choices=[None])),
     "a choice that is a list": whole(good(choices=[[]])),
     "a choice of nothing": whole(good(choices=[{}])),
@@ -223,7 +225,15 @@ TAKEN: dict[str, tuple[Callable[[], Pieces], str, tuple[int | None, int | None]]
     "usage negative": (usage(prompt_tokens=-5, completion_tokens=-1), "fine", (None, None)),
     "usage true": (usage(prompt_tokens=True, completion_tokens=True), "fine", (None, None)),
     "usage in words": (usage(prompt_tokens="5", completion_tokens=[2]), "fine", (None, None)),
-    "usage in fractions": (usage(prompt_tokens=5.5, completion_tokens=2.0), "fine", (None, None)),
+    "usage in fractions": (usage(prompt_tokens=5.5, completion_tokens=2.0), "fine", (None, 2)),
+    "usage in whole fractions": (usage(prompt_tokens=5.0, completion_tokens=2.0), "fine", (5, 2)),
+    "usage of nulls": (usage(prompt_tokens=None, completion_tokens=None), "fine", (None, None)),
+    "coded as none": (whole(GOOD, headers={"Content-Encoding": "none"}), "fine", (5, 2)),
+    "coded as itself": (whole(GOOD, headers={"Content-Encoding": "Identity"}), "fine", (5, 2)),
+    "coded as text": (whole(GOOD, headers={"Content-Encoding": "UTF-8"}), "fine", (5, 2)),
+    "gzip and then nothing": (
+        whole(gzip.compress(GOOD), headers={"Content-Encoding": "gzip, identity"}), "fine", (5, 2)
+    ),
     "usage beyond all": (usage(prompt_tokens=10**17, completion_tokens=2), "fine", (None, 2)),
     "usage of details that are none": (
         usage(prompt_tokens=5, completion_tokens=2, prompt_tokens_details="x"), "fine", (5, 2)
@@ -237,6 +247,11 @@ TAKEN: dict[str, tuple[Callable[[], Pieces], str, tuple[int | None, int | None]]
     "content with reasoning": (
         whole(said(content=[{"type": "thinking", "thinking": [1]}, {"type": "text", "text": "fine"}])), "fine", (5, 2)
     ),
+    "a choice of no number": (
+        whole(good(choices=[{"message": {"content": "fine"}, "index": "x"}])), "fine", (5, 2)
+    ),
+    "HTTP/1.0": (lambda: iter([b"HTTP/1.0 200 OK\r\n\r\n" + GOOD]), "fine", (5, 2)),
+    "blank lines that keep it alive": (whole(b"\n    " * 500 + GOOD), "fine", (5, 2)),
     "content of no parts": (whole(said(content=[])), "", (5, 2)),
     "content null": (whole(said(content=None)), "", (5, 2)),
     "half a character": (whole(said(content="fi\ud83dne")), "fi?ne", (5, 2)),

@@ -173,8 +173,9 @@ class Endpoint:
                 return Capabilities(prompt_logprobs=True, top_logprobs=0)
         for most in _MOST_LISTED:
             result = self._probe(self._first(_PROBE[0], most))
-            if result.reply is not None and (listed := top_logprobs(result.reply)):
-                return Capabilities(prompt_logprobs=False, top_logprobs=min(most, len(listed)))
+            listed = {} if result.reply is None else top_logprobs(result.reply)
+            if num := sum(value is not None for value in listed.values()):
+                return Capabilities(prompt_logprobs=False, top_logprobs=min(most, num))
         return Capabilities(prompt_logprobs=False, top_logprobs=0)
 
     def _probe(self, request: Request) -> RequestResult:

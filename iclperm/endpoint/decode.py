@@ -10,7 +10,8 @@ from typing import Any
 
 MOST_LEVELS = 32
 _MOST_DIGITS = 18  # of a whole number; what is larger counts nothing here
-_CODINGS = {"": None, "identity": None, "gzip": 31, "x-gzip": 31, "deflate": 47}
+_CODINGS = {"": None, "gzip": 31, "x-gzip": 31, "deflate": 47}
+_NO_CODINGS = ("", "identity", "none", "utf-8")  # as servers say it
 
 
 def decoded(raw: bytes | str, cut: Callable[[str], str] = str) -> Any:
@@ -36,7 +37,8 @@ class Inflated:
     """
 
     def __init__(self, coding: str, most: int) -> None:
-        coding = coding.strip().lower()
+        named = [each for each in map(str.strip, coding.lower().split(",")) if each not in _NO_CODINGS]
+        coding = ", ".join(named)
         if coding not in _CODINGS:
             raise ValueError(f"it is coded as {coding[:40]!r}, which was not asked for")
         self._most = most

@@ -24,9 +24,10 @@ import shutil
 import time
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,17 +109,21 @@ class Ledger:
 
     Opening it reads every session once (an index is kept, not the replies) and cuts what a killed writer left after
     the last line break; the cut goes to ``quarantine``. A damaged line stays where it is, unused and counted in
-    ``num_damaged``; what it cost, as far as that can be read, stays in ``spent``. ``beside`` are run folders of the
-    same budget: what they have spent counts too. Raises `RunStopped` where the folder cannot be written.
+    ``num_damaged``; what it cost, as far as that can be read, stays in ``spent``. ``beside`` tells run folders of the
+    same budget, or is asked for them each time: what they have spent, and have on its way, counts too. Raises
+    `RunStopped` where the folder cannot be written.
     """
 
-    def __init__(self, folder: str | Path, beside: Iterable[Path] = ()) -> None:
+    def __init__(self, folder: str | Path, beside: Iterable[Path] | Callable[[], Iterable[Path]] = ()) -> None:
         self.folder = Path(folder)
         self._files = Folder(self.folder)
-        self._books = Books(sum((Ledger(other).spent for other in beside), Spent()))
+        self._books = Books()
+        self._beside = beside if callable(beside) else partial(iter, list(beside))
+        self._others: dict[Path, Ledger] = {}
+        self._spent_beside = Spent()
         self._own: dict[str, Spent] = {}  # intents of this session that are not settled
         self.num_damaged = 0
-        self.served: dict[str, str] = {}  # asked model: the name that its replies bear
+        self.names: dict[str, dict[str, None]] = {}  # asked model: those that its replies here bear, whoever wrote them
         self._places: dict[str, _Place] = {}
         self._read_to: dict[Path, int] = {}
         self._file: io.FileIO | None = None
@@ -128,6 +133,7 @@ class Ledger:
             for raw in _torn(self._files):
                 self._books.salvage(raw)
         self._catch_up()
+        self._look_beside()
 
     def __enter__(self) -> Ledger:
         return self
@@ -142,12 +148,18 @@ class Ledger:
     def spent(self) -> Spent:
         """By all sessions, with what they lost and what others have on its way; this session's own intents count once
         they are settled: until then, who sends them reserves their cost."""
-        return self._books.spent - sum(self._own.values(), Spent())
+        return self._books.spent + self._spent_beside - sum(self._own.values(), Spent())
+
+    @property
+    def served(self) -> dict[str, str]:
+        """The name that the first reply here bears, by the model that was asked."""
+        return {model: next(iter(names)) for model, names in self.names.items()}
 
     def spent_at_most(self) -> Spent:
-        """By all sessions, all that is on its way included, as the files have it now."""
+        """By all sessions, all that is on its way included, as the files have it now, those of folders beside too."""
         self._catch_up()
-        return self._books.spent
+        self._look_beside()
+        return self._books.spent + self._spent_beside
 
     def lookup(self, key: str) -> dict[str, Any] | None:
         """The reply that was paid for under a key, also by a process that still runs; None where there is none."""
@@ -259,6 +271,13 @@ class Ledger:
                 file.truncate(end)
                 os.fsync(file.fileno())
 
+    def _look_beside(self) -> None:
+        """Adds up what folders of the same budget have spent by now, also those that were begun meanwhile."""
+        for folder in self._beside():
+            if folder not in self._others:
+                self._others[folder] = Ledger(folder)
+        self._spent_beside = sum((other.spent_at_most() for other in self._others.values()), Spent())
+
     def _catch_up(self) -> None:
         """Reads what sessions have grown by."""
         for path in _sessions(self._files):
@@ -275,7 +294,7 @@ class Ledger:
         self._books.note(entry)
         if entry["reply"] is not None:
             self._places[entry["key"]] = place
-            self.served.setdefault(entry["model"], entry["reply"].get("model", entry["model"]))
+            self.names.setdefault(entry["model"], {})[entry["reply"].get("model", entry["model"])] = None
 
 
 def paid(folder: Path) -> Books:

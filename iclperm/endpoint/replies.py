@@ -20,12 +20,15 @@ State = Literal["ok", "refused", "overlong", "invalid", "unparsed", "api_missing
 _CONTEXT_KEPT = 8  # tokens before a label that are kept of an echoed prompt
 _KEPT = ("id", "model", "created", "choices", "usage", "system_fingerprint")
 _WITHOUT = "iclperm_without"  # no server's name
+_NO_LETTERS = re.compile(r"[^a-z0-9]+", re.I | re.A)
 _BROKEN_OFF = ("error", "abort", "insufficient_system_resource")  # as OpenRouter, vLLM and DeepSeek say it
 _ERROR_READ = 10_000  # characters of an error that are looked at
 _ROUNDING = 1e-3  # nats above 0 that are a server's rounding
 _LEAST_NATS = -1e30  # sums of as many as there can be are finite in float32
 _MOST_COUNT = 10**12  # tokens that a reply can have cost
-_VERSION = re.compile(r"@[\w.-]+|[-_.:](20\d{2}-?\d{2}-?\d{2}|\d{4}|\d{2}-\d{2,4})")
+_VERSION = re.compile(r"@[\w.-]+|[-_.:](20\d{2}-?\d{2}-?\d{2}|\d{4}|\d{2}-\d{2,4}|00[1-9])")
+_ROUTES = (":free", ":nitro", ":floor")  # of OpenRouter: who serves a model, not which
+_GENERATED = "iclperm_generated"  # tokens at the end of a kept echo that are none of the prompt's; no server's name
 
 
 class Reply(NamedTuple):
@@ -67,9 +70,17 @@ def one_line(text: str) -> str:
 
 
 def is_version_of(name: str, asked: str) -> bool:
-    """Whether a reply's model is the one asked for, or its dated version or revision."""
+    """Whether a reply's model is the one asked for, or its dated or numbered version or revision.
+
+    Names are the same with Gemini's ``models/`` before them or Ollama's ``:latest`` behind, which stand for nothing
+    else; a name that was asked with one of OpenRouter's routes may come without it.
+    """
+    name, asked = (each.removeprefix("models/").removesuffix(":latest") for each in (name, asked))
+    if route := next((each for each in _ROUTES if asked.endswith(each)), ""):
+        name, asked = name.removesuffix(route), asked.removesuffix(route)
     base = asked.removesuffix("-latest")
-    return name == asked or (name.startswith(base) and _VERSION.fullmatch(name[len(base) :]) is not None)
+    is_later = name.startswith(base) and _VERSION.fullmatch(name[len(base) :]) is not None
+    return bool(base) and (name == asked or is_later)
 
 
 class Refusal(NamedTuple):
@@ -104,8 +115,9 @@ def checked_reply(reply: Any, cut: Callable[[str], str] = str) -> dict[str, Any]
     message = choice.get("message")
     if message is not None and message.get("content"):
         message["content"] = cut(message["content"])  # of several parts, in which it may have come
-    if CUT in str(_mapping(message).get("content") or choice.get("text")):
-        choice.pop("logprobs", None)  # of tokens, over which the key may be spread
+    spelt = _spelt(_mapping(choice.get("logprobs")))
+    if CUT in str(_mapping(message).get("content") or choice.get("text")) or cut(spelt) != spelt:
+        choice.pop("logprobs", None)  # of tokens, over which the key is spread
     return found
 
 
@@ -116,6 +128,7 @@ def read_refusal(raw: bytes, otherwise: str, cut: Callable[[str], str]) -> Refus
     except ValueError:
         text = cut(raw[:_ERROR_READ].decode("utf-8", "replace")).strip()
         return Refusal(one_line(text or otherwise), "", text)
+    body = body[0] if isinstance(body, list) and len(body) == 1 else body  # as Gemini sends it
     within = _mapping(_mapping(body).get("error")) or _mapping(body)
     said = [within.get(name) for name in ("message", "detail", "error")]
     message = next((each for each in said if isinstance(each, str) and each), str(within or body or otherwise))
@@ -124,24 +137,34 @@ def read_refusal(raw: bytes, otherwise: str, cut: Callable[[str], str]) -> Refus
 
 
 def spent_on(reply: Mapping[str, Any], bound: Spent) -> Spent:
-    """Tokens paid for; counts that the reply lacks are taken at their ``bound``."""
-    usage = _mapping(reply.get("usage"))
+    """Tokens paid for; counts that the reply lacks are taken at their ``bound``.
+
+    No prompt has 0 tokens, and no text: then nobody counted. What a total holds beyond both was paid for as well: the
+    reasoning that some providers leave out of the tokens of a reply.
+    """
+    usage, choice = _mapping(reply.get("usage")), _mapping(reply["choices"][0])
     cached = _mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
+    prompt, completion = usage.get("prompt_tokens") or None, usage.get("completion_tokens")
+    if completion == 0 and (choice.get("text") or _mapping(choice.get("message")).get("content")):
+        completion = None
 
     def known(value: int | None, otherwise: int) -> int:
         return otherwise if value is None else value
 
-    prompt = known(usage.get("prompt_tokens"), bound.prompt_tokens)
-    completion = known(usage.get("completion_tokens"), bound.completion_tokens)
+    beyond = 0 if prompt is None else known(usage.get("total_tokens"), 0) - prompt
+    prompt = known(prompt, bound.prompt_tokens)
     cached = known(cached, known(usage.get("prompt_cache_hit_tokens"), 0))
-    return Spent(1, prompt, min(prompt, cached), completion)
+    return Spent(1, prompt, min(prompt, cached), max(known(completion, bound.completion_tokens), beyond))
 
 
-def compact(reply: Mapping[str, Any], echoed: str | None, dropped: Set[str] = frozenset()) -> dict[str, Any]:
+def compact(
+    reply: Mapping[str, Any], echoed: str | None, dropped: Set[str] = frozenset(), prompt: str = ""
+) -> dict[str, Any]:
     """What is kept of a reply.
 
-    ``dropped`` are names of parameters that were wanted and not sent; they are kept with it. Of a prompt that was
-    echoed for its last part, ``echoed``, only the tokens at the end are kept.
+    ``dropped`` are names of parameters that were wanted and not sent; they are kept with it. Of a ``prompt`` that was
+    echoed for its last part, ``echoed``, only the tokens at the end are kept, with how many of them are not its own;
+    none where it is another prompt that came back, or not all of it.
     """
     kept = {name: reply[name] for name in _KEPT if name in reply}
     if dropped:
@@ -149,10 +172,50 @@ def compact(reply: Mapping[str, Any], echoed: str | None, dropped: Set[str] = fr
     if echoed is not None:
         choice = {name: value for name, value in reply["choices"][0].items() if name != "text"}
         logprobs = _mapping(choice.get("logprobs"))
+        if not _is_echo(str(reply["choices"][0].get("text")), _list(logprobs.get("tokens")), prompt):
+            logprobs = {}
         most = len(echoed.encode()) + _CONTEXT_KEPT + 1  # a token holds a byte at least
         choice["logprobs"] = {name: _list(logprobs.get(name))[-most:] for name in ("tokens", "token_logprobs")}
+        if (
+            generated := _num_generated(_list(logprobs.get("tokens")), _mapping(reply.get("usage")), prompt)
+        ) is not None:
+            choice["logprobs"][_GENERATED] = generated
         kept["choices"] = [choice]
     return kept
+
+
+def _spelt(logprobs: Mapping[str, Any]) -> str:
+    """What all tokens of a reply say together."""
+    tokens = [each.get("token") for each in _list(logprobs.get("content"))] or _list(logprobs.get("tokens"))
+    return "".join(token or "" for token in tokens)
+
+
+def _is_echo(text: str, tokens: list[Any], prompt: str) -> bool:
+    """Whether text or tokens of a reply hold a prompt, as far as its letters and digits of ASCII tell: the rest is
+    where servers differ."""
+    asked = _NO_LETTERS.sub("", prompt).lower()
+    return any(asked in _NO_LETTERS.sub("", each).lower() for each in (text, "".join(map(str, tokens))))
+
+
+def _num_generated(tokens: list[Any], usage: Mapping[str, Any], prompt: str) -> int | None:
+    """How many of an echo's tokens follow its prompt; None where neither its text nor its usage tells.
+
+    One token is asked for and counts as paid for, but a server need not list it: not an end of the text, for one, which
+    others list and count nowhere. So the text of the prompt tells; where it does not come back as it was sent, since
+    characters are split over tokens, the counts do, as far as all tokens are listed.
+    """
+    if not prompt or not all(isinstance(token, str) for token in tokens):
+        return None
+    end = "".join(tokens).find(prompt) + len(prompt)  # what is before it begins the text, and is no second prompt
+    at = 0
+    for number, token in enumerate(tokens if end >= len(prompt) else [], start=1):
+        at += len(token)
+        if at >= end:
+            return len(tokens) - number if at == end else None
+    prompted, generated = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if prompted is None or generated is None or len(tokens) != prompted + generated:
+        return None
+    return int(generated)
 
 
 def without(reply: Mapping[str, Any]) -> list[str]:
@@ -216,11 +279,15 @@ def top_logprobs(reply: Mapping[str, Any]) -> dict[str, float | None]:
     logprobs = _mapping(reply["choices"][0].get("logprobs"))
     if content := _list(logprobs.get("content")):
         alternatives = [_mapping(each) for each in _list(_mapping(content[0]).get("top_logprobs"))]
-        listed = [(each.get("token"), each.get("logprob")) for each in reversed(alternatives)]
+        listed = [(each.get("token"), each.get("logprob")) for each in alternatives]
     else:
         first = _list(logprobs.get("top_logprobs"))[:1]
         listed = [pair for each in first for pair in _mapping(each).items()]
-    return {str(token): value for token, value in listed}
+    found: dict[str, float | None] = {}
+    for token, value in listed:  # a text that several tokens have counts once, as the likeliest; unknown as one of them
+        before = found.get(str(token), value)
+        found[str(token)] = None if before is None or value is None else max(before, value)
+    return found
 
 
 def as_listed(result: RequestResult, starts: Sequence[str]) -> Scored:
@@ -246,6 +313,13 @@ def _nats(value: Any) -> float | None:
     return min(float(value), 0.0)
 
 
+def _count(value: Any) -> int | None:
+    """A count of tokens, which some servers give as 12.0; None for what is none."""
+    if type(value) not in (int, float) or not 0 <= value <= _MOST_COUNT or value != int(value):
+        return None
+    return int(value)
+
+
 def _joined(content: Any) -> Any:
     """The text of a message, which may come in parts; parts of another type, such as reasoning, are no answer."""
     if not isinstance(content, list):
@@ -265,9 +339,7 @@ def _if(*kinds: type) -> BeforeValidator:
 
 _Nats = Annotated[float | None, BeforeValidator(_nats)]
 _Words = Annotated[str | None, _if(str)]
-_Count = Annotated[
-    int | None, BeforeValidator(lambda value: value if type(value) is int and 0 <= value <= _MOST_COUNT else None)
-]
+_Count = Annotated[int | None, BeforeValidator(_count)]
 
 
 class _Loose(BaseModel):
@@ -283,6 +355,7 @@ class _Cached(_Loose):
 class _Used(_Loose):
     prompt_tokens: _Count = None
     completion_tokens: _Count = None
+    total_tokens: _Count = None
     prompt_cache_hit_tokens: _Count = None
     prompt_tokens_details: Annotated[_Cached | None, _if(dict)] = None
 
@@ -292,7 +365,7 @@ class _Said(_Loose):
     refusal: _Words = None
 
 
-class _Likely(_Loose):
+class _Likely(BaseModel):  # without the bytes of a token, which are its text again
     token: str
     logprob: _Nats = None
 
@@ -302,6 +375,9 @@ class _LikelyFirst(_Likely):
 
 
 class _Logprobs(_Loose):
+    generated: Annotated[int | None, BeforeValidator(_count)] = Field(
+        default=None, alias="iclperm_generated"
+    )  # `_GENERATED`
     tokens: list[str | None] | None = None
     token_logprobs: list[_Nats] | None = None
     top_logprobs: list[dict[str, _Nats] | None] | None = None
@@ -319,6 +395,13 @@ class _Choice(_Loose):
     text: str | None = None
     message: _Said | None = None
     logprobs: Annotated[_Logprobs | None, _if(dict)] = None
+    index: Annotated[int | None, _if(int)] = None
+
+    @model_validator(mode="after")
+    def _is_ours(self) -> Self:
+        if self.index:
+            raise ValueError(f"it is the answer to prompt {self.index}, and 0 was the only one")
+        return self
 
 
 class _Answered(BaseModel):
@@ -347,22 +430,24 @@ class _Tail(NamedTuple):
         tokens, values = _list(logprobs.get("tokens")), _list(logprobs.get("token_logprobs"))
         if len(tokens) != len(values) or not all(isinstance(token, str) for token in tokens):
             return None
-        generated = _mapping(reply.get("usage")).get("completion_tokens", 1)
-        for count in dict.fromkeys((generated, 1, 0)):
-            end = len(tokens) - count if isinstance(count, int) else 0
-            if "".join(tokens[: max(end, 0)]).endswith(label):
-                return cls([len(token) for token in tokens[:end]], values[:end])
-        return cls._of_pieces(tokens, values, generated, label)
+        known = logprobs.get(_GENERATED)
+        paid = _mapping(reply.get("usage")).get("completion_tokens")
+        counts = list(dict.fromkeys((paid or 1, 1, 0))) if known is None else [known]
+        ends = [len(tokens) - count for count in counts if count <= len(tokens)]
+        fitting = [end for end in ends if "".join(tokens[:end]).endswith(label)]
+        if fitting and (known is not None or paid or len(fitting) == 1):
+            return cls([len(token) for token in tokens[: fitting[0]]], values[: fitting[0]])
+        return None if fitting else cls._of_pieces(tokens, values, ends[:1], label)
 
     @classmethod
-    def _of_pieces(cls, tokens: list[str], values: list[Any], generated: Any, label: str) -> _Tail | None:
+    def _of_pieces(cls, tokens: list[str], values: list[Any], ends: Sequence[int], label: str) -> _Tail | None:
         """The tail where one character takes several tokens, each of which shows no readable text."""
-        end = len(tokens) - generated if isinstance(generated, int) else 0
-        for begin in range(max(0, end - len(label.encode())), end):  # a token holds a byte at least
-            pattern = "".join(map(_pattern, tokens[begin:end]))
-            if re.fullmatch(pattern, label):
-                lengths = [len(token) for token in tokens[:begin]] + [len(label)] + [0] * (end - begin - 1)
-                return cls(lengths, values[:end])
+        for end in ends:
+            for begin in range(max(0, end - len(label.encode())), end):  # a token holds a byte at least
+                pattern = "".join(map(_pattern, tokens[begin:end]))
+                if re.fullmatch(pattern, label):
+                    lengths = [len(token) for token in tokens[:begin]] + [len(label)] + [0] * (end - begin - 1)
+                    return cls(lengths, values[:end])
         return None
 
     def covered(self, characters: int) -> int:

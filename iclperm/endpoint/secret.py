@@ -5,29 +5,61 @@ from __future__ import annotations
 import base64
 import html.entities
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import groupby
+
+from iclperm.study.endpoint import LEAST_KEY
 
 CUT = "[key]"
 """What stands where the key was."""
 _ESCAPES = "%\\&="  # a sign of each way to escape
 _STAND_INS = {"+": "+-", "/": "/_"}  # of base64 in URLs
 _ONE_OF_BASE64 = "[A-Za-z0-9+/=_-]"
+_MOST_ROUNDS = 6  # of escapes within others that are undone
+_ESCAPE = re.compile(
+    r"\\u\{?0*(?P<u>[0-9a-f]{2,4})\}?|\\x(?P<x>[0-9a-f]{2})|\\(?P<o>[01]?[0-7]{2})|\\(?P<c>[^ux0-7])"
+    r"|%(?:25)*(?P<url>[0-9a-f]{2})|=(?P<mail>[0-9a-f]{2}|\r?\n)|&(?:amp;)*(?P<html>#?[a-z0-9]{1,32};?)",
+    re.I | re.A,
+)
+_BLANKS = {"n": "\n", "r": "\r", "t": "\t"}
+_NO_DIGITS = bytes(code for code in range(128) if chr(code) not in "0123456789abcdef")
 
 
 class KeyCutter:
     """Cuts a key out of text: as it is, in base64 (also that of a header that holds it) and in hexadecimal, each of
     them with any of its characters escaped for JSON, a URL, HTML, mail or a programming language, once or more often.
-    Without a key, text stays as it is."""
+    A text that holds it in base64 broken into lines, in hexadecimal with signs in between, or in one escape within
+    another is cut as a whole. Without a key, text stays as it is."""
 
     def __init__(self, key: str | None) -> None:
         self._key = key
 
     def cut(self, text: str) -> str:
         """The text without the key. O(text)."""
-        if self._key is None or not (any(map(text.__contains__, _ESCAPES)) or any(map(text.__contains__, self._plain))):
+        if self._key is None:
             return text
-        return self._any_form.sub(CUT, text)
+        if any(map(text.__contains__, _ESCAPES)) or any(map(text.__contains__, self._plain)):
+            text = self._any_form.sub(CUT, text)
+        return CUT if self._is_in(text) else text
+
+    def _is_in(self, text: str) -> bool:
+        """Whether a text holds the key once escapes are undone, however often, or signs in between left out."""
+        if len(text) < LEAST_KEY or self._key is None:
+            return False
+        signs = "".join(sign for sign in _ESCAPES if sign in self._key)
+        views = [text, *_undone(text, ""), *(_undone(text, signs) if signs else ())]
+        return any(
+            any(map(view.__contains__, self._plain[1:] if view is text else self._plain))
+            or any(map("".join(view.split()).__contains__, self._plain[3:]))
+            or self._digits in view.encode("ascii", "ignore").lower().replace(b"0x", b"").translate(None, _NO_DIGITS)
+            for view in views
+        )
+
+    @cached_property
+    def _digits(self) -> bytes:
+        assert self._key is not None
+        return self._key.encode().hex().encode()
 
     @cached_property
     def _plain(self) -> list[str]:
@@ -55,6 +87,26 @@ class KeyCutter:
         )
         # A run of backslashes is looked at from its first alone, or a text of nothing else would take its square.
         return re.compile(rf"(?<!\\)(?:{'|'.join([whole, hexadecimal, *around])})")
+
+
+def _undone(text: str, kept: str) -> Iterator[str]:
+    """A text with its escapes undone once, twice and so on, but those that begin with one of the signs ``kept``."""
+
+    def sign(found: re.Match[str]) -> str:
+        kind, digits = str(found.lastgroup), found[str(found.lastgroup)]
+        if found[0][0] in kept:
+            return found[0]
+        if kind == "c":
+            return _BLANKS.get(digits, digits)
+        if kind == "html":
+            return html.unescape(f"&{digits}")
+        return "" if digits.isspace() else chr(int(digits, 8 if kind == "o" else 16))
+
+    for _ in range(_MOST_ROUNDS):
+        before, text = text, _ESCAPE.sub(sign, text)
+        if text == before:
+            return
+        yield text
 
 
 def _core(raw: bytes, before: int) -> str:

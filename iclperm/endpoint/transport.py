@@ -14,11 +14,9 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from iclperm.endpoint.decode import Inflated
 from iclperm.endpoint.gate import Gate, Pace, Watch, Window, retry_after
 from iclperm.endpoint.ledger import Ledger
 from iclperm.endpoint.replies import (
@@ -34,8 +32,9 @@ from iclperm.endpoint.replies import (
     without,
 )
 from iclperm.endpoint.secret import KeyCutter
-from iclperm.errors import ConfigError, RequestError, RunStopped
-from iclperm.study.endpoint import HTTPS_PORT, Address, EndpointChoices, Spent, read_key
+from iclperm.endpoint.wire import LEAST_BODY, LOCATION, MOST_BYTES, client_of, logged_without, proxies
+from iclperm.errors import RequestError, RunStopped
+from iclperm.study.endpoint import EndpointChoices, Spent, read_key
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -44,15 +43,13 @@ _ATTEMPTS_TO_REACH = 4  # a server that has answered nothing yet; some seconds
 _LEAST_WAIT = 1.0  # seconds, whatever a server says
 _FAILURES_IN_A_ROW = 5  # requests that end unanswered with no reply in between: then it is the endpoint, not they
 _UNSUPPORTED = re.compile(r"unsupported|not support|unexpected|unrecogni[sz]ed|unknown|not permitted|deprecated", re.I)
-_OVERLONG = re.compile(r"context.?(length|window|size)|exceeds? .{0,40}context|too many (input )?tokens", re.I)
-_FILTERED = re.compile(r"content.?(filter|policy|management)|ResponsibleAI|safety system", re.I)
-_LEAST_BODY, _BODY_PER_TOKEN, _MOST_BODY = 1 << 20, 1 << 10, 1 << 26  # bytes of a reply that are read
-_MOST_BYTES: ContextVar[int] = ContextVar("most_bytes", default=_LEAST_BODY)  # of the request that a task sends
-_HEADER = re.compile(
-    r"host|accept(-encoding)?|connection|user-agent|content-(type|length)|transfer-encoding|x-stainless-[\w-]+", re.I
+_OVERLONG = re.compile(
+    r"context.?(length|window|size)|exceeds? .{0,40}context|too many (input )?tokens|prompt is too long|"
+    r"input token count .{0,40}exceeds|inputs\W{0,3}tokens \+ .{0,40}must be <=",
+    re.I,
 )
-"""What goes with a request, beside the key; the last are of the client itself."""
-_LOCATION = "sent-on-to"  # the client would look at it under its own name
+_FILTERED = re.compile(r"content.?(filter|policy|management)|ResponsibleAI|safety system|input was flagged", re.I)
+_BODY_PER_TOKEN, _MOST_BODY = 1 << 10, 1 << 26  # bytes of a reply that are read
 _BROKE = re.compile(r"insufficient.?(quota|balance|credit|fund)", re.I)  # others speak of quotas a minute, too
 
 
@@ -102,7 +99,8 @@ class Transport:
 
     ``report`` is the last call's usage (or the open one's, without its sums), ``totals`` that of all. ``paid`` is what
     this object has spent so far, also in a call that is still open; ``lost`` is what of it brought no reply, at most.
-    ``served`` is the name that replies bear, None before the first. ``where`` names model and server in messages.
+    ``served`` is the name that the replies bear that were received or reused here, None before the first. ``where``
+    names model and server in messages.
     """
 
     def __init__(self, choices: EndpointChoices, ledger: Ledger | None, pace: Pace) -> None:
@@ -112,7 +110,7 @@ class Transport:
         self.totals = Usage()
         self.paid = Spent()
         self.lost = Spent()
-        self.served: str | None = None if ledger is None else ledger.served.get(choices.model)
+        self.served: str | None = None
         self._key = read_key(choices.api_key_env)
         self._cut = KeyCutter(self._key).cut
         self._ledger = ledger
@@ -160,10 +158,11 @@ class Transport:
         started, before = time.perf_counter(), self.paid
         report = self.report = Usage()
         gate = Gate(self._window, lambda reserved: self.choices.overspent(self.spent + reserved))
-        call = _Call(self._client(), gate, _Intents(self._ledger, self.choices))
+        call = _Call(client_of(self.choices, self._key, self.where), gate, _Intents(self._ledger, self.choices))
         self._is_busy = True
         try:
-            yield call
+            with logged_without(self._cut):
+                yield call
         finally:
             call.close()
             self._is_busy = False
@@ -171,42 +170,6 @@ class Transport:
             report.spent = self.paid - before
             report.cost = None if self.choices.prices is None else self.choices.prices.cost(report.spent)
             self.totals.add(report)
-
-    def _client(self) -> AsyncOpenAI:
-        try:
-            import openai
-        except ImportError as error:
-            raise ConfigError(f"an endpoint needs the package {error.name}: pip install 'iclperm[api]'") from None
-        # What nobody named for this server would else come from OPENAI_* variables.
-        headers: Any = {name: openai.Omit() for name in ("OpenAI-Organization", "OpenAI-Project")}
-        headers["Accept-Encoding"] = "gzip"  # what `Inflated` reads
-        http = openai.DefaultAsyncHttpxClient(follow_redirects=False)
-
-        async def receive(response: Any) -> None:
-            http.cookies.clear()
-            await _receive(response)
-
-        http.event_hooks = {"request": [self._refuse_elsewhere], "response": [receive]}
-        return openai.AsyncOpenAI(
-            base_url=self.choices.base_url,
-            api_key=self._key or "none",
-            default_headers=headers,
-            max_retries=0,
-            timeout=openai.Timeout(self.choices.timeout_s, connect=min(10.0, self.choices.timeout_s)),
-            http_client=http,
-        )
-
-    async def _refuse_elsewhere(self, request: Any) -> None:
-        """Raises where a request, and with it the key, would go to another host than the one that was named for it."""
-        url = request.url
-        port = url.port or (HTTPS_PORT if url.scheme == "https" else 80)
-        host = url.raw_host.decode().lower()  # as it is asked, letters of other scripts encoded
-        if Address(f"[{host}]" if ":" in host else host, port) != self.choices.address:
-            raise RunStopped(f"{self.where} would be asked at another host, {host}; correct 'base_url'")
-        # Variables of the client's library, such as OPENAI_CUSTOM_HEADERS, are words for another server.
-        for name in [name for name in request.headers if not _HEADER.fullmatch(name)]:
-            del request.headers[name]
-        request.headers["Authorization"] = f"Bearer {self._key or 'none'}"
 
     async def _ask_group(self, call: _Call, rank: int, requests: list[Request]) -> list[RequestResult]:
         """The first that has to be paid for goes alone: the others then find its prefix in the provider's cache."""
@@ -221,8 +184,14 @@ class Transport:
 
     def _known(self, request: Request) -> RequestResult | None:
         reply = self._remembered.get(request.key) if self._ledger is None else self._ledger.lookup(request.key)
-        if reply is None:
+        if reply is None or not is_version_of(reply["model"], self._wanted):  # no session here has kept such a one
             return None
+        if self.served not in (None, reply["model"]):
+            raise RunStopped(
+                f"replies of {self.where} that are kept in this run are of {one_line(str(self.served))!r} and of "
+                f"{one_line(reply['model'])!r}; ask for one of them by its full name, in a new run"
+            )
+        self.served = reply["model"]
         self.report.num_reused += 1
         return self._result(reply)
 
@@ -266,9 +235,10 @@ class Transport:
         """A request without an answer; raises `RunStopped` where others would not get one, either."""
         call.failures += 1
         if self._was_never_there(problem):
+            proxy = "".join(f", at the proxy that {name} names" for name in proxies(self.choices.base_url))
             error = RunStopped(
-                f"{self.where} cannot be reached; look at 'base_url' and whether the server is there, then run the "
-                "same command to continue"
+                f"{self.where} cannot be reached; look at 'base_url'{proxy} and whether the server is there, then run "
+                "the same command to continue"
             )
         elif isinstance(problem, _Throttled):
             after = "later" if problem.wait is None else f"in {problem.wait:.0f} s"
@@ -319,19 +289,21 @@ class Transport:
         verb: Any = client.chat.completions if self.choices.api == "chat" else client.completions
         try:
             async with asyncio.timeout(self.choices.timeout_s):
-                _MOST_BYTES.set(_most_bytes(request))
+                MOST_BYTES.set(_most_bytes(request))
                 raw = await verb.with_raw_response.create(**named, extra_body=rest)
             reply = read_reply(raw.http_response.content, self._cut)
         except openai.APIStatusError as error:
-            raise self._judged(error, request, body, booking) from None
+            failure = self._judged(error, request, body, booking)
         except (TimeoutError, openai.APIConnectionError, ValueError) as error:
-            raise self._lost(error, booking) from None
-        return self._kept(request, reply, booking)
+            failure = self._lost(error, booking)
+        else:
+            return self._kept(request, reply, booking)
+        raise failure  # only here: what a server said would else stay in its context, the key among it
 
     def _kept(self, request: Request, reply: dict[str, Any], booking: _Booking) -> dict[str, Any]:
         """The reply once it is on disk; raises `RunStopped` for another model's, which is paid for all the same."""
         wrong = self._wrong_model(reply["model"])
-        kept = None if wrong else compact(reply, request.echoed, self._dialect.dropped)
+        kept = None if wrong else compact(reply, request.echoed, self._dialect.dropped, request.body.get("prompt", ""))
         booking.settle(spent_on(reply, request.bound), kept)
         if kept is None:
             raise RunStopped(wrong)
@@ -352,7 +324,7 @@ class Transport:
 
         cause = error.__cause__ if isinstance(error, openai.APIConnectionError) else error
         if isinstance(cause, RunStopped):
-            return cause
+            return RunStopped(str(cause))
         if type(cause).__name__ in ("ConnectError", "ConnectTimeout"):
             booking.settle(Spent(), None)
             return _Unreachable("it cannot be reached")
@@ -364,24 +336,33 @@ class Transport:
 
     def _wrong_model(self, name: str) -> str:
         """Why replies of this name are not those of the model that was asked; empty where they are."""
-        wanted = self.choices.served_as or self.choices.model
-        if not is_version_of(name, wanted):
+        if not is_version_of(name, self._wanted):
             return (
-                f"{self.choices.base_url} answers as {one_line(name)!r}, not {wanted!r}; ask for the right model, or "
-                "set 'served_as' to that name if it is the one"
+                f"{self.choices.base_url} answers as {one_line(name)!r}, not {self._wanted!r}; ask for the right "
+                "model, or set 'served_as' to that name if it is the one"
             )
-        if self.served is not None and name != self.served:
+        if other := self._other_name(name):
             return (
-                f"{self.choices.base_url} answers as {one_line(name)!r} now, as {self.served!r} before; ask for one "
-                "of them by its full name, in a new run"
+                f"{self.choices.base_url} answers as {one_line(name)!r} now, and replies that are kept in this run are "
+                f"of {one_line(other)!r}; ask for one of them by its full name, in a new run"
             )
         return ""
+
+    @property
+    def _wanted(self) -> str:
+        return self.choices.served_as or self.choices.model
+
+    def _other_name(self, name: str) -> str:
+        """Another name of the model that replies bear which this run has used or keeps; empty where there is none."""
+        kept = {} if self._ledger is None else self._ledger.names.get(self.choices.model, {})
+        others = {*kept, self.served or name} - {name}
+        return min((other for other in others if is_version_of(other, self._wanted)), default="")
 
     def _judged(self, error: APIStatusError, request: Request, body: Mapping[str, Any], booking: _Booking) -> Exception:
         """What an HTTP error means: wait, this request's fate, or the end for all. What is refused costs nothing."""
         status, headers = error.status_code, error.response.headers
         if status < 400:
-            to = one_line(self._cut(headers.get(_LOCATION, "")))
+            to = one_line(self._cut(headers.get(LOCATION, "")))
             where = f" on to {to!r}" if to else " away"
             return RunStopped(
                 f"{self.where} sends{where} (HTTP {status}), and no request follows; set 'base_url' to the right place"
@@ -389,7 +370,7 @@ class Transport:
         booking.settle(Spent(), None)
         message, param, described = read_refusal(error.response.content, "no reason given", self._cut)
         shown, wait = f"HTTP {status}: {message}", retry_after(headers, time.time())
-        if status in (402, 403, 429) and _BROKE.search(described):
+        if status == 402 or (status in (403, 429) and _BROKE.search(described)):
             return RunStopped(f"{self.where} wants to be paid ({shown}); add credit, then run the same command")
         if status in (429, 503):
             return _Throttled(shown, wait)
@@ -557,26 +538,10 @@ class _Dialect:
         return False
 
 
-async def _receive(response: Any) -> None:
-    """Reads a reply while it arrives, and no further than it may be long; of its headers stays what is looked at."""
-    headers, stream = response.headers, response.stream
-    names = {"retry-after": "retry-after", "retry-after-ms": "retry-after-ms", "location": _LOCATION}
-    try:
-        body = Inflated(headers.get("content-encoding", ""), _MOST_BYTES.get())
-        async for piece in stream:
-            body.add(piece)
-        content = body.whole()
-    finally:
-        await stream.aclose()
-    kept = {name: headers[there].encode("ascii", "replace") for there, name in names.items() if there in headers}
-    response.headers = type(headers)({name.encode(): value for name, value in kept.items()})
-    response.stream = type(response)(200, content=content).stream
-
-
 def _most_bytes(request: Request) -> int:
     """How long a reply may be: what its tokens take with their log-probabilities, those of an echoed prompt too."""
     tokens = request.bound.completion_tokens + (request.bound.prompt_tokens if request.echoed is not None else 0)
-    return min(_LEAST_BODY + _BODY_PER_TOKEN * tokens, _MOST_BODY)
+    return min(LEAST_BODY + _BODY_PER_TOKEN * tokens, _MOST_BODY)
 
 
 def _raised(found: RequestResult | BaseException) -> RequestResult:

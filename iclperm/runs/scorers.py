@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -216,7 +216,7 @@ class RemoteModel:
     @cached_property
     def endpoint(self) -> Endpoint:
         """Made at the first use; sends nothing by itself."""
-        self._ledger = None if self._folder is None else Ledger(self._folder, beside(self._folder))
+        self._ledger = None if self._folder is None else Ledger(self._folder, partial(beside, self._folder))
         return Endpoint.of(self._choices, self._ledger, self._keys)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, JsonValue, field_validator
@@ -25,6 +26,7 @@ _KEY = re.compile(
 )
 # Nothing that two programs could read as two hosts: no user, no backslash, no blank, no letter beyond ASCII.
 _URL = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?(/[\w.~%!$&'()*+,;=:/-]*)?", re.I | re.A)
+_API_VERSION = re.compile(r"\?api-version=(20\d\d-\d\d-\d\d(?:-preview)?|preview|latest|v\d)\Z", re.A)
 HTTPS_PORT = 443
 LEAST_KEY = 8
 """Characters of the shortest key: a shorter one could not be told from words when it is cut out of replies."""
@@ -133,17 +135,34 @@ class EndpointChoices(Choices):
     @field_validator("base_url")
     @classmethod
     def _plain_url(cls, url: str) -> str:
-        parts = _URL.fullmatch(url)
-        if parts is None or not 0 < int(parts[3] or HTTPS_PORT) < 65_536:
+        version = _API_VERSION.search(url)
+        root = url[: version.start()] if version else url
+        parts = _URL.fullmatch(root)
+        if parts is None:
             raise ValueError("give a URL such as https://api.openai.com/v1")
+        if not 0 < int(parts[3] or HTTPS_PORT) < 65_536:
+            raise ValueError(f"there is no port {parts[3]}; give one from 1 to 65535, or leave it out")
         if parts[1].lower() == "http" and parts[3] and int(parts[3]) == HTTPS_PORT:
             raise ValueError("port 443 is that of https; give https://, or another port")
-        return url.rstrip("/")
+        if not _is_host(parts[2]):
+            raise ValueError(f"{parts[2]} is no name and no address; give a host such as api.openai.com or [::1]")
+        return root.rstrip("/") + (version[0] if version else "")
+
+    @property
+    def api_version(self) -> str | None:
+        """The version of Azure's API that the address names: then the key goes as Azure wants it, as ``api-key``."""
+        version = _API_VERSION.search(self.base_url)
+        return version[1] if version else None
+
+    @property
+    def root_url(self) -> str:
+        """The address without the version."""
+        return _API_VERSION.sub("", self.base_url)
 
     @property
     def address(self) -> Address:
         """The host that requests go to, and with them the key."""
-        parts = _URL.fullmatch(self.base_url)
+        parts = _URL.fullmatch(self.root_url)
         assert parts is not None
         return Address(parts[2].lower(), int(parts[3] or (HTTPS_PORT if parts[1].lower() == "https" else 80)))
 
@@ -172,6 +191,18 @@ class EndpointChoices(Choices):
                     "to continue"
                 )
         return None
+
+
+def _is_host(host: str) -> bool:
+    """Whether a name can be looked up, or numbers are an address of four or, in brackets, of version 6."""
+    try:
+        if host.startswith("["):
+            return bool(IPv6Address(host[1:-1]))
+        if re.fullmatch(r"\d+(\.\d+){3}", host):
+            return bool(IPv4Address(host))
+    except ValueError:
+        return False
+    return len(host) <= 253 and all(0 < len(label) <= 63 for label in host.removesuffix(".").split("."))
 
 
 def read_key(variable: str | None) -> str | None:
@@ -210,5 +241,8 @@ def _refuse_keys(choices: Mapping[str, Any]) -> None:
                 f"an endpoint's key {name!r} seems to hold a secret; put that in a variable named by 'api_key_env'"
             )
     url = choices.get("base_url")
-    if isinstance(url, str) and any(sign in url for sign in "@?#"):
-        raise ConfigError("an endpoint's key 'base_url' may hold a secret; give it without user, query and fragment")
+    if isinstance(url, str) and any(sign in _API_VERSION.sub("", url) for sign in "@?#"):
+        raise ConfigError(
+            "an endpoint's key 'base_url' may hold a secret; give it without user, query (but Azure's "
+            "?api-version=YYYY-MM-DD) and fragment"
+        )
