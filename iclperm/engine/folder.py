@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from iclperm.base.files import what_fetches
 from iclperm.engine.facts import TOKENIZER_FILES, WEIGHT_FILES
 from iclperm.errors import ConfigError, ModelError, printable
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PATH_STARTS = ("/", "./", "../", "~")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_READ = (*TOKENIZER_FILES, "*.json", "*.model", WEIGHT_FILES)
 _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _MOST_JSON_BYTES = 64 << 20
 _SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
@@ -51,7 +55,7 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
         raise ModelError(f"there is no model folder {text!r}; give 'demo', a folder or a hub id")
     from huggingface_hub import snapshot_download
 
-    patterns = [*TOKENIZER_FILES, "*.json", "*.model", *([WEIGHT_FILES] if weights else [])]
+    patterns = [pattern for pattern in _READ if weights or pattern != WEIGHT_FILES]
     try:
         return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
     except Exception as error:  # also those of the HTTP library beneath it, where a connection breaks
@@ -79,13 +83,14 @@ def settings_of(folder: Path) -> dict[str, Any]:
     and for sizes that are no whole numbers.
     """
     _refuse_adapter(folder)
+    refuse_pointers(folder)
     for path in folder.iterdir():
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ModelError(f"{str(path)!r} is neither a file nor a folder; take it out of the model folder")
     config = folder / "config.json"
     if not config.is_file():
         raise ModelError(f"model folder '{folder}' has no config.json; give a folder saved by save_pretrained")
-    settings = _json_object(config)
+    settings = json_object(config)
     text = settings.get("text_config")
     if not isinstance(text, dict | None):
         raise ModelError(
@@ -123,6 +128,24 @@ def settings_of(folder: Path) -> dict[str, Any]:
                 f"{_short(settings[key])}), which is not run; take the key out"
             )
     return settings
+
+
+def refuse_pointers(folder: Path) -> None:
+    """Raises ModelError, with the command that fetches it, for a file that lies in a folder only as a pointer to it.
+
+    Of version control's pointers, that is; files that no model is made of may be what they like.
+    """
+    names = sorted(os.listdir(folder))
+    for name in names:
+        path = folder / name.removesuffix(".dvc")
+        if not any(fnmatch(path.name, pattern) for pattern in _READ):
+            continue
+        command = what_fetches(path)
+        if path.is_file():
+            with path.open("rb") as file:
+                command = what_fetches(path, file.read(64))
+        if command:
+            raise ModelError(f"'{path}' is not here, only a pointer to it; run: {command}")
 
 
 def check_weights(folder: Path, settings: dict[str, Any]) -> list[tuple[str, str]]:
@@ -169,7 +192,7 @@ def _weight_files(folder: Path) -> Iterator[Path]:
         return
     if not index.is_file():
         raise ModelError(_without_weights(folder))
-    names = _json_object(index).get("weight_map")
+    names = json_object(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise ModelError(f"'{index}' is no index of weights: weight_map must give a file for each key")
     for name in sorted(set(names.values())):
@@ -206,7 +229,8 @@ def _refuse_adapter(folder: Path) -> None:
         )
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """What a small file says; raises ModelError in one line where it is no JSON object."""
     if path.stat().st_size > _MOST_JSON_BYTES:
         raise ModelError(f"'{path}' has {path.stat().st_size} bytes; {_MOST_JSON_BYTES} are the most that are read")
     try:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from iclperm.engine.facts import MAKES_A_TOKENIZER
 from iclperm.engine.folder import check_weights, first_line, model_folder, settings_of
+from iclperm.engine.tokenizer import load_tokenizer
 from iclperm.errors import ConfigError, ModelError, printable
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -276,19 +276,3 @@ def _dtype(name: str | torch.dtype) -> str | torch.dtype:
     if wanted != "auto" and wanted not in _DTYPES:
         raise ModelError(f"dtype {name!r} is unknown; give auto, float32, bfloat16 or float16")
     return wanted
-
-
-def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
-    """The tokenizer beside a model, without its weights; None for a folder that has no tokenizer files.
-
-    Raises ModelError for files that do not make a tokenizer.
-    """
-    folder = model_folder(name, revision, weights=False)
-    if not any((folder / file).exists() for file in MAKES_A_TOKENIZER):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:
-        raise ModelError(
-            f"cannot load the tokenizer of {str(name)!r}: {first_line(error)}; save or fetch the folder again"
-        ) from error
