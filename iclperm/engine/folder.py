@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -26,6 +26,11 @@ _SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_lay
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _LAYER_KEYS, _MOST_LAYERS = ("num_hidden_layers", "n_layer"), 1_000
 _SCALES = re.compile(r"scale|absmax|SCB")
+_MASK = re.compile(r"(^|\.)(attn|attention)\.(bias|masked_bias)$")
+_TABLE = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
+_OTHER_PART = re.compile(r"(model\.)?(vision|visual|audio|multi_modal|embed_(vision|audio))[a-z_]*\.")
+_BESIDE_QUANTIZED = re.compile(r"scale|zero|g_idx|absmax|SCB|quant")
+_MOST_WEIGHTS, _MOST_HEADER_BYTES = 500_000, 100_000_000
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -50,6 +55,8 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
         return folder
     if is_there:
         raise ModelError(_refused_file(folder))
+    if command := what_fetches(folder):
+        raise ModelError(f"the model folder {text!r} is not here, only a pointer to it; run: {command}")
     is_path = text.startswith(_PATH_STARTS) or text in (".", "..") or text.count("/") > 1
     if is_path or not _HUB_NAME.fullmatch(text):
         raise ModelError(f"there is no model folder {text!r}; give 'demo', a folder or a hub id")
@@ -99,7 +106,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
     settings |= text or {}
     for key in (*_SIZE_KEYS, *_WINDOW_KEYS):
         value = settings.get(key)
-        if value is not None and (type(value) is not int or (key in _SIZE_KEYS and value < 1)):
+        if value is not None and (type(value) is not int or value < 1):
             raise ModelError(
                 f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; "
                 "give a whole number from 1 on"
@@ -148,40 +155,98 @@ def refuse_pointers(folder: Path) -> None:
             raise ModelError(f"'{path}' is not here, only a pointer to it; run: {command}")
 
 
-def check_weights(folder: Path, settings: dict[str, Any]) -> list[tuple[str, str]]:
-    """Looks at the weights in a folder without loading them: the keys that hold no floating-point numbers, with their
-    kinds. Of a folder whose configuration says that it is quantized, those whose scales are missing.
+class Stored(NamedTuple):
+    """One weight as a safetensors header tells it."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind in _FLOATS
+
+
+def stored_weights(folder: Path) -> dict[str, Stored]:
+    """The weights in a folder by their keys, from the headers of its files alone.
 
     Raises ModelError in one line for a folder without weights, for pickled ones, for an index that names files that
-    are not beside it, and for fewer rows than the configuration's vocabulary, for which memory would be taken first.
+    are not beside it, for a key in two files, and for more weights than any model has.
     """
-    kinds: dict[str, str] = {}
-    most_rows = 0
-    for path in list(_weight_files(folder)):
+    found: dict[str, Stored] = {}
+    places: dict[str, str] = {}
+    left = _MOST_WEIGHTS
+    for path in _weight_files(folder):
+        left -= _refused_over(path, left)
         try:
             with safe_open(path, framework="np") as weights:
                 for key in weights.keys():  # noqa: SIM118
+                    if key in places:
+                        raise ModelError(
+                            f"the weights of {str(folder)!r} hold {_short(key)} twice, in {places[key]} and in "
+                            f"{path.name}; save or fetch the folder again"
+                        )
                     part = weights.get_slice(key)
-                    kinds[key] = part.get_dtype()
-                    most_rows = max(most_rows, *part.get_shape(), 0)
+                    found[key], places[key] = Stored(part.get_dtype(), tuple(part.get_shape())), path.name
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(
                 f"cannot load the weights of {str(folder)!r}: {path.name}: {first_line(error)}; save or fetch it again"
             ) from error
-    others = [(key, kind) for key, kind in kinds.items() if kind not in _FLOATS]
+    return found
+
+
+def _refused_over(path: Path, most: int) -> int:
+    """About how many weights a file holds; raises ModelError for more than ``most``, which take long to go through."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        count = file.read(size).count(b"{") if size <= _MOST_HEADER_BYTES else 0  # the library refuses larger ones
+    if count > most:
+        raise ModelError(
+            f"the weights of {str(path.parent)!r} are more than {_MOST_WEIGHTS:,} ({path.name} alone has about "
+            f"{count:,}), which no model needs; save or fetch the folder again"
+        )
+    return count
+
+
+def check_weights(
+    folder: Path, stored: Mapping[str, Stored], settings: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """The keys that hold no floating-point numbers, with their kinds. Of a folder whose configuration says that it is
+    quantized, those whose scales are missing.
+
+    Raises ModelError in one line for fewer rows than the configuration's vocabulary, for which memory would be taken
+    first.
+    """
+    others = [(key, weight.kind) for key, weight in stored.items() if not weight.is_float]
     if not settings.get("quantization_config"):
+        most_rows = max((size for weight in stored.values() for size in weight.shape), default=0)
         if (vocabulary := settings.get("vocab_size") or 0) > most_rows:
             raise ModelError(
                 f"config.json of {str(folder)!r} has vocab_size {_short(vocabulary)}, but no weight has more than "
                 f"{most_rows} rows; save or fetch the folder again"
             )
         return others
-    scaled = {key[: found.start()].rpartition(".")[0] for key in kinds if (found := _SCALES.search(key))}
+    scaled = {key[: found.start()].rpartition(".")[0] for key in stored if (found := _SCALES.search(key))}
     return [
         (key, kind)
         for key, kind in others
         if key.endswith(".weight") and scaled.isdisjoint({key, key.removesuffix(".weight")})
     ]
+
+
+def is_no_part(key: str, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> bool:
+    """Whether a weight that an architecture does not use is known to be none of it: a mask or table that old releases
+    stored, the part on images or sound of a model whose text part is loaded, what quantization leaves beside the
+    weights, and whatever is no floating-point number."""
+    weight = stored.get(key)
+    if weight is not None and (not weight.is_float or (_MASK.search(key) and weight.shape[:2] in ((), (1, 1)))):
+        return True
+    has_other_parts = "vision_config" in settings or "audio_config" in settings
+    is_quantized = bool(settings.get("quantization_config"))
+    return bool(
+        _TABLE.search(key)
+        or (has_other_parts and _OTHER_PART.match(key))
+        or (is_quantized and _BESIDE_QUANTIZED.search(key))
+    )
 
 
 def _weight_files(folder: Path) -> Iterator[Path]:

@@ -16,15 +16,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from iclperm.engine.folder import check_weights, first_line, model_folder, settings_of
+from iclperm.engine.folder import check_weights, first_line, is_no_part, model_folder, settings_of, stored_weights
 from iclperm.engine.tokenizer import load_tokenizer
 from iclperm.errors import ConfigError, ModelError, printable
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Heads that predict something else than the next token.
 _OTHER_HEAD = re.compile(r"For(MaskedLM|(Sequence|Token)Classification|QuestionAnswering|MultipleChoice)$")
-_BOTH_WAYS = {"bert-generation", "xlnet"}
 _LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.\d+\.")
+_BOTH_WAYS = {"bert-generation", "xlnet"}
 # Of checkpoints of text and images: how the text part's keys are called in them, and what is left out.
 _TEXT_KEYS = {
     "gemma3": {r"^language_model\.lm_head": "lm_head", r"^(model\.language_model|language_model\.model)": "model"}
@@ -50,7 +50,8 @@ def load(
         _refuse_without_accelerate()
     folder = model_folder(name, revision)
     config = load_config(folder)
-    _refuse_other_numbers(folder, config, check_weights(folder, settings_of(folder)))
+    settings, stored = settings_of(folder), stored_weights(folder)
+    _refuse_other_numbers(folder, config, check_weights(folder, stored, settings))
     if wanted == "auto" and place.type == "cpu":
         wanted = torch.float32
     text_keys = _TEXT_KEYS.get(config.model_type)
@@ -73,20 +74,22 @@ def load(
             f"cannot load the weights of {str(name)!r}: {first_line(error)}; save or fetch the folder again"
         ) from error
     model, info = loaded
+    unused = [
+        key
+        for key in map(str, info["unexpected_keys"])
+        if not (text_keys and _IMAGE_KEY.match(key)) and not is_no_part(key, stored, settings)
+    ]
     problems = {
         "missing keys": info["missing_keys"],
         "keys of another shape": info["mismatched_keys"],
-        "layers that the configuration lacks": [
-            key
-            for key in map(str, info["unexpected_keys"])
-            if _LAYER_KEY.search(key) and not (text_keys and _IMAGE_KEY.match(key))
-        ],
+        "layers that the configuration lacks": filter(_LAYER_KEY.search, unused),
+        "keys that its architecture does not use": unused,
     }
     for problem, keys in problems.items():
         if first := sorted(map(str, keys))[:3]:
             raise ModelError(
                 f"the weights of {str(name)!r} do not fit its configuration: {problem}, {first}; "
-                "use a complete checkpoint"
+                "use a complete checkpoint and its own config.json"
             )
     try:
         served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
