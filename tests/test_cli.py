@@ -478,7 +478,10 @@ def test_the_package_runs_as_a_module():
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Usage: iclperm [OPTIONS] COMMAND")
     done = subprocess.run([sys.executable, "-m", "iclperm", "nonsense"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.splitlines()) == (2, ["error: no such command 'nonsense'; iclperm --help tells more"])
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        ["error: no such command 'nonsense'; iclperm --help tells more"],
+    )
 
 
 def test_the_demo_is_the_study_that_it_says(call, tmp_path, monkeypatch):

@@ -189,3 +189,23 @@ def test_files_that_make_no_tokenizer_get_one_line(tmp_path: Path, name: str, co
         load_tokenizer(folder)
     assert "\n" not in str(error.value)
     assert str(folder) in str(error.value)
+
+
+def test_ids_that_change_or_are_not_the_files_are_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, byte_level_tokenizer(), "llama", None)
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    edit(folder / "tokenizer.json", model={**whole["model"], "dropout": 0.5})
+    with pytest.raises(ModelError, match=r"drops merges at random \(dropout is 0.5\), .*; set dropout to null$"):
+        load_tokenizer(folder)
+    added = {**whole["added_tokens"][0], "id": 2**31, "content": " Red"}
+    edit(folder / "tokenizer.json", **{**whole, "added_tokens": [*whole["added_tokens"], added]})
+    with pytest.raises(ModelError, match="gives the added token ' Red' the id 2147483648, but its vocabulary makes th"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("template", [3, {"default": 3}, ["x"]])
+def test_a_chat_template_is_text(tmp_path: Path, template: Any) -> None:
+    folder = folder_of(tmp_path, byte_level_tokenizer(), "llama", None)
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(ModelError, match=r"chat template|cannot load the tokenizer"):
+        load_tokenizer(folder)

@@ -13,17 +13,23 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from iclperm.base.files import what_fetches
-from iclperm.engine.facts import TOKENIZER_FILES, WEIGHT_FILES
+from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, WEIGHT_FILES
 from iclperm.errors import ConfigError, ModelError, printable
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PATH_STARTS = ("/", "./", "../", "~")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _READ = (*TOKENIZER_FILES, "*.json", "*.model", WEIGHT_FILES)
+_FILES = frozenset(
+    {"config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json", TOKENIZER_FILE}
+    | {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"}
+)
 _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _MOST_JSON_BYTES = 64 << 20
 _SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_PART_KEYS = ("num_key_value_heads", "head_dim", "intermediate_size", "n_inner", "ffn_dim")
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _LAYER_KEYS, _MOST_LAYERS = ("num_hidden_layers", "n_layer"), 1_000
 _SCALES = re.compile(r"scale|absmax|SCB")
 _MASK = re.compile(r"(^|\.)(attn|attention)\.(bias|masked_bias)$")
@@ -90,10 +96,10 @@ def settings_of(folder: Path) -> dict[str, Any]:
     and for sizes that are no whole numbers.
     """
     _refuse_adapter(folder)
-    refuse_pointers(folder)
     for path in folder.iterdir():
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ModelError(f"{str(path)!r} is neither a file nor a folder; take it out of the model folder")
+    refuse_pointers(folder)
     config = folder / "config.json"
     if not config.is_file():
         raise ModelError(f"model folder '{folder}' has no config.json; give a folder saved by save_pretrained")
@@ -110,6 +116,19 @@ def settings_of(folder: Path) -> dict[str, Any]:
             raise ModelError(
                 f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; "
                 "give a whole number from 1 on"
+            )
+    for key in _PART_KEYS:
+        if type(value := settings.get(key)) is int and value < 1:
+            raise ModelError(
+                f"cannot read the configuration of {str(folder)!r}: {key} is {value}; give a whole number from 1 on"
+            )
+    for key in ("dtype", "torch_dtype"):
+        value = settings.get(key)
+        is_known = not isinstance(value, str) or value.removeprefix("torch.") in _DTYPES
+        if not is_known and not settings.get("quantization_config"):
+            raise ModelError(
+                f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; "
+                f"give one of {', '.join(_DTYPES)}"
             )
     for key in _LAYER_KEYS:
         if settings.get(key, 0) > _MOST_LAYERS:
@@ -138,10 +157,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 
 def refuse_pointers(folder: Path) -> None:
-    """Raises ModelError, with the command that fetches it, for a file that lies in a folder only as a pointer to it.
-
-    Of version control's pointers, that is; files that no model is made of may be what they like.
-    """
+    """Raises ModelError, with the command that fetches it, for a file that lies in a folder only as version control's
+    pointer to it, and for a folder or a dead link in a file's place; what no model is made of may be what it likes."""
     names = sorted(os.listdir(folder))
     for name in names:
         path = folder / name.removesuffix(".dvc")
@@ -153,6 +170,8 @@ def refuse_pointers(folder: Path) -> None:
                 command = what_fetches(path, file.read(64))
         if command:
             raise ModelError(f"'{path}' is not here, only a pointer to it; run: {command}")
+        if path.name in _FILES and path.name in names and not path.is_file():
+            raise ModelError(f"'{path}' is no file, or a link that leads nowhere; fetch it again, or take it out")
 
 
 class Stored(NamedTuple):
@@ -207,9 +226,15 @@ def _refused_over(path: Path, most: int) -> int:
     return count
 
 
-def check_weights(
-    folder: Path, stored: Mapping[str, Stored], settings: Mapping[str, Any]
-) -> list[tuple[str, str]]:
+def check_generation(folder: Path) -> None:
+    """Raises ModelError in one line for a generation_config.json that is no object, or ends texts with no id."""
+    path = folder / "generation_config.json"
+    ends = json_object(path).get("eos_token_id") if path.is_file() else None
+    if ends is not None and not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends])):
+        raise ModelError(f"'{path}' has eos_token_id {_short(ends)}; a token id, or a list of them, is needed")
+
+
+def check_weights(folder: Path, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The keys that hold no floating-point numbers, with their kinds. Of a folder whose configuration says that it is
     quantized, those whose scales are missing.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -16,14 +17,22 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from iclperm.engine.folder import check_weights, first_line, is_no_part, model_folder, settings_of, stored_weights
+from iclperm.engine.folder import (
+    check_generation,
+    check_weights,
+    first_line,
+    is_no_part,
+    model_folder,
+    settings_of,
+    stored_weights,
+)
 from iclperm.engine.tokenizer import load_tokenizer
 from iclperm.errors import ConfigError, ModelError, printable
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Heads that predict something else than the next token.
 _OTHER_HEAD = re.compile(r"For(MaskedLM|(Sequence|Token)Classification|QuestionAnswering|MultipleChoice)$")
-_LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.\d+\.")
+_LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.(\d+)\.")
 _BOTH_WAYS = {"bert-generation", "xlnet"}
 # Of checkpoints of text and images: how the text part's keys are called in them, and what is left out.
 _TEXT_KEYS = {
@@ -51,7 +60,10 @@ def load(
     folder = model_folder(name, revision)
     config = load_config(folder)
     settings, stored = settings_of(folder), stored_weights(folder)
+    check_generation(folder)
     _refuse_other_numbers(folder, config, check_weights(folder, stored, settings))
+    if not settings.get("quantization_config"):
+        _refuse_few_numbers(folder, config, sum(math.prod(weight.shape) for weight in stored.values()))
     if wanted == "auto" and place.type == "cpu":
         wanted = torch.float32
     text_keys = _TEXT_KEYS.get(config.model_type)
@@ -71,7 +83,7 @@ def load(
             )
     except Exception as error:
         raise ModelError(
-            f"cannot load the weights of {str(name)!r}: {first_line(error)}; save or fetch the folder again"
+            f"cannot load the weights of {str(name)!r}: {_reason(error)}; save or fetch the folder again"
         ) from error
     model, info = loaded
     unused = [
@@ -82,7 +94,7 @@ def load(
     problems = {
         "missing keys": info["missing_keys"],
         "keys of another shape": info["mismatched_keys"],
-        "layers that the configuration lacks": filter(_LAYER_KEY.search, unused),
+        "layers that the configuration lacks": [key for key in unused if _layer_of(key) >= _num_layers(config)],
         "keys that its architecture does not use": unused,
     }
     for problem, keys in problems.items():
@@ -96,6 +108,31 @@ def load(
     except Exception as error:
         raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}") from error
     return served, load_tokenizer(folder)
+
+
+def _layer_of(key: str) -> int:
+    """The number of the layer that a weight belongs to; -1 for one of none."""
+    found = _LAYER_KEY.search(key)
+    return int(found[2]) if found else -1
+
+
+def _num_layers(config: Any) -> int:
+    return int(getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
+
+
+def _reason(error: Exception) -> str:
+    """What an error says in one line; of a name that was looked up, that it is unknown."""
+    return f"there is no {first_line(error)}" if isinstance(error, KeyError) else first_line(error)
+
+
+def _refuse_few_numbers(folder: Path, config: Any, stored: int) -> None:
+    """Raises ModelError where a configuration asks for far more numbers than there are, before memory is taken."""
+    asked = sum(parameter.numel() for parameter in _shapes(folder, config, torch.float32).parameters())
+    if asked > 2 * stored:
+        raise ModelError(
+            f"config.json of {str(folder)!r} makes a model of {asked:,} numbers, but its weights hold {stored:,}; "
+            "use a complete checkpoint and its own config.json"
+        )
 
 
 def load_config(name: str | Path, revision: str | None = None) -> Any:
@@ -214,7 +251,7 @@ def _shapes(name: str | Path, config: Any, dtype: str | torch.dtype) -> PreTrain
         with torch.device("meta"), _quiet():
             model: PreTrainedModel = auto.from_config(_text_part(config), dtype=dtype, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"the configuration of {str(name)!r} makes no model: {first_line(error)}") from error
+        raise ModelError(f"the configuration of {str(name)!r} makes no model: {_reason(error)}") from error
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, 
 
 from iclperm.engine.facts import MAKES_A_TOKENIZER, TOKENIZER_FILE
 from iclperm.engine.folder import first_line, json_object, model_folder, refuse_pointers
-from iclperm.errors import ModelError
+from iclperm.errors import ModelError, printable
 
 _NAMED = ("bos_token", "eos_token", "unk_token")
 
@@ -32,13 +33,40 @@ def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
         if not (folder / TOKENIZER_FILE).is_file():
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        _refuse_other_ids(folder / TOKENIZER_FILE, tokenizer)
         if own := _tokens_of_its_class(folder, tokenizer):
             tokenizer.add_special_tokens(own)
         return tokenizer
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"cannot load the tokenizer of {str(name)!r}: {first_line(error)}; save or fetch the folder again"
         ) from error
+
+
+def _refuse_other_ids(path: Path, tokenizer: Any) -> None:
+    """Raises ModelError where a file makes ids at random, or the library gives an added token another than the file's;
+    and for a chat template that is no text."""
+    if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
+        raise ModelError(
+            f"'{path}' drops merges at random (dropout is {dropout}), so the same text would have other token ids each "
+            "time; set dropout to null"
+        )
+    for token in json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or ():
+        given = tokenizer.backend_tokenizer.token_to_id(token["content"])
+        if given != token["id"]:
+            raise ModelError(
+                f"'{path}' gives the added token {printable(repr(token['content']))[:100]} the id {token['id']}, but "
+                f"its vocabulary makes that {given}; save or fetch the folder again"
+            )
+    template = tokenizer.chat_template
+    texts = list(template.values()) if isinstance(template, dict) else [template]
+    if template is not None and not all(isinstance(text, str) for text in texts):
+        raise ModelError(
+            f"the chat template of '{path.parent}' is {printable(repr(template))[:100]}; a text is needed, or texts by "
+            "name"
+        )
 
 
 def _tokens_of_its_class(folder: Path, tokenizer: Any) -> dict[str, str]:
