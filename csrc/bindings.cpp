@@ -3,7 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -234,6 +236,7 @@ void bind_plan(py::module_& module) {
 }
 
 std::string shape_text(const py::array& array) { return py::str(array.attr("shape")).cast<std::string>(); }
+std::string strides_text(const py::array& array) { return py::str(array.attr("strides")).cast<std::string>(); }
 
 // float32, or bfloat16 seen as uint16, since numpy has no such type.
 iclperm::Element element_of(const py::array& array, const char* name) {
@@ -276,8 +279,21 @@ iclperm::HeadRows<Byte> head_rows_of(const py::array& array, Byte* data, iclperm
   return {data, array.shape(0), array.shape(1), strides[0], strides[1]};
 }
 
+// Memory to write to: two elements in one place would hold whichever was written last.
 void* writable(py::array& array, const char* name) {
   ICLPERM_REQUIRE(array.writeable(), std::string(name) + " is read-only");
+  std::vector<std::pair<std::size_t, std::size_t>> steps;  // of axes that have any: bytes, and how many
+  for (py::ssize_t axis = 0; axis < array.ndim(); ++axis)
+    if (array.shape(axis) > 1)
+      steps.emplace_back(std::abs(array.strides(axis)), static_cast<std::size_t>(array.shape(axis) - 1));
+  std::sort(steps.begin(), steps.end());
+  auto extent = static_cast<std::size_t>(array.itemsize());
+  for (const auto& [bytes, count] : steps) {
+    ICLPERM_REQUIRE(array.size() == 0 || bytes >= extent,
+                    std::string(name) + " has elements that overlap (strides of " + strides_text(array) +
+                        " bytes for shape " + shape_text(array) + "); give an array in which they lie apart");
+    extent += bytes * count;
+  }
   return array.mutable_data();
 }
 

@@ -245,6 +245,8 @@ RECIPES: dict[str, Callable[[Case], dict[str, Any]]] = {
 }
 """Right arguments of every function and method; a property is read of what `OWNERS` makes."""
 OWNERS = {"PrefixTree": _of_a_tree, "Plan": _of_a_plan}
+WRITTEN = {"tree_attention": ["out"], "activate": ["out"], "rms_norm": ["out", "sum"], "rotate": ["x"]}
+"""The arguments that a call writes to."""
 _WEIGHTS = {"tree_attention": 16, **dict.fromkeys(("build_tree", "build_requests", "Plan.__init__", "Plan.packs"), 8)}
 _WEIGHTS |= dict.fromkeys(("activate", "rms_norm", "rotate", "head_rows", "Plan.held_after", "Plan.predict"), 6)
 
@@ -318,6 +320,7 @@ def _another_array(case: Case, array: Array) -> Any:
         lambda: np.zeros(array.shape, [("x", array.dtype), ("y", np.uint8)])["x"],
         lambda: np.ma.masked_array(array, array == 0),
         lambda: _read_only(array),
+        lambda: _overlapping(case, array),
         lambda: _with(flat, case, array),
         lambda: _with(flat, case, array),
         lambda: _with(flat, case, array),
@@ -330,6 +333,12 @@ def _endless(array: Array) -> Array:
     """The first row, again and again."""
     shape, strides = (2**40, *array.shape[1:]), (0, *array.strides[1:])
     return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
+
+
+def _overlapping(case: Case, array: Array) -> Array:
+    """Of the same shape and in the same memory, with places that are one."""
+    strides = [case.choose(0, step // 2, array.itemsize, step) for step in array.strides[:-1]]
+    return np.lib.stride_tricks.as_strided(array, strides=(*strides, *array.strides[-1:]))
 
 
 def _read_only(array: Array) -> Array:
@@ -378,7 +387,17 @@ def run_case(seed: int, number: int, names: list[str]) -> tuple[str, str, str | 
             return name, outcome, f"right arguments were refused: {error}"
     except Exception as error:
         return name, type(error).__name__, f"{type(error).__name__}: {error}"
+    if outcome == "served" and any(_overlaps(arguments.get(key)) for key in WRITTEN.get(name, ())):
+        return name, outcome, "an output whose elements overlap was taken"
     return name, outcome, None if case.is_whole() else "a byte beside an output was written"
+
+
+def _overlaps(array: Any) -> bool:
+    """Whether two places of a small array are one in memory."""
+    if not isinstance(array, np.ndarray) or array.size > 1 << 16:
+        return False
+    places = sum(np.ogrid[tuple(map(slice, array.shape))][axis] * step for axis, step in enumerate(array.strides))
+    return array.size > np.unique(places).size
 
 
 def _touch(result: Any) -> None:

@@ -473,6 +473,17 @@ def test_help_loads_nothing_heavy(command):
         assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
 
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "iclperm", "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: iclperm [OPTIONS] COMMAND")
+    done = subprocess.run([sys.executable, "-m", "iclperm", "nonsense"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        ["error: no such command 'nonsense'; iclperm --help tells more"],
+    )
+
+
 def test_the_demo_is_the_study_that_it_says(call, tmp_path, monkeypatch):
     def stopped(study, out, *, progress):
         assert (study, out) == (Study(**commands.DEMO_STUDY), tmp_path / "demo")

@@ -41,6 +41,18 @@ def read_only(*shape: int) -> Array:
     return array
 
 
+def overlapping(*shape: int) -> Array:
+    """An array to write to, the rows of which begin one element after each other."""
+    memory = zeros(*shape)
+    return np.lib.stride_tricks.as_strided(memory, shape, (memory.itemsize, *memory.strides[1:]))
+
+
+def one_for_all(*shape: int) -> Array:
+    """An array to write to, the rows of which are one."""
+    memory = zeros(*shape)
+    return np.lib.stride_tricks.as_strided(memory, shape, (0, *memory.strides[1:]))
+
+
 def attention(**changes: object) -> None:
     """Two visits over 150 pool slots and 5 rows, two query heads to each of two key-value heads."""
     arguments: dict[str, Any] = {
@@ -246,6 +258,21 @@ REFUSALS = {
         Refusal("out is read-only", lambda: attention(out=read_only(5, 4, 8))),
         Refusal("sum is read-only", lambda: norm(sum=read_only(3, 4))),
         Refusal("x is read-only", lambda: _core.rotate(read_only(3, 1, 4), zeros(3, 4), zeros(3, 4))),
+        *(
+            Refusal(
+                f"{name} has elements that overlap (strides of {strides} bytes for shape {shape}); give an array in "
+                "which they lie apart",
+                provoke,
+            )
+            for name, strides, shape, provoke in [
+                ("out", "(4, 32, 4)", "(5, 4, 8)", lambda: attention(out=overlapping(5, 4, 8))),
+                ("out", "(4, 4)", "(2, 3)", lambda: _core.activate("silu", zeros(2, 3), overlapping(2, 3))),
+                ("out", "(4, 4)", "(3, 4)", lambda: norm(out=overlapping(3, 4))),
+                ("sum", "(4, 4)", "(3, 4)", lambda: norm(sum=overlapping(3, 4))),
+                ("x", "(4, 16, 4)", "(3, 1, 4)", lambda: _core.rotate(overlapping(3, 1, 4), zeros(3, 4), zeros(3, 4))),
+                ("x", "(0, 16, 4)", "(3, 1, 4)", lambda: _core.rotate(one_for_all(3, 1, 4), zeros(3, 4), zeros(3, 4))),
+            ]
+        ),
         Refusal(
             "visit_row_offsets has shape (2,); 3 entries are needed (one per entry of visit_pos, and one more)",
             lambda: attention(visit_row_offsets=ints(0, 3)),

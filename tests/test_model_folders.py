@@ -256,13 +256,14 @@ def test_in_memory_too_bidirectional_attention_is_no_matter_of_the_tree() -> Non
 
 PATHS = ("/no/model", "./model", "../model", "~/model", "no/such/model", ".", "models/x/")
 HUB = "nobody/nothing"
+# Without PyTorch, which takes longer to import than all of this to happen.
 ASK = """
 import sys
-from iclperm.engine import Engine
+from iclperm.engine.folder import model_folder
 from iclperm.errors import ModelError
 for name in sys.argv[1:]:
     try:
-        Engine.from_pretrained(name)
+        model_folder(name)
     except ModelError as error:
         print(error)
 """
@@ -314,6 +315,23 @@ def test_a_path_is_never_asked_for_and_a_hub_id_once(tmp_path: Path, hub: tuple[
     (line,) = said(HUB)
     assert line.startswith(f"the model {HUB!r} is neither a folder nor to be had from the hub: ")
     assert len([path for path in asked if HUB in path]) == 1
+
+
+def test_an_engine_looks_for_its_folder_as_often_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def hang_up(name: str, **_: object) -> str:
+        asked.append(name)
+        raise ConnectionError("hung up")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hang_up)
+    for name in PATHS:
+        with pytest.raises(ModelError, match=r"there is no model folder|has no config\.json"):
+            Engine.from_pretrained(name)
+    assert asked == []
+    with pytest.raises(ModelError, match=f"^the model '{HUB}' is neither a folder nor to be had from the hub: hung up"):
+        Engine.from_pretrained(HUB)
+    assert asked == [HUB]
 
 
 def test_the_option_that_refusals_advise_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,8 +111,12 @@ def _tokenizer(name: str) -> Tokenizer:
 
     try:
         if Path(name).is_dir():
-            return Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
-        return Tokenizer.from_pretrained(name)
+            tokenizer = Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
+        else:
+            tokenizer = Tokenizer.from_pretrained(name)
+        tokenizer.no_truncation()  # which a file may ask for; what is sent is whole
+        tokenizer.no_padding()
+        return tokenizer
     except Exception as error:  # the library raises nothing narrower
         reason = printable(" ".join(str(error).split()))
         raise ModelError(

@@ -21,7 +21,10 @@ TOKENIZER_FILES = (
     "chat_template*",
 )
 """Patterns of the files in a model's folder that decide how text becomes tokens."""
-MAKES_A_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+TOKENIZER_SOURCES = ("*.model", "*.spm", "*.tiktoken", "tekken.json")
+"""Patterns of what a tokenizer may be made of besides, where there is no tokenizer.json."""
+TOKENIZER_FILE = "tokenizer.json"
+MAKES_A_TOKENIZER = (TOKENIZER_FILE, "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 """Files one of which is needed: a folder with none of them has no tokenizer."""
 
 

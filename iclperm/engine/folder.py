@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from iclperm.engine.facts import TOKENIZER_FILES, WEIGHT_FILES
+from iclperm.base.files import what_fetches
+from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, WEIGHT_FILES
 from iclperm.errors import ConfigError, ModelError, printable
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PATH_STARTS = ("/", "./", "../", "~")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_READ = (*TOKENIZER_FILES, "*.json", "*.model", WEIGHT_FILES)
+_FILES = frozenset(
+    {"config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json", TOKENIZER_FILE}
+    | {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"}
+)
 _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _MOST_JSON_BYTES = 64 << 20
 _SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_PART_KEYS = ("num_key_value_heads", "head_dim", "intermediate_size", "n_inner", "ffn_dim")
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _LAYER_KEYS, _MOST_LAYERS = ("num_hidden_layers", "n_layer"), 1_000
 _SCALES = re.compile(r"scale|absmax|SCB")
+_MASK = re.compile(r"(^|\.)(attn|attention)\.(bias|masked_bias)$")
+_TABLE = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
+_OTHER_PART = re.compile(r"(model\.)?(vision|visual|audio|multi_modal|embed_(vision|audio))[a-z_]*\.")
+_BESIDE_QUANTIZED = re.compile(r"scale|zero|g_idx|absmax|SCB|quant")
+_MOST_WEIGHTS, _MOST_HEADER_BYTES = 500_000, 100_000_000
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -46,12 +61,14 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
         return folder
     if is_there:
         raise ModelError(_refused_file(folder))
+    if command := what_fetches(folder):
+        raise ModelError(f"the model folder {text!r} is not here, only a pointer to it; run: {command}")
     is_path = text.startswith(_PATH_STARTS) or text in (".", "..") or text.count("/") > 1
     if is_path or not _HUB_NAME.fullmatch(text):
         raise ModelError(f"there is no model folder {text!r}; give 'demo', a folder or a hub id")
     from huggingface_hub import snapshot_download
 
-    patterns = [*TOKENIZER_FILES, "*.json", "*.model", *([WEIGHT_FILES] if weights else [])]
+    patterns = [pattern for pattern in _READ if weights or pattern != WEIGHT_FILES]
     try:
         return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
     except Exception as error:  # also those of the HTTP library beneath it, where a connection breaks
@@ -82,10 +99,11 @@ def settings_of(folder: Path) -> dict[str, Any]:
     for path in folder.iterdir():
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ModelError(f"{str(path)!r} is neither a file nor a folder; take it out of the model folder")
+    refuse_pointers(folder)
     config = folder / "config.json"
     if not config.is_file():
         raise ModelError(f"model folder '{folder}' has no config.json; give a folder saved by save_pretrained")
-    settings = _json_object(config)
+    settings = json_object(config)
     text = settings.get("text_config")
     if not isinstance(text, dict | None):
         raise ModelError(
@@ -94,10 +112,23 @@ def settings_of(folder: Path) -> dict[str, Any]:
     settings |= text or {}
     for key in (*_SIZE_KEYS, *_WINDOW_KEYS):
         value = settings.get(key)
-        if value is not None and (type(value) is not int or (key in _SIZE_KEYS and value < 1)):
+        if value is not None and (type(value) is not int or value < 1):
             raise ModelError(
                 f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; "
                 "give a whole number from 1 on"
+            )
+    for key in _PART_KEYS:
+        if type(value := settings.get(key)) is int and value < 1:
+            raise ModelError(
+                f"cannot read the configuration of {str(folder)!r}: {key} is {value}; give a whole number from 1 on"
+            )
+    for key in ("dtype", "torch_dtype"):
+        value = settings.get(key)
+        is_known = not isinstance(value, str) or value.removeprefix("torch.") in _DTYPES
+        if not is_known and not settings.get("quantization_config"):
+            raise ModelError(
+                f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; "
+                f"give one of {', '.join(_DTYPES)}"
             )
     for key in _LAYER_KEYS:
         if settings.get(key, 0) > _MOST_LAYERS:
@@ -125,40 +156,122 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def check_weights(folder: Path, settings: dict[str, Any]) -> list[tuple[str, str]]:
-    """Looks at the weights in a folder without loading them: the keys that hold no floating-point numbers, with their
-    kinds. Of a folder whose configuration says that it is quantized, those whose scales are missing.
+def refuse_pointers(folder: Path) -> None:
+    """Raises ModelError, with the command that fetches it, for a file that lies in a folder only as version control's
+    pointer to it, and for a folder or a dead link in a file's place; what no model is made of may be what it likes."""
+    names = sorted(os.listdir(folder))
+    for name in names:
+        path = folder / name.removesuffix(".dvc")
+        if not any(fnmatch(path.name, pattern) for pattern in _READ):
+            continue
+        command = what_fetches(path)
+        if path.is_file():
+            with path.open("rb") as file:
+                command = what_fetches(path, file.read(64))
+        if command:
+            raise ModelError(f"'{path}' is not here, only a pointer to it; run: {command}")
+        if path.name in _FILES and path.name in names and not path.is_file():
+            raise ModelError(f"'{path}' is no file, or a link that leads nowhere; fetch it again, or take it out")
+
+
+class Stored(NamedTuple):
+    """One weight as a safetensors header tells it."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind in _FLOATS
+
+
+def stored_weights(folder: Path) -> dict[str, Stored]:
+    """The weights in a folder by their keys, from the headers of its files alone.
 
     Raises ModelError in one line for a folder without weights, for pickled ones, for an index that names files that
-    are not beside it, and for fewer rows than the configuration's vocabulary, for which memory would be taken first.
+    are not beside it, for a key in two files, and for more weights than any model has.
     """
-    kinds: dict[str, str] = {}
-    most_rows = 0
-    for path in list(_weight_files(folder)):
+    found: dict[str, Stored] = {}
+    places: dict[str, str] = {}
+    left = _MOST_WEIGHTS
+    for path in _weight_files(folder):
+        left -= _refused_over(path, left)
         try:
             with safe_open(path, framework="np") as weights:
                 for key in weights.keys():  # noqa: SIM118
+                    if key in places:
+                        raise ModelError(
+                            f"the weights of {str(folder)!r} hold {_short(key)} twice, in {places[key]} and in "
+                            f"{path.name}; save or fetch the folder again"
+                        )
                     part = weights.get_slice(key)
-                    kinds[key] = part.get_dtype()
-                    most_rows = max(most_rows, *part.get_shape(), 0)
+                    found[key], places[key] = Stored(part.get_dtype(), tuple(part.get_shape())), path.name
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(
                 f"cannot load the weights of {str(folder)!r}: {path.name}: {first_line(error)}; save or fetch it again"
             ) from error
-    others = [(key, kind) for key, kind in kinds.items() if kind not in _FLOATS]
+    return found
+
+
+def _refused_over(path: Path, most: int) -> int:
+    """About how many weights a file holds; raises ModelError for more than ``most``, which take long to go through."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        count = file.read(size).count(b"{") if size <= _MOST_HEADER_BYTES else 0  # the library refuses larger ones
+    if count > most:
+        raise ModelError(
+            f"the weights of {str(path.parent)!r} are more than {_MOST_WEIGHTS:,} ({path.name} alone has about "
+            f"{count:,}), which no model needs; save or fetch the folder again"
+        )
+    return count
+
+
+def check_generation(folder: Path) -> None:
+    """Raises ModelError in one line for a generation_config.json that is no object, or ends texts with no id."""
+    path = folder / "generation_config.json"
+    ends = json_object(path).get("eos_token_id") if path.is_file() else None
+    if ends is not None and not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends])):
+        raise ModelError(f"'{path}' has eos_token_id {_short(ends)}; a token id, or a list of them, is needed")
+
+
+def check_weights(folder: Path, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The keys that hold no floating-point numbers, with their kinds. Of a folder whose configuration says that it is
+    quantized, those whose scales are missing.
+
+    Raises ModelError in one line for fewer rows than the configuration's vocabulary, for which memory would be taken
+    first.
+    """
+    others = [(key, weight.kind) for key, weight in stored.items() if not weight.is_float]
     if not settings.get("quantization_config"):
+        most_rows = max((size for weight in stored.values() for size in weight.shape), default=0)
         if (vocabulary := settings.get("vocab_size") or 0) > most_rows:
             raise ModelError(
                 f"config.json of {str(folder)!r} has vocab_size {_short(vocabulary)}, but no weight has more than "
                 f"{most_rows} rows; save or fetch the folder again"
             )
         return others
-    scaled = {key[: found.start()].rpartition(".")[0] for key in kinds if (found := _SCALES.search(key))}
+    scaled = {key[: found.start()].rpartition(".")[0] for key in stored if (found := _SCALES.search(key))}
     return [
         (key, kind)
         for key, kind in others
         if key.endswith(".weight") and scaled.isdisjoint({key, key.removesuffix(".weight")})
     ]
+
+
+def is_no_part(key: str, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> bool:
+    """Whether a weight that an architecture does not use is known to be none of it: a mask or table that old releases
+    stored, the part on images or sound of a model whose text part is loaded, what quantization leaves beside the
+    weights, and whatever is no floating-point number."""
+    weight = stored.get(key)
+    if weight is not None and (not weight.is_float or (_MASK.search(key) and weight.shape[:2] in ((), (1, 1)))):
+        return True
+    has_other_parts = "vision_config" in settings or "audio_config" in settings
+    is_quantized = bool(settings.get("quantization_config"))
+    return bool(
+        _TABLE.search(key)
+        or (has_other_parts and _OTHER_PART.match(key))
+        or (is_quantized and _BESIDE_QUANTIZED.search(key))
+    )
 
 
 def _weight_files(folder: Path) -> Iterator[Path]:
@@ -169,7 +282,7 @@ def _weight_files(folder: Path) -> Iterator[Path]:
         return
     if not index.is_file():
         raise ModelError(_without_weights(folder))
-    names = _json_object(index).get("weight_map")
+    names = json_object(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise ModelError(f"'{index}' is no index of weights: weight_map must give a file for each key")
     for name in sorted(set(names.values())):
@@ -206,7 +319,8 @@ def _refuse_adapter(folder: Path) -> None:
         )
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """What a small file says; raises ModelError in one line where it is no JSON object."""
     if path.stat().st_size > _MOST_JSON_BYTES:
         raise ModelError(f"'{path}' has {path.stat().st_size} bytes; {_MOST_JSON_BYTES} are the most that are read")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -11,20 +12,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from iclperm.engine.facts import MAKES_A_TOKENIZER
-from iclperm.engine.folder import check_weights, first_line, model_folder, settings_of
+from iclperm.engine.folder import (
+    check_generation,
+    check_weights,
+    first_line,
+    is_no_part,
+    model_folder,
+    settings_of,
+    stored_weights,
+)
+from iclperm.engine.tokenizer import load_tokenizer
 from iclperm.errors import ConfigError, ModelError, printable
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Heads that predict something else than the next token.
 _OTHER_HEAD = re.compile(r"For(MaskedLM|(Sequence|Token)Classification|QuestionAnswering|MultipleChoice)$")
+_LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.(\d+)\.")
 _BOTH_WAYS = {"bert-generation", "xlnet"}
-_LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.\d+\.")
 # Of checkpoints of text and images: how the text part's keys are called in them, and what is left out.
 _TEXT_KEYS = {
     "gemma3": {r"^language_model\.lm_head": "lm_head", r"^(model\.language_model|language_model\.model)": "model"}
@@ -50,7 +59,11 @@ def load(
         _refuse_without_accelerate()
     folder = model_folder(name, revision)
     config = load_config(folder)
-    _refuse_other_numbers(folder, config, check_weights(folder, settings_of(folder)))
+    settings, stored = settings_of(folder), stored_weights(folder)
+    check_generation(folder)
+    _refuse_other_numbers(folder, config, check_weights(folder, stored, settings))
+    if not settings.get("quantization_config"):
+        _refuse_few_numbers(folder, config, sum(math.prod(weight.shape) for weight in stored.values()))
     if wanted == "auto" and place.type == "cpu":
         wanted = torch.float32
     text_keys = _TEXT_KEYS.get(config.model_type)
@@ -70,29 +83,56 @@ def load(
             )
     except Exception as error:
         raise ModelError(
-            f"cannot load the weights of {str(name)!r}: {first_line(error)}; save or fetch the folder again"
+            f"cannot load the weights of {str(name)!r}: {_reason(error)}; save or fetch the folder again"
         ) from error
     model, info = loaded
+    unused = [
+        key
+        for key in map(str, info["unexpected_keys"])
+        if not (text_keys and _IMAGE_KEY.match(key)) and not is_no_part(key, stored, settings)
+    ]
     problems = {
         "missing keys": info["missing_keys"],
         "keys of another shape": info["mismatched_keys"],
-        "layers that the configuration lacks": [
-            key
-            for key in map(str, info["unexpected_keys"])
-            if _LAYER_KEY.search(key) and not (text_keys and _IMAGE_KEY.match(key))
-        ],
+        "layers that the configuration lacks": [key for key in unused if _layer_of(key) >= _num_layers(config)],
+        "keys that its architecture does not use": unused,
     }
     for problem, keys in problems.items():
         if first := sorted(map(str, keys))[:3]:
             raise ModelError(
                 f"the weights of {str(name)!r} do not fit its configuration: {problem}, {first}; "
-                "use a complete checkpoint"
+                "use a complete checkpoint and its own config.json"
             )
     try:
         served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
     except Exception as error:
         raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}") from error
     return served, load_tokenizer(folder)
+
+
+def _layer_of(key: str) -> int:
+    """The number of the layer that a weight belongs to; -1 for one of none."""
+    found = _LAYER_KEY.search(key)
+    return int(found[2]) if found else -1
+
+
+def _num_layers(config: Any) -> int:
+    return int(getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
+
+
+def _reason(error: Exception) -> str:
+    """What an error says in one line; of a name that was looked up, that it is unknown."""
+    return f"there is no {first_line(error)}" if isinstance(error, KeyError) else first_line(error)
+
+
+def _refuse_few_numbers(folder: Path, config: Any, stored: int) -> None:
+    """Raises ModelError where a configuration asks for far more numbers than there are, before memory is taken."""
+    asked = sum(parameter.numel() for parameter in _shapes(folder, config, torch.float32).parameters())
+    if asked > 2 * stored:
+        raise ModelError(
+            f"config.json of {str(folder)!r} makes a model of {asked:,} numbers, but its weights hold {stored:,}; "
+            "use a complete checkpoint and its own config.json"
+        )
 
 
 def load_config(name: str | Path, revision: str | None = None) -> Any:
@@ -211,7 +251,7 @@ def _shapes(name: str | Path, config: Any, dtype: str | torch.dtype) -> PreTrain
         with torch.device("meta"), _quiet():
             model: PreTrainedModel = auto.from_config(_text_part(config), dtype=dtype, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"the configuration of {str(name)!r} makes no model: {first_line(error)}") from error
+        raise ModelError(f"the configuration of {str(name)!r} makes no model: {_reason(error)}") from error
     return model
 
 
@@ -276,19 +316,3 @@ def _dtype(name: str | torch.dtype) -> str | torch.dtype:
     if wanted != "auto" and wanted not in _DTYPES:
         raise ModelError(f"dtype {name!r} is unknown; give auto, float32, bfloat16 or float16")
     return wanted
-
-
-def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
-    """The tokenizer beside a model, without its weights; None for a folder that has no tokenizer files.
-
-    Raises ModelError for files that do not make a tokenizer.
-    """
-    folder = model_folder(name, revision, weights=False)
-    if not any((folder / file).exists() for file in MAKES_A_TOKENIZER):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:
-        raise ModelError(
-            f"cannot load the tokenizer of {str(name)!r}: {first_line(error)}; save or fetch the folder again"
-        ) from error

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from iclperm import demo
-from iclperm.engine.facts import TOKENIZER_FILES, WEIGHT_FILES, ModelFacts
+from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, TOKENIZER_SOURCES, WEIGHT_FILES, ModelFacts
 from iclperm.engine.folder import model_folder as folder_of
 from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
@@ -150,7 +150,7 @@ class ResolvedStudy:
         assert self.model is not None
         return {
             "model": _hash_files(self.model, ("config.json", WEIGHT_FILES)),
-            "tokenizer": _hash_files(self.model, TOKENIZER_FILES),
+            "tokenizer": _tokenizer_hash(self.model),
         }
 
     @property
@@ -276,12 +276,18 @@ def tokenizer_of(setting: ResolvedStudy) -> Any:
 
 def model_tokenizer(model: Path) -> Any:
     """The tokenizer in a model's folder; raises `ModelError` where there is none."""
-    from iclperm.engine.load import load_tokenizer
+    from iclperm.engine.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model)
     if tokenizer is None:
         raise ModelError(f"model folder '{model}' has no tokenizer; add its tokenizer.json")
     return tokenizer
+
+
+def _tokenizer_hash(folder: Path) -> str:
+    """Of all files that decide how text becomes tokens; without a tokenizer.json also of what it is made from then."""
+    has_own = (folder / TOKENIZER_FILE).is_file()
+    return _hash_files(folder, TOKENIZER_FILES if has_own else (*TOKENIZER_FILES, *TOKENIZER_SOURCES))
 
 
 def _hash_files(folder: Path, patterns: Sequence[str]) -> str:
