@@ -91,8 +91,9 @@ def confusion_plot(
 ) -> Plot:
     """Right labels (rows) by answered labels (columns) of counts [L, L], coloured by the share of a row.
 
-    `unnamed` [L] are answers that name none of the labels; they have a column of their own where there are any. Share
-    and count are printed while L <= 14. Raises RequestError on shapes that do not fit.
+    `unnamed` [L] are answers that name none of the labels; they have a column of their own where there are any. The
+    row of a label that no query asks for is blank. Share and count are printed while L <= 14. Raises RequestError on
+    shapes that do not fit.
     """
     table, rest, words = np.asarray(counts, dtype=np.float64), np.asarray(unnamed, dtype=np.float64), list(labels)
     if table.shape != (len(words), len(words)) or rest.shape != (len(words),):
@@ -100,7 +101,7 @@ def confusion_plot(
     columns = [*words, "no label"] if rest.any() else words
     cells = np.column_stack([table, rest])[:, : len(columns)]
     total = cells.sum(axis=1, keepdims=True)
-    shares = np.divide(cells, total, out=np.zeros(cells.shape), where=total > 0)
+    shares = np.divide(cells, total, out=np.full(cells.shape, np.nan), where=total > 0)
     letters = 0.075 * max(map(len, columns))
     cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else 0.3
     width, height = cell * len(columns), 0.8 * cell * len(words)
@@ -112,11 +113,15 @@ def confusion_plot(
         image = axes.imshow(shares, cmap=_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         if len(words) <= _MAX_COUNTED_LABELS:
             for (row, column), share in np.ndenumerate(shares):
+                if math.isnan(share):
+                    continue
                 colour = letter_colour(image.cmap(image.norm(share)))
                 text = f"{_cell(share)}\n{cells[row, column]:.1f}"
                 axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=6.5)
         axes.set_xticks(range(len(columns)), _without_mathematics(columns), rotation=90)
         axes.set_yticks(range(len(words)), _without_mathematics(words))
+        for row in np.flatnonzero(total[:, 0] == 0):
+            axes.text((len(columns) - 1) / 2, row, "no query", ha="center", va="center", color=GREY, fontsize=6.5)
         axes.set(xlabel="answered", ylabel="right label")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
