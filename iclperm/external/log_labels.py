@@ -105,11 +105,11 @@ def labelled(names: Sequence[Any], rows: Sequence[Said | str], values: Sequence[
     is_text = {not one.scores for one in told}
     if len(is_text) > 1:
         return "some rows have log-likelihoods of choices, others text"
-    scored = Scored(names, values, metric)
+    scored = LoggedMetric(names, values, metric)
     return _of_text(told, scored) if is_text.pop() else _of_choices(told, scored)
 
 
-class Scored(NamedTuple):
+class LoggedMetric(NamedTuple):
     """The documents of a log, and the metric of each."""
 
     names: Sequence[Any]
@@ -121,7 +121,7 @@ def _named(document: Any) -> str:
     return f"doc_id {printable(str(document))[:40]}"
 
 
-def _of_text(rows: Sequence[Said], scored: Scored) -> Labelled | str:
+def _of_text(rows: Sequence[Said], scored: LoggedMetric) -> Labelled | str:
     labels = tuple(sorted({one.target for one in rows}))
     if not 1 < len(labels) <= min(MOST_LABELS, len(rows) // 2):
         return f"{len(labels):,} different targets in {len(rows):,} rows are free answers, or one label"
@@ -131,7 +131,7 @@ def _of_text(rows: Sequence[Said], scored: Scored) -> Labelled | str:
     return _checked(labels, gold, answered, scored)
 
 
-def _of_choices(rows: Sequence[Said], scored: Scored) -> Labelled | str:
+def _of_choices(rows: Sequence[Said], scored: LoggedMetric) -> Labelled | str:
     count = {len(one.scores) for one in rows}
     if len(count) > 1:
         return f"its rows have {min(count)} to {max(count)} choices: they are answers, not labels"
@@ -185,7 +185,7 @@ def _checked(
     labels: tuple[str, ...],
     gold: npt.NDArray[np.int64],
     answered: npt.NDArray[np.int64],
-    scored: Scored,
+    scored: LoggedMetric,
     note: str = "",
 ) -> Labelled | str:
     """The labels, unless the metric of some row does not follow from them."""

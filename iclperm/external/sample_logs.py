@@ -38,7 +38,7 @@ class SampleLog(Tensor):
     """[Q] what tells documents of one number apart: `doc_hash`, and hashes of document, question and target."""
 
 
-class Answer(NamedTuple):
+class LoggedRow(NamedTuple):
     """What one row says."""
 
     value: float
@@ -55,7 +55,7 @@ def read_log(path: Path) -> list[SampleLog]:
     Raises DataError, naming the line, for a row without a metric or whose answer is outside 0..1, and where one filter
     has a document twice.
     """
-    by_filter: dict[str, dict[Any, Answer]] = {}
+    by_filter: dict[str, dict[Any, LoggedRow]] = {}
     metrics: dict[str, str] = {}
     tasks: set[str] = set()
     for number, row in enumerate(json_rows(path), start=1):
@@ -71,7 +71,7 @@ def read_log(path: Path) -> list[SampleLog]:
                 raise DataError(
                     f"{path} has two rows for doc_id {printable(str(document))} under filter {name!r}; keep one"
                 )
-            answers[document] = Answer(float(value), _content(row), said(row))
+            answers[document] = LoggedRow(float(value), _content(row), said(row))
         else:
             raise DataError(
                 f"{path}, line {number} has {metric} = {printable(str(value))[:40]} for doc_id "
