@@ -1,6 +1,6 @@
 """How often studies of nothing conclude something: simulated answers in which what a kind claims is not there.
 
-    python benchmarks/null_studies.py [--repeats 2000] [--kinds NAMES] [--json benchmarks/results/null_studies.json]
+    OPENBLAS_NUM_THREADS=1 python benchmarks/null_studies.py [--repeats 2000] [--jobs 2] [--kinds NAMES] [--json FILE]
 
 A study has S sets x 10 permutations (a search 16) and Q queries (a search and a transfer as many dev queries). In
 ``noise`` there is nothing but queries of different difficulty and single answers; in ``alike`` there are effects, such
@@ -16,14 +16,16 @@ as different sets, that are as large for everything that a kind compares. Claims
 - choosing an order gains (alike: sets differ, and queries have favourite orders; orders do not differ).
 
 ``before the gate`` is the share of studies in which the test behind a claim finds it, ``open`` that of studies in which
-`iclperm.studies.bearing` says that nothing can be concluded, ``false claims`` what is left. Where that is settled by S
-and Q alone there are a tenth of the repeats; kinds that take long have fewer (`KINDS`).
+`iclperm.studies.bearing` says that nothing can be concluded, ``false claims`` what is left. Where that is settled by
+the number of queries there are a tenth of the repeats. A row is simulated in one process, whatever the jobs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,7 @@ from interval_coverage import key
 from iclperm.stats.intervals import side_of
 from iclperm.stats.plateau import one_shot, plateau
 from iclperm.stats.search import search
-from iclperm.studies.bearing import LEAST_LEVELS, LEAST_QUERIES, Bearing, by_query, of_answers
+from iclperm.studies.bearing import LEAST_QUERIES, Bearing, by_query, of_answers
 from iclperm.studies.curve import average_states
 from iclperm.studies.selection import selection
 from iclperm.studies.sensitivity_conclusion import conclusion, interval_reasons
@@ -126,22 +128,20 @@ def of_search(generator: np.random.Generator, sets: int, queries: int, alike: bo
     return {"choosing an order gains": side_of(gain, 0) != 0}, of_answers(by_query(test), sets=sets)
 
 
-KINDS: dict[str, tuple[Callable[[np.random.Generator, int, int, bool], Claims], int]] = {
-    "sensitivity": (of_sensitivity, 5),
-    "transfer": (of_transfer, 1),
-    "selection": (of_selection, 5),
-    "curve": (of_curve, 4),
-    "plateau": (of_plateau, 2),
-    "search": (of_search, 1),
+KINDS: dict[str, Callable[[np.random.Generator, int, int, bool], Claims]] = {
+    "sensitivity": of_sensitivity,
+    "transfer": of_transfer,
+    "selection": of_selection,
+    "curve": of_curve,
+    "plateau": of_plateau,
+    "search": of_search,
 }
-"""What simulates one study of a kind, and by which number its repeats are divided."""
+"""What simulates one study of a kind."""
 
 
 def rows(kind: str, sets: int, queries: int, alike: bool, repeats: int) -> list[dict[str, Any]]:
-    simulate, divisor = KINDS[kind]
-    is_settled = sets < LEAST_LEVELS or queries < LEAST_QUERIES
-    count = max(repeats // (divisor * (10 if is_settled else 1)), 1)
-    found = [simulate(key(kind, sets, queries, int(alike), repeat), sets, queries, alike) for repeat in range(count)]
+    count = max(repeats // (10 if queries < LEAST_QUERIES else 1), 1)
+    found = [KINDS[kind](key(kind, sets, queries, int(alike), repeat), sets, queries, alike) for repeat in range(count)]
     is_open: npt.NDArray[np.bool_] = np.array([not bears.can_conclude for _, bears in found])
     null = {"null": "alike" if alike else "noise", "sets": sets, "queries": queries}
     made = {name: np.array([claims[name] for claims, _ in found]) for name in found[0][0]}
@@ -158,15 +158,17 @@ def main() -> None:
     """Simulates and prints."""
     parser = options(__doc__ or "")
     parser.add_argument("--kinds", default=",".join(KINDS), help="those to simulate, with commas between")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.set_defaults(repeats=2_000)
     given = parser.parse_args()
-    cases = [(alike, sets, queries) for alike in (False, True) for sets in SETS for queries in QUERIES]
+    kinds = given.kinds.split(",")
     figures: list[dict[str, Any]] = []
     if given.json is not None and given.json.exists():  # of the kinds that are not simulated now
-        figures = [one for one in json.loads(given.json.read_text())["figures"] if one["kind"] not in given.kinds]
-    for kind in given.kinds.split(","):
-        for alike, sets, queries in cases:
-            figures += rows(kind, sets, queries, alike, given.repeats)
+        figures = [one for one in json.loads(given.json.read_text())["figures"] if one["kind"] not in kinds]
+    nulls = itertools.product(kinds, (False, True), SETS, QUERIES)
+    with ProcessPoolExecutor(given.jobs) as pool:
+        made = [pool.submit(rows, kind, sets, queries, alike, given.repeats) for kind, alike, sets, queries in nulls]
+        figures += [row for one in made for row in one.result()]
     publish(f"false claims of studies of nothing, {given.repeats} repeats", figures, given.json)
 
 

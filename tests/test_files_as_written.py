@@ -392,6 +392,26 @@ class TestJsonLines:
         refused(lines(tmp_path / "c.jsonl", [{"query": 0, "correct": 1}, {"query": 1, "correct": "x"}]), "mixes kinds")
 
 
+class TestRowsWithoutNames:
+    @pytest.mark.parametrize("form", ["{s},{p},{q},{a}", "set{s},perm{p},q{q},{a}", "{q},{s};{a}"])
+    def test_a_row_an_answer_without_a_first_line_is_told_what_to_write(self, form: str, tmp_path: Path) -> None:
+        path = tmp_path / "a.csv"
+        rows = [
+            form.replace(",", ";").format(s=s, p=p, q=q, a=(s + p * q) % 2)
+            for s in range(3)
+            for p in range(3)
+            for q in range(9)
+        ]
+        path.write_text("\n".join(rows) + "\n")
+        want = "context,query,correct" if form.count("{") == 3 else "set,permutation,query,correct"
+        refused(path, f"names no column; write a first line that does, such as {want}")
+
+    @pytest.mark.parametrize("text", ["0,1,1\n1,0,1\n2,1,1\n", "q,a,b\n0,1,0\n1,1,1\n2,0,0\n"])
+    def test_a_matrix_with_an_index_or_a_header_is_none(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text(text)
+        refused(tmp_path / "a.csv", "write --axes QC")
+
+
 class TestHarnessLogs:
     @staticmethod
     def log(path: Path, answers: Any, **more: Any) -> Path:

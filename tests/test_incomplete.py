@@ -310,6 +310,53 @@ class TestSummary:
         (line,) = overturned(sensitivity_summary(correct, state=state))
         assert line.startswith("The missing answers (20.1 %) could overturn this: if every missing answer were wrong")
 
+    def test_every_ordering_that_lacks_answers_shows_what_they_could_make_of_it(self):
+        generator = np.random.default_rng(6)
+        correct = (generator.random((3, 4, 50)) < 0.6).astype(float)
+        whole = describe(of_array(correct, "SPQ", "a.npy"))
+        assert not any("missing answers" in table.title for table in whole.tables(full=True))
+        assert whole.to_dict()["sensitivity"]["bounds"] is None
+        correct[1, 2] = [*[np.nan] * 5, *[1.0] * 36, *[0.0] * 9]
+        correct[0, 3, 7] = np.nan
+        correct[2, 0] = [1.0] * 40 + [0.0] * 10
+        found = describe(of_array(correct, "SPQ", "a.npy"))
+        (table,) = [table for table in found.tables(full=True) if table.title == "Orderings with missing answers"]
+        assert [row[:2] for row in table.rows] == [("1", "2"), ("0", "3")]
+        right = np.nansum(correct, axis=2)
+        assert table.rows[0][3:] == ("10.0%", f"{right[1, 2] / 50:.4f}", f"{(right[1, 2] + 5) / 50:.4f}")
+        assert table.rows[1][3:] == ("2.0%", f"{right[0, 3] / 50:.4f}", f"{(right[0, 3] + 1) / 50:.4f}")
+        at_best = right / 50 + np.isnan(correct).sum(axis=2) / 50
+        assert "2 of 12 orderings could be the best" in table.caption
+        bounds = found.to_dict()["sensitivity"]["bounds"]
+        np.testing.assert_allclose(bounds["lowest"], right / 50)
+        np.testing.assert_allclose(bounds["highest"], at_best)
+        assert all(len(row) == 6 for row in table.rows)
+
+    def test_the_worst_ordering_says_what_it_lacks_and_only_20_are_listed(self):
+        correct = (np.random.default_rng(7).random((1, 30, 40)) < 0.7).astype(float)
+        correct[0, :, 0] = np.nan
+        correct[0, ::2, 0] = 1
+        correct[0, 5] = 0
+        correct[0, 5, 1:4] = np.nan
+        found = describe(of_array(correct, "SPQ", "a.npy"))  # one set: no Extreme, bounds all the same
+        accuracy, *_ = found.tables(full=True)
+        (worst,) = [row for row in accuracy.rows if row[0] == "worst ordering"]
+        assert worst[2] == "set 0, permutation 5; 0.0000 to 0.0750 with what it lacks wrong, or right"
+        (best,) = [row for row in accuracy.rows if row[0] == "best ordering"]
+        (table,) = [table for table in found.tables(full=True) if table.title == "Orderings with missing answers"]
+        assert len(table.rows) == min(20, int(np.isnan(correct[0]).any(axis=1).sum())) == 15
+        assert "lacks" not in best[2] or int(best[2].split()[3].strip(";")) % 2
+
+    def test_contexts_show_it_too(self):
+        answers = (np.random.default_rng(8).random((3, 40)) < 0.7).astype(float)
+        answers[1, :4] = np.nan
+        found = describe(of_array(answers, "CQ", "a.npy"))
+        table = found.tables(full=True)[0]
+        (row,) = [row for row in table.rows if row[0] == "context 1"]
+        right = np.nansum(answers[1])
+        assert row[3:] == ("10.0%", f"{right / 40:.4f}", f"{(right + 4) / 40:.4f}")
+        assert found.to_dict()["contexts"][1]["bounds"] == pytest.approx([right / 40, (right + 4) / 40])
+
     def test_an_ordering_without_answers_is_named(self):
         state = np.zeros((3, 3, 5), np.uint8)
         state[2, 1] = 1

@@ -661,3 +661,58 @@ def test_rows_that_are_shown_lie_at_equal_distances(count, most, places):
 def test_letters_can_be_read_on_every_colour():
     assert figures.letter_colour((0.27, 0.0, 0.33, 1.0)) == "white"  # viridis, both ends
     assert figures.letter_colour((0.99, 0.91, 0.14)) == "black"
+
+
+def drawn_texts(plot: parts.Plot) -> tuple[Any, list[Any]]:
+    """A figure, and its title and the line below."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=plot.size)
+    canvas = FigureCanvasAgg(figure)
+    plot.draw(figure)
+    canvas.draw()
+    return figure, figure.texts
+
+
+class TestRoom:
+    @pytest.mark.parametrize("shape", [(2, 2), (3, 3), (10, 10), (30, 200)])
+    def test_title_and_line_lie_within_the_figure(self, shape: tuple[int, int]) -> None:
+        matrix = 0.6 + 0.2 * np.random.default_rng(1).random(shape)
+        ratio = stats.Interval(1.23, 0.0, 703.0, 0.95)
+        figure, texts = drawn_texts(
+            heat_map(matrix, title="ag_news, a model with a rather long name, k = 8", ratio=ratio)
+        )
+        assert len(texts) == 2
+        for text in texts:
+            assert text.get_window_extent().x1 <= figure.bbox.width
+            assert text.get_fontsize() >= 6.5
+        assert texts[1].get_text().endswith("[0.00, 703.00]")
+
+    def test_a_title_that_no_size_fits_ends_in_dots(self) -> None:
+        figure, (title, _) = drawn_texts(heat_map(0.5 + np.eye(2) / 4, title="a long name " * 30))
+        assert title.get_text().endswith("…")
+        assert title.get_window_extent().x1 <= figure.bbox.width
+
+    def test_the_legend_of_a_curve_lies_below_its_bands(self) -> None:
+        correct = (np.random.default_rng(2).random((4, 5, 6, 40)) < 0.6).astype(np.uint8)
+        figure, _ = drawn_texts(curve_plot(stats.curve(correct), range(6), chance=0.25))
+        (legend,), (axes,) = figure.legends, figure.axes
+        assert legend.get_window_extent().y1 < axes.get_tightbbox().y0
+        assert legend.get_window_extent().y0 >= 0
+        assert axes.get_legend() is None
+
+    def test_the_row_of_a_label_that_no_query_asks_for_is_blank(self) -> None:
+        counts = np.array([[10, 2, 1], [0, 0, 0], [3, 1, 9]])
+        figure, _ = drawn_texts(figures.confusion_plot(counts, np.zeros(3), ["World", "Sports", "Business"]))
+        words = [text.get_text() for text in figure.axes[0].texts]
+        assert words.count("no query") == 1
+        assert len(words) == 6 + 1
+        assert np.ma.getmaskarray(figure.axes[0].images[0].get_array())[1].all()
+
+    def test_a_caption_keeps_its_words_whatever_the_width_of_the_table(self) -> None:
+        caption = "Median and 90 % of accuracy over fresh samples of that many sets, the other axes as in the run."
+        narrow = printed(Table("A", ("k", "x"), [("1", "2")], caption=caption))
+        assert caption in narrow
+        wide = printed(Table("A", ("k", *"abcdefgh"), [("1" * 20, *["123456789"] * 8)], caption=caption), width=70)
+        assert caption in " ".join(wide.split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from iclperm.stats import search as module
 from iclperm.stats import search_curves
 from iclperm.stats.criteria import CRITERIA, criteria_scores, majority_agreement
 from iclperm.stats.incomplete import filled
-from iclperm.stats.search import choices, choose, search
+from iclperm.stats.search import choices, choose, open_choice, search
 from iclperm.stats.search_curves import dev_sizes, permutation_sizes, search_over_dev_queries, search_over_permutations
 from iclperm.stats.winners_curse import expected_maximum, noise_within_sets, winners_curse
 from iclperm.studies.search import Answers, search_findings
@@ -279,6 +279,80 @@ class TestCurves:
         curve = search_over_permutations(dev.mean(axis=2), test, resamples=10)
         assert np.isnan(curve.highest_dev.low).all()
         assert np.isfinite(curve.highest_dev.estimate).all()
+
+
+class TestMissingDevAnswers:
+    def test_the_curve_over_dev_queries_chooses_by_the_answers_there_are(self) -> None:
+        """Of 20 drawn queries an ordering answered four: it is chosen as four answers can, not as all 400 would."""
+        generator = np.random.default_rng(5)
+        shape = (4, 2, 400)
+        dev = (generator.random(shape) < np.array([0.5, 0.65])[:, None]).astype(np.uint8)
+        state = (generator.random(shape) < 0.8).astype(np.uint8)
+        found = search_over_dev_queries(dev, [[0.0, 1.0]] * 4, state, sizes=[20], resamples=200, seed=3)
+        chosen = []
+        for resample in range(200):
+            stream = module.random_stream(3, "dev", resample)
+            drawn = search_curves.DevDraw(stream, [np.arange(400)]).counts(20) > 0
+            with np.errstate(invalid="ignore"):
+                there = (state == 0) & drawn
+                seen = np.nan_to_num((dev * there).sum(axis=2) / there.sum(axis=2), nan=-1)
+            chosen.append(np.where(seen[:, 0] == seen[:, 1], 0.5, seen.argmax(axis=1)).mean())
+        assert found.highest_dev.estimate[0] == pytest.approx(np.mean(chosen), abs=0.05)
+        assert np.mean(chosen) < 0.75
+
+    def test_an_ordering_that_answered_nothing_that_was_drawn_is_not_chosen(self) -> None:
+        dev, state = np.zeros((1, 3, 50), np.uint8), np.zeros((1, 3, 50), np.uint8)
+        dev[:, 0], state[:, 0, 1:] = 1, 1  # the best, with one answer
+        found = search_over_dev_queries(dev, [[1.0, 0.0, 0.0]], state, sizes=[1], resamples=100)
+        assert found.highest_dev.estimate[0] < 0.1
+
+    @given(seeds)
+    @settings(max_examples=30)
+    def test_the_choices_that_are_open_are_those_of_every_way_to_answer(self, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        dev, test = generator.integers(0, 2, (2, 3, 5)), generator.random((2, 3))
+        state = np.zeros(dev.shape, int)
+        for place in generator.integers(0, dev.size, 4):
+            state.flat[place] = 1
+        chosen = choose(stats.accuracy(dev, state).values)
+        found = open_choice(dev, chosen, test, state)
+        could: list[set[int]] = [{int(p)} for p in chosen]
+        lacking = np.argwhere(state)
+        for answered in product((0, 1), repeat=len(lacking)):
+            table = dev.copy()
+            table[tuple(lacking.T)] = answered
+            for s, counts in enumerate(table.sum(axis=2)):
+                if counts[chosen[s]] < counts.max():
+                    could[s] |= set(np.flatnonzero(counts == counts.max()).tolist())
+        assert found.num_open == sum(len(one) > 1 for one in could)
+        assert found.low == pytest.approx(np.mean([min(test[s, p] for p in one) for s, one in enumerate(could)]))
+        assert found.high == pytest.approx(np.mean([max(test[s, p] for p in one) for s, one in enumerate(could)]))
+        assert found.missing == pytest.approx((state != 0).mean())
+
+    def test_a_choice_that_missing_answers_could_overturn_is_said(self) -> None:
+        made = answers(16, (3, 6, 40))
+        made["state"][np.random.default_rng(1).random((3, 6, 40)) < 0.1] = 1
+        data = Answers(*(made[name] for name in _FIELDS))
+        found = search_findings(data, data, resamples=5)
+        assert found.open_choice is not None
+        (told,) = [line for line in found.conclusion() if "could overturn the choice" in line]
+        assert f"in {found.open_choice.num_open} of 3 sets" in told
+        assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["open_choice"]["num_open"] > 0
+        assert any("of the answers are missing" in line for line in found.warnings)
+        by_votes = search_findings(data, data, criterion="majority_agreement", resamples=5)
+        assert "how far is not known for majority_agreement" in " ".join(by_votes.conclusion())
+
+    def test_a_choice_that_they_could_not_is_said_once(self) -> None:
+        made = answers(16, (3, 6, 40))
+        made["correct"][:] = 0
+        made["correct"][:, 2] = 1
+        data = Answers(*(made[name] for name in _FIELDS))
+        found = search_findings(data, data, resamples=5)
+        assert "could overturn the choice" not in " ".join(found.conclusion())
+        assert any("the same orderings would have been chosen" in line for line in found.warnings)
+        whole = search_findings(*[data._replace(state=None)] * 2, resamples=5)
+        assert whole.open_choice is None
+        assert not any("missing" in line for line in whole.warnings)
 
 
 class TestWinnersCurse:

@@ -299,10 +299,19 @@ def _local_cost(planned: StudyPlan) -> dict[str, str]:
         "tokens, prompt by prompt": f"{planned.tokens_naive:,}",
         "tokens, distinct": f"{planned.tokens_unique:,}",
         "saving": f"{planned.saving:.1f} times",
-        "peak of keys and values": f"{planned.kv_peak_tokens:,} tokens, {planned.kv_peak_bytes / 1e6:,.1f} MB",
+        "peak of keys and values": _kv_peak(planned),
         "memory": _memory(planned),
         "estimated time": _estimated(planned),
     }
+
+
+def _kv_peak(planned: StudyPlan) -> str:
+    """Tokens, and bytes where all of them are held in every layer: a scored pack has keys and values of one at a time,
+    which are among the activations."""
+    tokens = f"{planned.kv_peak_tokens:,} tokens"
+    if planned.max_new_tokens is not None:
+        return f"{tokens}, {bytes_in_words(planned.kv_peak_bytes)}"
+    return f"{tokens}: an open path, held in every layer, and a pack, in one layer at a time"
 
 
 def _local_prompts(planned: StudyPlan) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from iclperm.stats.paired import (
     paired_interval,
     pairwise_mcnemar,
 )
-from iclperm.stats.sensitivity import graded_items, usable_queries
+from iclperm.stats.sensitivity import AccuracyBounds, accuracy_bounds, graded_items, usable_queries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,6 +54,8 @@ class Contexts:
     pairs: PairwiseTests | PairwiseGrades | None
     """Of 3 to 60."""
     is_graded: bool = False
+    bounds: AccuracyBounds | None = None
+    """[C] over all queries, if what each context lacks were wrong, or right; None where nothing is missing."""
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -107,11 +109,25 @@ class Contexts:
         """See `Findings`."""
         order = sorted(range(len(self.names)), key=self._estimate, reverse=True)
         shown = order if full else order[:_MOST_ROWS]
-        rows = [(self.names[i], number(self._estimate(i)), interval_words(self.accuracy[i])) for i in shown]
+        rows: list[tuple[str, ...]] = [
+            (self.names[i], number(self._estimate(i)), interval_words(self.accuracy[i])) for i in shown
+        ]
         caption = "" if len(shown) == len(order) else f"The best {len(shown)} of {len(order):,}."
         bounds = "95 % t interval" if self.is_graded else "95 % Wilson interval"
-        title = f"{_measured(self.is_graded)} by context"
-        tables = [Table(title, ("context", _measured(self.is_graded).lower(), bounds), rows, caption=caption)]
+        title, header = (
+            f"{_measured(self.is_graded)} by context",
+            ("context", _measured(self.is_graded).lower(), bounds),
+        )
+        if self.bounds is not None:
+            header = (*header, "missing", "all wrong", "all right")
+            lacks = zip(*(values.tolist() for values in self.bounds), strict=True)
+            ends = [(f"{missing:.1%}", number(low), number(high)) for low, high, missing in lacks]
+            rows = [(*row, *ends[i]) for row, i in zip(rows, shown, strict=True)]
+            caption += (
+                " Accuracy: over the queries that all answered. All wrong, all right: over all queries, if every "
+            )
+            caption += "missing answer were so."
+        tables = [Table(title, header, rows, caption=caption.strip())]
         if self.pairs is not None:
             tables.append(self._all_pairs(self.pairs))
         if self.pair is not None and self.difference is not None:
@@ -161,9 +177,12 @@ class Contexts:
 
     def to_dict(self) -> dict[str, Any]:
         """See `Findings`."""
+        bounds: Iterable[Any] = [None] * len(self.names) if self.bounds is None else zip(*self.bounds[:2], strict=True)
+        told = zip(self.names, self.accuracy, bounds, strict=True)
         return {
             "contexts": [
-                {"name": name, "accuracy": plain(share)} for name, share in zip(self.names, self.accuracy, strict=True)
+                {"name": name, "accuracy": plain(share), "bounds": None if ends is None else [*map(float, ends)]}
+                for name, share, ends in told
             ],
             "num_queries": self.num_queries,
             "dropped": self.dropped,
@@ -204,6 +223,7 @@ def contexts(correct: npt.ArrayLike, state: npt.ArrayLike | None = None, names: 
         cochran=cochran_q(kept) if num >= 3 and not is_graded else None,
         pairs=(pairwise_grades(kept) if is_graded else pairwise_mcnemar(kept)) if several else None,
         is_graded=is_graded,
+        bounds=None if state is None or not np.any(state) else accuracy_bounds(items, state),
     )
 
 

@@ -53,6 +53,8 @@ from iclperm.stats.sensitivity import (
     sensitivity_ratio,
 )
 from iclperm.studies.bearing import Bearing, by_query, of_answers
+from iclperm.studies.classes import ASIDE as CLASSES
+from iclperm.studies.classes import AnswersByLabel, contexts_by_label
 from iclperm.studies.missing import Missing, missing_of
 from iclperm.studies.sensitivity import Sensitivity, curve_table
 from iclperm.studies.sensitivity_conclusion import interval_reasons
@@ -69,7 +71,8 @@ def describe(tensor: Tensor) -> Description:
 
     SP: order and selection sensitivity, r and its intervals; SPQ: also variance components, effects free of item noise
     and intraclass correlations; SPKQ: also the curve and r over k; CQ: Wilson intervals, McNemar's test of two contexts
-    or Cochran's Q and all pairs (Holm). Raises RequestError for other axes, DataError where no query is left.
+    or Cochran's Q and all pairs (Holm), and recall, F1 and confusion where a sample log says which label was answered.
+    Raises RequestError for other axes, DataError where no query is left.
     """
     notes = list(tensor.notes)
     if "K" in tensor.axes and not tensor.shots:
@@ -84,6 +87,8 @@ def describe(tensor: Tensor) -> Description:
         parts = _of_answers(tensor)
     else:
         raise RequestError(f"axes must be SP, SPK, SPQ, SPKQ or CQ, got {tensor.axes!r}")
+    if tensor.by_label is not None:
+        parts.append(contexts_by_label(*tensor.by_label, state=tensor.state, contexts=tensor.names))
     missing = missing_of(tensor.state, tensor.weights)
     return Description(tensor.title, tensor.axes, tensor.values.shape, tuple(parts), tuple(notes), missing)
 
@@ -126,7 +131,7 @@ class Description:
         """Every number that is shown, JSON-safe."""
         content: dict[str, Any] = {"title": self.title, "axes": self.axes, "shape": list(self.shape)}
         for part in self.parts:
-            content |= part.to_dict()
+            content |= {CLASSES: part.to_dict()} if isinstance(part, AnswersByLabel) else part.to_dict()
         content["missing"] = plain(self.missing)
         return {**content, "warnings": list(self.warnings), "conclusion": self.conclusion()}
 

@@ -20,6 +20,14 @@ _IS_A_WORD = re.compile(r"[^\W\d_]{2,}")  # a column called so says what it hold
 _INDEX = re.compile(r"(|#|id|idx|index|row|level_0|__index_level_\d+__|unnamed: \d+)(_duplicated_\d+)?")
 _COLUMN_AXES = {"query": "C", "context": "Q", "set": "P", "permutation": "S"}
 """What the columns are where the first one names the rows, unless `axes` say it."""
+_LINES = {
+    2: "query,correct",
+    3: "context,query,correct",
+    4: "set,permutation,query,correct",
+    5: "set,permutation,shots,query,correct",
+    6: "set,permutation,shots,query,class,correct",
+}
+"""What the first line of a row an answer may be, by its number of columns."""
 _SUMMARIES = frozenset(("all", "average", "avg", "count", "max", "mean", "median", "min", "std", "sum", "total"))
 _CELLS = frozenset((*_COLUMN_AXES, "split", "shots", "weight", "state", "class", "gold", "label", "target"))
 
@@ -33,7 +41,10 @@ def matrix_of_csv(given: Delimited, axes: str | None, most_bytes: int) -> Tensor
         values, codes = distinct_values(columns[number], str(number), given.path)
         return [values[code] for code in codes[begin:]]
 
-    if has_header(given.first, cells_of, num_rows, given.path):
+    is_named = has_header(given.first, cells_of, num_rows, given.path)
+    if axes is None and len(columns) <= max(_LINES):
+        _refuse_unnamed(given, [[cell.strip() for cell in cells_of(n, begin=0)] for n in range(len(columns))])
+    if is_named:
         return matrix_of_columns(
             list(given.first), [column.slice(1) for column in columns], axes, given.path, most_bytes
         )
@@ -95,6 +106,23 @@ def matrix_of_columns(
     if tensor.axes == "CQ" and len(contexts) == len(tensor.values):
         tensor = replace(tensor, names=tuple(contexts))
     return replace(tensor, notes=(*notes, *tensor.notes))
+
+
+def _refuse_unnamed(given: Delimited, columns: Sequence[Sequence[str]]) -> None:
+    """Raises DataError for a row an answer without a line of names: columns of answers beside columns of names, words
+    or whole numbers, of which some occur again."""
+    answers = [number for number, cells in enumerate(columns) if all(map(_is_share, cells))]
+    rest = [cells for number, cells in enumerate(columns) if number not in answers]
+    are_names = all(cell and (cell.isdecimal() or not is_value(cell)) for cells in rest for cell in cells)
+    if answers and are_names and any(cells[0] in cells[1:] for cells in rest):
+        raise DataError(
+            f"{given.path} begins with {printable(','.join(given.first))[:60]}, which names no column; write a first "
+            f"line that does, such as {_LINES.get(len(columns), _LINES[4])}"
+        )
+
+
+def _is_share(cell: str) -> bool:
+    return is_value(cell) and not (number_of(cell) < 0 or number_of(cell) > 1)
 
 
 def _counts(columns: Sequence[Any], path: Path) -> bool:

@@ -142,8 +142,10 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     if 0 < len(logs) < len(parts):
         raise DataError("sample logs cannot be put together with other files; describe them apart")
+    by_label = None
     if logs:
-        values, state = matched(logs)
+        values, state, by_label, told = matched(logs)
+        notes = (*notes, *told)
         metrics = {note.rsplit(" ", 1)[-1]: note for note in notes if "its metric" in note}
         if len(metrics) == 1:
             notes = (f"answers are the metric {next(iter(metrics))}", *(n for n in notes if "its metric" not in n))
@@ -166,6 +168,7 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
         names=distinct(names),
         title=f"{len(parts)} contexts" if len(names) == len(parts) else f"{len(names)} contexts of {len(parts)} files",
         notes=(*(note for note in notes if not note.endswith(MISSING_WORDS)), *missing_note(state != 0)),
+        by_label=by_label,
     )
 
 

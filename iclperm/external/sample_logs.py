@@ -8,14 +8,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, printable
 from iclperm.external.jsonl import json_rows
-from iclperm.external.tensor import MISSING, Array, Tensor, as_answers, title_of
+from iclperm.external.log_labels import MOST_LABELS, Labelled, Said, labelled, said
+from iclperm.external.tensor import MISSING, Array, ByLabel, Tensor, as_answers, title_of
 
 _METRICS = ("acc", "exact_match", "em", "acc_norm", "f1")  # the first that a log has says what is right
 _TASK = ("task_name", "task")
@@ -37,13 +38,24 @@ class SampleLog(Tensor):
     """[Q] what tells documents of one number apart: `doc_hash`, and hashes of document, question and target."""
 
 
+class LoggedRow(NamedTuple):
+    """What one row says."""
+
+    value: float
+    """Its metric."""
+    content: Mapping[str, str]
+    """See `SampleLog.contents`."""
+    labels: Said | str
+    """See `iclperm.external.log_labels`."""
+
+
 def read_log(path: Path) -> list[SampleLog]:
     """The filters of one sample log, each a context.
 
     Raises DataError, naming the line, for a row without a metric or whose answer is outside 0..1, and where one filter
     has a document twice.
     """
-    by_filter: dict[str, dict[Any, tuple[float, Mapping[str, str]]]] = {}
+    by_filter: dict[str, dict[Any, LoggedRow]] = {}
     metrics: dict[str, str] = {}
     tasks: set[str] = set()
     for number, row in enumerate(json_rows(path), start=1):
@@ -59,7 +71,7 @@ def read_log(path: Path) -> list[SampleLog]:
                 raise DataError(
                     f"{path} has two rows for doc_id {printable(str(document))} under filter {name!r}; keep one"
                 )
-            answers[document] = (float(value), _content(row))
+            answers[document] = LoggedRow(float(value), _content(row), said(row))
         else:
             raise DataError(
                 f"{path}, line {number} has {metric} = {printable(str(value))[:40]} for doc_id "
@@ -71,21 +83,33 @@ def read_log(path: Path) -> list[SampleLog]:
     logs = []
     for name, answers in by_filter.items():
         called = title_of(path) + (f" ({printable(name)})" if many else "")
-        values, _, notes = as_answers(np.array([[value for value, _ in answers.values()]]), title_of(path))
+        values, _, notes = as_answers(np.array([[answer.value for answer in answers.values()]]), title_of(path))
+        found = labelled(
+            tuple(answers),
+            [answer.labels for answer in answers.values()],
+            [answer.value for answer in answers.values()],
+            metrics[name],
+        )
+        lines = [f"{called}: {line}"] if (line := _about_labels(found)) else []
         logs.append(
             SampleLog(
                 values,
                 "CQ",
                 names=(called,),
                 title=title_of(path),
-                notes=(f"{called}: answers are its metric {metrics[name]}", *notes),
+                notes=(f"{called}: answers are its metric {metrics[name]}", *notes, *lines),
                 documents=tuple(answers),
                 folder=printable(path.resolve().parent.name),
                 task=_task_of(path, tasks),
-                contents=tuple(content for _, content in answers.values()),
+                contents=tuple(answer.content for answer in answers.values()),
+                by_label=None if isinstance(found, str) else ByLabel(found.labels, found.gold, found.answered[None]),
             )
         )
     return logs
+
+
+def _about_labels(found: Labelled | str) -> str:
+    return found.note if isinstance(found, Labelled) else f"no report by class: {found}"
 
 
 def _content(row: Mapping[str, Any]) -> dict[str, str]:
@@ -109,8 +133,20 @@ def _task_of(path: Path, tasks: set[str]) -> str:
     return named.group(1) if named else ""
 
 
-def matched(logs: Sequence[SampleLog]) -> tuple[Array, npt.NDArray[np.uint8]]:
-    """Answers and states uint8 [C, Q] of C logs over the Q documents that any of them has.
+class Matched(NamedTuple):
+    """C logs over the Q documents that any of them has."""
+
+    values: Array
+    """[C, Q] answers."""
+    state: npt.NDArray[np.uint8]
+    """[C, Q]"""
+    by_label: ByLabel | None
+    """None where some log has no labels, or not the same ones."""
+    notes: tuple[str, ...]
+
+
+def matched(logs: Sequence[SampleLog]) -> Matched:
+    """The answers of logs, document by document.
 
     A number is one document in two logs where they agree in `doc_hash`, else in the document's or question's text; else
     where both are logs of one task and agree in the target, if they say it. Raises DataError where a number stands for
@@ -129,7 +165,31 @@ def matched(logs: Sequence[SampleLog]) -> tuple[Array, npt.NDArray[np.uint8]]:
     for number, log in enumerate(logs):
         at = [place[document] for document in log.documents]
         values[number, at], state[number, at] = log.values[0], 0
-    return values, state
+    found = _matched_labels(logs, place)
+    if isinstance(found, str):
+        return Matched(values, state, None, (found,) if found else ())
+    return Matched(values, state, found, ())
+
+
+def _matched_labels(logs: Sequence[SampleLog], place: Mapping[Any, int]) -> ByLabel | str:
+    """The labels of all documents `place`, or why they have none in common; empty where a log has said that."""
+    parts = [log.by_label for log in logs if log.by_label is not None]
+    if len(parts) < len(logs):
+        return ""
+    labels = tuple(dict.fromkeys(label for part in parts for label in part.labels))
+    if len(labels) > MOST_LABELS:
+        return f"no report by class: the logs have {len(labels)} labels together, more than {MOST_LABELS}"
+    gold, answered = np.full(len(place), -1), np.full((len(logs), len(place)), -1)
+    for number, (log, part) in enumerate(zip(logs, parts, strict=True)):
+        at = np.array([place[document] for document in log.documents])
+        index = np.array([*map(labels.index, part.labels), -1])
+        right = index[part.gold]
+        other = np.flatnonzero((gold[at] >= 0) & (gold[at] != right))
+        if other.size:
+            document = printable(str(log.documents[int(other[0])]))[:40]
+            return f"no report by class: doc_id {document} has another right label in {log.names[0]} than before"
+        gold[at], answered[number, at] = right, index[part.answered[0]]
+    return ByLabel(labels, gold, answered)
 
 
 def _refuse_other(

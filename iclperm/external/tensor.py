@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,17 @@ MISSING_WORDS = "answers are missing"
 GRADED = "answers are graded, between 0 and 1: McNemar's and Cochran's tests and Wilson's intervals are left out"
 
 Array = npt.NDArray[Any]
+
+
+class ByLabel(NamedTuple):
+    """Answers of C contexts as labels."""
+
+    labels: tuple[str, ...]
+    """[L]"""
+    gold: npt.NDArray[np.int64]
+    """[Q] index of the right label."""
+    answered: npt.NDArray[np.int64]
+    """[C, Q] index of the answered label; -1 names none, or is no answer."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,8 @@ class Tensor:
     """[Q] the class of each query, as text; empty where not known."""
     queries: tuple[Any, ...] = ()
     """[Q] what the file calls the queries; empty where it does not."""
+    by_label: ByLabel | None = None
+    """Of contexts; None where it is not known which labels were answered."""
 
     @property
     def is_graded(self) -> bool:

@@ -25,9 +25,11 @@ from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 _MAX_PRINTED_CELLS = 200
 _MAX_TICKS = 20
+_LEAST_LETTERS = 6.5  # size, in points, of letters that are still read
 _MAX_COUNTED_LABELS = 14
 _COLOURS = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#5F5F5F"  # Okabe-Ito
@@ -74,16 +76,17 @@ def curve_plot(curve: Curve, shots: Sequence[int], *, title: str = "", chance: f
         raise RequestError(f"shots has {len(shots)} entries, the curve {len(curve.mean)}")
 
     def draw(figure: Figure) -> None:
-        axes = figure.add_axes((0.13, 0.14, 0.84, 0.69))
+        axes = figure.add_axes((0.13, 0.26, 0.84, 0.59))
         _draw_curve(axes, curve, shots)
         if chance is not None:
             axes.axhline(chance, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
         axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=shot_ticks(shots))
         plain_frame(axes)
-        axes.legend(frameon=False, loc="best", handlelength=1.8)
+        place = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.01), "ncols": 2}  # below, where it hides nothing
+        figure.legend(frameon=False, handlelength=1.8, **place)
         head(figure, title or "Accuracy against the number of demonstrations", "bands: mean ± one standard deviation")
 
-    return Plot((4.8, 3.4), draw)
+    return Plot((4.8, 3.9), draw)
 
 
 def confusion_plot(
@@ -91,8 +94,9 @@ def confusion_plot(
 ) -> Plot:
     """Right labels (rows) by answered labels (columns) of counts [L, L], coloured by the share of a row.
 
-    `unnamed` [L] are answers that name none of the labels; they have a column of their own where there are any. Share
-    and count are printed while L <= 14. Raises RequestError on shapes that do not fit.
+    `unnamed` [L] are answers that name none of the labels; they have a column of their own where there are any. The
+    row of a label that no query asks for is blank. Share and count are printed while L <= 14. Raises RequestError on
+    shapes that do not fit.
     """
     table, rest, words = np.asarray(counts, dtype=np.float64), np.asarray(unnamed, dtype=np.float64), list(labels)
     if table.shape != (len(words), len(words)) or rest.shape != (len(words),):
@@ -100,7 +104,7 @@ def confusion_plot(
     columns = [*words, "no label"] if rest.any() else words
     cells = np.column_stack([table, rest])[:, : len(columns)]
     total = cells.sum(axis=1, keepdims=True)
-    shares = np.divide(cells, total, out=np.zeros(cells.shape), where=total > 0)
+    shares = np.divide(cells, total, out=np.full(cells.shape, np.nan), where=total > 0)
     letters = 0.075 * max(map(len, columns))
     cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else 0.3
     width, height = cell * len(columns), 0.8 * cell * len(words)
@@ -112,11 +116,15 @@ def confusion_plot(
         image = axes.imshow(shares, cmap=_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         if len(words) <= _MAX_COUNTED_LABELS:
             for (row, column), share in np.ndenumerate(shares):
+                if math.isnan(share):
+                    continue
                 colour = letter_colour(image.cmap(image.norm(share)))
                 text = f"{_cell(share)}\n{cells[row, column]:.1f}"
                 axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=6.5)
         axes.set_xticks(range(len(columns)), _without_mathematics(columns), rotation=90)
         axes.set_yticks(range(len(words)), _without_mathematics(words))
+        for row in np.flatnonzero(total[:, 0] == 0):
+            axes.text((len(columns) - 1) / 2, row, "no query", ha="center", va="center", color=GREY, fontsize=6.5)
         axes.set(xlabel="answered", ylabel="right label")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
@@ -168,10 +176,24 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
 
 
 def head(figure: Figure, title: str, line: str) -> None:
-    """Title and one line under it, at fixed distances from the top whatever the height."""
+    """Title and one line under it, at fixed distances from the top whatever the height, within the figure's width."""
     inch = 1 / figure.get_figheight()
-    figure.text(0.02, 1 - 0.12 * inch, title, va="top", ha="left", fontsize=10.5, fontweight="bold")
-    figure.text(0.02, 1 - 0.36 * inch, line, va="top", ha="left", color=GREY)
+    _fit(figure.text(0.02, 1 - 0.12 * inch, title, va="top", ha="left", fontsize=10.5, fontweight="bold"))
+    _fit(figure.text(0.02, 1 - 0.36 * inch, line, va="top", ha="left", color=GREY))
+
+
+def _fit(text: Text) -> None:
+    """Smaller letters where a text is wider than its figure; where that would be too small to read, its end is cut."""
+    figure = text.get_figure(root=True)
+    assert figure is not None
+    room = 0.98 * figure.bbox.width - text.get_window_extent().x0
+    width = max(text.get_window_extent().width, 1e-9)
+    if width > room:
+        text.set_fontsize(max(0.99 * room / width * text.get_fontsize(), _LEAST_LETTERS))
+    words = text.get_text()
+    while text.get_window_extent().width > room and len(words) > 1:
+        words = words[:-1]
+        text.set_text(f"{words.rstrip()}…")
 
 
 def _sensitivity_line(matrix: FloatArray, interval: Interval | None) -> str:
@@ -189,7 +211,7 @@ def _sensitivity_line(matrix: FloatArray, interval: Interval | None) -> str:
 
 def _heat_map_size(num_sets: int, num_permutations: int) -> tuple[float, float]:
     """Inches: cells of about 0.45 x 0.3, within a page."""
-    width = min(max(0.44 * num_permutations, 2.4), 9.0)
+    width = min(max(0.44 * num_permutations, 3.1), 9.0)
     height = min(max(0.28 * num_sets, 1.4), 7.0)
     return width + 2.2, height + 1.62
 

@@ -12,8 +12,10 @@ import numpy as np
 from iclperm.stats.intervals import CutToPossible
 
 if TYPE_CHECKING:
-    import rich.table
+    import rich.console
     from matplotlib.figure import Figure
+
+_CAPTION_WIDTH = 100  # letters
 
 
 class Table(NamedTuple):
@@ -27,15 +29,16 @@ class Table(NamedTuple):
     """Columns that hold words, not numbers."""
     caption: str = ""
 
-    def __rich__(self) -> rich.table.Table:
+    def __rich__(self) -> rich.console.Group:
         """Wraps where it is narrow and cuts nothing: names keep their line, values break at spaces only."""
         from rich import box
+        from rich.console import Group
+        from rich.constrain import Constrain
         from rich.table import Table as Rendered
         from rich.text import Text
 
         rendered = Rendered(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
         rendered.title_style, rendered.padding, rendered.show_header = "bold", (0, 1, 0, 0), any(self.header)
-        rendered.caption, rendered.caption_justify = Text(self.caption) if self.caption else None, "left"
         rendered.add_column(self.header[0], no_wrap=True, min_width=max((len(row[0]) for row in self.rows), default=0))
         for column, name in enumerate(self.header[1:], start=1):
             words = (word for cell in [name, *(row[column] for row in self.rows)] for word in cell.split(" "))
@@ -43,7 +46,10 @@ class Table(NamedTuple):
             rendered.add_column(name, justify=justify, overflow="fold", min_width=max(map(len, words)))
         for row in self.rows:
             rendered.add_row(*map(Text, row))  # Text, or rich would take brackets for its markup
-        return rendered
+        if not self.caption:
+            return Group(rendered)
+        # not the table's own caption, which wraps at the width of a table that may be narrow, or wider than the screen
+        return Group(rendered, Constrain(Text(self.caption, style="table.caption"), _CAPTION_WIDTH))
 
 
 class Plot(NamedTuple):

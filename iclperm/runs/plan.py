@@ -30,7 +30,9 @@ class StudyPlan:
     ``opening`` are the tokens that every prompt begins with, ``label_tokens`` the numbers of tokens of the labels,
     empty where there are none or they are not known. Of a study that generates, ``max_new_tokens`` is the longest that
     an answer can be, ``tokens_unique`` are those of the prompts alone, and the peak of keys and values is that of a
-    unit whose answers are all so long. ``bill`` is for a model behind an API, ``estimate`` for this machine.
+    unit whose answers are all so long. Where labels are scored, ``kv_peak_bytes`` is what these tokens would take in
+    all layers; only the open path does, and ``estimate`` says what is held. ``bill`` is for a model behind an API,
+    ``estimate`` for this machine.
     """
 
     task: str

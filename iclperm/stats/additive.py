@@ -25,8 +25,6 @@ class AdditiveFit(NamedTuple):
     """[U] how often each query is answered rightly, by the mean cell."""
     usable: npt.NDArray[np.bool_]
     """[Q] which queries these U are: those with an answer in some cell."""
-    balance: FloatArray
-    """[U] one over the share of the cells that have an answer to each query: what its answers count in a lead."""
     right: FloatArray
     """[C] weight of the right answers."""
     there: FloatArray
@@ -78,4 +76,4 @@ def additive_fit(blocks: Blocks, weight: FloatArray) -> AdditiveFit:
         if np.abs(found - before).max(initial=0.0) < _SWEPT:
             break
     found[~known] = np.nan
-    return AdditiveFit(found, level, usable, balance, np.concatenate(right), np.concatenate(there))
+    return AdditiveFit(found, level, usable, np.concatenate(right), np.concatenate(there))

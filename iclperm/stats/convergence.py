@@ -6,6 +6,7 @@ permutations and queries. Subsampling the stored answers shows it, for the sensi
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -354,12 +355,18 @@ def _components(ms: Effects, shape: tuple[int, ...]) -> Effects:
     return ms
 
 
+@functools.lru_cache(maxsize=256)
 def _slopes(shape: tuple[int, ...], num_queries: float, effect: str) -> FloatArray:
-    """What one unit of each mean square adds to one effect's part of the variance of the mean; [7], it is linear."""
+    """What one unit of each mean square adds to one effect's part of the variance of the mean; [7], it is linear.
+
+    Kept, as the strategies of a selection have one shape.
+    """
     num_s, num_p, _ = shape
     units = (_NOTHING._replace(**{name: 1.0}) for name in Effects._fields)
     parts = (_mean_parts(_components(unit, shape), num_s, num_p, num_queries) for unit in units)
-    return np.array([getattr(part, effect) for part in parts])
+    found = np.array([getattr(part, effect) for part in parts])
+    found.flags.writeable = False
+    return found
 
 
 def _degrees(variance: float, terms: FloatArray, degrees: Effects) -> float:

@@ -375,8 +375,6 @@ class Filled(NamedTuple):
     """[..., U] which answers were there; None where all were."""
     queries: FloatArray | None = None
     """[U] how often the mean cell answers each query rightly; None where nothing was missing."""
-    balance: FloatArray | None = None
-    """[U] what an answer to each query counts in a lead (`iclperm.stats.additive`); None where nothing was missing."""
 
 
 def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.ArrayLike | None = None) -> Filled:
@@ -420,4 +418,4 @@ def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.Arr
     share = 1 - float((there @ weight).mean() / weight.sum())
     shape = (*items.shape[:-1], -1)
     cells = Accuracy(found.reshape(items.shape[:-1]), left_out, int(np.count_nonzero(usable)))
-    return Filled(values.reshape(shape), usable, weight, cells, share, there.reshape(shape), fit.queries, fit.balance)
+    return Filled(values.reshape(shape), usable, weight, cells, share, there.reshape(shape), fit.queries)

@@ -13,13 +13,14 @@ import numpy.typing as npt
 from iclperm.errors import RequestError
 from iclperm.stats.incomplete import Filled, filled
 from iclperm.stats.intervals import Interval, Scale, bounded, jackknife_interval
-from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
+from iclperm.stats.sensitivity import FloatArray, accuracy_bounds, accuracy_matrix
 
 IntArray = npt.NDArray[np.int64]
 TIE_DECIMALS = 12
 """Scores that agree to so many decimals tie: they differ by rounding alone."""
 _NOTHING = 1e-12  # what rounding makes of a difference of 0
 _HALVES = 100
+_SWEEPS = 5  # of a fit to a draw
 _ACCURACIES: tuple[str, ...] = ("average", "highest_dev", "honest", "maximum")
 _SCALES: dict[str, Scale] = {
     **dict.fromkeys((*_ACCURACIES, "share"), "accuracy"),  # Highest-Dev is never above Max
@@ -209,6 +210,51 @@ def choices(
     )
 
 
+class OpenChoice(NamedTuple):
+    """What missing answers on dev leave open of a choice by the share of right answers there."""
+
+    missing: float
+    """Share of the answers on dev, by weight."""
+    num_open: int
+    """Sets in which another ordering would be the highest for some answers in place of those that are missing."""
+    low: float
+    """Least that the orderings which could be the highest have on test, mean over sets."""
+    high: float
+    """Most that they have."""
+
+
+def open_choice(
+    dev_items: npt.ArrayLike,
+    chosen: npt.ArrayLike,
+    accuracy_on_test: npt.ArrayLike,
+    dev_state: npt.ArrayLike | None = None,
+    dev_weights: npt.ArrayLike | None = None,
+) -> OpenChoice:
+    """Which choices the missing answers could overturn, whatever they would have been; worst-case bounds (Manski 1990).
+
+    Args:
+        dev_items: [S, P, Q] 0 or 1, or grades, that were chosen by.
+        chosen: [S] permutations.
+        accuracy_on_test: [S, P].
+        dev_state, dev_weights: [S, P, Q] 0 = ok, and [Q] how often each query counts.
+
+    An ordering could be the highest where, with its own missing answers right, no other is above it with those of the
+    other wrong. Raises RequestError on shapes that do not fit. Cost: O(S·P·Q).
+    """
+    bounds = accuracy_bounds(dev_items, dev_state, dev_weights)
+    matrix = fitting_scores(accuracy_on_test, bounds.lowest.shape, "accuracy_on_test")
+    places = np.asarray(chosen, dtype=np.int64)[:, None]
+    beaten = np.take_along_axis(bounds.lowest, places, axis=1)
+    least = np.maximum(bounds.lowest.max(axis=1, keepdims=True) - _NOTHING, beaten + _NOTHING)
+    rivals = bounds.highest > least
+    np.put_along_axis(rivals, places, False, axis=1)
+    could = rivals.copy()
+    np.put_along_axis(could, places, True, axis=1)
+    ends = (np.where(could, matrix, fill) for fill in (np.inf, -np.inf))
+    low, high = (float(pick(end, axis=1).mean()) for pick, end in zip((np.min, np.max), ends, strict=True))
+    return OpenChoice(float(bounds.missing.mean()), int(rivals.any(axis=1).sum()), low, high)
+
+
 def usable_items(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.ArrayLike | None) -> Filled:
     """Checks correct [S, P, Q] with its state and weights, and fills in what is missing; args as `search`."""
     if np.ndim(correct) != 3:
@@ -242,27 +288,53 @@ def scores_by_resample(items: npt.NDArray[Any], counts: FloatArray) -> FloatArra
     return np.asarray(items.astype(np.float32) @ counts.astype(np.float32).T)
 
 
-def half_accuracies(whole: Filled, halves: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
-    """Accuracies [S, R, P] on R halves [R, Q] of the queries, and on the other half of each; NaN where one is empty.
+def drawn_accuracies(whole: Filled, counts: FloatArray, nothing: float = 0.0) -> FloatArray:
+    """Accuracies [S, R, P] over R draws of the queries, each `counts` [R, Q] times; NaN for a draw of none.
 
-    Where answers are missing, of the answers that are there: the level of the half's queries plus the ordering's lead
-    on them, so that what is known of one half owes nothing to the other.
+    Where answers are missing, of the answers that are there: the level of the drawn queries plus the ordering's lead on
+    those that it answered, which is fitted to the draw alone (`_drawn_leads`). `nothing` is the lead of an ordering
+    that answered none of them.
     """
-    found = []
-    for part in (halves, ~halves):
-        counts = part * whole.weights
-        with np.errstate(invalid="ignore", divide="ignore"):
-            if whole.present is None or whole.queries is None or whole.balance is None:
-                sums = np.stack([scores_by_resample(one, counts).T for one in whole.items])
-                found.append(sums / counts.sum(axis=1)[:, None])
-                continue
-            level = (counts @ whole.queries) / counts.sum(axis=1)
-            leads = []
-            for one, has in zip(whole.items, whole.present, strict=True):
-                rest = np.where(has, one - whole.queries, 0.0)
-                leads.append(((counts * whole.balance) @ rest.T) / ((counts * whole.balance) @ has.T))
-            found.append(level[:, None] + np.nan_to_num(np.stack(leads)))
-    return found[0], found[1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if whole.present is None or whole.queries is None:
+            sums = np.stack([scores_by_resample(one, counts).T for one in whole.items])
+            return np.asarray(sums / counts.sum(axis=1)[:, None])
+        level = (counts @ whole.queries) / counts.sum(axis=1)
+    leads = _drawn_leads(whole.items, whole.present, counts, nothing)
+    return np.asarray(level[:, None] + leads.reshape(len(counts), *whole.items.shape[:2]).transpose(1, 0, 2))
+
+
+def _drawn_leads(
+    items: npt.NDArray[Any], present: npt.NDArray[np.bool_], counts: FloatArray, nothing: float
+) -> FloatArray:
+    """[R, S·P] lead of every ordering in each of R draws `counts` [R, Q] of the queries: an additive fit of orderings
+    and queries, as `additive_fit`, to what is there in the draw.
+
+    It begins with the differences from the other answers to the same queries; where no drawn query has others, with the
+    ordering's own mean. Cost: O(R·S·P·Q) multiplications a sweep.
+    """
+    has = present.reshape(-1, present.shape[-1]).astype(np.float64)
+    right = np.where(present, items, 0.0).reshape(has.shape)
+    total, num, cells = right.sum(axis=0), has.sum(axis=0), len(has)
+    balanced = counts * (cells / num)
+    sums, there = balanced @ right.T, balanced @ has.T
+    told = (balanced * ((1 - 1 / num) * cells / max(cells - 1, 1))) @ has.T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        alone = sums / there - (counts @ (total / num) / counts.sum(axis=1))[:, None]
+        leads = np.where(told > 0, (sums - (balanced * (total / num)) @ has.T) / told, alone)
+        for _ in range(_SWEEPS):
+            leads[there == 0] = 0.0
+            level = (total - leads @ has) / num
+            leads = (sums - (balanced * level) @ has.T) / there
+            leads -= np.nansum(leads, axis=1, keepdims=True) / np.maximum((there > 0).sum(axis=1, keepdims=True), 1)
+    return np.where(there > 0, leads, nothing)
+
+
+def half_accuracies(whole: Filled, halves: npt.NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+    """`drawn_accuracies` on R halves [R, Q] of the queries, and on the other half of each, so that what is known of one
+    half owes nothing to the other; NaN where one is empty."""
+    first, second = (drawn_accuracies(whole, part * whole.weights) for part in (halves, ~halves))
+    return first, second
 
 
 def _honest_items(whole: Filled, num_halves: int, seed: int) -> FloatArray:

@@ -14,11 +14,11 @@ from iclperm.stats.intervals import upper_tail
 from iclperm.stats.search import (
     TIE_DECIMALS,
     IntArray,
+    drawn_accuracies,
     fitting_scores,
     half_accuracies,
     random_halves,
     random_stream,
-    scores_by_resample,
     usable_items,
 )
 from iclperm.stats.sensitivity import FloatArray
@@ -111,11 +111,13 @@ def search_over_dev_queries(
         honest_by_set: [S] of `search`, drawn as a level.
         sizes: numbers of dev queries, by default 50, 100, 250, 500, ... and all.
 
-    Each resample draws one random order of the dev queries, and a size takes the first of them; for the band it also
-    draws sets with replacement (see `search_over_permutations`). At the last size every query counts as it did in the
-    run. Cost: O(S·P·Q·resamples·sizes) multiplications. arXiv 2511.09700, Figure 3c, d.
+    Each resample draws one random order of the dev queries, and a size takes the first of them, choosing by the answers
+    that are there (`drawn_accuracies`); an ordering that answered none of them is not chosen. For the band it
+    also draws sets with replacement (see `search_over_permutations`). At the last size every query counts as it did in
+    the run. Cost: O(S·P·Q·resamples·sizes) multiplications. arXiv 2511.09700, Figure 3c, d.
     """
-    items, usable, weight, *_ = usable_items(dev_items, dev_state, dev_weights)
+    whole = usable_items(dev_items, dev_state, dev_weights)
+    items, usable, weight = whole.items, whole.usable, whole.weights
     matrix = fitting_scores(accuracy_on_test, items.shape[:2], "accuracy_on_test")
     total = round(float(weight.sum()))
     counts = _sizes(sizes, dev_sizes(total), total, "dev queries")
@@ -127,7 +129,7 @@ def search_over_dev_queries(
     lines = []
     for count in counts:
         drawn = np.tile(weight, (resamples, 1)) if count == total else np.stack([draw.counts(count) for draw in draws])
-        chosen = np.stack([scores_by_resample(one, drawn).argmax(axis=0) for one in items])
+        chosen = drawn_accuracies(whole, drawn, -np.inf).round(TIE_DECIMALS).argmax(axis=2)
         level_lines = (np.tile(line[:, None], resamples) for line in (average, honest, best))
         flat, of_honest, of_best = level_lines
         lines.append((flat, np.take_along_axis(matrix, chosen, axis=1), of_honest, of_best))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from iclperm.errors import DataError
 from iclperm.report.figures import confusion_plot
-from iclperm.report.parts import Plot, Table, number, percent, plain
+from iclperm.report.parts import Plot, Table, interval_words, number, percent, plain
 from iclperm.stats.classes import (
     ClassScores,
     Confusion,
@@ -26,6 +26,7 @@ from iclperm.stats.classes import (
     confusion,
     effective_items,
 )
+from iclperm.stats.intervals import wilson_interval
 from iclperm.stats.sensitivity import FloatArray
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class AnswersByLabel:
     labels: tuple[str, ...]
     """[L]"""
     shots: tuple[int, ...]
-    """[K]"""
+    """[K]; empty for contexts."""
     by_ordering: Confusion
-    """[S, P, K, L, L] and [S, P, K, L] of every set, permutation and number of shots."""
+    """[S, P, K, L, L] and [S, P, K, L] of every set, permutation and number of shots; of C contexts [1, C, 1, ...]."""
     items: EffectiveItems
     """What the queries are worth."""
     heaviest: tuple[int, int]
@@ -59,6 +60,16 @@ class AnswersByLabel:
     is_natural: bool
     """Whether queries were drawn as they come, not balanced over the classes."""
     title: str = ""
+    contexts: tuple[str, ...] = ()
+    """[C] names, where it is contexts that answered and not orderings."""
+
+    @property
+    def _at(self) -> str:
+        return "" if self.contexts else f" at k = {self.shots[-1]}"
+
+    @property
+    def _over(self) -> str:
+        return "contexts" if self.contexts else "orderings"
 
     @property
     def scores(self) -> ClassScores:
@@ -106,18 +117,31 @@ class AnswersByLabel:
         if not full:
             return []
         confusions = [self._confusion_table()] if len(self.labels) <= _MOST_COLUMNS else []
+        if self.contexts:
+            return [self._label_table(), *confusions, *([self._contexts_table()] if len(self.contexts) > 1 else [])]
         return [self._label_table(), *confusions, self._shots_table()]
 
     def plots(self) -> dict[str, Plot]:
         """The confusion at the largest number of shots."""
         counts = Confusion(*(values[-1] for values in self.by_shots))
-        line = f"k = {self.shots[-1]}, mean over orderings: share of a label's queries, and how many"
+        start = f"k = {self.shots[-1]}, " if self.shots else ""
+        mean = f"mean over {self._over}: " if len(self.contexts) != 1 else ""
+        line = f"{start}{mean}share of a label's queries, and how many"
         return {"confusion": confusion_plot(*counts, self.labels, title=self.title, line=line)}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number, JSON-safe: over orderings at every k, and by ordering at the largest."""
         scores, mean = self.scores, self.by_shots
         over = ("recall", "precision", "f1")
+        if self.contexts:
+            found = {name: plain(getattr(scores, name)[0, :, 0]) for name in (*over, "macro_f1", "balanced_accuracy")}
+            found |= {name: plain(values[0, :, 0]) for name, values in self.by_ordering._asdict().items()}
+            found["confusion"] = found.pop("counts")
+            by_context = [
+                {"context": name, **{key: values[place] for key, values in found.items()}}
+                for place, name in enumerate(self.contexts)
+            ]
+            return {"labels": list(self.labels), "effective_items": plain(self.items), "by_context": by_context}
         by_shots = [
             {
                 "shots": shots,
@@ -146,6 +170,8 @@ class AnswersByLabel:
         recall, answered = self.scores.recall[:, :, -1], self.answered[-1]
         precision, f1 = (_mean(getattr(self.scores, name)[:, :, -1]) for name in ("precision", "f1"))
         mean = _mean(recall)
+        is_one = len(self.contexts) == 1
+        counts, unnamed = (values[-1] for values in self.by_shots)
         rows = [
             (
                 label,
@@ -153,39 +179,75 @@ class AnswersByLabel:
                 f"{self.items.by_label[place]:.1f}",
                 f"{100 * answered[place]:.1f} %",
                 number(mean[place]),
-                _low_to_high(recall[..., place]),
+                _wilson(counts[place], place, unnamed[place]) if is_one else _low_to_high(recall[..., place]),
                 number(precision[place]),
                 number(f1[place]),
             )
             for place, label in enumerate(self.labels)
         ]
         macro, balanced = self.scores.macro_f1[:, :, -1], self.scores.balanced_accuracy[:, :, -1]
+        spread = "" if is_one else f" ({_low_to_high(macro)} over {self._over})"
         return Table(
-            f"Answers by label at k = {self.shots[-1]}",
-            ("label", "queries", "worth", "answered", "recall", "over orderings", "precision", "F1"),
+            f"Answers by label{self._at}",
+            (
+                "label",
+                "queries",
+                "worth",
+                "answered",
+                "recall",
+                "95 % Wilson" if is_one else f"over {self._over}",
+                "precision",
+                "F1",
+            ),
             rows,
-            caption=f"Macro-F1 {number(float(_mean(macro)))} ({_low_to_high(macro)} over orderings), balanced accuracy "
+            caption=f"Macro-F1 {number(float(_mean(macro)))}{spread}, balanced accuracy "
             f"{number(float(_mean(balanced)))}. Worth: equally weighted queries, (Σw)²/Σw²; all together "
-            f"{self.items.total:.1f}. Answered: share of all answers. Means over orderings.",
+            f"{self.items.total:.1f}. Answered: share of all answers."
+            + ("" if is_one else f" Means over {self._over}."),
         )
 
     def _confusion_table(self) -> Table:
         counts, unnamed = self.by_shots.counts[-1], self.by_shots.unnamed[-1]
         has_unnamed = bool(unnamed.any())
+        asked = self.items.distinct > 0
         rows = [
-            (label, *(f"{count:.1f}" for count in counts[place]), *([f"{unnamed[place]:.1f}"] if has_unnamed else []))
+            (
+                label,
+                *(f"{count:.1f}" if asked[place] else "" for count in counts[place]),
+                *([f"{unnamed[place]:.1f}" if asked[place] else ""] if has_unnamed else []),
+            )
             for place, label in enumerate(self.labels)
         ]
         header = ("right label", *(f"as {label}" for label in self.labels), *(["no label"] if has_unnamed else []))
-        caption = "Queries by right label (row) and answer (column), by weight, mean over orderings."
-        return Table(f"Confusion at k = {self.shots[-1]}", header, rows, caption=caption)
+        mean = "" if len(self.contexts) == 1 else f", mean over {self._over}"
+        caption = f"Queries by right label (row) and answer (column), by weight{mean}."
+        if not asked.all():
+            names = ", ".join(repr(label) for label, is_asked in zip(self.labels, asked, strict=True) if not is_asked)
+            caption += f" No query asks for {names}."
+        return Table(f"Confusion{self._at}", header, rows, caption=caption)
+
+    def _contexts_table(self) -> Table:
+        scores = self.scores
+        rows = [
+            (
+                name,
+                number(float(scores.macro_f1[0, place, 0])),
+                number(float(scores.balanced_accuracy[0, place, 0])),
+                self._lowest(scores.recall[0, place, 0]),
+            )
+            for place, name in enumerate(self.contexts)
+        ]
+        return Table("Over the labels", ("context", "macro-F1", "balanced accuracy", "lowest recall"), rows, texts=(3,))
+
+    def _lowest(self, recall: FloatArray) -> str:
+        least = int(np.nanargmin(recall)) if np.isfinite(recall).any() else 0
+        return f"{number(float(recall[least]))} ({self.labels[least]})"
 
     def _shots_table(self) -> Table:
         scores = self.scores
         rows = []
         for place, shots in enumerate(self.shots):
             recall = _mean(scores.recall[:, :, place])
-            least = int(np.nanargmin(recall)) if np.isfinite(recall).any() else 0
             macro, balanced = (getattr(scores, name)[:, :, place] for name in ("macro_f1", "balanced_accuracy"))
             rows.append(
                 (
@@ -193,7 +255,7 @@ class AnswersByLabel:
                     number(float(_mean(macro))),
                     _low_to_high(macro),
                     number(float(_mean(balanced))),
-                    f"{number(recall[least])} ({self.labels[least]})",
+                    self._lowest(recall),
                 )
             )
         header = ("k", "macro-F1", "over orderings", "balanced accuracy", "lowest recall")
@@ -247,12 +309,40 @@ def answers_by_label(
     )
 
 
+def contexts_by_label(
+    labels: Sequence[str],
+    gold: npt.ArrayLike,
+    answered: npt.ArrayLike,
+    *,
+    state: npt.ArrayLike | None = None,
+    contexts: Sequence[str],
+) -> AnswersByLabel:
+    """The findings of C contexts from the labels that they answered.
+
+    Args:
+        labels: [L] words.
+        gold: [Q] index of the right label.
+        answered: [C, Q] index of the answered label; -1 names none.
+        state: [C, Q] integers, 0 = ok.
+        contexts: [C] names.
+    """
+    found = confusion(answered, gold, len(labels), state)
+    by_ordering = Confusion(*(values[None, :, None] for values in found))
+    return replace(answers_by_label(by_ordering, labels, (), gold), contexts=tuple(contexts))
+
+
 def _mean(values: FloatArray) -> FloatArray:
     """[...] mean of [S, P, ...] over the orderings in which there is a value; NaN where there is in none."""
     known = ~np.isnan(values)
     count = known.sum(axis=(0, 1))
     total = np.where(known, values, 0.0).sum(axis=(0, 1))
     return np.asarray(np.divide(total, count, out=np.full(np.shape(total), math.nan), where=count > 0))
+
+
+def _wilson(row: FloatArray, place: int, unnamed: float) -> str:
+    """The interval of one context's recall; queries of a context count once."""
+    total = int(row.sum() + unnamed)
+    return interval_words(wilson_interval(int(row[place]), total), 2) if total else "-"
 
 
 def _range(values: FloatArray) -> dict[str, Any]:

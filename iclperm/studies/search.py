@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,16 +12,18 @@ import numpy.typing as npt
 
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
+from iclperm.report.parts import percent
 from iclperm.runs.generated import dense
 from iclperm.stats.correlation import rank_correlation
 from iclperm.stats.criteria import criteria_scores, majority_agreement
 from iclperm.stats.features import ordering_features, recency_bias
 from iclperm.stats.paired import holm
-from iclperm.stats.search import Search, choices, search
+from iclperm.stats.search import OpenChoice, Search, choices, open_choice, search
 from iclperm.stats.search_curves import search_over_dev_queries, search_over_permutations
 from iclperm.stats.texts import lexical_similarity
 from iclperm.stats.winners_curse import noise_within_sets, winners_curse
 from iclperm.studies.bearing import Bearing, Reason, by_query, covers_everything, of_run
+from iclperm.studies.missing import filled_words
 from iclperm.studies.search_findings import CriterionResult, FeatureResult, SearchFindings
 
 if TYPE_CHECKING:
@@ -106,6 +109,7 @@ def search_findings(
         curse=winners_curse(scores["dev_accuracy"], result.accuracy),
         noise_dev=noise_within_sets(dev.correct, dev.state),
         noise_test=noise_within_sets(test.correct, test.state),
+        open_choice=_open_choice(criterion, dev, result),
         features=_feature_results(features or {}, _pooled_accuracy(on_dev, stats.accuracy(*asked))),
         recency=None
         if last_labels is None or test.predictions is None
@@ -205,6 +209,17 @@ def _pooled_accuracy(dev: stats.Accuracy, test: stats.Accuracy) -> FloatArray:
     return np.asarray((dev.num_queries * dev.values + test.num_queries * test.values) / total)
 
 
+def _open_choice(criterion: str, dev: Answers, result: Search) -> OpenChoice | None:
+    """What missing answers on dev leave open; nothing without any. Of a criterion that is no share of right answers (or
+    whose votes they would have) nothing is bounded."""
+    if dev.state is None or not np.any(dev.state):
+        return None
+    found = open_choice(dev.correct, result.chosen, result.accuracy, dev.state, dev.weights)
+    if criterion == "dev_accuracy":
+        return found
+    return OpenChoice(found.missing, len(result.chosen), math.nan, math.nan)
+
+
 def _criterion_result(name: str, result: Search, scores: FloatArray) -> CriterionResult:
     related = rank_correlation(scores, result.accuracy, crossed=True)
     return CriterionResult(name, result.highest_dev, result.gain, result.gap_closed, related)
@@ -226,5 +241,12 @@ def _warnings(found: SearchFindings) -> Iterator[str]:
         )
     if len(found.result.accuracy) == 1:
         yield "there is one set only: nothing bounds what other sets would give"
+    if found.result.filled:
+        yield filled_words(found.result.filled)
+    if found.open_choice is not None and not found.open_choice.num_open:
+        yield (
+            f"{percent(found.open_choice.missing)} of the dev answers are missing; whatever they would have been, the "
+            "same orderings would have been chosen"
+        )
     if found.curve_criterion != found.criterion:
         yield f"the curve over dev queries is that of {found.curve_criterion}; {found.criterion} has none"

@@ -15,7 +15,7 @@ from iclperm.stats import Interval
 from iclperm.stats.correlation import Correlation
 from iclperm.stats.criteria import LABEL_FREE
 from iclperm.stats.intervals import side_of
-from iclperm.stats.search import Choice, Search, share_of_oracle
+from iclperm.stats.search import Choice, OpenChoice, Search, share_of_oracle
 from iclperm.stats.search_curves import SearchCurve
 from iclperm.stats.winners_curse import WinnersCurse
 from iclperm.studies.bearing import Bearing
@@ -79,6 +79,9 @@ class SearchFindings:
     warnings: tuple[str, ...]
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
+    open_choice: OpenChoice | None = None
+    """What missing dev answers leave open; None where none is missing. For another criterion than dev accuracy all sets
+    are open, without bounds."""
 
     @property
     def num_permutations(self) -> int:
@@ -91,7 +94,14 @@ class SearchFindings:
             return ["There is one permutation only, so there was nothing to choose."]
         if self._is_alike:
             return self.bearing.told([self._nothing_to_choose(), *self._joint()])
-        sentences = [self._gain(), *self._share(), self._luck(), *self._joint(), *self._best_features()]
+        sentences = [
+            self._gain(),
+            *self._overturned(),
+            *self._share(),
+            self._luck(),
+            *self._joint(),
+            *self._best_features(),
+        ]
         return self.bearing.told(sentences)
 
     def tables(self, full: bool) -> list[Table]:
@@ -142,6 +152,18 @@ class SearchFindings:
         if not _is_bounded(r.gain):
             return f"{sentence}, without an interval."
         return f"{sentence}." if side_of(r.gain, 0) else f"{sentence}, which cannot be told from 0."
+
+    def _overturned(self) -> list[str]:
+        """What the missing dev answers could have chosen instead."""
+        found = self.open_choice
+        if found is None or not found.num_open:
+            return []
+        start = f"The missing dev answers ({percent(found.missing)}) could overturn the choice"
+        if math.isnan(found.low):
+            return [f"{start}: how far is not known for {self.criterion}."]
+        sets = f"in {found.num_open} of {len(self.result.chosen)} sets"
+        ends = f"{percent(found.low)} to {percent(found.high)}"
+        return [f"{start} {sets}: what they would choose at worst has {ends} on test."]
 
     def _share(self) -> list[str]:
         r = self.result

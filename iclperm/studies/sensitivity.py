@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from iclperm import stats
 from iclperm.errors import RequestError
 from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Calibration, Curve, VarianceComponents, explain_components
 from iclperm.stats.intervals import possible
+from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.bearing import Bearing, of_run
 from iclperm.studies.missing import overturned
 from iclperm.studies.sensitivity_conclusion import conclusion, interval_reasons
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from iclperm.runs.run import FinishedRun
 
 
+_MOST_BOUNDED = 20  # orderings in the table of bounds
 _MAX_MEANS = 20
 _BRIEFLY = {
     "S": "some sets are better, in any order",
@@ -166,6 +170,8 @@ def sensitivity_tables(summary: SensitivitySummary, shots: int | None = None, *,
         tables.append(_component_table(summary.components, shots, in_words if full else None))
     if not full:
         return tables
+    if summary.bounds is not None:
+        tables.append(_bounds_table(summary.accuracy, summary.bounds, shots))
     if max(summary.accuracy.shape) <= _MAX_MEANS:
         tables.append(_means_table(summary, shots))
     if summary.calibration is not None:
@@ -191,9 +197,9 @@ def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) 
     sets, permutations = summary.accuracy.shape
     rows: list[Sequence[str]] = [
         ("mean", number(summary.mean), f"{interval_words(summary.mean_interval)} for other sets, orders and queries"),
-        ("best ordering", *_ordering(summary.best)),
+        ("best ordering", *_ordering(summary.best, summary.bounds)),
         ("5 % ordering", number(summary.low_tail.accuracy), "one ordering in 20 is no better than this"),
-        ("worst ordering", *_ordering(summary.worst)),
+        ("worst ordering", *_ordering(summary.worst, summary.bounds)),
     ]
     missing = ", ".join(f"{name} {share:.2%}" for name, share in summary.missing.items() if share) or "none"
     if full or missing != "none":
@@ -258,5 +264,36 @@ def _at(shots: int | None) -> str:
     return "" if shots is None else f" at k = {shots}"
 
 
-def _ordering(ordering: Ordering) -> tuple[str, str]:
-    return number(ordering.accuracy), f"set {ordering.set}, permutation {ordering.permutation}"
+def _ordering(ordering: Ordering, bounds: stats.AccuracyBounds | None) -> tuple[str, str]:
+    words = f"set {ordering.set}, permutation {ordering.permutation}"
+    if bounds is not None and bounds.missing[place := (ordering.set, ordering.permutation)] > 0:
+        words += (
+            f"; {number(bounds.lowest[place])} to {number(bounds.highest[place])} with what it lacks wrong, or right"
+        )
+    return number(ordering.accuracy), words
+
+
+def _bounds_table(accuracy: FloatArray, bounds: stats.AccuracyBounds, shots: int | None) -> Table:
+    """The orderings that lack the most, with their accuracies at worst and at best."""
+    order = np.argsort(-bounds.missing, axis=None, kind="stable")
+    lacking = [np.unravel_index(at, accuracy.shape) for at in order if bounds.missing.flat[at] > 0]
+    rows = [
+        (
+            *map(str, place),
+            number(float(accuracy[place])),
+            f"{bounds.missing[place]:.1%}",
+            number(float(bounds.lowest[place])),
+            number(float(bounds.highest[place])),
+        )
+        for place in lacking[:_MOST_BOUNDED]
+    ]
+    most = f"The {len(rows)} of {len(lacking):,} that lack the most. " if len(rows) < len(lacking) else ""
+    could = int(np.count_nonzero(bounds.highest >= bounds.lowest.max()))
+    if could > 1:
+        most += f"{could:,} of {accuracy.size:,} orderings could be the best. "
+    return Table(
+        f"Orderings with missing answers{_at(shots)}",
+        ("set", "permutation", "accuracy", "missing", "all wrong", "all right"),
+        rows,
+        caption=f"{most}All wrong, all right: the accuracy if every missing answer of this ordering were so.",
+    )

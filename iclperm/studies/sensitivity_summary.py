@@ -73,6 +73,9 @@ class SensitivitySummary:
     """If every missing answer were wrong; None where none is missing, or fewer than two sets or permutations were
     run."""
     if_right: Extreme | None
+    bounds: stats.AccuracyBounds | None
+    """[S, P] accuracy of each ordering if all that it lacks were wrong, or right, and how much it lacks; None where
+    nothing is missing."""
     mean: float
     mean_interval: Interval
     """95 % interval of the mean accuracy for other sets, permutations and queries (`stats.mean_error`)."""
@@ -207,6 +210,7 @@ def sensitivity_summary(
         missing=_missing(state, weights),
         if_wrong=if_wrong,
         if_right=if_right,
+        bounds=None if is_whole else stats.accuracy_bounds(items, state, weights),
         mean=float(matrix.mean()),
         mean_interval=bounded(stats.mean_error(whole.items, whole.weights).interval(), "accuracy"),
         mean_se=stats.clustered_se(whole.items, whole.weights),
