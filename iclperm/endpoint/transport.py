@@ -30,6 +30,7 @@ from iclperm.endpoint.replies import (
     read_refusal,
     read_reply,
     refusal,
+    refuse_numberless,
     spent_on,
     without,
 )
@@ -322,6 +323,8 @@ class Transport:
                 _MOST_BYTES.set(_most_bytes(request))
                 raw = await verb.with_raw_response.create(**named, extra_body=rest)
             reply = read_reply(raw.http_response.content, self._cut)
+            if request.is_probe:
+                refuse_numberless(reply)
         except openai.APIStatusError as error:
             raise self._judged(error, request, body, booking) from None
         except (TimeoutError, openai.APIConnectionError, ValueError) as error:
