@@ -19,26 +19,26 @@ class _Written(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class _Extent(_Written):
+class _WrittenExtent(_Written):
     sets: _Count
     permutations: _Count
     queries: _Count
     dev_queries: _Count
 
 
-class _Work(_Written):
+class _WrittenWork(_Written):
     cells: _Count
     parts: _Count
     general_cells: _Count
     odd_labels: _Count
 
 
-class _Tokens(_Written):
+class _WrittenTokens(_Written):
     naive: _Count
     unique: _Count
 
 
-class _Counts(_Written):
+class _WrittenCounts(_Written):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     num_excluded: _Count
@@ -46,38 +46,38 @@ class _Counts(_Written):
     num_conflicting: _Count
 
 
-class _Growth(_Written):
+class _WrittenGrowth(_Written):
     """The plan of a growth, which leaves out what identifies the run."""
 
-    extents: Annotated[list[_Extent], Field(min_length=1)]
-    work: _Work
-    tokens: _Tokens
+    extents: Annotated[list[_WrittenExtent], Field(min_length=1)]
+    work: _WrittenWork
+    tokens: _WrittenTokens
     tables: dict[str, str]
-    counts: _Counts
+    counts: _WrittenCounts
 
 
-class _Choices(_Written):
+class _WrittenChoices(_Written):
     scoring: str
     shots: list[_Count]
     kind: str | None = None
 
 
-class _Lengths(_Written):
+class _WrittenLengths(_Written):
     sum: list[_Number]
     mean: list[_Number]
     bytes: list[_Number]
 
 
-class _Generation(_Written):
+class _WrittenGeneration(_Written):
     draws: Annotated[int, Field(ge=1, le=_MOST_OF_ANYTHING)]
 
 
-class _Plan(_Growth):
-    study: _Choices
+class _WrittenPlan(_WrittenGrowth):
+    study: _WrittenChoices
     labels: list[str]
-    label_lengths: _Lengths
+    label_lengths: _WrittenLengths
     task: str
-    generation: _Generation | None = None
+    generation: _WrittenGeneration | None = None
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
@@ -89,7 +89,7 @@ class _Plan(_Growth):
         return self
 
 
-class _Session(_Written):
+class _WrittenSession(_Written):
     numerics: dict[str, JsonValue]
     seconds: _Number = 0.0
     parts: _Count = 0
@@ -100,12 +100,12 @@ class _Session(_Written):
 
 def is_plan(content: Mapping[str, Any]) -> bool:
     """Whether what was sealed has what is read of a plan, be it of a run or of its growth."""
-    return _is_written(_Growth if "run" in content else _Plan, content)
+    return _is_written(_WrittenGrowth if "run" in content else _WrittenPlan, content)
 
 
 def is_session(content: Mapping[str, Any]) -> bool:
     """Whether what was sealed has what is read of the record of a session."""
-    return _is_written(_Session, content)
+    return _is_written(_WrittenSession, content)
 
 
 def _is_written(kind: type[_Written], content: Mapping[str, Any]) -> bool:
