@@ -448,3 +448,19 @@ def test_a_positive_log_probability_flips_no_prediction(tmp_path):
         ((scored,),) = endpoint.score_groups([["Q:"]], [" x", " s"])
     assert scored.state == "invalid"
     assert all(np.isnan(value) for value in scored.logprob)
+
+
+def test_a_probe_without_any_number_does_not_decide_what_a_server_gives(tmp_path):
+    def answered(body, values):
+        tokens = [*prompt_of(body), "x"]
+        logprobs = {"tokens": tokens, "token_logprobs": [None] + values * (len(tokens) - 1)}
+        choice = {"text": prompt_of(body), "logprobs": logprobs, "finish_reason": "stop"}
+        return whole(good(choices=[choice], model=MODEL))()
+
+    replies = [lambda body: answered(body, [float("nan")]), *[lambda body: answered(body, [-1.0])] * 20]
+    with faulty_server(replies) as server:
+        endpoint = an_endpoint(server, api="completions")
+        ((scored,),) = endpoint.score_groups([["Q:"]], [" x", " s"])
+    assert scored.state == "ok"
+    assert endpoint.capabilities.prompt_logprobs
+    assert len(server.seen) == endpoint.paid.requests == 4

@@ -103,7 +103,7 @@ def only_an_adapter(folder: Path) -> None:
 
 BROKEN = [
     (no_config, "has no config.json; give a folder saved by save_pretrained"),
-    (broken_config, "is not valid JSON"),
+    (broken_config, "is not valid JSON.*; download or save it again"),
     (no_weights, "has no weights; it needs model.safetensors"),
     (pickled_weights, r"has only pickled weights \(pytorch_model.bin\), which can run code; convert them"),
     (remote_code, r"brings its own code \(auto_map in config.json\), which is not run"),

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ import iclperm
 from iclperm import Study, errors
 from iclperm.base import files as files_room
 from iclperm.base.files import Folder
+from iclperm.base.sealed import canonical, sealed, unsealed
 from iclperm.errors import RunError, RunStopped
 from iclperm.runs import audit, execute, layout, scorers, setting, tables, work
 from iclperm.runs.folder import RunFolder
@@ -526,6 +527,136 @@ def test_an_unfinished_run_is_whole_but_has_no_digest(tmp_path, study):
     run_in_parts(study, tmp_path / "run")
     assert audit.status(tmp_path / "run").is_finished
     assert len(audit.status(tmp_path / "run").sessions) == 2
+
+
+WRITTEN = (
+    "demonstrations{}.parquet.sha256",
+    "demonstrations{}.parquet",
+    "queries{}.parquet.sha256",
+    "queries{}.parquet",
+)
+
+
+@pytest.mark.parametrize("num_written", range(5))
+@pytest.mark.parametrize("grows", [False, True])
+def test_what_a_kill_left_unwritten_is_no_damage(tmp_path, study, grows, num_written):
+    folder, large = tmp_path / "run", grown(study, sets=3)
+    first = run_in_parts(study, folder)
+    begun = {path.name for path in (folder / "items").iterdir()} if grows else set()
+    recorded = (folder / "study.yaml").read_bytes()
+    if grows:
+        first = run_in_parts(large, folder, extend=True)
+    if num_written == 0 and grows:
+        (folder / "study.yaml").write_bytes(recorded)  # the plan of the growth is written before it
+    elif num_written == 0:
+        (folder / "study.yaml").unlink()
+    for path in (folder / "items").iterdir():
+        path.name in begun or path.unlink()
+    for name in WRITTEN[num_written:]:
+        (folder / name.format("-001" if grows else "")).unlink()
+    found = audit.verify(folder)
+    assert (found.damage, found.digest, found.num_parts_done) == ([], None, len(begun))
+    if grows:
+        assert iclperm.open_run(folder).report.is_growing
+        assert iclperm.open_run(folder).correct.shape[0] == 2
+        assert audit.status(folder).extents[-1]["sets"] == 3
+    else:
+        with pytest.raises(RunError, match=r"is not finished|not yet written"):
+            iclperm.open_run(folder)
+    assert run_in_parts(large if grows else study, folder, extend=grows).digest == first.digest
+    assert audit.verify(folder).digest == first.digest
+    assert not [*(folder / "quarantine").iterdir()]
+
+
+def test_a_folder_without_a_plan_has_only_begun(tmp_path, study):
+    (tmp_path / "run/tmp").mkdir(parents=True)
+    (tmp_path / "run/FORMAT").write_text("iclperm-run 1\n")
+    found = audit.verify(tmp_path / "run")
+    assert (found.damage, found.digest) == ([], None)
+    for look in (audit.status, iclperm.open_run):
+        with pytest.raises(RunError, match="has only begun; run the same study into it"):
+            look(tmp_path / "run")
+    assert iclperm.run(study, tmp_path / "run").digest == audit.verify(tmp_path / "run").digest
+
+
+@pytest.mark.parametrize("plan", ["whole", "damaged", "gone"])
+@pytest.mark.parametrize("words", [None, "", "iclperm-runs1", "iclperm-run 2", "iclperm-runs 12"])
+def test_what_is_wrong_with_format_and_plan_is_told_and_mended_by_the_same_command(tmp_path, study, words, plan):
+    folder = tmp_path / "run"
+    whole = run_in_parts(study, folder)
+    (folder / "FORMAT").unlink() if words is None else (folder / "FORMAT").write_text(words)
+    if plan == "gone":
+        (folder / "plan.json").unlink()
+    elif plan == "damaged":
+        damage(folder / "plan.json")
+    if (words, plan) != (None, "gone"):
+        is_version = words in ("iclperm-run 2", "iclperm-runs 12")
+        told = "FORMAT is gone" if words is None else "install a newer iclperm" if is_version else "FORMAT is damaged"
+        with pytest.raises(RunError, match=f"{told}.*run the study again, which mends it"):
+            iclperm.open_run(folder)
+        with pytest.raises(RunError, match=r"give (another|a new or empty) folder|install a newer iclperm"):
+            run_in_parts(grown(study, seed=7), folder)
+    mended = run_in_parts(study, folder)
+    assert mended.digest == whole.digest == audit.verify(folder).digest
+    assert (folder / "FORMAT").read_text() == "iclperm-run 1\n"
+
+
+def test_without_any_record_a_run_of_this_version_is_not_guessed(tmp_path, study):
+    run_in_parts(study, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/environment")
+    (tmp_path / "run/FORMAT").write_text("iclperm-r")
+    damage(tmp_path / "run/plan.json")
+    with pytest.raises(RunError, match=r"lost both FORMAT and plan\.json.*; give another folder"):
+        run_in_parts(study, tmp_path / "run")
+
+
+@pytest.mark.parametrize("victim", ["queries.parquet", "demonstrations.parquet", "environment"])
+def test_damage_that_no_answer_is_read_through_is_mended_by_the_same_command(tmp_path, study, victim):
+    folder, large = tmp_path / "run", grown(study, sets=3)
+    run_in_parts(study, folder)
+    whole = run_in_parts(large, folder, extend=True)
+    path = next((folder / victim).iterdir()) if victim == "environment" else folder / victim
+    damage(path)
+    assert path.name in audit.verify(folder).damage[0]
+    assert run_in_parts(large, folder, extend=True).digest == whole.digest
+    assert audit.verify(folder).digest == whole.digest
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan-001.json", "environment/*.json"])
+def test_a_strangers_record_is_damage_and_nothing_else(tmp_path, study, name):
+    folder = tmp_path / "run"
+    run_in_parts(study, folder)
+    run_in_parts(grown(study, sets=3), folder, extend=True)
+    path = next(folder.glob(name))
+    content = {key: value for key, value in unsealed(path.read_bytes()).items() if key != "digest"}
+    places = [(key,) for key in content] + [
+        (key, inner) for key, value in content.items() if isinstance(value, dict) for inner in value
+    ]
+    for *outer, key in places:
+        for value in (..., None, [], {}, -1, 10**30, 10**400, "x", [[[]]], True, float("inf"), -1.5):
+            changed = json.loads(json.dumps(content))
+            within = changed[outer[0]] if outer else changed
+            if value is ...:
+                del within[key]
+            else:
+                within[key] = value
+            path.write_bytes(canonical(sealed(changed)))
+            for look in (
+                lambda: json.dumps(audit.status(folder).to_dict(), allow_nan=False),
+                lambda: iclperm.open_run(folder),
+            ):
+                with suppress(errors.IclpermError):
+                    look()
+
+
+@pytest.mark.parametrize("name", ["demonstrations.parquet", "queries.parquet", "study.yaml"])
+def test_what_is_gone_beside_finished_parts_is_damage(tmp_path, study, name):
+    whole = run_in_parts(study, tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    (told,) = audit.verify(tmp_path / "run").damage
+    assert f"{name} is not there: lost" in told
+    assert run_in_parts(study, tmp_path / "run").digest == whole.digest
+    assert not audit.verify(tmp_path / "run").damage
 
 
 def test_parts_of_other_numerics_are_mixed_on_demand_only_and_said_so(tmp_path, study, monkeypatch):

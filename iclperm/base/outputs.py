@@ -39,5 +39,14 @@ def output(path: str | Path, *, is_folder: bool = False) -> Path:
     return path
 
 
+def report_folder(path: str | Path, own: Path | None = None) -> Path:
+    """A folder for a report, as `output`; raises `ConfigError` for that of a run other than the ``own``, whose report
+    lies there."""
+    path = output(path, is_folder=True)
+    if _is_run(path) and (own is None or os.path.realpath(path) != os.path.realpath(own)):
+        raise ConfigError(f"{path} is the folder of another run, whose report would be replaced; name another folder")
+    return path
+
+
 def _is_run(path: Path) -> bool:
     return os.path.lexists(path / "FORMAT") or ((path / "plan.json").exists() and (path / "items").exists())

@@ -121,6 +121,14 @@ def checked_reply(reply: Any, cut: Callable[[str], str] = str) -> dict[str, Any]
     return found
 
 
+def refuse_numberless(reply: Mapping[str, Any]) -> None:
+    """Raises ValueError for tokens that all lack their log-probabilities: such a reply does not tell whether a server
+    gives any, and if it were kept it would decide that for good."""
+    values = _list(_mapping(reply["choices"][0].get("logprobs")).get("token_logprobs"))
+    if len(values) > 1 and all(value is None for value in values):  # of an echo the first alone has none
+        raise ValueError(f"none of its {len(values)} tokens has a log-probability")
+
+
 def read_refusal(raw: bytes, otherwise: str, cut: Callable[[str], str]) -> Refusal:
     """What an HTTP error says, as far as that is known JSON; else its bytes as text, or ``otherwise``."""
     try:

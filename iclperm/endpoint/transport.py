@@ -28,6 +28,7 @@ from iclperm.endpoint.replies import (
     read_refusal,
     read_reply,
     refusal,
+    refuse_numberless,
     spent_on,
     without,
 )
@@ -292,6 +293,8 @@ class Transport:
                 MOST_BYTES.set(_most_bytes(request))
                 raw = await verb.with_raw_response.create(**named, extra_body=rest)
             reply = read_reply(raw.http_response.content, self._cut)
+            if request.is_probe:
+                refuse_numberless(reply)
         except openai.APIStatusError as error:
             failure = self._judged(error, request, body, booking)
         except (TimeoutError, openai.APIConnectionError, ValueError) as error:

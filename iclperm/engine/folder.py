@@ -326,7 +326,7 @@ def json_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
-        raise ModelError(f"'{path}' is not valid JSON: {first_line(error)}") from error
+        raise ModelError(f"'{path}' is not valid JSON: {first_line(error)}; download or save it again") from error
     if not isinstance(content, dict):
         raise ModelError(f"'{path}' is no configuration: a JSON object is needed")
     return content

@@ -20,6 +20,7 @@ _NOTHING = frozenset(
 )
 _TRUE, _FALSE = frozenset(("true", "t", "yes", "y")), frozenset(("false", "f", "no", "n"))
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")
+_IS_PADDED = re.compile(r"[+-]?0\d")  # a name of digits, as 007, and not 1 beside 1.0
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 
@@ -148,7 +149,8 @@ def _named(values: Sequence[Any]) -> list[Any]:
         return [None if is_nothing(value) else _whole(value) for value in found]
     if all(isinstance(value, str) and _NUMBER.fullmatch(value.lower()) for value in there):
         as_numbers = {value: _whole(int(value) if value.lstrip("+-").isdecimal() else float(value)) for value in there}
-        if len(set(as_numbers.values())) == len(set(there)):  # not 7 beside 007
+        different = set(there) if any(map(_IS_PADDED.match, there)) else set(map(Decimal, there))
+        if len(set(as_numbers.values())) == len(different):  # 1 is 1.0, but 7 is not 007
             return [as_numbers.get(value) for value in found]
     return [
         None if value in (None, "") or (isinstance(value, float) and math.isnan(value)) else value for value in found

@@ -179,12 +179,14 @@ def digest_of(labels: Sequence[str], shots: Sequence[int], splits: Iterable[Item
 
 def write_tables(tables: Iterable[pa.Table], path: Path) -> Path:
     """Writes tables one after the other into a .csv, .jsonl or .parquet file, whole or not at all."""
-    if path.suffix not in _WRITERS:
+    if (ending := path.suffix.lower()) not in _WRITERS:
         raise ConfigError(f"{path} has no known ending; give one of {', '.join(_WRITERS)}")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file that ends in {ending}, in it or elsewhere")
     with writable(output(path).parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:
-            _WRITERS[path.suffix](iter(tables), unfinished)
+            _WRITERS[ending](iter(tables), unfinished)
     return path
 
 

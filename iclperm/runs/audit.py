@@ -14,7 +14,7 @@ from iclperm.endpoint.ledger import paid
 from iclperm.errors import DamagedItem, IclpermError, RunError, UnknownKind, is_out_of_memory
 from iclperm.runs.answers import digest_of
 from iclperm.runs.finish import forwarded_tokens
-from iclperm.runs.folder import RunFolder
+from iclperm.runs.folder import TABLES, RunFolder, has_only_begun
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.study.endpoint import Spent
@@ -113,8 +113,11 @@ def status(path: str | Path) -> RunStatus:
 def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:
     """Checks every byte of a run folder; changes nothing. Raises `RunError` for a folder that is no run at all.
 
-    Damage is listed, not raised; the next ``run`` sets it aside and computes it anew. O(size of the folder).
+    Damage is listed, not raised; the next ``run`` sets it aside and computes it anew. What a process that was killed
+    had not yet written is none: the run is not finished. O(size of the folder).
     """
+    if has_only_begun(Path(path)):
+        return Verification(Path(path), [], 0, 0, None)
     try:
         folder = RunFolder.open(path)
     except DamagedItem as error:
@@ -132,17 +135,20 @@ def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:
             damage.append(str(error))
             return None
 
-    checked(folder.study)
+    unwritten = folder.unwritten()
+    if folder.path / "study.yaml" not in unwritten:
+        checked(folder.study)
     checked(_refuse_other_chain, folder)
     for number in range(len(folder.plans)):
-        for name in ("demonstrations", "queries"):
-            checked(folder.table, name, number)
+        for name in TABLES:
+            if folder.table_path(name, number) not in unwritten:
+                checked(folder.table, name, number)
     damage += [f"{file} cannot be read; what its session cost is unknown" for file in folder.unreadable_sessions()]
     files = checked(folder.parts.finished) or {}
     is_known = len(files) == folder.num_parts or folder.num_cells <= limits.cells_unfinished
-    scores = checked(_scores, folder, limits) if is_known and not damage else None
+    scores = checked(_scores, folder, limits) if is_known and not (damage or unwritten) else None
     num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
-    is_whole = not damage and len(files) == folder.num_parts
+    is_whole = not (damage or unwritten) and len(files) == folder.num_parts
     digest = checked(_digest, folder, scores, num_rows) if is_whole else None
     damage += checked(damage_to_replies, folder.path) or []
     return Verification(folder.path, damage, len(files), folder.num_parts, digest)

@@ -139,7 +139,8 @@ def _replies(folder: RunFolder) -> dict[str, int]:
 def finished(path: Path, setting: ResolvedStudy) -> FinishedRun | None:
     """The run in a folder if it is that of this study and nothing is missing, else None.
 
-    Loads neither tokenizer nor model. Where the study differs in how answers are read, its folder's study follows.
+    Loads neither tokenizer nor model; what mends a file that answers are read without does, so then it is None, too.
+    Where the study differs in how answers are read, its folder's study follows.
     """
     try:
         folder = RunFolder.open(path)
@@ -147,7 +148,7 @@ def finished(path: Path, setting: ResolvedStudy) -> FinishedRun | None:
         if known != setting.identity or folder.extents[-1] != setting.study.extent:
             return None
         run = open_one(path, normalize=setting.study.normalize, unparsed=setting.study.unparsed, limits=setting.limits)
-        if run.report.is_growing:
+        if run.report.is_growing or folder.has_other_damage():
             return None
         folder.record_statistics(setting.study)
         return replace(run, study=setting.study)

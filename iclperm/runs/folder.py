@@ -32,8 +32,9 @@ from iclperm.base.files import Folder, writable
 from iclperm.base.outputs import output
 from iclperm.base.sealed import canonical, sealed, unsealed
 from iclperm.errors import ConfigError, DamagedItem, RunError, UnknownKind, is_out_of_memory
-from iclperm.runs.formats import FORMAT, VERSION, check_format, format_of
+from iclperm.runs.formats import FORMAT, SEVERAL_FORMAT, VERSION, check_format, format_of
 from iclperm.runs.parts import PartFiles
+from iclperm.runs.records import is_plan, is_session
 from iclperm.runs.stored import (
     MOST_OF_TABLE,
     bytes_of,
@@ -45,15 +46,15 @@ from iclperm.runs.stored import (
 )
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
-from iclperm.study.study import EXTENT_KEYS, STATISTICS, Study
+from iclperm.study.study import STATISTICS, Study
 
 _CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
 _MOST_CONTENT_FREE = 1_000  # queries that a calibrated study has beside those that it asks for
-_MOST_OF_ANYTHING = 1 << 50
 _PLAN_BYTES = 64 << 20  # a study file has 1 MiB at most
 _RECORD_BYTES = 1 << 20
 _FORMAT_RAW = f"{FORMAT}\n".encode()
+TABLES = ("demonstrations", "queries")
 _LATER_PLAN = re.compile(r"plan-[0-9]{3}\.json")
 
 
@@ -101,9 +102,16 @@ class RunFolder:
         path = Path(path)
         files = Folder(path)
         _refuse_unfetched(path)
-        if not (path.is_dir() and files.has(path / "FORMAT") and files.has(path / "plan.json")):
+        has_format, has_plan = (path.is_dir() and files.has(path / name) for name in ("FORMAT", "plan.json"))
+        if not (has_format or has_plan):
             raise RunError(f"{path} is not a run folder; give the folder that a run was written to")
+        if not has_format:
+            raise DamagedItem(f"{path / 'FORMAT'} is gone; run the study again, which mends it, or give another folder")
         check_format(path)
+        if has_only_begun(path):
+            raise RunError(f"{path} has only begun; run the same study into it to continue")
+        if not has_plan:
+            raise DamagedItem(f"{path / 'plan.json'} is gone; run the study again, which mends it")
         return cls(path, [_read_plan(files, file) for file in _plan_files(files)])
 
     def plan_path(self, number: int) -> Path:
@@ -154,14 +162,40 @@ class RunFolder:
             )
         path = self.path / "study.yaml"
         study = self._read_study()
-        if study is None or not (_is_of(study, self.plan) and _agrees(study, self.extents[-1])):
+        if study is None and not self.files.has(path):
+            raise DamagedItem(f"{path} is not there: lost, or not yet written; run the study again")
+        # Of a growth the plan is first: who was killed then leaves the study as it was before.
+        if study is None or not (_is_of(study, self.plan) and any(_agrees(study, each) for each in self.extents)):
             raise DamagedItem(f"{path} is damaged: it is not the plan's study; run the study again")
-        return study
+        return study.model_copy(update=self.extents[-1])
+
+    def unwritten(self) -> list[Path]:
+        """The study and the tables that are not there because who began the run, or let it grow, was killed before.
+
+        They are written before any part is, so where a growth has a finished part, or names leave that open, they are
+        lost instead.
+        """
+        begin, found = 0, []
+        try:
+            finished = self.parts.finished()
+        except (RunError, OSError):
+            return []
+        for number, plan in enumerate(self.plans):
+            parts = range(begin, begin := begin + int(plan["work"]["parts"]))
+            places = [self.table_path(name, number) for name in TABLES]
+            if not any(part in parts for part in finished):
+                places += [] if number else [self.path / "study.yaml"]
+                found += [path for path in places if not self.files.has(path)]
+        return found
+
+    def table_path(self, name: str, number: int) -> Path:
+        """``demonstrations`` or ``queries`` as they were after a growth."""
+        return self.path / _of_growth(f"{name}.parquet", number)
 
     def table(self, name: str, number: int = -1) -> pa.Table:
         """``demonstrations`` or ``queries`` as they were after a growth, by default the last; raises `DamagedItem` for
         another content than the plan says."""
-        path = self.path / _of_growth(f"{name}.parquet", number % len(self.plans))
+        path = self.table_path(name, number % len(self.plans))
         extent = self.plans[number]["extents"][-1]
         most_rows = {
             "demonstrations": extent["sets"] * extent["permutations"] * len(self.plan["study"]["shots"]),
@@ -177,8 +211,23 @@ class RunFolder:
                 raise
             is_whole = False
         if not is_whole:
-            raise DamagedItem(f"{path} is damaged: its content is not what the plan says; run the study again")
+            is_lost = not self.files.has(path)
+            state = (
+                "not there: lost, or not yet written" if is_lost else "damaged: its content is not what the plan says"
+            )
+            raise DamagedItem(f"{path} is {state}; run the study again")
         return table
+
+    def has_other_damage(self) -> bool:
+        """Whether something is damaged that the answers at the last extent are read without: a session's record, or a
+        table of an earlier extent."""
+        try:
+            for number in range(len(self.plans) - 1):
+                for name in TABLES:
+                    self.table(name, number)
+        except DamagedItem:
+            return True
+        return bool(self.unreadable_sessions())
 
     def set_aside(self, path: Path) -> Path:
         """Moves a damaged file to ``quarantine``; its part will be computed anew."""
@@ -257,7 +306,7 @@ class RunFolder:
         return len(_plan_files(self.files)) > len(self.plans)
 
     def _write_table(self, number: int, name: str, table: pa.Table) -> None:
-        path = self.path / _of_growth(f"{name}.parquet", number)
+        path = self.table_path(name, number)
         if self.files.has(path):
             try:
                 self.table(name, number)
@@ -324,31 +373,50 @@ def recorded_extents(path: str | Path, identity: Mapping[str, Any]) -> list[dict
 
 
 def has_mended_format(path: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the FORMAT of a run of this ``identity`` (`ResolvedStudy.identity`) was damaged, and is whole now; its
-    damaged bytes are in ``quarantine``. That of another run is left alone.
+    """Whether the FORMAT of a run of this ``identity`` (`ResolvedStudy.identity`) was damaged or gone, and is whole
+    now; its damaged bytes are in ``quarantine``. That of another run is left alone.
 
-    Another version's is not damaged. Where its number may itself be the damage, sessions say which version wrote them.
+    Another version's is not damaged. Where its number may itself be the damage, or plan.json is damaged, too, sessions
+    say which version wrote them; parts then say whose they are (`RunFolder.create`).
     """
     files = Folder(path)
-    if not (path.is_dir() and files.has(path / "FORMAT")) or (found := format_of(path)) == FORMAT:
+    is_there = path.is_dir() and files.has(path / "FORMAT")
+    found = format_of(path) if is_there else ""
+    if not path.is_dir() or found in (FORMAT, SEVERAL_FORMAT):
         return False
-    if VERSION.fullmatch(found):
-        written_by = {_read_session(files, file).get("format") for file in _session_files(files)}
-        if written_by != {FORMAT}:
-            return False
+    is_version = VERSION.fullmatch(found) is not None
     try:
         plan = _read_plan(files, path / "plan.json")
     except DamagedItem:
+        plan = None
+    if plan is not None and any(plan.get(key) != value for key, value in identity.items()):
+        if is_there and not is_version:
+            raise RunError(f"{path} holds another run, whose FORMAT is damaged; give another folder")
         return False
-    if any(plan.get(key) != value for key, value in identity.items()):
-        return False
+    if is_version or plan is None:
+        written_by = {_read_session(files, file).get("format") for file in _session_files(files)}
+        if written_by != {FORMAT} and not is_version and (is_there or files.has(path / "plan.json")):
+            raise RunError(
+                f"{path} has lost both FORMAT and plan.json, and no session's record says that it is a run of this "
+                "version; give another folder"
+            )
+        if written_by != {FORMAT}:
+            return False
     with writable(path):
         for name in ("quarantine", "tmp"):
             files.make(path / name)
-        damaged = files.read(path / "FORMAT")
-        files.write_once(path / "quarantine" / f"FORMAT-{short_digest(damaged)}", damaged, staging=path / "tmp")
+        if is_there:
+            damaged = files.read(path / "FORMAT")
+            files.write_once(path / "quarantine" / f"FORMAT-{short_digest(damaged)}", damaged, staging=path / "tmp")
         files.write_whole(path / "FORMAT", _FORMAT_RAW, staging=path / "tmp")
     return True
+
+
+def has_only_begun(path: Path) -> bool:
+    """Whether who made a run's folder was killed before its plan was written, which comes before any result."""
+    files = Folder(path)
+    is_run = path.is_dir() and files.has(path / "FORMAT") and format_of(path) == FORMAT
+    return is_run and not _plan_files(files) and not files.names(path / "items")
 
 
 def _refuse_unfetched(path: Path) -> None:
@@ -390,37 +458,9 @@ def _signed(plans: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, pa
 def _read_plan(files: Folder, path: Path) -> dict[str, Any]:
     """A plan; raises `DamagedItem` where it is not what its digest says."""
     plan = unsealed(bytes_of(files, path, _PLAN_BYTES))
-    if plan is None or not _is_plan(plan):
+    if plan is None or not is_plan(plan):
         raise DamagedItem(f"{path} is damaged: its content is not what its digest says; run the study again")
     return plan
-
-
-def _is_plan(plan: Mapping[str, Any]) -> bool:
-    """Whether what is sealed has what is read of a plan: anyone can reckon a digest."""
-    extents, work, study, tables = (plan.get(key) for key in ("extents", "work", "study", "tables"))
-    if not (
-        isinstance(extents, list)
-        and extents
-        and isinstance(tables, Mapping)
-        and isinstance(plan.get("counts"), Mapping)
-    ):
-        return False
-    sizes = [extent.get(key) if isinstance(extent, Mapping) else None for extent in extents for key in EXTENT_KEYS]
-    sizes += [
-        work.get(key) if isinstance(work, Mapping) else None
-        for key in ("cells", "parts", "general_cells", "odd_labels")
-    ]
-    if any(type(size) is not int or not 0 <= size <= _MOST_OF_ANYTHING for size in sizes):
-        return False
-    if "run" in plan:  # a growth's, which leaves out what identifies the run
-        return True
-    return (
-        isinstance(study, Mapping)
-        and isinstance(study.get("shots"), list)
-        and isinstance(plan.get("label_lengths"), Mapping)
-        and isinstance(plan.get("labels"), list)
-        and isinstance(plan.get("task"), str)
-    )
 
 
 _LATER_KEYS = {"balance": "classes"}
@@ -448,16 +488,7 @@ def _read_session(files: Folder, path: Path) -> dict[str, Any]:
         record = unsealed(files.read(path, _RECORD_BYTES))
     except OSError:
         return {}
-    return {**record, "name": path.stem} if record is not None and _is_record(record) else {}
-
-
-def _is_record(record: Mapping[str, Any]) -> bool:
-    """Whether what is sealed is of the kinds that are reckoned with: anyone can reckon a digest."""
-    replies = record.get("replies", {})
-    counts = [record.get("parts", 0), record.get("tokens_forwarded", 0)]
-    counts += replies.values() if isinstance(replies, Mapping) else ["none"]
-    is_timed = isinstance(record.get("seconds", 0), int | float)
-    return is_timed and all(type(count) is int for count in counts) and isinstance(record.get("numerics", {}), Mapping)
+    return {**record, "name": path.stem} if record is not None and is_session(record) else {}
 
 
 def _differences(there: Any, here: Any, key: str = "") -> Iterator[str]:

@@ -24,11 +24,14 @@ def check_format(path: Path) -> None:
     found = format_of(path)
     if found == FORMAT:
         return
-    if found.startswith("iclperm-runs"):
+    if found == SEVERAL_FORMAT:
         raise RunError(f"{path} holds a study of several runs; give one of its folders, or another folder")
     if not VERSION.fullmatch(found):
         raise DamagedItem(f"{path / 'FORMAT'} is damaged: it says {found[:40]!r}; run the study again, which mends it")
-    raise RunError(f"{path} has the format {found[:40]!r}; this version reads {FORMAT!r}")
+    raise RunError(
+        f"{path} has the format {found[:40]!r}, this version reads {FORMAT!r}; install a newer iclperm, or, where "
+        "FORMAT is damaged, run the study again, which mends it if the run's records say so"
+    )
 
 
 def is_several(path: str | Path) -> bool:

@@ -131,7 +131,7 @@ class Run(FinishedRun):
             raise RunError("this run is in memory only; name a folder for its report")
         with writable(Path(target)):
             beside = {stem: plot for about in self.asides.values() for stem, plot in about.plots().items()}
-            return write_report(target, self.findings(kind), self.report_content(kind), beside)
+            return write_report(target, self.findings(kind), self.report_content(kind), beside, self.folder)
 
 
 def _about_replies(report: RunReport, study: Study) -> Iterator[str]:

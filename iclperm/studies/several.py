@@ -129,7 +129,7 @@ class StudyRuns:
                 for about in asides.values()
                 for stem, plot in about.plots().items()
             }
-            return write_report(target, self.findings(kind), self.report_content(kind), beside)
+            return write_report(target, self.findings(kind), self.report_content(kind), beside, self.folder)
 
 
 @dataclass(frozen=True)
