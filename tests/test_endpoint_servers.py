@@ -16,7 +16,15 @@ from iclperm import Study
 from iclperm.endpoint import Endpoint, Ledger, Pace, Spent
 from iclperm.endpoint.keys import KeyHosts
 from iclperm.endpoint.ledger import paid
-from iclperm.endpoint.replies import RequestResult, as_echoed, as_listed, checked_reply, compact, is_version_of
+from iclperm.endpoint.replies import (
+    RequestResult,
+    as_echoed,
+    as_listed,
+    checked_reply,
+    compact,
+    is_version_of,
+    refuse_numberless,
+)
 from iclperm.endpoint.secret import KeyCutter
 from iclperm.errors import ConfigError, RunStopped
 from iclperm.study.endpoint import EndpointChoices
@@ -546,3 +554,24 @@ def test_a_token_that_is_listed_twice_counts_as_its_likeliest_in_any_order(order
     reply = checked_reply({"model": "m", "choices": [{"message": {"content": "b"}, "logprobs": {"content": content}}]})
     scored = as_listed(RequestResult("ok", reply, ""), ["a", "b"])
     assert scored.logprob == (-1.0, -2.0)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "decides"),
+    [
+        (None, True),
+        ({"tokens": ["a", "b"], "token_logprobs": [None, -1.0]}, True),
+        ({"content": []}, True),
+        ({"tokens": ["a", "b"], "token_logprobs": [None, None]}, False),
+        ({"tokens": ["a", "b"], "token_logprobs": []}, False),
+        ({"tokens": None, "token_logprobs": [-1.0, -2.0]}, False),
+        ([1, 2], False),
+    ],
+)
+def test_a_probe_whose_numbers_do_not_fit_its_tokens_decides_nothing(logprobs, decides):
+    reply = {"choices": [{"logprobs": logprobs}]}
+    if decides:
+        refuse_numberless(reply)
+    else:
+        with pytest.raises(ValueError, match="log-probabilit"):
+            refuse_numberless(reply)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from click.testing import CliRunner
 from tiny import byte_level_tokenizer, make_model, make_rows, make_task, write_rows
 
 import iclperm
@@ -28,6 +29,7 @@ from iclperm import Study, errors
 from iclperm.base import files as files_room
 from iclperm.base.files import Folder
 from iclperm.base.sealed import canonical, sealed, unsealed
+from iclperm.cli import main as cli
 from iclperm.errors import RunError, RunStopped
 from iclperm.runs import audit, execute, layout, scorers, setting, tables, work
 from iclperm.runs.folder import RunFolder
@@ -174,6 +176,11 @@ def test_a_growing_run_still_has_the_results_before(tmp_path, study):
     assert before.report.is_growing
     assert before.digest == small.digest
     assert before.study.extent == study.extent
+    for command, choices in (("report", ["--json"]), ("export", ["--out", str(tmp_path / "all.csv")])):
+        told = CliRunner().invoke(cli.cli, [command, str(tmp_path / "run"), *choices], standalone_mode=False).stderr
+        assert told.startswith("note: the run is growing, which is not finished")
+    run_in_parts(study.model_copy(update={"seed": 5}), tmp_path / "other")
+    assert "is growing, which" in " ".join(iclperm.compare([tmp_path / "run", tmp_path / "other"]).warnings)
     for name in ("tokens_naive", "tokens_unique", "num_parts"):
         assert getattr(before.report, name) == getattr(small.report, name)
     status = audit.status(tmp_path / "run")

@@ -31,7 +31,7 @@ def test_shots_are_a_sorted_list_or_the_tasks_own():
         ({"sets": "10"}, "a study's key 'sets' is '10': input should be a valid integer"),
         ({"sets": True}, "a study's key 'sets' is True"),
         ({"sets": 0}, "a study's key 'sets' is 0: input should be greater than or equal to 1"),
-        ({"shots": [1, 1]}, "a study's key 'shots' is [1, 1]: every number of shots may be listed once"),
+        ({"shots": [1, 1]}, "a study's key 'shots' is [1, 1]: every number of shots should be listed once"),
         ({"shots": "x"}, "a study's key 'shots' is 'x': input should be a valid integer or a valid list"),
         ({"shots": [1, "x"]}, "a study's key 'shots.1' is 'x': input should be a valid integer"),
         ({"shots": -1}, "a study's key 'shots' is -1: input should be greater than or equal to 0"),

@@ -30,6 +30,7 @@ from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_several
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
+from iclperm.runs.run import RunReport
 from iclperm.studies import several
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
@@ -138,6 +139,8 @@ def report(folder: Path, out: Path | None, kind: str | None, *, as_json: bool, *
     if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
         out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
     refused = _show(terminal.stdout(), found, as_json=as_json, out=out, full=True, kind=kind)
+    if as_json:
+        _note_growth(found.report)
     if refused is None:
         return 0
     reason = one_line(refused).split(";")[0]
@@ -151,7 +154,14 @@ def export(folder: Path, out: Path) -> None:
     if len(folders) > 1:
         names = ", ".join(str(path) for path in folders)
         raise ConfigError(f"{folder} holds several runs; export them one by one: {names}")
-    click.echo(open_one(folders[0]).export(out))
+    run = open_one(folders[0])
+    click.echo(run.export(out))
+    _note_growth(run.report)
+
+
+def _note_growth(report: RunReport) -> None:
+    for note in terminal.growth_note(report):
+        click.echo(f"note: {note}", err=True)
 
 
 def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, out: Path | None, *, as_json: bool) -> None:

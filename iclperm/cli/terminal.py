@@ -381,13 +381,16 @@ def _faster_dtype(planned: StudyPlan) -> list[str]:
     ]
 
 
+def growth_note(report: RunReport) -> list[str]:
+    """That these are the results before a growth that is not finished, where that is so."""
+    told = "the run is growing, which is not finished: these are its results before; run the larger study to continue"
+    return [told] if report.is_growing else []
+
+
 def _run_notes(report: RunReport) -> list[str]:
     counts = (report.num_duplicates, report.num_conflicting, report.num_excluded, report.num_oversampled)
     notes = _data_notes(*counts)
-    if report.is_growing:
-        notes.append(
-            "the run is growing, which is not finished: these are its results before; iclperm status tells more"
-        )
+    notes += growth_note(report)
     if report.num_numerics > 1:
         notes.append(
             f"parts come from {report.num_numerics} machines or versions whose last bits may differ (--mixed); "

@@ -122,9 +122,13 @@ def checked_reply(reply: Any, cut: Callable[[str], str] = str) -> dict[str, Any]
 
 
 def refuse_numberless(reply: Mapping[str, Any]) -> None:
-    """Raises ValueError for tokens that all lack their log-probabilities: such a reply does not tell whether a server
-    gives any, and if it were kept it would decide that for good."""
-    values = _list(_mapping(reply["choices"][0].get("logprobs")).get("token_logprobs"))
+    """Raises ValueError for log-probabilities that do not fit their tokens, or that none of them has: such a reply does
+    not tell whether a server gives any, and if it were kept it would decide that for good."""
+    given = reply["choices"][0].get("logprobs")
+    logprobs = _mapping(given)
+    tokens, values = (_list(logprobs.get(name)) for name in ("tokens", "token_logprobs"))
+    if len(tokens) != len(values) or (given is not None and not isinstance(given, Mapping)):
+        raise ValueError(f"its {len(tokens)} tokens have {len(values)} log-probabilities")
     if len(values) > 1 and all(value is None for value in values):  # of an echo the first alone has none
         raise ValueError(f"none of its {len(values)} tokens has a log-probability")
 

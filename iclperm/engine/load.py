@@ -149,7 +149,10 @@ def load_config(name: str | Path, revision: str | None = None) -> Any:
         with _quiet():
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        raise ModelError(f"cannot read the configuration of {str(name)!r}: {first_line(error)}") from error
+        raise ModelError(
+            f"cannot read the configuration of {str(name)!r}: {first_line(error)}; use the config.json that came with "
+            "the weights"
+        ) from error
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(
             f"{str(name)!r} is a {config.model_type!r} model, which is no causal language model that "
@@ -251,7 +254,10 @@ def _shapes(name: str | Path, config: Any, dtype: str | torch.dtype) -> PreTrain
         with torch.device("meta"), _quiet():
             model: PreTrainedModel = auto.from_config(_text_part(config), dtype=dtype, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"the configuration of {str(name)!r} makes no model: {_reason(error)}") from error
+        raise ModelError(
+            f"the configuration of {str(name)!r} makes no model: {_reason(error)}; use the config.json that came with "
+            "the weights"
+        ) from error
     return model
 
 

@@ -114,10 +114,8 @@ class Contexts:
         ]
         caption = "" if len(shown) == len(order) else f"The best {len(shown)} of {len(order):,}."
         bounds = "95 % t interval" if self.is_graded else "95 % Wilson interval"
-        title, header = (
-            f"{_measured(self.is_graded)} by context",
-            ("context", _measured(self.is_graded).lower(), bounds),
-        )
+        title = f"{_measured(self.is_graded)} by context"
+        header: tuple[str, ...] = ("context", _measured(self.is_graded).lower(), bounds)
         if self.bounds is not None:
             header = (*header, "missing", "all wrong", "all right")
             lacks = zip(*(values.tolist() for values in self.bounds), strict=True)
@@ -125,8 +123,8 @@ class Contexts:
             rows = [(*row, *ends[i]) for row, i in zip(rows, shown, strict=True)]
             caption += (
                 " Accuracy: over the queries that all answered. All wrong, all right: over all queries, if every "
+                "missing answer were so."
             )
-            caption += "missing answer were so."
         tables = [Table(title, header, rows, caption=caption.strip())]
         if self.pairs is not None:
             tables.append(self._all_pairs(self.pairs))

@@ -229,7 +229,10 @@ def _axes_of(shape: tuple[int, ...], axes: str) -> str:
     if set(letters) - set(AXES) or len(set(letters)) != len(letters):
         raise RequestError(f"axes must be distinct letters of S, P, K, Q and C, got {axes!r}")
     if len(letters) != len(shape):
-        raise RequestError(f"axes {axes!r} names {len(letters)} axes, the array has {len(shape)}: {list(shape)}")
+        raise RequestError(
+            f"axes {axes!r} names {len(letters)} axes, the array has {len(shape)}: "
+            f"{list(shape)}; name each once, as in SPKQ"
+        )
     if "C" in letters and set(letters) != {"C", "Q"}:
         raise RequestError(f"contexts C go with queries Q alone, got {axes!r}; number sets S and permutations P")
     if "Q" not in letters and not {"S", "P"} <= set(letters):

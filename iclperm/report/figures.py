@@ -82,8 +82,8 @@ def curve_plot(curve: Curve, shots: Sequence[int], *, title: str = "", chance: f
             axes.axhline(chance, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
         axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=shot_ticks(shots))
         plain_frame(axes)
-        place = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.01), "ncols": 2}  # below, where it hides nothing
-        figure.legend(frameon=False, handlelength=1.8, **place)
+        below: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.01), "ncols": 2}  # where it hides nothing
+        figure.legend(frameon=False, handlelength=1.8, **below)
         head(figure, title or "Accuracy against the number of demonstrations", "bands: mean ± one standard deviation")
 
     return Plot((4.8, 3.9), draw)
@@ -123,7 +123,7 @@ def confusion_plot(
                 axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=6.5)
         axes.set_xticks(range(len(columns)), _without_mathematics(columns), rotation=90)
         axes.set_yticks(range(len(words)), _without_mathematics(words))
-        for row in np.flatnonzero(total[:, 0] == 0):
+        for row in np.flatnonzero(total[:, 0] == 0).tolist():
             axes.text((len(columns) - 1) / 2, row, "no query", ha="center", va="center", color=GREY, fontsize=6.5)
         axes.set(xlabel="answered", ylabel="right label")
         axes.tick_params(length=0)

@@ -45,6 +45,8 @@ class Compared:
     """Choices that change what an answer is, by the key of the study."""
     unborne: tuple[str, ...] = ()
     """Why nothing can be concluded from the study by itself; empty where something can, or that is not known."""
+    is_growing: bool = False
+    """Whether these are its results before a growth that is not finished."""
 
     @property
     def has_answers(self) -> bool:
@@ -87,7 +89,9 @@ def of_run(name: str, run: FinishedRun) -> Compared:
     """A finished run; reads its answers, states and tables."""
     about = {key: str(getattr(run.study, key)) for key in _SAID}
     unborne = tuple(reason.words for reason in bearing.of_run(run).reasons)
-    return Compared(name, run.correct, run.state, run.weights, run.shots, identities(run), about, unborne)
+    return Compared(
+        name, run.correct, run.state, run.weights, run.shots, identities(run), about, unborne, run.report.is_growing
+    )
 
 
 def of_array(
@@ -117,7 +121,11 @@ def together(studies: Sequence[Compared], shared: Sequence[str] | None = None) -
     """
     if shared is not None and (unknown := [word for word in shared if word not in AXES]):
         raise RequestError(f"studies share some of {', '.join(AXES)}; got {unknown[0]!r}")
-    notes: list[str] = []
+    notes = [
+        f"{study.name!r} is growing, which is not finished: compared are its results before"
+        for study in studies
+        if study.is_growing
+    ]
     groups: dict[str, tuple[int, ...]] = {}
     found = list(studies)
     if shared is None and (nameless := [study.name for study in studies if study.names is None]):

@@ -182,6 +182,8 @@ def _place(choices: Any, problem: ErrorDetails) -> tuple[str, ...]:
 
 
 def _message(problem: ErrorDetails) -> str:
+    if problem["type"] == "string_pattern_mismatch":
+        return "it should be letters, digits, '_', '.' and '-', the first a letter or digit"
     return problem["msg"].removeprefix("Value error, ")
 
 

@@ -175,7 +175,7 @@ class Study(Choices):
     @classmethod
     def _distinct(cls, shots: Any) -> Any:
         if isinstance(shots, list) and len(set(shots)) < len(shots):
-            raise ValueError("every number of shots may be listed once")
+            raise ValueError("every number of shots should be listed once")
         return shots
 
     @classmethod

@@ -23,6 +23,7 @@ KINDS = (("sensitivity", "finished"), ("sensitivity", "half"), ("grown", "finish
 OTHERS = {"sensitivity": "curve", "grown": "sensitivity", "search": "convergence", "generated": "sensitivity",
           "transfer": "selection"}  # fmt: skip
 LIMIT_S = 10.0
+GROWING = "the run is growing, which is not finished"  # what is said beside the results of an earlier extent
 _HUGE = 1 << 36
 _STRANGE = "-0123456789abcdef.parquet"
 
@@ -216,7 +217,7 @@ def check(world: World, step: Damage, random: Random) -> Verdict:
     for look in LOOKS:
         done = run(world.look(look, folder, drawn=random.random() < 0.1), folder.parent, world.scratch, limit_s=LIMIT_S)
         verdict.add(look, judged(done, is_check=look in LOOKS[:2]))
-        if done.code == 0:
+        if done.code == 0 and GROWING not in done.err:  # which is an earlier extent, and told
             verdict.add(look, _other_words(world, step.study, look, done.out, folder))
         if _changes(before, world.snapshot()):
             verdict.findings.append(f"{look}: changed what is outside")

@@ -250,11 +250,13 @@ def run_alone(study: Path, out: Path, *, grows: bool = False, **more: Any) -> in
 def report_alone(folder: Path) -> int:
     """As ``iclperm report --json``, but without figures."""
     from iclperm import api
+    from iclperm.cli.terminal import growth_note
 
     def work() -> None:
         found = api.open_run(folder)
         requests = getattr(found.report, "num_requests", None)
         print(json.dumps({**found.report_content(), "digest": found.digest, "requests": requests}, allow_nan=False))
+        print(*growth_note(found.report), sep="\n", file=sys.stderr)
 
     return _as_command(work)
 
