@@ -375,7 +375,7 @@ class _LikelyFirst(_Likely):
 
 
 class _Logprobs(_Loose):
-    generated: _Count = Field(default=None, alias=_GENERATED)
+    generated: _Count = Field(default=None, alias="iclperm_generated")  # `_GENERATED`: type checkers want it spelt
     tokens: list[str | None] | None = None
     token_logprobs: list[_Nats] | None = None
     top_logprobs: list[dict[str, _Nats] | None] | None = None
@@ -412,7 +412,7 @@ class _Answered(BaseModel):
     system_fingerprint: _Words = None
     choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
     usage: Annotated[_Used | None, _if(dict)] = None
-    without: list[Literal["temperature", "stop"]] = Field(default_factory=list, alias=_WITHOUT)
+    without: list[Literal["temperature", "stop"]] = Field(default_factory=list, alias="iclperm_without")  # `_WITHOUT`
 
 
 class _Tail(NamedTuple):

@@ -194,7 +194,7 @@ def _of_split(run: FinishedRun, items: Items, found: GeneratedAnswers) -> Genera
         return said
     contexts = np.unique(spread)  # several cells may share a prompt
     is_given_up = (found.rule[contexts] == found.rules.index(GIVEN_UP)) & (found.state[contexts] == UNPARSED)
-    return replace(said, num_given_up=np.count_nonzero(is_given_up))
+    return replace(said, num_given_up=int(np.count_nonzero(is_given_up)))
 
 
 def generation(
