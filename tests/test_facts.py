@@ -177,7 +177,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a word for a window": (LLAMA | {"max_position_embeddings": "x"}, "max_position_embeddings is 'x'; give a whole"),
     "a word for a head": (LLAMA | {"head_dim": "x"}, "Validation error for field 'head_dim': TypeError: "),
     "a word for a sliding window": (LLAMA | {"sliding_window": "x"}, "sliding_window is 'x'; give a whole number"),
-    "no dtype": (LLAMA | {"dtype": "float1"}, "dtype is 'float1'; give one of float32"),
+    "no dtype": (LLAMA | {"dtype": "float1"}, "dtype is 'float1'; give one of float32, bfloat16"),
     "a list for the text": ({**GEMMA_3_4B, "text_config": [1]}, "text_config is [1]; a JSON object is needed"),
     "a word in the text": ({**GEMMA_3_4B, "text_config": {"n_embd": "x"}}, "n_embd is 'x'; give a whole number from 1"),
     "no type": ({"hidden_size": 16}, "Should have a `model_type` key"),

@@ -410,8 +410,9 @@ def test_an_index_names_files_beside_it_alone(tmp_path: Path) -> None:
         ('{"auto_map": 3}', "brings its own code"),
         ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "1000 layers are the most that are built"),
         ('{"model_type": "llama", "transformers_weights": "x.safetensors"}', "names other weights"),
+        ('{"model_type": "llama", "num_hidden_layers": null}', "cannot read the configuration|makes no model"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_a_strange_configuration_gets_one_line(tmp_path: Path, content: str, message: str) -> None:
     (make_model(tmp_path) / "config.json").write_text(content)

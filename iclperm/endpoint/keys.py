@@ -112,9 +112,10 @@ def _configured() -> list[_Pair]:
         return []
     _refuse_others_files(path)
     try:
-        return _pairs(read_yaml(path), str(path))
+        named = read_yaml(path)
     except ConfigError as error:
-        raise ConfigError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}") from None
+    return _pairs(named, str(path))
 
 
 def _recorded(run: str) -> list[_Pair]:

@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from iclperm.endpoint.dialect import Dialect
 from iclperm.endpoint.gate import Gate, Pace, Watch, Window, retry_after
 from iclperm.endpoint.ledger import Ledger
 from iclperm.endpoint.replies import (
     RequestResult,
     State,
     compact,
+    has_numbers,
     is_version_of,
     one_line,
     read_refusal,
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
 _ATTEMPTS_TO_REACH = 4  # a server that has answered nothing yet; some seconds
 _LEAST_WAIT = 1.0  # seconds, whatever a server says
 _FAILURES_IN_A_ROW = 5  # requests that end unanswered with no reply in between: then it is the endpoint, not they
-_UNSUPPORTED = re.compile(r"unsupported|not support|unexpected|unrecogni[sz]ed|unknown|not permitted|deprecated", re.I)
 _OVERLONG = re.compile(
     r"context.?(length|window|size)|exceeds? .{0,40}context|too many (input )?tokens|prompt is too long|"
     r"input token count .{0,40}exceeds|inputs\W{0,3}tokens \+ .{0,40}must be <=",
@@ -117,7 +118,7 @@ class Transport:
         self._ledger = ledger
         self._pace = pace
         self._remembered: dict[str, dict[str, Any]] = {}  # without a ledger
-        self._dialect = _Dialect()
+        self._dialect = Dialect()
         self._window = Window(choices.concurrency)
         self._is_busy = False
 
@@ -186,6 +187,8 @@ class Transport:
     def _known(self, request: Request) -> RequestResult | None:
         reply = self._remembered.get(request.key) if self._ledger is None else self._ledger.lookup(request.key)
         if reply is None or not is_version_of(reply["model"], self._wanted):  # no session here has kept such a one
+            return None
+        if request.is_probe and not has_numbers(reply):  # what a server lacked, or once left out, it may have now
             return None
         if self.served not in (None, reply["model"]):
             raise RunStopped(
@@ -512,33 +515,6 @@ class _Call:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-class _Dialect:
-    """What this server calls things, and what it does not take, learnt from its refusals."""
-
-    def __init__(self) -> None:
-        self.dropped: set[str] = set()
-        self._limit = "max_tokens"
-
-    def of(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A request as this server takes it."""
-        taken = {name: value for name, value in body.items() if name not in self.dropped}
-        taken[self._limit] = taken.pop("max_tokens")
-        return taken
-
-    def learn(self, message: str, parameter: str, body: Mapping[str, Any]) -> bool:
-        """Whether a refusal names something that can be put another way; it is from then on."""
-        if not _UNSUPPORTED.search(message):
-            return False
-        for name in ("max_tokens", "temperature", "stop"):
-            if name in body and (parameter == name or re.search(rf"\b{name}\b", message)):
-                if name == "max_tokens":
-                    self._limit = "max_completion_tokens"
-                else:
-                    self.dropped.add(name)
-                return True
-        return False
 
 
 def _most_bytes(request: Request) -> int:

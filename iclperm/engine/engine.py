@@ -124,12 +124,12 @@ class Engine:
         **options: Any,
     ) -> Engine:
         """Load a folder or hub id: safetensors only, no remote code; raises ModelError in one line otherwise."""
-        name, revision = model_folder(name, revision), None
+        folder = model_folder(name, revision)
         if (budget := options.get("memory_budget")) is not None:
-            shapes, place = load_shapes(name, device=device, dtype=dtype, revision=revision)
+            shapes, place = load_shapes(folder, device=device, dtype=dtype)
             options["memory_budget"] = resolve_budget(budget, place)
             Sizes.of(PlainModel(shapes), place).most_pack_tokens(options["memory_budget"])  # may refuse
-        model, tokenizer = load(name, device=device, dtype=dtype, revision=revision)
+        model, tokenizer = load(folder, device=device, dtype=dtype)
         return cls(model, tokenizer, **options)
 
     @property

@@ -79,14 +79,13 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
 
 def _refused_file(path: Path) -> str:
     """Why a file is no model: a model is a folder, and a pickle is never opened."""
-    place = f"{str(path.parent)!r}"
     if any(path.match(pattern) for pattern in _PICKLES):
         return f"the model {str(path)!r} is a file of pickled weights, which can run code; give a folder of safetensors"
     if path.suffix == ".gguf":
         return (
             f"the model {str(path)!r} is a GGUF file, which is not read; give the folder of the safetensors checkpoint"
         )
-    return f"the model {str(path)!r} is a file; give the folder that holds it and its config.json: {place}"
+    return f"the model {str(path)!r} is a file; give the folder that holds it and its config.json: {str(path.parent)!r}"
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
@@ -106,46 +105,13 @@ def settings_of(folder: Path) -> dict[str, Any]:
     settings = json_object(config)
     text = settings.get("text_config")
     if not isinstance(text, dict | None):
-        raise ModelError(
-            f"cannot read the configuration of {str(folder)!r}: text_config is {_short(text)}; a JSON object is needed"
-        )
+        raise _unreadable(folder, "text_config", text, "a JSON object is needed")
     settings |= text or {}
-    for key in (*_SIZE_KEYS, *_WINDOW_KEYS):
-        value = settings.get(key)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ModelError(
-                f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; "
-                "give a whole number from 1 on"
-            )
-    for key in _PART_KEYS:
-        if type(value := settings.get(key)) is int and value < 1:
-            raise ModelError(
-                f"cannot read the configuration of {str(folder)!r}: {key} is {value}; give a whole number from 1 on"
-            )
-    for key in ("dtype", "torch_dtype"):
-        value = settings.get(key)
-        is_known = not isinstance(value, str) or value.removeprefix("torch.") in _DTYPES
-        if not is_known and not settings.get("quantization_config"):
-            raise ModelError(
-                f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; "
-                f"give one of {', '.join(_DTYPES)}"
-            )
-    for key in _LAYER_KEYS:
-        if settings.get(key, 0) > _MOST_LAYERS:
-            raise ModelError(
-                f"cannot read the configuration of {str(folder)!r}: {key} is {_short(settings[key])}; "
-                f"{_MOST_LAYERS} layers are the most that are built"
-            )
+    _refuse_values(folder, settings)
     if (other := settings.get("transformers_weights")) is not None:
         raise ModelError(
             f"config.json of {str(folder)!r} names other weights (transformers_weights: {_short(other)}); "
             "call the file model.safetensors and take the key out"
-        )
-    names = settings.get("architectures")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ModelError(
-            f"cannot read the configuration of {str(folder)!r}: architectures is {_short(names)}; "
-            "a list of names is needed"
         )
     for key in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
         if "/" in json.dumps(settings.get(key)):
@@ -154,6 +120,31 @@ def settings_of(folder: Path) -> dict[str, Any]:
                 f"{_short(settings[key])}), which is not run; take the key out"
             )
     return settings
+
+
+def _refuse_values(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raises ModelError for a size that is no whole number, more layers than are built, and a type or names that are
+    none."""
+    for key in (*_SIZE_KEYS, *_WINDOW_KEYS, *_PART_KEYS):
+        value = settings.get(key)
+        is_free = value is None or key in _PART_KEYS  # some have a list of them, one a layer
+        if not (value >= 1 if type(value) is int else is_free):
+            raise _unreadable(folder, key, value, "give a whole number from 1 on")
+    for key in _LAYER_KEYS:
+        if (value := settings.get(key)) is not None and value > _MOST_LAYERS:
+            raise _unreadable(folder, key, value, f"{_MOST_LAYERS} layers are the most that are built")
+    for key in ("dtype", "torch_dtype"):
+        value = settings.get(key)
+        is_known = not isinstance(value, str) or value.removeprefix("torch.") in _DTYPES
+        if not is_known and not settings.get("quantization_config"):
+            raise _unreadable(folder, key, value, f"give one of {', '.join(_DTYPES)}")
+    names = settings.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise _unreadable(folder, "architectures", names, "a list of names is needed")
+
+
+def _unreadable(folder: Path, key: str, value: object, remedy: str) -> ModelError:
+    return ModelError(f"cannot read the configuration of {str(folder)!r}: {key} is {_short(value)}; {remedy}")
 
 
 def refuse_pointers(folder: Path) -> None:
@@ -195,7 +186,7 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
     places: dict[str, str] = {}
     left = _MOST_WEIGHTS
     for path in _weight_files(folder):
-        left -= _refused_over(path, left)
+        left -= _num_weights(path, left)
         try:
             with safe_open(path, framework="np") as weights:
                 for key in weights.keys():  # noqa: SIM118
@@ -213,7 +204,7 @@ def stored_weights(folder: Path) -> dict[str, Stored]:
     return found
 
 
-def _refused_over(path: Path, most: int) -> int:
+def _num_weights(path: Path, most: int) -> int:
     """About how many weights a file holds; raises ModelError for more than ``most``, which take long to go through."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ def load(
     if device == BALANCED:
         _refuse_without_accelerate()
     folder = model_folder(name, revision)
-    config = load_config(folder)
-    settings, stored = settings_of(folder), stored_weights(folder)
+    settings = settings_of(folder)
+    config, stored = _config_of(folder, folder, settings), stored_weights(folder)
     check_generation(folder)
     _refuse_other_numbers(folder, config, check_weights(folder, stored, settings))
     if not settings.get("quantization_config"):
@@ -86,11 +86,17 @@ def load(
             f"cannot load the weights of {str(name)!r}: {_reason(error)}; save or fetch the folder again"
         ) from error
     model, info = loaded
-    unused = [
-        key
-        for key in map(str, info["unexpected_keys"])
-        if not (text_keys and _IMAGE_KEY.match(key)) and not is_no_part(key, stored, settings)
-    ]
+    unused = [key for key in map(str, info["unexpected_keys"]) if not is_no_part(key, stored, settings)]
+    _refuse_misfit(name, config, info, [key for key in unused if not (text_keys and _IMAGE_KEY.match(key))])
+    try:
+        served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
+    except Exception as error:
+        raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}") from error
+    return served, load_tokenizer(folder)
+
+
+def _refuse_misfit(name: str | Path, config: Any, info: Mapping[str, Any], unused: list[str]) -> None:
+    """Raises ModelError, naming the first keys, where weights do not fill the model or hold what it does not use."""
     problems = {
         "missing keys": info["missing_keys"],
         "keys of another shape": info["mismatched_keys"],
@@ -103,11 +109,6 @@ def load(
                 f"the weights of {str(name)!r} do not fit its configuration: {problem}, {first}; "
                 "use a complete checkpoint and its own config.json"
             )
-    try:
-        served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
-    except Exception as error:
-        raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}") from error
-    return served, load_tokenizer(folder)
 
 
 def _layer_of(key: str) -> int:
@@ -142,7 +143,10 @@ def load_config(name: str | Path, revision: str | None = None) -> Any:
     folder brings for an architecture that transformers has is left alone, with a warning.
     """
     folder = model_folder(name, revision, weights=False)
-    settings = settings_of(folder)
+    return _config_of(name, folder, settings_of(folder))
+
+
+def _config_of(name: str | Path, folder: Path, settings: dict[str, Any]) -> Any:
     if "auto_map" in settings:
         _refuse_foreign_code(folder, settings)
     try:

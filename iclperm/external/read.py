@@ -84,7 +84,7 @@ def _files(paths: Sequence[str | Path], most_bytes: int) -> list[Path]:
         except OSError as error:
             if command := what_fetches(path):
                 raise DataError(f"{path} is not here, only a pointer to it; run: {command}") from None
-            raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+            raise DataError(f"{path} cannot be read: {error.strerror or error}; give a file that is there") from None
         if not stat.S_ISREG(about.st_mode):
             raise DataError(f"{path} is no regular file; give a file of answers")
         with path.open("rb") as file:
@@ -128,7 +128,7 @@ def _read_jsonl(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:
         raise DataError(f"{path} is empty; give a file with answers")
     if "doc_id" in first:
         if axes not in (None, "CQ"):
-            raise RequestError(f"sample logs have the axes CQ, got {axes!r}")
+            raise RequestError(f"sample logs have the axes CQ, got {axes!r}; leave axes out")
         return list(read_log(path))
     return [read_rows(path, axes, most_bytes)]
 

@@ -194,7 +194,7 @@ def _letters_of(values: Array, axes: str | None, title: str, are_answers: bool) 
     if axes is not None:
         return _axes_of(values.shape, axes)
     if not 1 <= values.ndim <= 4:
-        raise RequestError(f"an array with {values.ndim} axes needs a letter for each, such as SPKQ")
+        raise RequestError(f"an array with {values.ndim} axes needs a letter for each; give one of axes such as SPKQ")
     between = values[(values > 0) & (values < 1)] if values.dtype.kind == "f" else values[:0]
     if values.ndim == 2:
         return _two_axes(values, title, are_answers, bool(between.size))

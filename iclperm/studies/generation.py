@@ -175,14 +175,7 @@ def findings(run: FinishedRun) -> Generation:
 
 def _of_split(run: FinishedRun, items: Items, found: GeneratedAnswers) -> Generation:
     spread = items.context_of
-    given_up = found.rules.index(GIVEN_UP) if GIVEN_UP in found.rules else None
-    contexts = np.unique(spread)
-    num_given_up = np.sum((found.rule[contexts] == given_up) & (found.state[contexts] == UNPARSED))
-    return replace(_spread(run, items, found, spread), num_given_up=0 if given_up is None else int(num_given_up))
-
-
-def _spread(run: FinishedRun, items: Items, found: GeneratedAnswers, spread: npt.NDArray[np.int64]) -> Generation:
-    return generation(
+    said = generation(
         found.state[spread],
         found.correct[spread],
         found.rule[spread],
@@ -197,6 +190,11 @@ def _spread(run: FinishedRun, items: Items, found: GeneratedAnswers, spread: npt
         is_open=not run.labels,
         dropped=float(np.average((items.state != OK).any(axis=(0, 1, 2)), weights=items.weights)),
     )
+    if GIVEN_UP not in found.rules:
+        return said
+    contexts = np.unique(spread)  # several cells may share a prompt
+    is_given_up = (found.rule[contexts] == found.rules.index(GIVEN_UP)) & (found.state[contexts] == UNPARSED)
+    return replace(said, num_given_up=int(np.count_nonzero(is_given_up)))
 
 
 def generation(
