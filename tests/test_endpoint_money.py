@@ -33,7 +33,7 @@ SIZES = {"sets": 1, "permutations": 2, "shots": 2, "queries": 6, "scoring": "gen
 
 
 def an_endpoint(server: FaultyServer, ledger: Ledger | None = None, **choices) -> Endpoint:
-    return Endpoint(server.url, **{"model": MODEL, "ledger": ledger, "pace": PACE, "timeout_s": 5.0, **choices})
+    return Endpoint(server.url, **{"model": MODEL, "ledger": ledger, "pace": PACE, "timeout_s": 30.0, **choices})
 
 
 def entries(folder: Path) -> list[dict]:

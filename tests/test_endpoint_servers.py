@@ -40,7 +40,7 @@ def _key(monkeypatch):
 
 
 def an_endpoint(server: FaultyServer, ledger: Ledger | None = None, **choices) -> Endpoint:
-    choices = {"model": MODEL, "timeout_s": 5.0, "deadline_s": 20.0, **choices}
+    choices = {"model": MODEL, "timeout_s": 30.0, "deadline_s": 60.0, **choices}
     return Endpoint(choices.pop("base_url", server.url), ledger=ledger, pace=PACE, **choices)
 
 

@@ -67,7 +67,7 @@ def _text(value: Any) -> Shape:
             choice["text"] = value
         return {**content, "choices": [choice]}
 
-    return _json(change, is_same=not isinstance(value, str | list))  # a list of parts is text
+    return _json(change, is_same=isinstance(value, int))  # which is no text, unlike a list of parts or null
 
 
 def _logprobs(change: Callable[[Content], Any]) -> Shape:
