@@ -15,14 +15,14 @@ import click
 from rich.console import Console
 
 from iclperm import api
-from iclperm.base.files import write_once
+from iclperm.base.files import writable, write_once, write_whole
 from iclperm.base.outputs import output
 from iclperm.cli import terminal
 from iclperm.cli.arguments import study_of
 from iclperm.cli.failures import FAILED, STOPPED, one_line
 from iclperm.cli.progress import shown_progress
 from iclperm.endpoint.keys import named_by_flags
-from iclperm.errors import ConfigError, KeyNotNamed, RunStopped
+from iclperm.errors import ConfigError, KeyNotNamed, RunStopped, printable
 from iclperm.external import Description, describe, load
 from iclperm.report import write_report
 from iclperm.report.parts import Findings, plain
@@ -30,6 +30,7 @@ from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_several
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
+from iclperm.runs.prompt import Format
 from iclperm.studies import several
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
@@ -152,6 +153,33 @@ def export(folder: Path, out: Path) -> None:
         names = ", ".join(str(path) for path in folders)
         raise ConfigError(f"{folder} holds several runs; export them one by one: {names}")
     click.echo(open_one(folders[0]).export(out))
+
+
+def prompt(folder: Path, name: str | None, form: Format | None, out: Path | None, **cell: Any) -> None:
+    """Prints one prompt of a finished run, or writes it into a file; what is told of it goes to stderr."""
+    found = api.open_run(folder)
+    given = {key: value for key, value in cell.items() if value is not None and value is not False}
+    if isinstance(found, StudyRuns):
+        shown = found.prompt(name, **given)
+    elif name is not None:
+        raise ConfigError(f"{folder} is one run; leave out --run")
+    else:
+        shown = found.prompt(**given)
+    text = shown.formatted(form)
+    for line in [*shown.said(), *_foreign(found)]:
+        click.echo(printable(line).replace("\n", "\\n"), err=True)
+    if out is None:
+        click.echo(text, nl=sys.stdout.isatty())  # what a pipe or a file gets is the prompt to the letter
+        return
+    path = output(out)
+    with writable(path):
+        write_whole(path, text.encode())
+    click.echo(path, err=True)
+
+
+def _foreign(found: Run | StudyRuns) -> list[str]:
+    runs = [found] if isinstance(found, Run) else [*found.runs.values()]
+    return list(dict.fromkeys(note for run in runs for note in terminal.foreign_task(run.study, run.task)))
 
 
 def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, out: Path | None, *, as_json: bool) -> None:

@@ -184,6 +184,32 @@ def compare(runs: tuple[Path, ...], shared: str | None, sizes: str | None, out: 
 
 @cli.command()
 @with_folder
+@click.option(
+    "--best", is_flag=True, help="The most accurate prompt: on dev queries where there are some, else on test."
+)
+@click.option("--set", "index_set", type=click.IntRange(0), help="The prompt of this set, counted from 0.")
+@click.option("--permutation", type=click.IntRange(0), help="And of this permutation of it, counted from 0.")
+@click.option("--shots", type=click.IntRange(0), help="And with so many demonstrations; the most by default.")
+@click.option("--query", type=click.IntRange(0), help="With this test query in it, counted from 0; else a placeholder.")
+@click.option("--run", "name", help="Which run of a study of several.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "chat", "python"]),
+    help="Text, chat messages as JSON (of a chat the default), or a Python literal.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="A file for the prompt, instead of standard output.")
+@with_debug
+def prompt(folder: Path, name: str | None, form: Any, out: Path | None, **cell: Any) -> None:
+    """Print one prompt of a finished run, as it was scored: of a search or a selection what it chose.
+
+    Standard output is the prompt alone; where it is from, how accurate it was and how to use it is told on stderr.
+    """
+    rooms.commands.prompt(folder, name, form, out, **cell)
+
+
+@cli.command()
+@with_folder
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="A .csv, .jsonl or .parquet file.")
 @with_debug
 def export(folder: Path, out: Path) -> None:

@@ -150,7 +150,7 @@ class ResolvedStudy:
         assert self.model is not None
         return {
             "model": _hash_files(self.model, ("config.json", WEIGHT_FILES)),
-            "tokenizer": _hash_files(self.model, TOKENIZER_FILES),
+            "tokenizer": tokenizer_hash(self.model),
         }
 
     @property
@@ -282,6 +282,11 @@ def model_tokenizer(model: Path) -> Any:
     if tokenizer is None:
         raise ModelError(f"model folder '{model}' has no tokenizer; add its tokenizer.json")
     return tokenizer
+
+
+def tokenizer_hash(model: Path) -> str:
+    """SHA-256 of all that makes tokens of text, and chats of messages, in a model's folder."""
+    return _hash_files(model, TOKENIZER_FILES)
 
 
 def _hash_files(folder: Path, patterns: Sequence[str]) -> str:
