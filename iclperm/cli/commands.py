@@ -28,6 +28,7 @@ from iclperm.report import write_report
 from iclperm.report.parts import Findings, plain
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_several
+from iclperm.runs.lengths import prompt_lengths
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
 from iclperm.runs.prompt import Format
@@ -35,6 +36,7 @@ from iclperm.studies import several
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.study.study import Study
+from iclperm.tasks.proposal import propose
 from iclperm.tasks.task import Task, builtin_tasks, template_text
 
 Found = TypeVar("Found")
@@ -236,14 +238,31 @@ def show_task(name: str, data: str | None, model: str, shots: int | None, query:
 
 def new_task(name: str, out: Path | None, *, generated: bool) -> None:
     """Writes a task file to start from; raises `ConfigError` where that cannot be, or a file is there already."""
-    path, text = output(out or f"{name}.yaml"), template_text(name, generated=generated)
+    path = output(out or f"{name}.yaml")
+    _write_new(path, template_text(name, generated=generated))
+    click.echo(f"{path}: put your data beside it, then: iclperm tasks show {path}")
+
+
+def propose_task(
+    data: Path, name: str | None, out: Path | None, *, label: str | None, texts: Sequence[str], model: str
+) -> None:
+    """Writes the task that a data file looks like, and shows what was found in it."""
+    folder = (out.parent if out is not None else Path()).resolve()
+    found = propose(data, folder, name=name, label=label, texts=texts)
+    path = output(out or f"{found.name}.yaml")
+    assert found.task is not None
+    lengths = prompt_lengths(found.task, model)
+    _write_new(path, found.text)
+    terminal.print_proposal(terminal.stdout(), found, lengths, model, path)
+
+
+def _write_new(path: Path, text: str) -> None:
     try:
         reason = "" if write_once(path, text.encode()) else "file exists"
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     if reason:
         raise ConfigError(f"{path} cannot be written: {reason}; name another file with --out")
-    click.echo(f"{path}: put your data beside it, then: iclperm tasks show {path}")
 
 
 def _missing(folder: Path, *, may_read: bool) -> list[str]:

@@ -263,13 +263,29 @@ def show(task: str, data: str | None, model: str, shots: int | None, query: int,
 
 
 @tasks.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--out", type=click.Path(path_type=Path), help="The file to write; NAME.yaml by default.")
 @click.option("--generated", is_flag=True, help="A task whose answers are generated, not chosen among labels.")
+@click.option(
+    "--from", "data", type=click.Path(path_type=Path), help="Look at this data file and propose a task for it."
+)
+@click.option("--name", "named", help="With --from, the task's name; that of the file by default.")
+@click.option("--label", help="With --from, the column of the labels.")
+@click.option("--text", "texts", multiple=True, help="With --from, a column of text. Repeatable.")
+@click.option("--model", default="demo", show_default=True, help="With --from, whose context window must suffice.")
 @with_debug
-def new(name: str, out: Path | None, generated: bool) -> None:
+def new(
+    name: str | None, named: str | None, out: Path | None, generated: bool, data: Path | None, **looked: Any
+) -> None:
     """Write a commented task file to start from; a file that is there is never replaced."""
-    rooms.commands.new_task(name, out, generated=generated)
+    if data is not None:
+        if generated:
+            raise click.UsageError("--from proposes tasks with labels; start one with --generated from its NAME alone")
+        rooms.commands.propose_task(data, name or named, out, **looked)
+    elif name or named:
+        rooms.commands.new_task(str(name or named), out, generated=generated)
+    else:
+        raise click.UsageError("missing argument 'NAME', or --from with a data file")
 
 
 @cli.command()
