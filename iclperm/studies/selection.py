@@ -375,7 +375,7 @@ def findings(source: FinishedRun, chosen: FinishedRun, choice: Chosen | None = N
         found,
         bearing=of_run(chosen, right, sets=found.num_sets, permutations=1),
         recommended=_recommended(source, chosen, choice),
-        chosen=_chosen_texts(chosen, choice),
+        chosen=_chosen_texts(source, choice),
     )
 
 
@@ -398,12 +398,12 @@ def _recommended(source: FinishedRun, chosen: FinishedRun, choice: Chosen) -> Re
     return RecommendedCell(CHOSEN, place, 0, choice.split != "test", notes)
 
 
-def _chosen_texts(chosen: FinishedRun, choice: Chosen) -> tuple[tuple[str, int, str, str], ...]:
-    shown = chosen.demonstrations
+def _chosen_texts(source: FinishedRun, choice: Chosen) -> tuple[tuple[str, int, str, str], ...]:
+    shown = source.demonstrations
     label_of = dict(zip(shown.rows.ravel().tolist(), shown.labels.ravel().tolist(), strict=True))
     rows = choice.rows.reshape(len(choice.strategies), -1, choice.rows.shape[1]).tolist()
     return tuple(
-        (name, place, chosen.labels[label_of[row]] if chosen.labels else "", shown.texts[row])
+        (name, place, source.labels[label_of[row]] if source.labels else "", shown.texts[row])
         for name, of_strategy in zip(choice.strategies, rows, strict=True)
         for place, of_set in enumerate(of_strategy)
         for row in of_set

@@ -212,7 +212,7 @@ def _named(column: str, columns: Sequence[str], path: Path) -> str:
 
 def _label_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], path: Path) -> str:
     """The column with a label's name, else that with the fewest different short values, which repeat."""
-    found = []
+    found: list[tuple[bool, bool, int, str]] = []
     for column in columns:
         values = [folded(str(row.get(column))) for row in rows if str(row.get(column) or "").strip()]
         if not values or len(columns) < 2:

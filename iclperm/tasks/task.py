@@ -283,8 +283,9 @@ class Task(Choices):
     @property
     def words(self) -> tuple[str, ...]:
         """The label words, in the order of the L axis; none where answers are generated."""
-        labels = self.label_values if self.labels is None else self.labels
-        return tuple(labels.values() if isinstance(labels, dict) and labels is self.labels else labels or ())
+        if isinstance(self.labels, dict):
+            return tuple(self.labels.values())
+        return tuple(self.labels or self.label_values or ())
 
     @property
     def classes(self) -> tuple[str, ...]:
