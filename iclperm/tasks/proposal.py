@@ -174,7 +174,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
 
 def _delimiter(path: Path, text: str) -> str:
     """The sign by which most rows have the same number of values, more than one."""
-    found = []
+    found: list[tuple[float, int, str]] = []
     for sign in DELIMITERS:
         if len(first_record(text, sign)) < 2:
             continue
