@@ -38,6 +38,7 @@ COMMANDS = (
     "export",
     "models",
     "plan",
+    "prompt",
     "report",
     "run",
     "stats",

@@ -15,26 +15,32 @@ import click
 from rich.console import Console
 
 from iclperm import api
-from iclperm.base.files import write_once
+from iclperm.base.files import writable, write_once, write_whole
 from iclperm.base.outputs import output
 from iclperm.cli import terminal
 from iclperm.cli.arguments import study_of
 from iclperm.cli.failures import FAILED, STOPPED, one_line
 from iclperm.cli.progress import shown_progress
 from iclperm.endpoint.keys import named_by_flags
-from iclperm.errors import ConfigError, KeyNotNamed, RunStopped
+from iclperm.errors import ConfigError, KeyNotNamed, RunStopped, printable
 from iclperm.external import Description, describe, load
 from iclperm.report import write_report
 from iclperm.report.parts import Findings, plain
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_several
+from iclperm.runs.lengths import prompt_lengths
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
+<<<<<<< HEAD
 from iclperm.runs.run import RunReport
+=======
+from iclperm.runs.prompt import Format
+>>>>>>> p18b
 from iclperm.studies import several
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.study.study import Study
+from iclperm.tasks.proposal import propose
 from iclperm.tasks.task import Task, builtin_tasks, template_text
 
 Found = TypeVar("Found")
@@ -164,6 +170,33 @@ def _note_growth(report: RunReport) -> None:
         click.echo(f"note: {note}", err=True)
 
 
+def prompt(folder: Path, name: str | None, form: Format | None, out: Path | None, **cell: Any) -> None:
+    """Prints one prompt of a finished run, or writes it into a file; what is told of it goes to stderr."""
+    found = api.open_run(folder)
+    given = {key: value for key, value in cell.items() if value is not None and value is not False}
+    if isinstance(found, StudyRuns):
+        shown = found.prompt(name, **given)
+    elif name is not None:
+        raise ConfigError(f"{folder} is one run; leave out --run")
+    else:
+        shown = found.prompt(**given)
+    text = shown.formatted(form)
+    for line in [*shown.said(), *_foreign(found)]:
+        click.echo(printable(line).replace("\n", "\\n"), err=True)
+    if out is None:
+        click.echo(text, nl=sys.stdout.isatty())  # what a pipe or a file gets is the prompt to the letter
+        return
+    path = output(out)
+    with writable(path):
+        write_whole(path, text.encode())
+    click.echo(path, err=True)
+
+
+def _foreign(found: Run | StudyRuns) -> list[str]:
+    runs = [found] if isinstance(found, Run) else [*found.runs.values()]
+    return list(dict.fromkeys(note for run in runs for note in terminal.foreign_task(run.study, run.task)))
+
+
 def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, out: Path | None, *, as_json: bool) -> None:
     """Shows finished runs side by side, and writes their report where a folder is named."""
     axes = None if shared is None else shared.replace(",", " ").split()
@@ -218,14 +251,31 @@ def show_task(name: str, data: str | None, model: str, shots: int | None, query:
 
 def new_task(name: str, out: Path | None, *, generated: bool) -> None:
     """Writes a task file to start from; raises `ConfigError` where that cannot be, or a file is there already."""
-    path, text = output(out or f"{name}.yaml"), template_text(name, generated=generated)
+    path = output(out or f"{name}.yaml")
+    _write_new(path, template_text(name, generated=generated))
+    click.echo(f"{path}: put your data beside it, then: iclperm tasks show {path}")
+
+
+def propose_task(
+    data: Path, name: str | None, out: Path | None, *, label: str | None, texts: Sequence[str], model: str
+) -> None:
+    """Writes the task that a data file looks like, and shows what was found in it."""
+    folder = (out.parent if out is not None else Path()).resolve()
+    found = propose(data, folder, name=name, label=label, texts=texts)
+    path = output(out or f"{found.name}.yaml")
+    assert found.task is not None
+    lengths = prompt_lengths(found.task, model)
+    _write_new(path, found.text)
+    terminal.print_proposal(terminal.stdout(), found, lengths, model, path)
+
+
+def _write_new(path: Path, text: str) -> None:
     try:
         reason = "" if write_once(path, text.encode()) else "file exists"
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     if reason:
         raise ConfigError(f"{path} cannot be written: {reason}; name another file with --out")
-    click.echo(f"{path}: put your data beside it, then: iclperm tasks show {path}")
 
 
 def _missing(folder: Path, *, may_read: bool) -> list[str]:

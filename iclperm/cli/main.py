@@ -184,6 +184,32 @@ def compare(runs: tuple[Path, ...], shared: str | None, sizes: str | None, out: 
 
 @cli.command()
 @with_folder
+@click.option(
+    "--best", is_flag=True, help="The most accurate prompt: on dev queries where there are some, else on test."
+)
+@click.option("--set", "index_set", type=click.IntRange(0), help="The prompt of this set, counted from 0.")
+@click.option("--permutation", type=click.IntRange(0), help="And of this permutation of it, counted from 0.")
+@click.option("--shots", type=click.IntRange(0), help="And with so many demonstrations; the most by default.")
+@click.option("--query", type=click.IntRange(0), help="With this test query in it, counted from 0; else a placeholder.")
+@click.option("--run", "name", help="Which run of a study of several.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "chat", "python"]),
+    help="Text, chat messages as JSON (of a chat the default), or a Python literal.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="A file for the prompt, instead of standard output.")
+@with_debug
+def prompt(folder: Path, name: str | None, form: Any, out: Path | None, **cell: Any) -> None:
+    """Print one prompt of a finished run, as it was scored: of a search or a selection what it chose.
+
+    Standard output is the prompt alone; where it is from, how accurate it was and how to use it is told on stderr.
+    """
+    rooms.commands.prompt(folder, name, form, out, **cell)
+
+
+@cli.command()
+@with_folder
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="A .csv, .jsonl or .parquet file.")
 @with_debug
 def export(folder: Path, out: Path) -> None:
@@ -237,13 +263,29 @@ def show(task: str, data: str | None, model: str, shots: int | None, query: int,
 
 
 @tasks.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--out", type=click.Path(path_type=Path), help="The file to write; NAME.yaml by default.")
 @click.option("--generated", is_flag=True, help="A task whose answers are generated, not chosen among labels.")
+@click.option(
+    "--from", "data", type=click.Path(path_type=Path), help="Look at this data file and propose a task for it."
+)
+@click.option("--name", "named", help="With --from, the task's name; that of the file by default.")
+@click.option("--label", help="With --from, the column of the labels.")
+@click.option("--text", "texts", multiple=True, help="With --from, a column of text. Repeatable.")
+@click.option("--model", default="demo", show_default=True, help="With --from, whose context window must suffice.")
 @with_debug
-def new(name: str, out: Path | None, generated: bool) -> None:
+def new(
+    name: str | None, named: str | None, out: Path | None, generated: bool, data: Path | None, **looked: Any
+) -> None:
     """Write a commented task file to start from; a file that is there is never replaced."""
-    rooms.commands.new_task(name, out, generated=generated)
+    if data is not None:
+        if generated:
+            raise click.UsageError("--from proposes tasks with labels; start one with --generated from its NAME alone")
+        rooms.commands.propose_task(data, name or named, out, **looked)
+    elif name or named:
+        rooms.commands.new_task(str(name or named), out, generated=generated)
+    else:
+        raise click.UsageError("missing argument 'NAME', or --from with a data file")
 
 
 @cli.command()

@@ -19,6 +19,7 @@ from iclperm.prompts.render import PromptText
 from iclperm.report.parts import Table as FoundTable
 from iclperm.runs.audit import RunStatus, Verification
 from iclperm.runs.checks import uneven_labels
+from iclperm.runs.lengths import PromptLengths
 from iclperm.runs.plan import StudyPlan
 from iclperm.runs.run import RunReport
 from iclperm.studies.report import Run
@@ -27,9 +28,11 @@ from iclperm.studies.tokens import TokenSavings, token_line
 from iclperm.study.endpoint import EndpointChoices, Spent
 from iclperm.study.sizes import bytes_in_words
 from iclperm.study.study import Study
+from iclperm.tasks.proposal import Proposal
 from iclperm.tasks.task import Task
 
 _MAX_SHOWN_PIECES = 12
+_QUERIES = 500  # of a study that names none
 _LEAST_SPEEDUP = 1.3  # times faster
 _COMPARED = {
     "sum": "",
@@ -239,6 +242,63 @@ def print_tasks(console: Console, tasks: Sequence[Task]) -> None:
     console.print(
         "iclperm tasks show NAME prints a prompt, iclperm tasks new NAME starts one of your own", soft_wrap=True
     )
+
+
+def print_proposal(console: Console, found: Proposal, lengths: PromptLengths, model: str, path: Path) -> None:
+    """What was found in a data file, and what to do with the task that it was made into."""
+    console.print(_facts("The file", {key: printable(value) for key, value in found.facts.items()}), "")
+    splits = list(next(iter(found.counts.values())))
+    total = sum(sum(row.values()) for row in found.counts.values())
+    rows = [
+        (
+            printable(word),
+            f"{sum(row.values()) / total:.1%}",
+            *(f"{row[split]:,}" for split in splits),
+            printable(", ".join(f"{value!r} {count:,}" for value, count in found.variants[word].items())),
+        )
+        for word, row in found.counts.items()
+    ]
+    console.print(_table("Labels", ("label", "share", *splits, "spelt in the file, with rows"), rows), "")
+    if found.left_out:
+        console.print(_facts("Rows left out", {printable(why): f"{n:,}" for why, n in found.left_out.items()}), "")
+    facts = {
+        "window": f"{lengths.window:,}",
+        "longest row": f"{lengths.longest:,}",
+        "median row": f"{lengths.median:,}",
+        "longest prompt": f"at most {lengths.whole:,}",
+    }
+    console.print(_facts(printable(f"Tokens of {model}"), facts), "")
+    notes = [*found.notes]
+    if lengths.num_too_long:
+        notes.append(
+            f"{lengths.num_too_long:,} rows are too long for the window beside the others: lower shots, cut the texts "
+            "in the templates, or run with --on-overlong drop"
+        )
+    elif lengths.whole > lengths.window:
+        notes.append("the longest rows together do not fit the window: --on-overlong drop leaves such queries out")
+    if found.near:
+        train, other, split = (printable(each).replace("\n", " ")[:60] for each in found.near[0])
+        notes.append(
+            f"{len(found.near):,} rows outside train nearly repeat one of it and flatter accuracies; keep one of each, "
+            f"such as: {train!r} (train), {other!r} ({split})"
+        )
+    shares = [sum(row.values()) / total for row in found.counts.values()]
+    test = sum(row["test"] for row in found.counts.values())
+    is_uneven = max(shares) > 3 * min(shares)
+    if is_uneven:
+        notes.append(
+            f"labels are uneven: always answering the most frequent one is right in {max(shares):.0%}; by default "
+            "every label has as many queries, with --balance natural they come as they are"
+        )
+    print_notes(console, [printable(note) for note in notes])
+    natural = f" --balance natural --queries {test}" if is_uneven or test < _QUERIES else ""
+    lines = (
+        f"iclperm tasks show {path} --model {model}",
+        f"iclperm plan --task {path} --model {model}{natural}",
+        f"iclperm run --task {path} --model {model}{natural} --out runs/{found.name}",
+        f"iclperm report runs/{found.name}",
+    )
+    console.print("", f"{path} is written; next:", *lines, sep="\n  ", markup=False, soft_wrap=True)
 
 
 def print_files(console: Console, files: Sequence[Path], folder: Path | None) -> None:

@@ -50,7 +50,7 @@ def lay_contexts(texts: DesignTexts, parts: PromptParts, encoder: JointEncoder) 
             own_rows, own_marks = _rows(orderings[cell], shots, texts, parts, encoder)
             contexts = [row[:mark] for row, lengths in zip(own_rows, own_marks, strict=True) for mark in lengths]
             for place, ids in enumerate(contexts):
-                key = hashlib.blake2b(ids.astype("<i4").tobytes(), digest_size=16).digest()
+                key = _content(ids)
                 number = of_cell[(*cell, place)] = numbers.setdefault(key, len(distinct))
                 if number == len(distinct):
                     distinct.append(ids)
@@ -59,7 +59,7 @@ def lay_contexts(texts: DesignTexts, parts: PromptParts, encoder: JointEncoder) 
             marks += own_marks
             marked += np.split(of_cell[cell], np.cumsum([len(lengths) for lengths in own_marks])[:-1])
         by_group.append(of_cell)
-    names = np.array([int.from_bytes(key[:8], "little", signed=True) for key in numbers], dtype=np.int64)
+    names = np.array([context_id(ids) for ids in distinct], dtype=np.int64)
     return DesignContexts(distinct, names, np.concatenate(by_group, axis=2), members, rows, marks, marked)
 
 
@@ -78,9 +78,22 @@ def _rows(
 
 
 def _joint_context(ordering: NDArray[np.int64], texts: DesignTexts, encoder: JointEncoder) -> Ids:
-    text = texts.context(ordering)
-    (joint,) = encoder([text + texts.queries[0]])
+    return joint_context(texts.context(ordering), texts.queries[0], encoder)
+
+
+def joint_context(text: str, query: str, encoder: JointEncoder) -> Ids:
+    """The ids of a context, tokenised with a query after it."""
+    (joint,) = encoder([text + query])
     return np.concatenate([encoder.start, joint.ids[: joint.cut(len(text))]])
+
+
+def context_id(ids: Ids) -> int:
+    """What a run's tables call the context of these ids."""
+    return int.from_bytes(_content(ids)[:8], "little", signed=True)
+
+
+def _content(ids: Ids) -> bytes:
+    return hashlib.blake2b(ids.astype("<i4").tobytes(), digest_size=16).digest()
 
 
 def failed_prompts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from iclperm.errors import RunError
 from iclperm.report import write_report
 from iclperm.report.parts import Findings, plain
 from iclperm.runs.checks import uneven_labels
+from iclperm.runs.prompt import RunPrompt
 from iclperm.runs.run import FinishedRun, RunReport
 from iclperm.stats import Curve
 from iclperm.studies import calibration, classes, findings_of, generation
@@ -25,6 +26,7 @@ from iclperm.studies.missing import Missing, missing_of
 from iclperm.studies.sensitivity import Sensitivity
 from iclperm.studies.sensitivity_over_shots import SensitivityOverShots
 from iclperm.studies.sensitivity_summary import SensitivitySummary
+from iclperm.studies.taking import recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.study import Study
 
@@ -89,6 +91,31 @@ class Run(FinishedRun):
     @cached_property
     def _findings(self) -> dict[str, Findings]:
         return {}
+
+    def prompt(
+        self,
+        *,
+        index_set: int | None = None,
+        permutation: int | None = None,
+        shots: int | None = None,
+        query: int | Mapping[str, Any] | None = None,
+        best: bool = False,
+    ) -> RunPrompt:
+        """One prompt of this run, exactly as it was scored, with its accuracy on test.
+
+        By default the one that the study's findings recommend: of a search the ordering that it chose. ``index_set``,
+        ``permutation`` and ``shots`` (by default the most) name another; ``best`` is the most accurate one, on dev
+        queries where there are some. ``query`` is the number of a test query, or a mapping of the task's fields to
+        those of any other; without it the prompt ends in placeholders (`RunPrompt.placeholders`). Reads the data again.
+
+        Raises `ConfigError` where nothing is recommended, or there is no such prompt; `DataError` where the data is not
+        what the run was made with.
+        """
+        is_open = not best and index_set is None and permutation is None
+        recommended = recommended_by(self.findings()) if is_open else None
+        return take(
+            self, recommended, index_set=index_set, permutation=permutation, shots=shots, query=query, best=best
+        )
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""

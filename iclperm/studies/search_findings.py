@@ -19,6 +19,7 @@ from iclperm.stats.search import Choice, OpenChoice, Search, share_of_oracle
 from iclperm.stats.search_curves import SearchCurve
 from iclperm.stats.winners_curse import WinnersCurse
 from iclperm.studies.bearing import Bearing
+from iclperm.studies.taking import RecommendedCell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +88,16 @@ class SearchFindings:
     def num_permutations(self) -> int:
         """P."""
         return int(self.result.accuracy.shape[1])
+
+    @property
+    def recommended(self) -> RecommendedCell | None:
+        """The ordering with the highest criterion on dev, of all sets."""
+        choice = self.choices[-1]
+        if choice.set is None or choice.permutation is None:
+            return None
+        of = f"of {self.result.accuracy.size:,} orderings"
+        note = f"chosen {of} by {_BY[self.criterion]} on {self.num_dev_queries:,} dev queries"
+        return RecommendedCell(None, choice.set, choice.permutation, is_held_out=True, notes=(note,))
 
     def conclusion(self) -> list[str]:
         """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from iclperm.errors import DataError, RequestError
+from iclperm.errors import DataError, RequestError, printable
 from iclperm.report import figures
 from iclperm.report.parts import (
     Plot,
@@ -33,10 +33,12 @@ from iclperm.stats.correlation import Correlation, rank_correlation
 from iclperm.stats.demonstrations import Difference
 from iclperm.stats.incomplete import filled
 from iclperm.stats.reliability import Reliability, split_half
+from iclperm.stats.search import TIE_DECIMALS
 from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.choosing import CHOSEN, SOURCE, Chosen, choose
 from iclperm.studies.missing import filled_words
 from iclperm.studies.outcomes import BASELINE, LEAST_PERMUTATIONS, Outcome, outcomes_of
+from iclperm.studies.taking import RecommendedCell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from iclperm.runs.run import FinishedRun
 
 _RELIABLE = 0.5
+_BY_SCORE = "top"
 _FEWER_LABELS = 0.5  # mean difference a set from which on a warning says so
 _LOOKS = {
     "random": ("black", "o"),
@@ -77,6 +80,10 @@ class Selection:
     warnings: tuple[str, ...] = ()
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
+    recommended: RecommendedCell | None = None
+    """The demonstrations that the score chose, of the set that did best on the queries that choose."""
+    chosen: tuple[tuple[str, int, str, str], ...] = ()
+    """Strategy, set, label ("" where any answer may be given) and text of every demonstration that was chosen."""
 
     def conclusion(self) -> list[str]:
         """The result in plain sentences: random, then whether a steadier choice costs accuracy, then the scores.
@@ -97,6 +104,7 @@ class Selection:
         if full:
             tables += [self._correlation_table()] if self.correlations else []
             tables += [self._curve_table(), self._strategy_table()]
+            tables += [self._chosen_table()] if self.chosen else []
         return tables
 
     def plots(self) -> dict[str, Plot]:
@@ -122,6 +130,8 @@ class Selection:
             "conclusion": self.conclusion(),
             "bearing": self.bearing.to_dict(),
             "selection_warnings": list(self.warnings),
+            "recommended": plain(self.recommended),
+            "chosen": [dict(zip(("strategy", "set", "label", "text"), each, strict=True)) for each in self.chosen],
         }
 
     @property
@@ -261,6 +271,21 @@ class Selection:
             texts=(1,),
         )
 
+    def _chosen_table(self) -> Table:
+        at = self.recommended
+        where = "" if at is None else f" iclperm prompt prints those of set {at.set % self.num_sets} by {_BY_SCORE!r}."
+        return Table(
+            title=f"The demonstrations chosen by {_BY_SCORE!r}",
+            header=["set", "label", "text"],
+            rows=[
+                [str(place), printable(label).replace("\n", "\\n"), printable(text).replace("\n", "\\n")]
+                for name, place, label, text in self.chosen
+                if name == _BY_SCORE
+            ],
+            texts=(1, 2),
+            caption=f"In default order; report.json has those of every strategy.{where}",
+        )
+
     def _draw_pareto(self, figure: Figure) -> None:
         axes = figure.add_axes((0.115, 0.125, 0.62, 0.70))
         base = self.outcomes[BASELINE]
@@ -346,7 +371,43 @@ def findings(source: FinishedRun, chosen: FinishedRun, choice: Chosen | None = N
     shape = (len(choice.strategies), -1, *test.correct.shape[1:])
     strategies = zip(test.correct.reshape(shape), test.state.reshape(shape), strict=True)
     right = [by_query(correct[:, :, -1], state[:, :, -1]) for correct, state in strategies]
-    return replace(found, bearing=of_run(chosen, right, sets=found.num_sets, permutations=1))
+    return replace(
+        found,
+        bearing=of_run(chosen, right, sets=found.num_sets, permutations=1),
+        recommended=_recommended(source, chosen, choice),
+        chosen=_chosen_texts(source, choice),
+    )
+
+
+def _recommended(source: FinishedRun, chosen: FinishedRun, choice: Chosen) -> RecommendedCell | None:
+    """What the score chose out of the set that did best on the queries that choose, in its first order."""
+    if _BY_SCORE not in choice.strategies:
+        return None
+    scored = source.splits[choice.split]
+    by_set = filled(scored.correct, scored.state, scored.weights).accuracy.values[:, :, -1].mean(axis=1)
+    num_sets, best = len(by_set), int(by_set.round(TIE_DECIMALS).argmax())
+    place = choice.strategies.index(_BY_SCORE) * num_sets + best
+    test = chosen.splits["test"]
+    orders = filled(test.correct, test.state, test.weights).accuracy.values[place, :, -1]
+    notes = (
+        f"demonstrations chosen by the score {choice.score!r} on the {choice.split} queries, out of set {best} of "
+        f"{num_sets}, the most accurate there",
+        f"no order was chosen: this is the first of {len(orders)} random ones, over which test accuracy has the mean "
+        f"{orders.mean():.1%} and goes from {orders.min():.1%} to {orders.max():.1%}",
+    )
+    return RecommendedCell(CHOSEN, place, 0, choice.split != "test", notes)
+
+
+def _chosen_texts(source: FinishedRun, choice: Chosen) -> tuple[tuple[str, int, str, str], ...]:
+    shown = source.demonstrations
+    label_of = dict(zip(shown.rows.ravel().tolist(), shown.labels.ravel().tolist(), strict=True))
+    rows = choice.rows.reshape(len(choice.strategies), -1, choice.rows.shape[1]).tolist()
+    return tuple(
+        (name, place, source.labels[label_of[row]] if source.labels else "", shown.texts[row])
+        for name, of_strategy in zip(choice.strategies, rows, strict=True)
+        for place, of_set in enumerate(of_strategy)
+        for row in of_set
+    )
 
 
 def selection(

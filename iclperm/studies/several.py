@@ -30,12 +30,14 @@ from iclperm.runs.finish import open_one
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.formats import FORMAT, SEVERAL_FORMAT, VERSION, format_of, has_begun, is_several
 from iclperm.runs.plan import StudyPlan
+from iclperm.runs.prompt import RunPrompt
 from iclperm.runs.run import RunReport
 from iclperm.runs.setting import resolved, with_whole_paths
 from iclperm.studies import made_by
 from iclperm.studies.kept import as_kept, keep_choice, kept_choice, made_from
 from iclperm.studies.report import Run
 from iclperm.studies.stages import stages_of
+from iclperm.studies.taking import recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
 from iclperm.study.study import STATISTICS, Study, is_cut_off
@@ -105,6 +107,24 @@ class StudyRuns:
     @cached_property
     def _findings(self) -> Findings:
         return made_by(kinds.named(self.study.kind), self.runs, self.choices)
+
+    def prompt(self, run: str | None = None, **choices: Any) -> RunPrompt:
+        """One prompt of one of these runs; ``choices`` are those of `Run.prompt`.
+
+        By default the one that the findings recommend: of a selection the demonstrations that it chose. Otherwise
+        ``run`` names the run; raises `ConfigError` where it must, and does not.
+        """
+        if run is None:
+            recommended = recommended_by(self.findings()) if choices.keys() <= {"query"} else None
+            if recommended is None:
+                names = ", ".join(self.runs)
+                raise ConfigError(
+                    f"this study has several runs ({names}); name one with --run (in Python run=), and what of it"
+                )
+            return take(self.runs[recommended.run or ""], recommended, **choices)
+        if run not in self.runs:
+            raise ConfigError(f"there is no run {run!r} in this study; it has {', '.join(self.runs)}")
+        return self.runs[run].prompt(**choices)
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,20 +22,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_ROW_BYTES = 1 << 20
+ENCODINGS = ("utf-8", "utf-16", "cp1252", "latin-1")
+DELIMITERS = (",", ";", "\t", "|")
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # of JSON: an escape, not an escaped backslash before "u0000"
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 Row: TypeAlias = tuple[str, dict[str, Any]]  # its place, "file:line", and its value for each column
 
 
-def read_rows(path: Path, columns: Collection[str]) -> list[Row]:
+@dataclass(frozen=True)
+class TextForm:
+    """How the text files of a task are written, where that is not UTF-8, commas in .csv and a line of names."""
+
+    encoding: str | None = None
+    delimiter: str | None = None
+    names: tuple[str, ...] | None = None
+    """Of the columns, where the file has none."""
+
+
+def read_rows(path: Path, columns: Collection[str], form: TextForm = TextForm()) -> list[Row]:
     """All rows of a .jsonl, .csv, .tsv or .parquet file, each with its place ("file:line"; Parquet: "file:row N").
 
     ``columns`` are those that the caller needs: Parquet files are read no further. A CSV or TSV file opens with its
-    column names, is quoted as RFC 4180 has it, and all its values are text; the place of a row that spans lines is the
-    first. Blank lines are passed over, and so is a byte order mark. Raises `DataError` naming file and line for what
-    is damaged, not UTF-8, of the wrong shape or over 1 MiB a row, for NUL and lone surrogates, and for a file without
-    rows. Reads the file once; O(bytes).
+    column names, is quoted as RFC 4180 has it, and all its values are text, unless ``form`` says otherwise; the place
+    of a row that spans lines is the first. Blank lines are passed over, and a byte order mark is obeyed. Raises
+    `DataError` naming file and line for what is damaged, not in its encoding, of the wrong shape or over 1 MiB a row,
+    for NUL and lone surrogates, and for a file without rows. Reads the file once; O(bytes).
     """
     reader = _READERS.get(path.suffix)
     if reader is None:
@@ -49,7 +63,7 @@ def read_rows(path: Path, columns: Collection[str]) -> list[Row]:
         raise DataError(f"{path}: cannot be read: {error.strerror}; give the path of a data file") from None
     if command := what_fetches(path, raw):
         raise DataError(f"{path}: is not here, only a pointer to it; run: {command}")
-    return checked(str(path), reader(path, raw, columns))
+    return checked(str(path), reader(path, raw, columns, form))
 
 
 def checked(name: str, rows: Iterable[Row]) -> list[Row]:
@@ -85,7 +99,9 @@ def missing_column(place: str, column: str, columns: Iterable[str]) -> DataError
     )
 
 
-def _jsonl(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
+def _jsonl(path: Path, raw: bytes, columns: Collection[str], form: TextForm) -> Iterator[Row]:
+    if form.encoding is not None or raw.startswith(_UTF16_MARKS):
+        raw = text_in(path, raw, form.encoding).encode("utf-8", "surrogatepass")
     for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if line.strip():
             place = f"{path}:{number}"
@@ -113,17 +129,25 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _csv(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
-    return _table_rows(path, raw, ",")
+def _csv(path: Path, raw: bytes, columns: Collection[str], form: TextForm) -> Iterator[Row]:
+    return _table_rows(path, raw, columns, form, form.delimiter or ",")
 
 
-def _tsv(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
-    return _table_rows(path, raw, "\t")
+def _tsv(path: Path, raw: bytes, columns: Collection[str], form: TextForm) -> Iterator[Row]:
+    return _table_rows(path, raw, columns, form, form.delimiter or "\t")
 
 
-def _table_rows(path: Path, raw: bytes, delimiter: str) -> Iterator[Row]:
-    records = iter(_records(path, _text(path, raw), delimiter))
-    place, names = next(records, (f"{path}:1", []))
+def _table_rows(path: Path, raw: bytes, columns: Collection[str], form: TextForm, delimiter: str) -> Iterator[Row]:
+    text = text_in(path, raw, form.encoding)
+    if form.names is None and not _has_all(columns, first := first_record(text, delimiter)):
+        for sign in DELIMITERS:
+            if _has_all(columns, first_record(text, sign)):
+                raise DataError(
+                    f"{path}:1: {sign!r} stands between its columns, not {delimiter!r} (read so, the columns are "
+                    f"{', '.join(map(repr, first))}); add delimiter: {sign!r} under the task's 'data'"
+                )
+    records = iter(table_records(path, text, delimiter))
+    place, names = next(records, (f"{path}:1", [])) if form.names is None else (f"{path}:1", [*form.names])
     for name, count in Counter(names).items():
         if not name.strip() or count > 1:
             raise DataError(f"{place}: the column name {name!r} is blank or occurs twice; give every column its own")
@@ -136,7 +160,20 @@ def _table_rows(path: Path, raw: bytes, delimiter: str) -> Iterator[Row]:
         yield place, dict(zip(names, values, strict=True))
 
 
-def _records(path: Path, text: str, delimiter: str) -> list[tuple[str, list[str]]]:
+def _has_all(columns: Collection[str], there: Collection[str]) -> bool:
+    return all(column in there for column in columns)
+
+
+def first_record(text: str, delimiter: str) -> list[str]:
+    """The cells of the first line of a table; none where it cannot be read."""
+    try:
+        with _wide_fields():
+            return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def table_records(path: Path, text: str, delimiter: str) -> list[tuple[str, list[str]]]:
     """Every record that is not a blank line, with the line at which it starts."""
     records: list[tuple[str, list[str]]] = []
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -163,15 +200,21 @@ def _wide_fields() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
-def _text(path: Path, raw: bytes) -> str:
+def text_in(path: Path, raw: bytes, encoding: str | None) -> str:
+    """The text of a file: as its byte order mark says, else in the encoding that is named, else in UTF-8."""
+    if raw.startswith(_UTF16_MARKS):
+        encoding = "utf-16"
     try:
-        return raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+        return raw.removeprefix(codecs.BOM_UTF8).decode(encoding or "utf-8")
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
+        line = raw.count(b"\n", 0, error.start) + 1
+        if encoding:
+            remedy = f"name its encoding under the task's 'data' ({', '.join(ENCODINGS)})"
+            raise DataError(f"{path}:{line}: not {encoding} (byte {error.start} of the file); {remedy}") from None
         raise DataError(f"{path}:{line}: not UTF-8 (byte {error.start} of the file); save the file as UTF-8") from None
 
 
-def _parquet(path: Path, raw: bytes, columns: Collection[str]) -> Iterator[Row]:
+def _parquet(path: Path, raw: bytes, columns: Collection[str], form: TextForm) -> Iterator[Row]:
     import pyarrow as pa
 
     try:
@@ -232,7 +275,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-_READERS: dict[str, Callable[[Path, bytes, Collection[str]], Iterator[Row]]] = {
+_READERS: dict[str, Callable[[Path, bytes, Collection[str], TextForm], Iterator[Row]]] = {
     ".jsonl": _jsonl,
     ".csv": _csv,
     ".tsv": _tsv,

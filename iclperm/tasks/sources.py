@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from iclperm.base.files import Folder, matches
 from iclperm.errors import ConfigError, DataError, RunError, is_out_of_memory
 from iclperm.study.choices import Choices
-from iclperm.tasks.loaders import SUFFIXES, Row, arrow_rows, checked, missing_column, read_rows
+from iclperm.tasks.loaders import SUFFIXES, Row, TextForm, arrow_rows, checked, missing_column, read_rows
 
 Split: TypeAlias = Literal["train", "test", "dev"]
 Word = Annotated[str, Field(min_length=1, max_length=1_000)]
@@ -38,6 +38,10 @@ class Dataset(Choices):
     as there; ``config`` is its configuration, or a list that is read one after the other. ``test`` and ``dev`` may be a
     number between 0 and 1 instead, the share of train set aside, and ``dev`` may be ``0.2 of test``. Of the rows only
     those are kept whose column ``choose`` holds one of ``keep``, where given. ``obtain`` says how to come by the files.
+
+    Text files are UTF-8, or what their byte order mark says, unless ``encoding`` names another; ``delimiter`` stands
+    between the columns of .csv and .tsv files, and ``columns`` are the names of those that have no line of names. With
+    ``drop_blank`` rows are left out in which a column that the task uses is blank.
     """
 
     dataset: Word | None = None
@@ -49,6 +53,10 @@ class Dataset(Choices):
     choose: Word | None = None
     keep: Annotated[list[Word], Field(min_length=1)] | None = None
     obtain: Word | None = None
+    encoding: Literal["utf-8", "utf-16", "cp1252", "latin-1"] | None = None
+    delimiter: Literal[",", ";", "\t", "|"] | None = None
+    columns: Annotated[list[Word], Field(min_length=1)] | None = None
+    drop_blank: bool = False
 
     @field_validator("revision")
     @classmethod
@@ -126,7 +134,8 @@ class Dataset(Choices):
             return [row for config in self.configs for row in _dataset_rows(self, folder, str(named), config, columns)]
         entries = named if isinstance(named, list) else [named]
         paths = dict.fromkeys(path for entry in entries for path in _matches(folder, entry, self.obtain))
-        return [row for path in paths for row in read_rows(path, columns)]
+        form = TextForm(self.encoding, self.delimiter, None if self.columns is None else tuple(self.columns))
+        return [row for path in paths for row in read_rows(path, columns, form)]
 
     @property
     def configs(self) -> list[str | None]:
@@ -158,7 +167,8 @@ def found_in(folder: Path, declared: Dataset) -> Dataset:
             raise DataError(
                 f"{folder}: holds no {split} data; add {split}.csv, or another of {', '.join(SUFFIXES)}{as_published}"
             )
-    return Dataset(**found, choose=declared.choose, keep=declared.keep)
+    form = declared.model_dump(include={"choose", "keep", "encoding", "delimiter", "columns", "drop_blank"})
+    return Dataset(**found, **form)
 
 
 def _published_files(places: list[Path], declared: Dataset) -> dict[Split, list[str]] | None:

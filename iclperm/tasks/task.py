@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,11 @@ _GENERATED_STARTER = Path(__file__).parent / "starter_generated.yaml"
 
 Text = Annotated[str, Field(max_length=65_536)]
 _MAX_NAME = 64
+_MOST_VALUES = 50
 _NAME = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,{_MAX_NAME - 1}}}$"
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 _OF_LABELS = ("labels", "label_field", "continuation")
+_NO_WORDING = ("name", "description", "source", "licence", "data", "shots", "label_values", "label_match")
 _OF_ANSWERS = {"answer", "stop", "max_new_tokens"}
 
 
@@ -87,7 +89,10 @@ class Task(Choices):
     """A task read from a YAML file; raises `ConfigError` naming the key, the value and the remedy.
 
     ``fields`` maps the names used in the templates to columns of the data. A classification task has ``labels``: the
-    label words, or the word for each value of the data's ``label_field``; their order is the L axis. ``demonstration``
+    label words, or the word for each value of the data's ``label_field``; their order is the L axis. ``label_values``
+    lists by word the other values that mean it, and stands for ``labels`` where there are none; with ``label_match``
+    values are also found without regard to white space around them (``trim``) or to that and case (``fold``).
+    ``demonstration``
     and ``continuation`` also see ``label``, the word; ``query`` does not. A generated task has ``answer`` instead, how
     the text that a model writes is read and held against a column, and a ``query`` that does not show that column.
     Generated text ends at one of ``stop`` or after ``max_new_tokens``; without the latter, where a label would.
@@ -105,6 +110,8 @@ class Task(Choices):
     labels: (
         Annotated[list[Word], Field(min_length=2)] | Annotated[dict[str | int, Word], Field(min_length=2)] | None
     ) = None
+    label_values: Annotated[dict[Word, list[str | int]], Field(min_length=1)] | None = None
+    label_match: Literal["exact", "trim", "fold"] = "exact"
     answer: Answer | None = None
     instruction: Text = ""
     demonstration: Text
@@ -117,6 +124,7 @@ class Task(Choices):
     _folder: Path = PrivateAttr(default_factory=Path)
     _templates: dict[str, Template] = PrivateAttr(default_factory=dict)
     _contents: dict[Split, list[_Content]] = PrivateAttr(default_factory=dict)
+    _num_blank: dict[Split, int] = PrivateAttr(default_factory=dict)
 
     @field_validator("data", "answer", mode="before")
     @classmethod
@@ -147,6 +155,7 @@ class Task(Choices):
         if "label" in self.fields and self.answer is None:
             raise ConfigError("in 'fields' the name 'label' stands for the label's word; give the field another name")
         self._refuse_mixtures()
+        self._refuse_ambiguous_values()
         label = set() if self.is_generated else {"label"}
         allowed = {"demonstration": {*self.fields, *label}, "query": set(self.fields), "continuation": {"label"}}
         for name, known in allowed.items():
@@ -166,11 +175,11 @@ class Task(Choices):
 
     def _refuse_mixtures(self) -> None:
         """Either labels, or an answer that the model writes."""
-        if self.answer is None and self.labels is None:
+        if self.answer is None and self.labels is None and self.label_values is None:
             raise ConfigError("a task needs the key 'labels', or the key 'answer' where the model writes its answer")
         if self.answer is None:
             return
-        for key in _OF_LABELS:
+        for key in (*_OF_LABELS, "label_values", "label_match"):
             if key in self.model_fields_set:
                 raise ConfigError(
                     f"a task has the key 'answer' and the key {key!r}, which is for tasks with labels; drop one"
@@ -179,6 +188,15 @@ class Task(Choices):
             raise ConfigError(
                 "a task with the key 'answer' needs the key 'max_new_tokens', the most tokens of an answer"
             )
+
+    def _refuse_ambiguous_values(self) -> None:
+        """Every word of ``label_values`` is a label, and every value of the data means one."""
+        for word in self.label_values or ():
+            if word not in self.words:
+                raise ConfigError(f"'label_values' has {word!r}, which is no label; they are {', '.join(self.words)}")
+        if self.label_values is not None and len(self.words) < 2:
+            raise ConfigError("'label_values' names one label; a task needs two at least")
+        self._positions()
 
     def _refuse_given_answers(self, column: str) -> None:
         query = self._templates["query"].variables
@@ -265,7 +283,9 @@ class Task(Choices):
     @property
     def words(self) -> tuple[str, ...]:
         """The label words, in the order of the L axis; none where answers are generated."""
-        return tuple(self.labels.values() if isinstance(self.labels, dict) else self.labels or ())
+        if isinstance(self.labels, dict):
+            return tuple(self.labels.values())
+        return tuple(self.labels or self.label_values or ())
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -330,7 +350,7 @@ class Task(Choices):
 
     def wording_hash(self) -> str:
         """SHA-256 of all that turns a row into text, and generated text into an answer."""
-        wording = self.model_dump(mode="json", exclude={"name", "description", "source", "licence", "data", "shots"})
+        wording = self.model_dump(mode="json", exclude=set(_NO_WORDING))
         # Tasks with labels keep the hashes that they had before there were others.
         for key in _OF_LABELS if self.answer else _OF_ANSWERS - self.model_fields_set:
             del wording[key]
@@ -351,15 +371,85 @@ class Task(Choices):
     def _read(self, split: Split) -> list[_Content]:
         if split not in self._contents:
             columns = dict.fromkeys((*self.fields.values(), self._gold_column))
-            positions = {str(value): position for position, value in enumerate(self.labels or ())}
-            rows = [self._row(place, row, positions) for place, row in self.data.rows(self._folder, split, columns)]
+            positions = self._positions()
+            found = self.data.rows(self._folder, split, columns)
+            kept = [(place, row) for place, row in found if not (self.data.drop_blank and self._is_blank(place, row))]
+            self._num_blank[split] = len(found) - len(kept)
+            if not kept:
+                raise DataError(f"task {self.name!r}: every row of {split!r} is blank in a column that it uses")
+            self._refuse_unknown_labels(kept, positions)
+            rows = [self._row(place, row, positions) for place, row in kept]
             # What the model gets to read counts: fields that differ elsewhere make the same prompt.
             texts = self._templates["query"].render_all([row.fields for row in rows], [row.place for row in rows])
             self._contents[split] = [
-                _Content(hashlib.sha256(_normalised(text).encode()).hexdigest(), row.fields, row.label, row.answer)
+                _Content(hashlib.sha256(folded(text).encode()).hexdigest(), row.fields, row.label, row.answer)
                 for row, text in zip(rows, texts, strict=True)
             ]
         return self._contents[split]
+
+    def _positions(self) -> dict[str, int]:
+        """The place of the label that each value of the data means; raises `ConfigError` for a value of two."""
+        positions: dict[str, int] = {}
+        values = [*(self.labels or ()), *(self.label_values or ())]
+        words = [*self.words, *(self.label_values or ())] if self.labels is not None else values
+        pairs = [*zip(values, words, strict=True)]
+        pairs += [(value, word) for word, others in (self.label_values or {}).items() for value in others]
+        for value, word in pairs:
+            place = self.words.index(word)
+            key = self._label_key(value)
+            if positions.setdefault(key, place) != place:
+                other = self.words[positions[key]]
+                raise ConfigError(
+                    f"the data's label {str(value)!r} would mean both {other!r} and {word!r}; let it mean one"
+                )
+        return positions
+
+    def _label_key(self, value: Any) -> str:
+        text = str(value)
+        if self.label_match == "exact":
+            return text
+        return text.strip() if self.label_match == "trim" else folded(text)
+
+    def _is_blank(self, place: str, row: Mapping[str, Any]) -> bool:
+        for column in (*self.fields.values(), self._gold_column):
+            if column not in row:
+                raise missing_column(place, column, row)
+            if row[column] is None or not str(row[column]).strip():
+                return True
+        return False
+
+    def _refuse_unknown_labels(
+        self, rows: Sequence[tuple[str, Mapping[str, Any]]], positions: Mapping[str, int]
+    ) -> None:
+        """Raises `DataError` for labels that the task does not know: all of them, with their numbers of rows."""
+        if self.is_generated:
+            return
+        column = self.label_field
+        strange = [
+            (place, str(row[column]))
+            for place, row in rows
+            if row.get(column) is not None and self._label_key(row[column]) not in positions
+        ]
+        if not strange:
+            return
+        place, first = strange[0]
+        shown = repr(first) if first.strip() else "blank"
+        known = list(dict.fromkeys(map(str, self.labels or self.words)))
+        counts = Counter(value for _, value in strange)
+        spelt = {folded(word): word for word in known}
+        others = [
+            f"{value!r} ({count:,} row{'s' if count > 1 else ''})"
+            + (f", which may mean {spelt[folded(value)]!r}" if folded(value) in spelt else "")
+            for value, count in counts.most_common(_MOST_VALUES)
+        ]
+        message = f"{place}: {column!r} is {shown}; the labels are {', '.join(known)}"
+        is_variant = any(folded(value) in spelt for value in counts)
+        if len(counts) > 1 or is_variant:
+            left = len(counts) - len(others)
+            message += f"; in {len(strange):,} rows there are others: {', '.join(others)}"
+            message += f" and {left:,} more" if left else ""
+            message += "; list them under 'label_values'" + (", or set label_match: fold" if is_variant else "")
+        raise DataError(message)
 
     @property
     def _gold_column(self) -> str:
@@ -383,9 +473,8 @@ class Task(Choices):
             if not isinstance(value, str | int | float) or not text.strip():
                 raise DataError(f"{place}: the answer {self._gold_column!r} is {shown}; give a text or a number")
             return 0, text
-        if text not in positions:
-            raise DataError(f"{place}: {self.label_field!r} is {shown}; the labels are {', '.join(positions)}")
-        return positions[text], self.words[positions[text]]
+        position = positions[self._label_key(value)]
+        return position, self.words[position]
 
 
 def _digest(rows: Iterable[list[Any]]) -> str:
@@ -395,7 +484,8 @@ def _digest(rows: Iterable[list[Any]]) -> str:
     return digest.hexdigest()
 
 
-def _normalised(text: str) -> str:
+def folded(text: str) -> str:
+    """Text without regard to case, white space and the form of its letters."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 

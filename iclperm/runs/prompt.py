@@ -1,0 +1,368 @@
+"""The prompt of one cell of a finished run, exactly as it was scored, to take elsewhere."""
+
+from __future__ import annotations
+
+import json
+import pprint
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iclperm.errors import ConfigError, DataError, ModelError, RunError
+from iclperm.prompts.chat import ChatFormat, Message, TextTokenizer, chat_format
+from iclperm.prompts.contexts import context_id, joint_context
+from iclperm.prompts.design import Design, Orderings, SplitQueries, draw
+from iclperm.prompts.encode import JointEncoder, split_labels
+from iclperm.prompts.render import DesignTexts
+from iclperm.runs.folder import RunFolder
+from iclperm.runs.run import FinishedRun
+from iclperm.runs.setting import model_folder, model_tokenizer, resolved, study_examples, tokenizer_hash
+from iclperm.stats import Interval
+from iclperm.stats.intervals import bounded, jackknife_interval, wilson_interval
+from iclperm.study.states import OK
+from iclperm.study.study import Study
+from iclperm.tasks.task import Examples, Task
+
+Format = Literal["text", "chat", "python"]
+_ASKED = "asked"
+_MOST_COMPARED = 500  # queries that a placeholder is tried with
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class RunPrompt:
+    """The prompt of one set, permutation and number of shots of a run, and how accurate it was there.
+
+    ``demonstrations`` are its demonstrations as the task words them, in order; ``labels`` what the study compared as
+    continuations of the prompt, none where the model writes its answer. ``query`` is the number of the test query that
+    it ends in; without one it ends in ``placeholders``: what stands, by field of the task, for a query to be filled in.
+    ``accuracy`` is that on the run's test queries, with its ``interval`` for other queries; where ``is_held_out``, no
+    test query had a say in the choice of this prompt. ``notes`` say where the prompt comes from and what it is worth.
+    """
+
+    set: int
+    permutation: int
+    shots: int
+    query: int | None
+    text: str
+    """As the model read it, without the special token that its tokenizer puts in front; "" of a chat that an API
+    renders."""
+    messages: tuple[Message, ...]
+    """Of a study whose prompts are chats; else none."""
+    demonstrations: tuple[str, ...]
+    labels: tuple[str, ...]
+    placeholders: dict[str, str]
+    accuracy: float
+    interval: Interval
+    num_queries: int
+    """Distinct test queries that `accuracy` is about."""
+    context_ids: tuple[int, ...] | None
+    """Token ids of what stands before the query, compared with those that were scored; None where the model's
+    tokenizer is not at hand."""
+    token_ids: tuple[int, ...] | None
+    """Token ids of the whole prompt up to the label; None without a query too."""
+    is_held_out: bool = True
+    notes: tuple[str, ...] = ()
+
+    def formatted(self, form: Format | None = None) -> str:
+        """The prompt as ``text``, as JSON of ``chat`` messages, or as a ``python`` literal; by default chat for a chat.
+
+        Raises `ConfigError` for messages of a study that was no chat, and for the text of a chat that an API renders.
+        """
+        if form == "chat" and not self.messages:
+            raise ConfigError("the prompts of this run are no chats; give the format text or python")
+        if form == "text" and not self.text:
+            raise ConfigError("the run's API renders its chats, so their text is not known; give the format chat")
+        if form == "python":
+            value: Any = list(self.messages) or self.text
+            return pprint.pformat(value, width=100, sort_dicts=False)
+        if form == "chat" or (form is None and self.messages):
+            return json.dumps(list(self.messages), indent=1, ensure_ascii=False)
+        return self.text
+
+    def said(self) -> list[str]:
+        """Where the prompt is from, how accurate it was, and how to use it, in lines."""
+        bounds = f" ({self.interval.low:.1%} to {self.interval.high:.1%}, 95 %)" if self.interval.low >= 0 else ""
+        lines = [
+            f"set {self.set}, permutation {self.permutation}, k = {self.shots}",
+            *self.notes,
+            f"accuracy on {self.num_queries:,} test queries, "
+            f"{'which had no say in the choice' if self.is_held_out else 'which this prompt was chosen by'}: "
+            f"{self.accuracy:.1%}{bounds}",
+        ]
+        if self.placeholders:
+            fields = ", ".join(f"{marker} by the query's {name}" for name, marker in self.placeholders.items())
+            lines.append(f"to ask: replace {fields}; no marker occurs elsewhere, and nothing else changes")
+        if self.labels:
+            lines.append(f"the model was to go on with one of {', '.join(map(repr, self.labels))}")
+        return lines
+
+    def __str__(self) -> str:
+        return self.formatted()
+
+
+def run_prompt(
+    run: FinishedRun,
+    index_set: int,
+    permutation: int,
+    shots: int,
+    query: int | Mapping[str, Any] | None = None,
+    *,
+    is_held_out: bool = True,
+    notes: tuple[str, ...] = (),
+) -> RunPrompt:
+    """The prompt of a cell of a run, from its data read again.
+
+    ``query`` is the number of a test query, or the fields of another one by their names in the task; without it the
+    prompt ends in placeholders. The data, the wording and (where the tokenizer can be had) the token ids are compared
+    with what the run recorded. Raises `ConfigError` for a cell or a query that the run does not have, `DataError` where
+    the data or the task are not what it was run with, and what reading them raises.
+    """
+    _refuse_other_cells(run, index_set, permutation, shots, query)
+    task = Task.load(run.study.task, run.study.data)
+    study = resolved(run.study, task)
+    examples = study_examples(study, task)
+    design = draw(study, task, examples)
+    recorded = _recorded(run, task, examples, (index_set, permutation, shots))
+    rows = design.demonstrations(index_set, permutation, run.shots.index(shots))
+    first = examples["test"].fields[design.queries[0].rows[0]]
+    if recorded and [examples["train"].hashes[row] for row in rows] != recorded.hashes:
+        raise _other_data(run)
+    placeholders: dict[str, str] = {}
+    if isinstance(query, int):
+        asked = _recorded_query(run, design, examples["test"], query)
+    elif query is not None:
+        asked = _fields_of(task, query)
+    else:
+        known = [*examples["train"].fields, *examples["test"].fields]
+        asked = _with_markers(first, "", json.dumps([*map(str, known), task.query, task.instruction]), placeholders)
+    is_chat = study.chat not in (None, "none")
+    if is_chat and recorded and study.endpoint is None:
+        whole = RunFolder.open(recorded.folder)
+        if tokenizer_hash(model_folder(study, weights=False)) != whole.plan["hashes"]["tokenizer"]:
+            raise _other_tokens(run)
+    tokenizer, told = _tokenizer(study)
+    chat = chat_format(study.chat or "none", task, tokenizer)
+    texts = _texts(task, study, examples, rows, [asked, first], chat)
+    notes = (*notes, *told)
+    if placeholders:
+        notes = (*notes, *_cut_queries(task, texts.bare_queries[0], asked, design, examples["test"]))
+        placeholders = {name: mark for name, mark in placeholders.items() if mark in texts.bare_queries[0]}
+    places = texts.of_rows(rows)
+    context = texts.context(places)
+    context_ids = token_ids = None
+    if tokenizer is not None:
+        encoder = JointEncoder(tokenizer, chat.opening + texts.queries[1] if chat else None)
+        ids = joint_context(context, texts.queries[1], encoder)
+        if recorded and context_id(ids) != recorded.context:
+            raise _other_tokens(run)
+        context_ids = tuple(ids.tolist())
+        if not placeholders:
+            (split,) = split_labels(encoder, [context + texts.queries[0]], texts.continuations)
+            token_ids = (*encoder.start.tolist(), *split.prompt.ids.tolist())
+    accuracy, interval, num_queries = _accuracy(run, index_set, permutation, run.shots.index(shots))
+    is_rendered_elsewhere = chat is not None and study.endpoint is not None
+    return RunPrompt(
+        set=index_set,
+        permutation=permutation,
+        shots=shots,
+        query=query if isinstance(query, int) else None,
+        text="" if is_rendered_elsewhere else context + texts.queries[0],
+        messages=tuple(texts.messages(places, 0)),
+        demonstrations=tuple(_worded(task, examples["train"], rows)),
+        labels=() if texts.is_open else tuple(texts.continuations),
+        placeholders=placeholders,
+        accuracy=accuracy,
+        interval=interval,
+        num_queries=num_queries,
+        context_ids=context_ids,
+        token_ids=token_ids,
+        is_held_out=is_held_out,
+        notes=notes,
+    )
+
+
+@dataclass(frozen=True)
+class _RecordedCell:
+    """What a run's folder says of a cell: the hashes of its demonstrations, and the name of its context."""
+
+    folder: Path
+    hashes: list[str]
+    context: int
+
+
+def _refuse_other_cells(run: FinishedRun, index_set: int, permutation: int, shots: int, query: Any) -> None:
+    num_sets, num_permutations, _, num_queries = run.correct.shape
+    for name, value, size in (("set", index_set, num_sets), ("permutation", permutation, num_permutations)):
+        if not 0 <= value < size:
+            raise ConfigError(f"there is no {name} {value}: the run has {name}s 0 to {size - 1}")
+    if shots not in run.shots:
+        raise ConfigError(f"the run has no prompts of {shots} shots; it has {', '.join(map(str, run.shots))}")
+    if isinstance(query, int) and not 0 <= query < num_queries:
+        raise ConfigError(f"there is no query {query}: the run has test queries 0 to {num_queries - 1}")
+
+
+def _recorded(
+    run: FinishedRun, task: Task, examples: Mapping[str, Examples], cell: tuple[int, int, int]
+) -> _RecordedCell | None:
+    """What the run's folder says of a cell; raises `DataError` where task or data are not those of the run."""
+    if run.folder is None:
+        return None
+    whole = RunFolder.open(run.folder)
+    hashes = whole.plan["hashes"]
+    if hashes["wording"] != task.wording_hash():
+        raise DataError(
+            f"the wording of task {run.study.task!r} is not what {run.folder} was run with; put that task file back"
+        )
+    if hashes["train"] != examples["train"].digest:
+        raise _other_data(run)
+    table = (whole.at_extent(run.study.extent) or whole).table("demonstrations")
+    rows = table.filter(pc.and_(pc.equal(table["set"], cell[0]), pc.equal(table["permutation"], cell[1]))).to_pylist()
+    for row in rows:  # with resample: per_k one for every number of shots
+        if cell[2] in row["shots"]:
+            context = row["contexts"][row["shots"].index(cell[2])]
+            return _RecordedCell(run.folder, row["content_hashes"][: cell[2]], context)
+    raise RunError(f"{run.folder} has no record of its set {cell[0]}, permutation {cell[1]}; run the study again")
+
+
+def _other_data(run: FinishedRun) -> DataError:
+    return DataError(
+        f"the data of {run.study.task!r} is not what {run.folder} was run with, so its prompts cannot be told; put "
+        "that back, or name its folder with the study's key 'data'"
+    )
+
+
+def _other_tokens(run: FinishedRun) -> RunError:
+    return RunError(
+        f"the tokens of this prompt are not those that {run.folder} was scored with: the tokenizer, or its chat "
+        f"template, of {run.study.model_name!r} has changed; put that back"
+    )
+
+
+def _recorded_query(run: FinishedRun, design: Design, test: Examples, number: int) -> dict[str, Any]:
+    """The fields of a test query; raises `DataError` where it is another than the run's."""
+    row = int(design.queries[0].rows[number])
+    if run.folder is not None:
+        whole = RunFolder.open(run.folder)
+        table = (whole.at_extent(run.study.extent) or whole).table("queries").slice(number, 1).to_pylist()[0]
+        if (table["split"], table["content_hash"]) != ("test", test.hashes[row]):
+            raise _other_data(run)
+    return test.fields[row]
+
+
+def _fields_of(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template of a query sees of a query that somebody gives."""
+    if unknown := [name for name in given if name not in task.fields]:
+        raise ConfigError(f"the task has no field {unknown[0]!r}; its fields are {', '.join(task.fields)}")
+    return dict(given)
+
+
+def _with_markers(value: Any, name: str, known: str, found: dict[str, str]) -> Any:
+    """``value`` with a marker for whatever is no list and no mapping in it, of a form that no text of the data holds;
+    the markers are added to ``found`` by name."""
+    if isinstance(value, Mapping):
+        return {
+            key: _with_markers(entry, f"{name}.{key}" if name else str(key), known, found)
+            for key, entry in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_with_markers(entry, f"{name}.{place}", known, found) for place, entry in enumerate(value)]
+    marker, number = f"<<{name}>>", 1
+    while marker in known:
+        number += 1
+        marker = f"<<{name}-{number}>>"
+    found[name] = marker
+    return marker
+
+
+def _texts(
+    task: Task,
+    study: Study,
+    examples: Mapping[str, Examples],
+    rows: NDArray[np.int64],
+    queries: list[dict[str, Any]],
+    chat: ChatFormat | None,
+) -> DesignTexts:
+    """The rendered parts of one context and these queries."""
+    numbers = np.arange(len(queries))
+    ordering = Orderings(rows[None], np.arange(len(rows))[None], (len(rows),))
+    design = Design((ordering,), (SplitQueries(_ASKED, numbers, numbers, num_excluded=0),))
+    asked = replace(
+        examples["test"], split=_ASKED, fields=queries, labels=np.full(len(queries), -1), answers=[""] * len(queries)
+    )
+    try:
+        return DesignTexts(
+            design, task, {"train": examples["train"], _ASKED: asked}, study.scoring or "loglikelihood", chat
+        )
+    except DataError as error:
+        raise ConfigError(f"the query cannot be worded: {error}; give the number of a test query") from None
+
+
+def _cut_queries(task: Task, worded: str, markers: Mapping[str, Any], design: Design, test: Examples) -> Iterator[str]:
+    """A note where the wording of the test queries is not their fields put in place of the markers."""
+    rows = [test.fields[row] for row in design.queries[0].rows[:_MOST_COMPARED]]
+    put_in = []
+    for fields in rows:
+        text = worded
+        for marker, value in _leaves(markers, fields):
+            text = text.replace(marker, value)
+        put_in.append(text.strip())
+    differ = sum(ours != theirs.strip() for ours, theirs in zip(put_in, task.render_queries(rows), strict=True))
+    if differ:
+        yield (
+            f"the task's template changes what it is given ({differ} of {len(rows)} test queries are not their fields "
+            "put in for the markers): word a query with run.prompt(query={...}) in Python"
+        )
+
+
+def _leaves(markers: Any, value: Any) -> Iterator[tuple[str, str]]:
+    """Every marker with the text that stands in its place."""
+    if isinstance(markers, str):
+        yield markers, str(value)
+        return
+    pairs = (
+        ((markers[key], value.get(key, "")) for key in markers)
+        if isinstance(markers, Mapping)
+        else zip(markers, value, strict=False)
+    )
+    for marker, entry in pairs:
+        yield from _leaves(marker, entry)
+
+
+def _tokenizer(study: Study) -> tuple[Any, tuple[str, ...]]:
+    """The tokenizer of a study's model; None, with a note, where it cannot be had and no chat needs it."""
+    if study.endpoint is not None:
+        return TextTokenizer(), ()
+    try:
+        if study.model != "demo" and not Path(study.model).is_dir() and study.chat in (None, "none"):
+            raise ModelError(f"{study.model!r} is no folder here")  # a hub id is not fetched for a comparison alone
+        return model_tokenizer(model_folder(study, weights=False)), ()
+    except ModelError as error:
+        if study.chat not in (None, "none"):
+            raise
+        return None, (f"the tokens were not compared with those of the run: {str(error).split(';')[0]}",)
+
+
+def _worded(task: Task, train: Examples, rows: NDArray[np.int64]) -> list[str]:
+    return task.render_demonstrations([train.fields[row] for row in rows], [int(train.labels[row]) for row in rows])
+
+
+def _accuracy(run: FinishedRun, index_set: int, permutation: int, place: int) -> tuple[float, Interval, int]:
+    """Accuracy of one cell on test, its interval for other queries, and the number of distinct queries."""
+    items = run.splits["test"]
+    cell = index_set, permutation, place
+    is_there = items.state[cell] == OK
+    correct, weights = items.correct[cell][is_there].astype(np.float64), items.weights[is_there].astype(np.float64)
+    if not len(correct):
+        return np.nan, Interval(np.nan, np.nan, np.nan, _LEVEL), 0
+    total = float(weights.sum())
+    mean = float(correct @ weights / total)
+    if np.ptp(weights) == 0:
+        return mean, wilson_interval(int(correct.sum()), len(correct), _LEVEL), len(correct)
+    left_out = (correct @ weights - correct * weights) / (total - weights) if len(correct) > 1 else [np.nan]
+    return mean, bounded(jackknife_interval(mean, left_out, level=_LEVEL), "accuracy"), len(correct)
