@@ -31,11 +31,8 @@ from iclperm.runs.formats import is_several
 from iclperm.runs.lengths import prompt_lengths
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
-<<<<<<< HEAD
-from iclperm.runs.run import RunReport
-=======
 from iclperm.runs.prompt import Format
->>>>>>> p18b
+from iclperm.runs.run import RunReport
 from iclperm.studies import several
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns

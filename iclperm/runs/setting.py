@@ -150,11 +150,7 @@ class ResolvedStudy:
         assert self.model is not None
         return {
             "model": _hash_files(self.model, ("config.json", WEIGHT_FILES)),
-<<<<<<< HEAD
-            "tokenizer": _tokenizer_hash(self.model),
-=======
             "tokenizer": tokenizer_hash(self.model),
->>>>>>> p18b
         }
 
     @property
@@ -288,16 +284,10 @@ def model_tokenizer(model: Path) -> Any:
     return tokenizer
 
 
-<<<<<<< HEAD
-def _tokenizer_hash(folder: Path) -> str:
+def tokenizer_hash(folder: Path) -> str:
     """Of all files that decide how text becomes tokens; without a tokenizer.json also of what it is made from then."""
     has_own = (folder / TOKENIZER_FILE).is_file()
     return _hash_files(folder, TOKENIZER_FILES if has_own else (*TOKENIZER_FILES, *TOKENIZER_SOURCES))
-=======
-def tokenizer_hash(model: Path) -> str:
-    """SHA-256 of all that makes tokens of text, and chats of messages, in a model's folder."""
-    return _hash_files(model, TOKENIZER_FILES)
->>>>>>> p18b
 
 
 def _hash_files(folder: Path, patterns: Sequence[str]) -> str:
