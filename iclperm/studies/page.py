@@ -222,7 +222,7 @@ def _what(run: Run) -> Iterator[tuple[str, str]]:
     )
     scored = study.scoring or "loglikelihood"
     yield "scored by", f"{scored}{SCORED[scored]}{COMPARED[study.normalize]}"
-    yield "calibration", study.calibration
+    yield "calibrated", study.calibration
     yield "chat", study.chat or "none"
     machines = [] if run.folder is None else RunFolder.open(run.folder).parts.numerics()
     for number, machine in enumerate(machines):
