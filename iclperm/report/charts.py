@@ -13,6 +13,7 @@ Specification = dict[str, Any]
 
 PICKED_SET, PICKED_PERMUTATION = "picked_set", "picked_permutation"
 """Signals of the charts of an explorer: which ordering is marked in them. Whoever draws them may set these."""
+GREY = "#7A7A7A"  # seen on white and on black
 _MOST_PRINTED = 16  # columns of a heat map whose cells hold their numbers
 
 
@@ -52,13 +53,11 @@ def trajectory_chart(chance: float | None) -> list[Specification]:
     layers: list[Any] = [
         single.mark_line(strokeWidth=1, opacity=0.28, color="#0072B2"),
         single.mark_point(opacity=0, size=70, filled=True, cursor="pointer").encode(tooltip=told),
-        alt.Chart(alt.Data(name="means", values=[]))
-        .mark_line(strokeWidth=3, point=True, color="#7A7A7A")
-        .encode(x=x, y=y),  # type: ignore[call-arg]
+        alt.Chart(alt.Data(name="means", values=[])).mark_line(strokeWidth=3, point=True, color=GREY).encode(x=x, y=y),  # type: ignore[call-arg]
         single.transform_filter(_is_picked()).mark_line(strokeWidth=3, color="#D55E00", point={"color": "#D55E00"}),
     ]
     if chance is not None:
-        rule = alt.Chart(alt.Data(values=[{"accuracy": chance}])).mark_rule(strokeDash=[2, 4], color="#7A7A7A")  # type: ignore[call-arg]
+        rule = alt.Chart(alt.Data(values=[{"accuracy": chance}])).mark_rule(strokeDash=[2, 4], color=GREY)  # type: ignore[call-arg]
         layers.append(rule.encode(y="accuracy:Q", tooltip=alt.value("chance")))
     return [_finished(alt.layer(*layers).add_params(*_picked()).properties(width="container", height=300))]
 
@@ -78,7 +77,7 @@ def line_chart(
     up = alt.Y("y:Q").scale(zero=False).title(y)
     layers: list[Any] = [base.mark_line(strokeWidth=2).encode(y=up)]
     layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(y=up, tooltip=told))
-    if any("low" in row for row in rows):
+    if any(row.get("low") is not None for row in rows):
         layers.insert(0, base.mark_area(opacity=0.13).encode(y=alt.Y("low:Q").title(y), y2="high:Q"))
     return _finished(alt.layer(*layers).properties(width="container", height=300))
 
@@ -95,19 +94,19 @@ def point_chart(
     colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4)
     across, up = alt.X("x:Q").scale(zero=False).title(x), alt.Y("y:Q").scale(zero=False).title(y)
     own = base.transform_filter(alt.FieldEqualPredicate(field="name", equal=baseline))
-    dashed = {"strokeDash": [4, 3], "color": "#7A7A7A"}
+    dashed = {"strokeDash": [4, 3], "color": GREY}
     told = [
         alt.Tooltip("name:N", title=" "),
         *(alt.Tooltip(f"{at}:Q", format=".2f", title=t) for at, t in (("x", x), ("y", y))),
     ]
-    bars = base.transform_filter("isValid(datum.x_low) && isValid(datum.y_low)")
-    layers = [
-        own.mark_rule(**dashed).encode(x=across),
-        own.mark_rule(**dashed).encode(y=up),
-        bars.mark_rule().encode(x=alt.X("x_low:Q").title(x), x2="x_high:Q", y=up, color=colour),
-        bars.mark_rule().encode(x=across, y=alt.Y("y_low:Q").title(y), y2="y_high:Q", color=colour),
-        base.mark_point(filled=True, size=110, opacity=1).encode(x=across, y=up, color=colour, tooltip=told),
-    ]
+    layers: list[Any] = [own.mark_rule(**dashed).encode(x=across), own.mark_rule(**dashed).encode(y=up)]
+    if bounded := [
+        dict(row) for row in rows if all(row.get(f"{at}_{end}") is not None for at in "xy" for end in ("low", "high"))
+    ]:
+        bars = alt.Chart(alt.Data(values=bounded)).mark_rule()  # type: ignore[call-arg]
+        layers.append(bars.encode(x=alt.X("x_low:Q").title(x), x2="x_high:Q", y=up, color=colour))
+        layers.append(bars.encode(x=across, y=alt.Y("y_low:Q").title(y), y2="y_high:Q", color=colour))
+    layers.append(base.mark_point(filled=True, size=110, opacity=1).encode(x=across, y=up, color=colour, tooltip=told))
     return _finished(alt.layer(*layers).properties(width="container", height=340))
 
 
