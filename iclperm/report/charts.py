@@ -68,10 +68,11 @@ def line_chart(
     """Lines of ``rows`` with ``x``, ``y`` and ``name``, in bands from ``low`` to ``high`` where rows have them."""
     import altair as alt
 
-    across = alt.X("x:Q").axis(grid=False, format=",d", title=x)
-    across = across.scale(type="log", base=2, nice=False) if is_log else across.axis(tickMinStep=1, title=x)
+    at = sorted({row["x"] for row in rows})
+    across = alt.X("x:Q").axis(grid=False, format=",d", title=x, values=at, labelOverlap=True)
+    across = across.scale(type="log", base=2, nice=False) if is_log else across
     scale = alt.Scale(domain=[*colours], range=[*colours.values()])
-    colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4)
+    colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4, symbolOpacity=1)
     base = alt.Chart(alt.Data(values=[dict(row) for row in rows])).encode(x=across, color=colour)  # type: ignore[call-arg]
     told = [alt.Tooltip("name:N", title=" "), alt.Tooltip("x:Q", title=x), alt.Tooltip("y:Q", title=y, format=".4f")]
     up = alt.Y("y:Q").scale(zero=False).title(y)
@@ -91,7 +92,7 @@ def point_chart(
 
     base = alt.Chart(alt.Data(values=[dict(row) for row in rows]))  # type: ignore[call-arg]
     scale = alt.Scale(domain=[*colours], range=[*colours.values()])
-    colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4)
+    colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4, symbolOpacity=1)
     across, up = alt.X("x:Q").scale(zero=False).title(x), alt.Y("y:Q").scale(zero=False).title(y)
     own = base.transform_filter(alt.FieldEqualPredicate(field="name", equal=baseline))
     dashed = {"strokeDash": [4, 3], "color": GREY}
