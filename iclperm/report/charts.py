@@ -19,9 +19,9 @@ _MOST_PRINTED = 16  # columns of a heat map whose cells hold their numbers
 
 def heat_chart(num_sets: int, num_permutations: int) -> list[Specification]:
     """Accuracy by set and permutation, of the named data ``cells``, with the picked ordering framed."""
-    import altair as alt
+    alt = _altair()
 
-    base = alt.Chart(alt.Data(name="cells", values=[])).encode(  # type: ignore[call-arg]
+    base = alt.Chart(alt.Data(name="cells", values=[])).encode(
         x=alt.X("permutation:O").axis(labelAngle=0, labelOverlap=True, ticks=False, domain=False, title="permutation"),
         y=alt.Y("set:O").axis(ticks=False, domain=False, title="set", labelOverlap=True),
     )
@@ -43,21 +43,21 @@ def heat_chart(num_sets: int, num_permutations: int) -> list[Specification]:
 
 def trajectory_chart(chance: float | None) -> list[Specification]:
     """Accuracy over k of single orderings, of the named data ``lines``, and their mean, of ``means``."""
-    import altair as alt
+    alt = _altair()
 
     x = alt.X("shots:Q").axis(grid=False, tickMinStep=1, format="d", title="number of demonstrations k")
     y = alt.Y("accuracy:Q").scale(zero=False).title("accuracy")
-    single = alt.Chart(alt.Data(name="lines", values=[])).encode(x=x, y=y, detail="ordering:N")  # type: ignore[call-arg]
+    single = alt.Chart(alt.Data(name="lines", values=[])).encode(x=x, y=y, detail="ordering:N")
     told = [alt.Tooltip("set:O"), alt.Tooltip("permutation:O"), alt.Tooltip("shots:O", title="k")]
     told.append(alt.Tooltip("accuracy:Q", format=".4f"))
     layers: list[Any] = [
         single.mark_line(strokeWidth=1, opacity=0.28, color="#0072B2"),
         single.mark_point(opacity=0, size=70, filled=True, cursor="pointer").encode(tooltip=told),
-        alt.Chart(alt.Data(name="means", values=[])).mark_line(strokeWidth=3, point=True, color=GREY).encode(x=x, y=y),  # type: ignore[call-arg]
+        alt.Chart(alt.Data(name="means", values=[])).mark_line(strokeWidth=3, point=True, color=GREY).encode(x=x, y=y),
         single.transform_filter(_is_picked()).mark_line(strokeWidth=3, color="#D55E00", point={"color": "#D55E00"}),
     ]
     if chance is not None:
-        rule = alt.Chart(alt.Data(values=[{"accuracy": chance}])).mark_rule(strokeDash=[2, 4], color=GREY)  # type: ignore[call-arg]
+        rule = alt.Chart(alt.Data(values=[{"accuracy": chance}])).mark_rule(strokeDash=[2, 4], color=GREY)
         layers.append(rule.encode(y="accuracy:Q", tooltip=alt.value("chance")))
     return [_finished(alt.layer(*layers).add_params(*_picked()).properties(width="container", height=300))]
 
@@ -66,14 +66,14 @@ def line_chart(
     rows: Sequence[Row], *, x: str, y: str, colours: Mapping[str, str], name: str = "", is_log: bool = False
 ) -> Specification:
     """Lines of ``rows`` with ``x``, ``y`` and ``name``, in bands from ``low`` to ``high`` where rows have them."""
-    import altair as alt
+    alt = _altair()
 
     at = sorted({row["x"] for row in rows})
     across = alt.X("x:Q").axis(grid=False, format=",d", title=x, values=at, labelOverlap=True)
     across = across.scale(type="log", base=2, nice=False) if is_log else across
     scale = alt.Scale(domain=[*colours], range=[*colours.values()])
     colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4, symbolOpacity=1)
-    base = alt.Chart(alt.Data(values=[dict(row) for row in rows])).encode(x=across, color=colour)  # type: ignore[call-arg]
+    base = alt.Chart(alt.Data(values=[dict(row) for row in rows])).encode(x=across, color=colour)
     told = [alt.Tooltip("name:N", title=" "), alt.Tooltip("x:Q", title=x), alt.Tooltip("y:Q", title=y, format=".4f")]
     up = alt.Y("y:Q").scale(zero=False).title(y)
     layers: list[Any] = [base.mark_line(strokeWidth=2).encode(y=up)]
@@ -88,9 +88,9 @@ def point_chart(
 ) -> Specification:
     """Points of ``rows`` with ``x``, ``y`` and ``name``, bars where rows have ``x_low`` to ``y_high``; dashed lines
     through the ``baseline``."""
-    import altair as alt
+    alt = _altair()
 
-    base = alt.Chart(alt.Data(values=[dict(row) for row in rows]))  # type: ignore[call-arg]
+    base = alt.Chart(alt.Data(values=[dict(row) for row in rows]))
     scale = alt.Scale(domain=[*colours], range=[*colours.values()])
     colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4, symbolOpacity=1)
     across, up = alt.X("x:Q").scale(zero=False).title(x), alt.Y("y:Q").scale(zero=False).title(y)
@@ -104,7 +104,7 @@ def point_chart(
     if bounded := [
         dict(row) for row in rows if all(row.get(f"{at}_{end}") is not None for at in "xy" for end in ("low", "high"))
     ]:
-        bars = alt.Chart(alt.Data(values=bounded)).mark_rule()  # type: ignore[call-arg]
+        bars = alt.Chart(alt.Data(values=bounded)).mark_rule()
         layers.append(bars.encode(x=alt.X("x_low:Q").title(x), x2="x_high:Q", y=up, color=colour))
         layers.append(bars.encode(x=across, y=alt.Y("y_low:Q").title(y), y2="y_high:Q", color=colour))
     layers.append(base.mark_point(filled=True, size=110, opacity=1).encode(x=across, y=up, color=colour, tooltip=told))
@@ -113,10 +113,10 @@ def point_chart(
 
 def matrix_chart(rows: Sequence[Row], *, x: str, y: str, value: str) -> Specification:
     """Cells of ``rows`` with ``x``, ``y`` and ``value``, in the order in which names come; numbers printed."""
-    import altair as alt
+    alt = _altair()
 
     across, down = ([*dict.fromkeys(str(row[at]) for row in rows)] for at in ("x", "y"))
-    base = alt.Chart(alt.Data(values=[dict(row) for row in rows])).encode(  # type: ignore[call-arg]
+    base = alt.Chart(alt.Data(values=[dict(row) for row in rows])).encode(
         x=alt.X("x:N").sort(across).axis(ticks=False, domain=False, title=x, labelLimit=220),
         y=alt.Y("y:N").sort(down).axis(ticks=False, domain=False, title=y, labelLimit=220),
         tooltip=[
@@ -136,8 +136,15 @@ def matrix_chart(rows: Sequence[Row], *, x: str, y: str, value: str) -> Specific
     return _finished(alt.layer(*layers).properties(width="container", height=60 * len(down) + 20))
 
 
+def _altair() -> Any:
+    """The library, as what its stubs call untyped would be refused at every call."""
+    import altair
+
+    return altair
+
+
 def _picked() -> list[Any]:
-    import altair as alt
+    alt = _altair()
 
     return [alt.param(name=name, value=-1) for name in (PICKED_SET, PICKED_PERMUTATION)]
 

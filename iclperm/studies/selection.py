@@ -304,8 +304,8 @@ class Selection:
             for name, outcome in self.outcomes.items()
             for k, value in zip(self.shots, outcome.curve, strict=True)
         ]
-        words = {"x": "number of demonstrations k", "y": "accuracy, %", "name": "chosen by"}
-        return [charts.line_chart(rows, colours=self._colours, **words)]
+        x, y = "number of demonstrations k", "accuracy, %"
+        return [charts.line_chart(rows, x=x, y=y, colours=self._colours, name="chosen by")]
 
     @property
     def _colours(self) -> dict[str, str]:
