@@ -20,11 +20,14 @@ from iclperm.studies import kept, several
 from iclperm.studies.compared import Compared, of_array, of_run, short_names
 from iclperm.studies.comparing import comparing
 from iclperm.studies.comparing_findings import Comparing
+from iclperm.studies.page import write_page
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.stages import load
 from iclperm.study import kinds
 from iclperm.study.study import Study
+
+__all__ = ["compare", "open_run", "plan", "run", "status", "verify", "write_page"]
 
 
 def run(

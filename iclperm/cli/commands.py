@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from iclperm.endpoint.keys import named_by_flags
 from iclperm.errors import ConfigError, KeyNotNamed, RunStopped, printable
 from iclperm.external import Description, describe, load
 from iclperm.report import write_report
+from iclperm.report.page import can_draw
 from iclperm.report.parts import Findings, plain
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_several
@@ -36,6 +38,7 @@ from iclperm.runs.run import RunReport
 from iclperm.studies import several
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
+from iclperm.studies.told import growth_note
 from iclperm.study.study import Study
 from iclperm.tasks.proposal import propose
 from iclperm.tasks.task import Task, builtin_tasks, template_text
@@ -133,18 +136,33 @@ def verify(folder: Path, *, as_json: bool) -> int:
     return 0 if not missing and all(verified.digest is not None for verified in found) else STOPPED
 
 
-def report(folder: Path, out: Path | None, kind: str | None, *, as_json: bool, **statistics: str | None) -> int:
-    """Shows all that a finished run says; a report of other ``statistics`` or another ``kind`` has a folder of its own.
+def report(
+    folder: Path, out: Path | None, kind: str | None, *, with_text: bool, as_json: bool, **statistics: str | None
+) -> int:
+    """Shows all that a finished run says, and writes its page beside the figures; ``with_text`` puts the texts of the
+    data into it. A report of other ``statistics`` or another ``kind`` has a folder of its own.
 
     Stopped where its files cannot be written into the ``out`` that was asked for.
     """
     found = api.open_run(folder, **statistics)
     if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
         out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
-    refused = _show(terminal.stdout(), found, as_json=as_json, out=out, full=True, kind=kind)
+    refused = _show(
+        terminal.stdout(),
+        found,
+        as_json=as_json,
+        out=out,
+        full=True,
+        kind=kind,
+        page=partial(api.write_page, with_text=with_text),
+    )
     if as_json:
         _note_growth(found.report)
     if refused is None:
+        if not can_draw():
+            click.echo(
+                "note: the page's figures are pictures; pip install 'iclperm[page]' lets you point at them", err=True
+            )
         return 0
     reason = one_line(refused).split(";")[0]
     click.echo(f"{'error' if out else 'note'}: no figures: {reason}; --out names a folder for them", err=True)
@@ -163,7 +181,7 @@ def export(folder: Path, out: Path) -> None:
 
 
 def _note_growth(report: RunReport) -> None:
-    for note in terminal.growth_note(report):
+    for note in growth_note(report):
         click.echo(f"note: {note}", err=True)
 
 
@@ -305,13 +323,17 @@ def _show(
     out: Path | None = None,
     full: bool = False,
     kind: str | None = None,
+    page: Callable[..., Path] | None = None,
 ) -> RunStopped | None:
-    """Prints a run, then writes its figures; a folder that refuses them hides no result, its error is returned."""
+    """Prints a run, then writes its figures, and its ``page`` by what writes one; a folder that refuses them hides no
+    result, its error is returned."""
     if not as_json:
         terminal.print_run(console, finished, full=full, kind=kind)
     refused, files = None, []
     try:
         files = finished.write_report(out, kind)
+        if page is not None:
+            files.append(page(finished, out, kind))
     except RunStopped as error:
         refused = error
     if as_json:

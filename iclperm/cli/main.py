@@ -152,7 +152,9 @@ def verify(folder: Path, as_json: bool) -> int:
 @cli.command()
 @with_folder
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Where figures and report.json go; the run folder by default."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where figures, report.json and report.html go; the run folder by default.",
 )
 @click.option(
     "--normalize", type=click.Choice(["sum", "mean", "bytes"]), help="Instead of the study's; into FOLDER/report-..."
@@ -163,11 +165,14 @@ def verify(folder: Path, as_json: bool) -> int:
 )
 @click.option("--criterion", help="What a search or a transfer chooses an order by, instead of the study's.")
 @click.option("--unparsed", type=click.Choice(["drop", "wrong"]), help="Instead of the study's.")
+@click.option("--without-text", is_flag=True, help="Leave the texts of demonstrations and queries out of report.html.")
 @with_json
 @with_debug
-def report(folder: Path, out: Path | None, kind: str | None, as_json: bool, **statistics: str | None) -> int:
-    """All tables of a finished run, and its figures."""
-    return rooms.commands.report(folder, out, kind, as_json=as_json, **statistics)
+def report(
+    folder: Path, out: Path | None, kind: str | None, without_text: bool, as_json: bool, **statistics: str | None
+) -> int:
+    """All tables of a finished run, its figures, and report.html: a page of both to read, print and share."""
+    return rooms.commands.report(folder, out, kind, with_text=not without_text, as_json=as_json, **statistics)
 
 
 @cli.command()

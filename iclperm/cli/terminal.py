@@ -21,11 +21,11 @@ from iclperm.runs.audit import RunStatus, Verification
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.lengths import PromptLengths
 from iclperm.runs.plan import StudyPlan
-from iclperm.runs.run import RunReport
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.tokens import TokenSavings, token_line
-from iclperm.study.endpoint import EndpointChoices, Spent
+from iclperm.studies.told import bill_words, data_notes, foreign_task, told
+from iclperm.study.endpoint import Spent
 from iclperm.study.sizes import bytes_in_words
 from iclperm.study.study import Study
 from iclperm.tasks.proposal import Proposal
@@ -34,14 +34,6 @@ from iclperm.tasks.task import Task
 _MAX_SHOWN_PIECES = 12
 _QUERIES = 500  # of a study that names none
 _LEAST_SPEEDUP = 1.3  # times faster
-_COMPARED = {
-    "sum": "",
-    "mean": ", labels compared by the mean over tokens",
-    "bytes": ", labels compared by the mean over bytes",
-}
-
-
-_SCORED = {"loglikelihood": "", "first_token": ", labels compared by their first token", "generate": ", generated"}
 
 
 def stdout() -> Console:
@@ -70,7 +62,7 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     counts = (planned.num_duplicates, planned.num_conflicting, planned.num_excluded)
     oversampled = planned.num_asked - planned.num_queries
     uneven = uneven_labels(planned.label_tokens, study.normalize)
-    notes = [*foreign_task(study, planned.task), *uneven, *_data_notes(*counts, oversampled)]
+    notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled)]
     print_notes(console, [*notes, *_faster_dtype(planned)])
 
 
@@ -90,30 +82,16 @@ def print_plans(console: Console, planned: Mapping[str, StudyPlan], study: Study
 
 def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str | None = None) -> None:
     """What a run found, in brief or in full, ending in plain words; ``kind`` as `Run.findings` takes it."""
-    findings = run.findings(kind)
-    head = [_head(run)] if full else [_head(run), _cost(run)]
-    runs = {"": run} if isinstance(run, Run) else run.runs
-    lines = [(f"{name}: " if name else "") + line for name, one in runs.items() if (line := one.missing.first_line())]
-    console.print(*lines, *head, sep="\n", markup=False, soft_wrap=True)
-    by_run = {"": run.asides} if isinstance(run, Run) else run.asides
-    asides = [
-        (f"{name}: " if name else "", about)
-        for name, found in by_run.items()
-        for about in found.values()
-        if type(about) is not type(findings)
-    ]
-    beside = [table._replace(title=whose + table.title) for whose, about in asides for table in about.tables(full)]
-    print_tables(console, [*findings.tables(full), *beside])
-    if run.study.endpoint is not None:
-        console.print("", _paid(run.report, run.study.endpoint), sep="\n", markup=False)
+    found = told(run, kind, full=full)
+    head = [*found.alerts, printable("\n".join(found.head)), *([] if full else [_cost(run)])]
+    console.print(*head, sep="\n", markup=False, soft_wrap=True)
+    print_tables(console, found.tables)
+    if found.paid is not None:
+        console.print("", found.paid, sep="\n", markup=False)
     elif not full:
         console.print("", token_line(TokenSavings.of(run.report)), sep="\n", markup=False)
-    others = [whose + line for whose, about in asides for line in about.conclusion()]
-    print_conclusion(console, [*findings.conclusion(), *others])
-    print_notes(
-        console,
-        [*findings.warnings, *run.warnings, *_foreign_tasks(run), *_run_notes(run.report)],
-    )
+    print_conclusion(console, found.conclusion)
+    print_notes(console, found.notes)
 
 
 def print_tables(console: Console, tables: Sequence[FoundTable]) -> None:
@@ -198,7 +176,7 @@ def print_status(console: Console, status: RunStatus) -> None:
         "files in quarantine": f"{status.num_quarantined:,}",
     }
     if status.spent is not None and status.lost is not None:
-        rows["paid for"] = _bill(status.spent, status.lost.requests, status.lost.tokens)
+        rows["paid for"] = bill_words(status.spent, status.lost.requests, status.lost.tokens)
     console.print(_facts(printable(f"{status.task} in {status.folder}"), rows))
     sessions = [
         (
@@ -330,18 +308,6 @@ def print_notes(console: Console, notes: Sequence[str]) -> None:
         console.print(f"note: {note}", markup=False)
 
 
-def _foreign_tasks(run: Run | StudyRuns) -> list[str]:
-    runs = [run] if isinstance(run, Run) else run.runs.values()
-    return list(dict.fromkeys(note for one in runs for note in foreign_task(one.study, one.task)))
-
-
-def foreign_task(study: Study, task: str) -> list[str]:
-    """A note where the bundled model, which has learnt its own task alone, is run on another."""
-    if study.endpoint is not None or study.model != "demo" or task == "mini_news":
-        return []
-    return [f"the bundled model only knows its own headlines (mini_news); what it answers on {task} says little"]
-
-
 def listed(numbers: Sequence[int]) -> str:
     """Numbers with commas between."""
     return ", ".join(map(str, numbers))
@@ -441,53 +407,6 @@ def _faster_dtype(planned: StudyPlan) -> list[str]:
     ]
 
 
-def growth_note(report: RunReport) -> list[str]:
-    """That these are the results before a growth that is not finished, where that is so."""
-    told = "the run is growing, which is not finished: these are its results before; run the larger study to continue"
-    return [told] if report.is_growing else []
-
-
-def _run_notes(report: RunReport) -> list[str]:
-    counts = (report.num_duplicates, report.num_conflicting, report.num_excluded, report.num_oversampled)
-    notes = _data_notes(*counts)
-    notes += growth_note(report)
-    if report.num_numerics > 1:
-        notes.append(
-            f"parts come from {report.num_numerics} machines or versions whose last bits may differ (--mixed); "
-            "environment/ names them"
-        )
-    return notes
-
-
-def _data_notes(duplicates: int, conflicting: int, excluded: int, oversampled: int) -> list[str]:
-    """What of the data was left out because it repeats other data, and what counts several times."""
-    notes = []
-    if duplicates:
-        others = f", {conflicting:,} of them under another label" if conflicting else ""
-        notes.append(f"{duplicates:,} rows of the data repeat another row and were left out{others}")
-    if excluded:
-        notes.append(f"{excluded:,} query rows repeat a training row (or a test row) and were left out")
-    if oversampled:
-        notes.append(
-            f"{oversampled:,} of the queries asked for repeat another, because a class is short: the repeated ones "
-            "count several times in accuracies, once in intervals"
-        )
-    return notes
-
-
-def _head(run: Run | StudyRuns) -> str:
-    if not isinstance(run, Run):
-        return "\n".join(f"{name}: {_head(one)}" for name, one in run.runs.items())
-    sets, permutations, _, queries = run.correct.shape
-    others = "".join(f", {len(items.gold)} {split} queries" for split, items in run.splits.items() if split != "test")
-    return printable(
-        f"{run.task} on {run.study.model_name}: {sets} sets x {permutations} permutations, k = {listed(run.shots)}, "
-        f"{queries} queries{others}{_COMPARED[run.study.normalize]}"
-        f"{_SCORED[run.study.scoring or 'loglikelihood']}{'' if run.study.chat == 'none' else ', as chat'}"
-        f"{'' if run.study.calibration == 'none' else ', calibrated by content-free queries'}"
-    )
-
-
 def _cost(run: Run | StudyRuns) -> str:
     cost = run.report
     if cost.num_parts_resumed == cost.num_parts:
@@ -498,22 +417,6 @@ def _cost(run: Run | StudyRuns) -> str:
     )
     damaged = f", {cost.num_quarantined} damaged files set aside and computed anew" if cost.num_quarantined else ""
     return f"computed in {cost.seconds:.0f} s{resumed}{damaged}"
-
-
-def _paid(report: RunReport, endpoint: EndpointChoices) -> str:
-    """What an API was paid for, by all sessions."""
-    spent = Spent(report.num_requests, report.num_prompt_tokens, report.num_cached_tokens, report.num_reply_tokens)
-    cost = "" if endpoint.prices is None else f", {endpoint.prices.cost(spent):,.4g} in all"
-    return f"paid for: {_bill(spent, report.num_lost_requests, report.num_lost_tokens, cost)}"
-
-
-def _bill(spent: Spent, num_lost: int, num_lost_tokens: int, cost: str = "") -> str:
-    """What an API was paid for; what brought no reply is booked at its upper bound."""
-    lost = f"; without a reply {num_lost:,} of them, with at most {num_lost_tokens:,} tokens" if num_lost else ""
-    return (
-        f"{spent.requests:,} requests, {spent.prompt_tokens:,} prompt tokens ({spent.cached_tokens:,} in the "
-        f"provider's cache), {spent.completion_tokens:,} tokens of replies{cost}{lost}"
-    )
 
 
 def _sizes(extent: Mapping[str, int]) -> str:

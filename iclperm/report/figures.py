@@ -41,6 +41,10 @@ _STYLE: Any = {
     "svg.hashsalt": "iclperm",
     "figure.dpi": 100,
 }
+_FORMS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 200, "metadata": {"Software": None}},
+    "svg": {"metadata": {"Date": None}},
+}
 
 
 def heat_map(accuracy: npt.ArrayLike, *, title: str = "", ratio: Interval | None = None) -> Plot:
@@ -142,9 +146,20 @@ def _without_mathematics(words: Sequence[str]) -> list[str]:
 
 def save(plot: Plot, stem: str | Path) -> list[Path]:
     """Draws a figure into `stem`.png and `stem`.svg; returns both paths."""
+    paths = []
     with _figure(plot.size) as figure:
         plot.draw(figure)
-        return _save(figure, Path(stem))
+        for form in _FORMS:
+            paths.append(Path(stem).with_name(f"{Path(stem).name}.{form}"))
+            write_whole(paths[-1], _saved(figure, form), durable=False)
+    return paths
+
+
+def drawn(plot: Plot, form: Literal["png", "svg"]) -> bytes:
+    """A figure as the content of a file."""
+    with _figure(plot.size) as figure:
+        plot.draw(figure)
+        return _saved(figure, form)
 
 
 @contextmanager
@@ -161,18 +176,10 @@ def _figure(size: tuple[float, float]) -> Iterator[Figure]:
         yield figure
 
 
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    options: dict[str, dict[str, Any]] = {
-        "png": {"dpi": 200, "metadata": {"Software": None}},
-        "svg": {"metadata": {"Date": None}},
-    }
-    paths = []
-    for suffix, choices in options.items():
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=suffix, **choices)
-        paths.append(stem.with_name(f"{stem.name}.{suffix}"))
-        write_whole(paths[-1], drawn.getvalue(), durable=False)
-    return paths
+def _saved(figure: Figure, form: str) -> bytes:
+    found = io.BytesIO()
+    figure.savefig(found, format=form, **_FORMS[form])
+    return found.getvalue()
 
 
 def head(figure: Figure, title: str, line: str) -> None:

@@ -28,6 +28,18 @@ class Table(NamedTuple):
     texts: Sequence[int] = ()
     """Columns that hold words, not numbers."""
     caption: str = ""
+    data_texts: Sequence[int] = ()
+    """Columns that hold texts of the data, which may not be handed on with the numbers."""
+
+    def without_texts(self) -> Table:
+        """The same table without the columns that hold texts of the data."""
+        kept = [column for column in range(len(self.header)) if column not in self.data_texts]
+        return self._replace(
+            header=[self.header[column] for column in kept],
+            rows=[[row[column] for column in kept] for row in self.rows],
+            texts=[kept.index(column) for column in self.texts if column in kept],
+            data_texts=(),
+        )
 
     def __rich__(self) -> rich.console.Group:
         """Wraps where it is narrow and cuts nothing: names keep their line, values break at spaces only."""
@@ -58,6 +70,8 @@ class Plot(NamedTuple):
     size: tuple[float, float]
     """Inches."""
     draw: Callable[[Figure], None]
+    charts: Callable[[], list[dict[str, Any]]] | None = None
+    """The same, panel by panel, as Vega-Lite specifications for the page (`iclperm.report.charts`)."""
 
 
 class Findings(Protocol):

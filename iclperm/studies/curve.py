@@ -283,7 +283,7 @@ class CurveFindings:
             f"with none is {number(found.zero_shot)}."
         )
         header = ("row", "gain", "error", "p", "demonstration")
-        return Table("One demonstration against none", header, rows, texts=(4,), caption=caption)
+        return Table("One demonstration against none", header, rows, texts=(4,), caption=caption, data_texts=(4,))
 
     def _draw_curve(self, figure: Figure) -> None:
         title = self.title or "Accuracy against the number of demonstrations"

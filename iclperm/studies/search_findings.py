@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from iclperm.report import figures
+from iclperm.report import charts, figures
 from iclperm.report.parts import Plot, Table, interval_words, number, percent, plain, points_with_bounds, signed
 from iclperm.stats import Interval
 from iclperm.stats.correlation import Correlation
@@ -129,7 +129,7 @@ class SearchFindings:
 
     def plots(self) -> dict[str, Plot]:
         """The four columns over permutations and over dev queries."""
-        return {"search": Plot((7.4, 3.9), self._draw)}
+        return {"search": Plot((7.4, 3.9), self._draw, self._charts)}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""
@@ -361,18 +361,44 @@ class SearchFindings:
             "of the lead over Average",
         )
 
+    def _charts(self) -> list[charts.Specification]:
+        over = (self.over_permutations, "number of permutations"), (self.over_dev_queries, "number of dev queries")
+        return [
+            charts.line_chart(
+                _rows(curve),
+                x=words,
+                y="accuracy on test",
+                colours={name: style["color"] for name, _, style in _lines(curve)},
+                is_log=True,
+            )
+            for curve, words in over
+        ]
 
-def _draw_curve(axes: Axes, curve: SearchCurve) -> None:
-    lines = (
+
+def _lines(curve: SearchCurve) -> list[tuple[str, Any, dict[str, Any]]]:
+    """What is drawn of a curve, as far as it is known: its name, its band and its looks."""
+    lines: list[tuple[str, Any, dict[str, Any]]] = [
         ("Max (test labels)", curve.maximum, {"color": figures.GREY, "marker": "^", "linestyle": (0, (4, 2))}),
         ("honest oracle", curve.honest, {"color": figures.GREEN, "marker": "s"}),
         ("Highest-Dev", curve.highest_dev, {"color": figures.BLUE, "marker": "o"}),
         ("Average", curve.average, {"color": figures.ORANGE, "marker": "D"}),
-    )
-    for name, band, style in lines:
-        if np.isfinite(band.estimate).all():
-            axes.plot(curve.sizes, band.estimate, label=name, linewidth=1.3, markersize=4, **style)
-            axes.fill_between(curve.sizes, band.low, band.high, color=style["color"], alpha=0.13, linewidth=0)
+    ]
+    return [line for line in lines if np.isfinite(line[1].estimate).all()]
+
+
+def _rows(curve: SearchCurve) -> list[dict[str, Any]]:
+    """The points of a curve as `charts.line_chart` takes them."""
+    return [
+        plain({"x": size, "y": band.estimate[place], "low": band.low[place], "high": band.high[place], "name": name})
+        for name, band, _ in _lines(curve)
+        for place, size in enumerate(curve.sizes)
+    ]
+
+
+def _draw_curve(axes: Axes, curve: SearchCurve) -> None:
+    for name, band, style in _lines(curve):
+        axes.plot(curve.sizes, band.estimate, label=name, linewidth=1.3, markersize=4, **style)
+        axes.fill_between(curve.sizes, band.low, band.high, color=style["color"], alpha=0.13, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(curve.sizes, [f"{size:,}" for size in curve.sizes])
     axes.minorticks_off()

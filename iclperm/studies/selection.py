@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError, printable
-from iclperm.report import figures
+from iclperm.report import charts, figures
 from iclperm.report.parts import (
     Plot,
     Table,
@@ -110,8 +110,8 @@ class Selection:
     def plots(self) -> dict[str, Plot]:
         """Accuracy against spread, and the curve of each strategy."""
         return {
-            "selection_pareto": Plot((6.2, 4.0), self._draw_pareto),
-            "selection_curves": Plot((6.2, 3.6), self._draw_curves),
+            "selection_pareto": Plot((6.2, 4.0), self._draw_pareto, self._pareto_charts),
+            "selection_curves": Plot((6.2, 3.6), self._draw_curves, self._curve_charts),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -311,6 +311,32 @@ class Selection:
         handles, names = axes.get_legend_handles_labels()
         figure.legend(handles, names, frameon=False, loc="upper left", bbox_to_anchor=(0.75, 0.83), title="chosen by")
         figures.head(figure, "Accuracy against spread", "bars: 95 % interval of the difference to random (dashed)")
+
+    def _pareto_charts(self) -> list[charts.Specification]:
+        rows = []
+        for name, outcome in self.outcomes.items():
+            row: dict[str, Any] = {"name": name, "x": 100 * outcome.spread, "y": 100 * outcome.accuracy.estimate}
+            for at, found in (("x", outcome.spread_difference), ("y", outcome.difference)):
+                half = _half(found)
+                row |= {} if half is None else {f"{at}_low": row[at] - half, f"{at}_high": row[at] + half}
+            rows.append(plain(row))
+        x, y = "spread over orderings, points", f"accuracy at k = {self._num}, %"
+        return [charts.point_chart(rows, x=x, y=y, colours=self._colours, baseline=BASELINE, name="chosen by")]
+
+    def _curve_charts(self) -> list[charts.Specification]:
+        rows = [
+            plain({"x": k, "y": 100 * value, "name": name})
+            for name, outcome in self.outcomes.items()
+            for k, value in zip(self.shots, outcome.curve, strict=True)
+        ]
+        x, y = "number of demonstrations k", "accuracy, %"
+        return [charts.line_chart(rows, x=x, y=y, colours=self._colours, name="chosen by")]
+
+    @property
+    def _colours(self) -> dict[str, str]:
+        """Those of a page, which may be dark: black is grey."""
+        looks = {name: _LOOKS.get(name, (figures.GREY, "o"))[0] for name in self.outcomes}
+        return {name: charts.GREY if colour == "black" else colour for name, colour in looks.items()}
 
     def _draw_curves(self, figure: Figure) -> None:
         axes = figure.add_axes((0.115, 0.135, 0.62, 0.68))

@@ -19,7 +19,7 @@ from scipy import special
 
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
-from iclperm.report import figures
+from iclperm.report import charts, figures
 from iclperm.report.parts import Plot, Table, interval_words, number, percent, percent_with_bounds, plain, signed
 from iclperm.stats import Interval
 from iclperm.stats.intervals import bounded, jackknife_interval
@@ -196,7 +196,7 @@ class TransferFindings:
         """A heat map of the ratios."""
         side = 0.9 * len(self.transfer.names)
         label = 0.075 * max(map(len, self.transfer.names))
-        return {"transfer": Plot((max(side + label + 1.7, 4.6), side + label + 1.35), self._draw)}
+        return {"transfer": Plot((max(side + label + 1.7, 4.6), side + label + 1.35), self._draw, self._charts)}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""
@@ -246,6 +246,15 @@ class TransferFindings:
         )
         own = int(np.count_nonzero(np.diag(t.is_gain)))
         return f"{told}; a target's own best permutation does in {own} of {len(t.names)} (Holm, 5 %)."
+
+    def _charts(self) -> list[charts.Specification]:
+        rows = [
+            plain({"y": one, "x": other, "value": self.transfer.ratio[a][b].estimate})
+            for a, one in enumerate(self.transfer.names)
+            for b, other in enumerate(self.transfer.names)
+        ]
+        words = {"x": "on this target", "y": "best permutation of", "value": "accuracy / that of the target's own best"}
+        return [charts.matrix_chart(rows, **words)]
 
     def _draw(self, figure: Figure) -> None:
         t = self.transfer

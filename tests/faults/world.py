@@ -250,7 +250,7 @@ def run_alone(study: Path, out: Path, *, grows: bool = False, **more: Any) -> in
 def report_alone(folder: Path) -> int:
     """As ``iclperm report --json``, but without figures."""
     from iclperm import api
-    from iclperm.cli.terminal import growth_note
+    from iclperm.studies.told import growth_note
 
     def work() -> None:
         found = api.open_run(folder)
