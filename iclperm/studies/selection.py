@@ -283,6 +283,7 @@ class Selection:
                 if name == _BY_SCORE
             ],
             texts=(1, 2),
+            data_texts=(2,),
             caption=f"In default order; report.json has those of every strategy.{where}",
         )
 
