@@ -38,7 +38,7 @@ from iclperm.runs.run import RunReport
 from iclperm.studies import several
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
-from iclperm.studies.told import growth_note
+from iclperm.studies.told import foreign_task, growth_note
 from iclperm.study.study import Study
 from iclperm.tasks.proposal import propose
 from iclperm.tasks.task import Task, builtin_tasks, template_text
@@ -209,7 +209,7 @@ def prompt(folder: Path, name: str | None, form: Format | None, out: Path | None
 
 def _foreign(found: Run | StudyRuns) -> list[str]:
     runs = [found] if isinstance(found, Run) else [*found.runs.values()]
-    return list(dict.fromkeys(note for run in runs for note in terminal.foreign_task(run.study, run.task)))
+    return list(dict.fromkeys(note for run in runs for note in foreign_task(run.study, run.task)))
 
 
 def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, out: Path | None, *, as_json: bool) -> None:
