@@ -464,3 +464,26 @@ def test_a_probe_without_any_number_does_not_decide_what_a_server_gives(tmp_path
     assert scored.state == "ok"
     assert endpoint.capabilities.prompt_logprobs
     assert len(server.seen) == endpoint.paid.requests == 4
+
+
+@pytest.mark.parametrize("lie", [{"logprobs": None}, {"finish_reason": "content_filter", "logprobs": None}])
+def test_a_kept_probe_that_denies_is_asked_again_and_one_that_grants_is_not(tmp_path, lie):
+    changes = dict(lie)
+
+    def answered(body):
+        tokens = [*prompt_of(body), "x"]
+        logprobs = {"tokens": tokens, "token_logprobs": [None] + [-1.0] * (len(tokens) - 1)}
+        choice = {"text": prompt_of(body), "logprobs": logprobs, "finish_reason": "stop", **changes}
+        return whole(good(choices=[choice], model=MODEL))()
+
+    def gives(server):
+        with Ledger(tmp_path) as ledger:
+            return an_endpoint(server, ledger, api="completions").capabilities.prompt_logprobs
+
+    with faulty_server([answered] * 20) as server:
+        assert not gives(server)
+        changes.clear()
+        assert gives(server)
+        asked = len(server.seen)
+        assert gives(server)
+    assert len(server.seen) == asked

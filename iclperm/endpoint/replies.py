@@ -94,7 +94,7 @@ class Refusal(NamedTuple):
 def read_reply(raw: bytes, cut: Callable[[str], str] = str) -> dict[str, Any]:
     """A reply from its JSON, each text as ``cut`` leaves it; raises ValueError where it is not a complete one."""
     found = checked_reply(decoded(raw, cut), cut)
-    if found["choices"][0].get("message") is None and "text" not in found["choices"][0]:
+    if all(found["choices"][0].get(name) is None for name in ("message", "text")):
         raise ValueError("there is no text in its choice")
     return found
 

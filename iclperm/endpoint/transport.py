@@ -188,8 +188,8 @@ class Transport:
         reply = self._remembered.get(request.key) if self._ledger is None else self._ledger.lookup(request.key)
         if reply is None or not is_version_of(reply["model"], self._wanted):  # no session here has kept such a one
             return None
-        if request.is_probe and not has_numbers(reply):  # what a server lacked, or once left out, it may have now
-            return None
+        if request.is_probe and (refusal(reply) or not has_numbers(reply)):
+            return None  # what a server lacked, or once left out, it may have now
         if self.served not in (None, reply["model"]):
             raise RunStopped(
                 f"replies of {self.where} that are kept in this run are of {one_line(str(self.served))!r} and of "
