@@ -335,6 +335,7 @@ class TestBlocks:
             (np.asfortranarray(np.ones((2, 3, 4), np.uint8)), "Fortran order"),
             (b"no array", "not a .npy file"),
             (b"", "not a .npy file"),
+            (b"\x93NUMPY\x01\x00\x88\x13" + b"(" * 5000, "not a .npy file"),
         ],
     )
     def test_refuses_other_files(self, content: Any, message: str, tmp_path: Path) -> None:

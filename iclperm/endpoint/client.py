@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -167,22 +167,19 @@ class Endpoint:
     @cached_property
     def capabilities(self) -> Capabilities:
         """What the server gives, found out by one to three small requests, which are paid for like others."""
-        if self.choices.api == "completions":
-            result = self._probe(self._echo(*_PROBE))
-            if as_echoed([result], _PROBE[1:]).state == "ok":
-                return Capabilities(prompt_logprobs=True, top_logprobs=0)
+        if self.choices.api == "completions" and self._grants(self._echo(*_PROBE), _echoes):
+            return Capabilities(prompt_logprobs=True, top_logprobs=0)
         for most in _MOST_LISTED:
-            result = self._probe(self._first(_PROBE[0], most))
-            listed = {} if result.reply is None else top_logprobs(result.reply)
-            if num := sum(value is not None for value in listed.values()):
+            if num := self._grants(self._first(_PROBE[0], most), _num_listed):
                 return Capabilities(prompt_logprobs=False, top_logprobs=min(most, num))
         return Capabilities(prompt_logprobs=False, top_logprobs=0)
 
-    def _probe(self, request: Request) -> RequestResult:
-        ((result,),) = self._transport.results([[replace(request, is_probe=True)]])
+    def _grants(self, request: Request, granted: Callable[[RequestResult], int]) -> int:
+        """What a small request shows that the server gives; a kept result that shows nothing is asked for again."""
+        ((result,),) = self._transport.results([[replace(request, grants=granted)]])
         if result.state == "api_missing":
             raise RunStopped(f"{self._where} gave no answer ({result.problem}); run the same command to continue")
-        return result
+        return granted(result)
 
     def _scores(
         self, groups: Iterable[Sequence[tuple[Prompt, Sequence[str]]]], first_token_only: bool
@@ -263,6 +260,16 @@ class Endpoint:
                     "generate"
                 )
         return starts
+
+
+def _echoes(result: RequestResult) -> int:
+    return as_echoed([result], _PROBE[1:]).state == "ok"
+
+
+def _num_listed(result: RequestResult) -> int:
+    """How many alternatives of the first token come with a log-probability."""
+    listed = {} if result.reply is None else top_logprobs(result.reply)
+    return sum(value is not None for value in listed.values())
 
 
 def _text(prompt: Prompt) -> str:

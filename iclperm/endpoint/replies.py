@@ -121,13 +121,6 @@ def checked_reply(reply: Any, cut: Callable[[str], str] = str) -> dict[str, Any]
     return found
 
 
-def has_numbers(reply: Mapping[str, Any]) -> bool:
-    """Whether a reply has any log-probability, of tokens or of what was listed beside the first."""
-    logprobs = _mapping(reply["choices"][0].get("logprobs"))
-    values = [*_list(logprobs.get("token_logprobs")), *top_logprobs(reply).values()]
-    return any(value is not None for value in values)
-
-
 def refuse_numberless(reply: Mapping[str, Any]) -> None:
     """Raises ValueError for log-probabilities that do not fit their tokens, or that none of them has: such a reply does
     not tell whether a server gives any, and if it were kept it would decide that for good."""

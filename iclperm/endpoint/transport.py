@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -24,7 +24,6 @@ from iclperm.endpoint.replies import (
     RequestResult,
     State,
     compact,
-    has_numbers,
     is_version_of,
     one_line,
     read_refusal,
@@ -59,15 +58,21 @@ _BROKE = re.compile(r"insufficient.?(quota|balance|credit|fund)", re.I)  # other
 class Request:
     """One request to be sent: ``key`` is the digest of ``body``, which is put in this server's own terms only later.
 
-    ``bound`` is the most that it can cost. ``echoed`` is the end of an echoed prompt whose tokens are wanted. A server
-    may refuse a request that ``is_probe`` without any harm to others.
+    ``bound`` is the most that it can cost. ``echoed`` is the end of an echoed prompt whose tokens are wanted.
+    ``grants`` is given for one that asks what the server gives, and tells that of a result; a server may refuse such a
+    request without any harm to others.
     """
 
     key: str
     body: dict[str, Any]
     bound: Spent
     echoed: str | None = None
-    is_probe: bool = False
+    grants: Callable[[RequestResult], int] | None = None
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it asks what the server gives."""
+        return self.grants is not None
 
 
 @dataclass
@@ -188,7 +193,7 @@ class Transport:
         reply = self._remembered.get(request.key) if self._ledger is None else self._ledger.lookup(request.key)
         if reply is None or not is_version_of(reply["model"], self._wanted):  # no session here has kept such a one
             return None
-        if request.is_probe and (refusal(reply) or not has_numbers(reply)):
+        if request.grants is not None and not request.grants(RequestResult("ok", reply, "")):
             return None  # what a server lacked, or once left out, it may have now
         if self.served not in (None, reply["model"]):
             raise RunStopped(

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,7 +113,7 @@ def read_npz(path: Path, axes: str | None, most_bytes: int) -> Tensor:
                 )
             values = arrays[name]
             beside = {key: arrays[key] for key in ("state", "weights", "shots", "classes") if key in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, TokenError, RecursionError, zipfile.BadZipFile) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path} is not a .npz file that can be read: {one_line(error)}; save it anew") from None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -462,7 +463,7 @@ def mapped(path: Path) -> npt.NDArray[Any]:
     """A .npy file mapped into memory, read only; raises DataError for anything else."""
     try:
         return np.lib.format.open_memmap(path, mode="r")  # refuses objects, and archives
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, TokenError, RecursionError) as error:
         reason = printable(str(error).split("\n")[0])[:200]
         raise DataError(
             f"{path} is not a .npy file that can be read: {reason}; save it anew, without objects"
