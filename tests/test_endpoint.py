@@ -29,7 +29,7 @@ def ledger(tmp_path):
 
 
 def an_endpoint(server: FaultyServer, ledger: Ledger | None = None, **choices) -> Endpoint:
-    choices = {"model": MODEL, "timeout_s": 30.0, "deadline_s": 60.0, **choices}
+    choices = {"model": MODEL, "timeout_s": 5.0, "deadline_s": 20.0, **choices}
     return Endpoint(server.url, ledger=ledger, pace=PACE, **choices)
 
 

@@ -201,7 +201,6 @@ def test_azures_address_names_its_host_and_nothing_else_is_taken_as_a_query():
         ("SSL_CERT_FILE", "/nowhere/ca.pem", "SSL_CERT_FILE is '/nowhere/ca.pem'.*No such file.*correct or unset"),
         ("SSL_CERT_FILE", "/", "SSL_CERT_FILE is '/'.*directory"),
         ("SSL_CERT_FILE", "/proc/self/status", "SSL_CERT_FILE is '/proc/self/status', not a file of certificates"),
-        ("SSLKEYLOGFILE", "/nowhere/log", "SSLKEYLOGFILE is '/nowhere/log', not a file that can be written"),
     ],
 )
 def test_a_variable_that_cannot_be_followed_is_named(name, value, said, monkeypatch):

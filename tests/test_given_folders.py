@@ -417,7 +417,8 @@ def test_another_version_or_another_run_is_not_mended(folder):
         assert not has_mended_format(folder, {"study": plan["study"]})
         refused("has the format|study.yaml is damaged", iclperm.open_run, folder)
     (folder / "FORMAT").write_text("damaged")
-    assert not has_mended_format(folder, {"study": {}})
+    with pytest.raises(RunError, match="holds another run, whose FORMAT is damaged; give another folder"):
+        has_mended_format(folder, {"study": {}})
     assert (folder / "FORMAT").read_text() == "damaged"
 
 

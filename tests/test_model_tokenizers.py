@@ -15,7 +15,7 @@ from iclperm import demo
 from iclperm.endpoint.bill import _tokenizer as tokenizer_of_the_bill
 from iclperm.engine.tokenizer import load_tokenizer
 from iclperm.errors import ModelError
-from iclperm.runs.setting import _tokenizer_hash
+from iclperm.runs.setting import tokenizer_hash
 
 TEXTS = [
     "cafe\u0301 \u212b \uff21",
@@ -156,16 +156,16 @@ def test_a_folder_without_the_file_is_read_by_its_class(tmp_path: Path) -> None:
 
 def test_the_identity_of_a_run_sees_whatever_the_tokenizer_is_made_of(tmp_path: Path) -> None:
     make_model(tmp_path)
-    before = _tokenizer_hash(tmp_path)
+    before = tokenizer_hash(tmp_path)
     (tmp_path / "tekken.json").write_text("{}")
     (tmp_path / "spiece.model").write_bytes(b"x")
-    assert _tokenizer_hash(tmp_path) == before  # tokenizer.json is what is read
+    assert tokenizer_hash(tmp_path) == before  # tokenizer.json is what is read
     (tmp_path / "tokenizer.json").unlink()
-    without = _tokenizer_hash(tmp_path)
+    without = tokenizer_hash(tmp_path)
     for name in ("tekken.json", "spiece.model", "qwen.tiktoken", "source.spm", "merges.txt"):
         (tmp_path / name).write_bytes(b"other")
-        assert _tokenizer_hash(tmp_path) != without
-        without = _tokenizer_hash(tmp_path)
+        assert tokenizer_hash(tmp_path) != without
+        without = tokenizer_hash(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ class TestTransfer:
             gain = found.gain[a][b]
             half = scipy_stats.t.ppf(0.975, 3) * statistics.stdev(gains) / 2
             assert gain.estimate == pytest.approx(statistics.fmean(gains))
-            assert (gain.low, gain.high) == pytest.approx((gain.estimate - half, gain.estimate + half), abs=1e-9)
+            low, high = max(gain.estimate - half, -1), min(gain.estimate + half, 1)  # as far as accuracies can differ
+            assert (gain.low, gain.high) == pytest.approx((low, high), abs=1e-9)
             error = statistics.stdev(gains) / 2
             p_values.append(2 * scipy_stats.t.sf(abs(gain.estimate) / error, 3) if error > 1e-12 else math.nan)
             assert found.rate(names[a], names[b]) == pytest.approx(
