@@ -78,6 +78,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_killable": ("test_json", "test_one_process", "test_failures"),
     "test_lm_eval_tasks": ("",),
     "test_prompts": ("test_a_", "test_parts", "test_labels", "test_the_tokens"),
+    "test_proposal": ("test_the_command_shows", "test_columns"),
     "test_task_data": ("",),
     "test_tasks": ("",),
     # statistics against their oracles, and what others' files say
@@ -161,6 +162,8 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_generated_runs": ("test_texts_and_verdicts", "test_codes", "test_shares", "test_what_does_not_go"),
     "test_kept_choices": ("test_a_choice_is_kept",),
     "test_kinds": ("test_a_kind_runs_reports_and_is_read_back[curve", "test_choices", "test_what_cannot_work"),
+    "test_page": ("test_texts_are_left_out", "test_every_text"),
+    "test_prompt": ("test_other_data", "test_a_study_that_chose"),
     "test_report": ("TestSummary", "TestJson", "TestTables"),
     "test_results": ("",),
     "test_run_folder": (
@@ -232,7 +235,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "test_selection": ("TestWords::test_tables",),
     "test_task_data": ("test_a_dataset_folder", "test_a_damaged_table"),
     "test_tasks": ("test_importing_tasks", "test_a_wrong_task_file", "test_a_malformed_row"),
-    "test_transfer": ("TestFindings::test_sentences", "TestRuns"),
+    "test_transfer": ("TestFindings::test_sentences",),
 }
 """By file, what the names of those begin with that are left out, since they take long."""
 
