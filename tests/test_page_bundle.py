@@ -71,7 +71,7 @@ def test_a_limit_of_address_space_ends_the_other_process_and_is_said(monkeypatch
     most, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (64 << 30, hard))
     try:
-        with pytest.raises(NoBundle, match="died of signal 5: .* ulimit -v unlimited"):
+        with pytest.raises(NoBundle, match=r"died of signal 5: .* ulimit -v unlimited"):
             bundle()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
