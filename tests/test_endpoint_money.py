@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faulty_server import MODEL, FaultyServer, faulty_server, prompt_of
-from hostile_replies import good, whole
+from hostile_replies import good, http, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -419,7 +419,7 @@ def test_two_that_share_a_budget_never_send_more_than_it_holds(tmp_path):
 
 def test_a_server_that_wants_to_be_asked_again_at_once_is_not_asked_without_end():
     def busy(_):
-        return iter([b"HTTP/1.1 429 Too Many\r\nRetry-After: 0\r\nContent-Length: 2\r\n\r\n{}"])
+        return iter([http(b"{}", status="429 Too Many", headers={"Retry-After": "0"})])
 
     with faulty_server(iter(lambda: busy, None)) as server:
         with pytest.raises(RunStopped):
