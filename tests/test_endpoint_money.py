@@ -487,3 +487,11 @@ def test_a_kept_probe_that_denies_is_asked_again_and_one_that_grants_is_not(tmp_
         asked = len(server.seen)
         assert gives(server)
     assert len(server.seen) == asked
+
+
+def test_of_two_replies_to_a_request_the_later_sessions_counts_also_within_a_second(tmp_path):
+    for number in range(12):
+        with Ledger(tmp_path) as ledger:
+            ledger.append("k", model="m", spent=Spent(1), reply={"model": "m", "choices": [{"text": str(number)}]})
+        with Ledger(tmp_path) as ledger:
+            assert ledger.lookup("k")["choices"][0]["text"] == str(number)
