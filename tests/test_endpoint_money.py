@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import unicodedata
 import zlib
 from dataclasses import astuple
 from email.utils import formatdate
@@ -24,7 +25,7 @@ from iclperm.cli import main as cli
 from iclperm.endpoint import Endpoint, Ledger, Pace, Spent
 from iclperm.endpoint.gate import retry_after
 from iclperm.endpoint.ledger import Books, damage, paid
-from iclperm.endpoint.replies import RequestResult, as_echoed, as_listed, checked_reply
+from iclperm.endpoint.replies import RequestResult, as_echoed, as_listed, checked_reply, spent_on
 from iclperm.errors import RunError, RunStopped
 from iclperm.runs import audit
 
@@ -495,3 +496,63 @@ def test_of_two_replies_to_a_request_the_later_sessions_counts_also_within_a_sec
             ledger.append("k", model="m", spent=Spent(1), reply={"model": "m", "choices": [{"text": str(number)}]})
         with Ledger(tmp_path) as ledger:
             assert ledger.lookup("k")["choices"][0]["text"] == str(number)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"best_of": 20}, {"tools": [{"type": "function", "function": {"name": "x" * 3000}}]}]
+)
+def test_what_extra_makes_a_request_cost_is_in_its_bound(extra):
+    def dear(body):
+        assert body.items() >= extra.items()
+        used = {"prompt_tokens": 5 + len(json.dumps(extra)) * ("tools" in extra)}
+        used["completion_tokens"] = 8 * extra.get("best_of", 1)
+        choice = {"index": 0, "finish_reason": "stop", "text": "x"}
+        return whole(good(choices=[choice], model=MODEL, usage=used))()
+
+    most = 4_000
+    with faulty_server([dear] * 100) as server:
+        endpoint = an_endpoint(server, api="completions", extra=extra, max_tokens=most)
+        with pytest.raises(RunStopped, match="max_tokens"):
+            endpoint.generate([f"prompt {number}" for number in range(99)], max_new_tokens=8)
+        assert server.seen
+        assert endpoint.paid.tokens <= most
+
+
+def test_a_total_alone_is_what_was_paid_for():
+    bound = Spent(1, 20, 0, 8)
+    reply = {"model": "m", "choices": [{"text": "x"}]}
+    assert spent_on({**reply, "usage": {"total_tokens": 500}}, bound) == Spent(1, 20, 0, 480)
+    assert spent_on({**reply, "usage": {"total_tokens": 7}}, bound) == bound
+    assert spent_on({**reply, "usage": {"total_tokens": 500, "completion_tokens": 2}}, bound).tokens == 500
+
+
+FILM = "评论。这部电影很好看。情感。积极\n评论。太难看了。情感。"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cut", "is_ok"),
+    [
+        (FILM, lambda text: text, True),
+        (FILM, lambda text: text[-6:], False),
+        (FILM, lambda text: "\ufffd" + text[-6:], False),
+        (FILM, lambda text: "别的提示。情感。" + text[-2:], False),
+        (FILM, lambda text: text.replace("难", "\ufffd\ufffd"), True),
+        ("ﬁlm x²。 ", lambda text: unicodedata.normalize("NFKC", text[:-2]) + text[-2:], True),
+        ("Отзыв: плохо. Это", lambda text: "Отзыв: хорошо. Это" + text[-2:], False),
+    ],
+)
+def test_an_echo_of_another_prompt_is_invalid_in_any_script(prompt, cut, is_ok):
+    def answered(body):
+        asked = prompt_of(body)
+        text = asked if asked.startswith("One two") else cut(asked)
+        tokens = (
+            [*re.findall(r".", text, re.S), "x"] if text != asked or not text.isascii() else [text[:-5], " four", "x"]
+        )
+        logprobs = {"tokens": tokens, "token_logprobs": [None] + [-1.0] * (len(tokens) - 1)}
+        choice = {"text": text + "x", "logprobs": logprobs, "finish_reason": "length"}
+        return whole(good(choices=[choice], model=MODEL, usage=None))()
+
+    with faulty_server([answered] * 9) as server:
+        ((scored,),) = an_endpoint(server, api="completions").score_groups([[prompt]], ["积极", "消极"])
+        assert len(server.seen) == 3
+    assert (scored.state == "ok") is is_ok
