@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
+import time
 import unicodedata
 import zlib
 from dataclasses import astuple
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_server import MODEL, FaultyServer, faulty_server, prompt_of
+from faulty_server import MODEL, STALL_S, FaultyServer, faulty_server, prompt_of
 from hostile_replies import good, http, whole
 from hypothesis import given
 from hypothesis import strategies as st
@@ -556,3 +558,19 @@ def test_an_echo_of_another_prompt_is_invalid_in_any_script(prompt, cut, is_ok):
         ((scored,),) = an_endpoint(server, api="completions").score_groups([[prompt]], ["积极", "消极"])
         assert len(server.seen) == 3
     assert (scored.state == "ok") is is_ok
+
+
+def test_who_interrupts_twice_is_told_nothing_of_what_was_on_its_way_and_it_counts(tmp_path):
+    calm = f"import contextlib\nwith contextlib.suppress(KeyboardInterrupt):\n{textwrap.indent(KILLED, '    ')}"
+    with faulty_server(["ok"] * 10 + ["stall"] * 4) as server:
+        arguments = [sys.executable, "-c", calm, server.url, str(tmp_path)]
+        process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        while len(server.seen) < 14:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None  # what is on its way is waited for once
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=STALL_S * 0.8) == (None, "")
+    assert process.returncode == 0
+    assert (paid(tmp_path).spent.requests, paid(tmp_path).lost.requests) == (14, 4)
