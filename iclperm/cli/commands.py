@@ -26,7 +26,7 @@ from iclperm.endpoint.keys import named_by_flags
 from iclperm.errors import ConfigError, KeyNotNamed, RunStopped, printable
 from iclperm.external import Description, describe, load
 from iclperm.report import write_report
-from iclperm.report.page import can_draw
+from iclperm.report.bundle import problem
 from iclperm.report.parts import Findings, plain
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_several
@@ -159,10 +159,8 @@ def report(
     if as_json:
         _note_growth(found.report)
     if refused is None:
-        if not can_draw():
-            click.echo(
-                "note: the page's figures are pictures; pip install 'iclperm[page]' lets you point at them", err=True
-            )
+        if (reason := problem()) is not None:
+            click.echo(f"note: the page's figures are pictures; {reason}", err=True)
         return 0
     reason = one_line(refused).split(";")[0]
     click.echo(f"{'error' if out else 'note'}: no figures: {reason}; --out names a folder for them", err=True)
