@@ -207,7 +207,8 @@ class SearchFindings:
             return []
         return [
             f"Beside a random ordering of a random set, choosing the order of a set gains {_points(order.gain)}, "
-            f"choosing the set {_points(best_set.gain)}, both together {_points(both.gain)} (by {self.criterion})."
+            f"choosing the set {_points(best_set.gain)}, both together {_points(both.gain)} (by {self.criterion}; these intervals are for other test "
+            "queries, with these very sets and orderings)."
         ]
 
     def _best_features(self) -> list[str]:
