@@ -415,8 +415,8 @@ def _curve_table(curve: SearchCurve, header: str, title: str) -> Table:
         title,
         (header, "Average", "Highest-Dev", "honest oracle", "Max", "95 % band of Highest-Dev"),
         rows,
-        caption=f"Means over {curve.resamples} draws. The band is of the lead over Average: it resamples sets and "
-        f"{header}, not test queries.",
+        caption=f"Means over {curve.resamples} draws. The band is of the lead over Average, cut to 0..1: it resamples sets "
+        f"and {header}, not test queries.",
     )
 
 
