@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from iclperm import external
@@ -150,5 +151,7 @@ def _opened(path: str | Path) -> Run | StudyRuns | Tensor:
 
 def _compared(one: Run | Tensor, names: Iterator[str]) -> Compared:
     if isinstance(one, Tensor):
-        return of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots)
+        levels = {axis: tuple(map(str, getattr(one, axis))) for axis in ("sets", "permutations", "queries")}
+        found = of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots)
+        return replace(found, called=levels, notes=one.notes)
     return of_run(next(names), one)

@@ -150,7 +150,9 @@ def with_bounds(found: Bounded, digits: int = 2, sign: Literal["", "+"] = "") ->
 
 
 def spread_with_bounds(found: Bounded) -> str:
-    """A standard deviation in a sentence, with its interval: "about ±8.6 points [6.9 to 13.7]"."""
+    """A standard deviation in a sentence, with its interval where it is bounded: "about ±8.6 points [6.9 to 13.7]"."""
+    if math.isnan(found.low):
+        return spread_in_points(found.estimate)
     return f"{spread_in_points(found.estimate)} [{100 * found.low:.1f} to {100 * found.high:.1f}{_mark(found)}]"
 
 

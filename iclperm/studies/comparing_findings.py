@@ -144,7 +144,7 @@ class Comparing:
         one, two = self._names(pair)
         shared = pair.comparison.shared
         if not shared:
-            return f"{one} and {two} have no sets, permutations or queries in common: each is a sample of its own."
+            return f"{one} and {two} are taken to have nothing in common: each is a sample of its own."
         sizes = dict(zip(("sets", "permutations", "queries"), self.studies[pair.first].shape, strict=True))
         told = listed([f"{sizes[axis]:,} {axis}" for axis in shared])
         return f"{one} and {two} have the same {told}: what these do to both cancels in the differences."
