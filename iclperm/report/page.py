@@ -66,6 +66,8 @@ class Page:
     explorers: Sequence[Explorer] = ()
     notes: Sequence[str] = field(default=())
     """What the page leaves out."""
+    kicker: str = "iclperm report"
+    """The command that it is of."""
 
 
 def can_draw() -> bool:
@@ -73,9 +75,9 @@ def can_draw() -> bool:
     return all(find_spec(name) is not None for name in ("altair", "vl_convert"))
 
 
-def write_page(folder: str | Path, page: Page, *, is_interactive: bool) -> Path:
-    """Writes ``page`` as report.html into ``folder``, whole; returns its path."""
-    path = output(folder, is_folder=True) / NAME
+def write_page(folder: str | Path, page: Page, *, is_interactive: bool, name: str = NAME) -> Path:
+    """Writes ``page`` as a file of this name into ``folder``, whole; returns its path."""
+    path = output(folder, is_folder=True) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     # A lone surrogate is no UTF-8; in JSON its escape is read back as what it was.
     write_whole(path, page_html(page, is_interactive=is_interactive).encode("utf-8", "backslashreplace"), durable=False)

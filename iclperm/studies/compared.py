@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from iclperm.errors import RequestError
+from iclperm.errors import RequestError, printable
 from iclperm.report.parts import listed
 from iclperm.runs.identity import Identities, identities
 from iclperm.runs.run import FinishedRun
@@ -47,6 +47,13 @@ class Compared:
     """Why nothing can be concluded from the study by itself; empty where something can, or that is not known."""
     is_growing: bool = False
     """Whether these are its results before a growth that is not finished."""
+    task: str = ""
+    """Empty where not known, as is the model."""
+    model: str = ""
+    chance: float | None = None
+    """Accuracy of guessing a label; None where any answer may be given, or that is not known."""
+    is_drawn: bool = True
+    """Whether sets were drawn at random, so that they stand for others; not where rows were given or chosen."""
 
     @property
     def has_answers(self) -> bool:
@@ -90,7 +97,19 @@ def of_run(name: str, run: FinishedRun) -> Compared:
     about = {key: str(getattr(run.study, key)) for key in _SAID}
     unborne = tuple(reason.words for reason in bearing.of_run(run).reasons)
     return Compared(
-        name, run.correct, run.state, run.weights, run.shots, identities(run), about, unborne, run.report.is_growing
+        name,
+        run.correct,
+        run.state,
+        run.weights,
+        run.shots,
+        identities(run),
+        about,
+        unborne,
+        run.report.is_growing,
+        task=run.task,
+        model=Path(run.study.model_name).name,
+        chance=run.chance,
+        is_drawn=not run.study.demonstrations,
     )
 
 
@@ -144,6 +163,7 @@ def together(studies: Sequence[Compared], shared: Sequence[str] | None = None) -
             groups[axis] = (0,) * len(studies)
     _note_weights(found, groups["queries"], notes)
     _note_choices(found, notes)
+    _note_tasks(found, notes)
     return Together(tuple(found), groups, tuple(notes))
 
 
@@ -225,3 +245,19 @@ def _note_choices(studies: Sequence[Compared], notes: list[str]) -> None:
         if len(set(values.values())) > 1:
             told = ", ".join(f"{name} {value}" for name, value in values.items())
             notes.append(f"the studies differ in {key!r} ({told}): part of any difference may be due to that")
+
+
+def _note_tasks(studies: Sequence[Compared], notes: list[str]) -> None:
+    """That accuracies of other tasks differ for that reason alone, and where the choice of sets is no sample."""
+    tasks = dict.fromkeys(study.task for study in studies if study.task)
+    if len(tasks) > 1:
+        notes.append(
+            f"the studies are of {len(tasks)} tasks ({listed([printable(task) for task in tasks])}): their accuracies "
+            "differ for that reason too"
+        )
+    for study in studies:
+        if not study.is_drawn:
+            notes.append(
+                f"{study.name}: its sets were given or chosen, not drawn, so that its selection sensitivity and r are "
+                "of these sets alone"
+            )

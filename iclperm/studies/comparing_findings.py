@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from iclperm.report import figures
+from iclperm.report.markup import Sheet
 from iclperm.report.parts import (
     Plot,
     Table,
@@ -23,46 +24,25 @@ from iclperm.report.parts import (
     signed,
     with_bounds,
 )
-from iclperm.stats import Comparison, Contrast, Interval, PooledEstimate, SizeSlope
+from iclperm.stats import Contrast, Interval, PooledEstimate, SizeSlope
 from iclperm.stats.comparison import LEAST, Of
 from iclperm.stats.intervals import side_of
 from iclperm.stats.paired import holm
+from iclperm.stats.sensitivity import FloatArray
+from iclperm.studies import comparing_figures, comparing_sheets
+from iclperm.studies.studied import Pair, Studied
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from iclperm.runs.run import FinishedRun
 
 _LEVEL = 0.05
 _MOST_DETAILED = 6  # pairs that have a table of their own
 _WIDEST_R = 16.0
 _NORMAL = 1.959964
 _SENSITIVITIES = {"order": "order effect", "selection": "selection effect"}
-
-
-class Studied(NamedTuple):
-    """One of the studies, at its largest number of shots."""
-
-    name: str
-    shape: tuple[int, int, int]
-    """Sets, permutations, and distinct queries that were used (0: accuracies only)."""
-    shots: int | None
-    accuracy: float
-    order: float
-    """Sensitivity as printed in arXiv 2511.09700."""
-    selection: float
-    ratio: Interval
-    """r as printed with its jackknife interval, as in its own report; NaN bounds below three sets or permutations."""
-    ratio_free: float
-    """r free of item noise; NaN where that is not known."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The comparison of two of the studies; p-values are adjusted over all pairs."""
-
-    first: int
-    second: int
-    comparison: Comparison
 
 
 @dataclass(frozen=True)
@@ -79,6 +59,10 @@ class Comparing:
     slopes_are_free: bool
     """Whether the slopes are of effects free of item noise; else of sensitivities as printed."""
     warnings: tuple[str, ...]
+    cells: tuple[FloatArray, ...] = ()
+    """Of each study its accuracies [S, P, K], which figures show."""
+    runs: tuple[FinishedRun | None, ...] = ()
+    """The runs behind the studies, for the page; None for answers from elsewhere."""
 
     def conclusion(self) -> list[str]:
         """See `Findings`. Nothing is said that a study with too few sets or permutations cannot bear."""
@@ -99,7 +83,9 @@ class Comparing:
 
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
-        found = [self._study_table(), self._ratio_table()]
+        sheets = self.sheets()
+        grid = [sheets["sensitivity"].table()] if "sensitivity" in sheets else []
+        found = [self._study_table(), *grid, self._ratio_table()]
         if full or len(self.pairs) == 1:
             found += [self._pair_table(pair) for pair in self.pairs]
         if self.pooled is not None:
@@ -107,9 +93,17 @@ class Comparing:
         return [*found, *([self._slope_table()] if self.slopes else [])]
 
     def plots(self) -> dict[str, Plot]:
-        """A forest plot of r; none where no r has an interval."""
-        drawn = [study for study in self.studies if not math.isnan(study.ratio.low)]
-        return {"forest": Plot((5.6, 1.5 + 0.3 * (len(self.studies) + 2)), self._draw)} if drawn else {}
+        """What the studies say in numbers, their curves where they have any, every ordering, and a forest plot of r
+        where an r has an interval."""
+        found = comparing_figures.plots(self.studies, self.cells)
+        if any(not math.isnan(study.ratio.low) for study in self.studies):
+            height = 1.5 + 0.3 * (len(self.studies) + 2)
+            found["forest"] = Plot((5.6, height), self._draw, tall=lambda _: height, least=2.8)
+        return found
+
+    def sheets(self) -> dict[str, Sheet]:
+        """Tables that can be taken away, by name: models by tasks, the studies, and the tests of every two."""
+        return comparing_sheets.sheets(self.studies, self.pairs)
 
     def to_dict(self) -> dict[str, Any]:
         """See `Findings`; p-values and intervals of everything, and what each pair shares."""
