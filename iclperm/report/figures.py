@@ -48,7 +48,7 @@ _FORMS: dict[str, dict[str, Any]] = {
     "svg": {"metadata": {"Date": None}},
     "pdf": {"metadata": {"CreationDate": None}},
 }
-_LETTER = 0.068  # inches of one, about
+_LETTER = 0.061  # inches of one, about
 _NARROW = 4.6  # inches below which the colours of a heat map are explained under it
 _LEAST_CELL = 0.33  # inches that three decimals take
 _MOST_INCHES = 40.0
@@ -88,28 +88,49 @@ def heat_map(accuracy: npt.ArrayLike, *, title: str = "", ratio: Interval | None
     return Plot((natural_width, tall(natural_width)), draw, tall=tall, least=2.6)
 
 
-def curve_plot(curve: Curve, shots: Sequence[int], *, title: str = "", chance: float | None = None) -> Plot:
+def curve_plot(
+    curve: Curve,
+    shots: Sequence[int],
+    *,
+    title: str = "",
+    chance: float | None = None,
+    bounds: tuple[FloatArray, FloatArray] | None = None,
+) -> Plot:
     """Accuracy against the number of shots, with the spread over permutations and over sets as two bands.
 
     Each band is the mean plus and minus one standard deviation; a band that is undefined (P = 1 or S = 1) is left out.
-    `chance` draws a level to compare with. Raises RequestError if shots and curve differ in length. After arXiv
-    2503.22002, Figure 1.
+    `chance` draws a level to compare with, `bounds` [K] those of a 95 % interval of the mean. Raises RequestError if
+    shots and curve differ in length. After arXiv 2503.22002, Figure 1.
     """
     if len(shots) != len(curve.mean):
         raise RequestError(f"shots has {len(shots)} entries, the curve {len(curve.mean)}")
 
+    words = ["mean", "spread over permutations", "spread over sets", "95 % of the mean", "chance"]
+
+    def below(width: float) -> float:
+        return 0.5 + 0.19 * legend_rows(words, width)
+
+    def tall(width: float) -> float:
+        return min(0.55 * width, 2.3) + below(width) + 0.7
+
     def draw(figure: Figure) -> None:
         width, height = figure.get_size_inches()
-        axes = figure.add_axes((0.62 / width, 1.02 / height, 1 - 0.77 / width, 1 - 1.61 / height))
-        _draw_curve(axes, curve, shots)
+        foot = below(width)
+        axes = placed(figure, 0.62, foot, width - 0.77, height - foot - 0.7)
+        draw_bands(axes, curve, shots)
+        if bounds is not None:
+            reach = np.abs(np.asarray(bounds) - curve.mean)
+            axes.errorbar(shots, curve.mean, reach, fmt="none", color="black", capsize=2, label=words[3])
         if chance is not None:
             chance_line(axes, chance)
         axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=shot_ticks(shots))
         plain_frame(axes)
         legend_below(figure, axes)
-        head(figure, title or "Accuracy against the number of demonstrations", "bands: mean ± one standard deviation")
+        line = "bands: mean ± one standard deviation"
+        line += "" if bounds is None else "; whiskers: 95 % of the mean, for other queries too"
+        head(figure, title or "Accuracy against the number of demonstrations", line)
 
-    return Plot((4.8, 3.9), draw, tall=lambda width: min(3.9, 0.55 * width + 1.61), least=2.8)
+    return Plot((4.8, tall(4.8)), draw, tall=tall, least=2.8)
 
 
 def confusion_plot(
@@ -217,14 +238,22 @@ def head(figure: Figure, title: str, line: str) -> None:
     """Title and a line under it, at fixed distances from the top whatever the height, within the figure's width; the
     line is broken in two where it would be too small to read."""
     inch = 1 / figure.get_figheight()
-    left: Any = {"va": "top", "ha": "left", "parse_math": False}
+    left: Any = {"va": "top", "ha": "left", "parse_math": False}  # data may hold dollars
     _fit(figure.text(0.02, 1 - 0.12 * inch, title, fontsize=10.5, fontweight="bold", **left))
     words = textwrap.wrap(line, max(int(figure.get_figwidth() / 0.061), 20)) or [""]
     if len(words) > 1:  # as even as can be
         half = textwrap.wrap(line, max(len(line) // 2 + 8, max(map(len, line.split()))))
         words = half if len(half) <= 2 else words
-    for place, part in enumerate([words[0], " ".join(words[1:])] if len(words) > 1 else words):
-        _fit(figure.text(0.02, 1 - (0.36 + 0.14 * place) * inch, part, color=GREY, **left))
+    parts = [words[0], " ".join(words[1:])] if len(words) > 1 else words
+    lines = [
+        figure.text(0.02, 1 - (0.36 + 0.14 * place) * inch, part, color=GREY, **left)
+        for place, part in enumerate(parts)
+    ]
+    for each in lines:
+        _fit(each)
+    smallest = min(each.get_fontsize() for each in lines)
+    for each in lines:
+        each.set_fontsize(smallest)
 
 
 def chance_line(axes: Axes, chance: float, label: str = "chance") -> None:
@@ -234,11 +263,12 @@ def chance_line(axes: Axes, chance: float, label: str = "chance") -> None:
 
 def legend_rows(words: Sequence[str], width: float) -> int:
     """How many rows `legend_below` takes in a figure of so many inches."""
-    return math.ceil(len(words) / _legend_columns(words, width))
+    return math.ceil(len(words) / legend_columns(words, width))
 
 
-def _legend_columns(words: Sequence[str], width: float) -> int:
-    return min(max(int((width - 0.1) / (0.5 + _LETTER * max(map(len, words)))), 1), len(words))
+def legend_columns(words: Sequence[str], width: float) -> int:
+    """Of a legend of these words in a figure of so many inches."""
+    return min(max(int((width - 0.1) / (0.42 + _LETTER * max(map(len, words)))), 1), len(words))
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
@@ -246,7 +276,7 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     handles, words = axes.get_legend_handles_labels()
     if words:
         below: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.04 / figure.get_figheight())}
-        columns = _legend_columns(words, figure.get_figwidth())
+        columns = legend_columns(words, figure.get_figwidth())
         figure.legend(handles, words, frameon=False, handlelength=1.8, ncols=columns, borderpad=0.1, **below)
 
 
@@ -256,8 +286,9 @@ def _fit(text: Text) -> None:
     assert figure is not None
     room = 0.98 * figure.bbox.width - text.get_window_extent().x0
     width = max(text.get_window_extent().width, 1e-9)
-    if width > room:
-        text.set_fontsize(max(0.99 * room / width * text.get_fontsize(), _LEAST_LETTERS))
+    while width > room and text.get_fontsize() > _LEAST_LETTERS:  # letters do not shrink quite in proportion
+        text.set_fontsize(max(0.98 * min(room / width, 1) * text.get_fontsize(), _LEAST_LETTERS))
+        width = text.get_window_extent().width
     words = text.get_text()
     while text.get_window_extent().width > room and len(words) > 1:
         words = words[:-1]
@@ -349,8 +380,9 @@ def _ticks(count: int) -> list[int]:
     return list(range(0, count, next(step for step in steps if count <= step * _MAX_TICKS)))
 
 
-def _draw_curve(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
-    axes.plot(shots, curve.mean, color="black", linewidth=1.6, marker="o", markersize=4, label="mean", zorder=3)
+def draw_bands(axes: Axes, curve: Curve, shots: Sequence[int], size: float = 4) -> None:
+    """The mean over the shots with points of a size, and its spread over permutations and over sets."""
+    axes.plot(shots, curve.mean, color="black", linewidth=1.6, marker="o", markersize=size, label="mean", zorder=3)
     # one band filled, one hatched: both stay visible where they overlap, in print too
     filled: dict[str, Any] = {"facecolor": (BLUE, 0.22), "edgecolor": (BLUE, 0.8)}
     hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": (ORANGE, 0.75), "hatch": "//////"}
@@ -366,6 +398,12 @@ def letter_colour(background: Iterable[float]) -> Literal["white", "black"]:
     red, green, blue, *_ = background
     is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.42  # luma at which white and black contrast alike
     return "white" if is_dark else "black"
+
+
+def placed(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Axes at a place in inches."""
+    wide, high = figure.get_size_inches()
+    return figure.add_axes((left / wide, bottom / high, width / wide, height / high))
 
 
 def plain_frame(axes: Axes) -> None:

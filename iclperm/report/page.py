@@ -21,11 +21,12 @@ from typing import Any
 from iclperm.base.files import write_whole
 from iclperm.base.outputs import output
 from iclperm.report import charts
-from iclperm.report.figures import drawn
+from iclperm.report.figures import at_width, drawn
 from iclperm.report.parts import Plot, Table
 
 NAME = "report.html"
 _MOST_SVG_BYTES = 300_000
+_WIDE, _NARROW = 4.6, 3.7  # inches: wider figures are laid out once more for a telephone
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,9 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
     ]
     figures = [
         {
-            "words": stem.replace("_", " "),
+            "words": plot.caption or stem.replace("_", " "),
             "still": picture(plot),
+            "narrow": picture(at_width(plot, _NARROW)) if plot.tall is not None and plot.size[0] > _WIDE else "",
             "charts": [as_json([one]) for one in plot.charts()] if is_interactive and plot.charts else [],
         }
         for stem, plot in page.plots.items()

@@ -21,11 +21,13 @@ from iclperm.report.figures import (
     ORANGE,
     cell_words,
     chance_line,
+    draw_bands,
     draw_cells,
     head,
     legend_below,
     legend_rows,
     no_formula,
+    placed,
     plain_frame,
     scale_of,
     shot_ticks,
@@ -51,6 +53,8 @@ LOOKS = (
 """Okabe & Ito's colours, each with a marker of its own; used again, with another dash, beyond their number."""
 _DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)))
 _HEAD = 0.72  # inches over the panels, for a title and two lines
+_BAR = 0.54  # for a bar of colours
+_TITLES = 0.22  # inches under that, for the titles of panels
 _WIDEST_R = 16.0
 _LETTER = 0.068  # inches of one, about
 
@@ -95,7 +99,7 @@ def effects_plot(studies: Sequence[Effects], names: Sequence[str], *, title: str
         reach = [end for place in spread for study in studies for end in _ends(study, place)]
         for place, name in enumerate(names):
             axes = _panel(figure, place, columns, left, height, gap=0.16, under=0.62)
-            _draw_effects(axes, studies, place)
+            _draw_effects(axes, studies, place, name == "r")
             axes.set_xlabel(name)
             if name == "r":
                 _as_ratio(axes, [end for study in studies for end in _ends(study, place)])
@@ -110,7 +114,8 @@ def effects_plot(studies: Sequence[Effects], names: Sequence[str], *, title: str
             axes.set_axisbelow(True)
         head(figure, title, line)
 
-    return Plot((7.4, tall(7.4)), draw, tall=tall, least=2.8)
+    caption = "Every number of every study with its 95 % interval"
+    return Plot((7.4, tall(7.4)), draw, tall=tall, least=2.8, caption=caption)
 
 
 def curves_plot(studies: Sequence[Curved], *, title: str, line: str) -> Plot:
@@ -127,7 +132,7 @@ def curves_plot(studies: Sequence[Curved], *, title: str, line: str) -> Plot:
     def draw(figure: Figure) -> None:
         width = figure.get_figwidth()
         height, below = parts(width)
-        axes = _placed(figure, 0.62, below, width - 0.72, height)
+        axes = placed(figure, 0.62, below, width - 0.72, height)
         shots = sorted({k for study in studies for k in study.shots})
         step = min(np.diff(shots)) if len(shots) > 1 else 1.0
         for place, study in enumerate(studies):
@@ -162,9 +167,13 @@ def curves_plot(studies: Sequence[Curved], *, title: str, line: str) -> Plot:
         ]
         colours = {study.name: LOOKS[place % len(LOOKS)][0] for place, study in enumerate(studies)}
         colours = {name: charts.GREY if colour == GREY else colour for name, colour in colours.items()}
-        return [charts.line_chart(rows, x="number of demonstrations k", y="accuracy", colours=colours)]
+        levels = {study.chance for study in studies}
+        chance = levels.pop() if len(levels) == 1 else None  # which of several would not be told
+        words = {"x": "number of demonstrations k", "y": "accuracy"}
+        return [charts.line_chart(rows, **words, colours=colours, chance=chance)]
 
-    return Plot((5.6, tall(5.6)), draw, specifications, tall=tall, least=2.8)
+    caption = f"Mean accuracy over k, all studies over one another; {line}"
+    return Plot((5.6, tall(5.6)), draw, specifications, tall=tall, least=2.8, caption=caption)
 
 
 def bands_plot(studies: Sequence[Curved], *, title: str) -> Plot:
@@ -172,7 +181,7 @@ def bands_plot(studies: Sequence[Curved], *, title: str) -> Plot:
     2503.22002, Figure 1."""
 
     def draw_one(axes: Axes, study: Curved) -> None:
-        _draw_bands(axes, study.curve, study.shots)
+        draw_bands(axes, study.curve, study.shots, size=2.5)
 
     line = "bands: mean ± one standard deviation, filled over permutations, hatched over sets"
     return _over_shots(studies, draw_one, title=title, line=line)
@@ -203,15 +212,15 @@ def heat_maps_plot(studies: Sequence[tuple[str, FloatArray]], *, title: str) -> 
 
     def tall(width: float) -> float:
         columns, _, height = layout(width)
-        return _HEAD + 0.12 + math.ceil(len(studies) / columns) * (height + 0.62) + (0.05 if is_flat else 0.5)
+        return _HEAD + _TITLES + math.ceil(len(studies) / columns) * (height + 0.62) + (0.05 if is_flat else _BAR)
 
     def draw(figure: Figure) -> None:
         width = figure.get_figwidth()
         columns, _, height = layout(width)
-        foot = 0.05 if is_flat else 0.5
+        foot = 0.05 if is_flat else _BAR
         image: Any = None
         for place, (name, cells) in enumerate(studies):
-            axes = _panel(figure, place, columns, 0.5, height, gap=0.24, under=0.62, top=_HEAD + 0.12)
+            axes = _panel(figure, place, columns, 0.5, height, gap=0.24, under=0.62, top=_HEAD + _TITLES)
             printed = cells.size <= 36 and axes.get_position().width * width / cells.shape[1] > 0.3
             image = draw_cells(axes, cells, scale, printed, size=6.0)
             _title(axes, name)
@@ -221,11 +230,13 @@ def heat_maps_plot(studies: Sequence[tuple[str, FloatArray]], *, title: str) -> 
             axes.tick_params(length=0)
         line = f"every ordering has {cell_words(low)}" if is_flat else "the same colours for all"
         if not is_flat:  # colours of one number would show a range that is not there
-            bar = _placed(figure, 0.5, foot - 0.12, min(width - 0.62, 3.2), 0.1)
+            bar = placed(figure, 0.5, foot - 0.1, min(width - 0.62, 3.2), 0.1)
             figure.colorbar(image, cax=bar, orientation="horizontal", label="accuracy").outline.set_visible(False)
         head(figure, title, line)
 
-    return Plot((7.0, tall(7.0)), draw, tall=tall, least=2.4)
+    return Plot(
+        (7.0, tall(7.0)), draw, tall=tall, least=2.4, caption="Accuracy by set and permutation, in the same colours"
+    )
 
 
 def _over_shots(studies: Sequence[Curved], draw_one: Any, *, title: str, line: str) -> Plot:
@@ -237,14 +248,14 @@ def _over_shots(studies: Sequence[Curved], draw_one: Any, *, title: str, line: s
 
     def tall(width: float) -> float:
         columns, height = layout(width)
-        return _HEAD + 0.12 + math.ceil(len(studies) / columns) * (height + 0.46) + 0.16
+        return _HEAD + _TITLES + math.ceil(len(studies) / columns) * (height + 0.46) + 0.16
 
     def draw(figure: Figure) -> None:
         width = figure.get_figwidth()
         columns, height = layout(width)
         panels = []
         for place, study in enumerate(studies):
-            axes = _panel(figure, place, columns, 0.6, height, gap=0.14, under=0.46, top=_HEAD + 0.12)
+            axes = _panel(figure, place, columns, 0.6, height, gap=0.14, under=0.46, top=_HEAD + _TITLES)
             draw_one(axes, study)
             if study.chance is not None:
                 chance_line(axes, study.chance, label="chance")
@@ -266,19 +277,10 @@ def _over_shots(studies: Sequence[Curved], draw_one: Any, *, title: str, line: s
 
     columns = min(len(studies), 4)
     width = 1.1 + 1.6 * max(columns, 2)
-    return Plot((width, tall(width)), draw, tall=tall, least=2.4)
+    return Plot((width, tall(width)), draw, tall=tall, least=2.4, caption=f"{title}; {line}")
 
 
-def _draw_bands(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
-    axes.plot(shots, curve.mean, color="black", linewidth=1.4, marker="o", markersize=2.5, zorder=3)
-    filled: dict[str, Any] = {"facecolor": (BLUE, 0.22), "edgecolor": (BLUE, 0.8)}
-    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": (ORANGE, 0.75), "hatch": "//////"}
-    for spread, style in ((curve.std_permutations, filled), (curve.std_sets, hatched)):
-        if np.isfinite(spread).all():
-            axes.fill_between(shots, curve.mean - spread, curve.mean + spread, linewidth=0.7, **style)
-
-
-def _draw_effects(axes: Axes, studies: Sequence[Effects], place: int) -> None:
+def _draw_effects(axes: Axes, studies: Sequence[Effects], place: int, is_ratio: bool) -> None:
     for row, study in enumerate(studies):
         value, (colour, marker) = study.values[place], LOOKS[row % len(LOOKS)]
         if not math.isnan(study.printed[place]):
@@ -289,7 +291,8 @@ def _draw_effects(axes: Axes, studies: Sequence[Effects], place: int) -> None:
                 axes.annotate(NOTHING, (0.03, row), xycoords=("axes fraction", "data"), color=GREY, va="center")
             continue
         if not math.isnan(value.low):
-            axes.plot([value.low, value.high], [row, row], color=colour, linewidth=1.3)
+            reach = np.clip([value.low, value.high], *((1e-6, 1e6) if is_ratio else (0, 1)))  # r may have no bound
+            axes.plot(reach, [row, row], color=colour, linewidth=1.3)
         axes.plot([value.estimate], [row], marker=marker, markersize=4.5, color=colour)
 
 
@@ -325,13 +328,7 @@ def _panel(
     width = (figure.get_figwidth() - left - 0.1) / columns - gap * (columns - 1) / columns
     row, column = divmod(place, columns)
     bottom = figure.get_figheight() - top - row * (height + under) - height
-    return _placed(figure, left + column * (width + gap), bottom, width, height)
-
-
-def _placed(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Axes at a place in inches."""
-    wide, high = figure.get_size_inches()
-    return figure.add_axes((left / wide, bottom / high, width / wide, height / high))
+    return placed(figure, left + column * (width + gap), bottom, width, height)
 
 
 def _title(axes: Axes, words: str) -> None:
@@ -351,11 +348,11 @@ def _wrapped(name: str) -> list[str]:
 def _few(shots: Sequence[int], width: float) -> list[int]:
     """As many of the k as have room under a panel of so many inches, whatever their distances."""
     span, room = max(max(shots) - min(shots), 1), 0.24 / max(width - 0.7, 0.5)
-    kept: list[int] = []
+    kept = [min(shots), max(shots)]
     for k in reversed(shot_ticks(shots)):
-        if not kept or (kept[-1] - k) / span >= room:
+        if all(abs(k - other) / span >= room for other in kept):
             kept.append(k)
-    return kept[::-1]
+    return sorted(set(kept))
 
 
 def _has_chance(studies: Sequence[Curved]) -> bool:

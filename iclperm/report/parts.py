@@ -76,6 +76,8 @@ class Plot(NamedTuple):
     """Its height in inches at another width; None where it is not laid out for widths below its own."""
     least: float = 0.0
     """Inches of width below which its letters have no room."""
+    caption: str = ""
+    """What it shows, for a page; the stem of its file where there is none."""
 
 
 class Findings(Protocol):

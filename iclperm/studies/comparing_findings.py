@@ -30,7 +30,7 @@ from iclperm.stats.intervals import side_of
 from iclperm.stats.paired import holm
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies import comparing_figures, comparing_sheets
-from iclperm.studies.studied import Pair, Studied
+from iclperm.studies.studied import Pair, Studied, matched_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _LEVEL = 0.05
 _MOST_DETAILED = 6  # pairs that have a table of their own
 _WIDEST_R = 16.0
-_NORMAL = 1.959964
+_FOREST = "r = selection / order as printed, with 95 % jackknife intervals; hollow: partially pooled"
 _SENSITIVITIES = {"order": "order effect", "selection": "selection effect"}
 
 
@@ -81,6 +81,10 @@ class Comparing:
             lines.append(self._about_all_pairs())
         return [*lines, *self._about_pool(), *self._about_slopes()]
 
+    def headline(self) -> list[str]:
+        """What comes before the conclusion where that goes through several pairs one by one."""
+        return [self._about_all_pairs()] if 1 < len(self.pairs) <= _MOST_DETAILED else []
+
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
         sheets = self.sheets()
@@ -98,7 +102,7 @@ class Comparing:
         found = comparing_figures.plots(self.studies, self.cells)
         if any(not math.isnan(study.ratio.low) for study in self.studies):
             height = 1.5 + 0.3 * (len(self.studies) + 2)
-            found["forest"] = Plot((5.6, height), self._draw, tall=lambda _: height, least=2.8)
+            found["forest"] = Plot((5.6, height), self._draw, tall=lambda _: height, least=2.8, caption=_FOREST)
         return found
 
     def sheets(self) -> dict[str, Sheet]:
@@ -287,7 +291,7 @@ class Comparing:
             )
         for k, test in zip(found.shots, found.mcnemar, strict=True):
             if test is not None:
-                interval = _normal(test.difference, test.se if test.se > 0 else math.nan)
+                interval = matched_interval(test)
                 rows.append(
                     (
                         f"  these orderings, k = {k}",
@@ -402,8 +406,3 @@ def _exponential(interval: Interval) -> Interval:
     """Of the logarithms, that of r."""
     estimate, low, high = (math.exp(end) for end in (interval.estimate, interval.low, interval.high))
     return Interval(estimate, low, high, interval.level)
-
-
-def _normal(estimate: float, se: float) -> Interval:
-    """The 95 % interval of an estimate whose error is known well."""
-    return Interval(estimate, estimate - _NORMAL * se, estimate + _NORMAL * se, 1 - _LEVEL)

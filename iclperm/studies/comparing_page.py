@@ -94,18 +94,28 @@ def page_of(found: Comparing) -> Page:
     alerts = [f"{name}: {line}" for name, run in runs if (line := run.missing.first_line())]
     sheets = found.sheets()
     own = {"studies": sheets["studies"].table(), "tests": sheets["tests"].table()}
-    tables = [table for table in found.tables(full=True) if table.title != "Studies"]
+    tables = [table for table in found.tables(full=False) if table.title != "Studies"]
     return Page(
         title=printable(common_title(found.studies)),
         question=_QUESTION,
         alerts=alerts,
-        answer=found.conclusion(),
+        answer=[*found.headline(), *found.conclusion()],
         warnings=[*found.warnings, *dict.fromkeys(f"{name}: {words}" for name, run in runs for words in run.warnings)],
         plots=found.plots(),
-        tables=[own["studies"], *tables, own["tests"]],
+        tables=list(map(_unbroken, [own["studies"], *tables, own["tests"]])),
         facts=[*(facts(runs) if runs else []), *([_of_outside(outside)] if outside else [])],
         kicker="iclperm compare",
     )
+
+
+def _unbroken(table: Table) -> Table:
+    """Numbers and their bounds on one line."""
+    words = {0, *table.texts}
+    rows = [
+        [c if place in words else c.replace(" ", "\N{NO-BREAK SPACE}") for place, c in enumerate(row)]
+        for row in table.rows
+    ]
+    return table._replace(rows=rows)
 
 
 def _of_outside(studies: Sequence[Studied]) -> Table:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from iclperm.report.markup import Column, Sheet, Value
 from iclperm.stats import Interval
-from iclperm.studies.studied import Pair, Studied
+from iclperm.studies.studied import Pair, Studied, matched_interval
 
+_NOTHING = Interval(math.nan, math.nan, math.nan, 0.95)
 _INTERVALS = (
     "In brackets 95 % intervals: of accuracy for other sets, permutations and queries; of the effects and of r "
     "free of item noise, generalised; of r as printed in arXiv 2511.09700, jackknife over sets and permutations."
@@ -127,8 +128,8 @@ def _of_tests(studies: Sequence[Studied], pairs: Sequence[Pair]) -> Sheet:
     )
     caption = (
         "r: the ratio of one to the other; else one less the other. In brackets 95 % intervals (jackknife over "
-        "sets and permutations, of accuracy over queries too). Effects are free of item noise. Holm: over all tests of all "
-        "pairs."
+        "sets and permutations, of accuracy over queries too). Effects are free of item noise. These orderings: for "
+        "other queries only, McNemar over orderings. Holm: over all tests of all pairs."
     )
     rows = tuple(row for pair in pairs for row in _tests(studies, pair))
     return Sheet("tests", "Differences between the studies", caption, columns, rows)
@@ -143,6 +144,9 @@ def _tests(studies: Sequence[Studied], pair: Pair) -> Iterator[tuple[Value, ...]
         if studies[pair.first].shots is None and words.startswith("accuracy"):
             words = "accuracy"
         found = Interval(test.estimate, test.low, test.high, test.level)
-        nothing = Interval(math.nan, math.nan, math.nan, test.level)
         is_ratio = name in ("r", "r, no noise")
-        yield (*names, words, *((found, nothing) if is_ratio else (nothing, found)), test.p_value, test.p_holm)
+        yield (*names, words, *((found, _NOTHING) if is_ratio else (_NOTHING, found)), test.p_value, test.p_holm)
+    for k, matched in zip(pair.comparison.shots, pair.comparison.mcnemar, strict=True):
+        if matched is not None:
+            words = f"accuracy at k = {k}, these orderings"
+            yield (*names, words, _NOTHING, matched_interval(matched), matched.p_value, math.nan)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from iclperm.stats import Comparison, Curve, Interval
+from iclperm.stats.paired import StratifiedMcNemar
+
+_NORMAL = 1.959964
 
 
 class Studied(NamedTuple):
@@ -54,3 +58,9 @@ class Pair:
     first: int
     second: int
     comparison: Comparison
+
+
+def matched_interval(test: StratifiedMcNemar) -> Interval:
+    """The 95 % interval of a difference over the same orderings, for other queries."""
+    half = _NORMAL * (test.se if test.se > 0 else math.nan)
+    return Interval(test.difference, test.difference - half, test.difference + half, 0.95)
