@@ -104,7 +104,7 @@ def effects_plot(studies: Sequence[Effects], names: Sequence[str], *, title: str
             if name == "r":
                 _as_ratio(axes, [end for study in studies for end in _ends(study, place)])
             elif place in spread and reach:
-                axes.set_xlim(0, 1.08 * max(reach))
+                axes.set_xlim(0, max(1.08 * max(reach), 0.01))
             axes.set_ylim(len(studies) - 0.5, -0.5)
             labels = ["\n".join(map(no_formula, _wrapped(study.name))) for study in studies]
             axes.set_yticks(range(len(studies)), labels if place % columns == 0 else [])

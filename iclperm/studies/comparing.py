@@ -12,7 +12,7 @@ import numpy as np
 
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError
-from iclperm.report.parts import percent
+from iclperm.report.parts import listed, percent
 from iclperm.stats import Comparison, Curve, Interval, PooledEstimate, SizeSlope
 from iclperm.stats.comparison import LEAST, Jackknifed, Of
 from iclperm.stats.incomplete import filled
@@ -151,7 +151,8 @@ def _described(study: Compared, matrix: FloatArray, cells: FloatArray) -> Studie
             free, order, selection, ratio_effect = components.ratio, *effects
         if num_queries > 1:
             whole = filled(study.values[:, :, -1], state, study.weights)
-            mean = bounded(stats.mean_error(whole.items, whole.weights).interval(), "accuracy")
+            interval = stats.mean_error(whole.items, whole.weights).interval()
+            mean = bounded(interval._replace(estimate=mean.estimate), "accuracy")
     return Studied(
         name=study.name,
         shape=(*matrix.shape, num_queries),
@@ -240,6 +241,27 @@ def _log(of: Jackknifed) -> Jackknifed:
     return Jackknifed(math.log(of.estimate) if of.estimate > 0 else math.nan, left_out)
 
 
+def _other_sizes(ready: Together, pairs: Sequence[Pair]) -> Iterator[str]:
+    """That studies have other largest k, or other numbers of queries: once for all of them."""
+    shots = {study.name: study.shots[-1] for study in ready.studies if study.shots}
+    if len(set(shots.values())) > 1:
+        names = list(shots)
+        told = f"{names[0]} has k = {shots[names[0]]}", *(f"{name} k = {shots[name]}" for name in names[1:])
+        yield (f"{listed(told)}: r and effects are those of each at its own, and may differ for that reason alone")
+    used = {ready.studies[at].name: n for pair in pairs for at, n in _queries_of(pair) if n}
+    if used and max(used.values()) > 1.5 * min(used.values()):
+        names = list(used)
+        told = f"{names[0]} has {used[names[0]]:,} queries", *(f"{name} {used[name]:,}" for name in names[1:])
+        yield (
+            f"{listed(told)}: item noise pulls r as printed towards 1, the fewer queries the more; the ratio without "
+            "it is the one to go by"
+        )
+
+
+def _queries_of(pair: Pair) -> Iterator[tuple[int, int]]:
+    return zip((pair.first, pair.second), pair.comparison.num_queries, strict=True)
+
+
 def _warnings(
     ready: Together, pairs: Sequence[Pair], sizes: Sequence[float] | None, known: Sequence[int]
 ) -> Iterator[str]:
@@ -248,21 +270,11 @@ def _warnings(
         if study.has_answers and (line := missing_of(study.state, study.weights).first_line()):
             yield f"{study.name}: {line}"
         yield from (f"{study.name} by itself bears no conclusion: {words}" for words in study.unborne)
+    yield from _other_sizes(ready, pairs)
     for pair in pairs:
         one, two = ready.studies[pair.first], ready.studies[pair.second]
-        if one.shots and two.shots and one.shots[-1] != two.shots[-1]:
-            yield (
-                f"{one.name} has k = {one.shots[-1]} and {two.name} k = {two.shots[-1]}: r and effects are those of "
-                "each at its own, and may differ for that reason alone"
-            )
         if not pair.comparison.shots:
             yield f"{one.name} and {two.name} have no number of shots in common: accuracy is not compared"
-        used = pair.comparison.num_queries
-        if min(used) > 0 and max(used) > 1.5 * min(used):
-            yield (
-                f"{one.name} has {used[0]:,} queries and {two.name} {used[1]:,}: item noise pulls r as printed towards "
-                "1, the fewer queries the more; the ratio without it is the one to go by"
-            )
         if max(pair.comparison.dropped) > _MOST_DROPPED:
             yield (
                 f"{one.name} and {two.name}: {percent(pair.comparison.dropped[0])} and "

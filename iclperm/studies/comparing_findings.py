@@ -344,7 +344,7 @@ class Comparing:
 
     def _draw(self, figure: Figure) -> None:
         height, width = figure.get_figheight(), figure.get_figwidth()
-        longest = max(len(study.name) for study in self.studies)
+        longest = max(len(name) for name in ("mean of all", *(study.name for study in self.studies)))
         left = min(0.35 + 0.065 * longest, 0.5 * width) / width
         axes = figure.add_axes((left, 0.5 / height, 0.97 - left, 1 - 1.15 / height))
         self._draw_rows(axes)
