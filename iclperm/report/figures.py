@@ -48,10 +48,11 @@ _FORMS: dict[str, dict[str, Any]] = {
     "svg": {"metadata": {"Date": None}},
     "pdf": {"metadata": {"CreationDate": None}},
 }
-_LETTER = 0.061  # inches of one, about
+_LETTER = 0.066  # inches of one, about
 _NARROW = 4.6  # inches below which the colours of a heat map are explained under it
 _LEAST_CELL = 0.33  # inches that three decimals take
 _MOST_INCHES = 40.0
+_TIGHT: Any = {"handlelength": 1.8, "handletextpad": 0.6, "columnspacing": 1.2, "borderpad": 0.1}  # of a legend
 
 
 def heat_map(accuracy: npt.ArrayLike, *, title: str = "", ratio: Interval | None = None) -> Plot:
@@ -120,7 +121,9 @@ def curve_plot(
         draw_bands(axes, curve, shots)
         if bounds is not None:
             reach = np.abs(np.asarray(bounds) - curve.mean)
-            axes.errorbar(shots, curve.mean, reach, fmt="none", color="black", capsize=2, label=words[3])
+            axes.errorbar(
+                shots, curve.mean, reach, fmt="none", color="black", elinewidth=0.9, capsize=2, label=words[3]
+            )
         if chance is not None:
             chance_line(axes, chance)
         axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=shot_ticks(shots))
@@ -240,6 +243,7 @@ def head(figure: Figure, title: str, line: str) -> None:
     inch = 1 / figure.get_figheight()
     left: Any = {"va": "top", "ha": "left", "parse_math": False}  # data may hold dollars
     _fit(figure.text(0.02, 1 - 0.12 * inch, title, fontsize=10.5, fontweight="bold", **left))
+    line = line.replace(" %", "\N{NO-BREAK SPACE}%")
     words = textwrap.wrap(line, max(int(figure.get_figwidth() / 0.061), 20)) or [""]
     if len(words) > 1:  # as even as can be
         half = textwrap.wrap(line, max(len(line) // 2 + 8, max(map(len, line.split()))))
@@ -268,7 +272,8 @@ def legend_rows(words: Sequence[str], width: float) -> int:
 
 def legend_columns(words: Sequence[str], width: float) -> int:
     """Of a legend of these words in a figure of so many inches."""
-    return min(max(int((width - 0.1) / (0.42 + _LETTER * max(map(len, words)))), 1), len(words))
+    most = max(int((width - 0.1) / (0.42 + _LETTER * max(map(len, words)))), 1)
+    return math.ceil(len(words) / math.ceil(len(words) / most))
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
@@ -277,7 +282,7 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     if words:
         below: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.04 / figure.get_figheight())}
         columns = legend_columns(words, figure.get_figwidth())
-        figure.legend(handles, words, frameon=False, handlelength=1.8, ncols=columns, borderpad=0.1, **below)
+        figure.legend(handles, words, frameon=False, ncols=columns, **_TIGHT, **below)
 
 
 def _fit(text: Text) -> None:

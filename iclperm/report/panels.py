@@ -82,12 +82,12 @@ class Effects(NamedTuple):
 def effects_plot(studies: Sequence[Effects], names: Sequence[str], *, title: str, line: str) -> Plot:
     """A row for each study and a panel for each of its numbers; those called "... effect" have one scale, r a
     logarithmic one."""
-    left = 0.15 + _LETTER * max(len(part) for study in studies for part in _wrapped(study.name))
+    left = 0.15 + _LETTER * max(len(part) for study in studies for part in wrapped(study.name))
 
     def layout(width: float) -> tuple[int, float]:
         """How many panels stand side by side, and the height of one."""
         side_by_side = next((n for n in (4, 2) if n <= len(names) and (width - left) / n > 1.25), 1)
-        return side_by_side, 0.1 + max(0.23, 0.13 * max(len(_wrapped(each.name)) for each in studies)) * len(studies)
+        return side_by_side, 0.1 + max(0.23, 0.13 * max(len(wrapped(each.name)) for each in studies)) * len(studies)
 
     def tall(width: float) -> float:
         columns, height = layout(width)
@@ -98,15 +98,16 @@ def effects_plot(studies: Sequence[Effects], names: Sequence[str], *, title: str
         spread = [place for place, name in enumerate(names) if "effect" in name]
         reach = [end for place in spread for study in studies for end in _ends(study, place)]
         for place, name in enumerate(names):
-            axes = _panel(figure, place, columns, left, height, gap=0.16, under=0.62)
+            axes = _panel(figure, place, columns, left, height, gap=0.26, under=0.62)
             _draw_effects(axes, studies, place, name == "r")
+            axes.locator_params(axis="x", nbins=4)
             axes.set_xlabel(name)
             if name == "r":
                 _as_ratio(axes, [end for study in studies for end in _ends(study, place)])
             elif place in spread and reach:
                 axes.set_xlim(0, max(1.08 * max(reach), 0.01))
             axes.set_ylim(len(studies) - 0.5, -0.5)
-            labels = ["\n".join(map(no_formula, _wrapped(study.name))) for study in studies]
+            labels = ["\n".join(map(no_formula, wrapped(study.name))) for study in studies]
             axes.set_yticks(range(len(studies)), labels if place % columns == 0 else [])
             axes.tick_params(axis="y", length=0)
             axes.spines[["top", "right", "left"]].set_visible(False)
@@ -339,7 +340,7 @@ def _title(axes: Axes, words: str) -> None:
     axes.set_title(text, fontsize=7.5, pad=3, parse_math=False)
 
 
-def _wrapped(name: str) -> list[str]:
+def wrapped(name: str) -> list[str]:
     """A name beside a row: two lines at most, cut where it is longer."""
     lines = textwrap.wrap(name, 18) or [""]
     return lines if len(lines) <= 2 else [lines[0], f"{lines[1][:17]}…"]

@@ -11,6 +11,7 @@ import numpy as np
 
 from iclperm.report import figures
 from iclperm.report.markup import Sheet
+from iclperm.report.panels import wrapped
 from iclperm.report.parts import (
     Plot,
     Table,
@@ -342,9 +343,12 @@ class Comparing:
             caption=f"Weighted regression of the log on log10 of the parameters; {kind}.",
         )
 
+    def _study_names(self) -> list[str]:
+        return [study.name for study in self.studies]
+
     def _draw(self, figure: Figure) -> None:
         height, width = figure.get_figheight(), figure.get_figwidth()
-        longest = max(len(name) for name in ("mean of all", *(study.name for study in self.studies)))
+        longest = max(len(part) for name in ("mean of all", *self._study_names()) for part in wrapped(name))
         left = min(0.35 + 0.065 * longest, 0.5 * width) / width
         axes = figure.add_axes((left, 0.5 / height, 0.97 - left, 1 - 1.15 / height))
         self._draw_rows(axes)
@@ -382,7 +386,8 @@ class Comparing:
         ticks = [step for step in steps if limits[0] <= step <= limits[1]]
         axes.set(xscale="log", xlim=limits, ylim=(min(labels.values()) - 0.6, 0.6), xlabel="r")
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_yticks(list(labels.values()), list(labels))
+        words = ["\n".join(map(figures.no_formula, wrapped(name))) for name in labels]
+        axes.set_yticks(list(labels.values()), words)
         axes.minorticks_off()
         axes.tick_params(axis="y", length=0)
 

@@ -316,8 +316,11 @@ class Selection:
                 markeredgewidth=0.6,
                 label=name,
             )
-        axes.set(xlabel="spread over orderings, points (standard deviation)", ylabel=f"accuracy at k = {self._num}, %")
-        axes.set_xlim(left=max(axes.get_xlim()[0], 0))
+        axes.set(xlabel="spread over orderings, points (one sd)", ylabel=f"accuracy at k = {self._num}, %")
+        low, high = axes.get_xlim()
+        axes.set_xlim(left=max(low, -0.03 * high))
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -1), min(high, 101))
         figures.plain_frame(axes)
         _legend(figure, axes)
         figures.head(

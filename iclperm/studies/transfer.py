@@ -45,7 +45,7 @@ _SAME = ("permutations", "seed", "resample", "design", "criterion")
 
 
 _PAIRS_IN_WORDS = 3
-_LEAST_CELL = 0.6  # inches that a ratio and its interval take
+_LEAST_CELL, _ROOMY_CELL = 0.36, 0.6  # inches that a ratio takes, and one with its interval
 _ALPHA = 0.05
 _ROUNDING = 1e-12  # a standard error below it is none
 
@@ -271,6 +271,7 @@ class TransferFindings:
         width, height = figure.get_size_inches()
         label = 0.075 * max(map(len, t.names))
         side = min(0.9 * len(t.names), width - label - 1.35)
+        is_roomy = side / len(t.names) >= _ROOMY_CELL
         size = 7.5 if side / len(t.names) >= 0.85 else 6.0
         axes = figure.add_axes(((label + 0.45) / width, (label + 0.5) / height, side / width, side / height))
         reach = float(np.nanmax(np.abs(ratios - 1), initial=0.01))
@@ -279,12 +280,12 @@ class TransferFindings:
             colour = figures.letter_colour(image.cmap(image.norm(value)))
             interval = t.ratio[a][b]
             text = f"{value:.3f}"
-            if a != b and not math.isnan(interval.low):
+            if a != b and not math.isnan(interval.low) and is_roomy:
                 text += f"\n{interval.low:.2f} to {interval.high:.2f}"
             axes.text(b, a, text, ha="center", va="center", fontsize=size, color=colour)
         places = range(len(t.names))
         axes.set(xticks=places, yticks=places, xlabel="on this target", ylabel="best permutation of")
-        turned = max(map(len, t.names)) > 10
+        turned = 0.07 * max(map(len, t.names)) > side / len(t.names)
         axes.set_xticklabels(t.names, rotation=90 if turned else 0)
         axes.set_yticklabels(t.names)
         axes.tick_params(length=0)
