@@ -173,7 +173,7 @@ def curves_plot(studies: Sequence[Curved], *, title: str, line: str) -> Plot:
         words = {"x": "number of demonstrations k", "y": "accuracy"}
         return [charts.line_chart(rows, **words, colours=colours, chance=chance)]
 
-    caption = f"Mean accuracy over k, all studies over one another; {line}"
+    caption = "Mean accuracy over k, all studies over one another"
     return Plot((5.6, tall(5.6)), draw, specifications, tall=tall, least=2.8, caption=caption)
 
 
@@ -206,7 +206,7 @@ def heat_maps_plot(studies: Sequence[tuple[str, FloatArray]], *, title: str) -> 
     scale = scale_of(low, high)
 
     def layout(width: float) -> tuple[int, float, float]:
-        columns = min(len(studies), max(int((width - 0.1) // 1.9), 1))
+        columns = _evened(len(studies), int((width - 0.1) // 1.9))
         wide = (width - 0.62 - 0.1) / columns - 0.24
         cells_high = max(cells.shape[0] for _, cells in studies)
         return columns, wide, min(max(0.2 * cells_high, 0.9), 2.2)
@@ -244,7 +244,7 @@ def _over_shots(studies: Sequence[Curved], draw_one: Any, *, title: str, line: s
     """A panel a study, with one scale of accuracy for all and the line of chance."""
 
     def layout(width: float) -> tuple[int, float]:
-        columns = min(len(studies), max(int((width - 0.5) // 1.35), 1), 4)
+        columns = _evened(len(studies), min(int((width - 0.5) // 1.35), 4))
         return columns, min(max(0.75 * (width - 0.6) / columns, 1.15), 2.4)
 
     def tall(width: float) -> float:
@@ -276,7 +276,7 @@ def _over_shots(studies: Sequence[Curved], draw_one: Any, *, title: str, line: s
         dotted = "; dotted: chance" if _has_chance(studies) else ""
         head(figure, title, line + dotted)
 
-    columns = min(len(studies), 4)
+    columns = _evened(len(studies), 4)
     width = 1.1 + 1.6 * max(columns, 2)
     return Plot((width, tall(width)), draw, tall=tall, least=2.4, caption=f"{title}; {line}")
 
@@ -335,15 +335,20 @@ def _panel(
 def _title(axes: Axes, words: str) -> None:
     """Over a panel, on as many lines as its width takes, the first two of them."""
     width = axes.get_position().width * axes.get_figure(root=True).get_figwidth()  # type: ignore[union-attr]
-    lines = textwrap.wrap(words, max(int(width / 0.062), 8))
+    lines = textwrap.wrap(words, max(int(width / 0.062), 8), break_on_hyphens=False)
     text = "\n".join([*lines[:1], f"{lines[1]}…"] if len(lines) > 2 else lines)
     axes.set_title(text, fontsize=7.5, pad=3, parse_math=False)
 
 
 def wrapped(name: str) -> list[str]:
     """A name beside a row: two lines at most, cut where it is longer."""
-    lines = textwrap.wrap(name, 18) or [""]
+    lines = textwrap.wrap(name, 18, break_on_hyphens=False) or [""]
     return lines if len(lines) <= 2 else [lines[0], f"{lines[1][:17]}…"]
+
+
+def _evened(count: int, most: int) -> int:
+    """Columns of at most so many panels side by side, so that rows are as full as can be."""
+    return math.ceil(count / math.ceil(count / max(min(count, most), 1)))
 
 
 def _few(shots: Sequence[int], width: float) -> list[int]:

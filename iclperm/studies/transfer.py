@@ -297,7 +297,7 @@ class TransferFindings:
         figures.head(
             figure,
             f"{title}: {self.title}" if self.title else title,
-            "accuracy / that of the target's own best; 95 % interval",
+            f"accuracy / that of the target's own best{'; 95 % interval' if is_roomy else ''}",
         )
 
 
