@@ -21,6 +21,7 @@ from iclperm.studies import kept, several
 from iclperm.studies.compared import Compared, of_array, of_run, short_names
 from iclperm.studies.comparing import comparing
 from iclperm.studies.comparing_findings import Comparing
+from iclperm.studies.comparing_page import write_comparison
 from iclperm.studies.page import write_page
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
@@ -28,7 +29,7 @@ from iclperm.studies.stages import load
 from iclperm.study import kinds
 from iclperm.study.study import Study
 
-__all__ = ["compare", "open_run", "plan", "run", "status", "verify", "write_page"]
+__all__ = ["compare", "open_run", "plan", "run", "status", "verify", "write_comparison", "write_page"]
 
 
 def run(
@@ -139,7 +140,8 @@ def compare(
     runs = [one for one in found if not isinstance(one, Tensor)]
     titles = [(run.task, Path(run.study.model_name).name) for run in runs]
     names = iter(short_names(titles, [run.folder for run in runs]))
-    return comparing([_compared(one, names) for one in found], shared=shared, sizes=sizes)
+    said = comparing([_compared(one, names) for one in found], shared=shared, sizes=sizes)
+    return replace(said, runs=tuple(None if isinstance(one, Tensor) else one for one in found))
 
 
 def _opened(path: str | Path) -> Run | StudyRuns | Tensor:

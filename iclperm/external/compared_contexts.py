@@ -11,7 +11,17 @@ import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError
 from iclperm.report import figures
-from iclperm.report.parts import Plot, Table, interval_words, listed, number, p_words, percent, percent_with_bounds, plain
+from iclperm.report.parts import (
+    Plot,
+    Table,
+    interval_words,
+    listed,
+    number,
+    p_words,
+    percent,
+    percent_with_bounds,
+    plain,
+)
 from iclperm.stats.grades import PairedGrades, PairwiseGrades, graded_mean, paired_grades, pairwise_grades
 from iclperm.stats.intervals import Interval, side_of, wilson_interval
 from iclperm.stats.paired import (

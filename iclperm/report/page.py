@@ -20,11 +20,12 @@ from iclperm.base.files import write_whole
 from iclperm.base.outputs import output
 from iclperm.report import charts
 from iclperm.report.bundle import bundle, problem
-from iclperm.report.figures import drawn
+from iclperm.report.figures import at_width, drawn
 from iclperm.report.parts import Plot, Table
 
 NAME = "report.html"
 _MOST_SVG_BYTES = 300_000
+_WIDE, _NARROW = 4.6, 3.7  # inches: wider figures are laid out once more for a telephone
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Page:
     explorers: Sequence[Explorer] = ()
     notes: Sequence[str] = field(default=())
     """What the page leaves out."""
+    kicker: str = "iclperm report"
+    """The command that it is of."""
 
 
 def can_draw() -> bool:
@@ -72,9 +75,9 @@ def can_draw() -> bool:
     return problem() is None
 
 
-def write_page(folder: str | Path, page: Page, *, is_interactive: bool) -> Path:
-    """Writes ``page`` as report.html into ``folder``, whole; returns its path."""
-    path = output(folder, is_folder=True) / NAME
+def write_page(folder: str | Path, page: Page, *, is_interactive: bool, name: str = NAME) -> Path:
+    """Writes ``page`` as a file of this name into ``folder``, whole; returns its path."""
+    path = output(folder, is_folder=True) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     # A lone surrogate is no UTF-8; in JSON its escape is read back as what it was.
     write_whole(path, page_html(page, is_interactive=is_interactive).encode("utf-8", "backslashreplace"), durable=False)
@@ -118,8 +121,9 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
     ]
     figures = [
         {
-            "words": stem.replace("_", " "),
+            "words": plot.caption or stem.replace("_", " "),
             "still": picture(plot),
+            "narrow": picture(at_width(plot, _NARROW)) if plot.tall is not None and plot.size[0] > _WIDE else "",
             "charts": [as_json([one]) for one in plot.charts()] if is_interactive and plot.charts else [],
         }
         for stem, plot in page.plots.items()
