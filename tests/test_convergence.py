@@ -96,6 +96,14 @@ class TestMeanError:
             found = convergence.mean_error(design, weights)
             assert found.se_held == pytest.approx(math.sqrt(lines.var(ddof=1) / 12), rel=0.02)
 
+    def test_item_noise_of_a_weighted_curve_is_that_of_the_effective_queries(self) -> None:
+        generator = np.random.default_rng(18)
+        weights = np.repeat([1, 9], (200, 40))
+        correct = (generator.random((8, 8, 1, 240)) < 0.6).astype(np.uint8)
+        found = stats.curve_error(correct, weights, shots=[4])
+        expected = math.sqrt(0.24 * np.sum(weights**2)) / weights.sum()
+        assert found.order_noise[0] == pytest.approx(expected, rel=0.05)
+
     def test_it_is_never_below_the_error_clustered_by_set(self) -> None:
         """Components count a query once; where the sets differ on the heavy ones, the weighted means differ more."""
         correct = np.random.default_rng(16).integers(0, 2, (4, 3, 30), dtype=np.uint8)

@@ -26,7 +26,9 @@ def answers(seed: int, shape: tuple[int, ...] = (4, 5, 60), chance: Any = 0.6) -
 def table(correct: Array, **names: Any) -> pd.DataFrame:
     """A row an answer of correct [S, P, Q]; `names` are what an axis calls its levels."""
     index = dict(zip(("set", "permutation", "query"), np.indices(correct.shape), strict=True))
-    called = {axis: np.asarray(names.get(axis, range(places.max() + 1)))[places.ravel()] for axis, places in index.items()}
+    called = {
+        axis: np.asarray(names.get(axis, range(places.max() + 1)))[places.ravel()] for axis, places in index.items()
+    }
     return pd.DataFrame(called | {"correct": correct.ravel()})
 
 
@@ -183,7 +185,19 @@ class TestSentences:
         found = self.described(answers(5, (5, 6, 80), 0.5 + lead))
         summary = found.to_dict()["sensitivity"]
         line = next(line for line in found.conclusion() if "would settle it" in line)
-        assert f"if r (root mean square, of accuracies over as many queries) is {summary['needed']['ratio']:.2f}" in line
+        assert (
+            f"if r (root mean square, of accuracies over as many queries) is {summary['needed']['ratio']:.2f}" in line
+        )
+
+    def test_components_below_0_make_no_r_of_1(self) -> None:
+        """Of sums with estimates below 0 r is not 1, as was said beside an r of another size."""
+        found = next(
+            found
+            for found in (self.described(answers(seed, (4, 5, 30))) for seed in range(50))
+            if any("neither sets nor permutations" in line for line in found.warnings)
+        )
+        assert found.to_dict()["sensitivity"]["effects"]["ratio"]["estimate"] != pytest.approx(1)
+        assert not any("r is 1" in line for line in found.warnings)
 
     def test_spreads_that_were_not_seen_have_no_interval(self) -> None:
         same = np.repeat(answers(1, (1, 1, 60)), 20, 0).reshape(4, 5, 60)
@@ -198,7 +212,8 @@ class TestSentences:
         assert not any("r = choice / order" in line for line in found.conclusion())
 
     @pytest.mark.parametrize(
-        ("shape", "others"), [((1, 5, 60), "orders and queries"), ((5, 1, 60), "sets and queries"), ((1, 1, 60), "queries")]
+        ("shape", "others"),
+        [((1, 5, 60), "orders and queries"), ((5, 1, 60), "sets and queries"), ((1, 1, 60), "queries")],
     )
     def test_an_interval_speaks_of_what_varied(self, shape: tuple[int, ...], others: str) -> None:
         row = self.described(answers(1, shape)).tables(full=True)[0].rows[0]
