@@ -272,7 +272,7 @@ def test_a_key_is_in_no_log_and_in_no_exception(name, caplog, capfd, tmp_path):
     caplog.set_level(logging.DEBUG)
     found, said = [], []
     with faulty_server([lambda _: iter([ECHOES[name]()])] * 9) as server, Ledger(tmp_path) as ledger:
-        endpoint = an_endpoint(server, ledger, api_key_env=VARIABLE, timeout_s=3.0, deadline_s=3.0)
+        endpoint = an_endpoint(server, ledger, api_key_env=VARIABLE, timeout_s=20.0, deadline_s=20.0)
         try:
             found = endpoint.generate(["?"])
         except RunStopped as stopped:

@@ -13,14 +13,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from iclperm.base.files import write_whole
 from iclperm.base.outputs import output
 from iclperm.report import charts
+from iclperm.report.bundle import bundle, problem
 from iclperm.report.figures import at_width, drawn
 from iclperm.report.parts import Plot, Table
 
@@ -72,8 +71,8 @@ class Page:
 
 
 def can_draw() -> bool:
-    """Whether the libraries of the interactive figures are installed (the extra ``page``)."""
-    return all(find_spec(name) is not None for name in ("altair", "vl_convert"))
+    """Whether interactive figures can be had here: by the libraries of the extra ``page``; see `bundle.problem`."""
+    return problem() is None
 
 
 def write_page(folder: str | Path, page: Page, *, is_interactive: bool, name: str = NAME) -> Path:
@@ -93,7 +92,7 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
     room = Path(__file__).parent
     scripts = [_text(room / "page.js")] if page.explorers or is_interactive else []
     if is_interactive:
-        scripts.insert(0, _bundle())
+        scripts.insert(0, bundle())
     style = _text(room / "page.css")
     policy = {
         "default-src": "'none'",
@@ -167,17 +166,3 @@ def _source(text: str) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
-
-
-@cache
-def _bundle() -> str:
-    """Vega, Vega-Lite and their embedding, as one script; made once a process, in seconds."""
-    import altair
-    import vl_convert
-
-    version = ".".join(altair.SCHEMA_VERSION.split(".")[:2])
-    bundled: Any = vl_convert.javascript_bundle  # whose stub wants a snippet, which has a default
-    found = str(bundled(vl_version=version))
-    if "</script" in found or "<!--" in found or "\r" in found:
-        raise AssertionError("the bundle of vl-convert would end its own script element; update vl-convert-python")
-    return found

@@ -20,7 +20,7 @@ import pyarrow as pa
 from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunStopped
 from iclperm.runs.finish import finish, finished
-from iclperm.runs.folder import RunFolder, has_mended_format, recorded_extents
+from iclperm.runs.folder import RunFolder, mend_format, recorded_extents
 from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
@@ -59,7 +59,7 @@ def run_one(
     setting = ResolvedStudy.of(study, limits=limits)
     study = setting.study
     path = None if (out or study.out) is None else Path(out or study.out or "")
-    mended = int(path is not None and has_mended_format(path, setting.identity))
+    mended = int(path is not None and mend_format(path, setting.identity))
     if path is not None and (whole := finished(path, setting)) is not None:
         return replace(whole, report=replace(whole.report, num_quarantined=mended))
     if study.endpoint is not None:

@@ -21,7 +21,7 @@ from iclperm.prompts.encode import JointEncoder, split_labels
 from iclperm.prompts.render import DesignTexts
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.run import FinishedRun
-from iclperm.runs.setting import model_folder, model_tokenizer, resolved, study_examples, tokenizer_hash
+from iclperm.runs.setting import model_tokenizer, resolved, study_examples, study_model_folder, tokenizer_hash
 from iclperm.stats import Interval
 from iclperm.stats.intervals import bounded, jackknife_interval, wilson_interval
 from iclperm.study.states import OK
@@ -144,7 +144,7 @@ def run_prompt(
     is_chat = study.chat not in (None, "none")
     if is_chat and recorded and study.endpoint is None:
         whole = RunFolder.open(recorded.folder)
-        if tokenizer_hash(model_folder(study, weights=False)) != whole.plan["hashes"]["tokenizer"]:
+        if tokenizer_hash(study_model_folder(study, weights=False)) != whole.plan["hashes"]["tokenizer"]:
             raise _other_tokens(run)
     tokenizer, told = _tokenizer(study)
     chat = chat_format(study.chat or "none", task, tokenizer)
@@ -341,7 +341,7 @@ def _tokenizer(study: Study) -> tuple[Any, tuple[str, ...]]:
     try:
         if study.model != "demo" and not Path(study.model).is_dir() and study.chat in (None, "none"):
             raise ModelError(f"{study.model!r} is no folder here")  # a hub id is not fetched for a comparison alone
-        return model_tokenizer(model_folder(study, weights=False)), ()
+        return model_tokenizer(study_model_folder(study, weights=False)), ()
     except ModelError as error:
         if study.chat not in (None, "none"):
             raise
