@@ -174,12 +174,16 @@ def report(
     for path in taken:
         click.echo(path, err=as_json)
     if refused is None:
-        if (reason := problem()) is not None:
-            click.echo(f"note: the page's figures are pictures; {reason}", err=True)
+        _note_pictures()
         return 0
     reason = one_line(refused).split(";")[0]
     click.echo(f"{'error' if out else 'note'}: no figures: {reason}; --out names a folder for them", err=True)
     return STOPPED if out else 0
+
+
+def _note_pictures() -> None:
+    if (reason := problem()) is not None:
+        click.echo(f"note: the page's figures are pictures; {reason}", err=True)
 
 
 def export(folder: Path, out: Path) -> None:
@@ -263,6 +267,8 @@ def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, wanted:
         raise ConfigError(f"--sizes must be numbers with commas between, such as 0.5e9,7e9; got {sizes!r}") from None
     found = api.compare(runs, shared=axes, sizes=parameters)
     _show_findings(found, wanted.written(found), as_json=as_json)
+    if wanted.out is not None or wanted.page is not None:
+        _note_pictures()
 
 
 def stats(files: Sequence[Path], axes: str | None, out: Path | None, *, as_json: bool) -> None:
