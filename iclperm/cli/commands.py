@@ -37,6 +37,7 @@ from iclperm.runs.prompt import Format
 from iclperm.runs.run import RunReport
 from iclperm.studies import several
 from iclperm.studies.report import Run
+from iclperm.studies.prompts import restricted_tasks, restricted_words
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.told import foreign_task, growth_note
 from iclperm.study.study import Study
@@ -72,6 +73,7 @@ def run(
     as_json: bool,
     send_keys: Sequence[str] = (),
     limits: WorkLimits | None = None,
+    with_text: bool | None = None,
 ) -> int:
     """Runs the study that `study_of` finds, and shows it in brief. ``send_keys`` are flags (`named_by_flags`); who sits
     at a terminal is asked for one that is missing."""
@@ -81,7 +83,15 @@ def run(
 
     def once(named: Mapping[str, Sequence[str]]) -> Run | StudyRuns:
         with shown_progress(quiet=as_json) as progress:
-            return api.run(study, extend=extend, mixed=mixed, progress=progress, limits=limits, send_keys=named)
+            return api.run(
+                study,
+                extend=extend,
+                mixed=mixed,
+                progress=progress,
+                limits=limits,
+                send_keys=named,
+                with_text=with_text,
+            )
 
     named = named_by_flags(send_keys)
     if flags.get("endpoint") is not None and study.endpoint is not None and study.endpoint.api_key_env is not None:
@@ -94,6 +104,7 @@ def run(
         if not (sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)):
             raise
         finished = once({**named, error.variable: [*named.get(error.variable, []), error.host]})
+    _note_restricted(finished, with_text)
     return _show_new(terminal.stdout(), finished, as_json=as_json)
 
 
@@ -137,10 +148,16 @@ def verify(folder: Path, *, as_json: bool) -> int:
 
 
 def report(
-    folder: Path, out: Path | None, kind: str | None, *, with_text: bool, as_json: bool, **statistics: str | None
+    folder: Path,
+    out: Path | None,
+    kind: str | None,
+    *,
+    with_text: bool | None,
+    as_json: bool,
+    **statistics: str | None,
 ) -> int:
     """Shows all that a finished run says, and writes its page beside the figures; ``with_text`` puts the texts of the
-    data into it. A report of other ``statistics`` or another ``kind`` has a folder of its own.
+    data into it, None those that may be handed on. A report of other ``statistics`` or another ``kind`` has a folder of its own.
 
     Stopped where its files cannot be written into the ``out`` that was asked for.
     """
@@ -159,6 +176,7 @@ def report(
     if as_json:
         _note_growth(found.report)
     if refused is None:
+        _note_restricted(found, with_text)
         if not can_draw():
             click.echo(
                 "note: the page's figures are pictures; pip install 'iclperm[page]' lets you point at them", err=True
@@ -178,6 +196,11 @@ def export(folder: Path, out: Path) -> None:
     run = open_one(folders[0])
     click.echo(run.export(out))
     _note_growth(run.report)
+
+
+def _note_restricted(found: Run | StudyRuns, with_text: bool | None) -> None:
+    if with_text is None and (withheld := restricted_tasks(found)):
+        click.echo(f"note: {restricted_words(withheld)}; --with-text keeps them", err=True)
 
 
 def _note_growth(report: RunReport) -> None:
