@@ -36,7 +36,7 @@ from iclperm.runs.setting import (
     study_examples,
 )
 from iclperm.runs.stored import MOST_OF_TABLE, checksum_line, table_bytes, table_of
-from iclperm.runs.texts import PromptTexts, texts_table
+from iclperm.runs.texts import MOST_OWN, PromptTexts, texts_table
 from iclperm.runs.work import Work
 from iclperm.study.study import Study
 from iclperm.tasks.task import Examples, Task, folded
@@ -44,7 +44,7 @@ from iclperm.tasks.task import Examples, Task, folded
 NAME = "texts.parquet"
 _CHECKSUM = f"{NAME}.sha256"
 _CHECKSUM_BYTES = 1 << 10
-_MOST_OTHER_ROWS = 1 << 21
+_MOST_OTHER_ROWS = MOST_OWN + (1 << 14)
 """Rows of the table beside those of demonstrations and queries: labels, and what has tokens of its own."""
 Query = tuple[str, int]
 """A split and the number of a query in it."""

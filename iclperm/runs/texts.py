@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iclperm.prompts.chat import Message, conversation
@@ -25,6 +26,8 @@ from iclperm.tasks.task import Examples, Task
 _ABOUT = b"iclperm"
 _MOST_OWN_IDS = 1 << 20
 """Token ids of contexts and prompts that are not their pieces joined; where there are more, none are kept at all."""
+MOST_OWN = 1 << 16
+"""Such contexts and prompts, likewise."""
 _KINDS = ("start", "opening", "demonstration", "first", "query", "label", "context", "cell")
 
 
@@ -163,7 +166,7 @@ def texts_table(
     ``start`` names the tokens in front of every prompt."""
     rows: list[dict[str, Any]] = []
     texts, chat, encoded = pieces.texts, pieces.chat, pieces.encoded
-    if prompts is None or encoded is None or _num_own_ids(pieces, prompts) > _MOST_OWN_IDS:
+    if prompts is None or encoded is None or _has_too_many(pieces, prompts):
         prompts = encoded = None
 
     def add(kind: str, tokens: EncodedText | None = None, **columns: Any) -> None:
@@ -236,13 +239,15 @@ def _rows(table: pa.Table) -> Iterator[_Row]:
     (lengths, ids), (other, ends) = _lists(table["ids"]), _lists(table["ends"])
     if not np.array_equal(lengths, other) or (ids < 0).any():
         raise ValueError("its tokens do not fit their places")
-    begins = np.cumsum([0, *lengths])
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    most = pc.utf8_length(table["text"]).fill_null(np.iinfo(np.int32).max).to_numpy()
+    goes_back = np.diff(ends, prepend=0) < 0
+    goes_back[begins[:-1][lengths > 0]] = False
+    if goes_back.any() or (ends < 0).any() or (ends > np.repeat(most, lengths)).any():
+        raise ValueError("its tokens do not fit their texts")
     plain = table.drop_columns(["ids", "ends"]).to_pylist()
     for begin, end, row in zip(begins[:-1], begins[1:], plain, strict=True):
         tokens = EncodedText(ids[begin:end], ends[begin:end].astype(np.int64))
-        most = np.inf if row["text"] is None else len(row["text"])
-        if (np.diff(tokens.ends, prepend=0) < 0).any() or (tokens.ends > most).any():
-            raise ValueError("its tokens do not fit their texts")
         numbers = {name: -1 if row[name] is None else row[name] for name in ("number", "context", "shared")}
         words = {name: row[name] or "" for name in ("kind", "split", "text", "worded")}
         yield _Row(**words, **numbers, turns=tuple(turn or "" for turn in row["turns"] or ()), tokens=tokens)
@@ -274,9 +279,9 @@ def _joined(parts: Sequence[tuple[int, EncodedText]]) -> EncodedText:
     return EncodedText(np.concatenate([tokens.ids for _, tokens in parts]), np.concatenate(ends))
 
 
-def _num_own_ids(pieces: Pieces, prompts: Prompts) -> int:
-    contexts = sum(len(context.ids) for context in pieces.contexts.values())
-    return contexts + sum(len(cell.tokens.ids) for cell in prompts.general)
+def _has_too_many(pieces: Pieces, prompts: Prompts) -> bool:
+    own = [*pieces.contexts.values(), *(cell.tokens for cell in prompts.general)]
+    return len(own) > MOST_OWN or sum(len(tokens.ids) for tokens in own) > _MOST_OWN_IDS
 
 
 def _num_shared(ids: NDArray[np.int32], others: NDArray[np.int32]) -> int:
