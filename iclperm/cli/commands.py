@@ -36,8 +36,8 @@ from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
 from iclperm.runs.prompt import Format
 from iclperm.runs.run import RunReport
 from iclperm.studies import several
-from iclperm.studies.report import Run
 from iclperm.studies.prompts import restricted_tasks, restricted_words
+from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.told import foreign_task, growth_note
 from iclperm.study.study import Study

@@ -31,7 +31,6 @@ _MOST_VALUES = 800_000
 _MOST_LETTERS = 600_000
 _MOST_QUERIES = 1_000
 _MOST_OWN_ENDS = 150_000
-_MOST_ANSWER_LETTERS = 300
 _NO_SCORE = 65_535
 NEAR_TIE_NATS = 0.1
 """Margins below this are near-ties in the viewer, unless its reader sets another."""
@@ -72,6 +71,13 @@ def viewer_of(run: Run, shown: NDArray[np.int64]) -> tuple[dict[str, Any] | None
     sets = range(run.correct.shape[0])
     if not prompts.are_those_of((index_set, int(place)) for index_set in sets for place in shown):
         return None, ["The prompts cannot be shown: their tokens are not those that were scored."]
+    data, others = shown_prompts(run, shown, prompts)
+    return data, [*notes, *others]
+
+
+def shown_prompts(run: Run, shown: NDArray[np.int64], prompts: RunPrompts) -> tuple[dict[str, Any] | None, list[str]]:
+    """The same of ``prompts`` that are known to be those of the run."""
+    notes: list[str] = []
     texts, items = prompts.texts, run.splits["test"]
     used = np.unique(np.concatenate([group.rows[:, shown].ravel() for group in prompts.groups]))
     demonstrations = [texts.demonstrations[int(row)] for row in used]
@@ -106,7 +112,7 @@ def viewer_of(run: Run, shown: NDArray[np.int64]) -> tuple[dict[str, Any] | None
         "is_likeness": prompts.is_of_api and texts.chat is not None,
         "near": NEAR_TIE_NATS,
         "right": [items.right_answers[number] or "" for number in numbers.tolist()],
-        **_answers(run, shown, numbers, notes),
+        **_answers(run, shown, numbers),
     }
     return data, notes
 
@@ -186,7 +192,7 @@ def _own_tokens(
     return {"context_of": places.reshape(names.shape).tolist(), "contexts": contexts, "cells": cells}
 
 
-def _answers(run: Run, shown: NDArray[np.int64], numbers: NDArray[np.int64], notes: list[str]) -> dict[str, Any]:
+def _answers(run: Run, shown: NDArray[np.int64], numbers: NDArray[np.int64]) -> dict[str, Any]:
     """What was answered to some queries, by number of shots, set and permutation: a sign a query, and the scores."""
     items = run.splits["test"]
     num_labels = len(run.labels)
