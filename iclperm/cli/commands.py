@@ -157,7 +157,8 @@ def report(
     **statistics: str | None,
 ) -> int:
     """Shows all that a finished run says, and writes its page beside the figures; ``with_text`` puts the texts of the
-    data into it, None those that may be handed on. A report of other ``statistics`` or another ``kind`` has a folder of its own.
+    data into it, None those that may be handed on. A report of other ``statistics`` or another ``kind`` has a folder of
+    its own.
 
     Stopped where its files cannot be written into the ``out`` that was asked for.
     """

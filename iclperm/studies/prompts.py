@@ -90,6 +90,8 @@ def shown_prompts(run: Run, shown: NDArray[np.int64], prompts: RunPrompts) -> tu
             f"The prompt viewer has {len(numbers):,} of the {len(items.gold):,} queries, at equal distances; iclperm "
             "prompt prints the prompt of any."
         )
+    if (scored := _answers(run, shown, numbers))["scores"]:
+        notes.append(f"The prompt viewer rounds log-likelihoods to {scored['scores']['step']:.1g} nats.")
     queries = [texts.queries["test"][number] for number in numbers.tolist()]
     has_tokens = texts.has_tokens
     data: dict[str, Any] = {
@@ -112,7 +114,7 @@ def shown_prompts(run: Run, shown: NDArray[np.int64], prompts: RunPrompts) -> tu
         "is_likeness": prompts.is_of_api and texts.chat is not None,
         "near": NEAR_TIE_NATS,
         "right": [items.right_answers[number] or "" for number in numbers.tolist()],
-        **_answers(run, shown, numbers),
+        **scored,
     }
     return data, notes
 
