@@ -41,6 +41,7 @@ def run(
     progress: Progress | None = None,
     limits: WorkLimits | None = None,
     send_keys: SendKeys | None = None,
+    with_text: bool | None = None,
 ) -> Run | StudyRuns:
     """Runs a study, or what is missing of it in the run folder ``out``; without a folder results are kept in memory.
 
@@ -48,8 +49,9 @@ def run(
     stays. ``mixed`` accepts parts whose last bits may differ, from another machine or version. Several processes may
     run one study into one folder. ``limits`` cut the work otherwise than by default, and must be the same for every
     session of a folder. ``send_keys`` name the hosts that keys may go to by their variables, as
-    ``{"OPENAI_API_KEY": "api.openai.com"}``: the key that a study's endpoint wants is sent nowhere else. A kind that
-    could not be reported is refused before anything is computed.
+    ``{"OPENAI_API_KEY": "api.openai.com"}``: the key that a study's endpoint wants is sent nowhere else. The folder
+    keeps the texts of all prompts in texts.parquet unless ``with_text`` is False, or the task's data may not be handed
+    on and it is not True. A kind that could not be reported is refused before anything is computed.
 
     Raises `ConfigError`, `DataError`, `TokenizationError` or `ModelError` for what does not fit, `KeyNotNamed` for a
     key at a host that nobody named, `RunError` for a folder of another run, `RunStopped` where the folder cannot be
@@ -57,7 +59,7 @@ def run(
     """
 
     def one(study: Study, out: str | Path | None) -> Run:
-        return Run.of(run_one(study, out, extend, mixed, progress, limits or DEFAULT, keys))
+        return Run.of(run_one(study, out, extend, mixed, progress, limits or DEFAULT, keys, with_text))
 
     kind = kinds.named(study.kind)
     load(kind)

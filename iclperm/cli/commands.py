@@ -40,6 +40,7 @@ from iclperm.runs.run import RunReport
 from iclperm.studies import several
 from iclperm.studies.comparing_findings import Comparing
 from iclperm.studies.comparing_page import NAME, TableFile, write_tables
+from iclperm.studies.prompts import restricted_tasks, restricted_words
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.told import foreign_task, growth_note, told
@@ -76,6 +77,7 @@ def run(
     as_json: bool,
     send_keys: Sequence[str] = (),
     limits: WorkLimits | None = None,
+    with_text: bool | None = None,
 ) -> int:
     """Runs the study that `study_of` finds, and shows it in brief. ``send_keys`` are flags (`named_by_flags`); who sits
     at a terminal is asked for one that is missing."""
@@ -85,7 +87,15 @@ def run(
 
     def once(named: Mapping[str, Sequence[str]]) -> Run | StudyRuns:
         with shown_progress(quiet=as_json) as progress:
-            return api.run(study, extend=extend, mixed=mixed, progress=progress, limits=limits, send_keys=named)
+            return api.run(
+                study,
+                extend=extend,
+                mixed=mixed,
+                progress=progress,
+                limits=limits,
+                send_keys=named,
+                with_text=with_text,
+            )
 
     named = named_by_flags(send_keys)
     if flags.get("endpoint") is not None and study.endpoint is not None and study.endpoint.api_key_env is not None:
@@ -98,6 +108,7 @@ def run(
         if not (sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)):
             raise
         finished = once({**named, error.variable: [*named.get(error.variable, []), error.host]})
+    _note_restricted(finished, with_text)
     return _show_new(terminal.stdout(), finished, as_json=as_json)
 
 
@@ -145,13 +156,14 @@ def report(
     out: Path | None,
     kind: str | None,
     *,
-    with_text: bool,
+    with_text: bool | None,
     figures: Sequence[FigureFile] = (),
     as_json: bool,
     **statistics: str | None,
 ) -> int:
     """Shows all that a finished run says, and writes its page beside the figures; ``with_text`` puts the texts of the
-    data into it. A report of other ``statistics`` or another ``kind`` has a folder of its own.
+    data into it, None those that may be handed on. A report of other ``statistics`` or another ``kind`` has a folder of
+    its own.
 
     Stopped where its files cannot be written into the ``out`` that was asked for.
     """
@@ -174,6 +186,7 @@ def report(
     for path in taken:
         click.echo(path, err=as_json)
     if refused is None:
+        _note_restricted(found, with_text)
         _note_pictures()
         return 0
     reason = one_line(refused).split(";")[0]
@@ -195,6 +208,11 @@ def export(folder: Path, out: Path) -> None:
     run = open_one(folders[0])
     click.echo(run.export(out))
     _note_growth(run.report)
+
+
+def _note_restricted(found: Run | StudyRuns, with_text: bool | None) -> None:
+    if with_text is None and (withheld := restricted_tasks(found)):
+        click.echo(f"note: {restricted_words(withheld)}; --with-text keeps them", err=True)
 
 
 def _note_growth(report: RunReport) -> None:

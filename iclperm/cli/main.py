@@ -19,7 +19,7 @@ import click
 from iclperm import cli as rooms
 from iclperm.base.environment import settle
 from iclperm.cli.failures import FAILED, STOPPED, exit_code, one_line, usage
-from iclperm.cli.options import STUDY_KEYS, with_debug, with_figures, with_folder, with_json, with_study
+from iclperm.cli.options import STUDY_KEYS, with_debug, with_figures, with_folder, with_json, with_study, with_text
 from iclperm.cli.output import Output, after_output
 from iclperm.study import kinds
 
@@ -103,6 +103,7 @@ def demo(out: Path, as_json: bool) -> int:
     metavar="TEXT",
     help="VARIABLE=HOST[:PORT], a host that the key in a variable may go to; no study can name one. Repeatable.",
 )
+@with_text("the run folder")
 @with_json
 @with_debug
 @click.pass_obj
@@ -113,12 +114,20 @@ def run_command(
     extend: bool,
     mixed: bool,
     send_keys: tuple[str, ...],
+    with_text: bool | None,
     as_json: bool,
     **flags: str | None,
 ) -> int:
     """Run a study into a folder, or continue it."""
     return rooms.commands.run(
-        study, flags, extend=extend, mixed=mixed, send_keys=send_keys, as_json=as_json, limits=limits
+        study,
+        flags,
+        extend=extend,
+        mixed=mixed,
+        send_keys=send_keys,
+        as_json=as_json,
+        limits=limits,
+        with_text=with_text,
     )
 
 
@@ -165,7 +174,7 @@ def verify(folder: Path, as_json: bool) -> int:
 )
 @click.option("--criterion", help="What a search or a transfer chooses an order by, instead of the study's.")
 @click.option("--unparsed", type=click.Choice(["drop", "wrong"]), help="Instead of the study's.")
-@click.option("--without-text", is_flag=True, help="Leave the texts of demonstrations and queries out of report.html.")
+@with_text("report.html")
 @with_figures
 @with_json
 @with_debug
@@ -173,7 +182,7 @@ def report(
     folder: Path,
     out: Path | None,
     kind: str | None,
-    without_text: bool,
+    with_text: bool | None,
     figures: tuple[str, ...],
     width: str | None,
     as_json: bool,
@@ -181,9 +190,7 @@ def report(
 ) -> int:
     """All tables of a finished run, its figures, and report.html: a page of both to read, print and share."""
     drawn = rooms.commands.figure_files(figures, width)
-    return rooms.commands.report(
-        folder, out, kind, with_text=not without_text, figures=drawn, as_json=as_json, **statistics
-    )
+    return rooms.commands.report(folder, out, kind, with_text=with_text, figures=drawn, as_json=as_json, **statistics)
 
 
 @cli.command()

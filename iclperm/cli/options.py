@@ -78,6 +78,12 @@ def with_figures(command: Command) -> Command:
     )(command)
 
 
+def with_text(words: str) -> Callable[[Command], Command]:
+    """Adds ``--with-text/--without-text``, None where neither is given; ``words`` say what holds texts."""
+    about = f"Whether {words} holds texts of the data; by default unless the task is restricted."
+    return click.option("--with-text/--without-text", "with_text", default=None, help=about)
+
+
 def with_folder(command: Command) -> Command:
     """Adds the folder of a run."""
     return click.argument("folder", type=click.Path(path_type=Path))(command)

@@ -93,7 +93,9 @@ class Contexts:
         named = listed(told) if 1 < len(told) <= _MOST_TOLD else percent(self.weighted[0])
         if len(told) > _MOST_TOLD:
             named = f"{percent(min(self.weighted))} to {percent(max(self.weighted))}"
-        return f"Every query counts once in this; by the weights of the queries it is {named}, of which nothing is tested."
+        return (
+            f"Every query counts once in this; by the weights of the queries it is {named}, of which nothing is tested."
+        )
 
     def _unweighted(self) -> list[str]:
         if self.pair is not None and self.difference is not None:

@@ -31,6 +31,7 @@ Array = npt.NDArray[Any]
 _BESIDE = ("state", "weights", "shots", "classes")
 _ALSO = {"weights": "weight"}
 
+
 class ByLabel(NamedTuple):
     """Answers of C contexts as labels."""
 

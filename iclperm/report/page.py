@@ -33,12 +33,14 @@ class Explorer:
     """Every ordering of one run: a heat map and curves in which one is picked, and what is known of that one.
 
     ``data`` is what ``page.js`` reads; see `iclperm.studies.page`. ``still`` is shown where nothing can be picked.
+    ``prompts`` is what ``viewer.js`` reads (`iclperm.studies.prompts`), None where prompts are not shown.
     """
 
     name: str
     still: Plot
     data: Mapping[str, Any]
     notes: Sequence[str] = ()
+    prompts: Mapping[str, Any] | None = None
 
     def charts(self) -> dict[str, list[charts.Specification]]:
         """The specifications by what they show."""
@@ -90,10 +92,10 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
     from markupsafe import Markup
 
     room = Path(__file__).parent
-    scripts = [_text(room / "page.js")] if page.explorers or is_interactive else []
+    scripts = [_text(room / "viewer.js") + _text(room / "page.js")] if page.explorers or is_interactive else []
     if is_interactive:
         scripts.insert(0, bundle())
-    style = _text(room / "page.css")
+    style = _text(room / "page.css") + _text(room / "viewer.css")
     policy = {
         "default-src": "'none'",
         "script-src": " ".join(map(_source, scripts)) or "'none'",
@@ -106,6 +108,7 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False
     )
     template = environment.from_string(_text(room / "page.html.j2"))
+    viewer = environment.from_string(_text(room / "viewer.html.j2"))
     explorers = [
         {
             "name": each.name,
@@ -113,11 +116,12 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
             "data": as_json(each.data),
             "charts": {key: as_json(found) for key, found in each.charts().items()} if is_interactive else {},
             "notes": each.notes,
+            "viewer": "" if each.prompts is None else Markup(viewer.render(number=number, data=as_json(each.prompts))),
             "sets": each.data["sets"],
             "permutations": each.data["permutations"],
             "shots": each.data["shots"],
         }
-        for each in page.explorers
+        for number, each in enumerate(page.explorers)
     ]
     figures = [
         {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from string import ascii_letters, digits
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from iclperm.report.figures import heat_map
 from iclperm.report.page import Explorer, Page
 from iclperm.report.parts import Table, evenly, percent
 from iclperm.runs.folder import RunFolder
+from iclperm.studies.prompts import ALPHABET, restricted_tasks, restricted_words, viewer_of
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.tokens import TokenSavings
@@ -30,16 +30,16 @@ _MOST_LINES = 200
 _MOST_ANSWERS = 800_000
 _MOST_QUERIES = 100
 _MOST_LETTERS, _MOST_LETTERS_OF_ALL = 800, 500_000
-_ALPHABET = digits + ascii_letters
 _MISSING = "."
 
 
 def write_page(
-    run: Run | StudyRuns, folder: str | Path | None = None, kind: str | None = None, *, with_text: bool = True
+    run: Run | StudyRuns, folder: str | Path | None = None, kind: str | None = None, *, with_text: bool | None = None
 ) -> Path:
     """Writes report.html into ``folder``, by default the run's own; returns its path.
 
-    The page holds the texts of demonstrations and queries unless ``with_text`` is False. Its figures can be pointed at
+    The page holds the texts of demonstrations and queries unless ``with_text`` is False, or a task's data may not be
+    handed on and it is not True. Its figures can be pointed at
     where the libraries of the extra ``page`` are installed (`iclperm.report.page.can_draw`), else they are pictures.
     """
     target = folder or run.folder
@@ -50,14 +50,17 @@ def write_page(
         return page.write_page(target, content, is_interactive=page.can_draw())
 
 
-def page_of(run: Run | StudyRuns, kind: str | None = None, *, with_text: bool = True) -> Page:
+def page_of(run: Run | StudyRuns, kind: str | None = None, *, with_text: bool | None = None) -> Page:
     """What the page shows; see `write_page`."""
+    withheld = restricted_tasks(run) if with_text is None else []
+    with_text = not withheld if with_text is None else with_text
     said = told(run, kind)
     runs = by_name(run)
     plots = said.plots
     if isinstance(run, Run):
         plots = {stem: plot for stem, plot in plots.items() if stem != "heatmap"}  # the explorer has it
     notes = [] if with_text else ["The texts of demonstrations and queries were left out of this page."]
+    notes += [f"{restricted_words(withheld).capitalize()}."] if withheld else []
     if len(runs) > _MOST_RUNS:
         notes.append(f"The orderings of {_MOST_RUNS} of the {len(runs)} runs are shown one by one.")
     found = [_explorer(whose.removesuffix(": "), one, with_text) for whose, one in runs[:_MOST_RUNS]]
@@ -116,7 +119,8 @@ def _explorer(name: str, run: Run, with_text: bool) -> Explorer | None:
     if data["answers"] is None:
         data["queries"] = None  # which stand beside what was answered
     title = f"{run.title}, k = {run.shots[-1]}"
-    return Explorer(name, heat_map(accuracy[:, :, -1], title=title), data, notes)
+    prompts, told_of = viewer_of(run, shown) if with_text else (None, [])
+    return Explorer(name, heat_map(accuracy[:, :, -1], title=title), data, [*notes, *told_of], prompts)
 
 
 def _shown_permutations(accuracy: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -135,16 +139,16 @@ def _answers(run: Run, shown: NDArray[np.int64], notes: list[str]) -> dict[str, 
     """
     items, num_labels = run.splits["test"], len(run.labels)
     codes = [*run.labels, "no label"] if num_labels else ["right", "wrong"]
-    found: dict[str, Any] = {"codes": codes, "alphabet": _ALPHABET, "answers": None, "weights": run.weights.tolist()}
+    found: dict[str, Any] = {"codes": codes, "alphabet": ALPHABET, "answers": None, "weights": run.weights.tolist()}
     found["gold"] = run.gold.tolist() if num_labels else []
     of_k = len(run.correct) * len(shown) * len(items.gold)
-    if len(codes) > len(_ALPHABET) or of_k > _MOST_ANSWERS:
+    if len(codes) > len(ALPHABET) or of_k > _MOST_ANSWERS:
         notes.append("Single answers are left out, as there are too many; iclperm export writes them all.")
         return found
     is_all = of_k * len(run.shots) <= _MOST_ANSWERS
     if not is_all:
         notes.append(f"Single answers are in this page for k = {run.shots[-1]} alone; iclperm export writes them all.")
-    signs = np.frombuffer(_ALPHABET.encode(), dtype=np.uint8)
+    signs = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
     found["answers"] = [None] * len(run.shots)
     for k in range(len(run.shots)) if is_all else [len(run.shots) - 1]:
         contexts = items.context_of[:, shown, k]
