@@ -10,11 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from scoring_server import scoring_server
 from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer, make_model, make_rows, make_task
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
 from iclperm import Study
 from iclperm.cli import main as cli
+from iclperm.demo import model_path
 from iclperm.errors import DamagedItem
 from iclperm.runs.layout import lay_out
 from iclperm.runs.run_texts import kept_prompts, prompts_again
@@ -102,9 +105,46 @@ def test_every_prompt_is_put_together_of_what_is_kept(case, tmp_path, models):
             assert (np.diff(tokens.ends) >= 0).all()
     assert (num_apart > 0) == (case in ("a space in front", "merges across"))
     assert bool(kept.texts.contexts) == (case == "merges across")
+    shown, _ = viewed.viewer_of(iclperm.open_run(tmp_path / "run"), np.arange(3))
+    for s, p, shots in [(s, p, shots) for s in range(2) for p in range(3) for shots in run.shots]:
+        group = next(group for group in shown["groups"] if shots in group["shots"])
+        places = [group["sets"][s][place] for place in group["orders"][p]][:shots]
+        said = "".join(shown["demonstrations"][place][0] for place in places)
+        assert shown["opening"][0] + said == kept.text(s, p, shots)
+    assert bool(shown["own"]) == (case in ("a space in front", "merges across"))
     assert kept_run.prompt(index_set=1, permutation=2, query=4).token_ids == tuple(
         kept.tokens(1, 2, 3, ("test", 4)).ids.tolist()
     )
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_of_an_api_texts_are_kept_without_ids(api, tmp_path):
+    weights = AutoModelForCausalLM.from_pretrained(model_path()).eval(), AutoTokenizer.from_pretrained(model_path())
+    weights[1].chat_template = TEMPLATE
+    sizes = {"sets": 1, "permutations": 2, "shots": 2, "queries": 4}
+    with scoring_server(*weights) as server:
+        endpoint = {"base_url": server.url, "model": server.model, "api": api}
+        scoring = "generate" if api == "chat" else "loglikelihood"
+        run = iclperm.run(Study(endpoint=endpoint, scoring=scoring, **sizes), tmp_path / "run")
+    table = pq.read_table(tmp_path / "run" / NAME)
+    assert [ids for ids in table["ids"].to_pylist() if ids] == []
+    kept = kept_prompts(run)
+    assert kept.is_of_api
+    assert kept.tokens(0, 1, 2, ("test", 3)) is None
+    assert iclperm.verify(tmp_path / "run").damage == []
+    prompt = run.prompt(index_set=0, permutation=1, query=3)
+    assert [message["role"] for message in prompt.messages] == (["user"] if api == "chat" else [])
+    whole = prompt.messages[0]["content"] if api == "chat" else prompt.text
+    assert all(demonstration in whole for demonstration in prompt.demonstrations)
+    shown, _ = viewed.viewer_of(run, np.arange(2))
+    assert (shown["has_tokens"], shown["own"], shown["is_likeness"]) == (False, None, api == "chat")
+    (tmp_path / "run" / NAME).unlink()
+    assert iclperm.open_run(tmp_path / "run").prompt(index_set=0, permutation=1, query=3) == prompt
+    iclperm.run(run.study, tmp_path / "run")  # asks nothing: the server is gone
+    other = with_rows(table, lambda rows: [{**row, "text": row["text"] and row["text"].upper()} for row in rows])
+    damaged(tmp_path / "run", lambda _: other)
+    (line,) = iclperm.verify(tmp_path / "run").damage
+    assert "its tokens are not those of the run" in line
 
 
 def test_it_is_small_and_outside_what_identifies_the_run(finished, tmp_path):

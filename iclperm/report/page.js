@@ -191,7 +191,7 @@
       form.elements.set.selectedIndex = set;
       form.elements.permutation.selectedIndex = place;
       form.elements.shots.selectedIndex = shots;
-      if (viewer) viewer.at(at, `${title.textContent}`);
+      if (viewer) viewer.at(at, title.textContent);
       marked();
     };
     const pick = (cell) => {

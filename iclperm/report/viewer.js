@@ -28,7 +28,7 @@ const promptViewer = (() => {
     row_places.forEach((row, place) => {
       const [text, steps] = data.demonstrations[row];
       const own = place === 0 && data.first[row] ? data.first[row] : steps;
-      found.push({ kind: "demonstration", tag: `${place + 1}`, text, steps: own, row });
+      found.push({ kind: "demonstration", tag: `${place + 1}`, text, steps: own });
     });
     const [text, steps] = data.queries[query];
     found.push({ kind: "query", tag: "Q", text, steps });
@@ -118,9 +118,9 @@ const promptViewer = (() => {
     };
 
     const verdict = () => {
-      const text = isWrong(query) ? `Answered ${inWords(query)}` : `Answered ${inWords(query)}, which is right`;
       const right = num_labels ? data.labels[data.gold[query]] : data.right[query];
-      const whole = isWrong(query) || !num_labels ? `${text}; right is ${right}` : text;
+      const text = answered(query) < 0 ? "No answer" : `Answered ${inWords(query)}`;
+      const whole = num_labels && !isWrong(query) ? `${text}, which is right` : `${text}; right is ${right}`;
       return made("p", `Query ${data.numbers[query]}. ${whole}`, isWrong(query) ? "verdict is-wrong" : "verdict");
     };
     const scoreTable = () => {

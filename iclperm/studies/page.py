@@ -60,10 +60,11 @@ def page_of(run: Run | StudyRuns, kind: str | None = None, *, with_text: bool | 
     if isinstance(run, Run):
         plots = {stem: plot for stem, plot in plots.items() if stem != "heatmap"}  # the explorer has it
     notes = [] if with_text else ["The texts of demonstrations and queries were left out of this page."]
-    notes += [f"{restricted_words(withheld).capitalize()}."] if withheld else []
+    notes += [f"{words[:1].upper()}{words[1:]}." for words in [restricted_words(withheld)] if withheld]
     if len(runs) > _MOST_RUNS:
         notes.append(f"The orderings of {_MOST_RUNS} of the {len(runs)} runs are shown one by one.")
-    found = [_explorer(whose.removesuffix(": "), one, with_text) for whose, one in runs[:_MOST_RUNS]]
+    num_shown = min(len(runs), _MOST_RUNS)
+    found = [_explorer(whose.removesuffix(": "), one, with_text, num_shown) for whose, one in runs[:_MOST_RUNS]]
     if None in found:
         notes.append("Orderings are not shown where one of them has no answer at all.")
     tables = said.tables if with_text else [table.without_texts() for table in said.tables]
@@ -86,8 +87,8 @@ def _question(kind: str) -> str:
     return f"{asked[:1].upper()}{asked[1:]}"
 
 
-def _explorer(name: str, run: Run, with_text: bool) -> Explorer | None:
-    """None where an ordering has no answer."""
+def _explorer(name: str, run: Run, with_text: bool, num_shown: int) -> Explorer | None:
+    """One of ``num_shown`` of a page; None where an ordering has no answer."""
     notes: list[str] = []
     accuracy = np.stack(
         [stats.accuracy(run.correct[:, :, k], run.state[:, :, k], run.weights).values for k in range(len(run.shots))],
@@ -119,7 +120,7 @@ def _explorer(name: str, run: Run, with_text: bool) -> Explorer | None:
     if data["answers"] is None:
         data["queries"] = None  # which stand beside what was answered
     title = f"{run.title}, k = {run.shots[-1]}"
-    prompts, told_of = viewer_of(run, shown) if with_text else (None, [])
+    prompts, told_of = viewer_of(run, shown, 1 / num_shown) if with_text else (None, [])
     return Explorer(name, heat_map(accuracy[:, :, -1], title=title), data, [*notes, *told_of], prompts)
 
 

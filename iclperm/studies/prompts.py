@@ -59,10 +59,10 @@ def _is_restricted(run: Run) -> bool:
     return kept is not None and kept.texts.is_restricted
 
 
-def viewer_of(run: Run, shown: NDArray[np.int64]) -> tuple[dict[str, Any] | None, list[str]]:
+def viewer_of(run: Run, shown: NDArray[np.int64], share: float = 1.0) -> tuple[dict[str, Any] | None, list[str]]:
     """What `viewer.js` reads: prompts of all sets and the ``shown`` permutations; and what is said of them.
 
-    None, with the reason, where the prompts cannot be told, or do not fit.
+    They take a ``share`` of the room of a page. None, with the reason, where the prompts cannot be told, or do not fit.
     """
     try:
         prompts, notes = run_prompts(run)
@@ -71,18 +71,21 @@ def viewer_of(run: Run, shown: NDArray[np.int64]) -> tuple[dict[str, Any] | None
     sets = range(run.correct.shape[0])
     if not prompts.are_those_of((index_set, int(place)) for index_set in sets for place in shown):
         return None, ["The prompts cannot be shown: their tokens are not those that were scored."]
-    data, others = shown_prompts(run, shown, prompts)
+    data, others = shown_prompts(run, shown, prompts, share)
     return data, [*notes, *others]
 
 
-def shown_prompts(run: Run, shown: NDArray[np.int64], prompts: RunPrompts) -> tuple[dict[str, Any] | None, list[str]]:
+def shown_prompts(
+    run: Run, shown: NDArray[np.int64], prompts: RunPrompts, share: float = 1.0
+) -> tuple[dict[str, Any] | None, list[str]]:
     """The same of ``prompts`` that are known to be those of the run."""
     notes: list[str] = []
     texts, items = prompts.texts, run.splits["test"]
     used = np.unique(np.concatenate([group.rows[:, shown].ravel() for group in prompts.groups]))
     demonstrations = [texts.demonstrations[int(row)] for row in used]
     letters = sum(len(piece.text) for piece in demonstrations)
-    numbers = _chosen_queries(run, texts.queries["test"], len(shown), _MOST_LETTERS - letters)
+    room = int(share * _MOST_LETTERS) - letters, int(share * _MOST_VALUES)
+    numbers = _chosen_queries(run, texts.queries["test"], len(shown), *room)
     if not len(numbers):
         return None, ["The prompts are too long for a page; iclperm prompt prints any of them."]
     if len(numbers) < len(items.gold):
@@ -103,8 +106,6 @@ def shown_prompts(run: Run, shown: NDArray[np.int64], prompts: RunPrompts) -> tu
             for place, row in enumerate(used.tolist())
             if row in texts.first
         },
-        "rows": used.tolist(),
-        "row_labels": _row_labels(run, used),
         "groups": [_group(group.shots, group.rows[:, shown], used) for group in prompts.groups],
         "queries": [_piece(piece.text, piece.tokens) for piece in queries],
         "numbers": numbers.tolist(),
@@ -119,14 +120,16 @@ def shown_prompts(run: Run, shown: NDArray[np.int64], prompts: RunPrompts) -> tu
     return data, notes
 
 
-def _chosen_queries(run: Run, pieces: Sequence[Any], num_shown: int, most_letters: int) -> NDArray[np.int64]:
+def _chosen_queries(
+    run: Run, pieces: Sequence[Any], num_shown: int, most_letters: int, most_values: int
+) -> NDArray[np.int64]:
     """The numbers of as many test queries as there is room for, at equal distances."""
     items = run.splits["test"]
     total = len(items.gold)
     a_query = len(run.correct) * num_shown * len(run.shots) * max(len(run.labels), 1)
     letters = sum(len(piece.text) for piece in pieces[:total])
     room = int(total * max(most_letters, 0) / max(letters, 1))
-    most = min(_MOST_VALUES // a_query, _MOST_QUERIES, room)
+    most = min(most_values // a_query, _MOST_QUERIES, room)
     return np.array(evenly(total, most) if most else [], dtype=np.int64)
 
 
@@ -150,16 +153,6 @@ def _group(shots: Sequence[int], rows: NDArray[np.int64], used: NDArray[np.int64
     sorter = np.argsort(places[0, 0])
     orders = sorter[np.searchsorted(places[0, 0], places[0], sorter=sorter)]
     return {"shots": list(shots), "sets": places[:, 0].tolist(), "orders": orders.tolist()}
-
-
-def _row_labels(run: Run, used: NDArray[np.int64]) -> list[int]:
-    """The place of the label of each row, where that is known."""
-    try:
-        found = run.demonstrations
-    except IclpermError:
-        return []
-    labels = dict(zip(found.rows.ravel().tolist(), found.labels.ravel().tolist(), strict=True))
-    return [labels.get(row, -1) for row in used.tolist()] if run.labels else []
 
 
 def _own_tokens(
