@@ -71,7 +71,7 @@ class Curved(NamedTuple):
     chance: float | None
 
 
-class Effects(NamedTuple):
+class StudyNumbers(NamedTuple):
     """What one study says in numbers: each estimate with its interval, and what is printed beside it, NaN for none."""
 
     name: str
@@ -79,7 +79,7 @@ class Effects(NamedTuple):
     printed: tuple[float, ...]
 
 
-def effects_plot(studies: Sequence[Effects], names: Sequence[str], *, title: str, line: str) -> Plot:
+def effects_plot(studies: Sequence[StudyNumbers], names: Sequence[str], *, title: str, line: str) -> Plot:
     """A row for each study and a panel for each of its numbers; those called "... effect" have one scale, r a
     logarithmic one."""
     left = 0.15 + _LETTER * max(len(part) for study in studies for part in wrapped(study.name))
@@ -281,7 +281,7 @@ def _over_shots(studies: Sequence[Curved], draw_one: Any, *, title: str, line: s
     return Plot((width, tall(width)), draw, tall=tall, least=2.4, caption=f"{title}; {line}")
 
 
-def _draw_effects(axes: Axes, studies: Sequence[Effects], place: int, is_ratio: bool) -> None:
+def _draw_effects(axes: Axes, studies: Sequence[StudyNumbers], place: int, is_ratio: bool) -> None:
     for row, study in enumerate(studies):
         value, (colour, marker) = study.values[place], LOOKS[row % len(LOOKS)]
         if not math.isnan(study.printed[place]):
@@ -297,7 +297,7 @@ def _draw_effects(axes: Axes, studies: Sequence[Effects], place: int, is_ratio: 
         axes.plot([value.estimate], [row], marker=marker, markersize=4.5, color=colour)
 
 
-def _ends(study: Effects, place: int) -> list[float]:
+def _ends(study: StudyNumbers, place: int) -> list[float]:
     value = study.values[place]
     found = (value.estimate, value.low, value.high, study.printed[place])
     return [end for end in found if math.isfinite(end)]
