@@ -11,7 +11,17 @@ import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError
 from iclperm.report import figures
-from iclperm.report.parts import Plot, Table, interval_words, listed, number, p_words, percent, percent_with_bounds, plain
+from iclperm.report.parts import (
+    Plot,
+    Table,
+    interval_words,
+    listed,
+    number,
+    p_words,
+    percent,
+    percent_with_bounds,
+    plain,
+)
 from iclperm.stats.grades import PairedGrades, PairwiseGrades, graded_mean, paired_grades, pairwise_grades
 from iclperm.stats.intervals import Interval, side_of, wilson_interval
 from iclperm.stats.paired import (
@@ -83,7 +93,9 @@ class Contexts:
         named = listed(told) if 1 < len(told) <= _MOST_TOLD else percent(self.weighted[0])
         if len(told) > _MOST_TOLD:
             named = f"{percent(min(self.weighted))} to {percent(max(self.weighted))}"
-        return f"Every query counts once in this; by the weights of the queries it is {named}, of which nothing is tested."
+        return (
+            f"Every query counts once in this; by the weights of the queries it is {named}, of which nothing is tested."
+        )
 
     def _unweighted(self) -> list[str]:
         if self.pair is not None and self.difference is not None:

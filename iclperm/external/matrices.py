@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from iclperm.errors import DataError, RequestError, printable
-from iclperm.external.columns import distinct_values, is_value, number_of, numbers
+from iclperm.external.columns import distinct_values, first_repeated, is_value, number_of, numbers
 from iclperm.external.delimited import Delimited, counts_rows, has_header, read_cells
 from iclperm.external.tensor import AXES, Tensor, of_array, refuse_bytes, title_of
 from iclperm.stats.sensitivity import FloatArray
@@ -99,8 +99,8 @@ def matrix_of_columns(
     summary = next((word for word in (*labels, *names) if word.lower() in _SUMMARIES), None)
     if summary is not None:
         raise DataError(f"{path} has a row or column called {printable(summary)}, a summary of others; delete it")
-    if rows and len(set(labels)) < len(labels):
-        twice = next(label for label in labels if labels.count(label) > 1)
+    twice = first_repeated(labels) if rows else None
+    if twice is not None:
         raise DataError(f"{path} has two rows for {rows} {twice}; keep one")
     matrix = _matrix(names, columns, path, most_bytes)
     letters = _letters(matrix, None if axes is None else axes.upper(), rows, path)
@@ -157,7 +157,7 @@ def _refuse_names(names: Sequence[str], axes: str | None, rows: str, path: Path)
             f"{path} has a column {other!r} but none called correct or accuracy; write a row an answer, with the "
             "columns query and correct, or leave the column out"
         )
-    twice = next((name for name in words if words.count(name) > 1), None)
+    twice = first_repeated(words)
     if twice is not None:
         raise DataError(f"{path} has two columns named {printable(twice)!r}; keep one")
     if axes is None and not rows and any(_IS_A_WORD.search(name) for name in names if not is_value(name)):

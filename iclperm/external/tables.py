@@ -91,7 +91,8 @@ def read_parquet(path: Path, axes: str | None, most_bytes: int) -> Tensor:
     ordered = [*index, *(name for name in names if name not in index)]  # pandas writes its index last
     if len(set(names)) < len(names):
         ordered = names
-    return matrix_of_columns(ordered, [table.column(names.index(name)) for name in ordered], axes, path, most_bytes)
+    place = {name: number for number, name in reversed(list(enumerate(names)))}
+    return matrix_of_columns(ordered, [table.column(place[name]) for name in ordered], axes, path, most_bytes)
 
 
 def _counted_index(schema: Any) -> dict[str, range]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +13,7 @@ import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError, is_out_of_memory, printable
 from iclperm.stats.sensitivity import FloatArray
-from iclperm.stats.tensor import mapped
+from iclperm.stats.tensor import HEADER_ERRORS, mapped, refuse_false_header
 from iclperm.study.states import NO_ANSWER
 
 MOST_BYTES = 4 << 30
@@ -32,6 +30,7 @@ Array = npt.NDArray[Any]
 
 _BESIDE = ("state", "weights", "shots", "classes")
 _ALSO = {"weights": "weight"}
+
 
 class ByLabel(NamedTuple):
     """Answers of C contexts as labels."""
@@ -122,7 +121,7 @@ def read_npz(path: Path, axes: str | None, most_bytes: int) -> Tensor:
             if twice := next((key for key in kept if key in names and _ALSO.get(key) in names), None):
                 raise DataError(f"{path} holds both {twice} and {_ALSO[twice]}; keep one")
             beside = {key: arrays[other] for key, other in kept.items()}
-    except (OSError, ValueError, EOFError, TokenError, RecursionError, zipfile.BadZipFile) as error:
+    except (*HEADER_ERRORS, zipfile.BadZipFile) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path} is not a .npz file that can be read: {one_line(error)}; save it anew") from None
@@ -134,16 +133,12 @@ def read_npz(path: Path, axes: str | None, most_bytes: int) -> Tensor:
 
 
 def _refuse_false_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    """Raises ValueError for an array whose header promises more bytes than its entry has: they would be allocated."""
+    """As `refuse_false_header`, of an array in an archive; says nothing of other entries."""
     with archive.open(entry) as file:
-        if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
-            return
+        is_array = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
         file.seek(0)
-        is_first = np.lib.format.read_magic(file) == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    if math.prod(shape) * dtype.itemsize > entry.file_size:
-        raise ValueError(f"{entry.filename} is shorter than its header says")
+        if is_array:
+            refuse_false_header(file, entry.file_size)
 
 
 def _with_beside(

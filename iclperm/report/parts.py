@@ -72,6 +72,12 @@ class Plot(NamedTuple):
     draw: Callable[[Figure], None]
     charts: Callable[[], list[dict[str, Any]]] | None = None
     """The same, panel by panel, as Vega-Lite specifications for the page (`iclperm.report.charts`)."""
+    tall: Callable[[float], float] | None = None
+    """Its height in inches at another width; None where it is not laid out for widths below its own."""
+    least: float = 0.0
+    """Inches of width below which its letters have no room."""
+    caption: str = ""
+    """What it shows, for a page; the stem of its file where there is none."""
 
 
 class Findings(Protocol):

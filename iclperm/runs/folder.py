@@ -6,7 +6,8 @@ run/
   plan.json                             what identifies the run, with hashes of both tables; the run id is its hash
   demonstrations.parquet                a row per (set, permutation): ordered examples, the context at each shots
   queries.parquet                       a row per query: split, example, right label, weight, state
-  *.parquet.sha256                      of both tables, as sha256sum writes and checks it
+  texts.parquet                         the texts of prompts, outside what identifies the run (`iclperm.runs.texts`)
+  *.parquet.sha256                      of these tables, as sha256sum writes and checks it
   environment/<session>.json            versions, parts and token counts of each session
   items/<part>-<sha256[:16]>.parquet    finished units: a row per (context, query); its footer has run, part, numerics
   tmp/  quarantine/                     files not yet finished, locks; damaged files
@@ -372,9 +373,9 @@ def recorded_extents(path: str | Path, identity: Mapping[str, Any]) -> list[dict
     return extents
 
 
-def has_mended_format(path: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the FORMAT of a run of this ``identity`` (`ResolvedStudy.identity`) was damaged or gone, and is whole
-    now; its damaged bytes are in ``quarantine``. That of another run is left alone.
+def mend_format(path: Path, identity: Mapping[str, Any]) -> bool:
+    """Writes the FORMAT of a run of this ``identity`` (`ResolvedStudy.identity`) anew where it is damaged or gone, and
+    moves its damaged bytes to ``quarantine``; returns whether it did. That of another run is left alone.
 
     Another version's is not damaged. Where its number may itself be the damage, or plan.json is damaged, too, sessions
     say which version wrote them; parts then say whose they are (`RunFolder.create`).

@@ -47,6 +47,13 @@ class Compared:
     """Why nothing can be concluded from the study by itself; empty where something can, or that is not known."""
     is_growing: bool = False
     """Whether these are its results before a growth that is not finished."""
+    task: str = ""
+    """Empty where not known, as is the model."""
+    model: str = ""
+    chance: float | None = None
+    """Accuracy of guessing a label; None where any answer may be given, or that is not known."""
+    is_drawn: bool = True
+    """Whether sets were drawn at random, so that they stand for others; not where rows were given or chosen."""
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By axis, what a file calls its levels; empty where it does not. Two files may mean different things by one name:
     looked at where the caller says that the axis is shared."""
@@ -99,7 +106,19 @@ def of_run(name: str, run: FinishedRun) -> Compared:
     about = {key: str(getattr(run.study, key)) for key in _SAID}
     unborne = tuple(reason.words for reason in bearing.of_run(run).reasons)
     return Compared(
-        name, run.correct, run.state, run.weights, run.shots, identities(run), about, unborne, run.report.is_growing
+        name,
+        run.correct,
+        run.state,
+        run.weights,
+        run.shots,
+        identities(run),
+        about,
+        unborne,
+        run.report.is_growing,
+        task=run.task,
+        model=Path(run.study.model_name).name,
+        chance=run.chance,
+        is_drawn=not run.study.demonstrations,
     )
 
 
@@ -153,6 +172,7 @@ def together(studies: Sequence[Compared], shared: Sequence[str] | None = None) -
             found, groups[axis] = _said(found, axis, notes), (0,) * len(studies)
     _note_weights(found, groups["queries"], notes)
     _note_choices(found, notes)
+    _note_tasks(found, notes)
     return Together(tuple(found), groups, tuple(notes))
 
 
@@ -270,3 +290,19 @@ def _note_choices(studies: Sequence[Compared], notes: list[str]) -> None:
         if len(set(values.values())) > 1:
             told = ", ".join(f"{name} {value}" for name, value in values.items())
             notes.append(f"the studies differ in {key!r} ({told}): part of any difference may be due to that")
+
+
+def _note_tasks(studies: Sequence[Compared], notes: list[str]) -> None:
+    """That accuracies of other tasks differ for that reason alone, and where the choice of sets is no sample."""
+    tasks = dict.fromkeys(study.task for study in studies if study.task)
+    if len(tasks) > 1:
+        notes.append(
+            f"the studies are of {len(tasks)} tasks ({listed([printable(task) for task in tasks])}): their accuracies "
+            "differ for that reason too"
+        )
+    for study in studies:
+        if not study.is_drawn:
+            notes.append(
+                f"{study.name}: its sets were given or chosen, not drawn, so that its selection sensitivity and r are "
+                "of these sets alone"
+            )
