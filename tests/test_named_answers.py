@@ -20,7 +20,8 @@ Array = npt.NDArray[Any]
 
 
 def answers(seed: int, shape: tuple[int, ...] = (4, 5, 60), chance: Any = 0.6) -> Array:
-    return (np.random.default_rng(seed).random(shape) < chance).astype(np.uint8)
+    found: Array = (np.random.default_rng(seed).random(shape) < chance).astype(np.uint8)
+    return found
 
 
 def table(correct: Array, **names: Any) -> pd.DataFrame:

@@ -233,7 +233,8 @@ def contexts(
 ) -> Contexts:
     """What can be said of answers [C, Q] of contexts, 0 and 1 or grades in 0..1.
 
-    `weights` [Q] count in a mean that stands beside; every test and interval counts a query once. Raises RequestError on another shape or other values, DataError where no query was answered by all.
+    `weights` [Q] count in a mean that stands beside; every test and interval counts a query once. Raises RequestError
+    on another shape or other values, DataError where no query was answered by all.
     """
     items = graded_items(correct)
     if items.ndim != 2 or not items.size:

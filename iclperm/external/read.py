@@ -201,7 +201,7 @@ def _state_of(part: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _by_name(parts: Sequence[Tensor]) -> tuple[Array, npt.NDArray[np.uint8], Array | None]:
-    """Answers and states [C, Q] over the queries that any file names, and their weights; what a file lacks is missing."""
+    """Answers and states [C, Q] over the queries that any file names, and their weights; what one lacks is missing."""
     place = {name: number for number, name in enumerate(dict.fromkeys(name for part in parts for name in part.queries))}
     num_contexts = sum(len(part.values) for part in parts)
     values = np.zeros((num_contexts, len(place)), np.result_type(*(part.values.dtype for part in parts)))

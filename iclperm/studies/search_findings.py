@@ -212,8 +212,8 @@ class SearchFindings:
             return []
         return [
             f"Beside a random ordering of a random set, choosing the order of a set gains {_points(order.gain)}, "
-            f"choosing the set {_points(best_set.gain)}, both together {_points(both.gain)} (by {self.criterion}; these intervals are for other test "
-            "queries, with these very sets and orderings)."
+            f"choosing the set {_points(best_set.gain)}, both together {_points(both.gain)} "
+            f"(by {self.criterion}; these intervals are for other test queries, with these very sets and orderings)."
         ]
 
     def _best_features(self) -> list[str]:
@@ -437,8 +437,8 @@ def _curve_table(curve: SearchCurve, header: str, title: str) -> Table:
         title,
         (header, "Average", "Highest-Dev", "honest oracle", "Max", "95 % band of Highest-Dev"),
         rows,
-        caption=f"Means over {curve.resamples} draws. The band is of the lead over Average, cut to 0..1: it resamples sets "
-        f"and {header}, not test queries.",
+        caption=f"Means over {curve.resamples} draws. The band is of the lead over Average, cut to 0..1: it resamples "
+        f"sets and {header}, not test queries.",
     )
 
 
