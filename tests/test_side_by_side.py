@@ -188,6 +188,15 @@ class TestNotes:
     def test_the_page_begins_with_what_holds_of_all(self, found: Comparing) -> None:
         assert found.headline() == ["In none of 6 pairs can r be told apart (Holm over all tests of all pairs)."]
 
+    def test_pairs_whose_r_cannot_be_compared_are_counted(self) -> None:
+        studies = [study("a", 1, "t", "a"), study("b", 2, "t", "b")]
+        few = replace(study("few", 3, "t", "c"), values=study("", 3, "t", "c").values[:2])
+        (line,) = comparing([*studies, few]).headline()
+        assert line.startswith("In none of 1 pairs can r be told apart")
+        assert "In 2 others r cannot be compared" in line
+        (line,) = comparing([few, replace(few, name="x"), replace(few, name="y")]).headline()
+        assert line.startswith("In none of 3 pairs can r be compared")
+
 
 class TestFigures:
     def test_there_is_one_of_each(self, found: Comparing) -> None:

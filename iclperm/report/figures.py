@@ -291,8 +291,10 @@ def _fit(text: Text) -> None:
     assert figure is not None
     room = 0.98 * figure.bbox.width - text.get_window_extent().x0
     width = max(text.get_window_extent().width, 1e-9)
-    while width > room and text.get_fontsize() > _LEAST_LETTERS:  # letters do not shrink quite in proportion
-        text.set_fontsize(max(0.98 * min(room / width, 1) * text.get_fontsize(), _LEAST_LETTERS))
+    size = float(text.get_fontsize())
+    while width > room and size > _LEAST_LETTERS:  # letters do not shrink quite in proportion
+        size = max(0.98 * min(room / width, 1) * size, _LEAST_LETTERS)
+        text.set_fontsize(size)
         width = text.get_window_extent().width
     words = text.get_text()
     while text.get_window_extent().width > room and len(words) > 1:

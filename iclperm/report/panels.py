@@ -71,7 +71,7 @@ class Curved(NamedTuple):
     chance: float | None
 
 
-class StudyNumbers(NamedTuple):
+class Estimates(NamedTuple):
     """What one study says in numbers: each estimate with its interval, and what is printed beside it, NaN for none."""
 
     name: str
@@ -79,7 +79,7 @@ class StudyNumbers(NamedTuple):
     printed: tuple[float, ...]
 
 
-def effects_plot(studies: Sequence[StudyNumbers], names: Sequence[str], *, title: str, line: str) -> Plot:
+def effects_plot(studies: Sequence[Estimates], names: Sequence[str], *, title: str, line: str) -> Plot:
     """A row for each study and a panel for each of its numbers; those called "... effect" have one scale, r a
     logarithmic one."""
     left = 0.15 + _LETTER * max(len(part) for study in studies for part in wrapped(study.name))
@@ -170,8 +170,8 @@ def curves_plot(studies: Sequence[Curved], *, title: str, line: str) -> Plot:
         colours = {name: charts.GREY if colour == GREY else colour for name, colour in colours.items()}
         levels = {study.chance for study in studies}
         chance = levels.pop() if len(levels) == 1 else None  # which of several would not be told
-        words = {"x": "number of demonstrations k", "y": "accuracy"}
-        return [charts.line_chart(rows, **words, colours=colours, chance=chance)]
+        across = "number of demonstrations k"
+        return [charts.line_chart(rows, x=across, y="accuracy", colours=colours, chance=chance)]
 
     caption = "Mean accuracy over k, all studies over one another"
     return Plot((5.6, tall(5.6)), draw, specifications, tall=tall, least=2.8, caption=caption)
@@ -281,7 +281,7 @@ def _over_shots(studies: Sequence[Curved], draw_one: Any, *, title: str, line: s
     return Plot((width, tall(width)), draw, tall=tall, least=2.4, caption=f"{title}; {line}")
 
 
-def _draw_effects(axes: Axes, studies: Sequence[StudyNumbers], place: int, is_ratio: bool) -> None:
+def _draw_effects(axes: Axes, studies: Sequence[Estimates], place: int, is_ratio: bool) -> None:
     for row, study in enumerate(studies):
         value, (colour, marker) = study.values[place], LOOKS[row % len(LOOKS)]
         if not math.isnan(study.printed[place]):
@@ -297,7 +297,7 @@ def _draw_effects(axes: Axes, studies: Sequence[StudyNumbers], place: int, is_ra
         axes.plot([value.estimate], [row], marker=marker, markersize=4.5, color=colour)
 
 
-def _ends(study: StudyNumbers, place: int) -> list[float]:
+def _ends(study: Estimates, place: int) -> list[float]:
     value = study.values[place]
     found = (value.estimate, value.low, value.high, study.printed[place])
     return [end for end in found if math.isfinite(end)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from iclperm.report import panels
-from iclperm.report.panels import Curved, StudyNumbers
+from iclperm.report.panels import Curved, Estimates
 from iclperm.report.parts import Plot
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.studied import Studied
@@ -57,6 +57,6 @@ _NAMES = ("accuracy", "order effect", "selection effect", "r")
 _EFFECTS = "bars: 95 %, item noise taken out; hollow: as printed in arXiv 2511.09700, item noise included"
 
 
-def _effects(study: Studied) -> StudyNumbers:
+def _effects(study: Studied) -> Estimates:
     values = (study.mean, study.order_effect, study.selection_effect, study.ratio_effect)
-    return StudyNumbers(study.name, values, (math.nan, study.order, study.selection, study.ratio.estimate))
+    return Estimates(study.name, values, (math.nan, study.order, study.selection, study.ratio.estimate))

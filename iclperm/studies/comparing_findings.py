@@ -201,10 +201,16 @@ class Comparing:
     def _about_all_pairs(self) -> str:
         tested = [pair for pair in self.pairs if not math.isnan(pair.comparison.ratio.p_holm)]
         apart = [pair for pair in tested if self._is_apart(pair)]
+        others = len(self.pairs) - len(tested)
+        if not tested:
+            return f"In none of {others} pairs can r be compared: one of each is 0, undefined or without an interval."
+        rest = (
+            f" In {others} others r cannot be compared: one is 0, undefined or without an interval." if others else ""
+        )
         if not apart:
-            return f"In none of {len(tested)} pairs can r be told apart (Holm over all tests of all pairs)."
+            return f"In none of {len(tested)} pairs can r be told apart (Holm over all tests of all pairs).{rest}"
         told = "; ".join(" and ".join(self._names(pair)) for pair in apart[:3]) + ("; …" if len(apart) > 3 else "")
-        return f"r differs in {len(apart)} of {len(tested)} pairs (Holm over all tests of all pairs): {told}."
+        return f"r differs in {len(apart)} of {len(tested)} pairs (Holm over all tests of all pairs): {told}.{rest}"
 
     def _is_apart(self, pair: Pair) -> bool:
         contrast = pair.comparison.ratio

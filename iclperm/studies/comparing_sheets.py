@@ -23,7 +23,7 @@ def sheets(studies: Sequence[Studied], pairs: Sequence[Pair]) -> dict[str, Sheet
     return {sheet.name: sheet for sheet in (*grid, _of_studies(studies), _of_tests(studies, pairs))}
 
 
-class _SheetRow(NamedTuple):
+class _ModelRow(NamedTuple):
     """A row of the table of models by tasks; of two studies of one model and task the second has a row of its own."""
 
     model: str
@@ -33,18 +33,18 @@ class _SheetRow(NamedTuple):
 def _by_task(studies: Sequence[Studied]) -> Sheet:
     """Order and selection sensitivity and r of every model on every task."""
     tasks = list(dict.fromkeys(study.task for study in studies))
-    rows: dict[_SheetRow, dict[str, Studied]] = {}
+    rows: dict[_ModelRow, dict[str, Studied]] = {}
     for study in studies:
         number = 1
-        while study.task in rows.get(_SheetRow(study.model, number), {}):
+        while study.task in rows.get(_ModelRow(study.model, number), {}):
             number += 1
-        rows.setdefault(_SheetRow(study.model, number), {})[study.task] = study
+        rows.setdefault(_ModelRow(study.model, number), {})[study.task] = study
     is_mean = len(tasks) > 1 and any(len(found) == len(tasks) for found in rows.values())
     groups = [*tasks, *(["mean"] if is_mean else [])]
     columns = [Column("model", form="words")]
     for group in groups:
         columns += [Column("order", group), Column("selection", group), Column("r", group, digits=2)]
-    shown = []
+    shown: list[tuple[Value, ...]] = []
     for place in sorted(rows, key=lambda place: ([study.model for study in studies].index(place.model), place.number)):
         found = rows[place]
         values = [value for task in tasks for value in _printed(found.get(task))]
