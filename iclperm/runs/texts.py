@@ -96,7 +96,7 @@ class PromptTexts:
         if not table.schema.equals(_SCHEMA):
             raise ValueError("its columns are not those of texts")
         about = json.loads((table.schema.metadata or {})[_ABOUT])
-        of_kind: dict[str, list[_TextRow]] = {kind: [] for kind in _KINDS}
+        of_kind: dict[str, list[_TextsRow]] = {kind: [] for kind in _KINDS}
         for row in _rows(table):
             of_kind[row.kind].append(row)
         (start,), (opening,) = of_kind["start"], of_kind["opening"]
@@ -213,7 +213,7 @@ def texts_table(
 
 
 @dataclass(frozen=True)
-class _TextRow:
+class _TextsRow:
     """A row of the table; numbers that it lacks are -1, texts "", and its tokens none."""
 
     kind: str
@@ -235,7 +235,7 @@ class _TextRow:
         return replace(self.piece, worded=self.worded or self.text[: len(self.text) - separator])
 
 
-def _rows(table: pa.Table) -> Iterator[_TextRow]:
+def _rows(table: pa.Table) -> Iterator[_TextsRow]:
     (lengths, ids), (other, ends) = _lists(table["ids"]), _lists(table["ends"])
     if not np.array_equal(lengths, other) or (ids < 0).any():
         raise ValueError("its tokens do not fit their places")
@@ -250,7 +250,7 @@ def _rows(table: pa.Table) -> Iterator[_TextRow]:
         tokens = EncodedText(ids[begin:end], ends[begin:end].astype(np.int64))
         numbers = {name: -1 if row[name] is None else row[name] for name in ("number", "context", "shared")}
         words = {name: row[name] or "" for name in ("kind", "split", "text", "worded")}
-        yield _TextRow(**words, **numbers, turns=tuple(turn or "" for turn in row["turns"] or ()), tokens=tokens)
+        yield _TextsRow(**words, **numbers, turns=tuple(turn or "" for turn in row["turns"] or ()), tokens=tokens)
 
 
 def _lists(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
