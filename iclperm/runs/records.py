@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 _MOST_OF_ANYTHING = 1 << 50
 _Count = Annotated[int, Field(ge=0, le=_MOST_OF_ANYTHING)]
 _Number = Annotated[float, Field(ge=0, le=_MOST_OF_ANYTHING)]
+_Length = Annotated[float, Field(gt=0, le=_MOST_OF_ANYTHING)]
 
 
 class _Written(BaseModel):
@@ -63,9 +64,9 @@ class _WrittenChoices(_Written):
 
 
 class _WrittenLengths(_Written):
-    sum: list[_Number]
-    mean: list[_Number]
-    bytes: list[_Number]
+    sum: list[_Length]
+    mean: list[_Length]
+    bytes: list[_Length]
 
 
 class _WrittenGeneration(_Written):
@@ -84,7 +85,7 @@ class _WrittenPlan(_WrittenGrowth):
         if self.study.scoring == "generate":
             if self.generation is None:
                 raise ValueError("it does not say how answers were generated")
-        elif len(self.label_lengths.sum) != len(self.labels):
+        elif not self.labels or len(self.label_lengths.sum) != len(self.labels):
             raise ValueError("its labels and their lengths do not fit")
         return self
 

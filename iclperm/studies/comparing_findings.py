@@ -384,7 +384,7 @@ class Comparing:
         ticks = [step for step in steps if limits[0] <= step <= limits[1]]
         axes.set(xscale="log", xlim=limits, ylim=(min(labels.values()) - 0.6, 0.6), xlabel="r")
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_yticks(list(labels.values()), list(labels))
+        axes.set_yticks(list(labels.values()), figures.figure_words([*labels]))
         axes.minorticks_off()
         axes.tick_params(axis="y", length=0)
 
