@@ -201,7 +201,9 @@ def prompt(folder: Path, name: str | None, form: Format | None, out: Path | None
     if out is None and sys.stdout.isatty():
         safe = printable(text)
         if safe != text:
-            click.echo("control characters are shown as escapes; --out, or a pipe, gets the prompt to the letter", err=True)
+            click.echo(
+                "control characters are shown as escapes; --out, or a pipe, gets the prompt to the letter", err=True
+            )
         click.echo(safe)
         return
     if out is None:

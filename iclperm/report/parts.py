@@ -52,7 +52,9 @@ class Table(NamedTuple):
 
         header = [printable(name) for name in self.header]
         rows = [[printable(cell) for cell in row] for row in self.rows]
-        rendered = Rendered(title=Text(printable(self.title)), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+        rendered = Rendered(
+            title=Text(printable(self.title)), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False
+        )
         rendered.title_style, rendered.padding, rendered.show_header = "bold", (0, 1, 0, 0), any(self.header)
         # Text, or rich would take brackets for its markup
         rendered.add_column(Text(header[0]), no_wrap=True, min_width=max((len(row[0]) for row in rows), default=0))

@@ -144,7 +144,7 @@ def run_prompt(
     is_chat = study.chat not in (None, "none")
     if is_chat and recorded and study.endpoint is None:
         whole = RunFolder.open(recorded.folder)
-        if tokenizer_hash(model_folder(study, weights=False)) != whole.plan["hashes"]["tokenizer"]:
+        if tokenizer_hash(model_folder(study, weights=False)) != whole.plan["hashes"].get("tokenizer"):
             raise _other_tokens(run)
     tokenizer, told = _tokenizer(study)
     chat = chat_format(study.chat or "none", task, tokenizer)
@@ -215,11 +215,11 @@ def _recorded(
         return None
     whole = RunFolder.open(run.folder)
     hashes = whole.plan["hashes"]
-    if hashes["wording"] != task.wording_hash():
+    if hashes.get("wording") != task.wording_hash():
         raise DataError(
             f"the wording of task {run.study.task!r} is not what {run.folder} was run with; put that task file back"
         )
-    if hashes["train"] != examples["train"].digest:
+    if hashes.get("train") != examples["train"].digest:
         raise _other_data(run)
     table = (whole.at_extent(run.study.extent) or whole).table("demonstrations")
     rows = table.filter(pc.and_(pc.equal(table["set"], cell[0]), pc.equal(table["permutation"], cell[1]))).to_pylist()

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 _MOST_OF_ANYTHING = 1 << 50
+_MOST_LETTERS = 1 << 16  # of a label, as of any text of a task
 _Count = Annotated[int, Field(ge=0, le=_MOST_OF_ANYTHING)]
 _Number = Annotated[float, Field(ge=0, le=_MOST_OF_ANYTHING)]
 _Length = Annotated[float, Field(gt=0, le=_MOST_OF_ANYTHING)]
@@ -75,8 +76,9 @@ class _WrittenGeneration(_Written):
 
 class _WrittenPlan(_WrittenGrowth):
     study: _WrittenChoices
-    labels: list[str]
+    labels: list[Annotated[str, Field(max_length=_MOST_LETTERS)]]
     label_lengths: _WrittenLengths
+    hashes: dict[str, JsonValue]
     task: str
     generation: _WrittenGeneration | None = None
 

@@ -267,9 +267,7 @@ def _label_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], pat
 def _text_columns(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], label: str, path: Path) -> list[str]:
     """The columns of words: those with long values, else the longest."""
     length = {
-        column: sum(len(_written(row.get(column))) for row in rows) / len(rows)
-        for column in columns
-        if column != label
+        column: sum(len(_written(row.get(column))) for row in rows) / len(rows) for column in columns if column != label
     }
     if not length:
         raise ConfigError(f"{path}: has no column beside the label {label!r}; a task needs texts")
