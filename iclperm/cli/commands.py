@@ -207,7 +207,7 @@ def prompt(folder: Path, name: str | None, form: Format | None, out: Path | None
         click.echo(safe)
         return
     if out is None:
-        click.echo(text, nl=False)
+        click.echo(text, nl=False, color=True)  # else click would take out what it knows for colours
         return
     path = output(out)
     with writable(path):

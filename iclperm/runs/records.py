@@ -79,7 +79,7 @@ class _WrittenPlan(_WrittenGrowth):
     labels: list[Annotated[str, Field(max_length=_MOST_LETTERS)]]
     label_lengths: _WrittenLengths
     hashes: dict[str, JsonValue]
-    task: str
+    task: Annotated[str, Field(max_length=_MOST_LETTERS)]
     generation: _WrittenGeneration | None = None
 
     @model_validator(mode="after")

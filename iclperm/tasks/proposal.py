@@ -49,7 +49,27 @@ _MOST_NEAR = 5_000
 _MOST_COMPARED = 20_000_000  # words of near-duplicates that are looked at: seconds
 _MOST_OF_LABEL, _MOST_OF_LABELS = 1_000, 50_000  # letters of one, as YAML can have for a key, and of all
 _RESERVED = frozenset(
-    "label and else false if in is n no none not null off on or self true y yes".split()
+    [
+        "label",
+        "and",
+        "else",
+        "false",
+        "if",
+        "in",
+        "is",
+        "n",
+        "no",
+        "none",
+        "not",
+        "null",
+        "off",
+        "on",
+        "or",
+        "self",
+        "true",
+        "y",
+        "yes",
+    ]
 )  # to Jinja or YAML, or to the templates
 
 
