@@ -233,8 +233,16 @@ def prompt(folder: Path, name: str | None, form: Format | None, out: Path | None
     text = shown.formatted(form)
     for line in [*shown.said(), *_foreign(found)]:
         click.echo(printable(line).replace("\n", "\\n"), err=True)
+    if out is None and sys.stdout.isatty():
+        safe = printable(text)
+        if safe != text:
+            click.echo(
+                "control characters are shown as escapes; --out, or a pipe, gets the prompt to the letter", err=True
+            )
+        click.echo(safe)
+        return
     if out is None:
-        click.echo(text, nl=sys.stdout.isatty())  # what a pipe or a file gets is the prompt to the letter
+        click.echo(text, nl=False, color=True)  # else click would take out what it knows for colours
         return
     path = output(out)
     with writable(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -36,10 +37,17 @@ _QUERIES = 500  # of a study that names none
 _LEAST_SPEEDUP = 1.3  # times faster
 
 
+class _SafeConsole(Console):
+    """A console whose terminal no text of data can steer: its control characters are shown as escapes."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **how)
+
+
 def stdout() -> Console:
     """The console for results; a file or a pipe has no width of its own, so tables get the room that they need."""
-    console = Console(highlight=False)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=120)
+    console = _SafeConsole(highlight=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else _SafeConsole(highlight=False, width=120)
 
 
 def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
@@ -433,10 +441,11 @@ def _facts(title: str, rows: Mapping[str, str]) -> Table:
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     # Text, or rich would take brackets in paths, labels and tokens for its markup.
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=Text(title), title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left")
+    table.title = Text(printable(title))
     table.title_style, table.show_header = "bold", any(header)
     for name in header:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(printable(name)), overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table

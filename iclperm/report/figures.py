@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base.files import write_whole
-from iclperm.errors import RequestError
+from iclperm.errors import RequestError, printable
 from iclperm.report.parts import Plot, evenly
 from iclperm.stats import Curve, Interval, order_sensitivity, selection_sensitivity, sensitivity_ratio
 from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
@@ -32,6 +32,8 @@ _MAX_PRINTED_CELLS = 200
 _MAX_TICKS = 20
 _LEAST_LETTERS = 6.5  # size, in points, of letters that are still read
 _MAX_COUNTED_LABELS = 14
+_MOST_INCHES = 48  # that all labels take together: a larger picture is a gigabyte before it is a file
+_MOST_LETTERS, _MOST_LETTERS_OF_HEAD = 60, 300
 _COLOURS = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#5F5F5F"  # Okabe-Ito
 _STYLE: Any = {
@@ -152,8 +154,9 @@ def confusion_plot(
     cells = np.column_stack([table, rest])[:, : len(columns)]
     total = cells.sum(axis=1, keepdims=True)
     shares = np.divide(cells, total, out=np.full(cells.shape, np.nan), where=total > 0)
+    columns, words = figure_words(columns), figure_words(words)
     letters = 0.075 * max(map(len, columns))
-    cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else 0.3
+    cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else min(0.3, _MOST_INCHES / len(columns))
     width, height = cell * len(columns), 0.8 * cell * len(words)
 
     def draw(figure: Figure) -> None:
@@ -168,8 +171,8 @@ def confusion_plot(
                 colour = letter_colour(image.cmap(image.norm(share)))
                 text = f"{cell_words(share)}\n{cells[row, column]:.1f}"
                 axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=6.5)
-        axes.set_xticks(range(len(columns)), list(map(no_formula, columns)), rotation=90)
-        axes.set_yticks(range(len(words)), list(map(no_formula, words)))
+        axes.set_xticks(range(len(columns)), columns, rotation=90)
+        axes.set_yticks(range(len(words)), words)
         for row in np.flatnonzero(total[:, 0] == 0).tolist():
             axes.text((len(columns) - 1) / 2, row, "no query", ha="center", va="center", color=GREY, fontsize=6.5)
         axes.set(xlabel="answered", ylabel="right label")
@@ -182,9 +185,18 @@ def confusion_plot(
     return Plot((max(letters + width + 1.4, 5.2), letters + height + 1.25), draw)
 
 
+def figure_words(words: Sequence[str]) -> list[str]:
+    """Words of data for a figure: of a length that it has room for, and with neither formulas nor control signs."""
+    return [no_formula(_cut(word, _MOST_LETTERS)) for word in words]
+
+
 def no_formula(words: str) -> str:
-    """Words in which Matplotlib reads no formula."""
-    return words.replace("$", r"\$")
+    """Words without control signs, in which Matplotlib reads no formula."""
+    return printable(words).replace("$", r"\$")
+
+
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def save(plot: Plot, stem: str | Path) -> list[Path]:
@@ -241,6 +253,7 @@ def head(figure: Figure, title: str, line: str) -> None:
     """Title and a line under it, at fixed distances from the top whatever the height, within the figure's width; the
     line is broken in two where it would be too small to read."""
     inch = 1 / figure.get_figheight()
+    title, line = (printable(_cut(words, _MOST_LETTERS_OF_HEAD)) for words in (title, line))
     left: Any = {"va": "top", "ha": "left", "parse_math": False}  # data may hold dollars
     _fit(figure.text(0.02, 1 - 0.12 * inch, title, fontsize=10.5, fontweight="bold", **left))
     line = line.replace(" %", "\N{NO-BREAK SPACE}%")

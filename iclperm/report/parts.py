@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from iclperm.errors import printable
 from iclperm.stats.intervals import CutToPossible
 
 if TYPE_CHECKING:
@@ -49,19 +50,24 @@ class Table(NamedTuple):
         from rich.table import Table as Rendered
         from rich.text import Text
 
-        rendered = Rendered(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+        header = [printable(name) for name in self.header]
+        rows = [[printable(cell) for cell in row] for row in self.rows]
+        rendered = Rendered(
+            title=Text(printable(self.title)), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False
+        )
         rendered.title_style, rendered.padding, rendered.show_header = "bold", (0, 1, 0, 0), any(self.header)
-        rendered.add_column(self.header[0], no_wrap=True, min_width=max((len(row[0]) for row in self.rows), default=0))
-        for column, name in enumerate(self.header[1:], start=1):
-            words = (word for cell in [name, *(row[column] for row in self.rows)] for word in cell.split(" "))
+        # Text, or rich would take brackets for its markup
+        rendered.add_column(Text(header[0]), no_wrap=True, min_width=max((len(row[0]) for row in rows), default=0))
+        for column, name in enumerate(header[1:], start=1):
+            words = (word for cell in [name, *(row[column] for row in rows)] for word in cell.split(" "))
             justify: Literal["left", "right"] = "left" if column in self.texts else "right"
-            rendered.add_column(name, justify=justify, overflow="fold", min_width=max(map(len, words)))
-        for row in self.rows:
-            rendered.add_row(*map(Text, row))  # Text, or rich would take brackets for its markup
+            rendered.add_column(Text(name), justify=justify, overflow="fold", min_width=max(map(len, words)))
+        for row in rows:
+            rendered.add_row(*map(Text, row))
         if not self.caption:
             return Group(rendered)
         # not the table's own caption, which wraps at the width of a table that may be narrow, or wider than the screen
-        return Group(rendered, Constrain(Text(self.caption, style="table.caption"), _CAPTION_WIDTH))
+        return Group(rendered, Constrain(Text(printable(self.caption), style="table.caption"), _CAPTION_WIDTH))
 
 
 class Plot(NamedTuple):

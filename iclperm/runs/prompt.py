@@ -181,7 +181,7 @@ def _reread_prompt(run: FinishedRun, cell: tuple[int, int, int], query: int | Ma
     asked, placeholders = _asked(run, task, examples, design, query)
     if recorded and study.chat not in (None, "none") and study.endpoint is None:
         whole = RunFolder.open(recorded.folder)
-        if tokenizer_hash(study_model_folder(study, weights=False)) != whole.plan["hashes"]["tokenizer"]:
+        if tokenizer_hash(study_model_folder(study, weights=False)) != whole.plan["hashes"].get("tokenizer"):
             raise _other_tokens(run)
     tokenizer, notes = tokenizer_at_hand(study)
     chat = chat_format(study.chat or "none", task, tokenizer)

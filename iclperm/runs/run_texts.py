@@ -221,11 +221,11 @@ def refuse_other_data(run: FinishedRun, task: Task, examples: Mapping[str, Examp
     """Raises `DataError` where task or data are not those that a run in a folder was made with."""
     assert run.folder is not None
     hashes = RunFolder.open(run.folder).plan["hashes"]
-    if hashes["wording"] != task.wording_hash():
+    if hashes.get("wording") != task.wording_hash():
         raise DataError(
             f"the wording of task {run.study.task!r} is not what {run.folder} was run with; put that task file back"
         )
-    if hashes["train"] != examples["train"].digest:
+    if hashes.get("train") != examples["train"].digest:
         raise other_data(run)
 
 
