@@ -25,7 +25,7 @@ LEVELS = (
     ("iclperm",),  # the names of the package, each loaded from its home on first use
     ("__main__",),
     ("cli",),
-    ("api",),
+    ("api", "plot"),
     ("external",),
     ("studies",),
     ("runs", "bench", "models"),

@@ -31,8 +31,11 @@ _MAX_PRINTED_CELLS = 200
 _MAX_TICKS = 20
 _LEAST_LETTERS = 6.5  # size, in points, of letters that are still read
 _MAX_COUNTED_LABELS = 14
-_COLOURS = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#5F5F5F"  # Okabe-Ito
+_COLOURS = None  # those of the settings: one figure may have others (`settings`)
+BLUE, ORANGE, GREEN, GREY = "C0", "C1", "C2", "#5F5F5F"  # the first three of the settings
+_MAP = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
+_LINES = ("#0072B2", "#D55E00", "#009E73")  # Okabe-Ito
+_TITLE = "title"
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # ships with Matplotlib: the same letters everywhere
     "font.size": 8.5,
@@ -58,10 +61,10 @@ def heat_map(accuracy: npt.ArrayLike, *, title: str = "", ratio: Interval | None
 
     def draw(figure: Figure) -> None:
         cells, by_set, by_permutation, bar = _heat_map_axes(figure, *matrix.shape)
-        scale, printed = _scale(matrix), matrix.size <= _MAX_PRINTED_CELLS
-        image = _draw_cells(cells, matrix, scale, printed)
-        _draw_cells(by_set, matrix.mean(axis=1, keepdims=True), scale, printed)
-        _draw_cells(by_permutation, matrix.mean(axis=0, keepdims=True), scale, printed)
+        scale, printed = scale_of(float(matrix.min()), float(matrix.max())), matrix.size <= _MAX_PRINTED_CELLS
+        image = draw_cells(cells, matrix, scale, printed)
+        draw_cells(by_set, matrix.mean(axis=1, keepdims=True), scale, printed)
+        draw_cells(by_permutation, matrix.mean(axis=0, keepdims=True), scale, printed)
         _label_heat_map(cells, by_set, by_permutation, matrix.shape)
         figure.colorbar(image, cax=bar, label="accuracy").outline.set_visible(False)
         head(figure, title or "Accuracy by set and permutation", _sensitivity_line(matrix, ratio))
@@ -81,7 +84,7 @@ def curve_plot(curve: Curve, shots: Sequence[int], *, title: str = "", chance: f
 
     def draw(figure: Figure) -> None:
         axes = figure.add_axes((0.13, 0.26, 0.84, 0.59))
-        _draw_curve(axes, curve, shots)
+        draw_bands(axes, curve, shots)
         if chance is not None:
             axes.axhline(chance, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
         axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=shot_ticks(shots))
@@ -163,14 +166,40 @@ def drawn(plot: Plot, form: Literal["png", "svg"]) -> bytes:
 
 
 @contextmanager
-def _figure(size: tuple[float, float]) -> Iterator[Figure]:
+def settings(colours: str | Sequence[str] | None = None) -> Iterator[None]:
+    """Within: Matplotlib's settings are those of our figures, whatever the caller's are.
+
+    `colours` are other ones: the name of a colour map for what a colour measures, or up to three colours of lines and
+    areas. Raises RequestError for what Matplotlib does not know.
+    """
     from matplotlib import rc_context, rcdefaults, rcParams
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     with rc_context():  # restores the caller's settings, which must not colour our files
         rcdefaults()
         rcParams.update(_STYLE)
+        rcParams.update(_palette(colours))
+        yield
+
+
+def _palette(colours: str | Sequence[str] | None) -> Any:
+    from matplotlib import colormaps, cycler
+    from matplotlib.colors import is_color_like
+
+    map_name = colours if isinstance(colours, str) else _MAP
+    lines = _LINES if colours is None or isinstance(colours, str) else list(colours)
+    if map_name not in colormaps:
+        raise RequestError(f"Matplotlib has no colour map {map_name!r}; give one of its names, such as 'cividis'")
+    if not lines or not all(map(is_color_like, lines)):
+        raise RequestError(f"colours are a colour map or colours such as '#0072B2'; got {colours!r}")
+    return {"image.cmap": map_name, "axes.prop_cycle": cycler(color=lines)}
+
+
+@contextmanager
+def _figure(size: tuple[float, float]) -> Iterator[Figure]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with settings():
         figure = Figure(figsize=size)
         FigureCanvasAgg(figure)
         yield figure
@@ -185,8 +214,16 @@ def _saved(figure: Figure, form: str) -> bytes:
 def head(figure: Figure, title: str, line: str) -> None:
     """Title and one line under it, at fixed distances from the top whatever the height, within the figure's width."""
     inch = 1 / figure.get_figheight()
-    _fit(figure.text(0.02, 1 - 0.12 * inch, title, va="top", ha="left", fontsize=10.5, fontweight="bold"))
+    _fit(figure.text(0.02, 1 - 0.12 * inch, title, va="top", ha="left", fontsize=10.5, fontweight="bold", label=_TITLE))
     _fit(figure.text(0.02, 1 - 0.36 * inch, line, va="top", ha="left", color=GREY))
+
+
+def retitle(figure: Figure, title: str) -> None:
+    """Puts other words in the place of the title that `head` wrote."""
+    for text in figure.texts:
+        if text.get_label() == _TITLE:
+            text.set(text=title, fontsize=10.5)
+            _fit(text)
 
 
 def _fit(text: Text) -> None:
@@ -240,13 +277,13 @@ def _heat_map_axes(figure: Figure, num_sets: int, num_permutations: int) -> tupl
     )
 
 
-def _scale(matrix: FloatArray) -> tuple[float, float]:
+def scale_of(low: float, high: float) -> tuple[float, float]:
     """Range of the colours: that of the cells, widened where all are equal."""
-    low, high = float(matrix.min()), float(matrix.max())
     return (low, high) if low < high else (low - 0.05, high + 0.05)
 
 
-def _draw_cells(axes: Axes, values: FloatArray, scale: tuple[float, float], printed: bool) -> Any:
+def draw_cells(axes: Axes, values: FloatArray, scale: tuple[float, float], printed: bool) -> Any:
+    """Values [rows, columns] as colours of a scale, and as numbers where they are ``printed``."""
     low, high = scale
     image = axes.imshow(values, cmap=_COLOURS, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     axes.set(xticks=[], yticks=[])
@@ -285,7 +322,8 @@ def _ticks(count: int) -> list[int]:
     return list(range(0, count, next(step for step in steps if count <= step * _MAX_TICKS)))
 
 
-def _draw_curve(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
+def draw_bands(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
+    """The mean over the shots, and its spread over permutations and over sets."""
     axes.plot(shots, curve.mean, color="black", linewidth=1.6, marker="o", markersize=4, label="mean", zorder=3)
     # one band filled, one hatched: both stay visible where they overlap, in print too
     filled: dict[str, Any] = {"facecolor": (BLUE, 0.22), "edgecolor": (BLUE, 0.8)}

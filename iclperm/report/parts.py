@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from iclperm.errors import printable
 from iclperm.stats.intervals import CutToPossible
 
 if TYPE_CHECKING:
@@ -196,6 +197,11 @@ def p_value(p: float, least: float = 0.001) -> str:
 def p_words(p: float) -> str:
     """A p-value in a sentence: "p = 0.0123"."""
     return "p < 0.0001" if p < 0.0001 else f"p = {p:.4f}"
+
+
+def in_one_line(text: str) -> str:
+    """Text of data as one line that cannot steer a terminal."""
+    return printable(text).replace("\n", "\\n")
 
 
 def listed(words: Sequence[str]) -> str:
