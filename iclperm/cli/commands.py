@@ -21,6 +21,7 @@ from iclperm.base.outputs import output
 from iclperm.cli import terminal
 from iclperm.cli.arguments import study_of
 from iclperm.cli.failures import FAILED, STOPPED, one_line
+from iclperm.cli.options import is_quiet
 from iclperm.cli.progress import shown_progress
 from iclperm.endpoint.keys import named_by_flags
 from iclperm.errors import ConfigError, KeyNotNamed, RunStopped, printable
@@ -55,7 +56,7 @@ def demo(out: Path, *, as_json: bool, choices: Mapping[str, Any] = DEMO_STUDY) -
     if not as_json:
         console.print(f"The study runs k = {terminal.listed(study.shot_list(0))} demonstrations. One of its prompts:")
         terminal.print_prompt(console, sample_prompt(study, shots=2), shots=2)
-    with shown_progress(quiet=as_json) as progress:
+    with shown_progress(quiet=as_json or is_quiet()) as progress:
         finished = api.run(study, out, progress=progress)
     code = _show_new(console, finished, as_json=as_json)
     if not as_json:
@@ -80,7 +81,7 @@ def run(
         raise ConfigError("there is no run folder; name one with --out, or with the study's key 'out'")
 
     def once(named: Mapping[str, Sequence[str]]) -> Run | StudyRuns:
-        with shown_progress(quiet=as_json) as progress:
+        with shown_progress(quiet=as_json or is_quiet()) as progress:
             return api.run(study, extend=extend, mixed=mixed, progress=progress, limits=limits, send_keys=named)
 
     named = named_by_flags(send_keys)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, cast
 
 from rich import box
 from rich.console import Console
@@ -12,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from iclperm.cli.options import is_quiet
 from iclperm.endpoint.bill import Bill
 from iclperm.errors import printable
 from iclperm.prompts.encode import PromptTokens
@@ -32,14 +37,29 @@ from iclperm.tasks.proposal import Proposal
 from iclperm.tasks.task import Task
 
 _MAX_SHOWN_PIECES = 12
+_TRAILING = re.compile(" +$", re.MULTILINE)
 _QUERIES = 500  # of a study that names none
 _LEAST_SPEEDUP = 1.3  # times faster
 
 
+class _Trimmed(io.TextIOBase):
+    """Standard output without the spaces that fill lines up to the width."""
+
+    def write(self, text: str, /) -> int:
+        return sys.stdout.write(_TRAILING.sub("", text))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
 def stdout() -> Console:
-    """The console for results; a file or a pipe has no width of its own, so tables get the room that they need."""
-    console = Console(highlight=False)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=120)
+    """The console for results. A file or a pipe has no width of its own, so tables get the room that they need, and
+    its lines end where their words do. After ``--quiet`` it shows nothing."""
+    console = Console(highlight=False, quiet=is_quiet())
+    if console.is_terminal:
+        return console
+    width = None if "COLUMNS" in os.environ else 120
+    return Console(highlight=False, width=width, quiet=is_quiet(), file=cast("IO[str]", _Trimmed()))
 
 
 def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
