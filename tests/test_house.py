@@ -26,6 +26,7 @@ LEVELS = (
     ("__main__",),
     ("cli",),
     ("api", "plot"),
+    ("progress",),
     ("external",),
     ("studies",),
     ("runs", "bench", "models"),

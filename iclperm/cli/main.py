@@ -145,11 +145,14 @@ def plan(study: Path | None, as_json: bool, **flags: str | None) -> None:
 
 @cli.command()
 @with_folder
+@click.option("--watch", is_flag=True, help="Show it until the run is finished, or Ctrl-C; changes nothing.")
 @with_json
 @with_debug
-def status(folder: Path, as_json: bool) -> int:
+def status(folder: Path, watch: bool, as_json: bool) -> int:
     """How far a run is, and what its sessions did; exit code 3 while it is not finished."""
-    return rooms.commands.status(folder, as_json=as_json)
+    if watch and as_json:
+        raise click.UsageError("--watch shows a run to people; leave out --json, or ask again and again")
+    return rooms.commands.watch(folder) if watch else rooms.commands.status(folder, as_json=as_json)
 
 
 @cli.command()
