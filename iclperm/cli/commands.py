@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,10 +24,11 @@ from iclperm.base.outputs import output
 from iclperm.cli import terminal
 from iclperm.cli.arguments import study_of
 from iclperm.cli.failures import FAILED, STOPPED, one_line
-from iclperm.cli.progress import shown_progress
+from iclperm.cli.options import is_quiet
 from iclperm.endpoint.keys import named_by_flags
 from iclperm.errors import ConfigError, KeyNotNamed, RunStopped, printable
 from iclperm.external import Description, describe, load
+from iclperm.progress import shown_progress
 from iclperm.report import write_report
 from iclperm.report.bundle import problem
 from iclperm.report.figure_files import FigureFile, figure_files
@@ -35,6 +38,7 @@ from iclperm.runs.formats import is_several
 from iclperm.runs.lengths import prompt_lengths
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
+from iclperm.runs.progress import Watcher
 from iclperm.runs.prompt import Format
 from iclperm.runs.run import RunReport
 from iclperm.studies import several
@@ -60,7 +64,7 @@ def demo(out: Path, *, as_json: bool, choices: Mapping[str, Any] = DEMO_STUDY) -
     if not as_json:
         console.print(f"The study runs k = {terminal.listed(study.shot_list(0))} demonstrations. One of its prompts:")
         terminal.print_prompt(console, sample_prompt(study, shots=2), shots=2)
-    with shown_progress(quiet=as_json) as progress:
+    with _progress(as_json) as progress:
         finished = api.run(study, out, progress=progress)
     code = _show_new(console, finished, as_json=as_json)
     if not as_json:
@@ -86,7 +90,7 @@ def run(
         raise ConfigError("there is no run folder; name one with --out, or with the study's key 'out'")
 
     def once(named: Mapping[str, Sequence[str]]) -> Run | StudyRuns:
-        with shown_progress(quiet=as_json) as progress:
+        with _progress(as_json) as progress:
             return api.run(
                 study,
                 extend=extend,
@@ -136,6 +140,26 @@ def status(folder: Path, *, as_json: bool) -> int:
         for status in found:
             terminal.print_status(terminal.stdout(), status)
     return 0 if not missing and all(status.is_finished for status in found) else STOPPED
+
+
+def watch(folder: Path, *, seconds: float = 2.0) -> int:
+    """Shows how far a run is again and again, until it is finished or the user has seen enough."""
+    console = terminal.stdout()
+    try:
+        with terminal.Shown(console) as shown:
+            while True:
+                found = _each(api.status(folder))
+                shown.replace(found)
+                if all(status.is_finished for status in found) and not (is_several(folder) and _not_begun(folder)):
+                    return 0
+                time.sleep(seconds)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _not_begun(folder: Path) -> list[str]:
+    """The runs of a study of several that have not begun."""
+    return several.begun(folder, may_read=False)[1]
 
 
 def verify(folder: Path, *, as_json: bool) -> int:
@@ -364,6 +388,10 @@ def _write_new(path: Path, text: str) -> None:
         reason = (error.strerror or str(error)).lower()
     if reason:
         raise ConfigError(f"{path} cannot be written: {reason}; name another file with --out")
+
+
+def _progress(as_json: bool) -> AbstractContextManager[Watcher | None]:
+    return nullcontext() if as_json or is_quiet() else shown_progress()
 
 
 def _missing(folder: Path, *, may_read: bool) -> list[str]:

@@ -34,8 +34,11 @@ _LEAST_LETTERS = 6.5  # size, in points, of letters that are still read
 _MAX_COUNTED_LABELS = 14
 _MOST_INCHES = 48  # that all labels take together: a larger picture is a gigabyte before it is a file
 _MOST_LETTERS, _MOST_LETTERS_OF_HEAD = 60, 300
-_COLOURS = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#5F5F5F"  # Okabe-Ito
+_COLOURS = None  # those of the settings: one figure may have others (`settings`)
+BLUE, ORANGE, GREEN, GREY = "C0", "C1", "C2", "#5F5F5F"  # the first three of the settings
+_MAP = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
+_LINES = ("#0072B2", "#D55E00", "#009E73")  # Okabe-Ito
+_TITLE = "title"
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # ships with Matplotlib: the same letters everywhere
     "font.size": 8.5,
@@ -227,14 +230,40 @@ def at_width(plot: Plot, width: float) -> Plot:
 
 
 @contextmanager
-def _figure(size: tuple[float, float]) -> Iterator[Figure]:
+def settings(colours: str | Sequence[str] | None = None) -> Iterator[None]:
+    """Within: Matplotlib's settings are those of our figures, whatever the caller's are.
+
+    `colours` are other ones: the name of a colour map for what a colour measures, or up to three colours of lines and
+    areas. Raises RequestError for what Matplotlib does not know.
+    """
     from matplotlib import rc_context, rcdefaults, rcParams
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     with rc_context():  # restores the caller's settings, which must not colour our files
         rcdefaults()
         rcParams.update(_STYLE)
+        rcParams.update(_palette(colours))
+        yield
+
+
+def _palette(colours: str | Sequence[str] | None) -> Any:
+    from matplotlib import colormaps, cycler
+    from matplotlib.colors import is_color_like
+
+    map_name = colours if isinstance(colours, str) else _MAP
+    lines = _LINES if colours is None or isinstance(colours, str) else list(colours)
+    if map_name not in colormaps:
+        raise RequestError(f"Matplotlib has no colour map {map_name!r}; give one of its names, such as 'cividis'")
+    if not lines or not all(map(is_color_like, lines)):
+        raise RequestError(f"colours are a colour map or colours such as '#0072B2'; got {colours!r}")
+    return {"image.cmap": map_name, "axes.prop_cycle": cycler(color=lines)}
+
+
+@contextmanager
+def _figure(size: tuple[float, float]) -> Iterator[Figure]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with settings():
         figure = Figure(figsize=size)
         FigureCanvasAgg(figure)
         yield figure
@@ -255,7 +284,7 @@ def head(figure: Figure, title: str, line: str) -> None:
     inch = 1 / figure.get_figheight()
     title, line = (printable(_cut(words, _MOST_LETTERS_OF_HEAD)) for words in (title, line))
     left: Any = {"va": "top", "ha": "left", "parse_math": False}  # data may hold dollars
-    _fit(figure.text(0.02, 1 - 0.12 * inch, title, fontsize=10.5, fontweight="bold", **left))
+    _fit(figure.text(0.02, 1 - 0.12 * inch, title, fontsize=10.5, fontweight="bold", label=_TITLE, **left))
     line = line.replace(" %", "\N{NO-BREAK SPACE}%")
     words = textwrap.wrap(line, max(int(figure.get_figwidth() / 0.061), 20)) or [""]
     if len(words) > 1:  # as even as can be
@@ -296,6 +325,14 @@ def legend_below(figure: Figure, axes: Axes) -> None:
         below: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.04 / figure.get_figheight())}
         columns = legend_columns(words, figure.get_figwidth())
         figure.legend(handles, words, frameon=False, ncols=columns, **_TIGHT, **below)
+
+
+def retitle(figure: Figure, title: str) -> None:
+    """Puts other words in the place of the title that `head` wrote."""
+    for text in figure.texts:
+        if text.get_label() == _TITLE:
+            text.set(text=title, fontsize=10.5)
+            _fit(text)
 
 
 def _fit(text: Text) -> None:

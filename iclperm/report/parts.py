@@ -212,6 +212,11 @@ def p_words(p: float) -> str:
     return "p < 0.0001" if p < 0.0001 else f"p = {p:.4f}"
 
 
+def in_one_line(text: str) -> str:
+    """Text of data as one line that cannot steer a terminal."""
+    return printable(text).replace("\n", "\\n")
+
+
 def listed(words: Sequence[str]) -> str:
     """Words as in a sentence: "sets, permutations and queries"."""
     *others, last = words

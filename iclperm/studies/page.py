@@ -18,10 +18,10 @@ from iclperm.report.page import Explorer, Page
 from iclperm.report.parts import Table, evenly, percent
 from iclperm.runs.folder import RunFolder
 from iclperm.studies.prompts import ALPHABET, restricted_tasks, restricted_words, viewer_of
-from iclperm.studies.report import Run
+from iclperm.studies.report import COMPARED, SCORED, Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.tokens import TokenSavings
-from iclperm.studies.told import COMPARED, SCORED, by_name, told
+from iclperm.studies.told import by_name, told
 from iclperm.study import kinds
 
 _MOST_RUNS = 8
