@@ -84,7 +84,7 @@ READ = {
 
 SMALL = {"--sets": 2, "--permutations": 3, "--queries": 8, "--dev-queries": 8}
 """The most of each that a command of the pages has here; one that is to grow has one more."""
-FORMS = {"--set": 1, "--permutation": 2, "--shots": 4}
+FORMS = {"--set": 1, "--permutation": 2}
 """The most that `iclperm prompt` can then ask for."""
 LARGE = {"search": "--dev-queries", "selection": "--dev-queries"}
 """Kinds whose dev queries are many where none are named."""
@@ -155,8 +155,8 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "README.md": (own_files, ("runs/reviews/heatmap.svg", "runs/reviews/report.html", "runs/mine/FORMAT")),
     "docs/start.md": (nothing, ("headlines.yaml", "shared/report.html", "shared-without-texts/report.html")),
     "docs/how/order-or-choice.md": (nothing, ("runs/first/report.html",)),
-    "docs/how/how-many.md": (nothing, ("runs/curve/report.html", "runs/several/report.html")),
-    "docs/how/best-prompt.md": (nothing, ("prompt.txt", "prompt.json")),
+    "docs/how/how-many.md": (nothing, ("runs/curve/report.html", "runs/several/report-curve/report.html")),
+    "docs/how/best-prompt.md": (nothing, ("prompt.txt", "prompt.py")),
     "docs/how/least-sensitive.md": (two_models, ("comparison/report.json",)),
 }
 """Pages that are followed: what lies in the folder before, and some files that lie there afterwards."""
@@ -214,7 +214,8 @@ def test_every_block_has_its_place() -> None:
     used = {key for key in READ for block in COMMANDS + CODE if key[0] == block.page and block.text.startswith(key[1])}
     assert used == set(READ), "READ has what no page has"
     for path in PAGES:
-        hidden = re.findall(r"^ {4,}(?:\$ )?(?:iclperm|pip|python) .*", path.read_text(encoding="utf-8"), re.M)
+        prose = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+        hidden = re.findall(r"^(?: {4}|\t)\s*(?:\$ )?(?:iclperm|pip|python) .*", prose, re.M)
         assert not hidden, f"{path.name} has commands outside a block of sh: {hidden}"
 
 
