@@ -93,6 +93,9 @@ def test_its_tokens_are_those_that_were_scored(case, tmp_path, model):
         assert recorded == {context_id(np.array(prompt.context_ids, dtype=np.int32))}
         assert len(prompt.demonstrations) == shots
         assert all(text in prompt.text for text in prompt.demonstrations) or run.study.chat == "multiturn"
+        (run.folder / "texts.parquet").rename(tmp_path / "aside")
+        assert run.prompt(index_set=s, permutation=p, shots=shots, query=q) == prompt  # of data and tokenizer
+        (tmp_path / "aside").rename(run.folder / "texts.parquet")
         assert prompt.accuracy == pytest.approx(np.average(run.correct[s, p, k], weights=run.weights))
         seen.add(prompt.text)
     assert len(seen) == 4
@@ -151,6 +154,7 @@ def test_a_template_that_changes_its_text_is_told(tmp_path, model):
 
 def test_other_data_or_words_are_one_line_not_another_prompt(tmp_path, model):
     run = run_of(tmp_path, model)
+    (run.folder / "texts.parquet").unlink()  # a run of an earlier version
     task, train = tmp_path / "colours.yaml", tmp_path / "train.jsonl"
     before, rows = task.read_text(), train.read_text()
     task.write_text(before.replace("Colour:", "Hue:"))
@@ -179,9 +183,13 @@ def test_another_tokenizer_is_one_line_and_none_is_told(tmp_path):
         tokenizer.save_pretrained(model)
         with pytest.raises(RunError, match=r"not those that .* was scored with"):
             run.prompt(index_set=0, permutation=0)
+    kept = plain.prompt(index_set=0, permutation=0, query=0)
     for path in model.iterdir():
         path.unlink()
     model.rmdir()
+    assert plain.prompt(index_set=0, permutation=0, query=0) == kept  # from the folder alone
+    assert kept.token_ids
+    (plain.folder / "texts.parquet").unlink()
     prompt = plain.prompt(index_set=0, permutation=0, query=0)
     assert prompt.text
     assert prompt.context_ids is prompt.token_ids is None

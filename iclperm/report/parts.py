@@ -72,6 +72,12 @@ class Plot(NamedTuple):
     draw: Callable[[Figure], None]
     charts: Callable[[], list[dict[str, Any]]] | None = None
     """The same, panel by panel, as Vega-Lite specifications for the page (`iclperm.report.charts`)."""
+    tall: Callable[[float], float] | None = None
+    """Its height in inches at another width; None where it is not laid out for widths below its own."""
+    least: float = 0.0
+    """Inches of width below which its letters have no room."""
+    caption: str = ""
+    """What it shows, for a page; the stem of its file where there is none."""
 
 
 class Findings(Protocol):
@@ -150,7 +156,9 @@ def with_bounds(found: Bounded, digits: int = 2, sign: Literal["", "+"] = "") ->
 
 
 def spread_with_bounds(found: Bounded) -> str:
-    """A standard deviation in a sentence, with its interval: "about ±8.6 points [6.9 to 13.7]"."""
+    """A standard deviation in a sentence, with its interval where it is bounded: "about ±8.6 points [6.9 to 13.7]"."""
+    if math.isnan(found.low):
+        return spread_in_points(found.estimate)
     return f"{spread_in_points(found.estimate)} [{100 * found.low:.1f} to {100 * found.high:.1f}{_mark(found)}]"
 
 
