@@ -27,6 +27,7 @@ import pytest
 import yaml
 from tiny import byte_level_tokenizer, make_model, make_rows
 
+import iclperm
 from iclperm import demo
 from iclperm.cli import main as cli
 from iclperm.cli.arguments import study_of
@@ -54,7 +55,10 @@ READ = {
     ("docs/performance.md", "python benchmarks/generation.py"): "minutes to hours, and peers",
     ("docs/chat.md", "iclperm run --task gsm8k"): "needs the hub and a chat model",
     ("docs/chat.md", "from iclperm.prompts"): "names a task and a tokenizer of the reader's",
-    ("docs/comparing.md", "iclperm compare RUN"): "runs of the reader's; how/least-sensitive.md compares two",
+    ("docs/comparing.md", "iclperm compare RUN RUN...  "): "runs of the reader's; how/least-sensitive.md compares two",
+    ("docs/comparing.md", "iclperm compare RUN RUN... --page"): "likewise",
+    ("docs/installing.md", "pip install .\n"): INSTALLS,
+    ("docs/installing.md", "uv tool install"): INSTALLS,
     ("docs/comparing.md", 'found = iclperm.compare(["small"'): "runs of the reader's; how/least-sensitive.md has it",
     ("docs/endpoints.md", "from iclperm.endpoint"): "needs a server",
     ("docs/extending.md", "# more_kinds/__init__.py"): "a package: tests/test_extending.py installs and runs it",
@@ -157,7 +161,7 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "docs/how/order-or-choice.md": (nothing, ("runs/first/report.html",)),
     "docs/how/how-many.md": (nothing, ("runs/curve/report.html", "runs/several/report-curve/report.html")),
     "docs/how/best-prompt.md": (nothing, ("prompt.txt", "prompt.py")),
-    "docs/how/least-sensitive.md": (two_models, ("comparison/report.json",)),
+    "docs/how/least-sensitive.md": (two_models, ("comparison.html", "sensitivity.tex", "effects.pdf")),
 }
 """Pages that are followed: what lies in the folder before, and some files that lie there afterwards."""
 
@@ -317,8 +321,10 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     reference = (tmp_path / "site/api/index.html").read_text(encoding="utf-8")
-    for name in ("run", "Study", "Engine.loglikelihood", "stats.variance_components"):
+    for name in ("Engine.loglikelihood", "stats.variance_components"):
         assert f'id="iclperm.{name}"' in reference
+    for name in set(iclperm.__all__) - {"__version__", "stats"}:
+        assert f'id="iclperm.{name}"' in reference, f"docs/api.md lacks {name}"
     gallery = (tmp_path / "site/gallery/index.html").read_text(encoding="utf-8")
     shown = re.findall(r'<img[^>]* src="([^"]+)"', gallery)
     assert len(shown) >= 6
