@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iclperm import stats
-    from iclperm.api import compare, open_run, plan, run, status, verify, write_page
+    from iclperm import plot, stats
+    from iclperm.api import compare, open_run, plan, run, status, verify, write_comparison, write_page
     from iclperm.base.environment import settle
     from iclperm.endpoint import Endpoint
     from iclperm.engine import Engine
@@ -43,15 +43,18 @@ __all__ = [
     "compare",
     "open_run",
     "plan",
+    "plot",
     "run",
     "sample_prompt",
     "settle",
     "stats",
     "status",
     "verify",
+    "write_comparison",
     "write_page",
 ]
 
+_MODULES = ("plot", "stats")
 _HOME = {
     "Choices": "iclperm.study.choices",
     "Endpoint": "iclperm.endpoint",
@@ -73,6 +76,7 @@ _HOME = {
     "settle": "iclperm.base.environment",
     "status": "iclperm.api",
     "verify": "iclperm.api",
+    "write_comparison": "iclperm.api",
     "write_page": "iclperm.api",
 }
 
@@ -82,8 +86,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("iclperm")
-    if name == "stats":
-        return import_module("iclperm.stats")
+    if name in _MODULES:
+        return import_module(f"iclperm.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'iclperm' has no attribute {name!r}")

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from iclperm import external
 from iclperm.endpoint.keys import KeyHosts, SendKeys
 from iclperm.errors import ConfigError
 from iclperm.external import Tensor
+from iclperm.progress import shown_progress
 from iclperm.runs import audit
 from iclperm.runs.audit import RunStatus, Verification
-from iclperm.runs.execute import Progress, run_one
+from iclperm.runs.execute import run_one
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import has_begun, is_several
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.plan import StudyPlan, plan_one
+from iclperm.runs.progress import Progress, Watcher
 from iclperm.studies import kept, several
 from iclperm.studies.compared import Compared, of_array, of_run, short_names
 from iclperm.studies.comparing import comparing
 from iclperm.studies.comparing_findings import Comparing
+from iclperm.studies.comparing_page import write_comparison
 from iclperm.studies.page import write_page
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
@@ -27,7 +32,7 @@ from iclperm.studies.stages import load
 from iclperm.study import kinds
 from iclperm.study.study import Study
 
-__all__ = ["compare", "open_run", "plan", "run", "status", "verify", "write_page"]
+__all__ = ["compare", "open_run", "plan", "run", "status", "verify", "write_comparison", "write_page"]
 
 
 def run(
@@ -36,7 +41,7 @@ def run(
     *,
     extend: bool = False,
     mixed: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | Watcher | bool | None = None,
     limits: WorkLimits | None = None,
     send_keys: SendKeys | None = None,
     with_text: bool | None = None,
@@ -51,21 +56,33 @@ def run(
     keeps the texts of all prompts in texts.parquet unless ``with_text`` is False, or the task's data may not be handed
     on and it is not True. A kind that could not be reported is refused before anything is computed.
 
+    ``progress`` is True for a bar on a terminal or in a notebook, and lines elsewhere (`iclperm.progress`): model and
+    stage, tokens and parts, and the time left. Else a function, called with the numbers of finished parts and of all
+    parts at the start and after each part; or an `iclperm.progress.Watcher`, told every stage and every few seconds.
+
     Raises `ConfigError`, `DataError`, `TokenizationError` or `ModelError` for what does not fit, `KeyNotNamed` for a
     key at a host that nobody named, `RunError` for a folder of another run, `RunStopped` where the folder cannot be
     written or memory does not suffice. Cost: the plan's distinct tokens, each once.
     """
 
     def one(study: Study, out: str | Path | None) -> Run:
-        return Run.of(run_one(study, out, extend, mixed, progress, limits or DEFAULT, keys, with_text))
+        return Run.of(run_one(study, out, extend, mixed, watcher, limits or DEFAULT, keys, with_text))
 
     kind = kinds.named(study.kind)
     load(kind)
     keys = KeyHosts(send_keys, None if kind.stages is None else several.identifier(study))
-    if kind.stages is not None:
-        parts = Path(out or study.out or "") if out or study.out else None
-        return several.run_all(study, parts, one)
-    return one(study, out)
+    with _watched(progress) as watcher:
+        if kind.stages is not None:
+            parts = Path(out or study.out or "") if out or study.out else None
+            return several.run_all(study, parts, one)
+        return one(study, out)
+
+
+def _watched(progress: Progress | Watcher | bool | None) -> AbstractContextManager[Progress | Watcher | None]:
+    """Who is told of a run's progress, within; of True what is shown."""
+    if isinstance(progress, bool):
+        return shown_progress() if progress else nullcontext()
+    return nullcontext(progress)
 
 
 def plan(study: Study) -> StudyPlan | dict[str, StudyPlan]:
@@ -140,7 +157,8 @@ def compare(
     runs = [one for one in found if not isinstance(one, Tensor)]
     titles = [(run.task, Path(run.study.model_name).name) for run in runs]
     names = iter(short_names(titles, [run.folder for run in runs]))
-    return comparing([_compared(one, names) for one in found], shared=shared, sizes=sizes)
+    said = comparing([_compared(one, names) for one in found], shared=shared, sizes=sizes)
+    return replace(said, runs=tuple(None if isinstance(one, Tensor) else one for one in found))
 
 
 def _opened(path: str | Path) -> Run | StudyRuns | Tensor:
@@ -152,5 +170,7 @@ def _opened(path: str | Path) -> Run | StudyRuns | Tensor:
 
 def _compared(one: Run | Tensor, names: Iterator[str]) -> Compared:
     if isinstance(one, Tensor):
-        return of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots)
+        levels = {axis: tuple(map(str, getattr(one, axis))) for axis in ("sets", "permutations", "queries")}
+        found = of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots)
+        return replace(found, called=levels, notes=one.notes)
     return of_run(next(names), one)

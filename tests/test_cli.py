@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ from tiny import LABELS, byte_level_tokenizer, make_model, make_rows, make_task,
 
 from iclperm import Study, api
 from iclperm.base.files import writable
-from iclperm.cli import arguments, commands, options, progress, terminal
+from iclperm.cli import arguments, commands, options, terminal
 from iclperm.cli import main as cli
 from iclperm.engine import Engine
 from iclperm.errors import OutOfMemory
@@ -338,8 +339,11 @@ def test_too_little_memory_is_resumable(call, monkeypatch, command, called, erro
 
 def test_progress_is_told_beside_the_results(call, study_file, tmp_path):
     _, printed, told = call("run", study_file, "--out", tmp_path / "run")
-    assert "scored 1 of 1 parts" in told
-    assert "scored" not in printed.replace("is scored with", "")
+    first, last = told.splitlines()
+    assert "on study.yaml" not in first
+    assert re.search(r"model on .*colours.yaml: scoring, 0 of about [\d,]+ tokens, 0 of 1 parts$", first)
+    assert re.search(r": scoring, ([\d,]+) of about \1 tokens, 1 of 1 parts$", last)
+    assert "scoring" not in printed
 
 
 def test_a_folder_that_refuses_figures_hides_no_result(call, study_file, tmp_path, monkeypatch):
@@ -586,7 +590,7 @@ def stop_after_one_part(monkeypatch):
         if 0 < done < total:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress, "line_printer", lambda: interrupted)
+    monkeypatch.setattr(commands, "shown_progress", lambda: nullcontext(interrupted))
 
 
 def test_status_and_verify_of_a_finished_run(call, study_file, tmp_path):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from iclperm import stats
 from iclperm.errors import DataError, IclpermError
 from iclperm.external import Tensor, describe, load
-from iclperm.external.columns import number_of
+from iclperm.external.columns import first_repeated, number_of
 from iclperm.stats import grades as grades_module
 from iclperm.study.states import NO_ANSWER, OVERLONG
 
@@ -527,3 +527,33 @@ def test_every_refusal_is_one_line_that_names_the_file(tmp_path: Path) -> None:
             load(path)
         assert re.search(rf"{number}\.csv", str(found.value))
         assert isinstance(found.value, DataError) or "--axes" in str(found.value)
+
+
+class Counted:
+    """A name that counts how often it is looked at."""
+
+    looks = 0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        Counted.looks += 1
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        Counted.looks += 1
+        return isinstance(other, Counted) and self.name == other.name
+
+
+def test_a_name_twice_is_found_in_linear_work():
+    assert first_repeated([]) is None
+    assert first_repeated(["a", "b", "c"]) is None
+    assert first_repeated(["a", "b", "b", "a"]) == "b"
+    assert first_repeated(Counted(f"c{number}") for number in range(3000)) is None
+    assert 0 < Counted.looks <= 4 * 3000
+
+
+def test_a_table_of_fifty_thousand_names_without_rows_is_refused(tmp_path: Path) -> None:
+    names = ",".join(f"c{number}" for number in range(50_000))
+    refused(written(tmp_path / "a.csv", f"{names}\n"), "has no rows")

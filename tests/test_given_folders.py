@@ -22,7 +22,7 @@ from iclperm.cli.main import cli, main
 from iclperm.errors import ConfigError, DamagedItem, DataError, RunError
 from iclperm.external import load
 from iclperm.runs import audit
-from iclperm.runs.folder import RunFolder, has_mended_format
+from iclperm.runs.folder import RunFolder, mend_format
 from iclperm.study.study import Study
 from iclperm.tasks import answers
 from iclperm.tasks.answers import Answer, open_checker
@@ -391,7 +391,7 @@ def test_a_lost_or_flipped_byte_of_format_is_mended_by_the_same_study(folder, ca
     assert len(damaged) > 35
     for each in damaged:
         (folder / "FORMAT").write_bytes(each)
-        assert has_mended_format(folder, {"study": identity_of["study"]}), each
+        assert mend_format(folder, {"study": identity_of["study"]}), each
         assert (folder / "FORMAT").read_bytes() == raw
         assert each in [path.read_bytes() for path in (folder / "quarantine").iterdir()]
     (folder / "FORMAT").write_bytes(raw[1:])
@@ -414,11 +414,11 @@ def test_another_version_or_another_run_is_not_mended(folder):
     plan = json.loads((folder / "plan.json").read_text())
     for found in ("iclperm-run 2\n", "iclperm-run 10\n", "iclperm-runs 1\n"):
         (folder / "FORMAT").write_text(found)
-        assert not has_mended_format(folder, {"study": plan["study"]})
+        assert not mend_format(folder, {"study": plan["study"]})
         refused("has the format|study.yaml is damaged", iclperm.open_run, folder)
     (folder / "FORMAT").write_text("damaged")
     with pytest.raises(RunError, match="holds another run, whose FORMAT is damaged; give another folder"):
-        has_mended_format(folder, {"study": {}})
+        mend_format(folder, {"study": {}})
     assert (folder / "FORMAT").read_text() == "damaged"
 
 
@@ -430,11 +430,11 @@ def test_where_the_number_itself_is_damaged_sessions_tell_the_version(folder):
         run.files.make(folder / name)
     run.write_session("one", {"numerics": {}})
     (folder / "FORMAT").write_text("iclperm-run 3\n")  # a bit of its 1
-    assert has_mended_format(folder, {"study": plan["study"]})
+    assert mend_format(folder, {"study": plan["study"]})
     assert (folder / "FORMAT").read_text() == "iclperm-run 1\n"
     (folder / "FORMAT").write_text("iclperm-run 3\n")
     (folder / "environment/two.json").write_text(json.dumps(sealed({"format": "iclperm-run 3"})))
-    assert not has_mended_format(folder, {"study": plan["study"]})
+    assert not mend_format(folder, {"study": plan["study"]})
 
 
 def test_the_format_of_several_runs_is_mended(tmp_path):

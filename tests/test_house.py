@@ -25,7 +25,8 @@ LEVELS = (
     ("iclperm",),  # the names of the package, each loaded from its home on first use
     ("__main__",),
     ("cli",),
-    ("api",),
+    ("api", "plot"),
+    ("progress",),
     ("external",),
     ("studies",),
     ("runs", "bench", "models"),

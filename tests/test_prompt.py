@@ -1,8 +1,10 @@
 """The prompt to take away: the very tokens that were scored, or one line that says why not."""
 
 import ast
+import io
 import json
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -321,6 +323,31 @@ def test_the_command_prints_the_prompt_alone(studies, call, tmp_path, model):
     assert messages == list(chat.prompt(index_set=1, permutation=0, query=0).messages)
     literal, _ = call("prompt", chat.folder, "--set", 1, "--permutation", 0, "--query", 0, "--format", "python")
     assert ast.literal_eval(literal) == messages
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_prompt_steers_no_terminal(tmp_path, model, call, monkeypatch):
+    task = make_task(tmp_path)
+    hostile = "\x1b[31mred\x1b]0;title\x07\u202e\x9b2J"
+    for name in ("train.jsonl", "test.jsonl"):
+        rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        write_rows(tmp_path / name, [{**row, "text": f"{row['text']} {hostile}"} for row in rows])
+    folder = iclperm.run(Study(task=str(task), model=str(model), **SIZES), tmp_path / "run").folder
+    cell = ("--set", "0", "--permutation", "0", "--query", "0")
+    printed, _ = call("prompt", folder, *cell)
+    assert hostile in printed  # to the letter, where it is no terminal
+    screen, told = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", told)
+    cli.cli(["prompt", str(folder), *cell], standalone_mode=False)
+    said = screen.getvalue()
+    assert not {"\x1b", "\x07", "\u202e", "\x9b"} & {*said}
+    assert r"\x1b[31mred" in said
+    assert "gets the prompt to the letter" in told.getvalue()
 
 
 def test_a_chat_that_an_api_renders_has_no_text(studies):

@@ -225,8 +225,22 @@ class TestArrays:
             header = {"descr": "|u1", "fortran_order": False, "shape": (1 << 30, 1 << 30)}
             np.lib.format.write_array_header_1_0(file, header)
             file.write(bytes(8))
-        with pytest.raises(DataError, match=r"a\.npz is not .*: correct\.npy is shorter than its header says"):
+        with pytest.raises(DataError, match=r"a\.npz is not .*: it is shorter than its header says"):
             load(tmp_path / "a.npz")
+
+    @pytest.mark.parametrize("shape", ["(9223372036854775807, 9)", f"({1 << 64},)", "(True, 3)", "(3, -3)", "(1.5, 3)"])
+    @pytest.mark.parametrize("kind", ["npy", "npz"])
+    def test_a_shape_that_no_array_has_is_refused(self, shape: str, kind: str, tmp_path: Path) -> None:
+        header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+        raw = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(27)
+        path = tmp_path / f"a.{kind}"
+        if kind == "npy":
+            path.write_bytes(raw)
+        else:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("correct.npy", raw)
+        with pytest.raises(DataError, match=rf"a\.{kind} is not a \.{kind} file that can be read: (it|shape) is"):
+            load(path)
 
     @pytest.mark.parametrize(
         ("name", "reader", "error"),

@@ -4,6 +4,7 @@ import csv
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -255,7 +256,9 @@ def test_a_dataset_without_the_split_or_the_column_says_so(ag_news_from):
 @pytest.mark.parametrize("silent_before", [False, True])
 def test_a_hub_out_of_reach_is_one_line_and_progress_bars_are_given_back(ag_news_from, monkeypatch, silent_before):
     import datasets
+    import huggingface_hub
 
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: SimpleNamespace(head=lambda *_, **__: None))
     asked = []
 
     def load_dataset(*names: Any, **options: Any) -> None:
@@ -271,6 +274,39 @@ def test_a_hub_out_of_reach_is_one_line_and_progress_bars_are_given_back(ag_news
     assert asked == [(("owner/name",), {"name": "c", "split": "test", "revision": "a" * 40}, True)]
     assert datasets.utils.are_progress_bars_disabled() == silent_before
     datasets.utils.enable_progress_bars()
+
+
+def test_without_a_network_the_cache_alone_is_asked_once(ag_news_from, monkeypatch, capfd):
+    import datasets
+    import huggingface_hub
+    from datasets import config
+
+    waited, asked = [], []
+
+    def head(address, *, timeout):
+        waited.append(timeout)
+        raise OSError("[Errno -2] Name or service not known\nby anybody")
+
+    load = datasets.load_dataset
+
+    def load_dataset(*names: Any, **options: Any) -> Any:
+        asked.append(config.HF_HUB_OFFLINE)
+        return load(*names, **options)
+
+    before = config.HF_HUB_OFFLINE
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: SimpleNamespace(head=head))
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    task = ag_news_from(dataset="owner/name", revision="a" * 40, train="train", test="test")
+    with pytest.raises(DataError) as raised:
+        task.examples("test")
+    assert str(raised.value) == (
+        "the split 'test' of the dataset 'owner/name' is not in the cache, and the hub is out of reach ([Errno -2] "
+        "Name or service not known by anybody); go online, or give the folder of its files with --data (the study's key "
+        "'data')"
+    )
+    assert (len(waited), asked, config.HF_HUB_OFFLINE) == (1, [True], before)
+    assert waited[0] <= 10
+    assert capfd.readouterr().err == ""  # no line of a retry
 
 
 def test_a_hub_name_needs_a_commit_and_the_library(tmp_path, monkeypatch):

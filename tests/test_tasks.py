@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from tiny import LABELS, make_rows, make_task, write_csv, write_rows
 
 from iclperm import Task
 from iclperm.errors import ConfigError, DataError
-from iclperm.tasks.task import template_text
+from iclperm.tasks.task import BUILTIN, template_text
+
+HARNESS = Path(__file__).parent / "fixtures" / "lm_eval"
 
 
 def test_mini_news_is_worded_exactly():
@@ -448,3 +451,15 @@ def test_importing_tasks_loads_no_library_of_data():
     script = "import sys, iclperm.tasks.task; print({'datasets', 'pyarrow', 'pandas', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("file", [BUILTIN / "ag_news.yaml", HARNESS / "ag_news_like.yaml"], ids=["ours", "harness"])
+def test_a_task_of_content_that_was_read_is_that_of_its_file(tmp_path, file):
+    """The reading of harness files and the folder of its data come with it."""
+    path = tmp_path / "task.yaml"
+    path.write_bytes(file.read_bytes())
+    read = Task.from_file(path)
+    path.unlink()
+    again = Task.from_file(path, file.read_bytes())
+    assert again.to_yaml() == read.to_yaml()
+    assert again._folder == read._folder == tmp_path

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _OWN_PAGES, _KEPT = 16 << 20, 256 << 20
@@ -21,6 +22,12 @@ VARIABLES: Mapping[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": str(_OWN_PAGES),
     "MALLOC_TRIM_THRESHOLD_": str(_KEPT),
 }
+
+
+def cache_folder() -> Path:
+    """Where things are kept that can be made again; raises `RuntimeError` for a user without a home."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "iclperm"
 
 
 def settle() -> None:

@@ -106,14 +106,14 @@ class Folder:
             return os.stat(place.name, dir_fd=place.handle, follow_symlinks=False)
         return None
 
-    def num_bytes(self, path: Path | None = None, most_entries: int = MOST_ENTRIES) -> int:
+    def num_bytes(self, path: Path | None = None) -> int:
         """The size of all regular files below a folder; what is gone by now, as others may be at work, is none."""
-        total, waiting = 0, [path or self.path]
+        total, num_left, waiting = 0, MOST_ENTRIES, [path or self.path]
         while waiting:
             place = waiting.pop()
             for name in self.names(place):
-                most_entries -= 1
-                if most_entries < 0:
+                num_left -= 1
+                if num_left < 0:
                     raise RunError(f"{self.path} holds more than {MOST_ENTRIES:,} files; name another folder")
                 found = self.about(place / name)
                 if found is not None and stat.S_ISDIR(found.st_mode):

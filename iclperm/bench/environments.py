@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from iclperm.base.environment import cache_folder
 from iclperm.errors import IclpermError
 
 _TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # tried where the usual indexes lack torch's CPU build
@@ -35,7 +36,7 @@ class Environment:
     @property
     def folder(self) -> Path:
         wanted = repr((self.steps, self.unwanted, sorted(self.variables.items()), sys.version_info[:2]))
-        return cache_folder() / f"{self.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:8]}"
+        return bench_folder() / f"{self.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:8]}"
 
     @property
     def python(self) -> Path:
@@ -99,10 +100,9 @@ ENVIRONMENTS = {
 }
 
 
-def cache_folder() -> Path:
+def bench_folder() -> Path:
     """Where environments and models of the benchmark are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "iclperm" / "bench"
+    return cache_folder() / "bench"
 
 
 def last_line(log: Path) -> str:

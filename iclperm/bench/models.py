@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iclperm.bench.environments import cache_folder
+from iclperm.bench.environments import bench_folder
 from iclperm.demo import model_path
 
 _QWEN_25M = {
@@ -48,7 +48,7 @@ class BenchModel:
         if not self.config:
             return model_path()
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:8]
-        folder = cache_folder() / "models" / f"{self.name}-{digest}"
+        folder = bench_folder() / "models" / f"{self.name}-{digest}"
         if not (folder / "config.json").is_file():
             _write(self.config, folder)
         return folder

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import click
 from rich.console import Console
@@ -21,25 +24,30 @@ from iclperm.base.outputs import output
 from iclperm.cli import terminal
 from iclperm.cli.arguments import study_of
 from iclperm.cli.failures import FAILED, STOPPED, one_line
-from iclperm.cli.progress import shown_progress
+from iclperm.cli.options import is_quiet
 from iclperm.endpoint.keys import named_by_flags
 from iclperm.errors import ConfigError, KeyNotNamed, RunStopped, printable
 from iclperm.external import Description, describe, load
+from iclperm.progress import shown_progress
 from iclperm.report import write_report
-from iclperm.report.page import can_draw
+from iclperm.report.bundle import problem
+from iclperm.report.figure_files import FigureFile, figure_files
 from iclperm.report.parts import Findings, plain
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_several
 from iclperm.runs.lengths import prompt_lengths
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
+from iclperm.runs.progress import Watcher
 from iclperm.runs.prompt import Format
 from iclperm.runs.run import RunReport
 from iclperm.studies import several
+from iclperm.studies.comparing_findings import Comparing
+from iclperm.studies.comparing_page import NAME, TableFile, write_tables
 from iclperm.studies.prompts import restricted_tasks, restricted_words
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
-from iclperm.studies.told import foreign_task, growth_note
+from iclperm.studies.told import foreign_task, growth_note, told
 from iclperm.study.study import Study
 from iclperm.tasks.proposal import propose
 from iclperm.tasks.task import Task, builtin_tasks, template_text
@@ -56,7 +64,7 @@ def demo(out: Path, *, as_json: bool, choices: Mapping[str, Any] = DEMO_STUDY) -
     if not as_json:
         console.print(f"The study runs k = {terminal.listed(study.shot_list(0))} demonstrations. One of its prompts:")
         terminal.print_prompt(console, sample_prompt(study, shots=2), shots=2)
-    with shown_progress(quiet=as_json) as progress:
+    with _progress(as_json) as progress:
         finished = api.run(study, out, progress=progress)
     code = _show_new(console, finished, as_json=as_json)
     if not as_json:
@@ -82,7 +90,7 @@ def run(
         raise ConfigError("there is no run folder; name one with --out, or with the study's key 'out'")
 
     def once(named: Mapping[str, Sequence[str]]) -> Run | StudyRuns:
-        with shown_progress(quiet=as_json) as progress:
+        with _progress(as_json) as progress:
             return api.run(
                 study,
                 extend=extend,
@@ -134,6 +142,26 @@ def status(folder: Path, *, as_json: bool) -> int:
     return 0 if not missing and all(status.is_finished for status in found) else STOPPED
 
 
+def watch(folder: Path, *, seconds: float = 2.0) -> int:
+    """Shows how far a run is again and again, until it is finished or the user has seen enough."""
+    console = terminal.stdout()
+    try:
+        with terminal.Shown(console) as shown:
+            while True:
+                found = _each(api.status(folder))
+                shown.replace(found)
+                if all(status.is_finished for status in found) and not (is_several(folder) and _not_begun(folder)):
+                    return 0
+                time.sleep(seconds)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _not_begun(folder: Path) -> list[str]:
+    """The runs of a study of several that have not begun."""
+    return several.begun(folder, may_read=False)[1]
+
+
 def verify(folder: Path, *, as_json: bool) -> int:
     """Shows what a check of every byte found; failed where there is damage, stopped where something is missing."""
     missing, found = _missing(folder, may_read=True), _each(api.verify(folder))
@@ -153,6 +181,7 @@ def report(
     kind: str | None,
     *,
     with_text: bool | None,
+    figures: Sequence[FigureFile] = (),
     as_json: bool,
     **statistics: str | None,
 ) -> int:
@@ -163,6 +192,8 @@ def report(
     Stopped where its files cannot be written into the ``out`` that was asked for.
     """
     found = api.open_run(folder, **statistics)
+    plots = told(found, kind).plots if figures else {}
+    taken = [each.written(plots) for each in figures]
     if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
         out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
     refused = _show(
@@ -176,16 +207,20 @@ def report(
     )
     if as_json:
         _note_growth(found.report)
+    for path in taken:
+        click.echo(path, err=as_json)
     if refused is None:
         _note_restricted(found, with_text)
-        if not can_draw():
-            click.echo(
-                "note: the page's figures are pictures; pip install 'iclperm[page]' lets you point at them", err=True
-            )
+        _note_pictures()
         return 0
     reason = one_line(refused).split(";")[0]
     click.echo(f"{'error' if out else 'note'}: no figures: {reason}; --out names a folder for them", err=True)
     return STOPPED if out else 0
+
+
+def _note_pictures() -> None:
+    if (reason := problem()) is not None:
+        click.echo(f"note: the page's figures are pictures; {reason}", err=True)
 
 
 def export(folder: Path, out: Path) -> None:
@@ -222,8 +257,16 @@ def prompt(folder: Path, name: str | None, form: Format | None, out: Path | None
     text = shown.formatted(form)
     for line in [*shown.said(), *_foreign(found)]:
         click.echo(printable(line).replace("\n", "\\n"), err=True)
+    if out is None and sys.stdout.isatty():
+        safe = printable(text)
+        if safe != text:
+            click.echo(
+                "control characters are shown as escapes; --out, or a pipe, gets the prompt to the letter", err=True
+            )
+        click.echo(safe)
+        return
     if out is None:
-        click.echo(text, nl=sys.stdout.isatty())  # what a pipe or a file gets is the prompt to the letter
+        click.echo(text, nl=False, color=True)  # else click would take out what it knows for colours
         return
     path = output(out)
     with writable(path):
@@ -236,36 +279,66 @@ def _foreign(found: Run | StudyRuns) -> list[str]:
     return list(dict.fromkeys(note for run in runs for note in foreign_task(run.study, run.task)))
 
 
-def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, out: Path | None, *, as_json: bool) -> None:
-    """Shows finished runs side by side, and writes their report where a folder is named."""
+@dataclass(frozen=True)
+class Wanted:
+    """The files that a comparison is asked for."""
+
+    out: Path | None
+    page: Path | None
+    tables: Sequence[TableFile]
+    figures: Sequence[FigureFile]
+
+    @classmethod
+    def of(
+        cls, out: Path | None, page: Path | None, tables: Sequence[str], figures: Sequence[str], width: str | None
+    ) -> Self:
+        """From what the flags say; raises `ConfigError` before anything is read."""
+        return cls(out, page, list(map(TableFile.of, tables)), figure_files(figures, width))
+
+    def written(self, found: Comparing) -> list[Path]:
+        """Writes them; returns their paths."""
+        paths = []
+        if self.out is not None:
+            paths = write_report(self.out, found, {"kind": "compare", **found.to_dict()})
+            paths += [*write_tables(found, self.out), api.write_comparison(found, self.out / NAME)]
+        if self.page is not None:
+            paths.append(api.write_comparison(found, self.page))
+        paths += [each.written(found.sheets()) for each in self.tables]
+        plots = found.plots() if self.figures else {}
+        return paths + [each.written(plots) for each in self.figures]
+
+
+def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, wanted: Wanted, *, as_json: bool) -> None:
+    """Shows finished runs side by side, and writes the files that are wanted of them."""
     axes = None if shared is None else shared.replace(",", " ").split()
     try:
         parameters = None if sizes is None else [float(size) for size in sizes.split(",")]
     except ValueError:
         raise ConfigError(f"--sizes must be numbers with commas between, such as 0.5e9,7e9; got {sizes!r}") from None
-    _show_findings(api.compare(runs, shared=axes, sizes=parameters), "compare", out, as_json=as_json)
+    found = api.compare(runs, shared=axes, sizes=parameters)
+    _show_findings(found, wanted.written(found), as_json=as_json)
+    if wanted.out is not None or wanted.page is not None:
+        _note_pictures()
 
 
 def stats(files: Sequence[Path], axes: str | None, out: Path | None, *, as_json: bool) -> None:
     """Shows the statistics of answers that others made, and writes their report where a folder is named."""
-    _show_findings(describe(load(list(files), axes=axes)), "stats", out, as_json=as_json)
+    found = describe(load(list(files), axes=axes))
+    paths = [] if out is None else write_report(out, found, {"kind": "stats", **found.to_dict()})
+    _show_findings(found, paths, as_json=as_json)
 
 
-def _show_findings(found: Findings, kind: str, out: Path | None, *, as_json: bool) -> None:
-    """Prints what is no run, and writes its report where a folder is named."""
-    content = {"kind": kind, **found.to_dict()}
-    paths = []
-    if out is not None:
-        paths = write_report(out, found, content)
+def _show_findings(found: Findings, paths: Sequence[Path], *, as_json: bool) -> None:
+    """Prints what is no run, and the files that were written of it."""
     if as_json:
         _print_json([found.to_dict()])
         return
     console = terminal.stdout()
-    told = found.conclusion()
+    lines = found.conclusion()
     if isinstance(found, Description) and found.missing.first_line():
-        console.print(told.pop(0), markup=False, soft_wrap=True)  # many answers are missing: that comes first
+        console.print(lines.pop(0), markup=False, soft_wrap=True)  # many answers are missing: that comes first
     terminal.print_tables(console, found.tables(full=True))
-    terminal.print_conclusion(console, told)
+    terminal.print_conclusion(console, lines)
     terminal.print_notes(console, found.warnings)
     if paths:
         console.print("", *map(str, paths), sep="\n", markup=False, soft_wrap=True)
@@ -315,6 +388,10 @@ def _write_new(path: Path, text: str) -> None:
         reason = (error.strerror or str(error)).lower()
     if reason:
         raise ConfigError(f"{path} cannot be written: {reason}; name another file with --out")
+
+
+def _progress(as_json: bool) -> AbstractContextManager[Watcher | None]:
+    return nullcontext() if as_json or is_quiet() else shown_progress()
 
 
 def _missing(folder: Path, *, may_read: bool) -> list[str]:

@@ -19,7 +19,19 @@ import click
 from iclperm import cli as rooms
 from iclperm.base.environment import settle
 from iclperm.cli.failures import FAILED, STOPPED, exit_code, one_line, usage
-from iclperm.cli.options import STUDY_KEYS, with_debug, with_folder, with_json, with_study, with_text
+from iclperm.cli.options import (
+    CHOICES,
+    STUDY_KEYS,
+    SectionedCommand,
+    suggested,
+    with_debug,
+    with_figures,
+    with_folder,
+    with_json,
+    with_quiet,
+    with_study,
+    with_text,
+)
 from iclperm.cli.output import Output, after_output
 from iclperm.study import kinds
 
@@ -84,6 +96,7 @@ def cli() -> None:
 
 
 @cli.command()
+@with_quiet
 @click.option("--out", default="iclperm-demo", show_default=True, type=click.Path(path_type=Path), help="Run folder.")
 @with_json
 @with_debug
@@ -92,7 +105,8 @@ def demo(out: Path, as_json: bool) -> int:
     return rooms.commands.demo(out, as_json=as_json)
 
 
-@cli.command("run")
+@cli.command("run", cls=SectionedCommand)
+@with_quiet
 @with_study
 @click.option("--extend", is_flag=True, help="Let the run in the folder grow in sets, permutations or queries.")
 @click.option("--mixed", is_flag=True, help="Accept results of other machines or versions beside these.")
@@ -131,7 +145,7 @@ def run_command(
     )
 
 
-@cli.command()
+@cli.command(cls=SectionedCommand)
 @with_study
 @with_json
 @with_debug
@@ -142,11 +156,14 @@ def plan(study: Path | None, as_json: bool, **flags: str | None) -> None:
 
 @cli.command()
 @with_folder
+@click.option("--watch", is_flag=True, help="Show it until the run is finished, or Ctrl-C; changes nothing.")
 @with_json
 @with_debug
-def status(folder: Path, as_json: bool) -> int:
+def status(folder: Path, watch: bool, as_json: bool) -> int:
     """How far a run is, and what its sessions did; exit code 3 while it is not finished."""
-    return rooms.commands.status(folder, as_json=as_json)
+    if watch and as_json:
+        raise click.UsageError("--watch shows a run to people; leave out --json, or ask again and again")
+    return rooms.commands.watch(folder) if watch else rooms.commands.status(folder, as_json=as_json)
 
 
 @cli.command()
@@ -159,6 +176,7 @@ def verify(folder: Path, as_json: bool) -> int:
 
 
 @cli.command()
+@with_quiet
 @with_folder
 @click.option(
     "--out",
@@ -166,34 +184,70 @@ def verify(folder: Path, as_json: bool) -> int:
     help="Where figures, report.json and report.html go; the run folder by default.",
 )
 @click.option(
-    "--normalize", type=click.Choice(["sum", "mean", "bytes"]), help="Instead of the study's; into FOLDER/report-..."
+    "--normalize", type=click.Choice(CHOICES["normalize"]), help="Instead of the study's; into FOLDER/report-..."
 )
 @click.option(
     "--kind",
     help=f"Another report of the same answers: {kinds.in_words(kinds.OF_ONE_RUN)}.",
+    shell_complete=suggested(kinds.OF_ONE_RUN),
 )
-@click.option("--criterion", help="What a search or a transfer chooses an order by, instead of the study's.")
-@click.option("--unparsed", type=click.Choice(["drop", "wrong"]), help="Instead of the study's.")
+@click.option(
+    "--criterion",
+    type=click.Choice(CHOICES["criterion"]),
+    help="What a search or a transfer chooses an order by, instead of the study's.",
+)
+@click.option("--unparsed", type=click.Choice(CHOICES["unparsed"]), help="Instead of the study's.")
 @with_text("report.html")
+@with_figures
 @with_json
 @with_debug
 def report(
-    folder: Path, out: Path | None, kind: str | None, with_text: bool | None, as_json: bool, **statistics: str | None
+    folder: Path,
+    out: Path | None,
+    kind: str | None,
+    with_text: bool | None,
+    figures: tuple[str, ...],
+    width: str | None,
+    as_json: bool,
+    **statistics: str | None,
 ) -> int:
     """All tables of a finished run, its figures, and report.html: a page of both to read, print and share."""
-    return rooms.commands.report(folder, out, kind, with_text=with_text, as_json=as_json, **statistics)
+    drawn = rooms.commands.figure_files(figures, width)
+    return rooms.commands.report(folder, out, kind, with_text=with_text, figures=drawn, as_json=as_json, **statistics)
 
 
 @cli.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--shared", help="What files of answers have in common: sets,permutations,queries. Of runs it is found.")
 @click.option("--sizes", help="Parameters of the models, with commas between: 0.5e9,7e9. For a slope on size.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for figures and report.json; none by default.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for all of it: compare.html, figures, tables and report.json; none by default.",
+)
+@click.option("--page", type=click.Path(path_type=Path), help="The page of both tables and figures, a .html file.")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="A table as .md, .tex (booktabs) or .csv: sensitivity (models by tasks), studies, tests. Repeatable.",
+)
+@with_figures
 @with_json
 @with_debug
-def compare(runs: tuple[Path, ...], shared: str | None, sizes: str | None, out: Path | None, as_json: bool) -> None:
+def compare(
+    runs: tuple[Path, ...],
+    shared: str | None,
+    sizes: str | None,
+    figures: tuple[str, ...],
+    width: str | None,
+    as_json: bool,
+    **files: Any,
+) -> None:
     """Finished runs side by side: is r, the effect of order or of choice, or accuracy different between them?"""
-    rooms.commands.compare(runs, shared, sizes, out, as_json=as_json)
+    wanted = rooms.commands.Wanted.of(figures=figures, width=width, **files)
+    rooms.commands.compare(runs, shared, sizes, wanted, as_json=as_json)
 
 
 @cli.command()
@@ -269,7 +323,7 @@ def tasks(context: click.Context) -> None:
 @click.option("--model", default="demo", show_default=True, help="Whose tokens are shown: demo, a folder or a hub id.")
 @click.option("--shots", type=click.IntRange(0), help="Number of demonstrations; the task's own by default.")
 @click.option("--query", type=click.IntRange(0), default=0, help="Which test query.")
-@click.option("--chat", type=click.Choice(["none", "single", "multiturn"]), default="none", help=STUDY_KEYS["chat"])
+@click.option("--chat", type=click.Choice(CHOICES["chat"]), default="none", help=STUDY_KEYS["chat"])
 @with_debug
 def show(task: str, data: str | None, model: str, shots: int | None, query: int, chat: str) -> None:
     """Print one whole prompt of a task as the model sees it, with its tokens and labels."""

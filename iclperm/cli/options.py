@@ -1,8 +1,9 @@
-"""The options that commands share: a flag for each key of a study, ``--json``, ``--debug``. Loads nothing but click."""
+"""The options that commands share: a flag for each key of a study, ``--json``, ``--quiet``, ``--debug``, and how a help
+groups them. Loads nothing but click."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +47,40 @@ STUDY_KEYS = {
     "plain": "Prompt by prompt, at the cost of every token: for an architecture that the prefix tree does not serve.",
     "out": "Run folder; an unfinished run continues.",
 }
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "resample": ("none", "per_k"),
+    "balance": ("classes", "natural"),
+    "design": ("random",),
+    "scoring": ("loglikelihood", "first_token", "generate"),
+    "normalize": ("sum", "mean", "bytes"),
+    "calibration": ("none", "contextual"),
+    "criterion": (
+        "dev_accuracy",
+        "majority_agreement",
+        "global_entropy",
+        "local_entropy",
+        "mutual_information",
+        "dev_log_likelihood",
+    ),
+    "on_overlong": ("error", "drop"),
+    "chat": ("none", "single", "multiturn"),
+    "think": ("keep", "strip"),
+    "unparsed": ("wrong", "drop"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+}
+"""Keys that have one of fixed values."""
+SUGGESTED: Mapping[str, tuple[str, ...]] = {
+    "kind": kinds.STUDIES,
+    "device": ("auto", "cpu", "cuda", "balanced"),
+    "model": ("demo",),
+}
+"""What a shell completes for keys that have other values, too."""
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "Model options": ("model", "models", "revision", "endpoint", "chat", "max_new_tokens", "plain"),
+    "Answer options": ("scoring", "normalize", "calibration", "criterion", "on_overlong", "think", "unparsed"),
+    "Resource options": ("dtype", "device", "memory_budget", "out"),
+}
+"""Under which heading a help lists the keys of a study; the others are "Study options"."""
 NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed", "select", "max_new_tokens"})
 """Keys whose value is a whole number."""
 SWITCHES = frozenset({"plain"})
@@ -53,6 +88,7 @@ SWITCHES = frozenset({"plain"})
 LISTS = frozenset({"tasks", "models"})
 """Keys whose value is names with commas between."""
 
+_QUIET = "iclperm.quiet"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -61,9 +97,61 @@ def with_debug(command: Command) -> Command:
     return click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")(command)
 
 
+class SectionedCommand(click.Command):
+    """A command whose help lists the options of a study in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What ``--help`` says of the options."""
+        found: dict[str, list[tuple[str, str]]] = {
+            "Study options": [],
+            **{name: [] for name in SECTIONS},
+            "Options": [],
+        }
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                found[_section(parameter.name or "")].append(record)
+        for name, records in found.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+def _section(key: str) -> str:
+    if key not in STUDY_KEYS:
+        return "Options"
+    return next((name for name, keys in SECTIONS.items() if key in keys), "Study options")
+
+
+def with_quiet(command: Command) -> Command:
+    """Adds ``--quiet``, which `is_quiet` tells whoever prints."""
+
+    def keep(context: click.Context, _parameter: click.Parameter, given: bool) -> None:
+        context.meta[_QUIET] = given
+
+    words = "Print no tables, notes on progress or names of files; errors remain."
+    return click.option("--quiet", "-q", is_flag=True, expose_value=False, callback=keep, help=words)(command)
+
+
+def is_quiet() -> bool:
+    """Whether the command that is running was given ``--quiet``."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET))
+
+
 def with_json(command: Command) -> Command:
     """Adds ``--json``, as ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")(command)
+
+
+def with_figures(command: Command) -> Command:
+    """Adds ``--figure`` and ``--width``, as texts."""
+    command = click.option("--width", help="How wide these figures are: 3.3in, 8.4cm, 240pt.")(command)
+    return click.option(
+        "--figure",
+        "figures",
+        multiple=True,
+        metavar="[NAME=]FILE",
+        help="A figure as .pdf, .svg or .png; the first unless a NAME is given. Repeatable.",
+    )(command)
 
 
 def with_text(words: str) -> Callable[[Command], Command]:
@@ -80,7 +168,19 @@ def with_folder(command: Command) -> Command:
 def with_study(command: Command) -> Command:
     """Adds a study file, or the folder of a run, and a flag for each key of a study, as text where it is given."""
     for key, words in reversed(STUDY_KEYS.items()):
-        metavar = "N" if key in NUMBERS else "TEXT"
-        switch = {"is_flag": True, "flag_value": "true"} if key in SWITCHES else {"metavar": metavar}
-        command = click.option(f"--{key.replace('_', '-')}", key, default=None, help=words, **switch)(command)
+        command = click.option(f"--{key.replace('_', '-')}", key, default=None, help=words, **_form(key))(command)
     return click.argument("study", required=False, type=click.Path(path_type=Path))(command)
+
+
+def _form(key: str) -> dict[str, Any]:
+    """What a flag takes."""
+    if key in SWITCHES:
+        return {"is_flag": True, "flag_value": "true"}
+    if key in CHOICES:
+        return {"type": click.Choice(CHOICES[key])}
+    return {"metavar": "N" if key in NUMBERS else "TEXT", "shell_complete": suggested(SUGGESTED.get(key, ()))}
+
+
+def suggested(words: Sequence[str]) -> Callable[..., list[str]]:
+    """What a shell completes an option by, as click asks for it."""
+    return lambda _context, _parameter, begun: [word for word in words if word.startswith(begun)]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any, Self, cast
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from iclperm.cli.options import is_quiet
 from iclperm.endpoint.bill import Bill
 from iclperm.errors import printable
+from iclperm.progress import duration
 from iclperm.prompts.encode import PromptTokens
 from iclperm.prompts.render import PromptText
 from iclperm.report.parts import Table as FoundTable
@@ -32,14 +39,36 @@ from iclperm.tasks.proposal import Proposal
 from iclperm.tasks.task import Task
 
 _MAX_SHOWN_PIECES = 12
+_TRAILING = re.compile(" +$", re.MULTILINE)
 _QUERIES = 500  # of a study that names none
 _LEAST_SPEEDUP = 1.3  # times faster
 
 
+class _SafeConsole(Console):
+    """A console whose terminal no text of data can steer: its control characters are shown as escapes."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **how)
+
+
+class _Trimmed(io.TextIOBase):
+    """Standard output without the spaces that fill lines up to the width."""
+
+    def write(self, text: str, /) -> int:
+        return sys.stdout.write(_TRAILING.sub("", text))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
 def stdout() -> Console:
-    """The console for results; a file or a pipe has no width of its own, so tables get the room that they need."""
-    console = Console(highlight=False)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=120)
+    """The console for results. A file or a pipe has no width of its own, so tables get the room that they need, and
+    its lines end where their words do. After ``--quiet`` it shows nothing."""
+    console = _SafeConsole(highlight=False, quiet=is_quiet())
+    if console.is_terminal:
+        return console
+    width = None if "COLUMNS" in os.environ else 120
+    return _SafeConsole(highlight=False, width=width, quiet=is_quiet(), file=cast("IO[str]", _Trimmed()))
 
 
 def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
@@ -159,8 +188,48 @@ def print_tokens(console: Console, prompt: PromptText, tokens: PromptTokens) -> 
         print_notes(console, ["the query's last token merges with a label; it is scored with every label"])
 
 
+class Shown:
+    """How far runs are, one state in the place of the one before it on a terminal; elsewhere a line when it changes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._last: list[str] = []
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def replace(self, found: Sequence[RunStatus]) -> None:
+        """Shows what was found now."""
+        if self._live is not None:
+            self._live.update(Group(*(table for status in found for table in _status_tables(status))), refresh=True)
+            return
+        lines = [_status_line(status) for status in found]
+        for line in lines:
+            if line not in self._last:
+                self._console.print(line, markup=False, soft_wrap=True)
+        self._last = lines
+
+
+def _status_line(status: RunStatus) -> str:
+    left = "" if status.seconds_left is None or status.is_finished else f", about {duration(status.seconds_left)} left"
+    parts = f"{status.num_parts_done:,} of {status.num_parts:,} parts"
+    tokens = f"{status.tokens_forwarded:,} of {status.tokens_unique:,} tokens"
+    return printable(f"{status.model} on {status.task}: {parts}, {tokens}{left}").replace("\n", "\\n")
+
+
 def print_status(console: Console, status: RunStatus) -> None:
     """How far a run is, and what each session did."""
+    console.print(*_status_tables(status), sep="\n")
+
+
+def _status_tables(status: RunStatus) -> list[Table]:
     extent, left = status.extents[-1], status.seconds_left
     forwarded = f"{'' if status.is_token_count_complete else 'at least '}{status.tokens_forwarded:,}"
     rows = {
@@ -177,7 +246,6 @@ def print_status(console: Console, status: RunStatus) -> None:
     }
     if status.spent is not None and status.lost is not None:
         rows["paid for"] = bill_words(status.spent, status.lost.requests, status.lost.tokens)
-    console.print(_facts(printable(f"{status.task} in {status.folder}"), rows))
     sessions = [
         (
             printable(session.name),
@@ -188,7 +256,10 @@ def print_status(console: Console, status: RunStatus) -> None:
         )
         for session in status.sessions
     ]
-    console.print(_table("Sessions", ("session", "seconds", "parts", "tokens", "ended"), sessions))
+    return [
+        _facts(printable(f"{status.task} in {status.folder}"), rows),
+        _table("Sessions", ("session", "seconds", "parts", "tokens", "ended"), sessions),
+    ]
 
 
 def print_verification(console: Console, verification: Verification, *, named: bool = False) -> None:
@@ -313,13 +384,6 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def duration(seconds: float) -> str:
-    """A length of time in the largest unit that suits it."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3_600:.1f} h"
-
-
 def _local_cost(planned: StudyPlan) -> dict[str, str]:
     return {
         "tokens, prompt by prompt": f"{planned.tokens_naive:,}",
@@ -433,10 +497,11 @@ def _facts(title: str, rows: Mapping[str, str]) -> Table:
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     # Text, or rich would take brackets in paths, labels and tokens for its markup.
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=Text(title), title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left")
+    table.title = Text(printable(title))
     table.title_style, table.show_header = "bold", any(header)
     for name in header:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(printable(name)), overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table

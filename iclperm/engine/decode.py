@@ -358,7 +358,7 @@ def _run(
 
 def _attempt(decoder: Decoder, work: UnitPrompts, report: Report) -> list[Generated] | None:
     """A unit's texts; None if memory ran out. On return the failed tensors are gone."""
-    cost = Report()
+    cost = report.open_unit = Report()
     try:
         predicted = work.tokens(decoder)
         texts = decoder.run(work.prompts(decoder), cost)
@@ -367,6 +367,7 @@ def _attempt(decoder: Decoder, work: UnitPrompts, report: Report) -> list[Genera
             raise
         return None
     finally:
+        report.open_unit = None
         report.add(cost)
     # The last token of a text is not fed, but where the logits after it were not finite.
     fed = sum(text.num_tokens - (text.finish != INVALID) for text in texts)

@@ -39,6 +39,14 @@ class Report:
     flops: float = 0.0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     gemm_rate: Callable[[], float] = field(default=lambda: float("nan"), repr=False, compare=False)
+    open_unit: Report | None = field(default=None, repr=False, compare=False)
+    """Of the unit that runs now, which is added when it ends."""
+
+    @property
+    def tokens_so_far(self) -> int:
+        """Tokens forwarded, those of the unit that runs now among them; another thread may ask."""
+        unit = self.open_unit
+        return self.tokens_forwarded + (0 if unit is None else unit.tokens_forwarded)
 
     @property
     def utilisation(self) -> float:
@@ -111,7 +119,7 @@ def _attempt(
     model: TreeModel, pool: KvPool, plan: Plan, unit: int, held: int, report: Report, limit: PackLimit
 ) -> UnitValues | None:
     """A unit's values; None if memory ran out and ``limit`` is lower now. On return the failed tensors are gone."""
-    cost = Report()
+    cost = report.open_unit = Report()
     largest = plan.pack_tokens
     try:
         packs = list(plan.packs(unit, held))
@@ -127,6 +135,7 @@ def _attempt(
         cost.num_splits += 1
         return None
     finally:
+        report.open_unit = None
         report.add(cost)
     _check_prediction(plan, unit, held, cost)
     return values

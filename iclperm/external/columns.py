@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, printable
 from iclperm.stats.sensitivity import FloatArray
+
+T = TypeVar("T")
 
 _NOTHING = frozenset(
     ("", "#n/a", "#na", "-", "--", "-nan", ".", "<na>", "?", "n/a", "na", "nan", "nat", "nil", "none", "null")
@@ -30,6 +32,16 @@ def is_nothing(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in _NOTHING
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def first_repeated(names: Iterable[T]) -> T | None:
+    """The first of the names that was there before; None where all are different. Its cost is linear."""
+    seen: set[T] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def number_of(value: Any) -> float:

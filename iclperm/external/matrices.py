@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from iclperm.errors import DataError, RequestError, printable
-from iclperm.external.columns import distinct_values, is_value, number_of, numbers
+from iclperm.external.columns import distinct_values, first_repeated, is_value, number_of, numbers
 from iclperm.external.delimited import Delimited, counts_rows, has_header, read_cells
 from iclperm.external.tensor import AXES, Tensor, of_array, refuse_bytes, title_of
 from iclperm.stats.sensitivity import FloatArray
 
+_TWO_BY_TWO = [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
 _IS_A_WORD = re.compile(r"[^\W\d_]{2,}")  # a column called so says what it holds; f0 or 1 does not
 _INDEX = re.compile(r"(|#|id|idx|index|row|level_0|__index_level_\d+__|unnamed: \d+)(_duplicated_\d+)?")
 _COLUMN_AXES = {"query": "C", "context": "Q", "set": "P", "permutation": "S"}
@@ -41,6 +42,12 @@ def matrix_of_csv(given: Delimited, axes: str | None, most_bytes: int) -> Tensor
         values, codes = distinct_values(columns[number], str(number), given.path)
         return [values[code] for code in codes[begin:]]
 
+    top = [tuple(cells_of(number, begin=0)[:2]) for number in range(len(columns))]
+    if top in (_TWO_BY_TWO, [top[0], *_TWO_BY_TWO]):
+        raise DataError(
+            f"{given.path} begins with 0,0,1,1 above 0,1,0,1, which may be names of columns on two levels or data; "
+            "name the columns by words in one line, such as c0,c1,c2,c3"
+        )
     is_named = has_header(given.first, cells_of, num_rows, given.path)
     if axes is None and len(columns) <= max(_LINES):
         _refuse_unnamed(given, [[cell.strip() for cell in cells_of(n, begin=0)] for n in range(len(columns))])
@@ -92,8 +99,8 @@ def matrix_of_columns(
     summary = next((word for word in (*labels, *names) if word.lower() in _SUMMARIES), None)
     if summary is not None:
         raise DataError(f"{path} has a row or column called {printable(summary)}, a summary of others; delete it")
-    if rows and len(set(labels)) < len(labels):
-        twice = next(label for label in labels if labels.count(label) > 1)
+    twice = first_repeated(labels) if rows else None
+    if twice is not None:
         raise DataError(f"{path} has two rows for {rows} {twice}; keep one")
     matrix = _matrix(names, columns, path, most_bytes)
     letters = _letters(matrix, None if axes is None else axes.upper(), rows, path)
@@ -150,7 +157,7 @@ def _refuse_names(names: Sequence[str], axes: str | None, rows: str, path: Path)
             f"{path} has a column {other!r} but none called correct or accuracy; write a row an answer, with the "
             "columns query and correct, or leave the column out"
         )
-    twice = next((name for name in words if words.count(name) > 1), None)
+    twice = first_repeated(words)
     if twice is not None:
         raise DataError(f"{path} has two columns named {printable(twice)!r}; keep one")
     if axes is None and not rows and any(_IS_A_WORD.search(name) for name in names if not is_value(name)):

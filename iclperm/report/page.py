@@ -13,19 +13,19 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from iclperm.base.files import write_whole
 from iclperm.base.outputs import output
 from iclperm.report import charts
-from iclperm.report.figures import drawn
+from iclperm.report.bundle import bundle, problem
+from iclperm.report.figures import at_width, drawn
 from iclperm.report.parts import Plot, Table
 
 NAME = "report.html"
 _MOST_SVG_BYTES = 300_000
+_WIDE, _NARROW = 4.6, 3.7  # inches: wider figures are laid out once more for a telephone
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,18 @@ class Page:
     explorers: Sequence[Explorer] = ()
     notes: Sequence[str] = field(default=())
     """What the page leaves out."""
+    kicker: str = "iclperm report"
+    """The command that it is of."""
 
 
 def can_draw() -> bool:
-    """Whether the libraries of the interactive figures are installed (the extra ``page``)."""
-    return all(find_spec(name) is not None for name in ("altair", "vl_convert"))
+    """Whether interactive figures can be had here: by the libraries of the extra ``page``; see `bundle.problem`."""
+    return problem() is None
 
 
-def write_page(folder: str | Path, page: Page, *, is_interactive: bool) -> Path:
-    """Writes ``page`` as report.html into ``folder``, whole; returns its path."""
-    path = output(folder, is_folder=True) / NAME
+def write_page(folder: str | Path, page: Page, *, is_interactive: bool, name: str = NAME) -> Path:
+    """Writes ``page`` as a file of this name into ``folder``, whole; returns its path."""
+    path = output(folder, is_folder=True) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     # A lone surrogate is no UTF-8; in JSON its escape is read back as what it was.
     write_whole(path, page_html(page, is_interactive=is_interactive).encode("utf-8", "backslashreplace"), durable=False)
@@ -92,7 +94,7 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
     room = Path(__file__).parent
     scripts = [_text(room / "viewer.js") + _text(room / "page.js")] if page.explorers or is_interactive else []
     if is_interactive:
-        scripts.insert(0, _bundle())
+        scripts.insert(0, bundle())
     style = _text(room / "page.css") + _text(room / "viewer.css")
     policy = {
         "default-src": "'none'",
@@ -123,8 +125,9 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
     ]
     figures = [
         {
-            "words": stem.replace("_", " "),
+            "words": plot.caption or stem.replace("_", " "),
             "still": picture(plot),
+            "narrow": picture(at_width(plot, _NARROW)) if plot.tall is not None and plot.size[0] > _WIDE else "",
             "charts": [as_json([one]) for one in plot.charts()] if is_interactive and plot.charts else [],
         }
         for stem, plot in page.plots.items()
@@ -167,17 +170,3 @@ def _source(text: str) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
-
-
-@cache
-def _bundle() -> str:
-    """Vega, Vega-Lite and their embedding, as one script; made once a process, in seconds."""
-    import altair
-    import vl_convert
-
-    version = ".".join(altair.SCHEMA_VERSION.split(".")[:2])
-    bundled: Any = vl_convert.javascript_bundle  # whose stub wants a snippet, which has a default
-    found = str(bundled(vl_version=version))
-    if "</script" in found or "<!--" in found or "\r" in found:
-        raise AssertionError("the bundle of vl-convert would end its own script element; update vl-convert-python")
-    return found

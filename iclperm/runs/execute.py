@@ -20,9 +20,10 @@ import pyarrow as pa
 from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunStopped
 from iclperm.runs.finish import finish, finished
-from iclperm.runs.folder import RunFolder, has_mended_format, recorded_extents
+from iclperm.runs.folder import RunFolder, mend_format, recorded_extents
 from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.progress import FINISHING, LOADING, TOKENISING, Progress, Watch, Watcher
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.reading import open_reader
 from iclperm.runs.run import FinishedRun
@@ -33,8 +34,6 @@ from iclperm.runs.tables import tables
 from iclperm.runs.work import Work
 from iclperm.study.study import Study
 
-Progress = Callable[[int, int], None]
-"""Called with the numbers of finished parts and of all parts, at the start and after each part."""
 _SECONDS_BETWEEN_LOOKS = 0.2
 _REMEDIES = {
     "threads": "set OMP_NUM_THREADS={there}",
@@ -51,17 +50,31 @@ def run_one(
     out: str | Path | None,
     extend: bool,
     mixed: bool,
-    progress: Progress | None,
+    progress: Progress | Watcher | None,
     limits: WorkLimits = DEFAULT,
     keys: KeyHosts | None = None,
     with_text: bool | None = None,
 ) -> FinishedRun:
     """See `iclperm.api.run`; ``keys`` are the hosts that keys may go to, ``with_text`` as `iclperm.api.run` has it."""
+    with Watch(progress, study.model_name, study.task) as watch:
+        return _run(study, out, extend, mixed, watch, limits, keys, with_text)
+
+
+def _run(
+    study: Study,
+    out: str | Path | None,
+    extend: bool,
+    mixed: bool,
+    watch: Watch,
+    limits: WorkLimits,
+    keys: KeyHosts | None,
+    with_text: bool | None,
+) -> FinishedRun:
     started = time.perf_counter()
     setting = ResolvedStudy.of(study, limits=limits)
     study = setting.study
     path = None if (out or study.out) is None else Path(out or study.out or "")
-    mended = int(path is not None and has_mended_format(path, setting.identity))
+    mended = int(path is not None and mend_format(path, setting.identity))
     if path is not None and (whole := finished(path, setting)) is not None:
         with suppress(RunStopped):  # a folder that cannot be written is read all the same
             _settle_texts(RunFolder.open(path), setting, with_text)
@@ -69,6 +82,7 @@ def run_one(
     if study.endpoint is not None:
         keys = keys or KeyHosts()
         keys.refuse_unnamed(study.endpoint, _id_there(path, setting))
+    watch.begin(TOKENISING)
     work = lay_out(setting, _grown_from(path, setting, extend))
     by_growth = [tables(work, number) for number in range(len(work.growths))]
     model = scorer_of(work, path, keys)
@@ -90,7 +104,8 @@ def run_one(
     )
     quarantined = mended + (0 if folder is None else _recover(folder, scores))
     missing = [part for part in range(len(work.parts)) if part not in scores.parts]
-    forwarded = _compute(work, missing, scores, folder, model, mixed, progress) if missing else 0
+    forwarded = _compute(work, missing, scores, folder, model, mixed, watch) if missing else 0
+    watch.begin(FINISHING)
     scores.refuse_gaps()
     counts = {
         **layout.counts,
@@ -186,21 +201,21 @@ def _compute(
     folder: RunFolder | None,
     model: Scorer,
     mixed: bool,
-    progress: Progress | None,
+    watch: Watch,
 ) -> int:
     """Has the missing parts answered and committed, as far as no other process does it, and fills all into ``scores``.
 
     Returns the tokens that this process forwarded or paid for.
     """
+    watch.begin(LOADING)
     if folder is not None:
         _admit(model, work, folder, mixed)
     numerics, before = model.numerics, model.tokens
     session = _Session(folder, _environment(model), lambda: model.replies)
-    report = progress or (lambda _done, _total: None)
     num_parts = len(work.parts)
     session.write(tokens=0)
     try:
-        report(len(scores.parts), num_parts)
+        watch.answer(lambda: model.tokens, _tokens_wanted(work, len(missing)), len(scores.parts), num_parts)
         with open_reader(work.setting) as checker:
             while missing:
                 with closing(model.tables(missing, partial(_claimed, folder=folder), checker)) as answered:
@@ -209,16 +224,21 @@ def _compute(
                         session.write(tokens=model.tokens - before)
                         committed = table if folder is None else folder.parts.write(part, table, numerics)
                         scores.fill(part, committed)
-                        report(len(scores.parts), num_parts)
+                        watch.parts(len(scores.parts), num_parts)
                 missing = [part for part in missing if part not in scores.parts]
                 if folder is not None and missing:
                     _read_others(folder, missing, scores)
-                    report(len(scores.parts), num_parts)
+                    watch.parts(len(scores.parts), num_parts)
                     missing = [part for part in missing if part not in scores.parts]
     finally:
         session.write(tokens=model.tokens - before, closed=True)
         model.close()
     return model.tokens - before
+
+
+def _tokens_wanted(work: Work, num_missing: int) -> int | None:
+    """About how many tokens so many of the parts take; None where answers are generated, whose lengths nobody knows."""
+    return None if work.setting.is_generated else round(work.tokens.unique * num_missing / len(work.parts))
 
 
 def _read_others(folder: RunFolder, missing: Sequence[int], scores: ContextAnswers) -> None:

@@ -373,9 +373,9 @@ def recorded_extents(path: str | Path, identity: Mapping[str, Any]) -> list[dict
     return extents
 
 
-def has_mended_format(path: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the FORMAT of a run of this ``identity`` (`ResolvedStudy.identity`) was damaged or gone, and is whole
-    now; its damaged bytes are in ``quarantine``. That of another run is left alone.
+def mend_format(path: Path, identity: Mapping[str, Any]) -> bool:
+    """Writes the FORMAT of a run of this ``identity`` (`ResolvedStudy.identity`) anew where it is damaged or gone, and
+    moves its damaged bytes to ``quarantine``; returns whether it did. That of another run is left alone.
 
     Another version's is not damaged. Where its number may itself be the damage, or plan.json is damaged, too, sessions
     say which version wrote them; parts then say whose they are (`RunFolder.create`).

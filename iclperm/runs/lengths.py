@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from iclperm.runs.setting import model_folder, model_tokenizer
+from iclperm.runs.setting import model_tokenizer, study_model_folder
 from iclperm.study.study import Study
 from iclperm.tasks.task import Task
 
@@ -28,7 +28,7 @@ def prompt_lengths(task: Task, model: str) -> PromptLengths:
     from iclperm.engine.model import read_facts  # PyTorch
 
     study = Study(model=model)
-    folder = model_folder(study, weights=False)
+    folder = study_model_folder(study, weights=False)
     tokenizer = model_tokenizer(folder)
     examples = [task.examples("train"), task.examples("test")]
     texts = [

@@ -9,7 +9,7 @@ from iclperm.prompts.chat import TextTokenizer, chat_format
 from iclperm.prompts.design import draw
 from iclperm.prompts.encode import PromptTokens, prompt_tokens
 from iclperm.prompts.render import PromptText, prompt_text
-from iclperm.runs.setting import model_folder, model_tokenizer, resolved, study_examples
+from iclperm.runs.setting import model_tokenizer, resolved, study_examples, study_model_folder
 from iclperm.study.study import Study
 from iclperm.tasks.answers import open_checker
 from iclperm.tasks.task import Task
@@ -62,4 +62,4 @@ def sample_tokens(study: Study, prompt: PromptText) -> PromptTokens:
 
 
 def _tokenizer_named(study: Study) -> Any:
-    return TextTokenizer() if study.endpoint else model_tokenizer(model_folder(study, weights=False))
+    return TextTokenizer() if study.endpoint else model_tokenizer(study_model_folder(study, weights=False))

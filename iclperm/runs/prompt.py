@@ -30,7 +30,7 @@ from iclperm.runs.run_texts import (
     refuse_other_data,
     tokenizer_at_hand,
 )
-from iclperm.runs.setting import model_folder, resolved, study_examples, tokenizer_hash
+from iclperm.runs.setting import resolved, study_examples, study_model_folder, tokenizer_hash
 from iclperm.stats import Interval
 from iclperm.stats.intervals import bounded, jackknife_interval, wilson_interval
 from iclperm.study.states import OK
@@ -133,40 +133,60 @@ def run_prompt(
     `ConfigError` for a cell or a query that the run does not have, `DataError` where the data or the task are not what
     it was run with, and what reading them raises.
     """
-    _refuse_other_cells(run, index_set, permutation, shots, query)
+    cell = index_set, permutation, shots
+    _refuse_other_cells(run, *cell, query)
     if isinstance(query, int):
         try:
             if (kept := kept_prompts(run)) is not None:
-                found = _kept_prompt(run, kept, (index_set, permutation, shots), query)
-                return replace(found, is_held_out=is_held_out, notes=notes)
+                return replace(_kept_prompt(run, kept, cell, query), is_held_out=is_held_out, notes=notes)
         except DamagedItem as error:
             notes = (*notes, str(error))
+    found = _reread_prompt(run, cell, query)
+    return replace(found, is_held_out=is_held_out, notes=(*notes, *found.notes))
+
+
+def _kept_prompt(run: FinishedRun, kept: RunPrompts, cell: tuple[int, int, int], query: int) -> RunPrompt:
+    """The prompt of a cell and a test query, of texts in a folder; raises `DamagedItem` where they are others."""
+    if not kept.are_those_of([cell[:2]]):
+        raise damaged_texts(recorded_folder(run), "its tokens are not those of the run")
+    asked = ("test", query)
+    context, whole = kept.tokens(*cell), kept.tokens(*cell, asked)
+    if kept.is_of_api:
+        context, whole = kept.text_tokens(*cell), kept.text_tokens(*cell, asked)
+    messages = tuple(kept.messages(*cell, asked))
+    return _of_cell(
+        run,
+        cell,
+        query=query,
+        text="" if messages and kept.is_of_api else kept.text(*cell, asked),
+        messages=messages,
+        demonstrations=tuple(kept.texts.demonstrations[row].worded for row in kept.rows(*cell)),
+        labels=kept.texts.labels,
+        placeholders={},
+        context_ids=None if context is None else tuple(context.ids.tolist()),
+        token_ids=None if whole is None else tuple(whole.ids.tolist()),
+    )
+
+
+def _reread_prompt(run: FinishedRun, cell: tuple[int, int, int], query: int | Mapping[str, Any] | None) -> RunPrompt:
+    """The prompt of a cell from the data read again, compared with what the run recorded; see `run_prompt`."""
     task = Task.load(run.study.task, run.study.data)
     study = resolved(run.study, task)
     examples = study_examples(study, task)
     design = draw(study, task, examples)
-    recorded = _recorded(run, task, examples, (index_set, permutation, shots))
-    rows = design.demonstrations(index_set, permutation, run.shots.index(shots))
-    first = examples["test"].fields[design.queries[0].rows[0]]
+    recorded = _recorded(run, task, examples, cell)
+    rows = design.demonstrations(*cell[:2], run.shots.index(cell[2]))
     if recorded and [examples["train"].hashes[row] for row in rows] != recorded.hashes:
         raise other_data(run)
-    placeholders: dict[str, str] = {}
-    if isinstance(query, int):
-        asked = _recorded_query(run, design, examples["test"], query)
-    elif query is not None:
-        asked = _fields_of(task, query)
-    else:
-        known = [*examples["train"].fields, *examples["test"].fields]
-        asked = _with_markers(first, "", json.dumps([*map(str, known), task.query, task.instruction]), placeholders)
-    is_chat = study.chat not in (None, "none")
-    if is_chat and recorded and study.endpoint is None:
+    asked, placeholders = _asked(run, task, examples, design, query)
+    if recorded and study.chat not in (None, "none") and study.endpoint is None:
         whole = RunFolder.open(recorded.folder)
-        if tokenizer_hash(model_folder(study, weights=False)) != whole.plan["hashes"]["tokenizer"]:
+        if tokenizer_hash(study_model_folder(study, weights=False)) != whole.plan["hashes"].get("tokenizer"):
             raise _other_tokens(run)
-    tokenizer, told = tokenizer_at_hand(study)
+    tokenizer, notes = tokenizer_at_hand(study)
     chat = chat_format(study.chat or "none", task, tokenizer)
+    first = examples["test"].fields[design.queries[0].rows[0]]
     texts = _texts(task, study, examples, rows, [asked, first], chat)
-    notes = (*notes, *told)
     if placeholders:
         notes = (*notes, *_cut_queries(task, texts.bare_queries[0], asked, design, examples["test"]))
         placeholders = {name: mark for name, mark in placeholders.items() if mark in texts.bare_queries[0]}
@@ -182,54 +202,44 @@ def run_prompt(
         if not placeholders:
             (split,) = split_labels(encoder, [context + texts.queries[0]], texts.continuations)
             token_ids = (*encoder.start.tolist(), *split.prompt.ids.tolist())
-    accuracy, interval, num_queries = _accuracy(run, index_set, permutation, run.shots.index(shots))
     is_rendered_elsewhere = chat is not None and study.endpoint is not None
-    return RunPrompt(
-        set=index_set,
-        permutation=permutation,
-        shots=shots,
+    return _of_cell(
+        run,
+        cell,
         query=query if isinstance(query, int) else None,
         text="" if is_rendered_elsewhere else context + texts.queries[0],
         messages=tuple(texts.messages(places, 0)),
         demonstrations=tuple(_worded(task, examples["train"], rows)),
         labels=() if texts.is_open else tuple(texts.continuations),
         placeholders=placeholders,
-        accuracy=accuracy,
-        interval=interval,
-        num_queries=num_queries,
         context_ids=context_ids,
         token_ids=token_ids,
-        is_held_out=is_held_out,
         notes=notes,
     )
 
 
-def _kept_prompt(run: FinishedRun, kept: RunPrompts, cell: tuple[int, int, int], query: int) -> RunPrompt:
-    """The prompt of a cell and a test query, of texts in a folder; raises `DamagedItem` where they are others."""
-    if not kept.are_those_of([cell[:2]]):
-        raise damaged_texts(recorded_folder(run), "its tokens are not those of the run")
-    asked = ("test", query)
-    context, whole = kept.tokens(*cell), kept.tokens(*cell, asked)
-    if kept.is_of_api:
-        context, whole = kept.text_tokens(*cell), kept.text_tokens(*cell, asked)
-    messages = tuple(kept.messages(*cell, asked))
+def _asked(
+    run: FinishedRun,
+    task: Task,
+    examples: Mapping[str, Examples],
+    design: Design,
+    query: int | Mapping[str, Any] | None,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields of the query that a prompt ends in, and the markers that stand in them for those of another."""
+    if isinstance(query, int):
+        return _recorded_query(run, design, examples["test"], query), {}
+    if query is not None:
+        return _fields_of(task, query), {}
+    placeholders: dict[str, str] = {}
+    texts = [*map(str, (*examples["train"].fields, *examples["test"].fields)), task.query, task.instruction]
+    first = examples["test"].fields[design.queries[0].rows[0]]
+    return _with_markers(first, "", json.dumps(texts), placeholders), placeholders
+
+
+def _of_cell(run: FinishedRun, cell: tuple[int, int, int], **about: Any) -> RunPrompt:
+    """A prompt with the accuracy of its cell; ``about`` are the fields that `RunPrompt` has beside."""
     accuracy, interval, num_queries = _accuracy(run, *cell[:2], run.shots.index(cell[2]))
-    return RunPrompt(
-        set=cell[0],
-        permutation=cell[1],
-        shots=cell[2],
-        query=query,
-        text="" if messages and kept.is_of_api else kept.text(*cell, asked),
-        messages=messages,
-        demonstrations=tuple(kept.texts.demonstrations[row].worded for row in kept.rows(*cell)),
-        labels=kept.texts.labels,
-        placeholders={},
-        accuracy=accuracy,
-        interval=interval,
-        num_queries=num_queries,
-        context_ids=None if context is None else tuple(context.ids.tolist()),
-        token_ids=None if whole is None else tuple(whole.ids.tolist()),
-    )
+    return RunPrompt(*cell, accuracy=accuracy, interval=interval, num_queries=num_queries, **about)
 
 
 @dataclass(frozen=True)

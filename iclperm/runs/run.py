@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,14 @@ from iclperm.errors import ConfigError, DataError
 from iclperm.runs.answers import Items, cell_table, digest_of, write_tables
 from iclperm.runs.demonstrations import Demonstrations
 from iclperm.runs.folder import RunFolder
+from iclperm.runs.labelled import dataset_of
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.study.endpoint import Spent
 from iclperm.study.study import Study
+
+if TYPE_CHECKING:
+    import polars
+    import xarray
 
 _PAID = (
     "num_requests",
@@ -179,8 +184,33 @@ class FinishedRun:
         try:
             import pandas  # noqa: F401 - pyarrow needs it, and its own error says less
         except ImportError:
-            raise ConfigError("pandas is not installed; run pip install pandas, or use to_arrow()") from None
+            raise ConfigError("pandas is not installed; run pip install 'iclperm[pandas]', or use to_arrow()") from None
         return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """The canonical table (see `tables`) as a polars DataFrame; raises `ConfigError` without polars."""
+        try:
+            import polars
+        except ImportError:
+            raise ConfigError("polars is not installed; run pip install 'iclperm[polars]', or use to_arrow()") from None
+        return cast("polars.DataFrame", polars.from_arrow(self.to_arrow()))
+
+    def to_xarray(self, split: str = "test", *, scores: bool = False) -> xarray.Dataset:
+        """The answers of a ``split`` by the axes set, permutation, shots and query, as an xarray Dataset.
+
+        ``correct`` is 1 or 0, and ``prediction`` the number of a label on the coordinate ``label``; both are NaN where
+        there is no answer, and ``state`` says why (its attribute ``flag_meanings`` names the codes). Coordinates are
+        the numbers of sets, permutations and queries from 0 on, and k; along the queries also ``example`` (row of the
+        split), ``weight`` (how often it counts) and ``gold`` (its right label or answer). ``scores`` adds
+        ``log_likelihood`` of each label in nats (see `label_logprob` for its size). Answers that are generated have no
+        ``prediction`` unless the task has labels.
+
+        Raises `ConfigError` without xarray, and for a split or scores that the run does not have.
+        """
+        if split not in self.splits:
+            raise ConfigError(f"there is no split {split!r} in this run; it has {', '.join(self.splits)}")
+        about = {"task": self.task, "model": self.study.model_name, "split": split}
+        return dataset_of(self.splits[split], self.labels, self.shots, about, scores=scores)
 
     def export(self, path: str | Path) -> Path:
         """Writes the canonical table (see `tables`) to a .csv, .jsonl or .parquet file; a file there is replaced whole.

@@ -29,11 +29,11 @@ from iclperm.runs.layout import tokenised
 from iclperm.runs.run import FinishedRun
 from iclperm.runs.setting import (
     ResolvedStudy,
-    model_folder,
     model_tokenizer,
     resolved,
     scoring_of,
     study_examples,
+    study_model_folder,
 )
 from iclperm.runs.stored import MOST_OF_TABLE, checksum_line, table_bytes, table_of
 from iclperm.runs.texts import MOST_OWN, PromptTexts, texts_table
@@ -221,11 +221,11 @@ def refuse_other_data(run: FinishedRun, task: Task, examples: Mapping[str, Examp
     """Raises `DataError` where task or data are not those that a run in a folder was made with."""
     assert run.folder is not None
     hashes = RunFolder.open(run.folder).plan["hashes"]
-    if hashes["wording"] != task.wording_hash():
+    if hashes.get("wording") != task.wording_hash():
         raise DataError(
             f"the wording of task {run.study.task!r} is not what {run.folder} was run with; put that task file back"
         )
-    if hashes["train"] != examples["train"].digest:
+    if hashes.get("train") != examples["train"].digest:
         raise other_data(run)
 
 
@@ -244,7 +244,7 @@ def tokenizer_at_hand(study: Study) -> tuple[Any, tuple[str, ...]]:
     try:
         if study.model != "demo" and not Path(study.model).is_dir() and study.chat in (None, "none"):
             raise ModelError(f"{study.model!r} is no folder here")  # a hub id is not fetched for a comparison alone
-        return model_tokenizer(model_folder(study, weights=False)), ()
+        return model_tokenizer(study_model_folder(study, weights=False)), ()
     except ModelError as error:
         if study.chat not in (None, "none"):
             raise

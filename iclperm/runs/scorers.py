@@ -114,7 +114,7 @@ class LocalModel:
     @property
     def tokens(self) -> int:
         """Forwarded through the first layer, those of a call of the engine that is still open among them."""
-        open_call = self.engine.report.tokens_forwarded if self._is_in_a_call else 0
+        open_call = self.engine.report.tokens_so_far if self._is_in_a_call else 0
         return self.engine.totals.tokens_forwarded + open_call
 
     def close(self) -> None:

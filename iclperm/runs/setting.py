@@ -15,7 +15,7 @@ import numpy as np
 
 from iclperm import demo
 from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, TOKENIZER_SOURCES, WEIGHT_FILES, ModelFacts
-from iclperm.engine.folder import model_folder as folder_of
+from iclperm.engine.folder import model_folder
 from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
@@ -67,7 +67,7 @@ class ResolvedStudy:
         task = Task.load(study.task, study.data)
         study = resolved(study, task)
         examples = study_examples(study, task)
-        model = None if study.endpoint else model_folder(study, weights=weights)
+        model = None if study.endpoint else study_model_folder(study, weights=weights)
         return cls(study, task, examples, draw(study, task, examples), model, limits)
 
     def counts(self, splits: Sequence[str]) -> dict[str, int]:
@@ -255,13 +255,13 @@ def study_examples(study: Study, task: Task) -> dict[str, Examples]:
     return examples
 
 
-def model_folder(study: Study, *, weights: bool = True) -> Path:
+def study_model_folder(study: Study, *, weights: bool = True) -> Path:
     """The folder of a study's model: the bundled one, a local one, or a hub id's, fetched where it is not there yet.
 
     Of a hub id's model without ``weights`` only the small files are fetched. Raises `ModelError` naming the model and
     the remedy, `ConfigError` for the revision of a local folder.
     """
-    return folder_of(demo.model_path() if study.model == "demo" else study.model, study.revision, weights=weights)
+    return model_folder(demo.model_path() if study.model == "demo" else study.model, study.revision, weights=weights)
 
 
 def scoring_of(study: Study) -> Scoring:

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import IO, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -459,12 +459,30 @@ def _buffers(shape: Shape, limits: ComputeLimits) -> Iterator[tuple[int, int, np
         yield low, high, buffer
 
 
+HEADER_ERRORS = (OSError, ValueError, EOFError, TokenError, RecursionError)
+"""What NumPy raises for the header of a file that is none of its own."""
+
+
 def mapped(path: Path) -> npt.NDArray[Any]:
     """A .npy file mapped into memory, read only; raises DataError for anything else."""
     try:
+        with path.open("rb") as file:
+            refuse_false_header(file, path.stat().st_size)
         return np.lib.format.open_memmap(path, mode="r")  # refuses objects, and archives
-    except (OSError, ValueError, EOFError, TokenError, RecursionError) as error:
+    except HEADER_ERRORS as error:
         reason = printable(str(error).split("\n")[0])[:200]
         raise DataError(
             f"{path} is not a .npy file that can be read: {reason}; save it anew, without objects"
         ) from None
+
+
+def refuse_false_header(file: IO[bytes], num_bytes: int) -> None:
+    """Raises one of `HEADER_ERRORS` where a .npy file of ``num_bytes`` has no header, or one that promises more than it
+    holds: NumPy would ask for as much memory."""
+    is_first = np.lib.format.read_magic(file) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if any(isinstance(size, bool) or size < 0 for size in shape):
+        raise ValueError(f"shape is not valid: {shape}")
+    if math.prod(shape) * dtype.itemsize > num_bytes:
+        raise ValueError("it is shorter than its header says")

@@ -18,10 +18,10 @@ from iclperm.report.page import Explorer, Page
 from iclperm.report.parts import Table, evenly, percent
 from iclperm.runs.folder import RunFolder
 from iclperm.studies.prompts import ALPHABET, restricted_tasks, restricted_words, viewer_of
-from iclperm.studies.report import Run
+from iclperm.studies.report import COMPARED, SCORED, Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.tokens import TokenSavings
-from iclperm.studies.told import COMPARED, SCORED, by_name, told
+from iclperm.studies.told import by_name, told
 from iclperm.study import kinds
 
 _MOST_RUNS = 8
@@ -68,11 +68,6 @@ def page_of(run: Run | StudyRuns, kind: str | None = None, *, with_text: bool | 
     if None in found:
         notes.append("Orderings are not shown where one of them has no answer at all.")
     tables = said.tables if with_text else [table.without_texts() for table in said.tables]
-    facts = [
-        _facts("What was run", runs, _what),
-        _facts("Known by", runs, _hashes),
-        _facts("What it cost", runs, _cost),
-    ]
     return Page(
         title=printable(run.title),
         question=_question(kind or run.study.kind),
@@ -81,7 +76,7 @@ def page_of(run: Run | StudyRuns, kind: str | None = None, *, with_text: bool | 
         warnings=said.notes,
         plots=plots,
         tables=tables,
-        facts=facts,
+        facts=facts([(whose.removesuffix(": "), one) for whose, one in runs]),
         explorers=[explorer for explorer in found if explorer is not None],
         notes=notes,
     )
@@ -202,11 +197,20 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} …"
 
 
+def facts(runs: Sequence[tuple[str, Run]]) -> list[Table]:
+    """What was run, by which hashes it is known and what it cost, of runs by their names."""
+    return [
+        _facts("What was run", runs, _what),
+        _facts("Known by", runs, _hashes),
+        _facts("What it cost", runs, _cost),
+    ]
+
+
 def _facts(title: str, runs: Sequence[tuple[str, Run]], about: Any) -> Table:
     """A row for each fact, a column for each run."""
     found: list[Mapping[str, str]] = [dict(about(run)) for _, run in runs]
     names = dict.fromkeys(name for facts in found for name in facts)
-    header = ["", *(whose.removesuffix(": ") for whose, _ in runs)]
+    header = ["", *(whose for whose, _ in runs)]
     rows = [(name, *(facts.get(name, "-") for facts in found)) for name in names]
     return Table(title, header, rows, texts=range(1, len(header)))
 

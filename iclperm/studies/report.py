@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -13,7 +14,8 @@ import numpy as np
 from iclperm.base.files import writable
 from iclperm.errors import RunError
 from iclperm.report import write_report
-from iclperm.report.parts import Findings, plain
+from iclperm.report.notebook import summary_html
+from iclperm.report.parts import Findings, in_one_line, number, percent, plain
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.prompt import RunPrompt
 from iclperm.runs.run import FinishedRun, RunReport
@@ -26,12 +28,20 @@ from iclperm.studies.missing import Missing, missing_of
 from iclperm.studies.sensitivity import Sensitivity
 from iclperm.studies.sensitivity_over_shots import SensitivityOverShots
 from iclperm.studies.sensitivity_summary import SensitivitySummary
-from iclperm.studies.taking import recommended_by, take
+from iclperm.studies.taking import WantedPrompt, recommended_by, take
 from iclperm.study import kinds
+from iclperm.study.states import OK
 from iclperm.study.study import Study
 
+COMPARED = {
+    "sum": "",
+    "mean": ", labels compared by the mean over tokens",
+    "bytes": ", labels compared by the mean over bytes",
+}
+SCORED = {"loglikelihood": "", "first_token": ", labels compared by their first token", "generate": ", generated"}
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Run(FinishedRun):
     """A finished run, and what it says: see `FinishedRun` for its answers."""
 
@@ -39,6 +49,48 @@ class Run(FinishedRun):
     def of(cls, run: FinishedRun) -> Self:
         """The same run."""
         return cls(**{field.name: getattr(run, field.name) for field in fields(FinishedRun)})
+
+    @property
+    def headline(self) -> str:
+        """What was run, in a line: the task, the model, the sizes, and how labels were compared."""
+        sets, permutations, _ = self.splits["test"].context_of.shape
+        others = "".join(f", {len(items.gold)} {name} queries" for name, items in self.splits.items() if name != "test")
+        return (
+            f"{self.task} on {self.study.model_name}: {sets} sets x {permutations} permutations, "
+            f"k = {', '.join(map(str, self.shots))}, {len(self.gold)} queries{others}{COMPARED[self.study.normalize]}"
+            f"{SCORED[self.study.scoring or 'loglikelihood']}{'' if self.study.chat == 'none' else ', as chat'}"
+            f"{'' if self.study.calibration == 'none' else ', calibrated by content-free queries'}"
+        )
+
+    def __repr__(self) -> str:
+        """Three lines: what was run, accuracy on test queries at the most demonstrations, and where it is."""
+        chance = "" if self.chance is None else f" (chance {self.chance:.3f})"
+        missing = f"; {percent(self.missing.answers)} of all answers are missing" if self.missing.answers else ""
+        place = "in memory only" if self.folder is None else f"in {self.folder}"
+        return "\n".join(
+            in_one_line(line)
+            for line in (
+                f"Run of {self.headline}",
+                f"accuracy {number(self._mean_accuracy, 3)} at k = {self.shots[-1]}{chance}{missing}",
+                f"{place}; summary(), findings(), to_pandas(), prompt() and write_report() tell more",
+            )
+        )
+
+    def _repr_html_(self) -> str:
+        """The same with the brief tables and the conclusion, for a notebook."""
+        found, alert = self.findings(), self.missing.first_line()
+        head = [*repr(self).split("\n"), *([] if alert is None else [alert])]
+        return summary_html(head, found.tables(False), found.conclusion(), [*found.warnings, *self.warnings])
+
+    @cached_property
+    def _mean_accuracy(self) -> float:
+        """Share of right answers among those that are there, at the most demonstrations, by weight; NaN without any."""
+        items = self.splits["test"]
+        is_right = np.empty((*items.context_of.shape[:2], len(items.gold)), np.bool_)
+        items.is_right(items.context_of[:, :, -1], is_right)
+        is_there = items.context_state[items.context_of[:, :, -1]] == OK
+        total = float((is_there @ items.weights).sum())
+        return float(((is_right & is_there) @ items.weights).sum()) / total if total else math.nan
 
     def summary(self) -> SensitivitySummary:
         """Order and selection sensitivity and what else is said about the largest number of shots; made once."""
@@ -111,11 +163,8 @@ class Run(FinishedRun):
         Raises `ConfigError` where nothing is recommended, or there is no such prompt; `DataError` where the data is not
         what the run was made with.
         """
-        is_open = not best and index_set is None and permutation is None
-        recommended = recommended_by(self.findings()) if is_open else None
-        return take(
-            self, recommended, index_set=index_set, permutation=permutation, shots=shots, query=query, best=best
-        )
+        wanted = WantedPrompt(index_set, permutation, shots, query, best)
+        return take(self, wanted, recommended_by(self.findings()) if wanted.is_open else None)
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""

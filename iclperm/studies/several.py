@@ -25,7 +25,8 @@ from iclperm.base.files import Folder, writable
 from iclperm.base.outputs import output
 from iclperm.errors import ConfigError, RunError, UnknownKind
 from iclperm.report import write_report
-from iclperm.report.parts import Findings
+from iclperm.report.notebook import summary_html
+from iclperm.report.parts import Findings, in_one_line
 from iclperm.runs.finish import open_one
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.formats import FORMAT, SEVERAL_FORMAT, VERSION, format_of, has_begun, is_several
@@ -37,7 +38,7 @@ from iclperm.studies import made_by
 from iclperm.studies.kept import as_kept, keep_choice, kept_choice, made_from
 from iclperm.studies.report import Run
 from iclperm.studies.stages import stages_of
-from iclperm.studies.taking import recommended_by, take
+from iclperm.studies.taking import WantedPrompt, recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
 from iclperm.study.study import STATISTICS, Study, is_cut_off
@@ -48,7 +49,7 @@ Runner = Callable[[Study, Path | None], Run]
 """Runs one of the studies, or what is missing of it in a folder."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StudyRuns:
     """The finished runs of one study, by name, and what they say together."""
 
@@ -59,6 +60,25 @@ class StudyRuns:
     """What the last stage that chooses chose, as an object of its kind: `Chosen` of a selection."""
     choices: Mapping[str, Any] = field(default_factory=dict)
     """What stages chose, by their names, as it is kept in the folder."""
+
+    def __repr__(self) -> str:
+        """Three lines: what was studied, which runs there are, and where they are."""
+        place = "in memory only" if self.folder is None else f"in {self.folder}"
+        return "\n".join(
+            in_one_line(line)
+            for line in (
+                f"StudyRuns of the kind {self.study.kind}: {self.title}",
+                f"{len(self.runs)} runs: {', '.join(self.runs)}",
+                f"{place}; runs[NAME], findings(), prompt() and write_report() tell more",
+            )
+        )
+
+    def _repr_html_(self) -> str:
+        """The same with the brief tables and the conclusion, for a notebook."""
+        found = self.findings()
+        alerts = [f"{name}: {line}" for name, run in self.runs.items() if (line := run.missing.first_line())]
+        head = [*repr(self).split("\n"), *alerts]
+        return summary_html(head, found.tables(False), found.conclusion(), [*found.warnings, *self.warnings])
 
     @property
     def report(self) -> RunReport:
@@ -121,7 +141,7 @@ class StudyRuns:
                 raise ConfigError(
                     f"this study has several runs ({names}); name one with --run (in Python run=), and what of it"
                 )
-            return take(self.runs[recommended.run or ""], recommended, **choices)
+            return take(self.runs[recommended.run or ""], WantedPrompt(**choices), recommended)
         if run not in self.runs:
             raise ConfigError(f"there is no run {run!r} in this study; it has {', '.join(self.runs)}")
         return self.runs[run].prompt(**choices)

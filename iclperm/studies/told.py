@@ -12,13 +12,6 @@ from iclperm.studies.several import StudyRuns
 from iclperm.study.endpoint import EndpointChoices, Spent
 from iclperm.study.study import Study
 
-COMPARED = {
-    "sum": "",
-    "mean": ", labels compared by the mean over tokens",
-    "bytes": ", labels compared by the mean over bytes",
-}
-SCORED = {"loglikelihood": "", "first_token": ", labels compared by their first token", "generate": ", generated"}
-
 
 @dataclass(frozen=True)
 class Told:
@@ -47,7 +40,7 @@ def told(run: Run | StudyRuns, kind: str | None = None, *, full: bool = True) ->
     plots = {f"{stem}{end}": plot for _, end, about in asides for stem, plot in about.plots().items()}
     return Told(
         alerts=[whose + line for whose, one in by_name(run) if (line := one.missing.first_line())],
-        head=[whose + _head(one) for whose, one in by_name(run)],
+        head=[whose + one.headline for whose, one in by_name(run)],
         tables=[*findings.tables(full), *beside],
         paid=None if endpoint is None else _paid(run.report, endpoint),
         conclusion=[*findings.conclusion(), *others],
@@ -112,17 +105,6 @@ def data_notes(duplicates: int, conflicting: int, excluded: int, oversampled: in
             "count several times in accuracies, once in intervals"
         )
     return notes
-
-
-def _head(run: Run) -> str:
-    sets, permutations, _, queries = run.correct.shape
-    others = "".join(f", {len(items.gold)} {split} queries" for split, items in run.splits.items() if split != "test")
-    return (
-        f"{run.task} on {run.study.model_name}: {sets} sets x {permutations} permutations, "
-        f"k = {', '.join(map(str, run.shots))}, {queries} queries{others}{COMPARED[run.study.normalize]}"
-        f"{SCORED[run.study.scoring or 'loglikelihood']}{'' if run.study.chat == 'none' else ', as chat'}"
-        f"{'' if run.study.calibration == 'none' else ', calibrated by content-free queries'}"
-    )
 
 
 def _paid(report: RunReport, endpoint: EndpointChoices) -> str:

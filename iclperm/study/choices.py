@@ -37,18 +37,13 @@ class Choices(BaseModel):
             raise ConfigError(_first_problem(_noun(type(self)), choices, error)) from None
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Reads and validates one YAML file; raises `ConfigError` naming the file and the key."""
-        try:
-            return cls(**read_yaml(path))
-        except ConfigError as error:
-            raise type(error)(f"{path}: {error}") from None
+    def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
+        """Reads and validates one YAML file, whose content is ``raw`` where the caller has read it.
 
-    @classmethod
-    def from_content(cls, path: str | Path, raw: bytes) -> Self:
-        """As `from_file`, of a file whose content the caller has read."""
+        Raises `ConfigError` naming the file and the key.
+        """
         try:
-            return cls(**yaml_in(raw))
+            return cls(**read_yaml(path, raw))
         except ConfigError as error:
             raise type(error)(f"{path}: {error}") from None
 
@@ -57,11 +52,11 @@ class Choices(BaseModel):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=1000)
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """One mapping from a YAML file: no aliases, no repeated keys, no NUL, at most 1 MiB and 20 levels; else
-    `ConfigError`."""
+def read_yaml(path: str | Path, raw: bytes | None = None) -> dict[str, Any]:
+    """One mapping from a YAML file, or from its content: no aliases, no repeated keys, no NUL, at most 1 MiB and 20
+    levels; else `ConfigError`."""
     try:
-        return yaml_in(read_given(path, MAX_YAML_BYTES))
+        return yaml_in(read_given(path, MAX_YAML_BYTES) if raw is None else raw)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}; give the path of a YAML file") from None
 

@@ -182,7 +182,7 @@ class Study(Choices):
     def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
         """Reads a study file, whose content is ``raw`` where the caller has read it; task file, data and model named in
         it are looked up beside it first."""
-        study = super().from_file(path) if raw is None else super().from_content(path, raw)
+        study = super().from_file(path, raw)
 
         def beside(key: str, name: str) -> str:
             place = Path(path).parent / name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from glob import has_magic
 from itertools import product
 from pathlib import Path
@@ -25,6 +25,7 @@ Files = Word | Annotated[list[Word], Field(min_length=1)]
 _STEMS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "dev": ("dev", "validation", "valid")}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_SECONDS_FOR_THE_HUB = 5
 _SHARD = re.compile(r".*-\d+-of-0*(\d+)\b.*")
 _SHARE_OF_TEST = re.compile(r"(\d*\.?\d+) of test")
 
@@ -259,18 +260,47 @@ def _loaded(data: Dataset, folder: Path, split: str, config: str | None) -> Any:
             "download the files and give their folder with the study's key 'data'"
         ) from None
     unreachable: tuple[type[Exception], ...] = HfHubHTTPError.__bases__  # the errors of whichever HTTP library it uses
-    with _without_progress_bars():
+    reason = _why_out_of_reach(unreachable) if data.revision else None
+    with _without_progress_bars(), _from_the_cache_alone() if reason else nullcontext():
         try:
             return datasets.load_dataset(source, name=config, split=split, revision=data.revision)
         except (*unreachable, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             for cause in (error, error.__cause__):  # the library's own error may hide it
                 if cause is not None and is_out_of_memory(cause):
                     raise cause from None
+            if reason is not None:
+                raise DataError(
+                    f"the split {split!r} of the dataset {data.dataset!r} is not in the cache, and the hub is out of "
+                    f"reach ({reason}); go online, or give the folder of its files with --data (the study's key 'data')"
+                ) from None
             raise DataError(
                 f"the split {split!r} of the dataset {data.dataset!r} cannot be loaded "
                 f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); check its names, or download the "
                 "files and give their folder with the study's key 'data'"
             ) from None
+
+
+def _why_out_of_reach(unreachable: tuple[type[Exception], ...]) -> str | None:
+    """Why the hub cannot be asked now, in a few words; None where it answers. Asks once, for seconds at most."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_SECONDS_FOR_THE_HUB)
+    except (*unreachable, OSError) as error:
+        return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else " ".join(str(error).split())[:100]
+    return None
+
+
+@contextmanager
+def _from_the_cache_alone() -> Iterator[None]:
+    """The datasets library reads its cache, and does not try the hub again and again; afterwards it is as it was."""
+    from datasets import config
+
+    before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
 
 
 @contextmanager

@@ -267,10 +267,11 @@ class Task(Choices):
         return self.model_copy(update={"name": name, "data": self.data.model_copy(update={"keep": values})})
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Reads a task file, ours or one of lm-evaluation-harness; its data files are relative to its folder."""
+    def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
+        """Reads a task file, ours or one of lm-evaluation-harness, whose content is ``raw`` where the caller has read
+        it; its data files are relative to its folder."""
         try:
-            content = read_yaml(path)
+            content = read_yaml(path, raw)
             task = cls(**(from_lm_eval(content, path) if is_lm_eval(content) else content))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None

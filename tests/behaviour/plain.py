@@ -21,7 +21,7 @@ _SUBSTITUTIONS = [
     for pattern, words in (
         (r"\d{4}-?\d\d-?\d\dT\d{6}Z-[0-9a-f]{8}", "SESSION"),
         (r"(127\.0\.0\.1|localhost):\d+", "HOST:PORT"),
-        (r"^scored [\d,]+ of [\d,]+ parts\n", ""),
+        (r"^.+: (reading|tokenising|loading|scoring)\b.*\n", ""),
         (r"computed in [\d.,]+ (s|min|h)\b", "computed in TIME"),
         (r"about [\d.,]+ (s|min|h) on this machine \(([^,]*), ([^,]*), .*?\)", r"about TIME on this machine (\2, \3)"),
         (r"^(estimated time +about|time left +about) [\d.,]+ (s|min|h)", r"\1 TIME"),

@@ -50,7 +50,7 @@ def _sections(text: str) -> dict[str, dict[str, str]]:
     section, last = None, ""
     for line in text.splitlines():
         if line.endswith(":") and not line.startswith(" "):
-            section = found.get(line[:-1].lower())
+            section = found.get(line[:-1].lower().split()[-1])  # "Model options:" are options
         elif section is not None and (match := _ENTRY.match(line)):
             last = match[1]
             section[last] = match[2] or ""

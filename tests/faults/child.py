@@ -174,7 +174,8 @@ def run(
 ) -> Outcome:
     """As `started`, to its end."""
     outcome = started(work, root, scratch, fault).outcome(limit_s)
-    allowed = (*_NOBODYS, *filter(None, [os.environ.get("XDG_STATE_HOME")]))  # what users keep beside any run
+    besides = map(os.environ.get, ("XDG_STATE_HOME", "XDG_CACHE_HOME"))  # what users keep beside any run
+    allowed = (*_NOBODYS, *filter(None, besides))
     outcome.outside = [path for path in outcome.outside if not path.startswith(allowed)]
     return outcome
 

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from faults.child import KILL_BEFORE, NONE, READ, Fault, Outcome, run
+from iclperm.report.bundle import problem as page_problem
 
 KEY_VARIABLE = "ICLPERM_FAULTS_KEY"
 SENTINEL = "sentinel-5b1d0c77ae"
@@ -63,6 +64,8 @@ class World:
         state = self.home / "state/iclperm/keys"  # where it is kept which key may go to which host: not in a folder
         state.mkdir(parents=True)
         os.environ["XDG_STATE_HOME"] = str(self.home / "state")
+        os.environ["XDG_CACHE_HOME"] = str(self.home / "cache")
+        page_problem()  # made here once: the limit of what comes after leaves no room for it
         self._make()
         _load_everything([self.study(name) for name in list(STUDIES)[:warm]], self.home / "warm")
 
