@@ -74,7 +74,7 @@ class Watcher(Protocol):
         ...
 
 
-class Watch:
+class RunWatch:
     """What a run tells its watcher, or its function of finished parts; within, a thread tells what takes long.
 
     Whatever the watcher raises in the thread is raised where the run next tells something, or ends.
