@@ -1,11 +1,13 @@
 """A run in Python: what it shows of itself, other libraries' tables and arrays of it, and its figures as functions."""
 
+import ast
 import inspect
 import io
 import math
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,3 +230,26 @@ def test_a_comparison_has_figures_too(tmp_path):
     comparison = iclperm.compare([tmp_path / "a.npy", tmp_path / "b.npy"])
     assert isinstance(plot.forest(comparison, width=7.0), Figure)
     assert set(plot.all_figures(comparison)) >= {"forest"}
+
+
+def test_every_field_of_a_finding_says_what_it_is():
+    """A docstring under each field of the findings of every kind, and of what they are made of."""
+    folder = Path(iclperm.__file__).parent / "studies"
+    found = {}
+    for path in folder.glob("*.py"):
+        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            methods = {node.name for node in getattr(each, "body", []) if isinstance(node, ast.FunctionDef)}
+            if isinstance(each, ast.ClassDef) and {"conclusion", "to_dict"} <= methods and path.stem not in APART:
+                documented = zip(each.body, [*each.body[1:], None], strict=True)
+                found[each.name] = [
+                    field.target.id
+                    for field, after in documented
+                    if isinstance(field, ast.AnnAssign)
+                    and not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant))
+                ]
+    assert len(found) >= 9
+    assert {name: fields for name, fields in found.items() if fields} == {}
+
+
+APART = {"comparing_findings"}
+"""Findings whose fields are named in the docstring of their class."""
