@@ -54,7 +54,7 @@ def run_one(
     keys: KeyHosts | None = None,
 ) -> FinishedRun:
     """See `iclperm.api.run`; ``keys`` are the hosts that keys may go to."""
-    with RunWatch(progress, study.model_name, study.task) as watch:
+    with RunWatch(progress, Path(study.model_name).name, Path(study.task).stem) as watch:
         return _run(study, out, extend, mixed, watch, limits, keys)
 
 

@@ -26,7 +26,7 @@ class Advance:
     """How far a run is. Numbers are those of this process, but parts are those that any has finished."""
 
     model: str
-    """As the study names it."""
+    """The last part of its path or hub id."""
     task: str
     stage: str
     """What is being done: one of `STAGES`."""
