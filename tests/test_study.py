@@ -56,6 +56,9 @@ def test_a_wrong_choice_is_one_line_naming_key_and_value(choices, message):
     [
         ("sets: 3\nsets: 4\n", "the key 'sets' occurs twice"),
         ("shots: &k [1, 2]\nsets: *k\n", "aliases are not allowed"),
+        pytest.param(f"seed: 1\nsets: 0x{'F' * 10_000}\n", "more than 64 bits (line 2); name", id="hexadecimal"),
+        pytest.param(f"sets: {'9' * 5_000}\n", "more than 64 bits (line 1); name", id="digits"),
+        pytest.param(f"sets: {'59:' * 2_000}59\n", "more than 64 bits (line 1); name", id="sexagesimal"),
         ("shots: " + "[" * 40 + "]" * 40, "nested deeper than 20 levels"),
         ("- 1\n", "must be a mapping"),
         ("sets: 2020-13-45\n", "is not valid YAML: month must be in 1..12"),

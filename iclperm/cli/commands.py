@@ -192,9 +192,10 @@ def report(
 
     Stopped where its files cannot be written into the ``out`` that was asked for.
     """
+    files = figure_files(figures, width)
     found = api.open_run(folder, **statistics)
-    plots = told(found, kind).plots if figures else {}
-    taken = [each.written(plots) for each in figure_files(figures, width)]
+    plots = told(found, kind).plots if files else {}
+    taken = [each.written(plots) for each in files]
     if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
         out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
     refused = _show(

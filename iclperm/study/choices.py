@@ -129,6 +129,21 @@ class _StrictLoader(yaml.SafeLoader):
             raise yaml.YAMLError(f"a NUL character (line {node.start_mark.line + 1}); remove it")
         return value
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number of at most 64 bits: a longer one cannot even be shown."""
+        try:
+            value = super().construct_yaml_int(node)
+        except ValueError:  # Python refuses thousands of digits
+            value = 1 << 65
+        if value.bit_length() > 64:
+            raise yaml.YAMLError(
+                f"a whole number of more than 64 bits (line {node.start_mark.line + 1}); name a smaller one"
+            )
+        return int(value)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+
 
 def _quotes(value: Any) -> str:
     """What makes text of a value that YAML took for something else."""
