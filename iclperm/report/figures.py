@@ -182,7 +182,8 @@ def settings(colours: str | Sequence[str] | None = None) -> Iterator[None]:
 
 
 def _palette(colours: str | Sequence[str] | None) -> Any:
-    from matplotlib import colormaps, cycler
+    from cycler import cycler
+    from matplotlib import colormaps
     from matplotlib.colors import is_color_like
 
     map_name = colours if isinstance(colours, str) else _MAP
