@@ -97,17 +97,20 @@ def weighted(sizes: str, acting: str, repeats: int) -> dict[str, Any]:
     by_class = 2 * slope
     acts = float(by_class.mean())
     true = math.hypot(acts * ORDER, INTERACTION), math.hypot(SELECTION, INTERACTION)
-    found, squares = [], []
+    found, squares, covered = [], [], 0
     for repeat in range(repeats):
         generator = key(f"{sizes} {acting}", repeat)
         sets, permutations, both = effects(generator, "Gaussian")
         of_class = (sets + both)[..., None] + permutations[..., None] * by_class
         correct = drawn(generator, 0.6 + of_class[..., gold] + with_queries(generator, len(gold)))
+        mean = stats.mean_error(correct, weights, classes=gold).interval()
+        covered += mean.low <= 0.6 <= mean.high
         components = stats.variance_components(correct, weights=weights, classes=gold)
         squares.append(components.sigma2.P + components.sigma2.SP)
         found.append(stats.effect_interval(components, draws=DRAWS, seed=repeat))
     row = {"classes": sizes, "order acts on": acting, "true order": 100 * true[0]}
-    return summed(row | {"bias": float(np.mean(squares)) / true[0] ** 2 - 1}, found, true)
+    row |= {"bias": float(np.mean(squares)) / true[0] ** 2 - 1}
+    return summed(row, found, true) | {"mean covered": covered / repeats}
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iclperm import plot, stats
-    from iclperm.api import compare, open_run, plan, run, status, verify, write_page
+    from iclperm.api import compare, open_run, plan, run, status, verify, write_comparison, write_page
     from iclperm.base.environment import settle
     from iclperm.endpoint import Endpoint
     from iclperm.engine import Engine
@@ -50,6 +50,7 @@ __all__ = [
     "stats",
     "status",
     "verify",
+    "write_comparison",
     "write_page",
 ]
 
@@ -75,6 +76,7 @@ _HOME = {
     "settle": "iclperm.base.environment",
     "status": "iclperm.api",
     "verify": "iclperm.api",
+    "write_comparison": "iclperm.api",
     "write_page": "iclperm.api",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from iclperm import external
@@ -23,6 +24,7 @@ from iclperm.studies import kept, several
 from iclperm.studies.compared import Compared, of_array, of_run, short_names
 from iclperm.studies.comparing import comparing
 from iclperm.studies.comparing_findings import Comparing
+from iclperm.studies.comparing_page import write_comparison
 from iclperm.studies.page import write_page
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
@@ -30,7 +32,7 @@ from iclperm.studies.stages import load
 from iclperm.study import kinds
 from iclperm.study.study import Study
 
-__all__ = ["compare", "open_run", "plan", "run", "status", "verify", "write_page"]
+__all__ = ["compare", "open_run", "plan", "run", "status", "verify", "write_comparison", "write_page"]
 
 
 def run(
@@ -42,6 +44,7 @@ def run(
     progress: Progress | Watcher | bool | None = None,
     limits: WorkLimits | None = None,
     send_keys: SendKeys | None = None,
+    with_text: bool | None = None,
 ) -> Run | StudyRuns:
     """Runs a study, or what is missing of it in the run folder ``out``; without a folder results are kept in memory.
 
@@ -49,8 +52,9 @@ def run(
     stays. ``mixed`` accepts parts whose last bits may differ, from another machine or version. Several processes may
     run one study into one folder. ``limits`` cut the work otherwise than by default, and must be the same for every
     session of a folder. ``send_keys`` name the hosts that keys may go to by their variables, as
-    ``{"OPENAI_API_KEY": "api.openai.com"}``: the key that a study's endpoint wants is sent nowhere else. A kind that
-    could not be reported is refused before anything is computed.
+    ``{"OPENAI_API_KEY": "api.openai.com"}``: the key that a study's endpoint wants is sent nowhere else. The folder
+    keeps the texts of all prompts in texts.parquet unless ``with_text`` is False, or the task's data may not be handed
+    on and it is not True. A kind that could not be reported is refused before anything is computed.
 
     ``progress`` is True for a bar on a terminal or in a notebook, and lines elsewhere (`iclperm.progress`): model and
     stage, tokens and parts, and the time left. Else a function, called with the numbers of finished parts and of all
@@ -62,7 +66,7 @@ def run(
     """
 
     def one(study: Study, out: str | Path | None) -> Run:
-        return Run.of(run_one(study, out, extend, mixed, watcher, limits or DEFAULT, keys))
+        return Run.of(run_one(study, out, extend, mixed, watcher, limits or DEFAULT, keys, with_text))
 
     kind = kinds.named(study.kind)
     load(kind)
@@ -153,7 +157,8 @@ def compare(
     runs = [one for one in found if not isinstance(one, Tensor)]
     titles = [(run.task, Path(run.study.model_name).name) for run in runs]
     names = iter(short_names(titles, [run.folder for run in runs]))
-    return comparing([_compared(one, names) for one in found], shared=shared, sizes=sizes)
+    said = comparing([_compared(one, names) for one in found], shared=shared, sizes=sizes)
+    return replace(said, runs=tuple(None if isinstance(one, Tensor) else one for one in found))
 
 
 def _opened(path: str | Path) -> Run | StudyRuns | Tensor:
@@ -165,5 +170,7 @@ def _opened(path: str | Path) -> Run | StudyRuns | Tensor:
 
 def _compared(one: Run | Tensor, names: Iterator[str]) -> Compared:
     if isinstance(one, Tensor):
-        return of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots)
+        levels = {axis: tuple(map(str, getattr(one, axis))) for axis in ("sets", "permutations", "queries")}
+        found = of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots)
+        return replace(found, called=levels, notes=one.notes)
     return of_run(next(names), one)

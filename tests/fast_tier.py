@@ -163,6 +163,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_kept_choices": ("test_a_choice_is_kept",),
     "test_kinds": ("test_a_kind_runs_reports_and_is_read_back[curve", "test_choices", "test_what_cannot_work"),
     "test_page": ("test_texts_are_left_out", "test_every_text"),
+    "test_page_bundle": ("test_what_was_kept", "test_a_home", "test_no_library", "test_a_broken"),
     "test_prompt": ("test_other_data", "test_a_study_that_chose"),
     "test_report": ("TestSummary", "TestJson", "TestTables"),
     "test_results": ("",),

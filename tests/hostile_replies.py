@@ -28,8 +28,10 @@ def said(**message: Any) -> dict[str, Any]:
 def http(
     body: bytes, status: str = "200 OK", headers: Mapping[str, str] | None = None, length: int | None = None
 ) -> bytes:
-    """One HTTP answer."""
+    """One HTTP answer, the last of its connection, and it says so: a request that meets a connection which the server
+    has meanwhile closed may have been paid for, and counts."""
     lines = {"Content-Type": "application/json", "Content-Length": str(len(body) if length is None else length)}
+    lines["Connection"] = "close"
     head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **(headers or {})}.items())
     return f"HTTP/1.1 {status}\r\n{head}\r\n".encode("latin-1") + body
 
@@ -68,7 +70,6 @@ def chunk(piece: bytes) -> bytes:
 
 GOOD = json.dumps(good()).encode()
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-GZIP_CHUNKED = CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
 
 
 @lru_cache
@@ -177,6 +178,9 @@ LOST: dict[str, Callable[[], Pieces]] = {
     "slow drops of a header": forever(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", pause=0.05),
 }
 """Replies that are none: the request is asked again, and counts at what it can have cost."""
+
+ENDLESS = ("100 without end", "slow drops", "slow drops of a header")
+"""What of them only the client's patience ends."""
 
 PASSING: dict[str, Callable[[], Pieces]] = {
     "500 of a megabyte": whole(b"x" * 900_000, status="500 Oops"),

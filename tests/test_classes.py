@@ -183,7 +183,7 @@ class TestTheReport:
         drawn = svg.read_text()
         assert png.stat().st_size > 5_000
         for word in ("a task", "yes", "no", ".250", "1.5", "right label"):
-            assert f"<!-- {word} -->" in drawn, word
+            assert f">{word}</text>" in drawn, word
 
     def test_answers_without_a_label_have_a_column(self) -> None:
         found = confusion(np.array([[[[0, -1, 1, 1]]]]), self.GOLD, 2)

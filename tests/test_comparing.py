@@ -224,7 +224,7 @@ class TestFindings:
         lines = "\n".join(found.conclusion())
         assert "Over 5 studies r is" in lines
         assert "In none of 10 pairs can r be told apart" in lines
-        assert [path.name for stem, plot in found.plots().items() for path in save(plot, tmp_path / stem)] == [
+        assert [path.name for path in save(found.plots()["forest"], tmp_path / "forest")] == [
             "forest.png",
             "forest.svg",
         ]

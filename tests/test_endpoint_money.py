@@ -6,6 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
+import time
+import unicodedata
 import zlib
 from dataclasses import astuple
 from email.utils import formatdate
@@ -13,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_server import MODEL, FaultyServer, faulty_server, prompt_of
-from hostile_replies import good, whole
+from faulty_server import MODEL, STALL_S, FaultyServer, faulty_server, prompt_of
+from hostile_replies import good, http, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +27,7 @@ from iclperm.cli import main as cli
 from iclperm.endpoint import Endpoint, Ledger, Pace, Spent
 from iclperm.endpoint.gate import retry_after
 from iclperm.endpoint.ledger import Books, damage, paid
-from iclperm.endpoint.replies import RequestResult, as_echoed, as_listed, checked_reply
+from iclperm.endpoint.replies import RequestResult, as_echoed, as_listed, checked_reply, spent_on
 from iclperm.errors import RunError, RunStopped
 from iclperm.runs import audit
 
@@ -419,7 +422,7 @@ def test_two_that_share_a_budget_never_send_more_than_it_holds(tmp_path):
 
 def test_a_server_that_wants_to_be_asked_again_at_once_is_not_asked_without_end():
     def busy(_):
-        return iter([b"HTTP/1.1 429 Too Many\r\nRetry-After: 0\r\nContent-Length: 2\r\n\r\n{}"])
+        return iter([http(b"{}", status="429 Too Many", headers={"Retry-After": "0"})])
 
     with faulty_server(iter(lambda: busy, None)) as server:
         with pytest.raises(RunStopped):
@@ -487,3 +490,87 @@ def test_a_kept_probe_that_denies_is_asked_again_and_one_that_grants_is_not(tmp_
         asked = len(server.seen)
         assert gives(server)
     assert len(server.seen) == asked
+
+
+def test_of_two_replies_to_a_request_the_later_sessions_counts_also_within_a_second(tmp_path):
+    for number in range(12):
+        with Ledger(tmp_path) as ledger:
+            ledger.append("k", model="m", spent=Spent(1), reply={"model": "m", "choices": [{"text": str(number)}]})
+        with Ledger(tmp_path) as ledger:
+            assert ledger.lookup("k")["choices"][0]["text"] == str(number)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"best_of": 20}, {"tools": [{"type": "function", "function": {"name": "x" * 3000}}]}]
+)
+def test_what_extra_makes_a_request_cost_is_in_its_bound(extra):
+    def dear(body):
+        assert body.items() >= extra.items()
+        used = {"prompt_tokens": 5 + len(json.dumps(extra)) * ("tools" in extra)}
+        used["completion_tokens"] = 8 * extra.get("best_of", 1)
+        choice = {"index": 0, "finish_reason": "stop", "text": "x"}
+        return whole(good(choices=[choice], model=MODEL, usage=used))()
+
+    most = 4_000
+    with faulty_server([dear] * 100) as server:
+        endpoint = an_endpoint(server, api="completions", extra=extra, max_tokens=most)
+        with pytest.raises(RunStopped, match="max_tokens"):
+            endpoint.generate([f"prompt {number}" for number in range(99)], max_new_tokens=8)
+        assert server.seen
+        assert endpoint.paid.tokens <= most
+
+
+def test_a_total_alone_is_what_was_paid_for():
+    bound = Spent(1, 20, 0, 8)
+    reply = {"model": "m", "choices": [{"text": "x"}]}
+    assert spent_on({**reply, "usage": {"total_tokens": 500}}, bound) == Spent(1, 20, 0, 480)
+    assert spent_on({**reply, "usage": {"total_tokens": 7}}, bound) == bound
+    assert spent_on({**reply, "usage": {"total_tokens": 500, "completion_tokens": 2}}, bound).tokens == 500
+
+
+FILM = "评论。这部电影很好看。情感。积极\n评论。太难看了。情感。"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cut", "is_ok"),
+    [
+        (FILM, lambda text: text, True),
+        (FILM, lambda text: text[-6:], False),
+        (FILM, lambda text: "\ufffd" + text[-6:], False),
+        (FILM, lambda text: "别的提示。情感。" + text[-2:], False),
+        (FILM, lambda text: text.replace("难", "\ufffd\ufffd"), True),
+        ("ﬁlm x²。 ", lambda text: unicodedata.normalize("NFKC", text[:-2]) + text[-2:], True),
+        ("Отзыв: плохо. Это", lambda text: "Отзыв: хорошо. Это" + text[-2:], False),
+    ],
+)
+def test_an_echo_of_another_prompt_is_invalid_in_any_script(prompt, cut, is_ok):
+    def answered(body):
+        asked = prompt_of(body)
+        text = asked if asked.startswith("One two") else cut(asked)
+        tokens = (
+            [*re.findall(r".", text, re.S), "x"] if text != asked or not text.isascii() else [text[:-5], " four", "x"]
+        )
+        logprobs = {"tokens": tokens, "token_logprobs": [None] + [-1.0] * (len(tokens) - 1)}
+        choice = {"text": text + "x", "logprobs": logprobs, "finish_reason": "length"}
+        return whole(good(choices=[choice], model=MODEL, usage=None))()
+
+    with faulty_server([answered] * 9) as server:
+        ((scored,),) = an_endpoint(server, api="completions").score_groups([[prompt]], ["积极", "消极"])
+        assert len(server.seen) == 3
+    assert (scored.state == "ok") is is_ok
+
+
+def test_who_interrupts_twice_is_told_nothing_of_what_was_on_its_way_and_it_counts(tmp_path):
+    calm = f"import contextlib\nwith contextlib.suppress(KeyboardInterrupt):\n{textwrap.indent(KILLED, '    ')}"
+    with faulty_server(["ok"] * 10 + ["stall"] * 4) as server:
+        arguments = [sys.executable, "-c", calm, server.url, str(tmp_path)]
+        process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        while len(server.seen) < 14:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None  # what is on its way is waited for once
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=STALL_S * 0.8) == (None, "")
+    assert process.returncode == 0
+    assert (paid(tmp_path).spent.requests, paid(tmp_path).lost.requests) == (14, 4)

@@ -272,7 +272,7 @@ def test_a_key_is_in_no_log_and_in_no_exception(name, caplog, capfd, tmp_path):
     caplog.set_level(logging.DEBUG)
     found, said = [], []
     with faulty_server([lambda _: iter([ECHOES[name]()])] * 9) as server, Ledger(tmp_path) as ledger:
-        endpoint = an_endpoint(server, ledger, api_key_env=VARIABLE, timeout_s=3.0, deadline_s=3.0)
+        endpoint = an_endpoint(server, ledger, api_key_env=VARIABLE, timeout_s=20.0, deadline_s=20.0)
         try:
             found = endpoint.generate(["?"])
         except RunStopped as stopped:
@@ -464,7 +464,7 @@ def test_escapes_of_something_else_stay(text):
         ({"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": "x"}, (5, 2)),
         ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, (None, 7)),
         ({"prompt_tokens": 0, "completion_tokens": 2, "total_tokens": 2}, (None, 2)),
-        ({"total_tokens": 999}, (None, 7)),
+        ({"total_tokens": 999}, (None, 999 - 5 - 16)),  # more than the bound: what it is over the prompt's
     ],
 )
 def test_what_was_paid_for_is_not_what_nobody_counted(usage, spent, tmp_path):

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_server import faulty_server
+from faulty_server import faulty_server, prompt_of
 from scoring_server import MODEL, scoring_server
 from tolerances import TOLERANCES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
 from iclperm import Study
+from iclperm.cli import main as cli
 from iclperm.demo import data_path, model_path
 from iclperm.endpoint import Spent
 from iclperm.endpoint.ledger import Ledger
@@ -358,3 +359,45 @@ def test_states_of_a_finished_run_are_ok(weights):
     with scoring_server(*weights) as server:
         run = iclperm.run(Study(endpoint=behind(server), sets=1, permutations=1, shots=1, queries=2))
     assert (run.state == OK).all()
+
+
+TRYING = """
+name: letters
+data: {train: train.jsonl, test: test.jsonl}
+fields: {text: text, letter: letter}
+answer: {field: letter, check: exact, rules: [{name: tries, pattern: "^(a+)+$"}, {name: word, pattern: "answer"}]}
+demonstration: "{{ text }} {{ letter }}"
+query: "{{ text }}"
+max_new_tokens: 5
+shots: 2
+"""
+
+
+def test_a_text_whose_reading_is_given_up_is_counted_once_a_prompt(tmp_path, capfd):
+    """Two permutations share the prompt without demonstrations, whose reply makes a rule try without end."""
+    rows = [{"text": f"word {number}", "letter": "abc"[number % 3]} for number in range(12)]
+    for split, part in (("train", rows[:6]), ("test", rows[6:])):
+        (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in part))
+    (tmp_path / "task.yaml").write_text(TRYING)
+    texts, slow = {row["text"] for row in rows}, []
+
+    def reply(body):
+        prompt = prompt_of(body)
+        if prompt in slow or (not slow and prompt in texts):
+            slow[:] = [prompt]
+            return f"text {'a' * 40}!"
+        return "ok"
+
+    with faulty_server([reply] * 100) as server:
+        study = Study(
+            task=str(tmp_path / "task.yaml"), endpoint={"base_url": server.url, "model": server.model},
+            sets=1, permutations=2, shots=[0, 2], queries=3,
+        )  # fmt: skip
+        run = iclperm.run(study, tmp_path / "run")
+        assert sum(prompt_of(body) == slow[0] for body in server.seen) == 1
+    assert run.generation.num_given_up == run.generation.to_dict()["num_given_up"] == 1
+    assert (run.to_arrow()["rule"].to_pylist().count("timeout"), len(slow)) == (2, 1)
+    for command in ("report", "run"):
+        with pytest.raises(SystemExit):
+            cli.main([command, str(tmp_path / "run")])
+        assert "the reading of 1 texts took too long" in " ".join(capfd.readouterr().out.split())

@@ -21,10 +21,13 @@ from tiny import LABELS, byte_level_tokenizer, make_model, make_rows, make_task,
 import iclperm
 from iclperm import stats
 from iclperm.cli import main as cli
+from iclperm.report import bundle
 from iclperm.report import page as pages
 from iclperm.report.page import Explorer, Page, as_json, page_html
 from iclperm.report.parts import Plot, Table
+from iclperm.runs.run_texts import kept_prompts
 from iclperm.studies import page as study_pages
+from iclperm.studies.prompts import shown_prompts
 from iclperm.study import kinds
 
 CHROMIUM = shutil.which("chromium")
@@ -224,9 +227,11 @@ def many(run: iclperm.Run, sets: int, permutations: int, queries: int) -> iclper
         context_of=generator.integers(0, len(test.context_state), size=(sets, permutations, 1)),
         context_state=test.context_state[:, again],
         context_prediction=test.context_prediction[:, again],
-        context_logprob=np.zeros((len(test.context_state), queries, len(run.labels)), dtype=np.float32),
+        context_logprob=-generator.random((len(test.context_state), queries, len(LABELS))).astype(np.float32),
+        right_answers=tuple(test.right_answers[place] for place in again),
     )
-    large = replace(run, splits={"test": items}, shots=run.shots[-1:])
+    gone = run.study.model_copy(update={"task": "gone"})  # there is no folder of it, and no data
+    large = replace(run, splits={"test": items}, shots=run.shots[-1:], study=gone, folder=None)
     rows = np.resize(shown.rows, (sets, permutations, 3))
     large.__dict__["demonstrations"] = replace(  # what it would be read to be
         shown,
@@ -239,13 +244,27 @@ def many(run: iclperm.Run, sets: int, permutations: int, queries: int) -> iclper
     return large
 
 
-@pytest.mark.parametrize(("permutations", "queries", "shown"), [(10, 500, 10), (1000, 40, 200)])
+@pytest.mark.parametrize(("permutations", "queries", "shown"), [(10, 500, 10), (1000, 200, 200)])
 def test_what_does_not_fit_is_sampled_and_the_page_says_so(
     run: iclperm.Run, permutations: int, queries: int, shown: int
 ) -> None:
     large = many(run, 10, permutations, queries)
+    kept = kept_prompts(run)
+    assert kept is not None
+    again = [kept.texts.queries["test"][number % 20] for number in range(queries)]
+    group = kept.groups[0]
+    rows = group.rows[np.arange(10) % 3][:, np.arange(permutations) % 4]
+    grown = replace(group, shots=large.shots, rows=rows, contexts=np.zeros((10, permutations, 1), dtype=np.int64))
+    grown_texts = replace(kept.texts, queries={"test": again}, contexts={}, cells={}, has_tokens=True)
+    large_prompts = replace(kept, texts=grown_texts, groups=(grown,))
     found = study_pages.page_of(large)
     (explorer,) = found.explorers
+    data, notes = shown_prompts(large, np.array(explorer.data["permutations"]), large_prompts)
+    assert data is not None
+    found = replace(found, explorers=[replace(explorer, prompts=data, notes=[*explorer.notes, *notes])])
+    assert len(data["numbers"]) == queries if permutations == 10 else 0 < len(data["numbers"]) < queries
+    assert any("rounds log-likelihoods to 2e-05 nats" in note for note in notes)
+    assert any("of the 200 queries, at equal distances" in note for note in notes) == (permutations == 1000)
     assert shown <= len(explorer.data["permutations"]) <= shown + 2
     text = page_html(found, is_interactive=True)
     assert len(text.encode()) < 5_000_000
@@ -313,12 +332,19 @@ def test_the_command_writes_it_beside_the_report(
     assert "Which demonstrations help" in bare
 
 
+def forget_bundle() -> None:
+    bundle.problem.cache_clear()
+    bundle.bundle.cache_clear()
+
+
 def test_without_the_libraries_the_page_has_pictures_and_says_so(
     run: iclperm.Run, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "altair", None)  # as if it were not installed
+    forget_bundle()  # which a page before this one has found
     with pytest.raises(SystemExit) as done:
         cli.main(["report", str(run.folder), "--out", str(tmp_path)])
+    forget_bundle()
     assert done.value.code == 0
     assert capsys.readouterr().err.splitlines() == [
         "note: the page's figures are pictures; pip install 'iclperm[page]' lets you point at them"
@@ -442,14 +468,23 @@ def test_hostile_texts_are_words_in_a_browser(browser: Browser, file: Path, run:
     assert page.title() == f"{run.title} - iclperm"
 
 
+def opened_viewer(page: Any) -> Any:
+    page.get_by_role("button", name="Read the prompts").click()
+    viewer = page.get_by_role("dialog")
+    assert viewer.is_visible()
+    return viewer
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Browser, file: Path, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page = browser.open(file, scheme=scheme, bypass_csp=True)  # for axe's own script
     page.locator("summary").click()
-    found = axe.Axe().run(page)
-    assert found.response["violations"] == []
-    assert any(rule["id"] == "color-contrast" for rule in found.response["passes"])
+    for prepare in (lambda: None, lambda: opened_viewer(page).get_by_label("token boundaries").check()):
+        prepare()
+        found = axe.Axe().run(page)
+        assert found.response["violations"] == []
+        assert any(rule["id"] == "color-contrast" for rule in found.response["passes"])
 
 
 def test_dark_is_dark_and_paper_is_white(browser: Browser, file: Path) -> None:

@@ -1,8 +1,10 @@
 """The prompt to take away: the very tokens that were scored, or one line that says why not."""
 
 import ast
+import io
 import json
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +95,9 @@ def test_its_tokens_are_those_that_were_scored(case, tmp_path, model):
         assert recorded == {context_id(np.array(prompt.context_ids, dtype=np.int32))}
         assert len(prompt.demonstrations) == shots
         assert all(text in prompt.text for text in prompt.demonstrations) or run.study.chat == "multiturn"
+        (run.folder / "texts.parquet").rename(tmp_path / "aside")
+        assert run.prompt(index_set=s, permutation=p, shots=shots, query=q) == prompt  # of data and tokenizer
+        (tmp_path / "aside").rename(run.folder / "texts.parquet")
         assert prompt.accuracy == pytest.approx(np.average(run.correct[s, p, k], weights=run.weights))
         seen.add(prompt.text)
     assert len(seen) == 4
@@ -151,6 +156,7 @@ def test_a_template_that_changes_its_text_is_told(tmp_path, model):
 
 def test_other_data_or_words_are_one_line_not_another_prompt(tmp_path, model):
     run = run_of(tmp_path, model)
+    (run.folder / "texts.parquet").unlink()  # a run of an earlier version
     task, train = tmp_path / "colours.yaml", tmp_path / "train.jsonl"
     before, rows = task.read_text(), train.read_text()
     task.write_text(before.replace("Colour:", "Hue:"))
@@ -179,9 +185,13 @@ def test_another_tokenizer_is_one_line_and_none_is_told(tmp_path):
         tokenizer.save_pretrained(model)
         with pytest.raises(RunError, match=r"not those that .* was scored with"):
             run.prompt(index_set=0, permutation=0)
+    kept = plain.prompt(index_set=0, permutation=0, query=0)
     for path in model.iterdir():
         path.unlink()
     model.rmdir()
+    assert plain.prompt(index_set=0, permutation=0, query=0) == kept  # from the folder alone
+    assert kept.token_ids
+    (plain.folder / "texts.parquet").unlink()
     prompt = plain.prompt(index_set=0, permutation=0, query=0)
     assert prompt.text
     assert prompt.context_ids is prompt.token_ids is None
@@ -313,6 +323,31 @@ def test_the_command_prints_the_prompt_alone(studies, call, tmp_path, model):
     assert messages == list(chat.prompt(index_set=1, permutation=0, query=0).messages)
     literal, _ = call("prompt", chat.folder, "--set", 1, "--permutation", 0, "--query", 0, "--format", "python")
     assert ast.literal_eval(literal) == messages
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_prompt_steers_no_terminal(tmp_path, model, call, monkeypatch):
+    task = make_task(tmp_path)
+    hostile = "\x1b[31mred\x1b]0;title\x07\u202e\x9b2J"
+    for name in ("train.jsonl", "test.jsonl"):
+        rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        write_rows(tmp_path / name, [{**row, "text": f"{row['text']} {hostile}"} for row in rows])
+    folder = iclperm.run(Study(task=str(task), model=str(model), **SIZES), tmp_path / "run").folder
+    cell = ("--set", "0", "--permutation", "0", "--query", "0")
+    printed, _ = call("prompt", folder, *cell)
+    assert hostile in printed  # to the letter, where it is no terminal
+    screen, told = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", told)
+    cli.cli(["prompt", str(folder), *cell], standalone_mode=False)
+    said = screen.getvalue()
+    assert not {"\x1b", "\x07", "\u202e", "\x9b"} & {*said}
+    assert r"\x1b[31mred" in said
+    assert "gets the prompt to the letter" in told.getvalue()
 
 
 def test_a_chat_that_an_api_renders_has_no_text(studies):

@@ -2,9 +2,13 @@
 
 import csv
 import io
+import json
+import os
 import random
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -271,3 +275,72 @@ class TestForms:
         assert planned.num_prompts == 2 * 2 * 9
         labels = Task.load(path).examples("train").labels
         assert np.bincount(labels).min() > 5
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("values", [(0, 1), (False, True), (0.0, 1.0)])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_label_that_is_nought_is_a_label(tmp_path, values, form):
+    rows = [{"text": f"a text of many words {n}", "label": values[n % 2]} for n in range(60)]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    if form == "parquet":
+        path = tmp_path / "a.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    found = propose(path, tmp_path)
+    assert found.task.words == tuple(sorted(map(str, values)))
+    assert "blank" not in found.left_out
+    assert sum(sum(each.values()) for each in found.counts.values()) == 60
+
+
+@pytest.mark.parametrize("column", ["no", "On", "null", "true", "not", "none", "self", "y", "if"])
+def test_a_column_named_as_a_word_of_yaml_or_jinja_is_read(tmp_path, column):
+    rows = [[f"a text of many words {n}", "ab"[n % 2]] for n in range(60)]
+    task = propose(tickets(tmp_path / "a.csv", header=(column, "label"), rows=rows), tmp_path).task
+    assert list(task.fields.values()) == [column]
+    fields = task.examples("train").fields[0]
+    assert next(iter(fields.values())) in task.render_query(fields)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.jsonl"])
+def test_what_is_no_file_is_one_line_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="not a regular file"):
+        propose(tmp_path / name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "words"),
+    [
+        ("a.parquet", b"PAR1" + bytes(100) + b"PAR1", "damaged or not Parquet"),
+        ("a.parquet", b"", "is not Parquet"),
+        ("a.csv", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 4\n", "run: git lfs pull"),
+        ("a.jsonl", b'{"text": "a b c d e f g", "label": "x"}\n{"label": "y"}\n' * 9, "'text' is missing"),
+        ("a.csv", b"text,label\n" + b"".join(b"%d,%s\n" % (n, b"ab"[n % 2 :][:1] * 2000) for n in range(9)), "letters"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path, name, raw, words):
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises((DataError, ConfigError), match=words) as error:
+        propose(tmp_path / name, tmp_path, label="label" if name == "a.csv" else None)
+    assert "\n" not in str(error.value)
+
+
+def test_a_parquet_column_without_a_name_is_named_by_number(tmp_path):
+    columns = [[f"a text of many words {n}" for n in range(60)], ["ab"[n % 2] for n in range(60)]]
+    pq.write_table(pa.table(columns, names=["", "label"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="column 1 has no name"):
+        propose(tmp_path / "a.parquet", tmp_path)
+
+
+def test_rows_that_are_all_alike_are_not_compared_for_ever(tmp_path):
+    stream = random.Random(0)
+    words = [a + b for a in "abcdefghij" for b in "klmnopqrst"]
+    rows = [[" ".join(stream.sample(words, 70)), "ab"[n % 2]] for n in range(4_000)]
+    path = tickets(tmp_path / "a.csv", header=("text", "label"), rows=rows)
+    found = propose(path, tmp_path)
+    assert found.near == []
+    assert any("near-duplicates were not looked for" in note for note in found.notes)

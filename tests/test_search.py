@@ -477,6 +477,23 @@ class TestFindings:
         assert gain[2] == "-"
         assert not any("0.0000 to 0.0000" in cell for table in found.tables(True) for row in table.rows for cell in row)
 
+    def test_whom_the_joint_choice_speaks_of_is_said(self, found: SearchFindings) -> None:
+        (line,) = [line for line in found.conclusion() if line.startswith("Beside a random ordering of a random set")]
+        assert line.endswith("these intervals are for other test queries, with these very sets and orderings).")
+
+    def test_bands_end_where_accuracies_do(self) -> None:
+        """Sets at .9 and at .5: the lead of some added to the average of all is above 1."""
+        generator = np.random.default_rng(3)
+        chance = np.array([0.95, 0.95, 0.5])[:, None, None]
+        lead = np.array([0.0, 0.0, 0.45])[:, None, None] * (np.arange(6) == 2)[:, None]
+        correct = (generator.random((3, 6, 60)) < chance + lead).astype(np.uint8)
+        data = Answers(correct, gold=np.zeros(60, np.int64), predictions=1 - correct.astype(np.int64))
+        found = search_findings(data, data, resamples=40)
+        for curve in (found.over_permutations, found.over_dev_queries):
+            for band in (curve.average, curve.highest_dev, curve.honest, curve.maximum):
+                assert np.all((band.low >= 0) & (band.high <= 1))
+        assert found.over_permutations.maximum.high[-1] == 1
+
     def test_a_gain_that_never_varies_has_no_interval(self) -> None:
         correct = np.ones((3, 4, 30), np.uint8)
         correct[:, 1] = 0

@@ -10,7 +10,7 @@ from iclperm.errors import ConfigError
 
 KEPT = re.compile(
     r"FORMAT|study\.yaml|choices\.json|environment|items|api|tmp|quarantine"
-    r"|(plan|demonstrations|queries)(-\d{3})?\.(json|parquet(\.sha256)?)",
+    r"|(plan|demonstrations|queries|texts)(-\d{3})?\.(json|parquet(\.sha256)?)",
     re.IGNORECASE,  # as some file systems are
 )
 """The names in the folder of a run, or of several, that hold what cannot be made again from the rest."""

@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import click
 from rich.console import Console
@@ -30,6 +31,7 @@ from iclperm.external import Description, describe, load
 from iclperm.progress import shown_progress
 from iclperm.report import write_report
 from iclperm.report.bundle import problem
+from iclperm.report.figure_files import FigureFile, figure_files
 from iclperm.report.parts import Findings, plain
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_several
@@ -40,9 +42,12 @@ from iclperm.runs.progress import Watcher
 from iclperm.runs.prompt import Format
 from iclperm.runs.run import RunReport
 from iclperm.studies import several
+from iclperm.studies.comparing_findings import Comparing
+from iclperm.studies.comparing_page import NAME, TableFile, write_tables
+from iclperm.studies.prompts import restricted_tasks, restricted_words
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
-from iclperm.studies.told import foreign_task, growth_note
+from iclperm.studies.told import foreign_task, growth_note, told
 from iclperm.study.study import Study
 from iclperm.tasks.proposal import propose
 from iclperm.tasks.task import Task, builtin_tasks, template_text
@@ -76,6 +81,7 @@ def run(
     as_json: bool,
     send_keys: Sequence[str] = (),
     limits: WorkLimits | None = None,
+    with_text: bool | None = None,
 ) -> int:
     """Runs the study that `study_of` finds, and shows it in brief. ``send_keys`` are flags (`named_by_flags`); who sits
     at a terminal is asked for one that is missing."""
@@ -85,7 +91,15 @@ def run(
 
     def once(named: Mapping[str, Sequence[str]]) -> Run | StudyRuns:
         with _progress(as_json) as progress:
-            return api.run(study, extend=extend, mixed=mixed, progress=progress, limits=limits, send_keys=named)
+            return api.run(
+                study,
+                extend=extend,
+                mixed=mixed,
+                progress=progress,
+                limits=limits,
+                send_keys=named,
+                with_text=with_text,
+            )
 
     named = named_by_flags(send_keys)
     if flags.get("endpoint") is not None and study.endpoint is not None and study.endpoint.api_key_env is not None:
@@ -98,6 +112,7 @@ def run(
         if not (sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)):
             raise
         finished = once({**named, error.variable: [*named.get(error.variable, []), error.host]})
+    _note_restricted(finished, with_text)
     return _show_new(terminal.stdout(), finished, as_json=as_json)
 
 
@@ -161,14 +176,24 @@ def verify(folder: Path, *, as_json: bool) -> int:
 
 
 def report(
-    folder: Path, out: Path | None, kind: str | None, *, with_text: bool, as_json: bool, **statistics: str | None
+    folder: Path,
+    out: Path | None,
+    kind: str | None,
+    *,
+    with_text: bool | None,
+    figures: Sequence[FigureFile] = (),
+    as_json: bool,
+    **statistics: str | None,
 ) -> int:
     """Shows all that a finished run says, and writes its page beside the figures; ``with_text`` puts the texts of the
-    data into it. A report of other ``statistics`` or another ``kind`` has a folder of its own.
+    data into it, None those that may be handed on. A report of other ``statistics`` or another ``kind`` has a folder of
+    its own.
 
     Stopped where its files cannot be written into the ``out`` that was asked for.
     """
     found = api.open_run(folder, **statistics)
+    plots = told(found, kind).plots if figures else {}
+    taken = [each.written(plots) for each in figures]
     if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
         out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
     refused = _show(
@@ -182,13 +207,20 @@ def report(
     )
     if as_json:
         _note_growth(found.report)
+    for path in taken:
+        click.echo(path, err=as_json)
     if refused is None:
-        if (reason := problem()) is not None:
-            click.echo(f"note: the page's figures are pictures; {reason}", err=True)
+        _note_restricted(found, with_text)
+        _note_pictures()
         return 0
     reason = one_line(refused).split(";")[0]
     click.echo(f"{'error' if out else 'note'}: no figures: {reason}; --out names a folder for them", err=True)
     return STOPPED if out else 0
+
+
+def _note_pictures() -> None:
+    if (reason := problem()) is not None:
+        click.echo(f"note: the page's figures are pictures; {reason}", err=True)
 
 
 def export(folder: Path, out: Path) -> None:
@@ -200,6 +232,11 @@ def export(folder: Path, out: Path) -> None:
     run = open_one(folders[0])
     click.echo(run.export(out))
     _note_growth(run.report)
+
+
+def _note_restricted(found: Run | StudyRuns, with_text: bool | None) -> None:
+    if with_text is None and (withheld := restricted_tasks(found)):
+        click.echo(f"note: {restricted_words(withheld)}; --with-text keeps them", err=True)
 
 
 def _note_growth(report: RunReport) -> None:
@@ -220,8 +257,16 @@ def prompt(folder: Path, name: str | None, form: Format | None, out: Path | None
     text = shown.formatted(form)
     for line in [*shown.said(), *_foreign(found)]:
         click.echo(printable(line).replace("\n", "\\n"), err=True)
+    if out is None and sys.stdout.isatty():
+        safe = printable(text)
+        if safe != text:
+            click.echo(
+                "control characters are shown as escapes; --out, or a pipe, gets the prompt to the letter", err=True
+            )
+        click.echo(safe)
+        return
     if out is None:
-        click.echo(text, nl=sys.stdout.isatty())  # what a pipe or a file gets is the prompt to the letter
+        click.echo(text, nl=False, color=True)  # else click would take out what it knows for colours
         return
     path = output(out)
     with writable(path):
@@ -234,36 +279,66 @@ def _foreign(found: Run | StudyRuns) -> list[str]:
     return list(dict.fromkeys(note for run in runs for note in foreign_task(run.study, run.task)))
 
 
-def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, out: Path | None, *, as_json: bool) -> None:
-    """Shows finished runs side by side, and writes their report where a folder is named."""
+@dataclass(frozen=True)
+class Wanted:
+    """The files that a comparison is asked for."""
+
+    out: Path | None
+    page: Path | None
+    tables: Sequence[TableFile]
+    figures: Sequence[FigureFile]
+
+    @classmethod
+    def of(
+        cls, out: Path | None, page: Path | None, tables: Sequence[str], figures: Sequence[str], width: str | None
+    ) -> Self:
+        """From what the flags say; raises `ConfigError` before anything is read."""
+        return cls(out, page, list(map(TableFile.of, tables)), figure_files(figures, width))
+
+    def written(self, found: Comparing) -> list[Path]:
+        """Writes them; returns their paths."""
+        paths = []
+        if self.out is not None:
+            paths = write_report(self.out, found, {"kind": "compare", **found.to_dict()})
+            paths += [*write_tables(found, self.out), api.write_comparison(found, self.out / NAME)]
+        if self.page is not None:
+            paths.append(api.write_comparison(found, self.page))
+        paths += [each.written(found.sheets()) for each in self.tables]
+        plots = found.plots() if self.figures else {}
+        return paths + [each.written(plots) for each in self.figures]
+
+
+def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, wanted: Wanted, *, as_json: bool) -> None:
+    """Shows finished runs side by side, and writes the files that are wanted of them."""
     axes = None if shared is None else shared.replace(",", " ").split()
     try:
         parameters = None if sizes is None else [float(size) for size in sizes.split(",")]
     except ValueError:
         raise ConfigError(f"--sizes must be numbers with commas between, such as 0.5e9,7e9; got {sizes!r}") from None
-    _show_findings(api.compare(runs, shared=axes, sizes=parameters), "compare", out, as_json=as_json)
+    found = api.compare(runs, shared=axes, sizes=parameters)
+    _show_findings(found, wanted.written(found), as_json=as_json)
+    if wanted.out is not None or wanted.page is not None:
+        _note_pictures()
 
 
 def stats(files: Sequence[Path], axes: str | None, out: Path | None, *, as_json: bool) -> None:
     """Shows the statistics of answers that others made, and writes their report where a folder is named."""
-    _show_findings(describe(load(list(files), axes=axes)), "stats", out, as_json=as_json)
+    found = describe(load(list(files), axes=axes))
+    paths = [] if out is None else write_report(out, found, {"kind": "stats", **found.to_dict()})
+    _show_findings(found, paths, as_json=as_json)
 
 
-def _show_findings(found: Findings, kind: str, out: Path | None, *, as_json: bool) -> None:
-    """Prints what is no run, and writes its report where a folder is named."""
-    content = {"kind": kind, **found.to_dict()}
-    paths = []
-    if out is not None:
-        paths = write_report(out, found, content)
+def _show_findings(found: Findings, paths: Sequence[Path], *, as_json: bool) -> None:
+    """Prints what is no run, and the files that were written of it."""
     if as_json:
         _print_json([found.to_dict()])
         return
     console = terminal.stdout()
-    told = found.conclusion()
+    lines = found.conclusion()
     if isinstance(found, Description) and found.missing.first_line():
-        console.print(told.pop(0), markup=False, soft_wrap=True)  # many answers are missing: that comes first
+        console.print(lines.pop(0), markup=False, soft_wrap=True)  # many answers are missing: that comes first
     terminal.print_tables(console, found.tables(full=True))
-    terminal.print_conclusion(console, told)
+    terminal.print_conclusion(console, lines)
     terminal.print_notes(console, found.warnings)
     if paths:
         console.print("", *map(str, paths), sep="\n", markup=False, soft_wrap=True)

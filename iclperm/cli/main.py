@@ -25,10 +25,12 @@ from iclperm.cli.options import (
     SectionedCommand,
     suggested,
     with_debug,
+    with_figures,
     with_folder,
     with_json,
     with_quiet,
     with_study,
+    with_text,
 )
 from iclperm.cli.output import Output, after_output
 from iclperm.study import kinds
@@ -115,6 +117,7 @@ def demo(out: Path, as_json: bool) -> int:
     metavar="TEXT",
     help="VARIABLE=HOST[:PORT], a host that the key in a variable may go to; no study can name one. Repeatable.",
 )
+@with_text("the run folder")
 @with_json
 @with_debug
 @click.pass_obj
@@ -125,12 +128,20 @@ def run_command(
     extend: bool,
     mixed: bool,
     send_keys: tuple[str, ...],
+    with_text: bool | None,
     as_json: bool,
     **flags: str | None,
 ) -> int:
     """Run a study into a folder, or continue it."""
     return rooms.commands.run(
-        study, flags, extend=extend, mixed=mixed, send_keys=send_keys, as_json=as_json, limits=limits
+        study,
+        flags,
+        extend=extend,
+        mixed=mixed,
+        send_keys=send_keys,
+        as_json=as_json,
+        limits=limits,
+        with_text=with_text,
     )
 
 
@@ -186,26 +197,57 @@ def verify(folder: Path, as_json: bool) -> int:
     help="What a search or a transfer chooses an order by, instead of the study's.",
 )
 @click.option("--unparsed", type=click.Choice(CHOICES["unparsed"]), help="Instead of the study's.")
-@click.option("--without-text", is_flag=True, help="Leave the texts of demonstrations and queries out of report.html.")
+@with_text("report.html")
+@with_figures
 @with_json
 @with_debug
 def report(
-    folder: Path, out: Path | None, kind: str | None, without_text: bool, as_json: bool, **statistics: str | None
+    folder: Path,
+    out: Path | None,
+    kind: str | None,
+    with_text: bool | None,
+    figures: tuple[str, ...],
+    width: str | None,
+    as_json: bool,
+    **statistics: str | None,
 ) -> int:
     """All tables of a finished run, its figures, and report.html: a page of both to read, print and share."""
-    return rooms.commands.report(folder, out, kind, with_text=not without_text, as_json=as_json, **statistics)
+    drawn = rooms.commands.figure_files(figures, width)
+    return rooms.commands.report(folder, out, kind, with_text=with_text, figures=drawn, as_json=as_json, **statistics)
 
 
 @cli.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--shared", help="What files of answers have in common: sets,permutations,queries. Of runs it is found.")
 @click.option("--sizes", help="Parameters of the models, with commas between: 0.5e9,7e9. For a slope on size.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for figures and report.json; none by default.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for all of it: compare.html, figures, tables and report.json; none by default.",
+)
+@click.option("--page", type=click.Path(path_type=Path), help="The page of both tables and figures, a .html file.")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="A table as .md, .tex (booktabs) or .csv: sensitivity (models by tasks), studies, tests. Repeatable.",
+)
+@with_figures
 @with_json
 @with_debug
-def compare(runs: tuple[Path, ...], shared: str | None, sizes: str | None, out: Path | None, as_json: bool) -> None:
+def compare(
+    runs: tuple[Path, ...],
+    shared: str | None,
+    sizes: str | None,
+    figures: tuple[str, ...],
+    width: str | None,
+    as_json: bool,
+    **files: Any,
+) -> None:
     """Finished runs side by side: is r, the effect of order or of choice, or accuracy different between them?"""
-    rooms.commands.compare(runs, shared, sizes, out, as_json=as_json)
+    wanted = rooms.commands.Wanted.of(figures=figures, width=width, **files)
+    rooms.commands.compare(runs, shared, sizes, wanted, as_json=as_json)
 
 
 @cli.command()

@@ -142,6 +142,24 @@ def with_json(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")(command)
 
 
+def with_figures(command: Command) -> Command:
+    """Adds ``--figure`` and ``--width``, as texts."""
+    command = click.option("--width", help="How wide these figures are: 3.3in, 8.4cm, 240pt.")(command)
+    return click.option(
+        "--figure",
+        "figures",
+        multiple=True,
+        metavar="[NAME=]FILE",
+        help="A figure as .pdf, .svg or .png; the first unless a NAME is given. Repeatable.",
+    )(command)
+
+
+def with_text(words: str) -> Callable[[Command], Command]:
+    """Adds ``--with-text/--without-text``, None where neither is given; ``words`` say what holds texts."""
+    about = f"Whether {words} holds texts of the data; by default unless the task is restricted."
+    return click.option("--with-text/--without-text", "with_text", default=None, help=about)
+
+
 def with_folder(command: Command) -> Command:
     """Adds the folder of a run."""
     return click.argument("folder", type=click.Path(path_type=Path))(command)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Self, cast
+from typing import IO, Any, Self, cast
 
 from rich import box
 from rich.console import Console, Group
@@ -44,6 +44,13 @@ _QUERIES = 500  # of a study that names none
 _LEAST_SPEEDUP = 1.3  # times faster
 
 
+class _SafeConsole(Console):
+    """A console whose terminal no text of data can steer: its control characters are shown as escapes."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **how)
+
+
 class _Trimmed(io.TextIOBase):
     """Standard output without the spaces that fill lines up to the width."""
 
@@ -57,11 +64,11 @@ class _Trimmed(io.TextIOBase):
 def stdout() -> Console:
     """The console for results. A file or a pipe has no width of its own, so tables get the room that they need, and
     its lines end where their words do. After ``--quiet`` it shows nothing."""
-    console = Console(highlight=False, quiet=is_quiet())
+    console = _SafeConsole(highlight=False, quiet=is_quiet())
     if console.is_terminal:
         return console
     width = None if "COLUMNS" in os.environ else 120
-    return Console(highlight=False, width=width, quiet=is_quiet(), file=cast("IO[str]", _Trimmed()))
+    return _SafeConsole(highlight=False, width=width, quiet=is_quiet(), file=cast("IO[str]", _Trimmed()))
 
 
 def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
@@ -490,10 +497,11 @@ def _facts(title: str, rows: Mapping[str, str]) -> Table:
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     # Text, or rich would take brackets in paths, labels and tokens for its markup.
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=Text(title), title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left")
+    table.title = Text(printable(title))
     table.title_style, table.show_header = "bold", any(header)
     for name in header:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(printable(name)), overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table

@@ -25,6 +25,7 @@ from iclperm.study.endpoint import EndpointChoices, Spent
 
 _MOST_STOPS = 4  # that a request may carry; all are applied to the reply in any case
 _MOST_LISTED = (20, 5)  # alternatives of a token that chats and older completions give at most
+_TEXTS = ("best_of", "num_beams")  # of a request, as servers call how many are generated for one reply
 _PROBE = ("One two three", " four")
 
 
@@ -237,8 +238,15 @@ class Endpoint:
         if choices.temperature is not None:
             body["temperature"] = choices.temperature
         raw = json.dumps({"api": choices.api, "body": body, "draw": draw}, sort_keys=True, separators=(",", ":"))
-        bound = Spent(1, self._tokens.bound(prompt), 0, int(asked["max_tokens"]))
-        return Request(hashlib.sha256(raw.encode()).hexdigest(), body, bound)
+        return Request(hashlib.sha256(raw.encode()).hexdigest(), body, self._bound(prompt, int(asked["max_tokens"])))
+
+    def _bound(self, prompt: Prompt, new: int) -> Spent:
+        """The most that a request can cost: what ``extra`` says may be read as a prompt, such as tools, and it may ask
+        for several texts, the best of which comes back."""
+        extra = self.choices.extra
+        beside = len(json.dumps(extra, ensure_ascii=False).encode()) if extra else 0
+        texts = [each for name in _TEXTS if type(each := extra.get(name)) is int]
+        return Spent(1, self._tokens.bound(prompt) + beside, 0, new * max([1, *texts]))
 
     @cached_property
     def _tokens(self) -> TokenCounter:

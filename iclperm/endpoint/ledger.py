@@ -240,7 +240,7 @@ class Ledger:
     def _begin_session(self) -> io.FileIO:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files.make(self.folder / "api")
-        self._path = self.folder / "api" / f"{_now().replace(':', '')}-{secrets.token_hex(4)}.jsonl"
+        self._path = self.folder / "api" / f"{_session()}.jsonl"
         file = self._files.begun(self._path)
         with suppress(OSError):  # a file system without locks: then nobody cuts it, either
             fcntl.flock(file, fcntl.LOCK_EX)  # waits for who may be looking whether it has a writer
@@ -415,6 +415,13 @@ def _bytes_at(files: Folder, place: _Place) -> bytes:
 
 def _nearest_folder(path: Path) -> Path:
     return path if path.is_dir() else _nearest_folder(path.absolute().parent)
+
+
+def _session() -> str:
+    """A name that sorts after those of earlier sessions, also within a second: of two replies to a request the later
+    counts."""
+    seconds, rest = divmod(time.time_ns(), 10**9)
+    return f"{time.strftime('%Y-%m-%dT%H%M%SZ', time.gmtime(seconds))}-{rest:09d}{secrets.token_hex(2)}"
 
 
 def _now() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -20,7 +21,7 @@ State = Literal["ok", "refused", "overlong", "invalid", "unparsed", "api_missing
 _CONTEXT_KEPT = 8  # tokens before a label that are kept of an echoed prompt
 _KEPT = ("id", "model", "created", "choices", "usage", "system_fingerprint")
 _WITHOUT = "iclperm_without"  # no server's name
-_NO_LETTERS = re.compile(r"[^a-z0-9]+", re.I | re.A)
+_PIECES = ("\ufffd", "bytes:")  # of a character, as tokens are shown
 _BROKEN_OFF = ("error", "abort", "insufficient_system_resource")  # as OpenRouter, vLLM and DeepSeek say it
 _ERROR_READ = 10_000  # characters of an error that are looked at
 _ROUNDING = 1e-3  # nats above 0 that are a server's rounding
@@ -163,8 +164,8 @@ def spent_on(reply: Mapping[str, Any], bound: Spent) -> Spent:
     def known(value: int | None, otherwise: int) -> int:
         return otherwise if value is None else value
 
-    beyond = 0 if prompt is None else known(usage.get("total_tokens"), 0) - prompt
     prompt = known(prompt, bound.prompt_tokens)
+    beyond = known(usage.get("total_tokens"), 0) - prompt
     cached = known(cached, known(usage.get("prompt_cache_hit_tokens"), 0))
     return Spent(1, prompt, min(prompt, cached), max(known(completion, bound.completion_tokens), beyond))
 
@@ -203,10 +204,23 @@ def _spelt(logprobs: Mapping[str, Any]) -> str:
 
 
 def _is_echo(text: str, tokens: list[Any], prompt: str) -> bool:
-    """Whether text or tokens of a reply hold a prompt, as far as its letters and digits of ASCII tell: the rest is
-    where servers differ."""
-    asked = _NO_LETTERS.sub("", prompt).lower()
-    return any(asked in _NO_LETTERS.sub("", each).lower() for each in (text, "".join(map(str, tokens))))
+    """Whether text or tokens of a reply hold a prompt, as far as its letters and digits tell: the rest is where servers
+    differ. Where pieces of characters are shown, those of ASCII have to be there, and as many of all as in the prompt.
+    """
+    asked = _letters(prompt)
+    plain = "".join(filter(str.isascii, asked))
+    for view in (text, "".join(map(str, tokens))):
+        shown = _letters(view)
+        if asked in shown:
+            return True
+        if (pieces := sum(map(view.count, _PIECES))) and len(shown) + pieces >= len(asked):
+            return plain in "".join(filter(str.isascii, shown))
+    return False
+
+
+def _letters(text: str) -> str:
+    """Letters and digits of any script, as tokenizers may compose them, in small ones."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
 
 
 def _num_generated(tokens: list[Any], usage: Mapping[str, Any], prompt: str) -> int | None:

@@ -461,10 +461,12 @@ class _Intents:
                 raise RunStopped(problem)
         except Exception as error:  # of each that waits for it
             for _, written in waiting:
-                written.set_exception(error)
+                if not written.done():
+                    written.set_exception(error)
             return
         for (_, written), name in zip(waiting, names, strict=True):
-            written.set_result(name)
+            if not written.done():  # cancelled: it is not sent, and counts as what may have been
+                written.set_result(name)
 
 
 class _Passing(Exception):
@@ -515,11 +517,18 @@ class _Call:
         self._loop.call_soon_threadsafe(self.gate.stop, stopped)
 
     def close(self) -> None:
-        """Ends client, loop and thread."""
-        asyncio.run_coroutine_threadsafe(self.client.close(), self._loop).result()
+        """Ends client, loop and thread, and what who interrupts a second time does not wait for: that is lost."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        await self.client.close()
+        unfinished = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
 
 def _most_bytes(request: Request) -> int:

@@ -11,7 +11,17 @@ import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError
 from iclperm.report import figures
-from iclperm.report.parts import Plot, Table, interval_words, number, p_words, percent, percent_with_bounds, plain
+from iclperm.report.parts import (
+    Plot,
+    Table,
+    interval_words,
+    listed,
+    number,
+    p_words,
+    percent,
+    percent_with_bounds,
+    plain,
+)
 from iclperm.stats.grades import PairedGrades, PairwiseGrades, graded_mean, paired_grades, pairwise_grades
 from iclperm.stats.intervals import Interval, side_of, wilson_interval
 from iclperm.stats.paired import (
@@ -23,7 +33,7 @@ from iclperm.stats.paired import (
     paired_interval,
     pairwise_mcnemar,
 )
-from iclperm.stats.sensitivity import AccuracyBounds, accuracy_bounds, graded_items, usable_queries
+from iclperm.stats.sensitivity import AccuracyBounds, accuracy_bounds, graded_items, query_weights, usable_queries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
 _MOST_PAIRED = 60  # contexts that are tested pair by pair
 _MOST_DRAWN = 40  # contexts in one figure
 _MOST_ROWS = 20  # of pairs in a table
+_MOST_TOLD = 4  # contexts whose weighted accuracy is said one by one
 _NAME_LETTERS = 36
 _NOT_EQUAL = "cannot be told apart, which does not prove them equal"
 
@@ -54,6 +65,8 @@ class Contexts:
     pairs: PairwiseTests | PairwiseGrades | None
     """Of 3 to 60."""
     is_graded: bool = False
+    weighted: tuple[float, ...] = ()
+    """[C] accuracy over the same queries by their weights; empty where each counts once."""
     bounds: AccuracyBounds | None = None
     """[C] over all queries, if what each context lacks were wrong, or right; None where nothing is missing."""
 
@@ -73,6 +86,18 @@ class Contexts:
 
     def conclusion(self) -> list[str]:
         """See `Findings`."""
+        return [*self._unweighted(), *([self._by_weight()] if self.weighted else [])]
+
+    def _by_weight(self) -> str:
+        told = [f"{percent(share)} ({name})" for name, share in zip(self.names, self.weighted, strict=True)]
+        named = listed(told) if 1 < len(told) <= _MOST_TOLD else percent(self.weighted[0])
+        if len(told) > _MOST_TOLD:
+            named = f"{percent(min(self.weighted))} to {percent(max(self.weighted))}"
+        return (
+            f"Every query counts once in this; by the weights of the queries it is {named}, of which nothing is tested."
+        )
+
+    def _unweighted(self) -> list[str]:
         if self.pair is not None and self.difference is not None:
             return [_pair_words(self.names, self.pair, self.difference)]
         if len(self.names) == 1:
@@ -116,6 +141,9 @@ class Contexts:
         bounds = "95 % t interval" if self.is_graded else "95 % Wilson interval"
         title = f"{_measured(self.is_graded)} by context"
         header: tuple[str, ...] = ("context", _measured(self.is_graded).lower(), bounds)
+        if self.weighted:
+            header = (*header, "by weight")
+            rows = [(*row, number(self.weighted[i])) for row, i in zip(rows, shown, strict=True)]
         if self.bounds is not None:
             header = (*header, "missing", "all wrong", "all right")
             lacks = zip(*(values.tolist() for values in self.bounds), strict=True)
@@ -182,6 +210,7 @@ class Contexts:
                 {"name": name, "accuracy": plain(share), "bounds": None if ends is None else [*map(float, ends)]}
                 for name, share, ends in told
             ],
+            "by_weight": list(self.weighted) or None,
             "num_queries": self.num_queries,
             "dropped": self.dropped,
             "graded": self.is_graded,
@@ -196,10 +225,16 @@ class Contexts:
         return self.accuracy[index].estimate
 
 
-def contexts(correct: npt.ArrayLike, state: npt.ArrayLike | None = None, names: Sequence[str] = ()) -> Contexts:
+def contexts(
+    correct: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    names: Sequence[str] = (),
+    weights: npt.ArrayLike | None = None,
+) -> Contexts:
     """What can be said of answers [C, Q] of contexts, 0 and 1 or grades in 0..1.
 
-    Raises RequestError on another shape or other values, DataError where no query was answered by all.
+    `weights` [Q] count in a mean that stands beside; every test and interval counts a query once. Raises RequestError
+    on another shape or other values, DataError where no query was answered by all.
     """
     items = graded_items(correct)
     if items.ndim != 2 or not items.size:
@@ -221,8 +256,16 @@ def contexts(correct: npt.ArrayLike, state: npt.ArrayLike | None = None, names: 
         cochran=cochran_q(kept) if num >= 3 and not is_graded else None,
         pairs=(pairwise_grades(kept) if is_graded else pairwise_mcnemar(kept)) if several else None,
         is_graded=is_graded,
+        weighted=_weighted(kept, None if weights is None else query_weights(weights, items.shape[1])[usable]),
         bounds=None if state is None or not np.any(state) else accuracy_bounds(items, state),
     )
+
+
+def _weighted(kept: npt.NDArray[Any], weights: npt.NDArray[Any] | None) -> tuple[float, ...]:
+    """[C]; empty where all count alike, or what is left counts nothing."""
+    if weights is None or np.ptp(weights) == 0 or not weights.any():
+        return ()
+    return tuple(np.average(kept, axis=1, weights=weights).tolist())
 
 
 def _share(answers: npt.NDArray[Any]) -> Interval:

@@ -78,9 +78,7 @@ def describe(tensor: Tensor) -> Description:
     if "K" in tensor.axes and not tensor.shots:
         notes.append(f"the numbers of shots are not known: taken as 0 to {tensor.values.shape[2] - 1}")
     if tensor.axes == "CQ":
-        parts: list[Findings] = [contexts(tensor.values, tensor.state, tensor.names)]
-        if tensor.weights is not None:
-            notes.append("weights are left out here: tests of contexts count every distinct query once")
+        parts: list[Findings] = [contexts(tensor.values, tensor.state, tensor.names, tensor.weights)]
     elif tensor.axes in ("SP", "SPK"):
         parts = _of_accuracies(tensor)
     elif tensor.axes in ("SPQ", "SPKQ"):

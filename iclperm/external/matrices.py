@@ -16,6 +16,7 @@ from iclperm.external.delimited import Delimited, counts_rows, has_header, read_
 from iclperm.external.tensor import AXES, Tensor, of_array, refuse_bytes, title_of
 from iclperm.stats.sensitivity import FloatArray
 
+_TWO_BY_TWO = [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
 _IS_A_WORD = re.compile(r"[^\W\d_]{2,}")  # a column called so says what it holds; f0 or 1 does not
 _INDEX = re.compile(r"(|#|id|idx|index|row|level_0|__index_level_\d+__|unnamed: \d+)(_duplicated_\d+)?")
 _COLUMN_AXES = {"query": "C", "context": "Q", "set": "P", "permutation": "S"}
@@ -41,6 +42,12 @@ def matrix_of_csv(given: Delimited, axes: str | None, most_bytes: int) -> Tensor
         values, codes = distinct_values(columns[number], str(number), given.path)
         return [values[code] for code in codes[begin:]]
 
+    top = [tuple(cells_of(number, begin=0)[:2]) for number in range(len(columns))]
+    if top in (_TWO_BY_TWO, [top[0], *_TWO_BY_TWO]):
+        raise DataError(
+            f"{given.path} begins with 0,0,1,1 above 0,1,0,1, which may be names of columns on two levels or data; "
+            "name the columns by words in one line, such as c0,c1,c2,c3"
+        )
     is_named = has_header(given.first, cells_of, num_rows, given.path)
     if axes is None and len(columns) <= max(_LINES):
         _refuse_unnamed(given, [[cell.strip() for cell in cells_of(n, begin=0)] for n in range(len(columns))])

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base.files import MOST_VISITED, what_fetches
-from iclperm.errors import DataError, RequestError
+from iclperm.errors import DataError, RequestError, printable
 from iclperm.external.jsonl import json_rows
 from iclperm.external.sample_logs import SampleLog, distinct, matched, read_log
 from iclperm.external.tables import read_csv, read_parquet, read_rows
@@ -23,6 +23,7 @@ from iclperm.external.tensor import (
     Array,
     Tensor,
     missing_note,
+    plain_weights,
     read_npy,
     read_npz,
     refuse_bytes,
@@ -142,7 +143,7 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     if 0 < len(logs) < len(parts):
         raise DataError("sample logs cannot be put together with other files; describe them apart")
-    by_label = None
+    by_label = weights = None
     if logs:
         values, state, by_label, told = matched(logs)
         notes = (*notes, *told)
@@ -150,13 +151,14 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
         if len(metrics) == 1:
             notes = (f"answers are the metric {next(iter(metrics))}", *(n for n in notes if "its metric" not in n))
     elif all(part.queries for part in parts):
-        values, state = _by_name(parts)
+        values, state, weights = _by_name(parts)
         notes = (*notes, "queries are matched by name over the files")
     else:
         sizes = sorted({part.values.shape[1] for part in parts})
         if len(sizes) > 1:
             raise DataError(f"the files have {sizes[0]} and {sizes[1]} queries; give answers to the same ones")
         values, state = np.concatenate([part.values for part in parts]), np.concatenate([*map(_state_of, parts)])
+        weights = _weights_of(parts, [range(sizes[0])] * len(parts), sizes[0])
         notes = (*notes, "query by query: the files must hold the same queries in the same order")
     names = [name for part in parts for name in part.names]
     if logs and len(set(names)) < len(names):
@@ -168,23 +170,46 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
         names=distinct(names),
         title=f"{len(parts)} contexts" if len(names) == len(parts) else f"{len(names)} contexts of {len(parts)} files",
         notes=(*(note for note in notes if not note.endswith(MISSING_WORDS)), *missing_note(state != 0)),
+        weights=weights,
         by_label=by_label,
     )
+
+
+def _weights_of(parts: Sequence[Tensor], places: Sequence[Sequence[int]], num_queries: int) -> Array | None:
+    """[Q] the weights of queries, of which those of a part are at its `places`; None where no file has any.
+
+    A query counts once where only files without weights have it. Raises DataError for one with two weights.
+    """
+    weights = np.full(num_queries, np.nan)
+    for part, place in zip(parts, places, strict=True):
+        if part.weights is None:
+            continue
+        at = np.asarray(place)
+        other = np.flatnonzero(~np.isnan(weights[at]) & (weights[at] != part.weights))
+        if other.size:
+            query = part.queries[other[0]] if part.queries else other[0]
+            raise DataError(
+                f"{part.title} gives query {printable(str(query))} the weight {part.weights[other[0]]:g}, another file "
+                f"{weights[at][other[0]]:g}; give it one"
+            )
+        weights[at] = part.weights
+    return None if np.isnan(weights).all() else plain_weights(np.where(np.isnan(weights), 1.0, weights))
 
 
 def _state_of(part: Tensor) -> npt.NDArray[np.uint8]:
     return np.zeros(part.values.shape, np.uint8) if part.state is None else part.state
 
 
-def _by_name(parts: Sequence[Tensor]) -> tuple[Array, npt.NDArray[np.uint8]]:
-    """Answers and states [C, Q] over the queries that any file names; what a file lacks is missing."""
+def _by_name(parts: Sequence[Tensor]) -> tuple[Array, npt.NDArray[np.uint8], Array | None]:
+    """Answers and states [C, Q] over the queries that any file names, and their weights; what one lacks is missing."""
     place = {name: number for number, name in enumerate(dict.fromkeys(name for part in parts for name in part.queries))}
     num_contexts = sum(len(part.values) for part in parts)
     values = np.zeros((num_contexts, len(place)), np.result_type(*(part.values.dtype for part in parts)))
     state = np.full(values.shape, MISSING, np.uint8)
+    places = [[place[name] for name in part.queries] for part in parts]
     begin = 0
-    for part in parts:
-        rows, at = slice(begin, begin + len(part.values)), [place[name] for name in part.queries]
+    for part, at in zip(parts, places, strict=True):
+        rows = slice(begin, begin + len(part.values))
         values[rows, at], state[rows, at] = part.values, _state_of(part)
         begin += len(part.values)
-    return values, state
+    return values, state, _weights_of(parts, places, len(place))

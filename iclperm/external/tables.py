@@ -64,8 +64,18 @@ def read_parquet(path: Path, axes: str | None, most_bytes: int) -> Tensor:
     try:
         raw = read_given(path, most_bytes)
         schema = parquet.schema_of(raw)
-        names, columns = schema.names, _long_columns(schema.names, path)
-        table = parquet.read_table(raw, None if columns is None else list(columns.values()), most_bytes=most_bytes)
+        counted = _counted_index(schema)
+        names = [*schema.names, *counted]
+        columns = _long_columns(names, path)
+        stored = None if columns is None else [name for name in columns.values() if name not in counted]
+        table = parquet.read_table(raw, stored, most_bytes=most_bytes)
+        for name, numbers_of in counted.items():
+            if len(numbers_of) != table.num_rows:
+                raise DataError(
+                    f"{path} has {table.num_rows:,} rows and an index {printable(name)!r} of {len(numbers_of):,}; "
+                    "write it as a column"
+                )
+            table = table.append_column(name, pa.array(numbers_of))
     except parquet.Unpacks as error:
         raise DataError(f"{path} {error}; give a smaller file, or split it") from None
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -76,12 +86,22 @@ def read_parquet(path: Path, axes: str | None, most_bytes: int) -> Tensor:
         return _of_long(table, columns, names, axes, path, most_bytes)
     if axes is None and not names:
         raise DataError(f"{path} has no columns; give a table with some")
-    index = [name for name in (schema.pandas_metadata or {}).get("index_columns", ()) if name in names]
+    stored_index = [name for name in (schema.pandas_metadata or {}).get("index_columns", ()) if isinstance(name, str)]
+    index = [*counted, *(name for name in stored_index if name in names)]
     ordered = [*index, *(name for name in names if name not in index)]  # pandas writes its index last
     if len(set(names)) < len(names):
         ordered = names
     place = {name: number for number, name in reversed(list(enumerate(names)))}
     return matrix_of_columns(ordered, [table.column(place[name]) for name in ordered], axes, path, most_bytes)
+
+
+def _counted_index(schema: Any) -> dict[str, range]:
+    """The named indices 0, 1, 2, … of a table: pandas writes those into the file's metadata alone."""
+    found = {}
+    for index in (schema.pandas_metadata or {}).get("index_columns", ()):
+        if isinstance(index, dict) and index.get("name") and index["name"] not in schema.names:
+            found[str(index["name"])] = range(*(int(index[key]) for key in ("start", "stop", "step")))
+    return found
 
 
 def read_rows(path: Path, axes: str | None, most_bytes: int) -> Tensor:
@@ -149,7 +169,8 @@ def _of_long(
     if axes is not None:
         raise RequestError(f"{path} names its own axes by its columns; leave axes {axes!r} out")
     left = [name for name in names if name not in columns.values() and _called(name)]
-    tensor = _of_columns({name: table.column(called) for name, called in columns.items()}, left, path, most_bytes)
+    cells = _without_blank_rows({name: table.column(called) for name, called in columns.items()}, path)
+    tensor = _of_columns(cells, left, path, most_bytes)
     return replace(tensor, notes=(*tensor.notes, *([f"columns not used: {_some(left)}"] if left else [])))
 
 
@@ -190,7 +211,12 @@ def _of_columns(columns: dict[str, Any], left: Sequence[str], path: Path, most_b
                 f"{path} lacks {np.count_nonzero(state):,} of {state.size:,} cells; give an accuracy for each"
             )
         return Tensor(
-            as_shares(arranged, title_of(path)), arranged_axes, shots=_shots(named, found, path), title=title_of(path)
+            as_shares(arranged, title_of(path)),
+            arranged_axes,
+            shots=_shots(named, found, path),
+            title=title_of(path),
+            sets=_names("set", named, found),
+            permutations=_names("permutation", named, found),
         )
     missing = state != 0
     notes += missing_note(missing)
@@ -206,7 +232,22 @@ def _of_columns(columns: dict[str, Any], left: Sequence[str], path: Path, most_b
         notes=tuple(notes),
         classes=classes,
         queries=tuple(found[-1]),
+        sets=_names("set", named, found),
+        permutations=_names("permutation", named, found),
     )
+
+
+def _without_blank_rows(columns: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The rows that say something: below a table Excel leaves some without anything."""
+    blank: npt.NDArray[np.bool_] | None = None
+    for name, column in columns.items():
+        values, codes = distinct_values(column, name, path)
+        empty = np.array([*(isinstance(value, str) and not value.strip() for value in values), True])[codes]
+        blank = empty if blank is None else blank & empty
+        if not blank.any():
+            return columns
+    assert blank is not None
+    return {name: column.filter(~blank) for name, column in columns.items()}
 
 
 def _test_split(columns: dict[str, Any], notes: list[str], path: Path) -> dict[str, Any]:
@@ -344,6 +385,11 @@ def _shots(named: list[str], found: Sequence[list[Any]], path: Path) -> tuple[in
     if not all(isinstance(k, int) for k in shots):
         raise DataError(f"{path} must hold whole numbers in the column shots, found {printable(str(shots[0]))}")
     return tuple(shots)
+
+
+def _names(column: str, named: list[str], found: Sequence[list[Any]]) -> tuple[Any, ...]:
+    """What the file calls the levels of an axis; empty where it has no such column."""
+    return tuple(found[named.index(column)]) if column in named else ()
 
 
 def _context_names(named: list[str], found: Sequence[list[Any]], path: Path) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ GRADED = "answers are graded, between 0 and 1: McNemar's and Cochran's tests and
 
 Array = npt.NDArray[Any]
 
+_BESIDE = ("state", "weights", "shots", "classes")
+_ALSO = {"weights": "weight"}
+
 
 class ByLabel(NamedTuple):
     """Answers of C contexts as labels."""
@@ -63,6 +66,10 @@ class Tensor:
     """[Q] the class of each query, as text; empty where not known."""
     queries: tuple[Any, ...] = ()
     """[Q] what the file calls the queries; empty where it does not."""
+    sets: tuple[Any, ...] = ()
+    """[S] likewise."""
+    permutations: tuple[Any, ...] = ()
+    """[P] likewise."""
     by_label: ByLabel | None = None
     """Of contexts; None where it is not known which labels were answered."""
 
@@ -110,14 +117,19 @@ def read_npz(path: Path, axes: str | None, most_bytes: int) -> Tensor:
                     f"{path} holds {', '.join(names) or 'nothing'}; it needs one array, or one named correct"
                 )
             values = arrays[name]
-            beside = {key: arrays[key] for key in ("state", "weights", "shots", "classes") if key in names}
+            kept = {key: other for key in _BESIDE for other in (key, _ALSO.get(key)) if other in names}
+            if twice := next((key for key in kept if key in names and _ALSO.get(key) in names), None):
+                raise DataError(f"{path} holds both {twice} and {_ALSO[twice]}; keep one")
+            beside = {key: arrays[other] for key, other in kept.items()}
     except (*HEADER_ERRORS, zipfile.BadZipFile) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path} is not a .npz file that can be read: {one_line(error)}; save it anew") from None
     are_answers = name == "correct"
+    left = [other for other in names if other != name and other not in kept.values()]
     tensor = of_array(values, axes, title_of(path), are_answers=are_answers)
-    return _with_beside(tensor, beside, values.shape, _letters_of(values, axes, title_of(path), are_answers), path)
+    tensor = _with_beside(tensor, beside, values.shape, _letters_of(values, axes, title_of(path), are_answers), path)
+    return replace(tensor, notes=(*tensor.notes, *([f"arrays not used: {printable(', '.join(left))}"] if left else [])))
 
 
 def _refuse_false_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
@@ -138,7 +150,7 @@ def _with_beside(
             raise DataError(
                 f"{path} holds state {list(beside['state'].shape)} beside answers {list(shape)}; make them alike"
             )
-        given = beside["state"] != 0
+        given = _is_not_ok(beside["state"], path)
         state = in_order(given, letters)[0].reshape(tensor.values.shape).astype(np.uint8)
         tensor = replace(tensor, state=state if tensor.state is None else tensor.state | state)
     if "weights" in beside and tensor.axes[-1] == "Q":
@@ -159,6 +171,16 @@ def _with_beside(
             raise DataError(f"{path} holds shots {list(shots)}; give {tensor.values.shape[2]} ascending numbers")
         tensor = replace(tensor, shots=shots)
     return tensor
+
+
+def _is_not_ok(state: Array, path: Path) -> npt.NDArray[np.bool_]:
+    """Where states are not 0, or as words not ok; raises DataError for other kinds, which 0 does not tell."""
+    if state.dtype.kind == "U":
+        words = np.char.lower(np.char.strip(state))
+        return np.asarray((words != "ok") & (words != "0"))
+    if state.dtype.kind not in "iuf":
+        raise DataError(f"{path} holds state of the kind {state.dtype}; write 0 (or ok) where there is an answer")
+    return np.asarray(state != 0)
 
 
 def of_array(values: Array, axes: str | None, title: str, *, are_answers: bool = False) -> Tensor:

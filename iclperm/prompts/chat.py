@@ -118,12 +118,19 @@ class ChatFormat:
 
     def messages(self, demonstrations: Iterable[Sequence[str]], query: str) -> list[Message]:
         """The messages of one prompt; ``demonstrations`` are in parts, as `demonstration` takes them."""
-        before = _system(self.system)
-        if self.mode == "single":
-            return [*before, _user(self.preface + "".join(text for (text,) in demonstrations) + query)]
-        turns = [message for parts in demonstrations for message in (_user(parts[0]), assistant(parts[1]))]
-        first, *others = [*turns, _user(query)]
-        return [*before, _user(self.preface + first["content"]), *others]
+        return conversation(demonstrations, query, self.system, self.preface, is_single=self.mode == "single")
+
+
+def conversation(
+    demonstrations: Iterable[Sequence[str]], query: str, system: str, preface: str, *, is_single: bool
+) -> list[Message]:
+    """See `ChatFormat.messages`."""
+    before = _system(system)
+    if is_single:
+        return [*before, _user(preface + "".join(text for (text,) in demonstrations) + query)]
+    turns = [message for parts in demonstrations for message in (_user(parts[0]), assistant(parts[1]))]
+    first, *others = [*turns, _user(query)]
+    return [*before, _user(preface + first["content"]), *others]
 
 
 def chat_format(mode: Mode, task: Task, tokenizer: Any, limits: RenderLimits = CHAT_LIMITS) -> ChatFormat | None:

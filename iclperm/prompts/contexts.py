@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iclperm.errors import ModelError
 from iclperm.prompts.chat import Chat, ChatFormat, assistant
 from iclperm.prompts.design import keyed_sample
-from iclperm.prompts.encode import Ids, JointEncoder
+from iclperm.prompts.encode import EncodedText, Ids, JointEncoder
 from iclperm.prompts.render import DesignTexts
 from iclperm.prompts.seams import CHECKS, PromptParts
 
@@ -23,7 +23,8 @@ class DesignContexts:
 
     ``distinct`` [C] are their ids, ``ids`` int64 [C] name them by content, ``of_cell`` int64 [S, P, K] are their
     numbers, and ``members`` [C] the places of each one's demonstrations. ``rows``, ``marks`` and ``marked`` hold the
-    same contexts as prefixes of fewer rows, as `Prompts` says.
+    same contexts as prefixes of fewer rows, as `Prompts` says. ``joint`` has, by their numbers, the contexts that are
+    not their parts joined: all their tokens with the places in the context's text where they end.
     """
 
     distinct: list[Ids]
@@ -33,6 +34,7 @@ class DesignContexts:
     rows: list[Ids]
     marks: list[Ids]
     marked: list[NDArray[np.int64]]
+    joint: dict[int, EncodedText]
 
 
 def lay_contexts(texts: DesignTexts, parts: PromptParts, encoder: JointEncoder) -> DesignContexts:
@@ -43,11 +45,14 @@ def lay_contexts(texts: DesignTexts, parts: PromptParts, encoder: JointEncoder) 
     numbers: dict[bytes, int] = {}
     distinct: list[Ids] = []
     members: list[NDArray[np.int64]] = []
+    joint: dict[int, EncodedText] = {}
     by_group = []
     for orderings, shots in texts.orderings:
         of_cell = np.empty((*orderings.shape[:2], len(shots)), dtype=np.int64)
         for cell in np.ndindex(*orderings.shape[:2]):
-            own_rows, own_marks = _rows(orderings[cell], shots, texts, parts, encoder)
+            apart = _apart(orderings[cell], shots, texts, parts, encoder)
+            laid = _joined(orderings[cell], shots, parts, encoder) if apart is None else _each_a_row(apart)
+            own_rows, own_marks = laid
             contexts = [row[:mark] for row, lengths in zip(own_rows, own_marks, strict=True) for mark in lengths]
             for place, ids in enumerate(contexts):
                 key = _content(ids)
@@ -55,21 +60,32 @@ def lay_contexts(texts: DesignTexts, parts: PromptParts, encoder: JointEncoder) 
                 if number == len(distinct):
                     distinct.append(ids)
                     members.append(orderings[cell][: shots[place]])
+                    joint |= {} if apart is None else {number: apart[place]}
             rows += own_rows
             marks += own_marks
             marked += np.split(of_cell[cell], np.cumsum([len(lengths) for lengths in own_marks])[:-1])
         by_group.append(of_cell)
     names = np.array([context_id(ids) for ids in distinct], dtype=np.int64)
-    return DesignContexts(distinct, names, np.concatenate(by_group, axis=2), members, rows, marks, marked)
+    return DesignContexts(distinct, names, np.concatenate(by_group, axis=2), members, rows, marks, marked, joint)
 
 
-def _rows(
+def _apart(
     ordering: NDArray[np.int64], shots: Sequence[int], texts: DesignTexts, parts: PromptParts, encoder: JointEncoder
+) -> list[EncodedText] | None:
+    """An ordering's contexts at each number of shots, each tokenised as a whole; None where the parts simply join."""
+    if parts.holds(ordering):
+        return None
+    return [joint_context(texts.context(ordering[:count]), texts.queries[0], encoder) for count in shots]
+
+
+def _each_a_row(contexts: Sequence[EncodedText]) -> tuple[list[Ids], list[Ids]]:
+    return [context.ids for context in contexts], [np.array([len(one.ids)], dtype=np.int32) for one in contexts]
+
+
+def _joined(
+    ordering: NDArray[np.int64], shots: Sequence[int], parts: PromptParts, encoder: JointEncoder
 ) -> tuple[list[Ids], list[Ids]]:
-    """An ordering's contexts at each number of shots: one row where the parts simply join, else a row for each."""
-    if not parts.holds(ordering):
-        joint = [_joint_context(ordering[:count], texts, encoder) for count in shots]
-        return joint, [np.array([len(ids)], dtype=np.int32) for ids in joint]
+    """An ordering's contexts as prefixes of one row, which is the parts joined."""
     pieces = [encoder.start, parts.opening]
     pieces += [parts.first[demonstration] for demonstration in ordering[:1]]
     pieces += [parts.inner[demonstration] for demonstration in ordering[1:]]
@@ -77,14 +93,10 @@ def _rows(
     return [np.concatenate(pieces)], [lengths[1 + np.array(shots)]]
 
 
-def _joint_context(ordering: NDArray[np.int64], texts: DesignTexts, encoder: JointEncoder) -> Ids:
-    return joint_context(texts.context(ordering), texts.queries[0], encoder)
-
-
-def joint_context(text: str, query: str, encoder: JointEncoder) -> Ids:
-    """The ids of a context, tokenised with a query after it."""
+def joint_context(text: str, query: str, encoder: JointEncoder) -> EncodedText:
+    """The tokens of a context, tokenised with a query after it; those that the tokenizer puts in front end at 0."""
     (joint,) = encoder([text + query])
-    return np.concatenate([encoder.start, joint.ids[: joint.cut(len(text))]])
+    return encoder.begun(joint.until(len(text)))
 
 
 def context_id(ids: Ids) -> int:

@@ -90,6 +90,16 @@ class EncodedText:
         """The number of tokens that end at or before ``place``; one that straddles it belongs to what follows."""
         return int(np.searchsorted(self.ends, place, side="right"))
 
+    def until(self, end: int) -> EncodedText:
+        """The tokens of the text up to ``end``."""
+        last = self.cut(end)
+        return EncodedText(self.ids[:last], self.ends[:last])
+
+    def between(self, begin: int, end: int) -> EncodedText:
+        """The tokens of one part of the text, as `cut` parts them; where they end is counted from ``begin``."""
+        first, last = self.cut(begin), self.cut(end)
+        return EncodedText(self.ids[first:last], self.ends[first:last] - begin)
+
 
 class JointEncoder:
     """Tokenises whole texts, with offsets and without the special tokens that the tokenizer adds.
@@ -114,6 +124,11 @@ class JointEncoder:
         if not self._is_chat:
             self._refuse(self._special, texts, encoded)
         return encoded
+
+    def begun(self, text: EncodedText) -> EncodedText:
+        """The tokens of a prompt's beginning with ``start`` before them, which ends at 0."""
+        ends = np.zeros(len(self.start), dtype=np.int64)
+        return EncodedText(np.concatenate([self.start, text.ids]), np.concatenate([ends, text.ends]))
 
     def refuse_special(self, texts: Sequence[str]) -> None:
         """Raises `TokenizationError` where a text holds a special token."""

@@ -113,6 +113,11 @@ class DesignTexts:
         demonstrations = [text for bare in self.bare_demonstrations for text in bare]
         return [*before, *demonstrations, *self.bare_queries, *self.continuations]
 
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows of train that ``demonstrations`` are, ascending."""
+        return self._rows
+
     def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places in ``demonstrations`` of rows of train."""
         return np.searchsorted(self._rows, rows)

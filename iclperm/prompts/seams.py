@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iclperm.prompts.design import keyed_sample
-from iclperm.prompts.encode import Ids, JointEncoder, split_labels
+from iclperm.prompts.encode import EncodedText, Ids, JointEncoder, split_labels
 from iclperm.prompts.render import DesignTexts
 
 _Seam = tuple[str, int, int]  # what stands on the right, the class of the words before it, of the words after it
@@ -30,13 +30,25 @@ class JoinChecks:
 CHECKS = JoinChecks()
 
 
+@dataclass(frozen=True)
+class EncodedParts:
+    """The tokens of parts, with the places in each part's text where they end; a token that began before the part is
+    its first."""
+
+    opening: EncodedText
+    first: list[EncodedText]
+    inner: list[EncodedText]
+    queries: list[EncodedText]
+
+
 class PromptParts:
     """The ids of every part of a design's prompts, and the seams at which the parts do not simply join.
 
     A part's ids are cut out of those of a longer text: before it stands a demonstration with the commonest ending (or
     the opening, where there is none), after it a query. ``opening`` are the ids of what opens a prompt, ``first`` and
     ``inner`` those of each demonstration, right after the opening and elsewhere; ``queries`` [Q] reach up to the label,
-    and ``continuations`` [L] are those of the labels after most queries. ``failed_seams`` are the seams out of
+    and ``continuations`` [L] are those of the labels after most queries. ``encoded`` has the first four with the places
+    where their tokens end. ``failed_seams`` are the seams out of
     ``num_seams`` checked at which tokens merge; ``num_resplit`` queries end in a token that merges with a label.
     """
 
@@ -47,10 +59,17 @@ class PromptParts:
         self._tails = _classes(list(map(_tail, texts.demonstrations)))
         self._lead = texts.demonstrations[_most_common(self._tails)] if texts.demonstrations else texts.opening
         self._follower = texts.queries[0]
-        self.opening = self._cut_opening()
-        self.first = self._cut_demonstrations(texts.opening)
-        self.inner = self._cut_demonstrations(self._lead)
-        self.queries, self.continuations, self._odd_queries, self.num_resplit = self._cut_queries()
+        queries, self.continuations, self._odd_queries, self.num_resplit = self._cut_queries()
+        self.encoded = EncodedParts(
+            opening=self._cut_opening(),
+            first=self._cut_demonstrations(texts.opening),
+            inner=self._cut_demonstrations(self._lead),
+            queries=queries,
+        )
+        self.opening = self.encoded.opening.ids
+        self.first, self.inner, self.queries = (
+            [part.ids for part in parts] for parts in (self.encoded.first, self.encoded.inner, queries)
+        )
         self._demonstration_heads = _classes(list(map(_head, texts.demonstrations)))
         self._query_heads = _classes(list(map(_head, texts.queries)))
         self.failed_seams, self.num_seams = self._check_seams()
@@ -78,26 +97,30 @@ class PromptParts:
                 outside |= {(context, query) for query in range(num_queries) if failed[query]}
         return outside
 
-    def _cut_opening(self) -> Ids:
+    def _cut_opening(self) -> EncodedText:
         (joint,) = self._encode([self._texts.opening + self._follower])
-        return joint.ids[: joint.cut(len(self._texts.opening))]
+        return joint.until(len(self._texts.opening))
 
-    def _cut_demonstrations(self, lead: str) -> list[Ids]:
+    def _cut_demonstrations(self, lead: str) -> list[EncodedText]:
         joints = self._encode([lead + text + self._follower for text in self._texts.demonstrations])
         return [
-            joint.ids[joint.cut(len(lead)) : joint.cut(len(lead) + len(text))]
+            joint.between(len(lead), len(lead) + len(text))
             for joint, text in zip(joints, self._texts.demonstrations, strict=True)
         ]
 
-    def _cut_queries(self) -> tuple[list[Ids], list[Ids], list[int], int]:
+    def _cut_queries(self) -> tuple[list[EncodedText], list[Ids], list[int], int]:
         splits = split_labels(
             self._encode, [self._lead + query for query in self._texts.queries], self._texts.continuations
         )
         shared = Counter(split.key for split in splits).most_common(1)[0][0]
         continuations = next(split.continuations for split in splits if split.key == shared)
-        queries = [split.prompt.ids[split.prompt.cut(len(self._lead)) :] for split in splits]
+        begin = len(self._lead)
+        queries = [
+            split.prompt.between(begin, begin + len(query))
+            for split, query in zip(splits, self._texts.queries, strict=True)
+        ]
         # A product needs a token a query; an empty one is a prompt all the same.
-        odd = [query for query, split in enumerate(splits) if split.key != shared or not len(queries[query])]
+        odd = [query for query, split in enumerate(splits) if split.key != shared or not len(queries[query].ids)]
         return queries, continuations, odd, sum(split.is_resplit for split in splits)
 
     def _check_seams(self) -> tuple[set[_Seam], int]:

@@ -7,18 +7,26 @@ do not depend on the context before it; the cells where they do are listed apart
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iclperm.prompts.chat import Mode, chat_format
+from iclperm.prompts.chat import ChatFormat, Mode, chat_format
 from iclperm.prompts.contexts import check_chats, failed_prompts, lay_contexts
 from iclperm.prompts.design import CONTENT_FREE, Design
-from iclperm.prompts.encode import Ids, JointEncoder, Tokenizer, refuse_special_inputs, scored_ids, split_labels
+from iclperm.prompts.encode import (
+    EncodedText,
+    Ids,
+    JointEncoder,
+    Tokenizer,
+    refuse_special_inputs,
+    scored_ids,
+    split_labels,
+)
 from iclperm.prompts.render import DesignTexts
-from iclperm.prompts.seams import CHECKS, JoinChecks, PromptParts
+from iclperm.prompts.seams import CHECKS, EncodedParts, JoinChecks, PromptParts
 from iclperm.study.study import Scoring
 from iclperm.tasks.task import Examples, Task
 
@@ -42,12 +50,32 @@ class PromptCounts:
 
 @dataclass(frozen=True)
 class Cell:
-    """One (context, query) pair that the product cannot hold, with the ids of its own jointly tokenised prompt."""
+    """One (context, query) pair that the product cannot hold, with the ids of its own jointly tokenised prompt, and
+    the places in the prompt's text where they end."""
 
     context: int
     query: int
     prompt: Ids
     continuations: list[Ids]
+    ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def tokens(self) -> EncodedText:
+        """The ids of the prompt and their ends."""
+        return EncodedText(self.prompt, self.ends)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What every prompt is put together of: the texts, and their tokens with the places where they end. ``contexts``
+    has, by their numbers, those that are not their parts joined; ``before`` are the ids in front of every prompt, which
+    no text shows. Without a tokenizer there are texts alone."""
+
+    texts: DesignTexts
+    chat: ChatFormat | None
+    encoded: EncodedParts | None
+    contexts: dict[int, EncodedText]
+    before: Ids
 
 
 @dataclass(frozen=True)
@@ -74,6 +102,7 @@ class Prompts:
     gold: NDArray[np.int64]
     general: list[Cell]
     counts: PromptCounts
+    pieces: Pieces
 
     def fed_tokens(self, num_new: int = 0) -> NDArray[np.int64]:
         """Tokens of each query's longest prompt that enter the model, int64 [Q].
@@ -137,7 +166,8 @@ def tokenise(
         prompt = texts.context(contexts.members[context]) + texts.queries[query]
         (split,) = split_labels(encoder, [prompt], texts.continuations)
         continuations = scored_ids(texts.continuations, split.continuations, is_cut=is_cut)
-        return Cell(context, query, np.concatenate([encoder.start, split.prompt.ids]), continuations)
+        whole = encoder.begun(split.prompt)
+        return Cell(context, query, whole.ids, continuations, whole.ends)
 
     general = [cell(context, query) for context, query in sorted(outside)]
     return Prompts(
@@ -160,4 +190,5 @@ def tokenise(
             num_general_cells=len(general),
             num_resplit_queries=parts.num_resplit,
         ),
+        pieces=Pieces(texts, format_, parts.encoded, contexts.joint, encoder.start),
     )

@@ -48,6 +48,42 @@ def mean_error(scores: FloatArray) -> float:
     return math.sqrt(max(variance, by_set))
 
 
+def weighted_mean_error(scores: FloatArray, weights: Sequence[float]) -> float:
+    """The same of a weighted mean, the queries of one weight being a class of two at least.
+
+    Sets, permutations and both from the two-way analysis of the weighted accuracies, less what queries add to them,
+    class by class; queries from the analysis of each class alone.
+    """
+    num_s, num_p, _ = scores.shape
+    classes = [[q for q, of in enumerate(weights) if of == weight] for weight in sorted(set(weights)) if weight > 0]
+    shares = [len(members) * weights[members[0]] / math.fsum(weights) for members in classes]
+    inside = [stats.variance_components(scores[:, :, members])[1] for members in classes]
+    scale = [share**2 / len(members) for share, members in zip(shares, classes, strict=True)]
+    noise = {
+        effect: math.fsum(part * sigma2[effect] for part, sigma2 in zip(scale, inside, strict=True))
+        for effect in ("I", "SI", "PI", "SPI")
+    }
+    table = [
+        [math.fsum(w * x for w, x in zip(weights, cell, strict=True)) / math.fsum(weights) for cell in row]
+        for row in scores
+    ]
+    rows = [statistics.fmean(row) for row in table]
+    columns = [statistics.fmean(row[p] for row in table) for p in range(num_p)]
+    mean = statistics.fmean(rows)
+    rest = [(table[s][p] - rows[s] - columns[p] + mean) ** 2 for s in range(num_s) for p in range(num_p)]
+    residual = math.fsum(rest) / ((num_s - 1) * (num_p - 1))
+    parts = [
+        max(statistics.variance(rows) - residual / num_p - noise["SI"], 0) / num_s,
+        max(statistics.variance(columns) - residual / num_s - noise["PI"], 0) / num_p,
+        max(residual - noise["SPI"], 0) / (num_s * num_p),
+        max(noise["I"], 0),
+        max(noise["SI"], 0) / num_s,
+        max(noise["PI"], 0) / num_p,
+        max(noise["SPI"], 0) / (num_s * num_p),
+    ]
+    return math.sqrt(max(math.fsum(parts), statistics.variance(rows) / num_s))
+
+
 def needed(sigma2: dict[str, float], shape: tuple[int, int, int], place: int, variance: float, most: int) -> int | None:
     """Least size of one axis, tried one by one, at which the variance of a mean is at most `variance`."""
     for size in range(1, most + 1):

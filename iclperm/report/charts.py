@@ -57,29 +57,38 @@ def trajectory_chart(chance: float | None) -> list[Specification]:
         single.transform_filter(_is_picked()).mark_line(strokeWidth=3, color="#D55E00", point={"color": "#D55E00"}),
     ]
     if chance is not None:
-        rule = alt.Chart(alt.Data(values=[{"accuracy": chance}])).mark_rule(strokeDash=[2, 4], color=GREY)
-        layers.append(rule.encode(y="accuracy:Q", tooltip=alt.value("chance")))
+        layers.append(_chance_rule(chance))
     return [_finished(alt.layer(*layers).add_params(*_picked()).properties(width="container", height=300))]
 
 
 def line_chart(
-    rows: Sequence[Row], *, x: str, y: str, colours: Mapping[str, str], name: str = "", is_log: bool = False
+    rows: Sequence[Row],
+    *,
+    x: str,
+    y: str,
+    colours: Mapping[str, str],
+    name: str = "",
+    is_log: bool = False,
+    chance: float | None = None,
 ) -> Specification:
-    """Lines of ``rows`` with ``x``, ``y`` and ``name``, in bands from ``low`` to ``high`` where rows have them."""
+    """Lines of ``rows`` with ``x``, ``y`` and ``name``, in bands from ``low`` to ``high`` where rows have them, and a
+    dotted one at ``chance``."""
     alt = _altair()
 
     at = sorted({row["x"] for row in rows})
-    across = alt.X("x:Q").axis(grid=False, format=",d", title=x, values=at, labelOverlap=True)
+    across = alt.X("at:Q").axis(grid=False, format=",d", title=x, values=at, labelOverlap=True)
     across = across.scale(type="log", base=2, nice=False) if is_log else across
     scale = alt.Scale(domain=[*colours], range=[*colours.values()])
     colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4, symbolOpacity=1)
-    base = alt.Chart(alt.Data(values=[dict(row) for row in rows])).encode(x=across, color=colour)
+    base = alt.Chart(alt.Data(values=[{"at": row["x"], **row} for row in rows])).encode(x=across, color=colour)
     told = [alt.Tooltip("name:N", title=" "), alt.Tooltip("x:Q", title=x), alt.Tooltip("y:Q", title=y, format=".4f")]
     up = alt.Y("y:Q").scale(zero=False).title(y)
     layers: list[Any] = [base.mark_line(strokeWidth=2).encode(y=up)]
     layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(y=up, tooltip=told))
     if any(row.get("low") is not None for row in rows):
-        layers.insert(0, base.mark_area(opacity=0.13).encode(y=alt.Y("low:Q").title(y), y2="high:Q"))
+        layers.insert(0, base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q").title(y), y2="high:Q"))
+    if chance is not None:
+        layers.append(_chance_rule(chance))
     return _finished(alt.layer(*layers).properties(width="container", height=300))
 
 
@@ -104,7 +113,7 @@ def point_chart(
     if bounded := [
         dict(row) for row in rows if all(row.get(f"{at}_{end}") is not None for at in "xy" for end in ("low", "high"))
     ]:
-        bars = alt.Chart(alt.Data(values=bounded)).mark_rule()
+        bars = alt.Chart(alt.Data(values=bounded)).mark_rule(opacity=0.5)
         layers.append(bars.encode(x=alt.X("x_low:Q").title(x), x2="x_high:Q", y=up, color=colour))
         layers.append(bars.encode(x=across, y=alt.Y("y_low:Q").title(y), y2="y_high:Q", color=colour))
     layers.append(base.mark_point(filled=True, size=110, opacity=1).encode(x=across, y=up, color=colour, tooltip=told))
@@ -134,6 +143,13 @@ def matrix_chart(rows: Sequence[Row], *, x: str, y: str, value: str) -> Specific
         base.mark_text().encode(text=alt.Text("value:Q", format=".3f"), color=letters),
     )
     return _finished(alt.layer(*layers).properties(width="container", height=60 * len(down) + 20))
+
+
+def _chance_rule(chance: float) -> Any:
+    alt = _altair()
+
+    rule = alt.Chart(alt.Data(values=[{"accuracy": chance}])).mark_rule(strokeDash=[2, 4], color=GREY)
+    return rule.encode(y="accuracy:Q", tooltip=alt.value("chance"))
 
 
 def _altair() -> Any:

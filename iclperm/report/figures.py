@@ -1,4 +1,4 @@
-"""Figures for a paper, as PNG and SVG: the heat map of accuracies, the curve, and what all figures share.
+"""Figures for a paper, as PNG, SVG and PDF: the heat map of accuracies, the curve, and what all figures share.
 
 Matplotlib's object interface is used throughout: no backend is chosen, and the caller's settings are restored. The
 files depend on the numbers and the Matplotlib version only: default settings, no dates, a fixed salt for SVG ids.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base.files import write_whole
-from iclperm.errors import RequestError
+from iclperm.errors import RequestError, printable
 from iclperm.report.parts import Plot, evenly
 from iclperm.stats import Curve, Interval, order_sensitivity, selection_sensitivity, sensitivity_ratio
 from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
@@ -31,6 +32,8 @@ _MAX_PRINTED_CELLS = 200
 _MAX_TICKS = 20
 _LEAST_LETTERS = 6.5  # size, in points, of letters that are still read
 _MAX_COUNTED_LABELS = 14
+_MOST_INCHES = 48  # that all labels take together: a larger picture is a gigabyte before it is a file
+_MOST_LETTERS, _MOST_LETTERS_OF_HEAD = 60, 300
 _COLOURS = None  # those of the settings: one figure may have others (`settings`)
 BLUE, ORANGE, GREEN, GREY = "C0", "C1", "C2", "#5F5F5F"  # the first three of the settings
 _MAP = "viridis"  # perceptually uniform, and ordered under every kind of colour blindness
@@ -42,12 +45,19 @@ _STYLE: Any = {
     "axes.linewidth": 0.8,
     "hatch.linewidth": 0.6,
     "svg.hashsalt": "iclperm",
+    "pdf.fonttype": 42,  # whole letters, as publishers ask
     "figure.dpi": 100,
 }
 _FORMS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 200, "metadata": {"Software": None}},
     "svg": {"metadata": {"Date": None}},
+    "pdf": {"metadata": {"CreationDate": None}},
 }
+_LETTER = 0.066  # inches of one, about
+_NARROW = 4.6  # inches below which the colours of a heat map are explained under it
+_LEAST_CELL = 0.33  # inches that three decimals take
+_MOST_INCHES = 40.0
+_TIGHT: Any = {"handlelength": 1.8, "handletextpad": 0.6, "columnspacing": 1.2, "borderpad": 0.1}  # of a legend
 
 
 def heat_map(accuracy: npt.ArrayLike, *, title: str = "", ratio: Interval | None = None) -> Plot:
@@ -59,41 +69,76 @@ def heat_map(accuracy: npt.ArrayLike, *, title: str = "", ratio: Interval | None
     """
     matrix = accuracy_matrix(accuracy)
 
+    low, high = float(matrix.min()), float(matrix.max())
+    natural_width, natural_height = _heat_map_size(*matrix.shape)
+
     def draw(figure: Figure) -> None:
-        cells, by_set, by_permutation, bar = _heat_map_axes(figure, *matrix.shape)
-        scale, printed = scale_of(float(matrix.min()), float(matrix.max())), matrix.size <= _MAX_PRINTED_CELLS
+        cells, by_set, by_permutation, bar = _heat_map_axes(figure, natural_height)
+        room = cells.get_position().width * figure.get_figwidth() / matrix.shape[1]
+        scale, printed = scale_of(low, high), matrix.size <= _MAX_PRINTED_CELLS and room > _LEAST_CELL
         image = draw_cells(cells, matrix, scale, printed)
         draw_cells(by_set, matrix.mean(axis=1, keepdims=True), scale, printed)
         draw_cells(by_permutation, matrix.mean(axis=0, keepdims=True), scale, printed)
         _label_heat_map(cells, by_set, by_permutation, matrix.shape)
-        figure.colorbar(image, cax=bar, label="accuracy").outline.set_visible(False)
-        head(figure, title or "Accuracy by set and permutation", _sensitivity_line(matrix, ratio))
+        if low < high:
+            side: Any = {"orientation": "horizontal"} if figure.get_figwidth() < _NARROW else {}
+            figure.colorbar(image, cax=bar, label="accuracy", **side).outline.set_visible(False)
+        else:  # colours of one number would show a range that is not there
+            bar.set_axis_off()
+        line = f"every ordering has {cell_words(low)}" if low == high else _sensitivity_line(matrix, ratio)
+        head(figure, title or "Accuracy by set and permutation", line)
 
-    return Plot(_heat_map_size(*matrix.shape), draw)
+    def tall(width: float) -> float:
+        return natural_height + (0.55 if width < _NARROW and low < high else 0.0)
+
+    return Plot((natural_width, tall(natural_width)), draw, tall=tall, least=2.6)
 
 
-def curve_plot(curve: Curve, shots: Sequence[int], *, title: str = "", chance: float | None = None) -> Plot:
+def curve_plot(
+    curve: Curve,
+    shots: Sequence[int],
+    *,
+    title: str = "",
+    chance: float | None = None,
+    bounds: tuple[FloatArray, FloatArray] | None = None,
+) -> Plot:
     """Accuracy against the number of shots, with the spread over permutations and over sets as two bands.
 
     Each band is the mean plus and minus one standard deviation; a band that is undefined (P = 1 or S = 1) is left out.
-    `chance` draws a level to compare with. Raises RequestError if shots and curve differ in length. After arXiv
-    2503.22002, Figure 1.
+    `chance` draws a level to compare with, `bounds` [K] those of a 95 % interval of the mean. Raises RequestError if
+    shots and curve differ in length. After arXiv 2503.22002, Figure 1.
     """
     if len(shots) != len(curve.mean):
         raise RequestError(f"shots has {len(shots)} entries, the curve {len(curve.mean)}")
 
+    words = ["mean", "spread over permutations", "spread over sets", "95 % of the mean", "chance"]
+
+    def below(width: float) -> float:
+        return 0.5 + 0.19 * legend_rows(words, width)
+
+    def tall(width: float) -> float:
+        return min(0.55 * width, 2.3) + below(width) + 0.7
+
     def draw(figure: Figure) -> None:
-        axes = figure.add_axes((0.13, 0.26, 0.84, 0.59))
+        width, height = figure.get_size_inches()
+        foot = below(width)
+        axes = placed(figure, 0.62, foot, width - 0.77, height - foot - 0.7)
         draw_bands(axes, curve, shots)
+        if bounds is not None:
+            reach = np.abs(np.asarray(bounds) - curve.mean)
+            axes.errorbar(
+                shots, curve.mean, reach, fmt="none", color="black", elinewidth=0.9, capsize=2, label=words[3]
+            )
         if chance is not None:
-            axes.axhline(chance, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
+            chance_line(axes, chance)
         axes.set(xlabel="number of demonstrations k", ylabel="accuracy", xticks=shot_ticks(shots))
         plain_frame(axes)
-        below: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.01), "ncols": 2}  # where it hides nothing
-        figure.legend(frameon=False, handlelength=1.8, **below)
-        head(figure, title or "Accuracy against the number of demonstrations", "bands: mean ± one standard deviation")
+        legend_below(figure, axes)
+        line = "bands: mean ± one standard deviation"
+        line += "" if bounds is None else "; whiskers: 95 % of the mean, for other queries too"
+        head(figure, title or "Accuracy against the number of demonstrations", line)
 
-    return Plot((4.8, 3.9), draw)
+    return Plot((4.8, tall(4.8)), draw, tall=tall, least=2.8)
 
 
 def confusion_plot(
@@ -112,8 +157,9 @@ def confusion_plot(
     cells = np.column_stack([table, rest])[:, : len(columns)]
     total = cells.sum(axis=1, keepdims=True)
     shares = np.divide(cells, total, out=np.full(cells.shape, np.nan), where=total > 0)
+    columns, words = figure_words(columns), figure_words(words)
     letters = 0.075 * max(map(len, columns))
-    cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else 0.3
+    cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else min(0.3, _MOST_INCHES / len(columns))
     width, height = cell * len(columns), 0.8 * cell * len(words)
 
     def draw(figure: Figure) -> None:
@@ -126,10 +172,10 @@ def confusion_plot(
                 if math.isnan(share):
                     continue
                 colour = letter_colour(image.cmap(image.norm(share)))
-                text = f"{_cell(share)}\n{cells[row, column]:.1f}"
+                text = f"{cell_words(share)}\n{cells[row, column]:.1f}"
                 axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=6.5)
-        axes.set_xticks(range(len(columns)), _without_mathematics(columns), rotation=90)
-        axes.set_yticks(range(len(words)), _without_mathematics(words))
+        axes.set_xticks(range(len(columns)), columns, rotation=90)
+        axes.set_yticks(range(len(words)), words)
         for row in np.flatnonzero(total[:, 0] == 0).tolist():
             axes.text((len(columns) - 1) / 2, row, "no query", ha="center", va="center", color=GREY, fontsize=6.5)
         axes.set(xlabel="answered", ylabel="right label")
@@ -142,9 +188,18 @@ def confusion_plot(
     return Plot((max(letters + width + 1.4, 5.2), letters + height + 1.25), draw)
 
 
-def _without_mathematics(words: Sequence[str]) -> list[str]:
-    """Words in which Matplotlib reads no formula."""
-    return [word.replace("$", r"\$") for word in words]
+def figure_words(words: Sequence[str]) -> list[str]:
+    """Words of data for a figure: of a length that it has room for, and with neither formulas nor control signs."""
+    return [no_formula(_cut(word, _MOST_LETTERS)) for word in words]
+
+
+def no_formula(words: str) -> str:
+    """Words without control signs, in which Matplotlib reads no formula."""
+    return printable(words).replace("$", r"\$")
+
+
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def save(plot: Plot, stem: str | Path) -> list[Path]:
@@ -152,17 +207,26 @@ def save(plot: Plot, stem: str | Path) -> list[Path]:
     paths = []
     with _figure(plot.size) as figure:
         plot.draw(figure)
-        for form in _FORMS:
+        for form in ("png", "svg"):
             paths.append(Path(stem).with_name(f"{Path(stem).name}.{form}"))
             write_whole(paths[-1], _saved(figure, form), durable=False)
     return paths
 
 
-def drawn(plot: Plot, form: Literal["png", "svg"]) -> bytes:
-    """A figure as the content of a file."""
+def drawn(plot: Plot, form: Literal["png", "svg", "pdf"], *, is_text: bool = False) -> bytes:
+    """A figure as the content of a file; the words of SVG are shapes, alike everywhere, unless it ``is_text``."""
     with _figure(plot.size) as figure:
         plot.draw(figure)
-        return _saved(figure, form)
+        return _saved(figure, form, is_text)
+
+
+def at_width(plot: Plot, width: float) -> Plot:
+    """The same figure laid out for a width in inches; raises `RequestError` where its letters would not be read."""
+    least = plot.least if plot.tall is not None else plot.size[0]
+    if not least <= width <= _MOST_INCHES:
+        raise RequestError(f"this figure can be {least:.1f}in to {_MOST_INCHES:.0f}in wide, not {width:.2f}in")
+    height = plot.size[1] if plot.tall is None else plot.tall(width)
+    return plot._replace(size=(width, height))
 
 
 @contextmanager
@@ -206,17 +270,62 @@ def _figure(size: tuple[float, float]) -> Iterator[Figure]:
         yield figure
 
 
-def _saved(figure: Figure, form: str) -> bytes:
+def _saved(figure: Figure, form: str, is_text: bool = True) -> bytes:
+    from matplotlib import rcParams
+
+    rcParams["svg.fonttype"] = "none" if is_text else "path"
     found = io.BytesIO()
     figure.savefig(found, format=form, **_FORMS[form])
     return found.getvalue()
 
 
 def head(figure: Figure, title: str, line: str) -> None:
-    """Title and one line under it, at fixed distances from the top whatever the height, within the figure's width."""
+    """Title and a line under it, at fixed distances from the top whatever the height, within the figure's width; the
+    line is broken in two where it would be too small to read."""
     inch = 1 / figure.get_figheight()
-    _fit(figure.text(0.02, 1 - 0.12 * inch, title, va="top", ha="left", fontsize=10.5, fontweight="bold", label=_TITLE))
-    _fit(figure.text(0.02, 1 - 0.36 * inch, line, va="top", ha="left", color=GREY))
+    title, line = (printable(_cut(words, _MOST_LETTERS_OF_HEAD)) for words in (title, line))
+    left: Any = {"va": "top", "ha": "left", "parse_math": False}  # data may hold dollars
+    _fit(figure.text(0.02, 1 - 0.12 * inch, title, fontsize=10.5, fontweight="bold", label=_TITLE, **left))
+    line = line.replace(" %", "\N{NO-BREAK SPACE}%")
+    words = textwrap.wrap(line, max(int(figure.get_figwidth() / 0.061), 20)) or [""]
+    if len(words) > 1:  # as even as can be
+        half = textwrap.wrap(line, max(len(line) // 2 + 8, max(map(len, line.split()))))
+        words = half if len(half) <= 2 else words
+    parts = [words[0], " ".join(words[1:])] if len(words) > 1 else words
+    lines = [
+        figure.text(0.02, 1 - (0.36 + 0.14 * place) * inch, part, color=GREY, **left)
+        for place, part in enumerate(parts)
+    ]
+    for each in lines:
+        _fit(each)
+    smallest = min(each.get_fontsize() for each in lines)
+    for each in lines:
+        each.set_fontsize(smallest)
+
+
+def chance_line(axes: Axes, chance: float, label: str = "chance") -> None:
+    """A dotted line at what guessing a label gives."""
+    axes.axhline(chance, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), label=label)
+
+
+def legend_rows(words: Sequence[str], width: float) -> int:
+    """How many rows `legend_below` takes in a figure of so many inches."""
+    return math.ceil(len(words) / legend_columns(words, width))
+
+
+def legend_columns(words: Sequence[str], width: float) -> int:
+    """Of a legend of these words in a figure of so many inches."""
+    most = max(int((width - 0.1) / (0.42 + _LETTER * max(map(len, words)))), 1)
+    return math.ceil(len(words) / math.ceil(len(words) / most))
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """The legend of axes at the foot of their figure, where it hides nothing, in as many columns as there is room."""
+    handles, words = axes.get_legend_handles_labels()
+    if words:
+        below: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.04 / figure.get_figheight())}
+        columns = legend_columns(words, figure.get_figwidth())
+        figure.legend(handles, words, frameon=False, ncols=columns, **_TIGHT, **below)
 
 
 def retitle(figure: Figure, title: str) -> None:
@@ -233,8 +342,11 @@ def _fit(text: Text) -> None:
     assert figure is not None
     room = 0.98 * figure.bbox.width - text.get_window_extent().x0
     width = max(text.get_window_extent().width, 1e-9)
-    if width > room:
-        text.set_fontsize(max(0.99 * room / width * text.get_fontsize(), _LEAST_LETTERS))
+    size = float(text.get_fontsize())
+    while width > room and size > _LEAST_LETTERS:  # letters do not shrink quite in proportion
+        size = max(0.98 * min(room / width, 1) * size, _LEAST_LETTERS)
+        text.set_fontsize(size)
+        width = text.get_window_extent().width
     words = text.get_text()
     while text.get_window_extent().width > room and len(words) > 1:
         words = words[:-1]
@@ -261,11 +373,14 @@ def _heat_map_size(num_sets: int, num_permutations: int) -> tuple[float, float]:
     return width + 2.2, height + 1.62
 
 
-def _heat_map_axes(figure: Figure, num_sets: int, num_permutations: int) -> tuple[Axes, Axes, Axes, Axes]:
-    """Cells, the column of set means, the row of permutation means and the colour bar, placed in inches."""
+def _heat_map_axes(figure: Figure, natural_height: float) -> tuple[Axes, Axes, Axes, Axes]:
+    """Cells, the column of set means, the row of permutation means and the colour bar, placed in inches; the bar stands
+    under the rest where that is narrow."""
     full_width, full_height = figure.get_size_inches()
-    width, height = full_width - 2.2, full_height - 1.62
-    left, bottom, gap, strip = 0.62, 0.88, 0.07, 0.46
+    is_narrow = full_width < _NARROW
+    below = full_height - natural_height
+    width, height = full_width - (1.27 if is_narrow else 2.2), natural_height - 1.62
+    left, bottom, gap, strip = 0.62, 0.88 + below, 0.07, 0.46
 
     def place(x: float, y: float, w: float, h: float) -> Any:
         return figure.add_axes((x / full_width, y / full_height, w / full_width, h / full_height))
@@ -274,7 +389,7 @@ def _heat_map_axes(figure: Figure, num_sets: int, num_permutations: int) -> tupl
         place(left, bottom, width, height),
         place(left + width + gap, bottom, strip, height),
         place(left, bottom - gap - 0.28, width, 0.28),
-        place(left + width + gap + strip + 0.2, bottom, 0.12, height),
+        place(left, 0.48, width, 0.1) if is_narrow else place(left + width + gap + strip + 0.2, bottom, 0.12, height),
     )
 
 
@@ -283,28 +398,28 @@ def scale_of(low: float, high: float) -> tuple[float, float]:
     return (low, high) if low < high else (low - 0.05, high + 0.05)
 
 
-def draw_cells(axes: Axes, values: FloatArray, scale: tuple[float, float], printed: bool) -> Any:
-    """Values [rows, columns] as colours of a scale, and as numbers where they are ``printed``."""
+def draw_cells(axes: Axes, values: FloatArray, scale: tuple[float, float], printed: bool, size: float = 7.5) -> Any:
+    """Values [rows, columns] as colours of a scale, and as numbers of a size of letters where they are ``printed``."""
     low, high = scale
     image = axes.imshow(values, cmap=_COLOURS, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     if printed:
-        _print_cells(axes, values, image)
+        _print_cells(axes, values, image, size)
     return image
 
 
-def _print_cells(axes: Axes, values: FloatArray, image: Any) -> None:
+def _print_cells(axes: Axes, values: FloatArray, image: Any, size: float) -> None:
     for boundary in range(1, values.shape[0]):
         axes.axhline(boundary - 0.5, color="white", linewidth=0.6)
     for boundary in range(1, values.shape[1]):
         axes.axvline(boundary - 0.5, color="white", linewidth=0.6)
     for (row, column), value in np.ndenumerate(values):
         colour = letter_colour(image.cmap(image.norm(value)))
-        axes.text(column, row, _cell(value), ha="center", va="center", color=colour, fontsize=7.5)
+        axes.text(column, row, cell_words(value), ha="center", va="center", color=colour, fontsize=size)
 
 
-def _cell(value: float) -> str:
+def cell_words(value: float) -> str:
     """Three decimals without the leading zero, as tables in papers print them."""
     return f"{value:.3f}".removeprefix("0")
 
@@ -323,9 +438,9 @@ def _ticks(count: int) -> list[int]:
     return list(range(0, count, next(step for step in steps if count <= step * _MAX_TICKS)))
 
 
-def draw_bands(axes: Axes, curve: Curve, shots: Sequence[int]) -> None:
-    """The mean over the shots, and its spread over permutations and over sets."""
-    axes.plot(shots, curve.mean, color="black", linewidth=1.6, marker="o", markersize=4, label="mean", zorder=3)
+def draw_bands(axes: Axes, curve: Curve, shots: Sequence[int], size: float = 4) -> None:
+    """The mean over the shots with points of a size, and its spread over permutations and over sets."""
+    axes.plot(shots, curve.mean, color="black", linewidth=1.6, marker="o", markersize=size, label="mean", zorder=3)
     # one band filled, one hatched: both stay visible where they overlap, in print too
     filled: dict[str, Any] = {"facecolor": (BLUE, 0.22), "edgecolor": (BLUE, 0.8)}
     hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": (ORANGE, 0.75), "hatch": "//////"}
@@ -341,6 +456,12 @@ def letter_colour(background: Iterable[float]) -> Literal["white", "black"]:
     red, green, blue, *_ = background
     is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.42  # luma at which white and black contrast alike
     return "white" if is_dark else "black"
+
+
+def placed(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Axes at a place in inches."""
+    wide, high = figure.get_size_inches()
+    return figure.add_axes((left / wide, bottom / high, width / wide, height / high))
 
 
 def plain_frame(axes: Axes) -> None:

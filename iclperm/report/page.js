@@ -62,6 +62,7 @@
     const form = explorer.querySelector("form"), panel = explorer.querySelector(".panel");
     const last = data.shots.length - 1;
     const views = {};
+    const viewer = promptViewer(explorer);
     const title = panel.querySelector(".picked"), under = `h${Number(title.tagName[1]) + 1}`;
     let onlyWrong = false, isOpen = false;
     const at = { set: 0, place: 0, shots: last };
@@ -82,7 +83,7 @@
         const ordering = set * of_set.length + place;
         if (ordering % step && !(set === at.set && place === at.place)) return;
         values.forEach((value, shots) => found.push({ ordering, set, place, permutation: data.permutations[place],
-          shots: data.shots[shots], accuracy: value / 10000 }));
+          shots: data.shots[shots], at_shots: shots, accuracy: value / 10000 }));
       }));
       return found;
     };
@@ -190,11 +191,13 @@
       form.elements.set.selectedIndex = set;
       form.elements.permutation.selectedIndex = place;
       form.elements.shots.selectedIndex = shots;
+      if (viewer) viewer.at(at, title.textContent);
       marked();
     };
     const pick = (cell) => {
       at.set = cell.set;
       at.place = cell.place;
+      if (cell.at_shots !== undefined) at.shots = cell.at_shots;  // of a point of a curve
       show();
     };
 

@@ -20,11 +20,12 @@ from iclperm.base.files import write_whole
 from iclperm.base.outputs import output
 from iclperm.report import charts
 from iclperm.report.bundle import bundle, problem
-from iclperm.report.figures import drawn
+from iclperm.report.figures import at_width, drawn
 from iclperm.report.parts import Plot, Table
 
 NAME = "report.html"
 _MOST_SVG_BYTES = 300_000
+_WIDE, _NARROW = 4.6, 3.7  # inches: wider figures are laid out once more for a telephone
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Explorer:
     """Every ordering of one run: a heat map and curves in which one is picked, and what is known of that one.
 
     ``data`` is what ``page.js`` reads; see `iclperm.studies.page`. ``still`` is shown where nothing can be picked.
+    ``prompts`` is what ``viewer.js`` reads (`iclperm.studies.prompts`), None where prompts are not shown.
     """
 
     name: str
     still: Plot
     data: Mapping[str, Any]
     notes: Sequence[str] = ()
+    prompts: Mapping[str, Any] | None = None
 
     def charts(self) -> dict[str, list[charts.Specification]]:
         """The specifications by what they show."""
@@ -65,6 +68,8 @@ class Page:
     explorers: Sequence[Explorer] = ()
     notes: Sequence[str] = field(default=())
     """What the page leaves out."""
+    kicker: str = "iclperm report"
+    """The command that it is of."""
 
 
 def can_draw() -> bool:
@@ -72,9 +77,9 @@ def can_draw() -> bool:
     return problem() is None
 
 
-def write_page(folder: str | Path, page: Page, *, is_interactive: bool) -> Path:
-    """Writes ``page`` as report.html into ``folder``, whole; returns its path."""
-    path = output(folder, is_folder=True) / NAME
+def write_page(folder: str | Path, page: Page, *, is_interactive: bool, name: str = NAME) -> Path:
+    """Writes ``page`` as a file of this name into ``folder``, whole; returns its path."""
+    path = output(folder, is_folder=True) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     # A lone surrogate is no UTF-8; in JSON its escape is read back as what it was.
     write_whole(path, page_html(page, is_interactive=is_interactive).encode("utf-8", "backslashreplace"), durable=False)
@@ -87,10 +92,10 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
     from markupsafe import Markup
 
     room = Path(__file__).parent
-    scripts = [_text(room / "page.js")] if page.explorers or is_interactive else []
+    scripts = [_text(room / "viewer.js") + _text(room / "page.js")] if page.explorers or is_interactive else []
     if is_interactive:
         scripts.insert(0, bundle())
-    style = _text(room / "page.css")
+    style = _text(room / "page.css") + _text(room / "viewer.css")
     policy = {
         "default-src": "'none'",
         "script-src": " ".join(map(_source, scripts)) or "'none'",
@@ -103,6 +108,7 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False
     )
     template = environment.from_string(_text(room / "page.html.j2"))
+    viewer = environment.from_string(_text(room / "viewer.html.j2"))
     explorers = [
         {
             "name": each.name,
@@ -110,16 +116,18 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
             "data": as_json(each.data),
             "charts": {key: as_json(found) for key, found in each.charts().items()} if is_interactive else {},
             "notes": each.notes,
+            "viewer": "" if each.prompts is None else Markup(viewer.render(number=number, data=as_json(each.prompts))),
             "sets": each.data["sets"],
             "permutations": each.data["permutations"],
             "shots": each.data["shots"],
         }
-        for each in page.explorers
+        for number, each in enumerate(page.explorers)
     ]
     figures = [
         {
-            "words": stem.replace("_", " "),
+            "words": plot.caption or stem.replace("_", " "),
             "still": picture(plot),
+            "narrow": picture(at_width(plot, _NARROW)) if plot.tall is not None and plot.size[0] > _WIDE else "",
             "charts": [as_json([one]) for one in plot.charts()] if is_interactive and plot.charts else [],
         }
         for stem, plot in page.plots.items()

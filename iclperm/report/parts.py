@@ -50,19 +50,24 @@ class Table(NamedTuple):
         from rich.table import Table as Rendered
         from rich.text import Text
 
-        rendered = Rendered(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+        header = [printable(name) for name in self.header]
+        rows = [[printable(cell) for cell in row] for row in self.rows]
+        rendered = Rendered(
+            title=Text(printable(self.title)), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False
+        )
         rendered.title_style, rendered.padding, rendered.show_header = "bold", (0, 1, 0, 0), any(self.header)
-        rendered.add_column(self.header[0], no_wrap=True, min_width=max((len(row[0]) for row in self.rows), default=0))
-        for column, name in enumerate(self.header[1:], start=1):
-            words = (word for cell in [name, *(row[column] for row in self.rows)] for word in cell.split(" "))
+        # Text, or rich would take brackets for its markup
+        rendered.add_column(Text(header[0]), no_wrap=True, min_width=max((len(row[0]) for row in rows), default=0))
+        for column, name in enumerate(header[1:], start=1):
+            words = (word for cell in [name, *(row[column] for row in rows)] for word in cell.split(" "))
             justify: Literal["left", "right"] = "left" if column in self.texts else "right"
-            rendered.add_column(name, justify=justify, overflow="fold", min_width=max(map(len, words)))
-        for row in self.rows:
-            rendered.add_row(*map(Text, row))  # Text, or rich would take brackets for its markup
+            rendered.add_column(Text(name), justify=justify, overflow="fold", min_width=max(map(len, words)))
+        for row in rows:
+            rendered.add_row(*map(Text, row))
         if not self.caption:
             return Group(rendered)
         # not the table's own caption, which wraps at the width of a table that may be narrow, or wider than the screen
-        return Group(rendered, Constrain(Text(self.caption, style="table.caption"), _CAPTION_WIDTH))
+        return Group(rendered, Constrain(Text(printable(self.caption), style="table.caption"), _CAPTION_WIDTH))
 
 
 class Plot(NamedTuple):
@@ -73,6 +78,12 @@ class Plot(NamedTuple):
     draw: Callable[[Figure], None]
     charts: Callable[[], list[dict[str, Any]]] | None = None
     """The same, panel by panel, as Vega-Lite specifications for the page (`iclperm.report.charts`)."""
+    tall: Callable[[float], float] | None = None
+    """Its height in inches at another width; None where it is not laid out for widths below its own."""
+    least: float = 0.0
+    """Inches of width below which its letters have no room."""
+    caption: str = ""
+    """What it shows, for a page; the stem of its file where there is none."""
 
 
 class Findings(Protocol):
@@ -151,7 +162,9 @@ def with_bounds(found: Bounded, digits: int = 2, sign: Literal["", "+"] = "") ->
 
 
 def spread_with_bounds(found: Bounded) -> str:
-    """A standard deviation in a sentence, with its interval: "about ±8.6 points [6.9 to 13.7]"."""
+    """A standard deviation in a sentence, with its interval where it is bounded: "about ±8.6 points [6.9 to 13.7]"."""
+    if math.isnan(found.low):
+        return spread_in_points(found.estimate)
     return f"{spread_in_points(found.estimate)} [{100 * found.low:.1f} to {100 * found.high:.1f}{_mark(found)}]"
 
 

@@ -17,6 +17,7 @@ from iclperm.runs.finish import forwarded_tokens
 from iclperm.runs.folder import TABLES, RunFolder, has_only_begun
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
+from iclperm.runs.run_texts import damage_to_texts
 from iclperm.study.endpoint import Spent
 
 
@@ -68,7 +69,7 @@ class RunStatus:
 @dataclass(frozen=True)
 class Verification:
     """What a check of every byte found: a line for each damage, and the digest of the results where the run is finished
-    and nothing is damaged but, perhaps, replies of an API."""
+    and nothing is damaged but, perhaps, replies of an API or texts, which results do not rest on."""
 
     folder: Path
     damage: list[str]
@@ -151,6 +152,7 @@ def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:
     is_whole = not (damage or unwritten) and len(files) == folder.num_parts
     digest = checked(_digest, folder, scores, num_rows) if is_whole else None
     damage += checked(damage_to_replies, folder.path) or []
+    damage += (checked(damage_to_texts, folder) or []) if is_whole else []
     return Verification(folder.path, damage, len(files), folder.num_parts, digest)
 
 

@@ -27,6 +27,7 @@ from iclperm.runs.progress import FINISHING, LOADING, TOKENISING, Progress, RunW
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.reading import open_reader
 from iclperm.runs.run import FinishedRun
+from iclperm.runs.run_texts import drop_texts, keep_texts
 from iclperm.runs.scorers import Scorer, scorer_of
 from iclperm.runs.setting import ResolvedStudy, with_whole_paths
 from iclperm.runs.tables import tables
@@ -52,10 +53,11 @@ def run_one(
     progress: Progress | Watcher | None,
     limits: WorkLimits = DEFAULT,
     keys: KeyHosts | None = None,
+    with_text: bool | None = None,
 ) -> FinishedRun:
-    """See `iclperm.api.run`; ``keys`` are the hosts that keys may go to."""
+    """See `iclperm.api.run`; ``keys`` are the hosts that keys may go to, ``with_text`` as `iclperm.api.run` has it."""
     with RunWatch(progress, Path(study.model_name).name, Path(study.task).stem) as watch:
-        return _run(study, out, extend, mixed, watch, limits, keys)
+        return _run(study, out, extend, mixed, watch, limits, keys, with_text)
 
 
 def _run(
@@ -66,6 +68,7 @@ def _run(
     watch: RunWatch,
     limits: WorkLimits,
     keys: KeyHosts | None,
+    with_text: bool | None,
 ) -> FinishedRun:
     started = time.perf_counter()
     setting = ResolvedStudy.of(study, limits=limits)
@@ -73,6 +76,8 @@ def _run(
     path = None if (out or study.out) is None else Path(out or study.out or "")
     mended = int(path is not None and mend_format(path, setting.identity))
     if path is not None and (whole := finished(path, setting)) is not None:
+        with suppress(RunStopped):  # a folder that cannot be written is read all the same
+            _settle_texts(RunFolder.open(path), setting, with_text)
         return replace(whole, report=replace(whole.report, num_quarantined=mended))
     if study.endpoint is not None:
         keys = keys or KeyHosts()
@@ -84,6 +89,8 @@ def _run(
     if path is not None:
         _refuse_bad_growth(path, work, by_growth, model, mixed)
     folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_growth)
+    if folder is not None:
+        _settle_texts(folder, setting, with_text, work)
     if folder is not None and keys is not None and study.endpoint is not None:
         keys.record(study.endpoint, folder.run_id)
     layout = Layout.of_tables(by_growth[-1]["demonstrations"], by_growth[-1]["queries"], work.identities())
@@ -107,6 +114,15 @@ def _run(
         "num_quarantined": quarantined,
     }
     return finish(plan, study, scores, counts, folder, started, forwarded, model.replies, limits=limits)
+
+
+def _settle_texts(folder: RunFolder, setting: ResolvedStudy, with_text: bool | None, work: Work | None = None) -> None:
+    """Has a folder keep the texts of its prompts, or removes them where that was asked for by False; None keeps them
+    unless the task's data may not be handed on. Raises `RunStopped` where the folder cannot be written."""
+    if with_text is False:
+        drop_texts(folder)
+    elif with_text or not setting.task.restricted:
+        keep_texts(folder, setting.study, lambda: work or lay_out(setting, folder.extents[:-1]))
 
 
 def _id_there(path: Path | None, setting: ResolvedStudy) -> str | None:

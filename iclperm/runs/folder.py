@@ -6,7 +6,8 @@ run/
   plan.json                             what identifies the run, with hashes of both tables; the run id is its hash
   demonstrations.parquet                a row per (set, permutation): ordered examples, the context at each shots
   queries.parquet                       a row per query: split, example, right label, weight, state
-  *.parquet.sha256                      of both tables, as sha256sum writes and checks it
+  texts.parquet                         the texts of prompts, outside what identifies the run (`iclperm.runs.texts`)
+  *.parquet.sha256                      of these tables, as sha256sum writes and checks it
   environment/<session>.json            versions, parts and token counts of each session
   items/<part>-<sha256[:16]>.parquet    finished units: a row per (context, query); its footer has run, part, numerics
   tmp/  quarantine/                     files not yet finished, locks; damaged files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,21 @@ def lay_out(setting: ResolvedStudy, grown_from: Sequence[Mapping[str, int]] = ()
     `TokenizationError`, `DataError` or `ConfigError` for what cannot be run (`iclperm.runs.checks`).
     """
     tokenizer = tokenizer_of(setting)
+    prompts = tokenised(setting, tokenizer)
+    refuse_foreign_tokenizer(tokenizer, setting, prompts)
+    kept = fitting_queries(setting, prompts)
+    extents = [*map(dict, grown_from), setting.study.extent]
+    before: list[Mapping[str, int] | None] = [None, *extents[:-1]]
+    growths = tuple(_growth(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
+    refuse_small_budget(setting, growths)
+    opening = tuple(tokenizer.convert_ids_to_tokens(prompts.start.tolist()))
+    return Work(setting, prompts, right_answers(setting), kept, growths, opening)
+
+
+def tokenised(setting: ResolvedStudy, tokenizer: Any) -> Prompts:
+    """A study's prompts as tokens."""
     study = setting.study
-    prompts = tokenise(
+    return tokenise(
         setting.design,
         setting.task,
         setting.examples,
@@ -41,14 +55,6 @@ def lay_out(setting: ResolvedStudy, grown_from: Sequence[Mapping[str, int]] = ()
         scoring="generate" if setting.is_generated else "loglikelihood" if study.endpoint else scoring_of(study),
         chat=study.chat or "none",
     )
-    refuse_foreign_tokenizer(tokenizer, setting, prompts)
-    kept = fitting_queries(setting, prompts)
-    extents = [*map(dict, grown_from), setting.study.extent]
-    before: list[Mapping[str, int] | None] = [None, *extents[:-1]]
-    growths = tuple(_growth(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
-    refuse_small_budget(setting, growths)
-    opening = tuple(tokenizer.convert_ids_to_tokens(prompts.start.tolist()))
-    return Work(setting, prompts, right_answers(setting), kept, growths, opening)
 
 
 def _growth(

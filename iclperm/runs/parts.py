@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from iclperm.base.files import Folder, writable
+from iclperm.base.sealed import parsed
 from iclperm.errors import DamagedItem, RunError
 from iclperm.runs.stored import bytes_of, metadata_of, short_digest, table_bytes, table_of
 
@@ -75,8 +76,9 @@ class PartFiles:
 
     def numerics(self) -> list[dict[str, Any]]:
         """What decided about the last bits of the finished parts, each different one once; read from their footers."""
-        found = {self._about_file(path).get(b"numerics", b"") for path in self.finished().values()} - {b""}
-        return [json.loads(raw) for raw in sorted(found)]
+        found = {path: self._about_file(path).get(b"numerics", b"") for path in self.finished().values()}
+        path_of = {raw: path for path, raw in sorted(found.items()) if raw}
+        return [_numerics(path_of[raw], raw) for raw in sorted(path_of)]
 
     def are_ours(self) -> bool:
         """Whether some file is this run's, or there is none at all."""
@@ -113,6 +115,7 @@ class PartFiles:
             raise DamagedItem(f"{path} belongs to another run; move it elsewhere")
         if about.get(b"part") != str(part).encode():
             raise DamagedItem(f"{path} is another part than its name says; run the study again")
+        _numerics(path, about.get(b"numerics", b"{}"))
         self._files[part] = path
         return table
 
@@ -161,3 +164,14 @@ class PartFiles:
         if match is None or short_digest(raw) != match[2]:
             raise DamagedItem(f"{path} is damaged: its content is not what its name says; run the study again")
         return raw
+
+
+def _numerics(path: Path, raw: bytes) -> dict[str, Any]:
+    """What the footer of a part's file says of its numerics; raises `DamagedItem` where no run has written that."""
+    try:
+        found = parsed(raw)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise DamagedItem(f"{path} does not say how it was computed; run the study again")
+    return found

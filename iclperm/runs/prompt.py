@@ -13,15 +13,24 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iclperm.errors import ConfigError, DataError, ModelError, RunError
-from iclperm.prompts.chat import ChatFormat, Message, TextTokenizer, chat_format
+from iclperm.errors import ConfigError, DamagedItem, DataError, RunError
+from iclperm.prompts.chat import ChatFormat, Message, chat_format
 from iclperm.prompts.contexts import context_id, joint_context
 from iclperm.prompts.design import Design, Orderings, SplitQueries, draw
 from iclperm.prompts.encode import JointEncoder, split_labels
 from iclperm.prompts.render import DesignTexts
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.run import FinishedRun
-from iclperm.runs.setting import model_tokenizer, resolved, study_examples, study_model_folder, tokenizer_hash
+from iclperm.runs.run_texts import (
+    RunPrompts,
+    damaged_texts,
+    kept_prompts,
+    other_data,
+    recorded_folder,
+    refuse_other_data,
+    tokenizer_at_hand,
+)
+from iclperm.runs.setting import resolved, study_examples, study_model_folder, tokenizer_hash
 from iclperm.stats import Interval
 from iclperm.stats.intervals import bounded, jackknife_interval, wilson_interval
 from iclperm.study.states import OK
@@ -116,40 +125,68 @@ def run_prompt(
     is_held_out: bool = True,
     notes: tuple[str, ...] = (),
 ) -> RunPrompt:
-    """The prompt of a cell of a run, from its data read again.
+    """The prompt of a cell of a run, from the texts in its folder, else from its data read again.
 
     ``query`` is the number of a test query, or the fields of another one by their names in the task; without it the
-    prompt ends in placeholders. The data, the wording and (where the tokenizer can be had) the token ids are compared
-    with what the run recorded. Raises `ConfigError` for a cell or a query that the run does not have, `DataError` where
-    the data or the task are not what it was run with, and what reading them raises.
+    prompt ends in placeholders. These two need the data in any case, and so do folders without texts. The data, the
+    wording and (where the tokenizer can be had) the token ids are compared with what the run recorded. Raises
+    `ConfigError` for a cell or a query that the run does not have, `DataError` where the data or the task are not what
+    it was run with, and what reading them raises.
     """
-    _refuse_other_cells(run, index_set, permutation, shots, query)
+    cell = index_set, permutation, shots
+    _refuse_other_cells(run, *cell, query)
+    if isinstance(query, int):
+        try:
+            if (kept := kept_prompts(run)) is not None:
+                return replace(_kept_prompt(run, kept, cell, query), is_held_out=is_held_out, notes=notes)
+        except DamagedItem as error:
+            notes = (*notes, str(error))
+    found = _reread_prompt(run, cell, query)
+    return replace(found, is_held_out=is_held_out, notes=(*notes, *found.notes))
+
+
+def _kept_prompt(run: FinishedRun, kept: RunPrompts, cell: tuple[int, int, int], query: int) -> RunPrompt:
+    """The prompt of a cell and a test query, of texts in a folder; raises `DamagedItem` where they are others."""
+    if not kept.are_those_of([cell[:2]]):
+        raise damaged_texts(recorded_folder(run), "its tokens are not those of the run")
+    asked = ("test", query)
+    context, whole = kept.tokens(*cell), kept.tokens(*cell, asked)
+    if kept.is_of_api:
+        context, whole = kept.text_tokens(*cell), kept.text_tokens(*cell, asked)
+    messages = tuple(kept.messages(*cell, asked))
+    return _of_cell(
+        run,
+        cell,
+        query=query,
+        text="" if messages and kept.is_of_api else kept.text(*cell, asked),
+        messages=messages,
+        demonstrations=tuple(kept.texts.demonstrations[row].worded for row in kept.rows(*cell)),
+        labels=kept.texts.labels,
+        placeholders={},
+        context_ids=None if context is None else tuple(context.ids.tolist()),
+        token_ids=None if whole is None else tuple(whole.ids.tolist()),
+    )
+
+
+def _reread_prompt(run: FinishedRun, cell: tuple[int, int, int], query: int | Mapping[str, Any] | None) -> RunPrompt:
+    """The prompt of a cell from the data read again, compared with what the run recorded; see `run_prompt`."""
     task = Task.load(run.study.task, run.study.data)
     study = resolved(run.study, task)
     examples = study_examples(study, task)
     design = draw(study, task, examples)
-    recorded = _recorded(run, task, examples, (index_set, permutation, shots))
-    rows = design.demonstrations(index_set, permutation, run.shots.index(shots))
-    first = examples["test"].fields[design.queries[0].rows[0]]
+    recorded = _recorded(run, task, examples, cell)
+    rows = design.demonstrations(*cell[:2], run.shots.index(cell[2]))
     if recorded and [examples["train"].hashes[row] for row in rows] != recorded.hashes:
-        raise _other_data(run)
-    placeholders: dict[str, str] = {}
-    if isinstance(query, int):
-        asked = _recorded_query(run, design, examples["test"], query)
-    elif query is not None:
-        asked = _fields_of(task, query)
-    else:
-        known = [*examples["train"].fields, *examples["test"].fields]
-        asked = _with_markers(first, "", json.dumps([*map(str, known), task.query, task.instruction]), placeholders)
-    is_chat = study.chat not in (None, "none")
-    if is_chat and recorded and study.endpoint is None:
+        raise other_data(run)
+    asked, placeholders = _asked(run, task, examples, design, query)
+    if recorded and study.chat not in (None, "none") and study.endpoint is None:
         whole = RunFolder.open(recorded.folder)
-        if tokenizer_hash(study_model_folder(study, weights=False)) != whole.plan["hashes"]["tokenizer"]:
+        if tokenizer_hash(study_model_folder(study, weights=False)) != whole.plan["hashes"].get("tokenizer"):
             raise _other_tokens(run)
-    tokenizer, told = _tokenizer(study)
+    tokenizer, notes = tokenizer_at_hand(study)
     chat = chat_format(study.chat or "none", task, tokenizer)
+    first = examples["test"].fields[design.queries[0].rows[0]]
     texts = _texts(task, study, examples, rows, [asked, first], chat)
-    notes = (*notes, *told)
     if placeholders:
         notes = (*notes, *_cut_queries(task, texts.bare_queries[0], asked, design, examples["test"]))
         placeholders = {name: mark for name, mark in placeholders.items() if mark in texts.bare_queries[0]}
@@ -158,33 +195,51 @@ def run_prompt(
     context_ids = token_ids = None
     if tokenizer is not None:
         encoder = JointEncoder(tokenizer, chat.opening + texts.queries[1] if chat else None)
-        ids = joint_context(context, texts.queries[1], encoder)
+        ids = joint_context(context, texts.queries[1], encoder).ids
         if recorded and context_id(ids) != recorded.context:
             raise _other_tokens(run)
         context_ids = tuple(ids.tolist())
         if not placeholders:
             (split,) = split_labels(encoder, [context + texts.queries[0]], texts.continuations)
             token_ids = (*encoder.start.tolist(), *split.prompt.ids.tolist())
-    accuracy, interval, num_queries = _accuracy(run, index_set, permutation, run.shots.index(shots))
     is_rendered_elsewhere = chat is not None and study.endpoint is not None
-    return RunPrompt(
-        set=index_set,
-        permutation=permutation,
-        shots=shots,
+    return _of_cell(
+        run,
+        cell,
         query=query if isinstance(query, int) else None,
         text="" if is_rendered_elsewhere else context + texts.queries[0],
         messages=tuple(texts.messages(places, 0)),
         demonstrations=tuple(_worded(task, examples["train"], rows)),
         labels=() if texts.is_open else tuple(texts.continuations),
         placeholders=placeholders,
-        accuracy=accuracy,
-        interval=interval,
-        num_queries=num_queries,
         context_ids=context_ids,
         token_ids=token_ids,
-        is_held_out=is_held_out,
         notes=notes,
     )
+
+
+def _asked(
+    run: FinishedRun,
+    task: Task,
+    examples: Mapping[str, Examples],
+    design: Design,
+    query: int | Mapping[str, Any] | None,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields of the query that a prompt ends in, and the markers that stand in them for those of another."""
+    if isinstance(query, int):
+        return _recorded_query(run, design, examples["test"], query), {}
+    if query is not None:
+        return _fields_of(task, query), {}
+    placeholders: dict[str, str] = {}
+    texts = [*map(str, (*examples["train"].fields, *examples["test"].fields)), task.query, task.instruction]
+    first = examples["test"].fields[design.queries[0].rows[0]]
+    return _with_markers(first, "", json.dumps(texts), placeholders), placeholders
+
+
+def _of_cell(run: FinishedRun, cell: tuple[int, int, int], **about: Any) -> RunPrompt:
+    """A prompt with the accuracy of its cell; ``about`` are the fields that `RunPrompt` has beside."""
+    accuracy, interval, num_queries = _accuracy(run, *cell[:2], run.shots.index(cell[2]))
+    return RunPrompt(*cell, accuracy=accuracy, interval=interval, num_queries=num_queries, **about)
 
 
 @dataclass(frozen=True)
@@ -213,28 +268,14 @@ def _recorded(
     """What the run's folder says of a cell; raises `DataError` where task or data are not those of the run."""
     if run.folder is None:
         return None
-    whole = RunFolder.open(run.folder)
-    hashes = whole.plan["hashes"]
-    if hashes["wording"] != task.wording_hash():
-        raise DataError(
-            f"the wording of task {run.study.task!r} is not what {run.folder} was run with; put that task file back"
-        )
-    if hashes["train"] != examples["train"].digest:
-        raise _other_data(run)
-    table = (whole.at_extent(run.study.extent) or whole).table("demonstrations")
+    refuse_other_data(run, task, examples)
+    table = recorded_folder(run).table("demonstrations")
     rows = table.filter(pc.and_(pc.equal(table["set"], cell[0]), pc.equal(table["permutation"], cell[1]))).to_pylist()
     for row in rows:  # with resample: per_k one for every number of shots
         if cell[2] in row["shots"]:
             context = row["contexts"][row["shots"].index(cell[2])]
             return _RecordedCell(run.folder, row["content_hashes"][: cell[2]], context)
     raise RunError(f"{run.folder} has no record of its set {cell[0]}, permutation {cell[1]}; run the study again")
-
-
-def _other_data(run: FinishedRun) -> DataError:
-    return DataError(
-        f"the data of {run.study.task!r} is not what {run.folder} was run with, so its prompts cannot be told; put "
-        "that back, or name its folder with the study's key 'data'"
-    )
 
 
 def _other_tokens(run: FinishedRun) -> RunError:
@@ -248,10 +289,9 @@ def _recorded_query(run: FinishedRun, design: Design, test: Examples, number: in
     """The fields of a test query; raises `DataError` where it is another than the run's."""
     row = int(design.queries[0].rows[number])
     if run.folder is not None:
-        whole = RunFolder.open(run.folder)
-        table = (whole.at_extent(run.study.extent) or whole).table("queries").slice(number, 1).to_pylist()[0]
+        table = recorded_folder(run).table("queries").slice(number, 1).to_pylist()[0]
         if (table["split"], table["content_hash"]) != ("test", test.hashes[row]):
-            raise _other_data(run)
+            raise other_data(run)
     return test.fields[row]
 
 
@@ -332,20 +372,6 @@ def _leaves(markers: Any, value: Any) -> Iterator[tuple[str, str]]:
     )
     for marker, entry in pairs:
         yield from _leaves(marker, entry)
-
-
-def _tokenizer(study: Study) -> tuple[Any, tuple[str, ...]]:
-    """The tokenizer of a study's model; None, with a note, where it cannot be had and no chat needs it."""
-    if study.endpoint is not None:
-        return TextTokenizer(), ()
-    try:
-        if study.model != "demo" and not Path(study.model).is_dir() and study.chat in (None, "none"):
-            raise ModelError(f"{study.model!r} is no folder here")  # a hub id is not fetched for a comparison alone
-        return model_tokenizer(study_model_folder(study, weights=False)), ()
-    except ModelError as error:
-        if study.chat not in (None, "none"):
-            raise
-        return None, (f"the tokens were not compared with those of the run: {str(error).split(';')[0]}",)
 
 
 def _worded(task: Task, train: Examples, rows: NDArray[np.int64]) -> list[str]:

@@ -55,6 +55,7 @@ class Layout:
         tables = folder.table("demonstrations"), folder.table("queries")
         with _strangers_damage(f"the tables of {folder.path}"):
             layout = cls.of_tables(*tables, folder.plans)
+            _refuse_other_queries(layout.queries, folder.plan)
         num_answers = len(layout.context_ids) * len(layout.queries)
         num_bytes = folder.files.num_bytes(folder.path / "items")
         if num_answers > _ANSWERS_OF_ANY + _ANSWERS_A_BYTE * num_bytes:
@@ -350,6 +351,19 @@ class ContextAnswers:
         """Raises `RunError` where an answer is in none of the parts."""
         if missing := int(np.count_nonzero(self.state == _PENDING)):
             raise RunError(f"{missing} answers are in none of the run's files; run the study into another folder")
+
+
+def _refuse_other_queries(queries: pa.Table, plan: Mapping[str, Any]) -> None:
+    """Raises ValueError for right labels, weights and examples that no run's queries have."""
+    for name in ("example", "weight", "gold"):
+        if not pa.types.is_integer(queries[name].type):
+            raise ValueError(f"{name} is {queries[name].type}")
+    if (_integers(queries["weight"]) < 0).any():
+        raise ValueError("a weight is below 0")
+    gold, is_free = _integers(queries["gold"]), np.array(queries["split"].to_pylist()) == CONTENT_FREE
+    is_scored = plan["study"]["scoring"] != "generate"
+    if is_scored and not (is_free | ((gold >= 0) & (gold < len(plan["labels"])))).all():
+        raise ValueError(f"a right label is none of the {len(plan['labels'])}")
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 _MOST_OF_ANYTHING = 1 << 50
+_MOST_LETTERS = 1 << 16  # of a label, as of any text of a task
 _Count = Annotated[int, Field(ge=0, le=_MOST_OF_ANYTHING)]
 _Number = Annotated[float, Field(ge=0, le=_MOST_OF_ANYTHING)]
+_Length = Annotated[float, Field(gt=0, le=_MOST_OF_ANYTHING)]
 
 
 class _Written(BaseModel):
@@ -63,9 +65,9 @@ class _WrittenChoices(_Written):
 
 
 class _WrittenLengths(_Written):
-    sum: list[_Number]
-    mean: list[_Number]
-    bytes: list[_Number]
+    sum: list[_Length]
+    mean: list[_Length]
+    bytes: list[_Length]
 
 
 class _WrittenGeneration(_Written):
@@ -74,9 +76,10 @@ class _WrittenGeneration(_Written):
 
 class _WrittenPlan(_WrittenGrowth):
     study: _WrittenChoices
-    labels: list[str]
+    labels: list[Annotated[str, Field(max_length=_MOST_LETTERS)]]
     label_lengths: _WrittenLengths
-    task: str
+    hashes: dict[str, JsonValue]
+    task: Annotated[str, Field(max_length=_MOST_LETTERS)]
     generation: _WrittenGeneration | None = None
 
     @model_validator(mode="after")
@@ -84,7 +87,7 @@ class _WrittenPlan(_WrittenGrowth):
         if self.study.scoring == "generate":
             if self.generation is None:
                 raise ValueError("it does not say how answers were generated")
-        elif len(self.label_lengths.sum) != len(self.labels):
+        elif not self.labels or len(self.label_lengths.sum) != len(self.labels):
             raise ValueError("its labels and their lengths do not fit")
         return self
 

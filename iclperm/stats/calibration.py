@@ -98,7 +98,8 @@ def calibration_effect(
     """Accuracy, order and selection sensitivity without and with calibration, k by k.
 
     Args:
-        uncalibrated, calibrated: [S, P, K, Q] 0 or 1, of the same prompts.
+        uncalibrated: [S, P, K, Q] 0 or 1.
+        calibrated: [S, P, K, Q] 0 or 1, of the same prompts.
         state: [S, P, K, Q] integers, 0 = ok.
         shots: [K] numbers of demonstrations.
         weights: [Q] how often each query counts in the accuracies.

@@ -125,8 +125,9 @@ def compare(
     """Whether two studies differ in r, in the effects of order and of selection, and in accuracy at each k.
 
     Args:
-        first, second: [S, P, Q] or [S, P, K, Q] of 0 and 1, or floating-point grades [S, P, K, Q] in 0..1; or
+        first: [S, P, Q] or [S, P, K, Q] of 0 and 1, or floating-point grades [S, P, K, Q] in 0..1; or
             floating-point accuracies [S, P] or [S, P, K], which leave out what needs single answers.
+        second: likewise, of the other study.
         shared: what both have in common, of "sets permutations queries": level i of one is then level i of the other.
         states: integers of the shape of the answers, 0 = ok. A query without any answer is left out; where
             queries are shared, out of both.

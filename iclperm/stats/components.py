@@ -380,7 +380,7 @@ def _square_items(items: npt.NDArray[Any]) -> Any:
     return items.sum(dtype=np.int64).item() if items.dtype == np.uint8 else _square(items)
 
 
-def solve_components(ms: Effects, num_s: int, num_p: int, num_q: int) -> Effects:
+def solve_components(ms: Effects, num_s: float, num_p: float, num_q: float) -> Effects:
     """Set every mean square equal to its expectation and solve for the components."""
     return Effects(
         S=(ms.S - ms.SP - ms.SI + ms.SPI) / (num_p * num_q),

@@ -18,6 +18,7 @@ from scipy import special
 
 from iclperm.errors import RequestError
 from iclperm.stats.components import Effects, solve_components, variance_components
+from iclperm.stats.incomplete import strata_of
 from iclperm.stats.intervals import Interval, two_way_squares, upper_tail
 from iclperm.stats.sensitivity import FloatArray, query_weights, std_along
 
@@ -131,14 +132,23 @@ def mean_variance(sigma2: Effects, num_sets: float, num_permutations: float, num
     return sum(_mean_parts(sigma2, num_sets, num_permutations, num_queries))
 
 
-def mean_error(scores: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, least: float | None = None) -> MeanError:
+def mean_error(
+    scores: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    *,
+    classes: npt.ArrayLike | None = None,
+    least: float | None = None,
+) -> MeanError:
     """The mean of scores [S, P, Q], with the standard error that fresh sets, permutations *and* queries would give.
 
     Args:
         scores: [S, P, Q] 0 or 1, or floating point in units of accuracy, such as differences of 0 and 1; every query
             usable in every cell.
-        weights: [Q] how often each query counts in the mean. Components count it once, and the queries' part of the
-            error uses their effective number (Σw)²/Σw² (Kish 1965).
+        weights: [Q] how often each query counts in the mean. Effects of sets and permutations are those on the
+            *weighted* mean; a query is one draw, and what queries do is divided by their effective number (Σw)²/Σw²
+            (Kish 1965).
+        classes: [Q] the class of each query, for which weights stand; only looked at where weights differ. Without it
+            the queries of one weight are taken for a class.
         least: below which `se` never is, by default 1/(n + 2); for scores whose Q axis is blocks of queries.
 
     The variance is `mean_variance` of the components, each clipped at 0, and never below the variance clustered by set
@@ -158,12 +168,15 @@ def mean_error(scores: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, l
     if num_q < 2:
         return MeanError(mean, math.nan, math.nan, math.nan, math.nan, (), _NOTHING, _NOTHING)
     effective = float(weight.sum() ** 2 / np.sum(weight**2))
-    squares, degrees = _mean_squares(values)
-    sigma2 = _components(squares, values.shape)
+    if np.ptp(weight) == 0:
+        shape, (squares, degrees) = (num_s, num_p, float(num_q)), _mean_squares(values)
+    else:
+        shape, (squares, degrees) = (num_s, num_p, effective), _weighted_squares(values, weight, classes)
+    sigma2 = _components(squares, shape)
     clipped = Effects(*(max(value, 0.0) for value in sigma2))
-    parts = _mean_parts(clipped, num_s, num_p, effective)
+    parts = _mean_parts(clipped, *shape)
     by_set = float(set_means.var(ddof=1)) / num_s if num_s > 1 else 0.0
-    terms = {effect: _slopes(values.shape, effective, effect) * np.array(squares) for effect in Effects._fields}
+    terms = {effect: _slopes(shape, effect) * np.array(squares) for effect in Effects._fields}
 
     def error(effects: Sequence[str]) -> tuple[float, float]:
         variance = max(sum(getattr(parts, effect) for effect in effects), by_set)
@@ -343,7 +356,44 @@ def _mean_squares(values: npt.NDArray[Any]) -> tuple[Effects, Effects]:
     )
 
 
-def _components(ms: Effects, shape: tuple[int, ...]) -> Effects:
+def _weighted_squares(
+    values: npt.NDArray[Any], weight: FloatArray, classes: npt.ArrayLike | None
+) -> tuple[Effects, Effects]:
+    """Mean squares of the weighted mean, as if of n = (Σw)²/Σw² queries of equal weight, and degrees of freedom.
+
+    Those of sets, permutations and both are n times those of the weighted accuracies [S, P]. Those with queries are
+    of each class by itself, w²·n_c of class c over Σw² of them; a class of few queries has few degrees of freedom
+    (Satterthwaite).
+    """
+    num_s, num_p, _ = values.shape
+    total, square = float(weight.sum()), float(weight @ weight)
+    strata = strata_of(weight, classes)
+    if np.bincount(strata[strata >= 0]).min() < 2:  # one query does not tell what queries of its class do
+        strata = np.where(weight > 0, 0, -1)
+    mean, over = np.zeros(len(Effects._fields)), np.zeros(len(Effects._fields))
+    least = np.zeros(len(Effects._fields))
+    for name in range(int(strata.max()) + 1):
+        members = np.flatnonzero(strata == name)
+        squares, degrees = map(np.array, _mean_squares(values[:, :, members]))
+        part = float(weight[members] @ weight[members]) / square
+        mean, least = mean + part * squares, degrees if not name else np.minimum(least, degrees)
+        over += np.divide((part * squares) ** 2, degrees, out=np.zeros(len(degrees)), where=degrees > 0)
+    found = Effects(*mean.tolist())
+    freedom = Effects(*np.divide(mean**2, over, out=np.array(least, np.float64), where=over > 0).tolist())
+    table = values.astype(np.float64) @ weight / total
+    names = [name for name, size in (("S", num_s), ("P", num_p)) if size > 1]
+    if len(names) == 1:
+        found = found._replace(**{names[0]: total**2 / square * float(table.var(ddof=1))})
+        return found, freedom._replace(**{names[0]: float(table.size - 1)})
+    if names:
+        sums, of = two_way_squares(table)
+        ours = {"S": "S", "P": "P", "SP": "E"}
+        found = found._replace(**{name: total**2 / square * sums[key] / of[key] for name, key in ours.items()})
+        freedom = freedom._replace(**{name: float(of[key]) for name, key in ours.items()})
+    return found, freedom
+
+
+def _components(ms: Effects, shape: tuple[float, ...]) -> Effects:
     """As `solve_components`, for axes with one level too."""
     num_s, num_p, num_q = shape
     if min(num_s, num_p) > 1:
@@ -356,14 +406,13 @@ def _components(ms: Effects, shape: tuple[int, ...]) -> Effects:
 
 
 @functools.lru_cache(maxsize=256)
-def _slopes(shape: tuple[int, ...], num_queries: float, effect: str) -> FloatArray:
+def _slopes(shape: tuple[float, ...], effect: str) -> FloatArray:
     """What one unit of each mean square adds to one effect's part of the variance of the mean; [7], it is linear.
 
     Kept, as the strategies of a selection have one shape.
     """
-    num_s, num_p, _ = shape
     units = (_NOTHING._replace(**{name: 1.0}) for name in Effects._fields)
-    parts = (_mean_parts(_components(unit, shape), num_s, num_p, num_queries) for unit in units)
+    parts = (_mean_parts(_components(unit, shape), *shape) for unit in units)
     found = np.array([getattr(part, effect) for part in parts])
     found.flags.writeable = False
     return found

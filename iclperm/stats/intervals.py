@@ -408,10 +408,16 @@ def _root_intervals(
     )
 
 
+_NO_SPREAD = 1e-9  # of accuracies or of r; less is rounding
+
+
 def quantile_interval(estimate: float, values: FloatArray, level: float) -> Interval:
-    """Equal-tailed interval; an undefined draw counts as 0 below and as infinite above."""
+    """Equal-tailed interval; an undefined draw counts as 0 below and as infinite above.
+
+    Draws that are all 0, but for rounding, bound nothing: no effect was seen, which is not that there is none.
+    """
     tail = 1 - upper_tail(level)
-    if math.isnan(estimate) and not np.isfinite(values).any():
+    if not (np.abs(values) > _NO_SPREAD).any() or (math.isnan(estimate) and not np.isfinite(values).any()):
         return Interval(estimate, math.nan, math.nan, level)
     low = np.quantile(np.nan_to_num(values, nan=0.0, posinf=np.inf), tail, method="inverted_cdf")
     high = np.quantile(np.nan_to_num(values, nan=np.inf, posinf=np.inf), 1 - tail, method="inverted_cdf")

@@ -146,7 +146,8 @@ def mcnemar(first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayLike | 
     """McNemar's test of two contexts, such as two orders: exact and mid-p, with the paired standard error.
 
     Args:
-        first, second: [Q] 0 or 1.
+        first: [Q] 0 or 1.
+        second: [Q] 0 or 1.
         state: [2, Q] integers, 0 = ok; a query that is not ok in both is left out.
 
     p-values are 1 where both contexts answer every query alike. Raises RequestError on shapes that do not fit and
@@ -168,7 +169,8 @@ def stratified_mcnemar(
     """McNemar's test over many contexts at once, such as two models under the same sets and orders.
 
     Args:
-        first, second: [..., Q] 0 or 1 of one shape; the leading axes are contexts.
+        first: [..., Q] 0 or 1; the leading axes are contexts.
+        second: the same of the other, of that shape.
         state: [2, ..., Q] integers, 0 = ok; only queries ok in every cell count, each once.
 
     With D_q = Σ over contexts of first - second, χ² = (Σ D_q)² / Σ D_q²: the Mantel-Haenszel statistic (b - c)²/(b + c)
@@ -203,7 +205,8 @@ def paired_se(first: npt.ArrayLike, second: npt.ArrayLike, state: npt.ArrayLike 
     """Standard error of accuracy(first) - accuracy(second), cell by cell: √((b + c) - (b - c)²/n)/n.
 
     Args:
-        first, second: [..., Q] 0 or 1 of one shape; the result is [...].
+        first: [..., Q] 0 or 1; the result is [...].
+        second: the same of the other, of that shape.
         state: [2, ..., Q] integers, 0 = ok; only queries ok in every cell count, each once.
 
     NaN without a usable query; 0 for one. Raises RequestError on shapes that do not fit. Cost: O(size). METHODS §4.
@@ -220,7 +223,8 @@ def paired_interval(
     """Tango's score interval of accuracy(first) - accuracy(second), two contexts on the same queries.
 
     Args:
-        first, second: [Q] 0 or 1.
+        first: [Q] 0 or 1.
+        second: [Q] 0 or 1.
         state: [2, Q] integers, 0 = ok; only queries ok in both count, each once.
         level: of the interval.
 
@@ -246,7 +250,8 @@ def clustered_paired_se(first: npt.ArrayLike, second: npt.ArrayLike, axes: Seque
     """Standard error of the mean of first - second over everything, clustered by the levels of one or two axes.
 
     Args:
-        first, second: scores of one shape, such as correct [S, P, Q] at two numbers of shots.
+        first: scores, such as correct [S, P, Q] at one number of shots.
+        second: those of one shape with it, such as correct at another.
         axes: what is independent: (0,) sets, (-1,) queries, (0, -1) both at once. For two axes the variance is
             V_a + V_b - V_ab (Cameron, Gelbach & Miller 2011), and at least the larger of V_a and V_b.
 
@@ -378,7 +383,8 @@ def product_bootstrap(
         statistic: of accuracy [S, P] or [S, P, K] to a number or an array. `poisson` writes a set or a permutation of
             weight w out w times, so any function will do; `bayesian` calls statistic(accuracy, set_weights,
             permutation_weights), weights [S] and [P], which it has to heed.
-        state, weights: as for `accuracy`; a query's weight is multiplied by the drawn one.
+        state: as for `accuracy`.
+        weights: as for `accuracy`; a query's weight is multiplied by the drawn one.
         resample: the letters of the axes that are samples: of S, P, Q. The others stay as they are.
         kind: weights Poisson(1), or exponential(1) as in the Bayesian bootstrap.
         limits: how many sums are held at once.

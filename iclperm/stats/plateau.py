@@ -179,12 +179,14 @@ def curve_error(
     only queries count. Raises RequestError on shapes that do not fit. Cost: O(S·P·K·Q).
     """
     items = _four_axes(correct, shots)
+    weight = query_weights(weights, items.shape[-1])
+    effective = float(weight.sum() ** 2 / np.sum(weight**2))
     errors = [
         mean_error(items[:1, :1, place] if k == 0 else items[:, :, place], weights) for place, k in enumerate(shots)
     ]
     intervals = [error.interval(level) for error in errors]
     noise = [
-        max(error.sigma2.PI + error.sigma2.SPI, 0.0) / items.shape[-1] if k else 0.0
+        max(error.sigma2.PI + error.sigma2.SPI, 0.0) / effective if k else 0.0
         for error, k in zip(errors, shots, strict=True)
     ]
     return CurveError(

@@ -143,7 +143,8 @@ def slope(
         sensitivities: [N] above 0.
         sizes: [N] numbers of parameters, of at least two different ones.
         errors: [N] standard errors of the *logs* (of a sensitivity, its error over itself), or their covariance [N, N].
-        method, level: as for `pool`.
+        method: as for `pool`.
+        level: as for `pool`.
 
     Mixed-effects meta-regression, with the test of Knapp & Hartung (2003): t with N - 2 degrees of freedom. Raises
     RequestError for fewer than three models, equal sizes, numbers not above 0, and what `pool` does. Cost: O(N³).

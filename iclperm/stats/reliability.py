@@ -47,7 +47,9 @@ def split_half(
 
     Args:
         correct: [S, P, N, Q] 0 or 1.
-        orders, shots, names: as in `demonstration_scores`.
+        orders: as in `demonstration_scores`.
+        shots: as in `demonstration_scores`.
+        names: as in `demonstration_scores`.
         state: [S, P, N, Q] integers, 0 = ok; a query that is not ok in some cell is left out.
         weights: [Q] how often each query counts in an accuracy; halves are of distinct queries.
         num_halves: random divisions into halves; correlations are averaged over them, then stepped up.

@@ -28,7 +28,7 @@ _HALVINGS_A_RESAMPLE = 8
 
 
 class Band(NamedTuple):
-    """A value [N] at each of N sizes, with a band around it."""
+    """A value [N] at each of N sizes, with a band around it that is cut to 0..1."""
 
     estimate: FloatArray
     low: FloatArray
@@ -207,7 +207,7 @@ def _curve(
         leads = [line[column] - average[:, None] for line in lines]  # each [S, R]
         drawn = [np.take_along_axis(lead, again.T, axis=0).mean(axis=0) for lead in leads]
         bounds = [np.quantile(values, (tail, 1 - tail)) if num_sets > 1 else (math.nan, math.nan) for values in drawn]
-        low, high = (centre + np.array(bounds)).T
+        low, high = np.clip(centre + np.array(bounds), 0.0, 1.0).T
         columns.append(Band(centre + np.array([lead.mean() for lead in leads]), low, high))
     of_average, highest_dev, honest, maximum = columns
     return SearchCurve(sizes, of_average, highest_dev, honest, maximum, level, resamples)

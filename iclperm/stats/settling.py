@@ -308,7 +308,8 @@ def _verdicts(
     kept = slice(None) if levels is None or axis != "queries" else levels
     weight, squares, num = blocks.weight[kept], float(blocks.squares[kept].sum()), float(blocks.counts[kept].sum())
     total = float(weight.sum())
-    error = mean_error(once / weight, weight, least=1 / (total**2 / squares + 2))
+    same = np.zeros(len(weight))  # blocks are no classes
+    error = mean_error(once / weight, weight, classes=same, least=1 / (total**2 / squares + 2))
     single = np.zeros(once.shape[:2], np.uint8)
     if axis == "queries":
         signed, twofold, changed = (values.sum(axis=-1) for values in (once, twice, square))

@@ -6,15 +6,15 @@ level i of one is level i of all that share the axis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from iclperm.errors import RequestError
+from iclperm.errors import RequestError, printable
 from iclperm.report.parts import listed
 from iclperm.runs.identity import Identities, identities
 from iclperm.runs.run import FinishedRun
@@ -47,6 +47,18 @@ class Compared:
     """Why nothing can be concluded from the study by itself; empty where something can, or that is not known."""
     is_growing: bool = False
     """Whether these are its results before a growth that is not finished."""
+    task: str = ""
+    """Empty where not known, as is the model."""
+    model: str = ""
+    chance: float | None = None
+    """Accuracy of guessing a label; None where any answer may be given, or that is not known."""
+    is_drawn: bool = True
+    """Whether sets were drawn at random, so that they stand for others; not where rows were given or chosen."""
+    called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By axis, what a file calls its levels; empty where it does not. Two files may mean different things by one name:
+    looked at where the caller says that the axis is shared."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the numbers should know of how a file was read."""
 
     @property
     def has_answers(self) -> bool:
@@ -67,6 +79,10 @@ class Compared:
             state=None if self.state is None else np.take(self.state, levels, place),
             weights=self.weights[list(levels)] if axis == "queries" and self.weights is not None else self.weights,
             names=None if names is None else replace(names, **{axis: tuple(getattr(names, axis)[i] for i in levels)}),
+            called={
+                key: tuple(called[i] for i in levels) if key == axis and called else called
+                for key, called in self.called.items()
+            },
         )
 
 
@@ -90,7 +106,19 @@ def of_run(name: str, run: FinishedRun) -> Compared:
     about = {key: str(getattr(run.study, key)) for key in _SAID}
     unborne = tuple(reason.words for reason in bearing.of_run(run).reasons)
     return Compared(
-        name, run.correct, run.state, run.weights, run.shots, identities(run), about, unborne, run.report.is_growing
+        name,
+        run.correct,
+        run.state,
+        run.weights,
+        run.shots,
+        identities(run),
+        about,
+        unborne,
+        run.report.is_growing,
+        task=run.task,
+        model=Path(run.study.model_name).name,
+        chance=run.chance,
+        is_drawn=not run.study.demonstrations,
     )
 
 
@@ -114,14 +142,16 @@ def of_array(
 def together(studies: Sequence[Compared], shared: Sequence[str] | None = None) -> Together:
     """The studies with what they have in common brought into one order.
 
-    `shared` are the axes that the caller says all have in common, level by level; by default that is found by the
-    names of the levels, and a study without names shares nothing. Studies that overlap on an axis keep the levels that
+    `shared` are the axes that the caller says all have in common: levels that are called alike where every study calls
+    them something, else level by level. By default that is found by the contents of the levels, and a study of which
+    these are not known shares nothing. Studies that overlap on an axis keep the levels that
     all of them have, if these are at least half of each; else only those that are wholly the same share it. Raises
-    RequestError where what is said to be shared has other sizes.
+    RequestError where what is said to be shared has other sizes, or is called otherwise.
     """
     if shared is not None and (unknown := [word for word in shared if word not in AXES]):
         raise RequestError(f"studies share some of {', '.join(AXES)}; got {unknown[0]!r}")
-    notes = [
+    notes = [f"{study.name}: {note}" for study in studies for note in study.notes]
+    notes += [
         f"{study.name!r} is growing, which is not finished: compared are its results before"
         for study in studies
         if study.is_growing
@@ -139,11 +169,10 @@ def together(studies: Sequence[Compared], shared: Sequence[str] | None = None) -
         elif axis not in shared:
             groups[axis] = tuple(range(len(studies)))
         else:
-            if len(sizes := {study.size(axis) for study in studies}) > 1:
-                raise RequestError(f"{axis} are said to be shared, but there are {listed(sorted(map(str, sizes)))}")
-            groups[axis] = (0,) * len(studies)
+            found, groups[axis] = _said(found, axis, notes), (0,) * len(studies)
     _note_weights(found, groups["queries"], notes)
     _note_choices(found, notes)
+    _note_tasks(found, notes)
     return Together(tuple(found), groups, tuple(notes))
 
 
@@ -164,6 +193,29 @@ def short_names(titles: Sequence[tuple[str, str]], folders: Sequence[Path | None
     return names
 
 
+def _said(studies: list[Compared], axis: str, notes: list[str]) -> list[Compared]:
+    """The studies with the levels of an axis that the caller says all share, by what they are called, else by place."""
+    levels = [study.called.get(axis, ()) for study in studies]
+    if not all(levels):
+        if len(sizes := {study.size(axis) for study in studies}) > 1:
+            raise RequestError(f"{axis} are said to be shared, but there are {listed(sorted(map(str, sizes)))}")
+        return studies
+    everyone = set(levels[0]).intersection(*levels[1:])
+    if 2 * len(everyone) < max(map(len, levels)):
+        told = [f"{study.name} calls them {_begun(called)}" for study, called in zip(studies, levels, strict=True)]
+        raise RequestError(
+            f"{axis} are said to be shared, but only {len(everyone):,} are called alike ({listed(told)}); give what is "
+            f"the same one name, or leave {axis} out of 'shared'"
+        )
+    found = list(studies)
+    _keep(found, range(len(found)), levels, everyone, axis, notes)
+    return found
+
+
+def _begun(called: Sequence[str]) -> str:
+    return printable(", ".join(called[:3])) + (", …" if len(called) > 3 else "")
+
+
 def _by_names(studies: list[Compared], axis: str, notes: list[str]) -> tuple[list[Compared], tuple[int, ...]]:
     """The studies with the levels of an axis that those have in common which share it, and who shares it with whom."""
     found, groups = list(studies), list(range(len(studies)))
@@ -180,18 +232,31 @@ def _by_names(studies: list[Compared], axis: str, notes: list[str]) -> tuple[lis
                 "rather too wide"
             )
             continue
-        order = [level for level in levels[members[0]] if level in everyone]
+        _keep(found, members, levels, everyone, axis, notes)
         for member in members:
             groups[member] = members[0]
-            if list(levels[member]) != order:
-                place_of = {level: place for place, level in enumerate(levels[member])}
-                found[member] = found[member].only(axis, [place_of[level] for level in order])
-            if len(order) < len(levels[member]):
-                notes.append(
-                    f"{studies[member].name}: {len(order):,} of {len(levels[member]):,} {axis} are compared, those "
-                    "that the others have too"
-                )
     return found, tuple(groups)
+
+
+def _keep(
+    found: list[Compared],
+    members: Sequence[int],
+    levels: Sequence[Sequence[str]],
+    everyone: Set[str],
+    axis: str,
+    notes: list[str],
+) -> None:
+    """Leaves `members` of the studies with the levels that all of these have, in the order of the first."""
+    order = [level for level in levels[members[0]] if level in everyone]
+    for member in members:
+        if list(levels[member]) != order:
+            place_of = {level: place for place, level in enumerate(levels[member])}
+            found[member] = found[member].only(axis, [place_of[level] for level in order])
+        if len(order) < len(levels[member]):
+            notes.append(
+                f"{found[member].name}: {len(order):,} of {len(levels[member]):,} {axis} are compared, those that the "
+                "others have too"
+            )
 
 
 def _overlapping(levels: Sequence[Sequence[str]]) -> list[list[int]]:
@@ -225,3 +290,19 @@ def _note_choices(studies: Sequence[Compared], notes: list[str]) -> None:
         if len(set(values.values())) > 1:
             told = ", ".join(f"{name} {value}" for name, value in values.items())
             notes.append(f"the studies differ in {key!r} ({told}): part of any difference may be due to that")
+
+
+def _note_tasks(studies: Sequence[Compared], notes: list[str]) -> None:
+    """That accuracies of other tasks differ for that reason alone, and where the choice of sets is no sample."""
+    tasks = dict.fromkeys(study.task for study in studies if study.task)
+    if len(tasks) > 1:
+        notes.append(
+            f"the studies are of {len(tasks)} tasks ({listed([printable(task) for task in tasks])}): their accuracies "
+            "differ for that reason too"
+        )
+    for study in studies:
+        if not study.is_drawn:
+            notes.append(
+                f"{study.name}: its sets were given or chosen, not drawn, so that its selection sensitivity and r are "
+                "of these sets alone"
+            )

@@ -12,14 +12,16 @@ import numpy as np
 
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError
-from iclperm.report.parts import percent
-from iclperm.stats import Comparison, Interval, PooledEstimate, SizeSlope
+from iclperm.report.parts import listed, percent
+from iclperm.stats import Comparison, Curve, Interval, PooledEstimate, SizeSlope
 from iclperm.stats.comparison import LEAST, Jackknifed, Of
-from iclperm.stats.intervals import jackknife_error
+from iclperm.stats.incomplete import filled
+from iclperm.stats.intervals import bounded, jackknife_error, possible
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.compared import Compared, Together, together
-from iclperm.studies.comparing_findings import Comparing, Pair, Studied
+from iclperm.studies.comparing_findings import Comparing
 from iclperm.studies.missing import missing_of
+from iclperm.studies.studied import Pair, Studied
 
 _MOST_DROPPED = 0.05
 _LEAST_EIGENVALUE = 1e-3  # of a matrix of correlations that can be inverted
@@ -47,7 +49,8 @@ def comparing(
     pairs = _pairs(ready)
     matrices = [_last_accuracy(study) for study in ready.studies]
     logs = [stats.log_sensitivity(matrix) for matrix in matrices]
-    described = tuple(map(_described, ready.studies, matrices))
+    cells = tuple(map(_accuracies, ready.studies))
+    described = tuple(map(_described, ready.studies, matrices, cells))
     known = [place for place, each in enumerate(logs) if not math.isnan(_standard_error(each))]
     slopes: Mapping[Of, SizeSlope] = {}
     is_free = False
@@ -61,6 +64,7 @@ def comparing(
         slopes=slopes,
         slopes_are_free=is_free,
         warnings=tuple(_warnings(ready, pairs, sizes, known)),
+        cells=cells,
     )
 
 
@@ -131,16 +135,24 @@ def _standard_error(of: Jackknifed) -> float:
     return error if math.isfinite(of.estimate) and error > 0 else math.nan
 
 
-def _described(study: Compared, matrix: FloatArray) -> Studied:
+def _described(study: Compared, matrix: FloatArray, cells: FloatArray) -> Studied:
     ratio = Interval(stats.sensitivity_ratio(matrix), math.nan, math.nan, 0.95)
     if min(matrix.shape) >= LEAST:
         ratio = stats.jackknife_ratio_interval(matrix)  # as the study's own report has it
     num_queries, free = 0, math.nan
+    mean = order = selection = ratio_effect = Interval(math.nan, math.nan, math.nan, 0.95)
+    mean = mean._replace(estimate=float(matrix.mean()))
     if study.has_answers:
         state = None if study.state is None else study.state[:, :, -1]
         num_queries = stats.accuracy(study.values[:, :, -1], state, study.weights).num_queries
         if min(matrix.shape) > 1 and num_queries > 1:
-            free = stats.variance_components(study.values[:, :, -1], state, weights=study.weights).ratio
+            components = stats.variance_components(study.values[:, :, -1], state, weights=study.weights)
+            effects = possible(stats.effect_interval(components))
+            free, order, selection, ratio_effect = components.ratio, *effects
+        if num_queries > 1:
+            whole = filled(study.values[:, :, -1], state, study.weights)
+            interval = stats.mean_error(whole.items, whole.weights).interval()
+            mean = bounded(interval._replace(estimate=mean.estimate), "accuracy")
     return Studied(
         name=study.name,
         shape=(*matrix.shape, num_queries),
@@ -150,6 +162,28 @@ def _described(study: Compared, matrix: FloatArray) -> Studied:
         selection=stats.selection_sensitivity(matrix),
         ratio=ratio,
         ratio_free=free,
+        mean=mean,
+        order_effect=order,
+        selection_effect=selection,
+        ratio_effect=ratio_effect,
+        over_shots=study.shots,
+        curve=_curve(cells, num_queries),
+        task=study.task,
+        model=study.model,
+        chance=study.chance,
+    )
+
+
+def _curve(cells: FloatArray, num_queries: int) -> Curve:
+    """As `stats.curve` of the answers behind accuracies [S, P, K]; NaN where an ordering has no answer."""
+    num_sets, num_permutations, _ = cells.shape
+    unknown = np.full(cells.shape[2], math.nan)
+    return Curve(
+        mean=cells.mean(axis=(0, 1)),
+        std_permutations=cells.std(axis=1, ddof=1).mean(axis=0) if num_permutations > 1 else unknown,
+        std_sets=cells.mean(axis=1).std(axis=0, ddof=1) if num_sets > 1 else unknown,
+        dropped=0.0,
+        num_queries=num_queries,
     )
 
 
@@ -207,6 +241,27 @@ def _log(of: Jackknifed) -> Jackknifed:
     return Jackknifed(math.log(of.estimate) if of.estimate > 0 else math.nan, left_out)
 
 
+def _other_sizes(ready: Together, pairs: Sequence[Pair]) -> Iterator[str]:
+    """That studies have other largest k, or other numbers of queries: once for all of them."""
+    shots = {study.name: study.shots[-1] for study in ready.studies if study.shots}
+    if len(set(shots.values())) > 1:
+        names = list(shots)
+        told = f"{names[0]} has k = {shots[names[0]]}", *(f"{name} k = {shots[name]}" for name in names[1:])
+        yield (f"{listed(told)}: r and effects are those of each at its own, and may differ for that reason alone")
+    used = {ready.studies[at].name: n for pair in pairs for at, n in _queries_of(pair) if n}
+    if used and max(used.values()) > 1.5 * min(used.values()):
+        names = list(used)
+        told = f"{names[0]} has {used[names[0]]:,} queries", *(f"{name} {used[name]:,}" for name in names[1:])
+        yield (
+            f"{listed(told)}: item noise pulls r as printed towards 1, the fewer queries the more; the ratio without "
+            "it is the one to go by"
+        )
+
+
+def _queries_of(pair: Pair) -> Iterator[tuple[int, int]]:
+    return zip((pair.first, pair.second), pair.comparison.num_queries, strict=True)
+
+
 def _warnings(
     ready: Together, pairs: Sequence[Pair], sizes: Sequence[float] | None, known: Sequence[int]
 ) -> Iterator[str]:
@@ -215,21 +270,11 @@ def _warnings(
         if study.has_answers and (line := missing_of(study.state, study.weights).first_line()):
             yield f"{study.name}: {line}"
         yield from (f"{study.name} by itself bears no conclusion: {words}" for words in study.unborne)
+    yield from _other_sizes(ready, pairs)
     for pair in pairs:
         one, two = ready.studies[pair.first], ready.studies[pair.second]
-        if one.shots and two.shots and one.shots[-1] != two.shots[-1]:
-            yield (
-                f"{one.name} has k = {one.shots[-1]} and {two.name} k = {two.shots[-1]}: r and effects are those of "
-                "each at its own, and may differ for that reason alone"
-            )
         if not pair.comparison.shots:
             yield f"{one.name} and {two.name} have no number of shots in common: accuracy is not compared"
-        used = pair.comparison.num_queries
-        if min(used) > 0 and max(used) > 1.5 * min(used):
-            yield (
-                f"{one.name} has {used[0]:,} queries and {two.name} {used[1]:,}: item noise pulls r as printed towards "
-                "1, the fewer queries the more; the ratio without it is the one to go by"
-            )
         if max(pair.comparison.dropped) > _MOST_DROPPED:
             yield (
                 f"{one.name} and {two.name}: {percent(pair.comparison.dropped[0])} and "

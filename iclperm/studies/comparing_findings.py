@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from iclperm.report import figures
+from iclperm.report.markup import Sheet
+from iclperm.report.panels import wrapped
 from iclperm.report.parts import (
     Plot,
     Table,
@@ -23,46 +25,25 @@ from iclperm.report.parts import (
     signed,
     with_bounds,
 )
-from iclperm.stats import Comparison, Contrast, Interval, PooledEstimate, SizeSlope
+from iclperm.stats import Contrast, Interval, PooledEstimate, SizeSlope
 from iclperm.stats.comparison import LEAST, Of
 from iclperm.stats.intervals import side_of
 from iclperm.stats.paired import holm
+from iclperm.stats.sensitivity import FloatArray
+from iclperm.studies import comparing_figures, comparing_sheets
+from iclperm.studies.studied import Pair, Studied, matched_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from iclperm.runs.run import FinishedRun
+
 _LEVEL = 0.05
 _MOST_DETAILED = 6  # pairs that have a table of their own
 _WIDEST_R = 16.0
-_NORMAL = 1.959964
+_FOREST = "r = selection / order as printed, with 95 % jackknife intervals; hollow: partially pooled"
 _SENSITIVITIES = {"order": "order effect", "selection": "selection effect"}
-
-
-class Studied(NamedTuple):
-    """One of the studies, at its largest number of shots."""
-
-    name: str
-    shape: tuple[int, int, int]
-    """Sets, permutations, and distinct queries that were used (0: accuracies only)."""
-    shots: int | None
-    accuracy: float
-    order: float
-    """Sensitivity as printed in arXiv 2511.09700."""
-    selection: float
-    ratio: Interval
-    """r as printed with its jackknife interval, as in its own report; NaN bounds below three sets or permutations."""
-    ratio_free: float
-    """r free of item noise; NaN where that is not known."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The comparison of two of the studies; p-values are adjusted over all pairs."""
-
-    first: int
-    second: int
-    comparison: Comparison
 
 
 @dataclass(frozen=True)
@@ -79,6 +60,10 @@ class Comparing:
     slopes_are_free: bool
     """Whether the slopes are of effects free of item noise; else of sensitivities as printed."""
     warnings: tuple[str, ...]
+    cells: tuple[FloatArray, ...] = ()
+    """Of each study its accuracies [S, P, K], which figures show."""
+    runs: tuple[FinishedRun | None, ...] = ()
+    """The runs behind the studies, for the page; None for answers from elsewhere."""
 
     def conclusion(self) -> list[str]:
         """See `Findings`. Nothing is said that a study with too few sets or permutations cannot bear."""
@@ -97,9 +82,15 @@ class Comparing:
             lines.append(self._about_all_pairs())
         return [*lines, *self._about_pool(), *self._about_slopes()]
 
+    def headline(self) -> list[str]:
+        """What comes before the conclusion where that goes through several pairs one by one."""
+        return [self._about_all_pairs()] if 1 < len(self.pairs) <= _MOST_DETAILED else []
+
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
-        found = [self._study_table(), self._ratio_table()]
+        sheets = self.sheets()
+        grid = [sheets["sensitivity"].table()] if "sensitivity" in sheets else []
+        found = [self._study_table(), *grid, self._ratio_table()]
         if full or len(self.pairs) == 1:
             found += [self._pair_table(pair) for pair in self.pairs]
         if self.pooled is not None:
@@ -107,9 +98,17 @@ class Comparing:
         return [*found, *([self._slope_table()] if self.slopes else [])]
 
     def plots(self) -> dict[str, Plot]:
-        """A forest plot of r; none where no r has an interval."""
-        drawn = [study for study in self.studies if not math.isnan(study.ratio.low)]
-        return {"forest": Plot((5.6, 1.5 + 0.3 * (len(self.studies) + 2)), self._draw)} if drawn else {}
+        """What the studies say in numbers, their curves where they have any, every ordering, and a forest plot of r
+        where an r has an interval."""
+        found = comparing_figures.plots(self.studies, self.cells)
+        if any(not math.isnan(study.ratio.low) for study in self.studies):
+            height = 1.5 + 0.3 * (len(self.studies) + 2)
+            found["forest"] = Plot((5.6, height), self._draw, tall=lambda _: height, least=2.8, caption=_FOREST)
+        return found
+
+    def sheets(self) -> dict[str, Sheet]:
+        """Tables that can be taken away, by name: models by tasks, the studies, and the tests of every two."""
+        return comparing_sheets.sheets(self.studies, self.pairs)
 
     def to_dict(self) -> dict[str, Any]:
         """See `Findings`; p-values and intervals of everything, and what each pair shares."""
@@ -144,7 +143,7 @@ class Comparing:
         one, two = self._names(pair)
         shared = pair.comparison.shared
         if not shared:
-            return f"{one} and {two} have no sets, permutations or queries in common: each is a sample of its own."
+            return f"{one} and {two} are taken to have nothing in common: each is a sample of its own."
         sizes = dict(zip(("sets", "permutations", "queries"), self.studies[pair.first].shape, strict=True))
         told = listed([f"{sizes[axis]:,} {axis}" for axis in shared])
         return f"{one} and {two} have the same {told}: what these do to both cancels in the differences."
@@ -202,10 +201,16 @@ class Comparing:
     def _about_all_pairs(self) -> str:
         tested = [pair for pair in self.pairs if not math.isnan(pair.comparison.ratio.p_holm)]
         apart = [pair for pair in tested if self._is_apart(pair)]
+        others = len(self.pairs) - len(tested)
+        if not tested:
+            return f"In none of {others} pairs can r be compared: one of each is 0, undefined or without an interval."
+        rest = (
+            f" In {others} others r cannot be compared: one is 0, undefined or without an interval." if others else ""
+        )
         if not apart:
-            return f"In none of {len(tested)} pairs can r be told apart (Holm over all tests of all pairs)."
+            return f"In none of {len(tested)} pairs can r be told apart (Holm over all tests of all pairs).{rest}"
         told = "; ".join(" and ".join(self._names(pair)) for pair in apart[:3]) + ("; …" if len(apart) > 3 else "")
-        return f"r differs in {len(apart)} of {len(tested)} pairs (Holm over all tests of all pairs): {told}."
+        return f"r differs in {len(apart)} of {len(tested)} pairs (Holm over all tests of all pairs): {told}.{rest}"
 
     def _is_apart(self, pair: Pair) -> bool:
         contrast = pair.comparison.ratio
@@ -293,7 +298,7 @@ class Comparing:
             )
         for k, test in zip(found.shots, found.mcnemar, strict=True):
             if test is not None:
-                interval = _normal(test.difference, test.se if test.se > 0 else math.nan)
+                interval = matched_interval(test)
                 rows.append(
                     (
                         f"  these orderings, k = {k}",
@@ -344,9 +349,12 @@ class Comparing:
             caption=f"Weighted regression of the log on log10 of the parameters; {kind}.",
         )
 
+    def _study_names(self) -> list[str]:
+        return [study.name for study in self.studies]
+
     def _draw(self, figure: Figure) -> None:
         height, width = figure.get_figheight(), figure.get_figwidth()
-        longest = max(len(study.name) for study in self.studies)
+        longest = max(len(part) for name in ("mean of all", *self._study_names()) for part in wrapped(name))
         left = min(0.35 + 0.065 * longest, 0.5 * width) / width
         axes = figure.add_axes((left, 0.5 / height, 0.97 - left, 1 - 1.15 / height))
         self._draw_rows(axes)
@@ -384,7 +392,8 @@ class Comparing:
         ticks = [step for step in steps if limits[0] <= step <= limits[1]]
         axes.set(xscale="log", xlim=limits, ylim=(min(labels.values()) - 0.6, 0.6), xlabel="r")
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_yticks(list(labels.values()), list(labels))
+        words = ["\n".join(map(figures.no_formula, wrapped(name))) for name in labels]
+        axes.set_yticks(list(labels.values()), words)
         axes.minorticks_off()
         axes.tick_params(axis="y", length=0)
 
@@ -408,8 +417,3 @@ def _exponential(interval: Interval) -> Interval:
     """Of the logarithms, that of r."""
     estimate, low, high = (math.exp(end) for end in (interval.estimate, interval.low, interval.high))
     return Interval(estimate, low, high, interval.level)
-
-
-def _normal(estimate: float, se: float) -> Interval:
-    """The 95 % interval of an estimate whose error is known well."""
-    return Interval(estimate, estimate - _NORMAL * se, estimate + _NORMAL * se, 1 - _LEVEL)

@@ -131,9 +131,11 @@ class CurveFindings:
 
     def plots(self) -> dict[str, Plot]:
         """The averaged curve; every trajectory over it; how many trajectories are flat from each k."""
-        found = {"curve": Plot((6.2, 3.6), self._draw_curve)}
+        found = {"curve": self._curve_plot()}
         if self.shares is not None:
-            found["curve_trajectories"] = Plot(self._panel_size(), self._draw_trajectories)
+            width = 6.6 if self._is_by_set else 5.2
+            drawn = Plot((width, self._tall(width)), self._draw_trajectories, tall=self._tall, least=2.6)
+            found["curve_trajectories"] = drawn
             found["curve_plateaus"] = Plot((5.2, 3.4), self._draw_shares)
         return found
 
@@ -292,41 +294,37 @@ class CurveFindings:
         header = ("row", "gain", "error", "p", "demonstration")
         return Table("One demonstration against none", header, rows, texts=(4,), caption=caption, data_texts=(4,))
 
-    def _draw_curve(self, figure: Figure) -> None:
-        title = self.title or "Accuracy against the number of demonstrations"
-        figures.curve_plot(self.curve, self.shots, title=title, chance=self.chance).draw(figure)
-        (axes,) = figure.axes
-        bounds = np.abs(np.clip([self.error.low, self.error.high], 0, 1) - self.curve.mean)
-        if np.isfinite(bounds).all():
-            axes.errorbar(
-                self.shots,
-                self.curve.mean,
-                bounds,
-                fmt="none",
-                color="black",
-                capsize=2,
-                label="95 % of the mean,\nnew queries too",
-            )
-        axes.set_position((0.1, 0.14, 0.6, 0.69))
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), handlelength=1.6, fontsize=7.5)
+    def _curve_plot(self) -> Plot:
+        bounds = np.clip(self.error.low, 0, 1), np.clip(self.error.high, 0, 1)
+        is_known = all(np.isfinite(bound).all() for bound in bounds)
+        return figures.curve_plot(
+            self.curve, self.shots, title=self.title, chance=self.chance, bounds=bounds if is_known else None
+        )
 
-    def _panel_size(self) -> tuple[float, float]:
-        num_sets = len(self.accuracy)
-        if not 1 < num_sets <= _MAX_PANELS:
-            return 5.2, 3.6
-        return 6.6, 0.95 + 1.85 * math.ceil(num_sets / 3)
+    @property
+    def _is_by_set(self) -> bool:
+        return 1 < len(self.accuracy) <= _MAX_PANELS
+
+    def _grid(self, width: float) -> tuple[int, int]:
+        """Rows and columns of the panels in a figure of so many inches."""
+        num_sets = len(self.accuracy) if self._is_by_set else 1
+        columns = min(num_sets, 3 if width >= 4.6 else 2)
+        return math.ceil(num_sets / columns), columns
+
+    def _tall(self, width: float) -> float:
+        rows, _ = self._grid(width)
+        return 0.95 + 1.85 * rows if self._is_by_set else min(3.6, 0.5 * width + 1.3)
 
     def _draw_trajectories(self, figure: Figure) -> None:
         """A panel a set while there are few, else one; thin lines, the average over them."""
-        num_sets, height = len(self.accuracy), figure.get_figheight()
-        by_set = 1 < num_sets <= _MAX_PANELS
-        columns, rows = (min(num_sets, 3), math.ceil(num_sets / 3)) if by_set else (1, 1)
+        num_sets, by_set, (width, height) = len(self.accuracy), self._is_by_set, figure.get_size_inches()
+        rows, columns = self._grid(width)
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         figure.subplots_adjust(
-            left=0.1,
-            right=0.98,
+            left=0.64 / width,
+            right=1 - 0.13 / width,
             bottom=0.45 / height,
-            top=1 - (0.85 if by_set else 0.6) / height,
+            top=1 - (0.9 if by_set else 0.66) / height,
             hspace=0.32,
             wspace=0.08,
         )

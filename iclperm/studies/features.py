@@ -139,7 +139,12 @@ class Features:
     def plots(self) -> dict[str, Plot]:
         """A forest of all correlations that have an interval or a value."""
         rows = list(dict.fromkeys(feature.feature for feature in self.found))
-        return {"features": Plot((6.4, 1.45 + 0.30 * len(rows)), self._draw)}
+        values = list(dict.fromkeys(feature.value for feature in self.found))
+
+        def tall(width: float) -> float:
+            return 1.28 + 0.17 * figures.legend_rows(values, width) + 0.30 * len(rows)
+
+        return {"features": Plot((6.4, tall(6.4)), self._draw, tall=tall, least=3.0)}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""
@@ -152,8 +157,10 @@ class Features:
     def _draw(self, figure: Figure) -> None:
         rows = list(dict.fromkeys(feature.feature for feature in self.found))
         values = list(dict.fromkeys(feature.value for feature in self.found))
-        inch = 1 / figure.get_figheight()
-        axes = figure.add_axes((0.37, 0.5 * inch, 0.60, 1 - 1.35 * inch))
+        width, height = figure.get_size_inches()
+        left = 0.15 + 0.061 * max(map(len, rows))
+        columns, above = figures.legend_columns(values, width), 0.72 + 0.17 * figures.legend_rows(values, width)
+        axes = figures.placed(figure, left, 0.5, width - left - 0.2, height - 0.5 - above)
         axes.axvline(0, color=figures.GREY, linewidth=0.9, linestyle=(0, (4, 2)))
         looks = ((figures.BLUE, "o"), (figures.ORANGE, "s"), (figures.GREEN, "^"))
         for value, (colour, marker) in zip(values, looks, strict=False):
@@ -174,8 +181,8 @@ class Features:
         axes.grid(axis="x", color="#E4E4E4", linewidth=0.7)
         axes.set_axisbelow(True)
         handles, names = axes.get_legend_handles_labels()
-        anchor = (0.0, 1 - 0.50 * inch)
-        figure.legend(handles, names, frameon=False, loc="upper left", bbox_to_anchor=anchor, ncols=len(values))
+        anchor = (0.0, 1 - 0.6 / height)
+        figure.legend(handles, names, frameon=False, loc="upper left", bbox_to_anchor=anchor, ncols=columns)
         line = f"95 % intervals over {self.num_sets} sets and places in a set, not adjusted for their number"
         figures.head(figure, "Which demonstrations help?", line)
 

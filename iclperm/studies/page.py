@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from string import ascii_letters, digits
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from iclperm.report.figures import heat_map
 from iclperm.report.page import Explorer, Page
 from iclperm.report.parts import Table, evenly, percent
 from iclperm.runs.folder import RunFolder
+from iclperm.studies.prompts import ALPHABET, restricted_tasks, restricted_words, viewer_of
 from iclperm.studies.report import COMPARED, SCORED, Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.tokens import TokenSavings
@@ -30,16 +30,16 @@ _MOST_LINES = 200
 _MOST_ANSWERS = 800_000
 _MOST_QUERIES = 100
 _MOST_LETTERS, _MOST_LETTERS_OF_ALL = 800, 500_000
-_ALPHABET = digits + ascii_letters
 _MISSING = "."
 
 
 def write_page(
-    run: Run | StudyRuns, folder: str | Path | None = None, kind: str | None = None, *, with_text: bool = True
+    run: Run | StudyRuns, folder: str | Path | None = None, kind: str | None = None, *, with_text: bool | None = None
 ) -> Path:
     """Writes report.html into ``folder``, by default the run's own; returns its path.
 
-    The page holds the texts of demonstrations and queries unless ``with_text`` is False. Its figures can be pointed at
+    The page holds the texts of demonstrations and queries unless ``with_text`` is False, or a task's data may not be
+    handed on and it is not True. Its figures can be pointed at
     where the libraries of the extra ``page`` are installed (`iclperm.report.page.can_draw`), else they are pictures.
     """
     target = folder or run.folder
@@ -50,25 +50,24 @@ def write_page(
         return page.write_page(target, content, is_interactive=page.can_draw())
 
 
-def page_of(run: Run | StudyRuns, kind: str | None = None, *, with_text: bool = True) -> Page:
+def page_of(run: Run | StudyRuns, kind: str | None = None, *, with_text: bool | None = None) -> Page:
     """What the page shows; see `write_page`."""
+    withheld = restricted_tasks(run) if with_text is None else []
+    with_text = not withheld if with_text is None else with_text
     said = told(run, kind)
     runs = by_name(run)
     plots = said.plots
     if isinstance(run, Run):
         plots = {stem: plot for stem, plot in plots.items() if stem != "heatmap"}  # the explorer has it
     notes = [] if with_text else ["The texts of demonstrations and queries were left out of this page."]
+    notes += [f"{words[:1].upper()}{words[1:]}." for words in [restricted_words(withheld)] if withheld]
     if len(runs) > _MOST_RUNS:
         notes.append(f"The orderings of {_MOST_RUNS} of the {len(runs)} runs are shown one by one.")
-    found = [_explorer(whose.removesuffix(": "), one, with_text) for whose, one in runs[:_MOST_RUNS]]
+    num_shown = min(len(runs), _MOST_RUNS)
+    found = [_explorer(whose.removesuffix(": "), one, with_text, num_shown) for whose, one in runs[:_MOST_RUNS]]
     if None in found:
         notes.append("Orderings are not shown where one of them has no answer at all.")
     tables = said.tables if with_text else [table.without_texts() for table in said.tables]
-    facts = [
-        _facts("What was run", runs, _what),
-        _facts("Known by", runs, _hashes),
-        _facts("What it cost", runs, _cost),
-    ]
     return Page(
         title=printable(run.title),
         question=_question(kind or run.study.kind),
@@ -77,7 +76,7 @@ def page_of(run: Run | StudyRuns, kind: str | None = None, *, with_text: bool = 
         warnings=said.notes,
         plots=plots,
         tables=tables,
-        facts=facts,
+        facts=facts([(whose.removesuffix(": "), one) for whose, one in runs]),
         explorers=[explorer for explorer in found if explorer is not None],
         notes=notes,
     )
@@ -88,8 +87,8 @@ def _question(kind: str) -> str:
     return f"{asked[:1].upper()}{asked[1:]}"
 
 
-def _explorer(name: str, run: Run, with_text: bool) -> Explorer | None:
-    """None where an ordering has no answer."""
+def _explorer(name: str, run: Run, with_text: bool, num_shown: int) -> Explorer | None:
+    """One of ``num_shown`` of a page; None where an ordering has no answer."""
     notes: list[str] = []
     accuracy = np.stack(
         [stats.accuracy(run.correct[:, :, k], run.state[:, :, k], run.weights).values for k in range(len(run.shots))],
@@ -121,7 +120,8 @@ def _explorer(name: str, run: Run, with_text: bool) -> Explorer | None:
     if data["answers"] is None:
         data["queries"] = None  # which stand beside what was answered
     title = f"{run.title}, k = {run.shots[-1]}"
-    return Explorer(name, heat_map(accuracy[:, :, -1], title=title), data, notes)
+    prompts, told_of = viewer_of(run, shown, 1 / num_shown) if with_text else (None, [])
+    return Explorer(name, heat_map(accuracy[:, :, -1], title=title), data, [*notes, *told_of], prompts)
 
 
 def _shown_permutations(accuracy: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -140,16 +140,16 @@ def _answers(run: Run, shown: NDArray[np.int64], notes: list[str]) -> dict[str, 
     """
     items, num_labels = run.splits["test"], len(run.labels)
     codes = [*run.labels, "no label"] if num_labels else ["right", "wrong"]
-    found: dict[str, Any] = {"codes": codes, "alphabet": _ALPHABET, "answers": None, "weights": run.weights.tolist()}
+    found: dict[str, Any] = {"codes": codes, "alphabet": ALPHABET, "answers": None, "weights": run.weights.tolist()}
     found["gold"] = run.gold.tolist() if num_labels else []
     of_k = len(run.correct) * len(shown) * len(items.gold)
-    if len(codes) > len(_ALPHABET) or of_k > _MOST_ANSWERS:
+    if len(codes) > len(ALPHABET) or of_k > _MOST_ANSWERS:
         notes.append("Single answers are left out, as there are too many; iclperm export writes them all.")
         return found
     is_all = of_k * len(run.shots) <= _MOST_ANSWERS
     if not is_all:
         notes.append(f"Single answers are in this page for k = {run.shots[-1]} alone; iclperm export writes them all.")
-    signs = np.frombuffer(_ALPHABET.encode(), dtype=np.uint8)
+    signs = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
     found["answers"] = [None] * len(run.shots)
     for k in range(len(run.shots)) if is_all else [len(run.shots) - 1]:
         contexts = items.context_of[:, shown, k]
@@ -197,11 +197,20 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} …"
 
 
+def facts(runs: Sequence[tuple[str, Run]]) -> list[Table]:
+    """What was run, by which hashes it is known and what it cost, of runs by their names."""
+    return [
+        _facts("What was run", runs, _what),
+        _facts("Known by", runs, _hashes),
+        _facts("What it cost", runs, _cost),
+    ]
+
+
 def _facts(title: str, runs: Sequence[tuple[str, Run]], about: Any) -> Table:
     """A row for each fact, a column for each run."""
     found: list[Mapping[str, str]] = [dict(about(run)) for _, run in runs]
     names = dict.fromkeys(name for facts in found for name in facts)
-    header = ["", *(whose.removesuffix(": ") for whose, _ in runs)]
+    header = ["", *(whose for whose, _ in runs)]
     rows = [(name, *(facts.get(name, "-") for facts in found)) for name in names]
     return Table(title, header, rows, texts=range(1, len(header)))
 

@@ -28,7 +28,7 @@ from iclperm.studies.missing import Missing, missing_of
 from iclperm.studies.sensitivity import Sensitivity
 from iclperm.studies.sensitivity_over_shots import SensitivityOverShots
 from iclperm.studies.sensitivity_summary import SensitivitySummary
-from iclperm.studies.taking import recommended_by, take
+from iclperm.studies.taking import WantedPrompt, recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.states import OK
 from iclperm.study.study import Study
@@ -163,11 +163,8 @@ class Run(FinishedRun):
         Raises `ConfigError` where nothing is recommended, or there is no such prompt; `DataError` where the data is not
         what the run was made with.
         """
-        is_open = not best and index_set is None and permutation is None
-        recommended = recommended_by(self.findings()) if is_open else None
-        return take(
-            self, recommended, index_set=index_set, permutation=permutation, shots=shots, query=query, best=best
-        )
+        wanted = WantedPrompt(index_set, permutation, shots, query, best)
+        return take(self, wanted, recommended_by(self.findings()) if wanted.is_open else None)
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""

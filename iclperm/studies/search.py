@@ -62,6 +62,7 @@ def search_findings(
     last_labels: npt.ArrayLike | None = None,
     seed: int = 0,
     resamples: int = 200,
+    title: str = "",
 ) -> SearchFindings:
     """Everything that is said about a search, from the answers on both splits.
 
@@ -73,6 +74,7 @@ def search_findings(
         last_labels: [S, P] label of the demonstration next to the query; with the predictions on test they give the
             recency bias.
         seed, resamples: of halves and curves.
+        title: of the figure.
 
     Permutations must be shared by the sets. Raises RequestError on shapes that do not fit and a criterion that these
     answers do not give. Cost: that of `search_over_permutations` and `search_over_dev_queries`.
@@ -88,6 +90,7 @@ def search_findings(
         curve_criterion, items = criterion, majority_agreement(dev.predictions, dev.state)
     on_dev = stats.accuracy(dev.correct, dev.state, dev.weights)
     found = SearchFindings(
+        title=title,
         criterion=criterion,
         shots=shots,
         num_dev_queries=on_dev.num_queries,
@@ -136,6 +139,7 @@ def findings(run: FinishedRun) -> SearchFindings:
         features=features,
         last_labels=last_labels,
         seed=run.study.seed,
+        title=f"{run.title}, k = {run.shots[-1]}",
     )
     return replace(found, warnings=(*found.warnings, *warning), bearing=_bearing(run, found))
 

@@ -17,6 +17,7 @@ from iclperm.stats.criteria import LABEL_FREE
 from iclperm.stats.intervals import side_of
 from iclperm.stats.search import Choice, OpenChoice, Search, share_of_oracle
 from iclperm.stats.search_curves import SearchCurve
+from iclperm.stats.sensitivity import FloatArray
 from iclperm.stats.winners_curse import WinnersCurse
 from iclperm.studies.bearing import Bearing
 from iclperm.studies.taking import RecommendedCell
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _ALPHA = 0.05
 _SHOWN_FEATURES = 5
 _ROUNDING = 1e-12
+_TWO = 5.6  # inches of width that two panels take side by side
 
 
 class CriterionResult(NamedTuple):
@@ -96,6 +98,8 @@ class SearchFindings:
     open_choice: OpenChoice | None = None
     """What missing dev answers leave open; None where none is missing. For another criterion than dev accuracy all sets
     are open, without bounds."""
+    title: str = ""
+    """Task and model, for the head of the figure."""
 
     @property
     def num_permutations(self) -> int:
@@ -142,13 +146,14 @@ class SearchFindings:
 
     def plots(self) -> dict[str, Plot]:
         """The four columns over permutations and over dev queries."""
-        return {"search": Plot((7.4, 3.9), self._draw, self._charts)}
+        return {"search": Plot((7.4, 3.9), self._draw, self._charts, tall=_tall, least=3.0)}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""
         content: dict[str, Any] = plain(self)
         content["by_set"], content["conclusion"] = plain(self.result.by_set), self.conclusion()
         content["bearing"] = self.bearing.to_dict()
+        del content["title"]  # which the report names
         return content
 
     @property
@@ -220,7 +225,8 @@ class SearchFindings:
             return []
         return [
             f"Beside a random ordering of a random set, choosing the order of a set gains {_points(order.gain)}, "
-            f"choosing the set {_points(best_set.gain)}, both together {_points(both.gain)} (by {self.criterion})."
+            f"choosing the set {_points(best_set.gain)}, both together {_points(both.gain)} "
+            f"(by {self.criterion}; these intervals are for other test queries, with these very sets and orderings)."
         ]
 
     def _best_features(self) -> list[str]:
@@ -354,9 +360,14 @@ class SearchFindings:
         return Table("By set", ("set", "Average", "Highest-Dev", "honest oracle", "Max", "chosen permutation"), rows)
 
     def _draw(self, figure: Figure) -> None:
-        left = figure.add_axes((0.085, 0.24, 0.42, 0.545))
-        right = figure.add_axes((0.565, 0.24, 0.42, 0.545), sharey=left)
-        right.tick_params(labelleft=False)
+        width, height = figure.get_size_inches()
+        is_wide = width >= _TWO
+        panel = (width - 1.15) / 2 if is_wide else width - 0.75
+        high = height - 1.77 if is_wide else (height - 2.35) / 2
+        left = figures.placed(figure, 0.63, height - 0.84 - high, panel, high)
+        right = figures.placed(figure, width - panel - 0.12, 0.93, panel, high)
+        right.sharey(left)
+        right.tick_params(labelleft=not is_wide)
         for axes, curve, name in (
             (left, self.over_permutations, "number of permutations"),
             (right, self.over_dev_queries, "number of dev queries"),
@@ -365,12 +376,11 @@ class SearchFindings:
             axes.set_xlabel(name)
             figures.plain_frame(axes)
         left.set_ylabel("accuracy on test")
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False, handlelength=1.8)
+        figures.legend_below(figure, left)
         figures.head(
             figure,
-            "Searching for the best ordering",
-            f"by {self.criterion}; bands: 95 % of resamples of sets and permutations or dev queries, "
+            f"Searching for the best ordering{f': {self.title}' if self.title else ''}",
+            f"by {self.criterion}; whiskers: 95 % of resamples of sets and permutations or dev queries, "
             "of the lead over Average",
         )
 
@@ -388,6 +398,10 @@ class SearchFindings:
         ]
 
 
+def _tall(width: float) -> float:
+    return 3.9 if width >= _TWO else 2.35 + 1.1 * width
+
+
 def _lines(curve: SearchCurve) -> list[tuple[str, Any, dict[str, Any]]]:
     """What is drawn of a curve, as far as it is known: its name, its band and its looks."""
     lines: list[tuple[str, Any, dict[str, Any]]] = [
@@ -399,19 +413,28 @@ def _lines(curve: SearchCurve) -> list[tuple[str, Any, dict[str, Any]]]:
     return [line for line in lines if np.isfinite(line[1].estimate).all()]
 
 
+def _asides(curve: SearchCurve) -> list[FloatArray]:
+    """Where the points of each line stand: a little beside the sizes, so that no whisker hides another."""
+    number, sizes = len(_lines(curve)), np.asarray(curve.sizes, dtype=np.float64)
+    step = min(0.11, 0.2 * float(np.diff(np.log2(sizes)).min(initial=1.0)))
+    return [sizes * 2 ** (step * (place - (number - 1) / 2)) for place in range(number)]
+
+
 def _rows(curve: SearchCurve) -> list[dict[str, Any]]:
     """The points of a curve as `charts.line_chart` takes them."""
     return [
-        plain({"x": size, "y": band.estimate[place], "low": band.low[place], "high": band.high[place], "name": name})
-        for name, band, _ in _lines(curve)
-        for place, size in enumerate(curve.sizes)
+        plain({"x": size, "at": at, "y": y, "low": low, "high": high, "name": name})
+        for (name, band, _), aside in zip(_lines(curve), _asides(curve), strict=True)
+        for size, at, y, low, high in zip(curve.sizes, aside, band.estimate, band.low, band.high, strict=True)
     ]
 
 
 def _draw_curve(axes: Axes, curve: SearchCurve) -> None:
-    for name, band, style in _lines(curve):
-        axes.plot(curve.sizes, band.estimate, label=name, linewidth=1.3, markersize=4, **style)
-        axes.fill_between(curve.sizes, band.low, band.high, color=style["color"], alpha=0.13, linewidth=0)
+    for (name, band, style), aside in zip(_lines(curve), _asides(curve), strict=True):
+        reach = np.maximum([band.estimate - band.low, band.high - band.estimate], 0)
+        axes.errorbar(
+            aside, band.estimate, reach, label=name, linewidth=1.3, markersize=4, elinewidth=0.9, capsize=1.5, **style
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(curve.sizes, [f"{size:,}" for size in curve.sizes])
     axes.minorticks_off()
@@ -427,8 +450,8 @@ def _curve_table(curve: SearchCurve, header: str, title: str) -> Table:
         title,
         (header, "Average", "Highest-Dev", "honest oracle", "Max", "95 % band of Highest-Dev"),
         rows,
-        caption=f"Means over {curve.resamples} draws. The band is of the lead over Average: it resamples sets and "
-        f"{header}, not test queries.",
+        caption=f"Means over {curve.resamples} draws. The band is of the lead over Average, cut to 0..1: it resamples "
+        f"sets and {header}, not test queries.",
     )
 
 

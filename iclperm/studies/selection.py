@@ -41,6 +41,7 @@ from iclperm.studies.outcomes import BASELINE, LEAST_PERMUTATIONS, Outcome, outc
 from iclperm.studies.taking import RecommendedCell
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from iclperm.runs.run import FinishedRun
@@ -58,6 +59,9 @@ _LOOKS = {
     "single": ("#CC79A7", "X"),
     "diverse": ("#5F5F5F", "*"),
 }
+
+
+_BESIDE = 5.0  # inches of width from which a legend stands beside the axes
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class Selection:
     """What the answers can bear."""
     recommended: RecommendedCell | None = None
     """The demonstrations that the score chose, of the set that did best on the queries that choose."""
+    title: str = ""
+    """Task and model, for the head of figures."""
     chosen: tuple[tuple[str, int, str, str], ...] = ()
     """Strategy, set, label ("" where any answer may be given) and text of every demonstration that was chosen."""
 
@@ -116,8 +122,8 @@ class Selection:
     def plots(self) -> dict[str, Plot]:
         """Accuracy against spread, and the curve of each strategy."""
         return {
-            "selection_pareto": Plot((6.2, 4.0), self._draw_pareto, self._pareto_charts),
-            "selection_curves": Plot((6.2, 3.6), self._draw_curves, self._curve_charts),
+            "selection_pareto": Plot((6.2, 4.0), self._draw_pareto, self._pareto_charts, tall=_tall, least=2.9),
+            "selection_curves": Plot((6.2, 3.6), self._draw_curves, self._curve_charts, tall=_tall, least=2.9),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -294,7 +300,7 @@ class Selection:
         )
 
     def _draw_pareto(self, figure: Figure) -> None:
-        axes = figure.add_axes((0.115, 0.125, 0.62, 0.70))
+        axes = _beside_a_legend(figure)
         base = self.outcomes[BASELINE]
         axes.axvline(100 * base.spread, color=figures.GREY, linewidth=0.8, linestyle=(0, (4, 2)))
         axes.axhline(100 * base.accuracy.estimate, color=figures.GREY, linewidth=0.8, linestyle=(0, (4, 2)))
@@ -310,14 +316,25 @@ class Selection:
                 markersize=6.5,
                 linestyle="none",
                 elinewidth=0.9,
+                ecolor=(colour, 0.45),  # the points stand out where bars cross
+                capsize=2,
+                markeredgecolor="white",
+                markeredgewidth=0.6,
                 label=name,
             )
-        axes.set(xlabel="spread over orderings, points (standard deviation)", ylabel=f"accuracy at k = {self._num}, %")
-        axes.set_xlim(left=max(axes.get_xlim()[0], 0))
+        axes.set(xlabel="spread over orderings, points (one sd)", ylabel=f"accuracy at k = {self._num}, %")
+        low, high = axes.get_xlim()
+        axes.set_xlim(left=max(low, -0.03 * high))
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -1), min(high, 101))
         figures.plain_frame(axes)
-        handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles, names, frameon=False, loc="upper left", bbox_to_anchor=(0.75, 0.83), title="chosen by")
-        figures.head(figure, "Accuracy against spread", "bars: 95 % interval of the difference to random (dashed)")
+        _legend(figure, axes)
+        figures.head(
+            figure, self._headed("Accuracy against spread"), "bars: 95 % interval of the difference to random (dashed)"
+        )
+
+    def _headed(self, words: str) -> str:
+        return f"{words}: {self.title}" if self.title else words
 
     def _pareto_charts(self) -> list[charts.Specification]:
         rows = []
@@ -346,7 +363,7 @@ class Selection:
         return {name: charts.GREY if colour == "black" else colour for name, colour in looks.items()}
 
     def _draw_curves(self, figure: Figure) -> None:
-        axes = figure.add_axes((0.115, 0.135, 0.62, 0.68))
+        axes = _beside_a_legend(figure)
         for name, outcome in self.outcomes.items():
             colour, marker = _LOOKS.get(name, (figures.GREY, "o"))
             width = 2.2 if name == BASELINE else 1.2
@@ -355,10 +372,29 @@ class Selection:
             )
         axes.set(xlabel="number of demonstrations k", ylabel="accuracy, %", xticks=figures.shot_ticks(self.shots))
         figures.plain_frame(axes)
-        handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles, names, frameon=False, loc="upper left", bbox_to_anchor=(0.75, 0.83), title="chosen by")
+        _legend(figure, axes)
         line = f"mean over {self.num_sets} sets and {self.num_permutations} orderings"
-        figures.head(figure, "Accuracy over k of the chosen demonstrations", line)
+        figures.head(figure, self._headed("Accuracy over k of the chosen demonstrations"), line)
+
+
+def _tall(width: float) -> float:
+    return 3.8 if width >= _BESIDE else 2.1 + 0.5 * width
+
+
+def _beside_a_legend(figure: Figure) -> Axes:
+    """Axes with room for a legend, under them where the figure is narrow."""
+    width, height = figure.get_size_inches()
+    if width >= _BESIDE:
+        return figures.placed(figure, 0.71, 0.5, 0.745 * width - 0.85, height - 1.2)
+    return figures.placed(figure, 0.62, 1.15, width - 0.75, height - 1.9)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    if figure.get_figwidth() < _BESIDE:
+        figures.legend_below(figure, axes)
+        return
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, frameon=False, loc="upper left", bbox_to_anchor=(0.75, 0.83), title="chosen by")
 
 
 def findings_of_runs(runs: Mapping[str, FinishedRun], choices: Mapping[str, Any]) -> Selection:
@@ -409,6 +445,7 @@ def findings(source: FinishedRun, chosen: FinishedRun, choice: Chosen | None = N
         bearing=of_run(chosen, right, sets=found.num_sets, permutations=1),
         recommended=_recommended(source, chosen, choice),
         chosen=_chosen_texts(source, choice),
+        title=chosen.title,
     )
 
 

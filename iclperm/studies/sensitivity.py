@@ -12,7 +12,7 @@ import numpy as np
 from iclperm import stats
 from iclperm.errors import RequestError
 from iclperm.report.figures import curve_plot, heat_map
-from iclperm.report.parts import Plot, Table, interval_words, number, plain
+from iclperm.report.parts import Plot, Table, interval_words, listed, number, plain
 from iclperm.stats import Calibration, Curve, VarianceComponents, explain_components
 from iclperm.stats.intervals import possible
 from iclperm.stats.sensitivity import FloatArray
@@ -200,7 +200,7 @@ def curve_table(curve: Curve, shots: Sequence[int]) -> Table:
 def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) -> Table:
     sets, permutations = summary.accuracy.shape
     rows: list[Sequence[str]] = [
-        ("mean", number(summary.mean), f"{interval_words(summary.mean_interval)} for other sets, orders and queries"),
+        ("mean", number(summary.mean), f"{interval_words(summary.mean_interval)} for other {_covered(summary)}"),
         ("best ordering", *_ordering(summary.best, summary.bounds)),
         ("5 % ordering", number(summary.low_tail.accuracy), "one ordering in 20 is no better than this"),
         ("worst ordering", *_ordering(summary.worst, summary.bounds)),
@@ -238,6 +238,12 @@ def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) ->
         rows.append(("  95 %, generalised", *map(interval_words, possible(summary.effects))))
     header = ("sensitivity of accuracy", "to order", "to selection", "r = sel. / order")
     return Table(f"Order against selection{_at(shots)}", header, rows)
+
+
+def _covered(summary: SensitivitySummary) -> str:
+    """What the interval of the mean speaks of: one set, or one permutation, says nothing of others."""
+    sizes = dict(zip(("sets", "orders"), summary.accuracy.shape, strict=True))
+    return listed([*(name for name, size in sizes.items() if size > 1), "queries"])
 
 
 def _component_table(components: VarianceComponents, shots: int | None, in_words: Sequence[str] | None) -> Table:

@@ -91,6 +91,6 @@ def _remedy(summary: SensitivitySummary) -> str:
     if needed.num_sets <= min(summary.accuracy.shape):
         return "more sets and permutations would narrow it"
     return (
-        f"if r{' free of noise' if summary.effects else ''} is {needed.ratio:.2f}, about {needed.num_sets:,} sets x "
-        f"{needed.num_permutations:,} permutations would settle it"
+        f"if r (root mean square, of accuracies over as many queries) is {needed.ratio:.2f}, about "
+        f"{needed.num_sets:,} sets x {needed.num_permutations:,} permutations would settle it"
     )

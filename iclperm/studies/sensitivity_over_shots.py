@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from iclperm import stats
 from iclperm.errors import RequestError
-from iclperm.report.figures import BLUE, GREY, ORANGE, head, plain_frame, shot_ticks
+from iclperm.report.figures import BLUE, GREY, ORANGE, head, placed, plain_frame, shot_ticks
 from iclperm.report.parts import Plot, Table, interval_words, number, plain
 from iclperm.stats import Interval
 from iclperm.stats.intervals import possible
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _WIDEST_R = 16.0  # intervals of r beyond 1/16 and 16 leave the frame
 _CAPTION_LETTERS = 84
+_WIDTH = 4.8  # inches
 _PREFIX_CAUTION = (
     "At k < {shots} the context is the first k of one ordering of {shots} demonstrations: a permutation also chooses "
     "which of them are seen, so order holds selection within the set there, and r comes out too low. Only at k = "
@@ -213,11 +214,17 @@ def ratio_plot(over_shots: SensitivityOverShots, *, title: str = "") -> Plot:
     drawn = np.array(over_shots.shots) >= 1
     if not drawn.any():
         raise RequestError("r over k needs a run with at least one k >= 1, this one has k = 0 only")
-    caption = textwrap.wrap(f"Hollow points: {over_shots.caution}", _CAPTION_LETTERS) if over_shots.caution else []
-    foot = 0.14 * len(caption)
+
+    def caption_of(width: float) -> list[str]:
+        letters = int(_CAPTION_LETTERS * width / _WIDTH)
+        return textwrap.wrap(f"Hollow points: {over_shots.caution}", letters) if over_shots.caution else []
+
+    def tall(width: float) -> float:
+        return 4.7 + 0.14 * len(caption_of(width))
 
     def draw(figure: Figure) -> None:
-        upper, lower = _ratio_axes(figure, foot)
+        caption = caption_of(figure.get_figwidth())
+        upper, lower = _ratio_axes(figure, 0.14 * len(caption))
         _draw_ratio(upper, over_shots, drawn)
         for name, values, style in (
             ("order", over_shots.order, {"color": BLUE, "marker": "o"}),
@@ -234,15 +241,16 @@ def ratio_plot(over_shots: SensitivityOverShots, *, title: str = "") -> Plot:
         )
         figure.text(0.02, 0.08 / figure.get_figheight(), "\n".join(caption), va="bottom", fontsize=7.5, color=GREY)
 
-    return Plot((4.8, 4.7 + foot), draw)
+    return Plot((_WIDTH, tall(_WIDTH)), draw, tall=tall, least=2.8)
 
 
 def _ratio_axes(figure: Figure, foot: float) -> tuple[Axes, Axes]:
     """Two panels over one axis of k, above `foot` inches of caption."""
-    height = figure.get_figheight()
+    width = figure.get_figwidth() - 0.96
     bottom, panel, gap = foot + 0.5, 1.7, 0.16
-    lower = figure.add_axes((0.17, bottom / height, 0.8, panel / height))
-    upper = figure.add_axes((0.17, (bottom + panel + gap) / height, 0.8, panel / height), sharex=lower)
+    lower = placed(figure, 0.82, bottom, width, panel)
+    upper = placed(figure, 0.82, bottom + panel + gap, width, panel)
+    upper.sharex(lower)
     upper.tick_params(labelbottom=False)
     return upper, lower
 

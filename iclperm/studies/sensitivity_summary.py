@@ -326,8 +326,8 @@ def _warnings(matrix: FloatArray, jackknife: Interval | None, components: Varian
         )
     if components is not None and components.sigma2.SP > 0 >= max(components.sigma2.S, components.sigma2.P):
         yield (
-            "neither sets nor permutations show an effect of their own beyond that of single orderings: without item "
-            "noise order and selection are then equal, and r is 1, by construction"
+            "neither sets nor permutations show an effect of their own beyond that of single orderings (both are "
+            "estimated at 0 or below): how far r without item noise is from 1 is then chance"
         )
 
 

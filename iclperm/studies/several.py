@@ -38,7 +38,7 @@ from iclperm.studies import made_by
 from iclperm.studies.kept import as_kept, keep_choice, kept_choice, made_from
 from iclperm.studies.report import Run
 from iclperm.studies.stages import stages_of
-from iclperm.studies.taking import recommended_by, take
+from iclperm.studies.taking import WantedPrompt, recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
 from iclperm.study.study import STATISTICS, Study, is_cut_off
@@ -141,7 +141,7 @@ class StudyRuns:
                 raise ConfigError(
                     f"this study has several runs ({names}); name one with --run (in Python run=), and what of it"
                 )
-            return take(self.runs[recommended.run or ""], recommended, **choices)
+            return take(self.runs[recommended.run or ""], WantedPrompt(**choices), recommended)
         if run not in self.runs:
             raise ConfigError(f"there is no run {run!r} in this study; it has {', '.join(self.runs)}")
         return self.runs[run].prompt(**choices)

@@ -36,27 +36,34 @@ def recommended_by(findings: object) -> RecommendedCell | None:
     return found if isinstance(found, RecommendedCell) else None
 
 
-def take(
-    run: FinishedRun,
-    recommended: RecommendedCell | None,
-    *,
-    index_set: int | None = None,
-    permutation: int | None = None,
-    shots: int | None = None,
-    query: int | Mapping[str, Any] | None = None,
-    best: bool = False,
-) -> RunPrompt:
-    """The prompt of the cell that is named, else the recommended or, where it is asked for, the ``best`` one.
+@dataclass(frozen=True)
+class WantedPrompt:
+    """Which prompt of a run is asked for, as in `Run.prompt`; None where it is left open."""
+
+    index_set: int | None = None
+    permutation: int | None = None
+    shots: int | None = None
+    query: int | Mapping[str, Any] | None = None
+    best: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the study is to recommend it."""
+        return not self.best and self.index_set is None and self.permutation is None
+
+
+def take(run: FinishedRun, wanted: WantedPrompt, recommended: RecommendedCell | None) -> RunPrompt:
+    """The prompt of the cell that is named, else the recommended or, where it is asked for, the best one.
 
     Raises `ConfigError` for a cell that is named by half or twice, and where nothing is recommended.
     """
-    is_named = index_set is not None or permutation is not None
-    if best and is_named:
-        raise ConfigError("the best cell has a set and a permutation of its own; name these, or ask for the best")
-    if best:
+    index_set, permutation, shots, query = wanted.index_set, wanted.permutation, wanted.shots, wanted.query
+    if wanted.best:
+        if index_set is not None or permutation is not None:
+            raise ConfigError("the best cell has a set and a permutation of its own; name these, or ask for the best")
         cell = _best(run, shots)
         return run_prompt(run, *cell[:3], query, is_held_out=cell[3], notes=cell[4])
-    if is_named:
+    if not wanted.is_open:
         if index_set is None or permutation is None:
             missing = "set" if index_set is None else "permutation"
             raise ConfigError(f"which {missing}? A prompt is one of a set and of a permutation; name both")

@@ -45,6 +45,7 @@ _SAME = ("permutations", "seed", "resample", "design", "criterion")
 
 
 _PAIRS_IN_WORDS = 3
+_LEAST_CELL, _ROOMY_CELL = 0.36, 0.6  # inches that a ratio takes, and one with its interval
 _ALPHA = 0.05
 _ROUNDING = 1e-12  # a standard error below it is none
 
@@ -161,6 +162,8 @@ class TransferFindings:
     """What should be known before the numbers are believed."""
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
+    title: str = ""
+    """Tasks and models, for the head of the figure."""
 
     def conclusion(self) -> list[str]:
         """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
@@ -199,9 +202,14 @@ class TransferFindings:
 
     def plots(self) -> dict[str, Plot]:
         """A heat map of the ratios."""
-        side = 0.9 * len(self.transfer.names)
-        label = 0.075 * max(map(len, self.transfer.names))
-        return {"transfer": Plot((max(side + label + 1.7, 4.6), side + label + 1.35), self._draw, self._charts)}
+        number, label = len(self.transfer.names), 0.075 * max(map(len, self.transfer.names))
+
+        def tall(width: float) -> float:
+            return min(0.9 * number, width - label - 1.35) + label + 1.35
+
+        width = max(0.9 * number + label + 1.7, 4.6)
+        least = label + 1.4 + _LEAST_CELL * number
+        return {"transfer": Plot((width, tall(width)), self._draw, self._charts, tall=tall, least=least)}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""
@@ -215,6 +223,7 @@ class TransferFindings:
                     for place, one in enumerate(found.names)
                     for other in found.names[place + 1 :]
                 ]
+        del content["title"]  # which the report names
         return content | {"conclusion": self.conclusion(), "bearing": self.bearing.to_dict()}
 
     @property
@@ -265,7 +274,10 @@ class TransferFindings:
         t = self.transfer
         ratios = np.array([[interval.estimate for interval in row] for row in t.ratio])
         width, height = figure.get_size_inches()
-        label, side = 0.075 * max(map(len, t.names)), 0.9 * len(t.names)
+        label = 0.075 * max(map(len, t.names))
+        side = min(0.9 * len(t.names), width - label - 1.35)
+        is_roomy = side / len(t.names) >= _ROOMY_CELL
+        size = 7.5 if side / len(t.names) >= 0.85 else 6.0
         axes = figure.add_axes(((label + 0.45) / width, (label + 0.5) / height, side / width, side / height))
         reach = float(np.nanmax(np.abs(ratios - 1), initial=0.01))
         image = axes.imshow(ratios, cmap="PuOr", vmin=1 - reach, vmax=1 + reach, interpolation="nearest")
@@ -273,20 +285,24 @@ class TransferFindings:
             colour = figures.letter_colour(image.cmap(image.norm(value)))
             interval = t.ratio[a][b]
             text = f"{value:.3f}"
-            if a != b and not math.isnan(interval.low):
+            if a != b and not math.isnan(interval.low) and is_roomy:
                 text += f"\n{interval.low:.2f} to {interval.high:.2f}"
-            axes.text(b, a, text, ha="center", va="center", fontsize=7.5, color=colour)
+            axes.text(b, a, text, ha="center", va="center", fontsize=size, color=colour)
         places = range(len(t.names))
         axes.set(xticks=places, yticks=places, xlabel="on this target", ylabel="best permutation of")
-        turned = max(map(len, t.names)) > 10
+        turned = 0.07 * max(map(len, t.names)) > side / len(t.names)
         axes.set_xticklabels(t.names, rotation=90 if turned else 0)
         axes.set_yticklabels(t.names)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        bar = figure.add_axes(((label + 0.6 + side) / width, (label + 0.5) / height, 0.12 / width, side / height))
-        figure.colorbar(image, cax=bar).outline.set_visible(False)
+        if np.nanmax(ratios) > np.nanmin(ratios):  # colours of one number would show a range that is not there
+            bar = figures.placed(figure, label + 0.6 + side, label + 0.5, 0.12, side)
+            figure.colorbar(image, cax=bar).outline.set_visible(False)
+        title = "Transfer of the best permutation"
         figures.head(
-            figure, "Transfer of the best permutation", "accuracy / that of the target's own best; 95 % interval"
+            figure,
+            f"{title}: {self.title}" if self.title else title,
+            f"accuracy / that of the target's own best{'; 95 % interval' if is_roomy else ''}",
         )
 
 
@@ -311,6 +327,7 @@ def findings(runs: Mapping[str, FinishedRun], _: Mapping[str, Any] | None = None
         runs[first].shots[-1],
         tuple(_warnings(found)),
         _bearing(runs, found),
+        "; ".join(dict.fromkeys(run.title for run in runs.values())),
     )
 
 

@@ -53,6 +53,11 @@ def read_rows(path: Path, columns: Collection[str], form: TextForm = TextForm())
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: cannot be read as data; give a {', '.join(_READERS)} file")
+    return checked(str(path), reader(path, given_bytes(path), columns, form))
+
+
+def given_bytes(path: Path) -> bytes:
+    """The bytes of a data file; raises `DataError` where they cannot be read, or are but a pointer to the data."""
     try:
         raw = read_given(path)
     except OSError as error:
@@ -63,7 +68,13 @@ def read_rows(path: Path, columns: Collection[str], form: TextForm = TextForm())
         raise DataError(f"{path}: cannot be read: {error.strerror}; give the path of a data file") from None
     if command := what_fetches(path, raw):
         raise DataError(f"{path}: is not here, only a pointer to it; run: {command}")
-    return checked(str(path), reader(path, raw, columns, form))
+    return raw
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """The names of the columns of a Parquet file; raises as `read_rows`."""
+    with _damage_named(path):
+        return list(parquet.schema_of(given_bytes(path)).names)
 
 
 def checked(name: str, rows: Iterable[Row]) -> list[Row]:
@@ -215,9 +226,7 @@ def text_in(path: Path, raw: bytes, encoding: str | None) -> str:
 
 
 def _parquet(path: Path, raw: bytes, columns: Collection[str], form: TextForm) -> Iterator[Row]:
-    import pyarrow as pa
-
-    try:
+    with _damage_named(path):
         names = parquet.schema_of(raw).names
         for column in columns:
             if names.count(column) > 1:
@@ -225,13 +234,21 @@ def _parquet(path: Path, raw: bytes, columns: Collection[str], form: TextForm) -
             if column not in names:
                 raise missing_column(f"{path}:row 1", column, names)
         table = parquet.read_table(raw, list(columns))
+    return arrow_rows(str(path), table)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
     except parquet.Unpacks as error:
         raise DataError(f"{path}: {error}; give a smaller file, or split it") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         if is_out_of_memory(error):
             raise
         raise DataError(f"{path}: is damaged or not Parquet: {_one_line(error)}; make or download it anew") from None
-    return arrow_rows(str(path), table)
 
 
 def _is_plain(kind: pa.DataType) -> bool:

@@ -10,12 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
-from iclperm.base.files import read_given
 from iclperm.errors import ConfigError, DataError
 from iclperm.stats.texts import words
-from iclperm.tasks.loaders import DELIMITERS, SUFFIXES, first_record, read_rows, table_records, text_in
+from iclperm.tasks.loaders import (
+    DELIMITERS,
+    SUFFIXES,
+    first_record,
+    given_bytes,
+    missing_column,
+    parquet_columns,
+    read_rows,
+    table_records,
+    text_in,
+)
 from iclperm.tasks.task import Examples, Task, folded
 
 _LABEL_NAMES = {
@@ -36,6 +46,31 @@ _SHARES = (0.3, 0.25, 0.35, 0.2, 0.4)
 _DEV_FROM = 100  # rows from which on a dev share is set aside
 _NEAR = 0.8  # share of words that two near-duplicates have in common
 _MOST_NEAR = 5_000
+_MOST_COMPARED = 20_000_000  # words of near-duplicates that are looked at: seconds
+_MOST_OF_LABEL, _MOST_OF_LABELS = 1_000, 50_000  # letters of one, as YAML can have for a key, and of all
+_RESERVED = frozenset(
+    [
+        "label",
+        "and",
+        "else",
+        "false",
+        "if",
+        "in",
+        "is",
+        "n",
+        "no",
+        "none",
+        "not",
+        "null",
+        "off",
+        "on",
+        "or",
+        "self",
+        "true",
+        "y",
+        "yes",
+    ]
+)  # to Jinja or YAML, or to the templates
 
 
 @dataclass(frozen=True)
@@ -74,8 +109,10 @@ def propose(
     text_columns = [_named(text, columns, path) for text in texts] or _text_columns(columns, rows, label_column, path)
     facts |= {"label": label_column, "texts": ", ".join(text_columns)}
     used = [*text_columns, label_column]
-    blank = [row for row in rows if any(not str(row[column] or "").strip() for column in used)]
-    whole = [row for row in rows if all(str(row[column] or "").strip() for column in used)]
+    for number, row in enumerate(rows, start=1):
+        if missing := [column for column in used if column not in row]:
+            raise missing_column(f"{path}:row {number}", missing[0], row)
+    whole = [row for row in rows if all(_written(row[column]) for column in used)]
     variants = _variants([str(row[label_column]) for row in whole])
     contents: dict[str, set[str]] = defaultdict(set)
     label_of = {value: word for word, values in variants.items() for value in values}
@@ -88,7 +125,13 @@ def propose(
             f"{path}: the column {label_column!r} has {len(kept)} labels with three different texts or more, and a "
             "task needs two; name another with --label"
         )
-    left_out = {"blank": len(blank)} | {
+    shown = [len(_quoted(word)) for word in kept]
+    if max(shown) > _MOST_OF_LABEL or sum(shown) > _MOST_OF_LABELS:
+        raise ConfigError(
+            f"{path}: the column {label_column!r} has {len(kept):,} labels, the longest of {max(shown):,} letters, all "
+            f"of {sum(shown):,}; at most {_MOST_OF_LABEL:,} and {_MOST_OF_LABELS:,} can be: name another with --label"
+        )
+    left_out = {"blank": len(rows) - len(whole)} | {
         f"label {word!r}, which has fewer than three different texts": sum(variants[word].values()) for word in few
     }
     made = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-._") or "my-task"
@@ -98,9 +141,7 @@ def propose(
         task = _task_of(text, folder)
         splits = ["train", "test", *(["dev"] if task.data.dev else [])]
         examples = {split: task.examples(split) for split in splits}  # type: ignore[arg-type]
-        least = min(
-            min(Counter(found.labels.tolist())[place] for place in range(len(kept))) for found in examples.values()
-        )
+        least = min(int(np.bincount(found.labels, minlength=len(kept)).min()) for found in examples.values())
         if not best or least > best[0]:
             best = least, text, task, examples
         if least >= 2:
@@ -120,9 +161,12 @@ def propose(
     for split in examples:
         if short := [word for word in counts if not counts[word][split]]:
             notes.append(f"no {split} rows of {', '.join(map(repr, short))}: add rows, or leave these labels out")
+    near = _near_duplicates(examples)
+    if near is None:
+        notes.append("near-duplicates were not looked for: the rows are too many, or too much alike")
     return Proposal(
         made, text, facts, variants, {why: number for why, number in left_out.items() if number}, counts,
-        _near_duplicates(examples), task, tuple(notes),
+        near or [], task, tuple(notes),
     )  # fmt: skip
 
 
@@ -131,17 +175,12 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
     if path.suffix not in SUFFIXES:
         raise DataError(f"{path}: cannot be looked at; give a {', '.join(SUFFIXES)} file")
     if path.suffix not in (".csv", ".tsv"):
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            columns = list(pq.read_schema(path).names)
-            return {}, columns, [row for _, row in read_rows(path, columns)]
-        rows = [row for _, row in read_rows(path, ())]
-        return {}, list(rows[0]), rows
-    try:
-        raw = read_given(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; give the path of a data file") from None
+        names = parquet_columns(path) if path.suffix == ".parquet" else []
+        found = read_rows(path, names)
+        names = names or list(found[0][1])
+        _refuse_unnamed(f"{path}:row 1", names)
+        return {}, names, [row for _, row in found]
+    raw = given_bytes(path)
     keys: dict[str, Any] = {}
     try:
         text = text_in(path, raw, None)
@@ -164,12 +203,21 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
         )
     if _is_header(names, [record for _, record in records[1:]]):
         records = records[1:]
-        if blank := [place for place, column in enumerate(names, 1) if not column.strip()]:
-            raise DataError(f"{path}:1: column {blank[0]} has no name; give every column its own")
+        _refuse_unnamed(f"{path}:1", names)
     else:
         names = [f"column{number}" for number in range(1, width + 1)]
         keys["columns"] = names
     return keys, names, [dict(zip(names, record, strict=True)) for _, record in records]
+
+
+def _refuse_unnamed(place: str, names: Sequence[str]) -> None:
+    if blank := [number for number, name in enumerate(names, 1) if not name.strip()]:
+        raise DataError(f"{place}: column {blank[0]} has no name; give every column its own")
+
+
+def _written(value: Any) -> str:
+    """A value as text, "" of none; 0 and False are values."""
+    return "" if value is None else str(value).strip()
 
 
 def _delimiter(path: Path, text: str) -> str:
@@ -214,7 +262,7 @@ def _label_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], pat
     """The column with a label's name, else that with the fewest different short values, which repeat."""
     found: list[tuple[bool, bool, int, str]] = []
     for column in columns:
-        values = [folded(str(row.get(column))) for row in rows if str(row.get(column) or "").strip()]
+        values = [folded(text) for row in rows if (text := _written(row.get(column)))]
         if not values or len(columns) < 2:
             continue
         different, longest = len(set(values)), max(map(len, values))
@@ -239,13 +287,11 @@ def _label_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], pat
 def _text_columns(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], label: str, path: Path) -> list[str]:
     """The columns of words: those with long values, else the longest."""
     length = {
-        column: sum(len(str(row.get(column) or "")) for row in rows) / len(rows)
-        for column in columns
-        if column != label
+        column: sum(len(_written(row.get(column))) for row in rows) / len(rows) for column in columns if column != label
     }
     if not length:
         raise ConfigError(f"{path}: has no column beside the label {label!r}; a task needs texts")
-    spaced = {c: sum(" " in str(row.get(c) or "").strip() for row in rows) / len(rows) for c in length}
+    spaced = {c: sum(" " in _written(row.get(c)) for row in rows) / len(rows) for c in length}
     long = [column for column in length if length[column] >= _LONG_TEXT and spaced[column] > 0.5]
     return long or [max(length, key=length.__getitem__)]
 
@@ -285,7 +331,7 @@ def _task_text(
     fields = {}
     for column in texts:
         field_name = re.sub(r"\W+", "_", column, flags=re.ASCII).strip("_").lower() or "text"
-        field_name = f"text_{field_name}" if field_name[0].isdigit() or field_name == "label" else field_name
+        field_name = f"text_{field_name}" if field_name[0].isdigit() or field_name in _RESERVED else field_name
         while field_name in fields:
             field_name += "_2"
         fields[field_name] = column
@@ -336,8 +382,9 @@ def _task_of(text: str, folder: Path) -> Task:
     return task
 
 
-def _near_duplicates(examples: Mapping[str, Examples]) -> list[tuple[str, str, str]]:
-    """Texts of train and of the other splits that share most of their words, numbers aside."""
+def _near_duplicates(examples: Mapping[str, Examples]) -> list[tuple[str, str, str]] | None:
+    """Texts of train and of the other splits that share most of their words, numbers aside; None where it would take
+    too long to look for them."""
     train = [" ".join(map(str, fields.values())) for fields in examples["train"].fields]
     others = [
         (split, " ".join(map(str, f.values())))
@@ -346,19 +393,23 @@ def _near_duplicates(examples: Mapping[str, Examples]) -> list[tuple[str, str, s
         for f in examples[split].fields
     ]
     if len(train) + len(others) > _MOST_NEAR:
-        return []
+        return None
     bags = [words(re.sub(r"\d+", "0", text)) for text in train]
     frequency = Counter(word for bag in bags for word in bag)
     holders: dict[str, list[int]] = defaultdict(list)
     for number, bag in enumerate(bags):
         for word in bag:
             holders[word].append(number)
-    near = []
+    near, left = [], _MOST_COMPARED
     for split, text in others:
         bag = words(re.sub(r"\d+", "0", text))
         rare = sorted((word for word in bag if word in frequency), key=lambda word: (frequency[word], word))
         rare = rare[: len(bag) - int(_NEAR * len(bag)) + 1]  # one of these is in every text that shares enough
+        left -= sum(len(holders[word]) for word in rare)
         for number in dict.fromkeys(number for word in rare for number in holders[word]):
+            left -= len(bag)
+            if left < 0:
+                return None
             if len(bag & bags[number]) >= _NEAR * len(bag | bags[number]):
                 near.append((train[number], text, split))
                 break

@@ -37,7 +37,7 @@ _MOST_VALUES = 50
 _NAME = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,{_MAX_NAME - 1}}}$"
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 _OF_LABELS = ("labels", "label_field", "continuation")
-_NO_WORDING = ("name", "description", "source", "licence", "data", "shots", "label_values", "label_match")
+_NO_WORDING = ("name", "description", "source", "licence", "restricted", "data", "shots", "label_values", "label_match")
 _OF_ANSWERS = {"answer", "stop", "max_new_tokens"}
 
 
@@ -97,13 +97,15 @@ class Task(Choices):
     the text that a model writes is read and held against a column, and a ``query`` that does not show that column.
     Generated text ends at one of ``stop`` or after ``max_new_tokens``; without the latter, where a label would.
     ``instruction`` opens every prompt and is followed by the separator. ``shots`` is the default k. ``description``,
-    ``source`` and ``licence`` inform only.
+    ``source`` and ``licence`` inform only. Of a ``restricted`` task the data may not be handed on: run folders and
+    pages are made without their texts unless these are asked for.
     """
 
     name: Annotated[str, Field(pattern=_NAME)]
     description: Text = ""
     source: Text = ""
     licence: Text = ""
+    restricted: bool = False
     data: Dataset
     fields: Annotated[dict[str, Word], Field(min_length=1)]
     label_field: Word = "label"
