@@ -151,12 +151,19 @@ def two_models(folder: Path) -> None:
         shutil.copytree(demo.model_path(), folder / "path/to" / name)
 
 
+def a_run(folder: Path) -> None:
+    """A finished run, as small as one can be that has a curve and can be searched."""
+    study = Study(sets=3, permutations=3, shots=[0, 2, 4], queries=8, dev_queries=8)
+    iclperm.run(study, folder / "runs/mine")
+
+
 def nothing(folder: Path) -> None:
     """A page that starts from an empty folder."""
 
 
 RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "README.md": (own_files, ("runs/reviews/heatmap.svg", "runs/reviews/report.html", "runs/mine/FORMAT")),
+    "docs/python.md": (a_run, ("heat_map.pdf",)),
     "docs/start.md": (nothing, ("headlines.yaml", "shared/report.html", "shared-without-texts/report.html")),
     "docs/how/order-or-choice.md": (nothing, ("runs/first/report.html",)),
     "docs/how/how-many.md": (nothing, ("runs/curve/report.html", "runs/several/report-curve/report.html")),
