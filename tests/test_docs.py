@@ -161,6 +161,7 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "docs/how/order-or-choice.md": (nothing, ("runs/first/report.html",)),
     "docs/how/how-many.md": (nothing, ("runs/curve/report.html", "runs/several/report-curve/report.html")),
     "docs/how/best-prompt.md": (nothing, ("prompt.txt", "prompt.py")),
+    "docs/how/in-a-notebook.md": (nothing, ("heatmap.pdf", "curve.svg", "runs/notebook/report.html")),
     "docs/how/least-sensitive.md": (two_models, ("comparison.html", "sensitivity.tex", "effects.pdf")),
 }
 """Pages that are followed: what lies in the folder before, and some files that lie there afterwards."""
@@ -314,6 +315,12 @@ def test_the_two_set_up_commands_stand_in_the_readme() -> None:
     assert "pip install '.[test]' && pytest\n" in readme
 
 
+def test_the_table_of_extras_has_all_of_them() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    table = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs/installing.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(name for cell in table for name in re.findall(r"`(\w+)`", cell)) == sorted(extras)
+
+
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     for name in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         pytest.importorskip(name)
@@ -323,7 +330,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     reference = (tmp_path / "site/api/index.html").read_text(encoding="utf-8")
     for name in ("Engine.loglikelihood", "stats.variance_components"):
         assert f'id="iclperm.{name}"' in reference
-    for name in set(iclperm.__all__) - {"__version__", "stats"}:
+    assert all(f'id="iclperm.Run.{name}"' in reference for name in ("prompt", "to_pandas", "to_xarray"))
+    for name in set(iclperm.__all__) - {"__version__"}:
         assert f'id="iclperm.{name}"' in reference, f"docs/api.md lacks {name}"
     gallery = (tmp_path / "site/gallery/index.html").read_text(encoding="utf-8")
     shown = re.findall(r'<img[^>]* src="([^"]+)"', gallery)
