@@ -19,6 +19,7 @@ from iclperm.runs.progress import ANSWERING, Advance, Watcher
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn
 
 __all__ = ["Advance", "ProgressBar", "ProgressLines", "Watcher", "shown_progress"]
 
@@ -27,16 +28,23 @@ __all__ = ["Advance", "ProgressBar", "ProgressLines", "Watcher", "shown_progress
 def shown_progress() -> Iterator[Watcher]:
     """Shows a run on stderr: a bar on a terminal, or in a notebook that has ipywidgets, and lines elsewhere."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import Progress
 
     console = Console(stderr=True)
     has_bar = (console.is_terminal and not console.is_jupyter) or (console.is_jupyter and find_spec("ipywidgets"))
     if not has_bar:
         yield ProgressLines(sys.stderr)
         return
-    words = TextColumn("{task.description}", markup=False)
-    with Progress(words, BarColumn(bar_width=20), console=console, transient=True) as bar:
+    with Progress(*columns(), console=console, transient=True) as bar:
         yield ProgressBar(bar)
+
+
+def columns() -> tuple[ProgressColumn, ...]:
+    """Of a bar: words, which go on in a second line where it is narrow, and the bar itself."""
+    from rich.progress import BarColumn, TextColumn
+    from rich.table import Column
+
+    return TextColumn("{task.description}", markup=False, table_column=Column()), BarColumn(bar_width=20)
 
 
 class ProgressBar:

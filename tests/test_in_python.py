@@ -1,11 +1,13 @@
 """A run in Python: what it shows of itself, other libraries' tables and arrays of it, and its figures as functions."""
 
+import ast
 import inspect
 import io
 import math
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,3 +230,27 @@ def test_a_comparison_has_figures_too(tmp_path):
     comparison = iclperm.compare([tmp_path / "a.npy", tmp_path / "b.npy"])
     assert isinstance(plot.forest(comparison, width=7.0), Figure)
     assert set(plot.all_figures(comparison)) >= {"forest"}
+
+
+def test_every_field_of_a_finding_says_what_it_is():
+    """A docstring under each field of the findings of every kind, and of what they are made of."""
+    folder = Path(iclperm.__file__).parent / "studies"
+    found = {}
+    for path in folder.glob("*.py"):
+        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(each, ast.ClassDef) or path.stem in APART:
+                continue
+            if {"conclusion", "to_dict"} <= {node.name for node in each.body if isinstance(node, ast.FunctionDef)}:
+                documented = zip(each.body, [*each.body[1:], None], strict=True)
+                found[each.name] = [
+                    field.target.id
+                    for field, after in documented
+                    if isinstance(field, ast.AnnAssign)
+                    and not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant))
+                ]
+    assert len(found) >= 9
+    assert {name: fields for name, fields in found.items() if fields} == {}
+
+
+APART = {"comparing_findings"}
+"""Findings whose fields are named in the docstring of their class."""

@@ -21,6 +21,7 @@ from tiny import LABELS, byte_level_tokenizer, make_model, make_rows, make_task,
 import iclperm
 from iclperm import stats
 from iclperm.cli import main as cli
+from iclperm.report import bundle
 from iclperm.report import page as pages
 from iclperm.report.page import Explorer, Page, as_json, page_html
 from iclperm.report.parts import Plot, Table
@@ -331,12 +332,19 @@ def test_the_command_writes_it_beside_the_report(
     assert "Which demonstrations help" in bare
 
 
+def forget_bundle() -> None:
+    bundle.problem.cache_clear()
+    bundle.bundle.cache_clear()
+
+
 def test_without_the_libraries_the_page_has_pictures_and_says_so(
     run: iclperm.Run, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "altair", None)  # as if it were not installed
+    forget_bundle()  # which a page before this one has found
     with pytest.raises(SystemExit) as done:
         cli.main(["report", str(run.folder), "--out", str(tmp_path)])
+    forget_bundle()
     assert done.value.code == 0
     assert capsys.readouterr().err.splitlines() == [
         "note: the page's figures are pictures; pip install 'iclperm[page]' lets you point at them"

@@ -301,8 +301,8 @@ def test_without_a_network_the_cache_alone_is_asked_once(ag_news_from, monkeypat
         task.examples("test")
     assert str(raised.value) == (
         "the split 'test' of the dataset 'owner/name' is not in the cache, and the hub is out of reach ([Errno -2] "
-        "Name or service not known by anybody); go online, or give the folder of its files with --data (the study's key "
-        "'data')"
+        "Name or service not known by anybody); go online, or give the folder of its files with --data (the study's "
+        "key 'data')"
     )
     assert (len(waited), asked, config.HF_HUB_OFFLINE) == (1, [True], before)
     assert waited[0] <= 10

@@ -181,7 +181,8 @@ def report(
     kind: str | None,
     *,
     with_text: bool | None,
-    figures: Sequence[FigureFile] = (),
+    figures: Sequence[str] = (),
+    width: str | None = None,
     as_json: bool,
     **statistics: str | None,
 ) -> int:
@@ -193,7 +194,7 @@ def report(
     """
     found = api.open_run(folder, **statistics)
     plots = told(found, kind).plots if figures else {}
-    taken = [each.written(plots) for each in figures]
+    taken = [each.written(plots) for each in figure_files(figures, width)]
     if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
         out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
     refused = _show(

@@ -212,8 +212,9 @@ def report(
     **statistics: str | None,
 ) -> int:
     """All tables of a finished run, its figures, and report.html: a page of both to read, print and share."""
-    drawn = rooms.commands.figure_files(figures, width)
-    return rooms.commands.report(folder, out, kind, with_text=with_text, figures=drawn, as_json=as_json, **statistics)
+    return rooms.commands.report(
+        folder, out, kind, with_text=with_text, figures=figures, width=width, as_json=as_json, **statistics
+    )
 
 
 @cli.command()

@@ -88,7 +88,7 @@ SWITCHES = frozenset({"plain"})
 LISTS = frozenset({"tasks", "models"})
 """Keys whose value is names with commas between."""
 
-_QUIET = "iclperm.quiet"
+_QUIET = "quiet"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 

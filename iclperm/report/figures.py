@@ -32,7 +32,7 @@ _MAX_PRINTED_CELLS = 200
 _MAX_TICKS = 20
 _LEAST_LETTERS = 6.5  # size, in points, of letters that are still read
 _MAX_COUNTED_LABELS = 14
-_MOST_INCHES = 48  # that all labels take together: a larger picture is a gigabyte before it is a file
+_MOST_LABEL_INCHES = 48  # that all labels take together: a larger picture is a gigabyte before it is a file
 _MOST_LETTERS, _MOST_LETTERS_OF_HEAD = 60, 300
 _COLOURS = None  # those of the settings: one figure may have others (`settings`)
 BLUE, ORANGE, GREEN, GREY = "C0", "C1", "C2", "#5F5F5F"  # the first three of the settings
@@ -159,7 +159,7 @@ def confusion_plot(
     shares = np.divide(cells, total, out=np.full(cells.shape, np.nan), where=total > 0)
     columns, words = figure_words(columns), figure_words(words)
     letters = 0.075 * max(map(len, columns))
-    cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else min(0.3, _MOST_INCHES / len(columns))
+    cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else min(0.3, _MOST_LABEL_INCHES / len(columns))
     width, height = cell * len(columns), 0.8 * cell * len(words)
 
     def draw(figure: Figure) -> None:
@@ -246,7 +246,8 @@ def settings(colours: str | Sequence[str] | None = None) -> Iterator[None]:
 
 
 def _palette(colours: str | Sequence[str] | None) -> Any:
-    from matplotlib import colormaps, cycler
+    from cycler import cycler
+    from matplotlib import colormaps
     from matplotlib.colors import is_color_like
 
     map_name = colours if isinstance(colours, str) else _MAP

@@ -23,7 +23,7 @@ from iclperm.runs.finish import finish, finished
 from iclperm.runs.folder import RunFolder, mend_format, recorded_extents
 from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
-from iclperm.runs.progress import FINISHING, LOADING, TOKENISING, Progress, Watch, Watcher
+from iclperm.runs.progress import FINISHING, LOADING, TOKENISING, Progress, RunWatch, Watcher
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.reading import open_reader
 from iclperm.runs.run import FinishedRun
@@ -56,7 +56,7 @@ def run_one(
     with_text: bool | None = None,
 ) -> FinishedRun:
     """See `iclperm.api.run`; ``keys`` are the hosts that keys may go to, ``with_text`` as `iclperm.api.run` has it."""
-    with Watch(progress, study.model_name, study.task) as watch:
+    with RunWatch(progress, Path(study.model_name).name, Path(study.task).stem) as watch:
         return _run(study, out, extend, mixed, watch, limits, keys, with_text)
 
 
@@ -65,7 +65,7 @@ def _run(
     out: str | Path | None,
     extend: bool,
     mixed: bool,
-    watch: Watch,
+    watch: RunWatch,
     limits: WorkLimits,
     keys: KeyHosts | None,
     with_text: bool | None,
@@ -201,7 +201,7 @@ def _compute(
     folder: RunFolder | None,
     model: Scorer,
     mixed: bool,
-    watch: Watch,
+    watch: RunWatch,
 ) -> int:
     """Has the missing parts answered and committed, as far as no other process does it, and fills all into ``scores``.
 

@@ -26,7 +26,7 @@ class Advance:
     """How far a run is. Numbers are those of this process, but parts are those that any has finished."""
 
     model: str
-    """As the study names it."""
+    """The last part of its path or hub id."""
     task: str
     stage: str
     """What is being done: one of `STAGES`."""
@@ -74,7 +74,7 @@ class Watcher(Protocol):
         ...
 
 
-class Watch:
+class RunWatch:
     """What a run tells its watcher, or its function of finished parts; within, a thread tells what takes long.
 
     Whatever the watcher raises in the thread is raised where the run next tells something, or ends.

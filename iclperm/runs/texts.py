@@ -178,19 +178,20 @@ def texts_table(
 
     before = EncodedText(pieces.before, np.zeros(len(pieces.before), dtype=np.int64))
     add("start", before, text="", turns=list(start) if len(pieces.before) else [])
-    add("opening", encoded and encoded.opening, text=texts.opening)
+    add("opening", None if encoded is None else encoded.opening, text=texts.opening)
     drawn = texts.rows.tolist()
     worded = task.render_demonstrations([train.fields[row] for row in drawn], [int(train.labels[row]) for row in drawn])
     for place, row in enumerate(drawn):
         text, said = texts.demonstrations[place], turns(texts.bare_demonstrations[place])
         said |= {} if text.startswith(worded[place]) else {"worded": worded[place]}
-        add("demonstration", encoded and encoded.inner[place], number=row, text=text, **said)
-        if encoded and not np.array_equal(encoded.first[place].ids, encoded.inner[place].ids):
+        inner = None if encoded is None else encoded.inner[place]
+        add("demonstration", inner, number=row, text=text, **said)
+        if encoded is not None and not np.array_equal(encoded.first[place].ids, encoded.inner[place].ids):
             add("first", encoded.first[place], number=row)
     queries = [(split.split, number) for split in design.queries for number in range(len(split.rows))]
     for place, (split, number) in enumerate(queries):
         said = turns([texts.bare_queries[place]])
-        asked = encoded and encoded.queries[place]
+        asked = None if encoded is None else encoded.queries[place]
         add("query", asked, split=split, number=number, text=texts.queries[place], **said)
     for place, text in enumerate([] if texts.is_open else texts.continuations):
         add("label", number=place, text=text)
@@ -248,9 +249,11 @@ def _rows(table: pa.Table) -> Iterator[_TextsRow]:
     plain = table.drop_columns(["ids", "ends"]).to_pylist()
     for begin, end, row in zip(begins[:-1], begins[1:], plain, strict=True):
         tokens = EncodedText(ids[begin:end], ends[begin:end].astype(np.int64))
-        numbers = {name: -1 if row[name] is None else row[name] for name in ("number", "context", "shared")}
-        words = {name: row[name] or "" for name in ("kind", "split", "text", "worded")}
-        yield _TextsRow(**words, **numbers, turns=tuple(turn or "" for turn in row["turns"] or ()), tokens=tokens)
+        given: dict[str, Any] = {
+            **{name: row[name] or "" for name in ("kind", "split", "text", "worded")},
+            **{name: -1 if row[name] is None else row[name] for name in ("number", "context", "shared")},
+        }
+        yield _TextsRow(**given, turns=tuple(turn or "" for turn in row["turns"] or ()), tokens=tokens)
 
 
 def _lists(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -30,6 +30,7 @@ class ContextualCalibration:
     """The findings: one table, no figure."""
 
     effect: CalibrationEffect
+    """Accuracy with and without calibration and the gain, [K] each, as shares of 1."""
     shape: tuple[int, int]
     """Sets and permutations."""
 

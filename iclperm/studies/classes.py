@@ -60,6 +60,7 @@ class AnswersByLabel:
     is_natural: bool
     """Whether queries were drawn as they come, not balanced over the classes."""
     title: str = ""
+    """Task and model, for figures."""
     contexts: tuple[str, ...] = ()
     """[C] names, where it is contexts that answered and not orderings."""
 

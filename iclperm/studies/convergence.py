@@ -79,19 +79,24 @@ class ConvergenceFindings:
     half_width: float
     """Wanted of µ_k; units of accuracy."""
     level: float
+    """Of the intervals: 0.95."""
     needed: tuple[NeededSizes, ...]
     """[K] sizes that give it for fresh queries, too."""
     needed_held: tuple[NeededSizes, ...]
     """[K] sizes that give it on these very queries: what sets and permutations alone must do."""
     permutations: AxisConvergence
+    """How r and accuracy settle over the number of permutations."""
     sets: AxisConvergence
+    """The same over the number of sets."""
     queries: AxisConvergence
     """`sizes` count distinct queries."""
     axis_se: FloatArray
     """[3, K] standard error of µ_k, order and selection sensitivity at full size, the three axes added up as variances.
     Interactions count on each of their axes, so it is rather too large than too small."""
     title: str
+    """Task and model, for figures."""
     warnings: tuple[str, ...]
+    """What should be known before the numbers are believed."""
     settling: SettlingFindings | None = None
     """How curves, scores of demonstrations and plateau verdicts settle; None where there is one context only."""
     bearing: Bearing = field(default_factory=Bearing)

@@ -79,7 +79,9 @@ class CurveFindings:
     accuracy: FloatArray
     """[S, P, K], over the queries that are ok in every cell."""
     curve: Curve
+    """Mean accuracy at each k, and its spread over permutations and over sets, [K] each; shares of 1."""
     error: CurveError
+    """[K] intervals of the mean accuracy at each k."""
     plateaus: tuple[Plateau, ...]
     """From each k that was asked for to the largest."""
     averages: tuple[State, ...]
@@ -87,14 +89,19 @@ class CurveFindings:
     shares: FloatArray | None
     """[K - 1, 3] of the trajectories in each of `STATES`, from every k to the largest."""
     steps: Steps | None
+    """In which share of the K - 1 steps each trajectory rises or falls."""
     arrival: Arrival | None
+    """From which k on single trajectories stay where they end."""
     one_shot: OneShot | None
     """None also where k = 0 or k = 1 was not run, or nobody knows which demonstration stands where."""
     texts: Mapping[int, str] = field(repr=False)
     """Of demonstrations, by row; may be empty."""
     chance: float | None
+    """Accuracy of guessing a label; None where any answer may be given."""
     title: str
+    """Task and model, for figures."""
     warnings: tuple[str, ...]
+    """What should be known before the numbers are believed."""
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
 

@@ -38,7 +38,9 @@ class Feature:
     """How one feature of the demonstrations goes with one measure of their worth."""
 
     feature: str
+    """What is looked at, such as a demonstration's length."""
     value: str
+    """The measure of worth that it is compared with, such as the one-shot gain."""
     correlation: Correlation
     """Spearman's, within sets, with an interval clustered by set and by place in the set, as orders are shared."""
     p_holm: float
@@ -50,7 +52,9 @@ class Features:
     """Findings on the features of demonstrations."""
 
     found: tuple[Feature, ...]
+    """Every feature with every measure."""
     num_sets: int
+    """Sets that were used."""
     num_known: Mapping[str, int]
     """How many demonstrations have each value."""
     below_zero_shot: float
@@ -60,6 +64,7 @@ class Features:
     reliability: Mapping[str, float]
     """Split-half reliability of each value; NaN where unknown."""
     warnings: tuple[str, ...]
+    """What should be known before the numbers are believed."""
 
     @property
     def significant(self) -> tuple[Feature, ...]:

@@ -31,6 +31,7 @@ class RuleUse(NamedTuple):
     """One rule that reads answers, or one reason why none could be read."""
 
     rule: str
+    """Name or pattern of the rule."""
     share: float
     """Of all texts that were generated."""
     accuracy: float
@@ -43,6 +44,7 @@ class AtShots(NamedTuple):
     """The texts generated at one number of shots; every query of every set and permutation counts by its weight."""
 
     shots: int
+    """The number of demonstrations."""
     unparsed: float
     """Share in which no answer could be read."""
     missing: float
@@ -67,6 +69,7 @@ class Generation:
     """The findings: two tables, no figure."""
 
     by_shots: tuple[AtShots, ...]
+    """[K] one for each number of demonstrations, ascending."""
     rules: tuple[RuleUse, ...]
     """Over all numbers of shots, most used first."""
     unparsed: str

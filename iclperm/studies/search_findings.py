@@ -36,10 +36,13 @@ class CriterionResult(NamedTuple):
     """What choosing by one criterion gives on the test split."""
 
     name: str
+    """Of the criterion, as the study's key `criterion` has it."""
     highest_dev: Interval
+    """Accuracy on test of the ordering with the highest criterion on dev; mean over sets."""
     gain: Interval
     """Over a random ordering."""
     gap_closed: Interval
+    """Share of the way from a random ordering to the best one on test; 1 is all of it."""
     correlation: Correlation
     """Spearman's, of the criterion on dev and accuracy on test, within sets."""
 
@@ -48,6 +51,7 @@ class FeatureResult(NamedTuple):
     """How one feature of an ordering goes with its accuracy."""
 
     name: str
+    """Of the feature."""
     correlation: Correlation
     """Spearman's, within sets."""
     adjusted: float
@@ -59,27 +63,36 @@ class SearchFindings:
     """What a search study says, at one number of shots."""
 
     criterion: str
+    """What the study chooses an ordering by."""
     shots: int | None
+    """The number of demonstrations; None where it is not known."""
     num_dev_queries: int
     """Distinct dev queries that were used."""
     result: Search
+    """Accuracy on dev and test of every ordering, and what choosing by the criterion gains; shares of 1."""
     over_permutations: SearchCurve
+    """Accuracy on test over how many permutations were tried."""
     over_dev_queries: SearchCurve
+    """Accuracy on test over how many dev queries chose."""
     curve_criterion: str
     """The criterion of `over_dev_queries`: `dev_accuracy` where that of the study is no mean over queries of 0 and
     1."""
     criteria: tuple[CriterionResult, ...]
+    """What choosing by each criterion gives."""
     choices: tuple[Choice, ...]
+    """What was chosen for each set and, last, of all sets."""
     curse: WinnersCurse
     """Of dev accuracy, whatever the criterion."""
     noise_dev: float
     """Variance of a dev accuracy around the true one, from the items; `curse.noise_dev` is the same by another way."""
     noise_test: float
+    """The same of a test accuracy."""
     features: tuple[FeatureResult, ...]
     """Empty where nothing is known of the demonstrations."""
     recency: Interval | None
     """How much more often the label of the last demonstration is answered; None where that is not known."""
     warnings: tuple[str, ...]
+    """What should be known before the numbers are believed."""
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
     open_choice: OpenChoice | None = None

@@ -71,17 +71,23 @@ class Selection:
     shots: tuple[int, ...]
     """[N] of the second run; the last is the number of demonstrations chosen."""
     num_sets: int
+    """S of the second run."""
     num_permutations: int
+    """P of the second run."""
     num_queries: int
     """Distinct test queries that were used."""
     dropped: float
     """Share of the queries (by weight) that some cell could not answer."""
     outcomes: Mapping[str, Outcome]
+    """By strategy: accuracy on test of what it chose (0 to 1), its spread over orders, and the gain over random."""
     score: str = "marginal"
+    """What single demonstrations were scored by."""
     reliability: Mapping[str, Reliability] = field(default_factory=dict)
+    """Split-half reliability of each score, -1 to 1."""
     correlations: Mapping[tuple[str, str], Correlation] = field(default_factory=dict)
     """Spearman's correlation of every two scores within sets."""
     warnings: tuple[str, ...] = ()
+    """What should be known before the numbers are believed."""
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
     recommended: RecommendedCell | None = None

@@ -56,11 +56,15 @@ class Sensitivity:
     """The findings of a sensitivity study: its summary at the largest number of shots, and what changes over shots."""
 
     summary: SensitivitySummary
+    """All that is said of the largest number of demonstrations."""
     shots: tuple[int, ...] = ()
     """The numbers of demonstrations that were run, the last of them that of the summary; empty where not known."""
     curve: Curve | None = None
+    """Mean accuracy over the numbers of demonstrations, with its spreads; None where one was run."""
     over_shots: SensitivityOverShots | None = None
+    """Sensitivity over the numbers of demonstrations; None where fewer than two have any."""
     title: str = ""
+    """Task and model, for figures."""
     chance: float | None = None
     """Accuracy of guessing."""
     fit_latent: Callable[[], SensitivityLatent | None] | None = None

@@ -28,6 +28,7 @@ class SensitivityLatent:
     """Effects on the logit at one number of shots, or why there are none."""
 
     components: LatentComponents | None
+    """Standard deviations of the effects, in logits; None where there are none."""
     tail: TailRisk | None
     """The 5 % ordering on new queries."""
     refusal: str

@@ -45,6 +45,7 @@ class IntervalsOverShots(NamedTuple):
     high: FloatArray
     """[K]"""
     level: float
+    """Of the intervals: 0.95."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class SensitivityOverShots:
     order_effect: IntervalsOverShots
     """Order effect free of item noise, with the generalised interval; NaN for S = 1, P = 1 or one query."""
     selection_effect: IntervalsOverShots
+    """The same for selection."""
     ratio_effect: IntervalsOverShots
     """r free of item noise."""
     dropped: float

@@ -27,16 +27,22 @@ class Ordering(NamedTuple):
     """One set under one permutation, with its accuracy."""
 
     set: int
+    """Its number, from 0 on."""
     permutation: int
+    """Its number, from 0 on."""
     accuracy: float
+    """Share of right answers, 0 to 1."""
 
 
 class Spread(NamedTuple):
     """Both sensitivities under one estimator."""
 
     order: float
+    """Standard deviation of accuracy over permutations, in units of accuracy."""
     selection: float
+    """The same over sets."""
     ratio: float
+    """r = selection / order; NaN where order is 0."""
 
 
 class Extreme(NamedTuple):
@@ -47,6 +53,7 @@ class Extreme(NamedTuple):
     order: Interval
     """Order effect free of item noise; as measured where the design does not allow that."""
     selection: Interval
+    """Selection effect, likewise."""
     ratio: Interval
     """The r to quote."""
     free: Interval | None
@@ -73,10 +80,12 @@ class SensitivitySummary:
     """If every missing answer were wrong; None where none is missing, or fewer than two sets or permutations were
     run."""
     if_right: Extreme | None
+    """If every missing answer were right; None where `if_wrong` is."""
     bounds: stats.AccuracyBounds | None
     """[S, P] accuracy of each ordering if all that it lacks were wrong, or right, and how much it lacks; None where
     nothing is missing."""
     mean: float
+    """Mean accuracy over sets and permutations, 0 to 1."""
     mean_interval: Interval
     """95 % interval of the mean accuracy for other sets, permutations and queries (`stats.mean_error`)."""
     mean_se: float
@@ -94,14 +103,19 @@ class SensitivitySummary:
     needed: NeededDesign | None
     """The smallest design that would tell r from 1; None where none of practical size would."""
     best: Ordering
+    """The ordering with the highest accuracy."""
     worst: Ordering
+    """The one with the lowest."""
     low_tail: Ordering
     """The ordering at the 5 % quantile of accuracy: one ordering in 20 is no better."""
     calibration: Calibration | None
+    """How far stated probabilities are from shares of right answers; None without log-likelihoods."""
     near_ties: float | None
     """Share of ok answers (by weight) that rounding could turn."""
     tokens: TokenSavings | None
+    """What the prefix tree saved; None where that is not known."""
     warnings: tuple[str, ...]
+    """What should be known before the numbers are believed."""
 
     @property
     def printed(self) -> Spread:

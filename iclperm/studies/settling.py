@@ -36,6 +36,7 @@ class SettlingFindings:
     axes: tuple[AxisSettling, ...]
     """Permutations, sets, queries; sizes of the last count queries."""
     title: str = ""
+    """Task and model, for figures."""
 
     def conclusion(self) -> list[str]:
         """What of the papers' open questions the run answers."""

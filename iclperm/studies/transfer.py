@@ -55,6 +55,7 @@ class Transfer:
     """The best permutations of N sources on N targets: tasks, or models; every matrix has sources as rows."""
 
     names: tuple[str, ...]
+    """[N] of the sources and targets, in the order of every matrix."""
     chosen: tuple[npt.NDArray[np.int64], ...]
     """[1] for each source, or [S] where every set chooses its own."""
     accuracy: FloatArray
@@ -73,6 +74,7 @@ class Transfer:
     agreement: FloatArray
     """[N, N] correlation over permutations of mean test accuracy, of two tasks; NaN where one is constant."""
     by_set: bool
+    """Whether every set chooses a permutation of its own."""
 
     @property
     def kept(self) -> FloatArray:
@@ -151,10 +153,13 @@ class TransferFindings:
     """What a transfer study says: one permutation for each source, and beside it one for each set."""
 
     transfer: Transfer
+    """One permutation for each source."""
     by_set: Transfer | None
     """None where the sources have different numbers of sets."""
     shots: int | None
+    """The number of demonstrations; None where it is not known."""
     warnings: tuple[str, ...]
+    """What should be known before the numbers are believed."""
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
     title: str = ""

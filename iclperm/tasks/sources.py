@@ -284,9 +284,10 @@ def _why_out_of_reach(unreachable: tuple[type[Exception], ...]) -> str | None:
     """Why the hub cannot be asked now, in a few words; None where it answers. Asks once, for seconds at most."""
     from huggingface_hub import constants, get_session
 
+    failures: tuple[type[Exception], ...] = (*unreachable, OSError)
     try:
         get_session().head(constants.ENDPOINT, timeout=_SECONDS_FOR_THE_HUB)
-    except (*unreachable, OSError) as error:
+    except failures as error:
         return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else " ".join(str(error).split())[:100]
     return None
 
