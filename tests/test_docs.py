@@ -1,6 +1,6 @@
 """Every command and every piece of Python in README, docs and CONTRIBUTING is run, or read against what there is.
 
-A page in `RUN` is followed as a user would, in a folder of its own, with fewer sets, orders and queries (`SMALL`). What
+A page in `RUN` is followed as a user would, in a folder of its own, with fewer sets, orders and queries (`MOST`). What
 needs a hub, a server, a GPU, a compiler, another's package or hours is in `READ`, with the reason: its commands are
 parsed as the command line does, and its studies are checked. What is in neither place fails.
 """
@@ -86,12 +86,18 @@ READ = {
 }  # fmt: skip
 """Blocks that are read and not run, by page and beginning, and why."""
 
-SMALL = {"--sets": 2, "--permutations": 3, "--queries": 8, "--dev-queries": 8}
-"""The most of each that a command of the pages has here; one that is to grow has one more."""
-FORMS = {"--set": 1, "--permutation": 2}
-"""The most that `iclperm prompt` can then ask for."""
-LARGE = {"search": "--dev-queries", "selection": "--dev-queries"}
-"""Kinds whose dev queries are many where none are named."""
+MOST = {
+    "--sets": 2,
+    "--permutations": 3,
+    "--shots": 4,
+    "--queries": 8,
+    "--dev-queries": 8,
+    "--set": 1,
+    "--permutation": 2,
+}
+"""What a command of the pages may name here; one that lets a run grow may name one more."""
+NAMED = ("--sets", "--permutations", "--queries")
+"""What every study is given."""
 FOREIGN = {"extremes", "rematch"}
 """Kinds of the package that docs/extending.md shows."""
 
@@ -168,6 +174,7 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "docs/how/order-or-choice.md": (nothing, ("runs/first/report.html",)),
     "docs/how/how-many.md": (nothing, ("runs/curve/report.html", "runs/several/report-curve/report.html")),
     "docs/how/best-prompt.md": (nothing, ("prompt.txt", "prompt.py")),
+    "docs/how/in-a-notebook.md": (nothing, ("heatmap.pdf", "curve.svg", "runs/notebook/report.html")),
     "docs/how/least-sensitive.md": (two_models, ("comparison.html", "sensitivity.tex", "effects.pdf")),
 }
 """Pages that are followed: what lies in the folder before, and some files that lie there afterwards."""
@@ -176,20 +183,13 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
 def small(arguments: list[str]) -> list[str]:
     """The command with small numbers in place of its own."""
     grows = "--extend" in arguments
-    most = SMALL if arguments[0] in ("run", "plan") else FORMS if arguments[0] == "prompt" else {}
     made = list(arguments)
-    for flag, number in most.items():
-        if flag in made:
-            place = made.index(flag) + 1
-            if "," not in made[place]:
-                made[place] = str(min(int(made[place]), number + grows))
-        elif arguments[0] != "prompt" and not grows and flag != LARGE.get(_value(made, "--kind"), "--dev-queries"):
-            made += [flag, str(number)]
+    for place, flag in enumerate(arguments):
+        if flag in MOST and arguments[place + 1].isdecimal():
+            made[place + 1] = str(min(int(arguments[place + 1]), MOST[flag] + grows))
+    if arguments[0] in ("run", "plan") and not grows:
+        made += [word for flag in NAMED if flag not in arguments for word in (flag, str(MOST[flag]))]
     return made
-
-
-def _value(arguments: list[str], flag: str) -> str:
-    return arguments[arguments.index(flag) + 1] if flag in arguments else ""
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -315,10 +315,32 @@ def test_the_yaml_of_the_pages_is_yaml_and_its_studies_are_studies() -> None:
     assert studies >= 5
 
 
+@pytest.mark.parametrize("page", PAGES[:2], ids=lambda path: path.stem)
+def test_the_links_of_what_is_no_page_of_the_site_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert len(links) >= 2
+    for link in links:
+        assert (page.parent / link).exists(), f"{page.name} leads to {link}, which is not there"
+
+
+def test_a_command_is_made_small() -> None:
+    assert small(["run", "--sets", "9", "--shots", "0,8"]) == [
+        "run", "--sets", "2", "--shots", "0,8", "--permutations", "3", "--queries", "8"
+    ]  # fmt: skip
+    assert small(["run", "runs/a", "--sets", "9", "--extend"]) == ["run", "runs/a", "--sets", "3", "--extend"]
+    assert small(["prompt", "runs/a", "--set", "7"]) == ["prompt", "runs/a", "--set", "1"]
+
+
 def test_the_two_set_up_commands_stand_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "pip install . && iclperm demo\n" in readme
     assert "pip install '.[test]' && pytest\n" in readme
+
+
+def test_the_table_of_extras_has_all_of_them() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    table = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs/installing.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(name for cell in table for name in re.findall(r"`(\w+)`", cell)) == sorted(extras)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
@@ -330,7 +352,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     reference = (tmp_path / "site/api/index.html").read_text(encoding="utf-8")
     for name in ("Engine.loglikelihood", "stats.variance_components"):
         assert f'id="iclperm.{name}"' in reference
-    for name in set(iclperm.__all__) - {"__version__", "stats"}:
+    assert all(f'id="iclperm.Run.{name}"' in reference for name in ("prompt", "to_pandas", "to_xarray"))
+    for name in set(iclperm.__all__) - {"__version__"}:
         assert f'id="iclperm.{name}"' in reference, f"docs/api.md lacks {name}"
     gallery = (tmp_path / "site/gallery/index.html").read_text(encoding="utf-8")
     shown = re.findall(r'<img[^>]* src="([^"]+)"', gallery)
