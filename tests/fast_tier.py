@@ -161,6 +161,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_files": ("test_what", "test_files", "test_unfinished", "test_a_"),
     "test_generated_runs": ("test_texts_and_verdicts", "test_codes", "test_shares", "test_what_does_not_go"),
     "test_kept_choices": ("test_a_choice_is_kept",),
+    "test_in_python": ("test_xarray", "test_a_run_is", "test_a_notebook", "test_a_figure_is_a_function_of_a_run[heat"),
     "test_kinds": ("test_a_kind_runs_reports_and_is_read_back[curve", "test_choices", "test_what_cannot_work"),
     "test_page": ("test_texts_are_left_out", "test_every_text"),
     "test_page_bundle": ("test_what_was_kept", "test_a_home", "test_no_library", "test_a_broken"),
@@ -181,6 +182,7 @@ FAST: dict[str, tuple[str, ...]] = {
         "test_another_study",
         "test_a_plan_tells",
     ),
+    "test_side_by_side": ("TestText", "TestTables::test_answers", "TestFigures::test_there", "TestPage::test_answers"),
     "test_study": ("",),
     # endpoints, command line, bench
     "test_bench": ("test_a_case", "test_whoever", "test_what_cannot", "test_the_table", "test_a_worker"),

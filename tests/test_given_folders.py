@@ -422,6 +422,21 @@ def test_another_version_or_another_run_is_not_mended(folder):
     assert (folder / "FORMAT").read_text() == "damaged"
 
 
+def test_a_folder_that_another_process_is_just_making_is_not_taken_for_a_damaged_one(tmp_path, monkeypatch):
+    """Its plan comes to be there between two looks at it."""
+    (tmp_path / "tmp").mkdir()
+    looks = []
+
+    def made_meanwhile(files):
+        looks.append(files)
+        (tmp_path / "plan.json").write_text("{}")
+        return iter(())
+
+    monkeypatch.setattr("iclperm.runs.folder._session_files", made_meanwhile)
+    assert not mend_format(tmp_path, {"study": {}})
+    assert looks
+
+
 def test_where_the_number_itself_is_damaged_sessions_tell_the_version(folder):
     plan = json.loads((folder / "plan.json").read_text())
     run = RunFolder.open(folder)

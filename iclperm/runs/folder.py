@@ -386,8 +386,9 @@ def mend_format(path: Path, identity: Mapping[str, Any]) -> bool:
     if not path.is_dir() or found in (FORMAT, SEVERAL_FORMAT):
         return False
     is_version = VERSION.fullmatch(found) is not None
+    has_plan = files.has(path / "plan.json")  # asked once: another process may be making this very folder
     try:
-        plan = _read_plan(files, path / "plan.json")
+        plan = _read_plan(files, path / "plan.json") if has_plan else None
     except DamagedItem:
         plan = None
     if plan is not None and any(plan.get(key) != value for key, value in identity.items()):
@@ -396,7 +397,7 @@ def mend_format(path: Path, identity: Mapping[str, Any]) -> bool:
         return False
     if is_version or plan is None:
         written_by = {_read_session(files, file).get("format") for file in _session_files(files)}
-        if written_by != {FORMAT} and not is_version and (is_there or files.has(path / "plan.json")):
+        if written_by != {FORMAT} and not is_version and (is_there or has_plan):
             raise RunError(
                 f"{path} has lost both FORMAT and plan.json, and no session's record says that it is a run of this "
                 "version; give another folder"
