@@ -554,6 +554,6 @@ def test_a_name_twice_is_found_in_linear_work():
     assert 0 < Counted.looks <= 4 * 3000
 
 
-def test_a_table_of_fifty_thousand_names_without_rows_is_refused(tmp_path: Path) -> None:
-    names = ",".join(f"c{number}" for number in range(50_000))
+def test_a_table_of_five_thousand_names_without_rows_is_refused(tmp_path: Path) -> None:
+    names = ",".join(f"c{number}" for number in range(5_000))
     refused(written(tmp_path / "a.csv", f"{names}\n"), "has no rows")
