@@ -346,7 +346,7 @@ def test_the_table_of_extras_has_all_of_them() -> None:
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     for name in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         pytest.importorskip(name)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-P", "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     reference = (tmp_path / "site/api/index.html").read_text(encoding="utf-8")

@@ -65,13 +65,16 @@ def grown(study, **sizes):
     return study.model_copy(update=sizes)
 
 
+_MADE_ANEW = ("study.yaml", "texts.parquet", "texts.parquet.sha256")  # where a run grows
+
+
 def files(folder, pattern="**/*"):
     """Content by name, of all that may never change once it is there."""
     found = {path.relative_to(folder): path for path in folder.glob(pattern) if path.is_file()}
     return {
         name: path.read_bytes()
         for name, path in found.items()
-        if not {"environment", "tmp"} & set(name.parts) and name.name != "study.yaml"
+        if not {"environment", "tmp"} & set(name.parts) and name.name not in _MADE_ANEW
     }
 
 

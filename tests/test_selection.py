@@ -74,6 +74,7 @@ def fake_run(
         shots=tuple(range(size + 1)),
         labels=("even", "odd"),
         task="drinks",
+        title="drinks, planted",
         study=SimpleNamespace(seed=0, select=3, resample="none"),
         splits={split: items() for split in splits},
         demonstrations=SimpleNamespace(

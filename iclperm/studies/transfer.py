@@ -295,7 +295,8 @@ class TransferFindings:
         axes.set_yticklabels(t.names)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        if np.nanmax(ratios) > np.nanmin(ratios):  # colours of one number would show a range that is not there
+        found = ratios[~np.isnan(ratios)]
+        if found.size and found.max() > found.min():  # colours of one number would show a range that is not there
             bar = figures.placed(figure, label + 0.6 + side, label + 0.5, 0.12, side)
             figure.colorbar(image, cax=bar).outline.set_visible(False)
         title = "Transfer of the best permutation"

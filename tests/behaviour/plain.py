@@ -19,7 +19,7 @@ VOLATILE = frozenset({"seconds", "seconds_left", "disk_bytes", "flops_per_second
 _SUBSTITUTIONS = [
     (re.compile(pattern, re.MULTILINE), words)
     for pattern, words in (
-        (r"\d{4}-?\d\d-?\d\dT\d{6}Z-[0-9a-f]{8}", "SESSION"),
+        (r"\d{4}-?\d\d-?\d\dT\d{6}Z-[0-9a-f]{8,13}", "SESSION"),
         (r"(127\.0\.0\.1|localhost):\d+", "HOST:PORT"),
         (r"^.+: (reading|tokenising|loading|scoring)\b.*\n", ""),
         (r"computed in [\d.,]+ (s|min|h)\b", "computed in TIME"),
@@ -31,7 +31,7 @@ _SUBSTITUTIONS = [
         (r"[ \t]+$", ""),
     )
 ]
-_SESSION = re.compile(r"\d{4}-?\d\d-?\d\dT\d{6}Z-[0-9a-f]{8}")
+_SESSION = re.compile(r"\d{4}-?\d\d-?\d\dT\d{6}Z-[0-9a-f]{8,13}")
 
 
 def plain_text(text: str, folders: dict[str, str]) -> str:
