@@ -78,7 +78,8 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_killable": ("test_json", "test_one_process", "test_failures"),
     "test_lm_eval_tasks": ("",),
     "test_prompts": ("test_a_", "test_parts", "test_labels", "test_the_tokens"),
-    "test_proposal": ("test_the_command_shows", "test_columns"),
+    "test_lengths": ("",),
+    "test_proposal": ("test_columns",),
     "test_task_data": ("",),
     "test_tasks": ("",),
     # statistics against their oracles, and what others' files say
@@ -169,7 +170,6 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_report": ("TestSummary", "TestJson", "TestTables"),
     "test_results": ("",),
     "test_run_folder": (
-        "test_a_growing_run",
         "test_a_run_grows_to_what_a_larger_one_is[{'permutations'",
         "test_every_damage_is_told_and_mended_and_the_damaged_bytes_are_kept[items",
         "test_claims",
