@@ -170,6 +170,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_report": ("TestSummary", "TestJson", "TestTables"),
     "test_results": ("",),
     "test_run_folder": (
+        "test_a_growing_run",
         "test_a_run_grows_to_what_a_larger_one_is[{'permutations'",
         "test_every_damage_is_told_and_mended_and_the_damaged_bytes_are_kept[items",
         "test_claims",
