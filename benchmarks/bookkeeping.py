@@ -39,7 +39,7 @@ PHASES: list[tuple[str, Any, str]] = [
     ("tables", execute, "tables"),
     ("folder", RunFolder, "create"),
     ("records", RunFolder, "write_session"),
-    ("items", scorers.LocalModel, "_of_unit"),
+    ("items", scorers, "rows_of"),
     ("write", RunFolder, "write"),
     ("fill", ContextAnswers, "fill"),
 ]

@@ -11,7 +11,8 @@ effect and accuracy; then the shares of p-values of at most .05: the ``size`` of
 ``power`` where r is 1.58 and 1; `family` is that of comparisons in which any p-value after Holm is. ``weak`` has
 effects a tenth of the item noise.
 
-McNemar: one answer table of 100 contexts, the same chance for both models but for a query's own liking of one of them.
+McNemar: one answer table of 100 contexts, the same chance for both models but for a query's own liking of one of them;
+and 25 contexts in which few queries are answered otherwise, with the coverage of the interval of the difference.
 
 Pooled: 6 models, log r normal around log 1.5 with standard deviation tau; 10 x 10 accuracies that share sets and
 permutations (effects correlate 0.5), pooled with the jackknife's covariance and, ``errors alone``, without what they
@@ -31,6 +32,7 @@ from _machine import options, publish
 from interval_coverage import SHAPES
 
 from iclperm import stats
+from iclperm.studies.studied import matched_interval
 
 Array = npt.NDArray[np.float64]
 
@@ -153,6 +155,24 @@ def of_mcnemar(repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_few(num_queries: int, share: float, repeats: int) -> dict[str, Any]:
+    """The same over 25 contexts where only a `share` of the queries is answered otherwise, each in some contexts: size,
+    coverage of the interval there, and where four of five such queries are the first study's."""
+    generator = np.random.default_rng([*b"few", num_queries, round(100 * share)])
+    row: dict[str, Any] = {"case": f"McNemar, {num_queries} queries, {share:.0%} differ"}
+    for gains, name in ((0.5, "same"), (0.8, "different")):
+        rejected, covered = [], []
+        for _ in range(repeats):
+            differs, is_first = generator.random(num_queries) < share, generator.random(num_queries) < gains
+            one, two = (generator.random((25, num_queries)) < 0.6 * (differs & side) for side in (is_first, ~is_first))
+            found = stats.stratified_mcnemar(one, two)
+            rejected.append(found.p_value <= 0.05)
+            interval = matched_interval(found)
+            covered.append(interval.low <= 0.6 * share * (2 * gains - 1) <= interval.high)
+        row |= {f"interval, {name}": float(np.mean(covered)), f"rejected, {name}": float(np.mean(rejected))}
+    return row
+
+
 NOWHERE: tuple[str, ...] = ()
 EVERYWHERE = ("sets", "permutations")
 
@@ -200,6 +220,9 @@ def cases(repeats: int) -> Iterator[dict[str, Any]]:
                 yield of_comparison(shape, paired, case, repeats)
     yield of_comparison("Gaussian", True, "weak", repeats)
     yield of_mcnemar(repeats)
+    for num_queries in (24, 48, 100):
+        for share in (0.05, 0.2, 0.5):
+            yield of_few(num_queries, share, repeats)
     for shape in ("Gaussian", "t4"):
         for tau in (0.0, 0.3):
             yield of_pool(shape, tau, paired=True, alone=False, repeats=repeats)

@@ -6,7 +6,8 @@
 Everything is as in a real study (data, tokenizer, plan, files, statistics), but for the engine, which draws its answers
 from random numbers keyed by the unit. Every phase is a process of its own. Its peak counts all that is resident: the
 interpreter, libraries, pages of files; ``imports`` is what was there before the phase began, torch included where the
-phase needs it. ``--full`` are the 64 million prompts of 1000 orderings, every k up to 64, and 1000 queries.
+phase needs it. The last phase is ``iclperm stats`` of a file of 20 million answers, one byte each, of which 1 % are
+missing, with their states. ``--full`` are the 64 million prompts of 1000 orderings, every k up to 64, and 1000 queries.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SMALL = {"sets": 1, "permutations": 100, "shots": 16, "queries": 250}
 FULL = {"sets": 1, "permutations": 1000, "shots": 64, "queries": 1000}
 LABELS = ("world", "sport", "trade", "science")
 _WORDS = ("bank", "coach", "court", "cup", "data", "deal", "goal", "gene", "law", "match", "mayor", "orbit", "price")
+STATS, ANSWERS, ANSWERS_SHAPE = "stats, answers missing", "answers.npz", (10, 100, 20_000)
 _STOPPED_AT = 0.3  # the share of the parts after which the first process is interrupted
 
 
@@ -109,13 +111,20 @@ def run_study(folder: Path, stop_at: float = 1.0) -> None:
         iclperm.run(Study.from_file(folder / "study.yaml"), folder / "run", progress=progress)
 
 
-def command(name: str, folder: Path, *arguments: str) -> None:
-    """A command of ``iclperm`` on the run in a folder; it must succeed, its output is not shown."""
+def write_answers(folder: Path) -> None:
+    """A file of answers 0 and 1 as others make them, and of their states, beside the study."""
+    generator = np.random.default_rng(0)
+    correct, state = (generator.integers(0, 100, ANSWERS_SHAPE, np.uint8) < most for most in (70, 1))
+    np.savez(folder / ANSWERS, correct=correct.view(np.uint8), state=state.view(np.uint8))
+
+
+def command(name: str, path: Path, *arguments: str) -> None:
+    """A command of ``iclperm`` on a run or a file; it must succeed, its output is not shown."""
     from iclperm.cli.main import main
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            main([name, str(folder / "run"), *arguments])
+            main([name, str(path), *arguments])
     except SystemExit as end:
         if end.code:
             raise RuntimeError(f"iclperm {name} ended with exit code {end.code}") from None
@@ -125,10 +134,11 @@ PHASES: dict[str, Callable[[Path], None]] = {
     "run, interrupted": lambda folder: run_study(folder, _STOPPED_AT),
     "run, continued": run_study,
     "run, finished already": run_study,
-    "status": lambda folder: command("status", folder),
-    "verify": lambda folder: command("verify", folder),
-    "report": lambda folder: command("report", folder),
-    "export": lambda folder: command("export", folder, "--out", str(folder / "all.parquet")),
+    "status": lambda folder: command("status", folder / "run"),
+    "verify": lambda folder: command("verify", folder / "run"),
+    "report": lambda folder: command("report", folder / "run"),
+    "export": lambda folder: command("export", folder / "run", "--out", str(folder / "all.parquet")),
+    STATS: lambda folder: command("stats", folder / ANSWERS),
 }
 
 
@@ -139,6 +149,8 @@ def measure(phase: str, folder: Path) -> dict[str, Any]:
     if phase.startswith("run"):
         import iclperm.engine.engine
         import iclperm.runs.execute  # noqa: F401
+    if phase == STATS:
+        write_answers(folder)
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     started = time.perf_counter()

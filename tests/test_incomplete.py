@@ -2,6 +2,7 @@
 
 import itertools
 import textwrap
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from iclperm.external.tensor import of_array
 from iclperm.reference import incomplete as oracle
 from iclperm.reference import stats as complete
 from iclperm.stats import incomplete
+from iclperm.stats.additive import additive_fit
 from iclperm.stats.incomplete import filled
 from iclperm.stats.limits import ComputeLimits
 from iclperm.stats.search import search
@@ -173,13 +175,10 @@ class TestComponents:
     @given(studies())
     def test_agree_with_the_oracle(self, study):
         correct, present, weights, classes = study
-        if present.all() and np.ptp(weights) == 0:
-            weights = np.where(classes == 0, 1.0, 2.0)
-        groups = classes if np.ptp(weights) else np.zeros_like(classes)
         found = stats.variance_components(correct, ~present, weights=weights, classes=classes)
-        expected = oracle.weighted_components(correct.astype(float), present, weights, groups)
+        expected = oracle.weighted_components(correct.astype(float), present, weights, classes)
         np.testing.assert_allclose((found.sigma2.S, found.sigma2.P, found.sigma2.SP), expected, **CLOSE)
-        assert len(found.strata) == len(np.unique(groups))
+        assert len(found.strata) == len(np.unique(classes))
 
     @settings(max_examples=15)
     @given(studies())
@@ -362,6 +361,8 @@ class TestSummary:
         state[2, 1] = 1
         with pytest.raises(DataError, match="set 2 under permutation 1 has no answer to any query"):
             sensitivity_summary(np.ones((3, 3, 5), np.uint8), state=state)
+        with pytest.raises(DataError, match="no answer to speak of: all 45 are invalid; see the states"):
+            sensitivity_summary(np.ones((3, 3, 5), np.uint8), state=np.ones((3, 3, 5), np.uint8))
 
 
 class TestMissing:
@@ -389,3 +390,50 @@ class TestMissing:
         assert missing_of(state).answers == MANY
         assert missing_of(state).first_line() is None
         assert missing_of(None).first_line() is None
+
+
+def test_an_additive_fit_in_pieces_is_that_in_one_and_holds_less() -> None:
+    rng = np.random.default_rng(5)
+    cells, ok = rng.random((2_000, 1_000)), rng.random((2_000, 1_000)) < 0.98
+    weight = rng.integers(1, 4, 1_000).astype(float)
+    peaks, fits = [], []
+    for block_bytes in (1 << 26, 1 << 17):
+        tracemalloc.start()
+        try:
+            fits.append(additive_fit(lambda: [(cells, ok)], weight, ComputeLimits(block_bytes=block_bytes)))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    for one, other in zip(*fits, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
+    assert peaks[1] < cells.nbytes / 4 < cells.nbytes < peaks[0]
+
+
+def _peak(work):
+    """What it gives, and the most bytes that it held."""
+    tracemalloc.start()
+    try:
+        return work(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_floats_are_summed_in_blocks_and_no_copy_of_them_is_held() -> None:
+    scores = np.random.default_rng(0).normal(3, 1, (8, 50, 4000)).astype(np.float32)
+    whole = stats.variance_components(scores)
+    found, held = _peak(lambda: stats.variance_components(scores, limits=ComputeLimits(block_bytes=1 << 18)))
+    assert held < scores.nbytes / 2  # in float64 they would take twice as much as they do
+    np.testing.assert_allclose(found.mean_squares, whole.mean_squares, rtol=1e-11)
+
+
+def test_a_large_table_is_filled_in_four_bytes_an_answer(monkeypatch) -> None:
+    generator = np.random.default_rng(0)
+    correct = generator.integers(0, 2, (10, 40, 3000), np.uint8)
+    state = (generator.random(correct.shape) < 0.01).astype(np.uint8)
+    whole = filled(correct, state)
+    monkeypatch.setattr(incomplete, "LIMITS", ComputeLimits(block_bytes=1 << 17))
+    found, held = _peak(lambda: filled(correct, state))
+    assert held < 9 * correct.size  # the table in float64 and the mask alone would take as much
+    assert (whole.items.dtype, found.items.dtype) == (np.float64, np.float32)
+    np.testing.assert_allclose(found.items, whole.items, rtol=0, atol=1e-6)
+    assert found.share == pytest.approx(state.mean(), rel=1e-12)

@@ -375,6 +375,7 @@ class TestGeneralizedInterval:
         found = stats.effect_interval(stats.variance_components(scores))
         assert found.order.low == 0
         assert found.selection.low > 0
+        assert found.ratio.low > 0
         assert found.ratio.high == math.inf
 
     def test_without_an_order_effect_r_is_undefined(self) -> None:
@@ -382,9 +383,24 @@ class TestGeneralizedInterval:
         assert all(math.isnan(value) for value in stats.generalized_interval(accuracy).ratio[:3])
 
     def test_a_ratio_left_open_widens_its_interval_on_both_sides(self) -> None:
-        draws = np.repeat([np.nan, 1.0], [10, 90])
-        assert quantile_interval(1.0, draws, 0.95)[1:3] == (0, math.inf)
-        assert quantile_interval(1.0, draws, 0.5)[1:3] == (1, 1)
+        draws = np.repeat([np.nan, 1.0, 2.0, np.inf], [1, 45, 45, 9])
+        assert quantile_interval(1.0, draws, 0.95)[1:3] == (1, math.inf)
+        assert quantile_interval(1.0, draws, 0.5)[1:3] == (1, 2)
+
+    @pytest.mark.parametrize("draws", [np.repeat([np.nan, 1.0], [10, 90]), np.repeat([0.0, 0.3], [99, 1])])
+    def test_an_interval_of_nothing_or_of_everything_is_none(self, draws: Array) -> None:
+        """0 to 0 would say that an effect is known to be absent, 0 to infinity says nothing."""
+        assert all(math.isnan(bound) for bound in quantile_interval(1.0, draws, 0.95)[1:3])
+
+    def test_effects_below_the_noise_have_no_interval_of_zero_width(self) -> None:
+        """A model that names one label whatever the set is right on a quarter of the queries, in every ordering."""
+        generator = np.random.default_rng(3)
+        correct = np.zeros((4, 4, 40), np.uint8)
+        for cell in np.ndindex(4, 4):
+            correct[cell][generator.integers(4) * 10 :][:10] = 1
+        found = stats.effect_interval(stats.variance_components(correct))
+        assert found.selection.estimate == 0
+        assert all(math.isnan(bound) for bound in found.selection[1:3])
 
 
 class TestJackknife:

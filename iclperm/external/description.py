@@ -14,6 +14,7 @@ import numpy.typing as npt
 from iclperm.errors import RequestError
 from iclperm.external.compared_contexts import contexts
 from iclperm.external.tensor import AXES, Tensor
+from iclperm.external.unanswered import without_unanswered
 from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.parts import (
     Findings,
@@ -54,7 +55,7 @@ from iclperm.stats.sensitivity import (
 )
 from iclperm.studies.bearing import Bearing, by_query, of_answers
 from iclperm.studies.classes import ASIDE as CLASSES
-from iclperm.studies.classes import AnswersByLabel, contexts_by_label
+from iclperm.studies.classes import AnswersByLabel, are_by_design, contexts_by_label
 from iclperm.studies.missing import Missing, missing_of
 from iclperm.studies.sensitivity import Sensitivity, curve_table
 from iclperm.studies.sensitivity_conclusion import interval_reasons
@@ -72,8 +73,10 @@ def describe(tensor: Tensor) -> Description:
     SP: order and selection sensitivity, r and its intervals; SPQ: also variance components, effects free of item noise
     and intraclass correlations; SPKQ: also the curve and r over k; CQ: Wilson intervals, McNemar's test of two contexts
     or Cochran's Q and all pairs (Holm), and recall, F1 and confusion where a sample log says which label was answered.
-    Raises RequestError for other axes, DataError where no query is left.
+    A set or permutation of which an ordering has no answer is left out, with a note. Raises RequestError for other
+    axes, DataError where no query is left.
     """
+    tensor = without_unanswered(tensor)
     notes = list(tensor.notes)
     if "K" in tensor.axes and not tensor.shots:
         notes.append(f"the numbers of shots are not known: taken as 0 to {tensor.values.shape[2] - 1}")
@@ -312,7 +315,7 @@ def _of_accuracies(tensor: Tensor) -> list[Findings]:
 def _of_answers(tensor: Tensor) -> list[Findings]:
     correct, state, weights = tensor.values, tensor.state, tensor.weights
     labels, gold = _labels(tensor.classes)
-    classes = tensor.classes if labels else None
+    classes = tensor.classes if labels and are_by_design(tensor.classes, weights) else None
     over_shots = along = None
     shots = tensor.shots
     if tensor.axes == "SPKQ":

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.errors import DataError, printable
+from iclperm.external.columns import is_nothing, number_of
 from iclperm.external.jsonl import json_rows
 from iclperm.external.log_labels import MOST_LABELS, Labelled, Said, labelled, said
 from iclperm.external.tensor import MISSING, Array, ByLabel, Tensor, as_answers, title_of
@@ -42,7 +43,7 @@ class LoggedRow(NamedTuple):
     """What one row says."""
 
     value: float
-    """Its metric."""
+    """Its metric; NaN where the row says none, as for a request that failed."""
     content: Mapping[str, str]
     """See `SampleLog.contents`."""
     labels: Said | str
@@ -52,8 +53,8 @@ class LoggedRow(NamedTuple):
 def read_log(path: Path) -> list[SampleLog]:
     """The filters of one sample log, each a context.
 
-    Raises DataError, naming the line, for a row without a metric or whose answer is outside 0..1, and where one filter
-    has a document twice.
+    A metric that is null, or NaN, is no answer. Raises DataError, naming the line, for a row without a metric or whose
+    answer is outside 0..1, and where one filter has a document twice.
     """
     by_filter: dict[str, dict[Any, LoggedRow]] = {}
     metrics: dict[str, str] = {}
@@ -65,13 +66,14 @@ def read_log(path: Path) -> list[SampleLog]:
             raise DataError(f"{path}, line {number} has none of the metrics {', '.join(_METRICS)}; add one")
         tasks.update(str(row[key]) for key in _TASK if key in row)
         value, document = row.get(metric), row.get("doc_id")
-        if isinstance(value, bool | int | float) and 0 <= value <= 1 and isinstance(document, int | str):
+        is_share = isinstance(value, bool | int | float) and 0 <= value <= 1
+        if isinstance(document, int | str) and (is_share or is_nothing(value)):
             answers = by_filter.setdefault(name, {})
             if document in answers:
                 raise DataError(
                     f"{path} has two rows for doc_id {printable(str(document))} under filter {name!r}; keep one"
                 )
-            answers[document] = LoggedRow(float(value), _content(row), said(row))
+            answers[document] = LoggedRow(number_of(value), _content(row), said(row))
         else:
             raise DataError(
                 f"{path}, line {number} has {metric} = {printable(str(value))[:40]} for doc_id "
@@ -83,18 +85,21 @@ def read_log(path: Path) -> list[SampleLog]:
     logs = []
     for name, answers in by_filter.items():
         called = title_of(path) + (f" ({printable(name)})" if many else "")
-        values, _, notes = as_answers(np.array([[answer.value for answer in answers.values()]]), title_of(path))
-        found = labelled(
-            tuple(answers),
-            [answer.labels for answer in answers.values()],
-            [answer.value for answer in answers.values()],
-            metrics[name],
-        )
+        values, state, notes = as_answers(np.array([[answer.value for answer in answers.values()]]), title_of(path))
+        found: Labelled | str = f"some rows have no {metrics[name]}"
+        if state is None:
+            found = labelled(
+                tuple(answers),
+                [answer.labels for answer in answers.values()],
+                [answer.value for answer in answers.values()],
+                metrics[name],
+            )
         lines = [f"{called}: {line}"] if (line := _about_labels(found)) else []
         logs.append(
             SampleLog(
                 values,
                 "CQ",
+                state,
                 names=(called,),
                 title=title_of(path),
                 notes=(f"{called}: answers are its metric {metrics[name]}", *notes, *lines),
@@ -164,7 +169,7 @@ def matched(logs: Sequence[SampleLog]) -> Matched:
     state = np.full(values.shape, MISSING, np.uint8)
     for number, log in enumerate(logs):
         at = [place[document] for document in log.documents]
-        values[number, at], state[number, at] = log.values[0], 0
+        values[number, at], state[number, at] = log.values[0], 0 if log.state is None else log.state[0]
     found = _matched_labels(logs, place)
     if isinstance(found, str):
         return Matched(values, state, None, (found,) if found else ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,8 +54,23 @@ def read_csv(path: Path, axes: str | None, most_bytes: int) -> Tensor:
     except (OSError, UnicodeError, pa.ArrowException, csv.Error) as error:
         if is_out_of_memory(error):
             raise
-        raise DataError(f"{path} is not a .csv file that can be read: {one_line(error)}; save it anew") from None
+        raise DataError(f"{path} is not a .csv file that can be read: {_csv_remedy(error)}") from None
     return _of_long(table, columns, given.first, axes, path, most_bytes)
+
+
+def _csv_remedy(error: Exception) -> str:
+    """What is wrong with a file of separated values, and what to write instead."""
+    if isinstance(error, UnicodeError):
+        return 'it is not UTF-8; save it as UTF-8 (in R write.csv(…, fileEncoding = "UTF-8"))'
+    if counted := re.search(r"Expected (\d+) columns, got (\d+)", str(error)):
+        expected, got = map(int, counted.groups())
+        if got == expected + 1:
+            return (
+                f"its first line has {expected} names, a row {got} cells; write a name for each column (in R "
+                "write.csv(…, row.names = FALSE)) and no comma behind a row"
+            )
+        return f"its first line has {expected} cells, a row {got}; delete lines that are no rows, and name every column"
+    return f"{one_line(error)}; save it anew"
 
 
 def read_parquet(path: Path, axes: str | None, most_bytes: int) -> Tensor:

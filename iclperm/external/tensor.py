@@ -151,7 +151,7 @@ def _with_beside(
                 f"{path} holds state {list(beside['state'].shape)} beside answers {list(shape)}; make them alike"
             )
         given = _is_not_ok(beside["state"], path)
-        state = in_order(given, letters)[0].reshape(tensor.values.shape).astype(np.uint8)
+        state = in_order(given, letters)[0].reshape(tensor.values.shape).view(np.uint8)
         tensor = replace(tensor, state=state if tensor.state is None else tensor.state | state)
     if "weights" in beside and tensor.axes[-1] == "Q":
         weights = beside["weights"]
@@ -292,21 +292,20 @@ def as_answers(values: Array, title: str) -> tuple[Array, npt.NDArray[np.uint8] 
         if values.dtype != np.bool_ and (values.min() < 0 or values.max() > 1):
             wrong = values.min() if values.min() < 0 else values.max()
             raise DataError(f"{title} must hold answers 0 and 1, found {wrong}; write no others")
-        return values.astype(np.uint8), None, ()
-    missing = np.isnan(values)
+        return values.astype(np.uint8, copy=False), None, ()
     other = values[(values < 0) | (values > 1)]
     if other.size:
         raise DataError(
             f"{title} must hold answers 0 and 1, or grades between, along Q, found {other[0]:g}; divide points by "
             "their maximum; for accuracies name the axes SP or SPK"
         )
-    answers = np.where(missing, 0, values)
-    is_graded = bool(((answers > 0) & (answers < 1)).any())
+    is_graded = bool(((values > 0) & (values < 1)).any())  # no NaN is
+    missing = np.isnan(values)
     state = missing.astype(np.uint8) * MISSING if missing.any() else None
     notes = missing_note(missing)
     if is_graded:
-        return answers.astype(np.float64), state, (*notes, GRADED)
-    return answers.astype(np.uint8), state, notes
+        return np.where(missing, 0, values).astype(np.float64, copy=False), state, (*notes, GRADED)
+    return (values == 1).view(np.uint8), state, notes
 
 
 def plain_weights(weights: Array) -> Array | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from iclperm.stats.limits import LIMITS, ComputeLimits
 
 FloatArray = npt.NDArray[np.float64]
 Blocks = Callable[[], Iterable[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]]
@@ -31,32 +33,36 @@ class AdditiveFit(NamedTuple):
     """[C] weight of the answers that are there."""
 
 
-def additive_fit(blocks: Blocks, weight: FloatArray) -> AdditiveFit:
+def additive_fit(blocks: Blocks, weight: FloatArray, limits: ComputeLimits = LIMITS) -> AdditiveFit:
     """Least squares of cells and queries by turns, queries that few cells answered counting as much as the others.
 
     weight [Q]: how often each query counts. The lead of a cell is its mean difference from the queries' own level, over
     the queries that it answered, each divided by the share of the cells that answered it (Horvitz & Thompson 1952): so
     a lead that only hard queries show is not lost where these are missing more often. Cells that share no query with
     the others keep their own mean. Cost: two readings, and two of
-    the mask each turn: a few turns where little is missing.
+    the mask each turn: a few turns where little is missing; beside a block some of `ComputeLimits.block_bytes`.
     """
     num_queries = len(weight)
     sums, num, num_cells = np.zeros(num_queries), np.zeros(num_queries), 0
     for cells, ok in blocks():
-        sums += np.where(ok, cells, 0).sum(axis=0, dtype=np.float64)
+        for some in _pieces(num_queries, len(ok), limits):
+            sums[some] += np.where(ok[:, some], cells[:, some], 0).sum(axis=0, dtype=np.float64)
         num += np.count_nonzero(ok, axis=0)
         num_cells += int(ok.any(axis=1).sum())
     usable = num > 0
+    used = np.flatnonzero(usable)
     sums, num, weight = sums[usable], num[usable], weight[usable]
     balance = num_cells / num
     counts = weight * balance
     right, there, lead, total = ([] for _ in range(4))
     for cells, ok in blocks():
-        values, has = np.where(ok[:, usable], cells[:, usable], 0).astype(np.float64), ok[:, usable]
-        right.append(values @ weight)
-        there.append(has @ weight)
-        lead.append(values @ counts)
-        total.append(has @ counts)
+        for some in _pieces(len(ok), len(used), limits):
+            values, has = cells[some][:, used].astype(np.float64), ok[some][:, used]
+            values[~has] = 0
+            right.append(values @ weight)
+            there.append(has @ weight)
+            lead.append(values @ counts)
+            total.append(has @ counts)
     by_cell, of_cell = np.concatenate(lead), np.concatenate(total)
     known = of_cell > 0
     found = np.zeros(len(of_cell))
@@ -66,10 +72,13 @@ def additive_fit(blocks: Blocks, weight: FloatArray) -> AdditiveFit:
     for _ in range(_SWEEPS):
         taken, begin = np.zeros(len(num)), 0
         for _, ok in blocks():
-            taken += found[begin : begin + len(ok)] @ ok[:, usable]
+            for some in _pieces(len(used), len(ok), limits):
+                taken[some] += found[begin : begin + len(ok)] @ ok[:, used[some]]
             begin += len(ok)
         level = (sums - taken) / num
-        met = np.concatenate([ok[:, usable] @ (counts * level) for _, ok in blocks()])
+        met = np.concatenate(
+            [ok[some][:, used] @ (counts * level) for _, ok in blocks() for some in _pieces(len(ok), len(used), limits)]
+        )
         before, found = found, np.zeros(len(of_cell))
         found[known] = (by_cell[known] - met[known]) / of_cell[known]
         found[known] -= found[known].mean() if known.any() else 0.0
@@ -77,3 +86,12 @@ def additive_fit(blocks: Blocks, weight: FloatArray) -> AdditiveFit:
             break
     found[~known] = np.nan
     return AdditiveFit(found, level, usable, np.concatenate(right), np.concatenate(there))
+
+
+def _pieces(size: int, across: int, limits: ComputeLimits) -> Iterator[slice]:
+    """Slices of so many rows, or columns, with ``across`` numbers each: at 8 bytes a block of them, 64 at least.
+
+    Of a multiple of 64: a product of a matrix and a vector is then added up as it is in one piece, to the last bit.
+    """
+    step = max(limits.block_bytes // (8 * max(across, 1)) // 64, 1) * 64
+    return (slice(low, low + step) for low in range(0, size, step))

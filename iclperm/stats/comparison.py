@@ -8,7 +8,7 @@ one study at a time where they do not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -17,8 +17,13 @@ import numpy.typing as npt
 from scipy import special
 
 from iclperm.errors import DataError, RequestError
-from iclperm.stats.components import VarianceComponents, components_from_sums, variance_components
-from iclperm.stats.incomplete import filled
+from iclperm.stats.components import (
+    VarianceComponents,
+    components_from_class_sums,
+    components_from_sums,
+    variance_components,
+)
+from iclperm.stats.incomplete import filled, strata_of
 from iclperm.stats.intervals import jackknife_error, upper_tail
 from iclperm.stats.paired import StratifiedMcNemar, holm, stratified_mcnemar
 from iclperm.stats.sensitivity import (
@@ -90,7 +95,8 @@ class Comparison:
     accuracy: tuple[Contrast, ...]
     """[K] mean accuracy of the first less that of the second, for fresh draws of `covers`."""
     mcnemar: tuple[StratifiedMcNemar | None, ...]
-    """[K] on these very sets and permutations, for other queries; None unless everything is shared."""
+    """[K] on these very sets and permutations, for other queries, a family of their own; None unless everything is
+    shared."""
     covers: tuple[str, ...]
     """Axes with two levels or more in both: what the errors of `accuracy` speak of."""
     num_queries: tuple[int, int]
@@ -110,6 +116,16 @@ class Comparison:
         )
         return replace(self, ratio=ratio, order=order, selection=selection, accuracy=tuple(rest))
 
+    def matched_adjusted(self, p_holm: Sequence[float]) -> Comparison:
+        """Itself with the adjusted p-values of `mcnemar`, NaN where there is none; likewise."""
+        pairs = zip(self.mcnemar, map(float, p_holm), strict=True)
+        return replace(self, mcnemar=tuple(None if test is None else test._replace(p_holm=p) for test, p in pairs))
+
+    @property
+    def matched(self) -> tuple[float, ...]:
+        """[K] p-values of `mcnemar`, NaN where there is none."""
+        return tuple(math.nan if test is None else test.p_value for test in self.mcnemar)
+
 
 def compare(
     first: npt.ArrayLike,
@@ -121,6 +137,7 @@ def compare(
     shots: tuple[Sequence[int], Sequence[int]] | None = None,
     estimator: Estimator = "mean_std",
     level: float = 0.95,
+    classes: tuple[npt.ArrayLike | None, npt.ArrayLike | None] = (None, None),
 ) -> Comparison:
     """Whether two studies differ in r, in the effects of order and of selection, and in accuracy at each k.
 
@@ -136,6 +153,7 @@ def compare(
             accuracy is compared at the numbers that both have. Without it both need the same K.
         estimator: of the sensitivities in r; `mean_std` is what arXiv 2511.09700 prints.
         level: of the intervals.
+        classes: [Q] the class of each query, as `variance_components` takes it.
 
     Errors are jackknife variances over sets, permutations and (accuracy) queries, added, with Satterthwaite's degrees
     of freedom: leaving a shared level out of both at once counts the covariance. Where axes are crossed that counts
@@ -148,7 +166,7 @@ def compare(
     """
     common = _shared(shared)
     upper_tail(level)  # refuses what is no level
-    sides = _sides((first, second), states, weights, common)
+    sides = _sides((first, second), states, weights, classes, common)
     _refuse_other_sizes(sides, common)
     names, places = _common_shots(sides, shots)
     printed = [log_sensitivity(side.accuracy[:, :, -1], "ratio", estimator) for side in sides]
@@ -171,6 +189,7 @@ def compare(
         num_queries=(sides[0].size("queries"), sides[1].size("queries")),
         dropped=(sides[0].dropped, sides[1].dropped),
     )
+    found = found.matched_adjusted(holm(found.matched).tolist())
     return found.adjusted(holm([each.p_value for each in found.tests().values()]).tolist())
 
 
@@ -191,13 +210,16 @@ def log_sensitivity(accuracy: npt.ArrayLike, of: Of = "ratio", estimator: Estima
 
 
 def jackknifed_effects(
-    correct: npt.ArrayLike, state: npt.ArrayLike | None = None, weights: npt.ArrayLike | None = None
+    correct: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    weights: npt.ArrayLike | None = None,
+    classes: npt.ArrayLike | None = None,
 ) -> dict[Of, Jackknifed]:
     """r, order effect and selection effect of answers [S, P, Q] of 0 and 1, free of item noise, likewise.
 
     Not logarithms, except of the ratio; effects are clipped at 0. NaN below three sets or permutations. Answers that
-    are not ok are missing, and weights count, as in `variance_components`. Raises RequestError on other shapes. Cost:
-    O(S·P·Q); S + P times that where answers are missing or weights differ.
+    are not ok are missing, weights and classes count, as in `variance_components`. Raises RequestError on other shapes.
+    Cost: O(S·P·Q); S + P times that where answers are missing or weights differ.
     """
     items = graded_items(correct)
     if items.ndim != 3:
@@ -206,9 +228,11 @@ def jackknifed_effects(
         return dict.fromkeys(_SENSITIVITIES, _nothing(items.shape))
     is_plain = items.dtype == np.uint8 and (state is None or not np.any(state))
     if is_plain and (weights is None or np.ptp(np.asarray(weights)) == 0):
-        whole, left_out = _effect_sizes(items)
+        whole, left_out = _effect_sizes(items, strata_of(np.ones(items.shape[2]), classes))
     else:
-        whole, left_out = _effect_sizes_one_by_one(items, None if state is None else np.asarray(state), weights)
+        whole, left_out = _effect_sizes_one_by_one(
+            items, None if state is None else np.asarray(state), weights, classes
+        )
 
     def of(function: Callable[[FloatArray], FloatArray]) -> Jackknifed:
         return Jackknifed(float(function(whole)), {axis: function(sizes) for axis, sizes in left_out.items()})
@@ -252,6 +276,7 @@ class _Side:
     """`items`, what is missing filled in."""
     weight: FloatArray
     dropped: float
+    classes: npt.NDArray[Any] | None = None
 
     def size(self, axis: str) -> int:
         """Levels of an axis; 0 queries where there are only accuracies."""
@@ -271,6 +296,7 @@ def _sides(
     tensors: tuple[npt.ArrayLike, npt.ArrayLike],
     states: tuple[npt.ArrayLike | None, npt.ArrayLike | None],
     weights: tuple[npt.ArrayLike | None, npt.ArrayLike | None],
+    classes: tuple[npt.ArrayLike | None, npt.ArrayLike | None],
     shared: tuple[str, ...],
 ) -> tuple[_Side, _Side]:
     values = [np.asarray(tensor) for tensor in tensors]
@@ -293,7 +319,7 @@ def _sides(
     ]
     if "queries" in shared:
         usable = [usable[0] & usable[1]] * 2
-    one, two = (_of_answers(*side) for side in zip(items, given, usable, weights, strict=True))
+    one, two = (_of_answers(*side) for side in zip(items, given, usable, weights, classes, strict=True))
     return one, two
 
 
@@ -319,16 +345,20 @@ def _of_answers(
     state: npt.NDArray[Any] | None,
     usable: npt.NDArray[np.bool_],
     weights: npt.ArrayLike | None,
+    classes: npt.ArrayLike | None,
 ) -> _Side:
     weight = query_weights(weights, items.shape[3])
     used = usable & (weight > 0)
+    if classes is not None and np.shape(classes) != weight.shape:
+        raise RequestError(f"classes must have shape [{len(weight)}], got {list(np.shape(classes))}")
     if not used.any():
         raise DataError("no query has an answer in both studies; see their states")
     kept = items if used.all() else items[..., used]
     states = None if state is None or not state[..., used].any() else state[..., used]
     dropped = 1 - float(weight[used].sum() / weight.sum())
     whole = filled(kept, states, weight[used])
-    return _Side(whole.accuracy.values, kept, states, whole.items, weight[used], dropped)
+    of_each = None if classes is None else np.asarray(classes)[used]
+    return _Side(whole.accuracy.values, kept, states, whole.items, weight[used], dropped, of_each)
 
 
 def _refuse_other_sizes(sides: tuple[_Side, _Side], shared: tuple[str, ...]) -> None:
@@ -368,7 +398,8 @@ def _effects(side: _Side) -> dict[Of, Jackknifed]:
     """Those at the largest number of shots; NaN without answers."""
     if side.items is None:
         return dict.fromkeys(_SENSITIVITIES, _nothing(side.accuracy.shape))
-    return jackknifed_effects(side.items[:, :, -1], None if side.state is None else side.state[:, :, -1], side.weight)
+    state = None if side.state is None else side.state[:, :, -1]
+    return jackknifed_effects(side.items[:, :, -1], state, side.weight, side.classes)
 
 
 def _log_of_both(sizes: FloatArray) -> FloatArray:
@@ -377,40 +408,56 @@ def _log_of_both(sizes: FloatArray) -> FloatArray:
     return np.where(np.isfinite(found), found, np.nan)
 
 
-def _effect_sizes(items: npt.NDArray[np.uint8]) -> tuple[FloatArray, dict[str, FloatArray]]:
+def _effect_sizes(
+    items: npt.NDArray[np.uint8], strata: npt.NDArray[np.int64]
+) -> tuple[FloatArray, dict[str, FloatArray]]:
     """Order and selection effect [2] of answers [S, P, Q], clipped at 0, and [n, 2] without each set and permutation.
 
-    From sums of integers: what is left out is subtracted, so the whole costs a few passes over the answers.
+    From sums of integers over each of the `strata` [Q]: what is left out is subtracted, so the whole costs a few passes
+    over the answers.
     """
-    sp, si, pi = (items.sum(axis=axis, dtype=np.int64) for axis in (2, 1, 0))
-    squares = (pi**2).sum(axis=1)  # by permutation
-    total = int(squares.sum())
-    whole = _sizes_of(sp, si, total)
+    parts = [items[:, :, strata == name] for name in range(int(strata.max()) + 1)]
+    sums = [tuple(part.sum(axis=axis, dtype=np.int64) for axis in (2, 1, 0)) for part in parts]
+    squares = [(pi**2).sum(axis=1) for _, _, pi in sums]  # by permutation
     without_set = [
-        _sizes_of(np.delete(sp, s, 0), np.delete(si, s, 0), int(((pi - items[s]) ** 2).sum())) for s in range(len(sp))
+        _sizes_of(
+            (np.delete(sp, s, 0), np.delete(si, s, 0), int(((pi - part[s]) ** 2).sum()))
+            for part, (sp, si, pi) in zip(parts, sums, strict=True)
+        )
+        for s in range(items.shape[0])
     ]
     without_permutation = [
-        _sizes_of(np.delete(sp, p, 1), si - items[:, p], total - int(squares[p])) for p in range(sp.shape[1])
+        _sizes_of(
+            (np.delete(sp, p, 1), si - part[:, p], int(square.sum()) - int(square[p]))
+            for part, (sp, si, _), square in zip(parts, sums, squares, strict=True)
+        )
+        for p in range(items.shape[1])
     ]
+    whole = _sizes_of((sp, si, int(square.sum())) for (sp, si, _), square in zip(sums, squares, strict=True))
     return whole, {"sets": np.array(without_set), "permutations": np.array(without_permutation)}
 
 
 def _effect_sizes_one_by_one(
-    items: npt.NDArray[Any], state: npt.NDArray[Any] | None, weights: npt.ArrayLike | None
+    items: npt.NDArray[Any],
+    state: npt.NDArray[Any] | None,
+    weights: npt.ArrayLike | None,
+    classes: npt.ArrayLike | None,
 ) -> tuple[FloatArray, dict[str, FloatArray]]:
-    """The same where answers are missing or weights differ: everything anew without each set and permutation."""
+    """The same where answers are missing or weights differ: everything anew without each level."""
 
     def without(level: int, axis: int) -> FloatArray:
         states = None if state is None else np.delete(state, level, axis)
-        return _clipped(variance_components(np.delete(items, level, axis), states, weights=weights))
+        return _clipped(variance_components(np.delete(items, level, axis), states, weights=weights, classes=classes))
 
-    whole = _clipped(variance_components(items, state, weights=weights))
+    whole = _clipped(variance_components(items, state, weights=weights, classes=classes))
     left_out = (np.array([without(i, axis) for i in range(items.shape[axis])]) for axis in (0, 1))
     return whole, dict(zip(AXES, left_out, strict=False))
 
 
-def _sizes_of(sp: npt.NDArray[Any], si: npt.NDArray[Any], pi_square: int) -> FloatArray:
-    return _clipped(components_from_sums(sp, si, pi_square))
+def _sizes_of(sums: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any], int]]) -> FloatArray:
+    """From the sums of each class."""
+    of_each = list(sums)
+    return _clipped(components_from_sums(*of_each[0]) if len(of_each) == 1 else components_from_class_sums(of_each))
 
 
 def _clipped(components: VarianceComponents) -> FloatArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ class VarianceComponents:
     """Unbiased estimates of the components, in squared units of the score; they can be negative. With `strata` those of
     S, P and SP are of the weighted accuracy, the others means over the classes."""
     strata: tuple[Stratum, ...] = ()
-    """The classes of queries, where answers are missing or queries weigh differently; empty where neither is so."""
+    """The classes of queries, where there are several, answers are missing or queries weigh differently; else empty."""
 
     effect_loads: tuple[tuple[float, ...], ...] = ()
     """[3, 3] with `strata`: how much of σ²_S, σ²_P, σ²_SP (columns) is in the mean squares of S, P and SP (rows)."""
@@ -87,15 +87,17 @@ def variance_components(
         scores: [S, P, Q] 0 or 1 (bool or integer), or floating-point scores such as log-likelihoods or partial credit.
         state: [S, P, Q] integers, 0 = ok; an answer that is not ok is missing.
         weights: [Q] how often each query counts in the accuracy whose components are wanted; all 1 by default.
-        classes: [Q] the class of each query, for which weights stand; only looked at where weights differ. Without it
-            the queries of one weight are taken for a class.
+        classes: [Q] the class of each query, where every class has as many queries as it was meant to have; leave it
+            out for queries that are a sample of a mixture. Without it the queries of one weight are taken for a class.
         limits: sizes from which it is computed in another way.
 
-    σ²_S, σ²_P, σ²_SP are of the *weighted* accuracy on other queries of the same classes. Complete answers of equal
-    weight go through mean squares, summed in integers where scores are binary, so that they are exact but for
-    their last division (Searle, Casella & McCulloch 1992, balanced crossed model). Otherwise moments of the answers
-    that are there are set equal to their expectations, class by class: unbiased where what is missing does not depend
-    on the answer, whatever it has to do with the query. Permutations must be shared across the sets; if every set draws
+    σ²_S, σ²_P, σ²_SP are of the *weighted* accuracy on other queries of the same classes. With classes, what an order
+    does to one and undoes in another is no item noise: it does not enter that accuracy, and is not subtracted from it.
+    Complete answers of equal weight go through mean squares, summed in integers where scores are binary, so that they
+    are exact but for their last divisions (Searle, Casella & McCulloch 1992, balanced crossed model). Otherwise moments
+    of the answers that are there are set equal to their expectations, class by class: unbiased where what is missing
+    does not depend on the answer, whatever it has to do with the query; classes of equal weight of which one is too
+    incomplete for that are taken together. Permutations must be shared across the sets; if every set draws
     its own, σ²_P cannot be separated from σ²_SP, and only their sum (`order_effect`) has a meaning.
 
     Raises RequestError unless S, P and the queries with an answer are at least 2 each, in every class; where an
@@ -109,18 +111,64 @@ def variance_components(
     if present is None and is_equal:
         items = items if counted.all() else items[:, :, counted]
         _refuse_small(items.shape)
-        if np.issubdtype(items.dtype, np.floating):
-            items = _centred(items)
-        sp, si, pi = _crossed_sums(items, limits)
-        return _components(items.shape, sp, si, _square(pi), _square_items(items))
+        strata = incomplete.strata_of(weight, classes)[counted]
+        return _of_complete(items, limits) if not strata.any() else _of_classes(items, strata, limits)
     if present is None:
         present = np.ones(items.shape, np.bool_)
     weight = np.where(present.any(axis=(0, 1)), weight, 0.0)
     answered = int(np.count_nonzero(weight))
     _refuse_small((*items.shape[:2], answered))
     strata = incomplete.strata_of(weight, classes)
-    sigma2, squares, effects, found = incomplete.solved(items, present, weight, strata, limits)
-    s, p, q = items.shape[0] - 1, items.shape[1] - 1, answered - len(found)
+    try:
+        return _of_moments(incomplete.solved(items, present, weight, strata, limits), items.shape, answered)
+    except RequestError:
+        if not is_equal or strata.max() == 0:
+            raise
+    strata = np.minimum(strata, 0)
+    return _of_moments(incomplete.solved(items, present, weight, strata, limits), items.shape, answered)
+
+
+def _of_complete(items: npt.NDArray[Any], limits: ComputeLimits) -> VarianceComponents:
+    """Of complete answers [S, P, Q] of equal weight and one class."""
+    if np.issubdtype(items.dtype, np.floating):
+        return _components(items.shape, *_centred_sums(items, limits))
+    sp, si, pi = _crossed_sums(items, limits)
+    return _components(items.shape, sp, si, _square(pi), items.sum(dtype=np.int64).item())  # Σ x² is Σ x for 0 and 1
+
+
+def _of_classes(items: npt.NDArray[Any], strata: npt.NDArray[np.int64], limits: ComputeLimits) -> VarianceComponents:
+    """Of complete answers of equal weight, of which class `strata` [Q] numbers."""
+    classes = [items[:, :, strata == name] for name in range(int(strata.max()) + 1)]
+    table = items.sum(axis=2, dtype=np.float64) / items.shape[2]
+    return _combined(table, [_of_complete(members, limits) for members in classes])
+
+
+def _combined(table: npt.NDArray[np.float64], classes: Sequence[VarianceComponents]) -> VarianceComponents:
+    """Of accuracies [S, P] over all classes, from the components of each; every query counts alike."""
+    num_sets, num_permutations = table.shape
+    num_queries = sum(one.num_queries for one in classes)
+    effects = np.array([[num_permutations, 0, 1], [0, num_sets, 1], [0, 0, 1]])
+    squares, noise, inside, found = incomplete.mean_squares(table), np.zeros(3), np.zeros(7), []
+    for one in classes:
+        share, sigma2 = one.num_queries / num_queries, np.array(one.sigma2)
+        loads = share**2 / one.num_queries * effects
+        noise += loads @ sigma2[4:]
+        inside += share * sigma2
+        kept = tuple(tuple(row) for row in loads.tolist())
+        found.append(Stratum(share, one.num_queries, tuple(sigma2.tolist()), kept))
+    s, p, sp = np.linalg.solve(effects, squares - noise)
+    solved = np.array([s, p, inside[2], sp, *inside[4:]]), squares, effects, tuple(found)
+    return _of_moments(solved, (num_sets, num_permutations), num_queries)
+
+
+def _of_moments(
+    solved: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], tuple[Stratum, ...]],
+    shape: tuple[int, ...],
+    answered: int,
+) -> VarianceComponents:
+    """What `incomplete.solved` found, of `answered` queries."""
+    sigma2, squares, effects, found = solved
+    s, p, q = shape[0] - 1, shape[1] - 1, answered - len(found)
     sets, permutations, residual = squares.tolist()
     nan = math.nan
     return VarianceComponents(
@@ -143,6 +191,15 @@ def components_from_sums(sp: npt.NDArray[Any], si: npt.NDArray[Any], pi_square: 
     _refuse_small(shape)
     sp, si = sp.astype(np.int64), si.astype(np.int64)
     return _components(shape, sp, si, int(pi_square), sp.sum().item())  # Σ x² is Σ x for 0 and 1
+
+
+def components_from_class_sums(
+    sums: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any], Any]],
+) -> VarianceComponents:
+    """The same of classes of queries of equal weight, from the three sums of each (`components_from_sums`)."""
+    num_queries = sum(si.shape[1] for _, si, _ in sums)
+    table = np.sum([sp for sp, _, _ in sums], axis=0) / num_queries
+    return _combined(table, [components_from_sums(*one) for one in sums])
 
 
 def _components(
@@ -325,22 +382,43 @@ def _refuse_infinite(scores: npt.NDArray[Any], present: npt.NDArray[np.bool_] | 
         raise RequestError(f"scores[{s}, {p}, {q}] is {scores[s, p, q]}; mark it in state or leave it out")
 
 
-def _centred(scores: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    shifted = scores.astype(np.float64) - float(scores[0, 0, 0])  # equal scores become exact zeros
-    return np.asarray(shifted - shifted.mean())
+def _centred_sums(
+    scores: npt.NDArray[Any], limits: ComputeLimits
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float, float]:
+    """Of floats [S, P, Q] less their mean: sums [S, P], sums [S, Q], the sum of the squares of those [P, Q], and of all
+    squares; in blocks of queries, so that no float64 copy of all is made."""
+    num_sets, num_permutations, num_queries = scores.shape
+    step = max(limits.block_bytes // (8 * num_sets * num_permutations), 1)
+    places = [slice(low, low + step) for low in range(0, num_queries, step)]
+
+    def shifted(some: slice) -> npt.NDArray[np.float64]:
+        block = scores[..., some].astype(np.float64)
+        block -= float(scores[0, 0, 0])  # equal scores become exact zeros
+        return block
+
+    mean = sum(float(shifted(some).sum()) for some in places) / scores.size
+    sp, si = np.zeros((num_sets, num_permutations)), np.empty((num_sets, num_queries))
+    pi_square = square = 0.0
+    for some in places:
+        block = shifted(some)
+        block -= mean
+        sp += block.sum(axis=2)
+        si[:, some] = block.sum(axis=1)
+        pi_square += _square(block.sum(axis=0))
+        square += _square(block)
+    return sp, si, pi_square, square
 
 
 def _crossed_sums(
     items: npt.NDArray[Any], limits: ComputeLimits
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Sums over one axis each: [S, P], [S, Q], [P, Q]; int64 for binary items."""
-    if items.dtype == np.uint8 and items.size >= limits.numba_from:
+    """Sums of 0 and 1 over one axis each: [S, P], [S, Q], [P, Q] int64."""
+    if items.size >= limits.numba_from:
         from iclperm.stats import _kernels
 
         sp, si, pi = _kernels.crossed_sums(items)
         return sp, si.astype(np.int64), pi.astype(np.int64)
-    kind = np.int64 if items.dtype == np.uint8 else np.float64
-    return items.sum(axis=2, dtype=kind), items.sum(axis=1, dtype=kind), items.sum(axis=0, dtype=kind)
+    return items.sum(axis=2, dtype=np.int64), items.sum(axis=1, dtype=np.int64), items.sum(axis=0, dtype=np.int64)
 
 
 def _sums_of_squares(
@@ -371,13 +449,8 @@ def _sums_of_squares(
 
 def _square(sums: npt.NDArray[Any]) -> Any:
     """Sum of squares as a Python number; exact for int64 sums while P·Q is below a billion."""
-    flat = np.ravel(sums)
+    flat = np.ravel(sums, order="K")
     return np.dot(flat, flat).item()
-
-
-def _square_items(items: npt.NDArray[Any]) -> Any:
-    """Σ x², which is Σ x for 0 and 1."""
-    return items.sum(dtype=np.int64).item() if items.dtype == np.uint8 else _square(items)
 
 
 def solve_components(ms: Effects, num_s: float, num_p: float, num_q: float) -> Effects:

@@ -380,7 +380,7 @@ def _weighted_squares(
         over += np.divide((part * squares) ** 2, degrees, out=np.zeros(len(degrees)), where=degrees > 0)
     found = Effects(*mean.tolist())
     freedom = Effects(*np.divide(mean**2, over, out=np.array(least, np.float64), where=over > 0).tolist())
-    table = values.astype(np.float64) @ weight / total
+    table = np.einsum("spq,q->sp", values, weight) / total
     names = [name for name, size in (("S", num_s), ("P", num_p)) if size > 1]
     if len(names) == 1:
         found = found._replace(**{names[0]: total**2 / square * float(table.var(ddof=1))})

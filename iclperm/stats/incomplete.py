@@ -1,8 +1,8 @@
-"""Variance components where answers are missing or queries weigh differently, from moments of the answers there are.
+"""Variance components where answers are missing or queries are of classes, from moments of the answers there are.
 
 What varies is the weighted accuracy of an ordering, Σ_c share_c · accuracy_c over classes of queries. A query stands
 for its class: other queries of the same class are what an interval speaks of. Missing answers are left out one by one,
-and every remaining one is used. Nothing here looks at complete, equal answers: those have mean squares (`components`).
+and every remaining one is used. Complete answers of equal weight have mean squares (`components`).
 """
 
 from __future__ import annotations
@@ -66,21 +66,22 @@ class Stratum:
 def strata_of(weights: FloatArray, classes: npt.ArrayLike | None) -> npt.NDArray[np.int64]:
     """[Q] the stratum of each query, numbered from 0; -1 for one of weight 0.
 
-    Equal weights make one stratum: the queries are then a sample of whatever mixture they come in. Unequal ones are
-    those of `classes` [Q], or, where the classes are not known, of the weights themselves: an oversampled class is the
-    queries of one weight. More than 64 different weights without classes, or one that a single query has, are one
-    stratum.
+    Strata are the `classes` [Q], of which each has as many queries as a study meant it to have. Without them queries of
+    equal weight are one stratum, a sample of whatever mixture they come in, and others those of one weight: an
+    oversampled class is the queries of one weight. More than 64 different weights without classes, or one that a single
+    query has, are one stratum; so are equal weights with a class of one query.
     """
     counted = weights > 0
     found = np.full(len(weights), -1, np.int64)
-    if np.ptp(weights[counted]) == 0:
+    is_equal = bool(np.ptp(weights[counted]) == 0)
+    if is_equal and classes is None:
         found[counted] = 0
         return found
     values = weights if classes is None else np.asarray(classes)
     if values.shape != weights.shape:
         raise RequestError(f"classes must have shape [{len(weights)}], got {list(values.shape)}")
     different, numbers, sizes = np.unique(values[counted], return_inverse=True, return_counts=True)
-    is_one = classes is None and (len(different) > _MOST_STRATA or sizes.min() < 2)
+    is_one = (classes is None and len(different) > _MOST_STRATA) or ((classes is None or is_equal) and sizes.min() < 2)
     found[counted] = 0 if is_one else numbers
     return found
 
@@ -362,7 +363,7 @@ class Filled(NamedTuple):
 
     items: npt.NDArray[Any]
     """[..., U] the answers to the queries that were used; those that were missing as `filled` expects them, float64, or
-    float32 in a large table. As they were given where none was missing."""
+    float32 in a table of 17 million answers or more. As they were given where none was missing."""
     usable: npt.NDArray[np.bool_]
     """[Q] which of all queries these U are: those with an answer in some cell and a weight above 0."""
     weights: FloatArray
@@ -388,34 +389,35 @@ def filled(correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.Arr
     """
     items, weight = graded_items(correct), query_weights(weights, np.shape(correct)[-1])
     counted = weight > 0
-    lacks = np.zeros(items.shape, np.bool_) if state is None else np.asarray(state) != 0
-    if lacks.shape != items.shape:
-        raise RequestError(f"state must have the shape of correct {list(items.shape)}, got {list(lacks.shape)}")
-    if not lacks.any():
+    states = None if state is None else np.asarray(state)
+    if states is not None and states.shape != items.shape:
+        raise RequestError(f"state must have the shape of correct {list(items.shape)}, got {list(states.shape)}")
+    if states is None or not states.any():
         cells = accuracy(items, None, weight)
         return Filled(items if counted.all() else items[..., counted], counted, weight[counted], cells, 0.0)
-    there = ~lacks.reshape(-1, items.shape[-1])
+    there = (states == 0).reshape(-1, items.shape[-1])
     usable = counted & there.any(axis=0)
     if not usable.any():
         raise RequestError("no query has an answer; see the states of the answers")
-    there, weight = there[:, usable], weight[usable]
-    left_out = 1 - float(weight.sum() / query_weights(weights, items.shape[-1]).sum())
+    left_out = 1 - float(weight[usable].sum() / weight.sum())
+    if not usable.all():
+        there, weight, items = there[:, usable], weight[usable], items[..., usable]
     if there.all():
-        items = items[..., usable]
         return Filled(items, usable, weight, accuracy(items, None, weight)._replace(dropped=left_out), 0.0)
     if not there.any(axis=1).all():
         place = ", ".join(map(str, np.unravel_index(int(np.argmin(there.any(axis=1))), items.shape[:-1])))
         raise RequestError(f"the cell [{place}] has no answer at all; leave this set or permutation out")
-    kind = np.float64 if items.size < LIMITS.numba_from else np.float32  # half the memory of a large tensor
-    values: npt.NDArray[Any] = np.where(there, items.reshape(there.shape[0], -1)[:, usable], 0).astype(kind)
-    fit = additive_fit(lambda: [(values, there)], weight)
+    kind = np.float64 if items.size < LIMITS.block_bytes else np.float32  # half the memory of a large tensor
+    values = np.zeros_like(there, kind)  # laid out as it is: sums go by that
+    np.copyto(values, items.reshape(there.shape), where=there)
+    fit = additive_fit(lambda: [(values, there)], weight, LIMITS)
     found = accuracy_of_fit(fit, weight)
     for value, has, mean, right in zip(values, there, found, fit.right, strict=True):
         if not has.all():
             lack = weight * ~has
             lead = (mean * weight.sum() - right - lack @ fit.queries) / lack.sum()
             value[~has] = fit.queries[~has] + lead
-    share = 1 - float((there @ weight).mean() / weight.sum())
+    share = 1 - float(fit.there.mean() / weight.sum())
     shape = (*items.shape[:-1], -1)
     cells = Accuracy(found.reshape(items.shape[:-1]), left_out, int(np.count_nonzero(usable)))
     return Filled(values.reshape(shape), usable, weight, cells, share, there.reshape(shape), fit.queries)

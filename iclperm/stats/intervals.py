@@ -274,7 +274,7 @@ def clustered_se(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -
     num_queries = items.shape[-1]
     if num_queries < 2:
         return math.nan
-    per_query = items.reshape(-1, num_queries).mean(axis=0)
+    per_query = items.reshape(-1, num_queries).mean(axis=0, dtype=np.float64)
     weight = query_weights(weights, num_queries)
     residual = weight * (per_query - np.average(per_query, weights=weight))
     return float(np.sqrt(num_queries / (num_queries - 1) * np.sum(residual**2)) / weight.sum())
@@ -414,13 +414,15 @@ _NO_SPREAD = 1e-9  # of accuracies or of r; less is rounding
 def quantile_interval(estimate: float, values: FloatArray, level: float) -> Interval:
     """Equal-tailed interval; an undefined draw counts as 0 below and as infinite above.
 
-    Draws that are all 0, but for rounding, bound nothing: no effect was seen, which is not that there is none.
+    Where both ends are 0, but for rounding, nothing is bounded: no effect was seen, which is not that there is none.
+    Nor is it by an interval from 0 to infinity.
     """
     tail = 1 - upper_tail(level)
-    if not (np.abs(values) > _NO_SPREAD).any() or (math.isnan(estimate) and not np.isfinite(values).any()):
-        return Interval(estimate, math.nan, math.nan, level)
     low = np.quantile(np.nan_to_num(values, nan=0.0, posinf=np.inf), tail, method="inverted_cdf")
     high = np.quantile(np.nan_to_num(values, nan=np.inf, posinf=np.inf), 1 - tail, method="inverted_cdf")
+    is_open = math.isinf(high) and (low <= _NO_SPREAD or math.isinf(low))
+    if is_open or max(abs(low), abs(high)) <= _NO_SPREAD:
+        return Interval(estimate, math.nan, math.nan, level)
     return Interval(estimate, float(low), float(high), level)
 
 

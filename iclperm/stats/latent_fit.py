@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,8 @@ _LEAST_NOISE = 1e-6  # of that of binary answers: equal grades are not known wit
 class LatentAnswers(NamedTuple):
     """Answers as they were given, and which there are."""
 
-    values: FloatArray
-    """[S, P, Q] within 0..1; 0 where there is none."""
+    values: npt.NDArray[Any]
+    """[S, P, Q] bytes 0 and 1, or float64 within 0..1; 0 where there is none."""
     ok: npt.NDArray[np.bool_] | None
     """[S, P, Q] where there is an answer; None for everywhere."""
 
@@ -76,7 +76,9 @@ def read_answers(
         sizes = ", ".join(f"{name} = {size}" for name, size in zip("SPQ", values.shape, strict=True))
         raise RequestError(f"latent components need at least 2 sets, permutations and queries, got {sizes}")
     weight = query_weights(weights, values.shape[2])
-    scores = values.astype(np.float64)
+    scores = values.view(np.uint8) if values.dtype == np.bool_ else values
+    if scores.dtype != np.uint8:
+        scores = scores.astype(np.float64)
     ok = None
     if state is not None:
         states = np.asarray(state)
@@ -84,7 +86,7 @@ def read_answers(
             raise RequestError(f"state must have the shape of correct {list(values.shape)}, got {list(states.shape)}")
         if states.any():
             ok = states == 0
-            scores = np.where(ok, scores, 0.0)
+            scores = np.where(ok, scores, np.zeros((), scores.dtype))
     if not (np.isfinite(scores).all() and scores.min() >= 0 and scores.max() <= 1):
         s, p, q = np.argwhere(~((scores >= 0) & (scores <= 1)))[0]
         raise RequestError(
@@ -92,7 +94,8 @@ def read_answers(
         )
     if ok is not None:
         kept = ok.any(axis=(0, 1))
-        scores, ok, weight = scores[..., kept], ok[..., kept], weight[kept]
+        if not kept.all():
+            scores, ok, weight = scores[..., kept], ok[..., kept], weight[kept]
         if not ok.any(axis=2).all():
             s, p = np.argwhere(~ok.any(axis=2))[0]
             raise DataError(f"set {s} under permutation {p} has no answer at all; leave the set or permutation out")
@@ -178,7 +181,7 @@ def pair_covariances(error: FloatArray, ok: npt.NDArray[np.bool_] | None) -> tup
     """
     num_s, num_p, num_q = error.shape
     sums = pair_sums(error)
-    pairs = pair_counts(num_s, num_p)[:, None] * np.ones(num_q) if ok is None else pair_sums(ok.astype(np.float64))
+    pairs = pair_counts(num_s, num_p)[:, None] * np.ones(num_q) if ok is None else pair_sums(ok)
     total = pairs.sum(axis=1)
     if (total == 0).any():
         raise DataError(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
 from iclperm.errors import DataError
+from iclperm.stats.limits import LIMITS
 from iclperm.stats.sensitivity import FloatArray
 
 # The trapezoid rule over a Gaussian: its error for the logistic, whose poles lie at ±πi, is e^(-2π²/(.3·√v)): 1e-7 at
@@ -87,10 +88,14 @@ def marginal_covariances(x: FloatArray, variance: float, shared: float) -> Float
     return np.asarray(pair_sums(at_node) @ _WEIGHTS / pair_counts(num_s, num_p))
 
 
-def pair_sums(values: FloatArray) -> FloatArray:
+def pair_sums(values: npt.NDArray[Any]) -> FloatArray:
     """[3, N] sums over ordered pairs of cells of the products of values [S, P, N]: neither set nor permutation alike,
-    the same set, the same permutation.
+    the same set, the same permutation. A mask is read in blocks of N.
     """
+    if values.dtype != np.float64:
+        step = max(LIMITS.block_bytes // (8 * values.shape[0] * values.shape[1]), 1)
+        pieces = (values[..., low : low + step].astype(np.float64) for low in range(0, values.shape[2], step))
+        return np.concatenate([pair_sums(piece) for piece in pieces], axis=1)
     alike = np.einsum("spn,spn->n", values, values)
     of_set = np.square(values.sum(axis=1)).sum(axis=0)
     of_permutation = np.square(values.sum(axis=0)).sum(axis=0)

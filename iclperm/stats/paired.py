@@ -64,6 +64,8 @@ class StratifiedMcNemar(NamedTuple):
     """χ² with one degree of freedom if both are alike, with the answers to one query as one draw."""
     p_value: float
     """1 where every query is answered alike."""
+    p_holm: float = math.nan
+    """Adjusted for all such tests that were made together (`holm`); NaN where that was not asked."""
 
 
 class CochranQ(NamedTuple):

@@ -15,11 +15,12 @@ import numpy.typing as npt
 from scipy import special
 
 from iclperm.errors import RequestError
-from iclperm.stats.components import Effects
+from iclperm.stats.components import Effects, variance_components
 from iclperm.stats.convergence import MeanError, degrees_for_tests, mean_error
 from iclperm.stats.intervals import Interval, bounded
 from iclperm.stats.paired import holm
 from iclperm.stats.sensitivity import FloatArray, finite_items, query_weights
+from iclperm.stats.winners_curse import order_noise
 
 State = Literal["undecided", "equivalent", "different"]
 STATES: tuple[State, ...] = ("undecided", "equivalent", "different")
@@ -171,23 +172,29 @@ class OneShot(NamedTuple):
 
 
 def curve_error(
-    correct: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, shots: Sequence[int], level: float = 0.95
+    correct: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    *,
+    shots: Sequence[int],
+    level: float = 0.95,
+    classes: npt.ArrayLike | None = None,
 ) -> CurveError:
     """Standard error of µ_k that is honest about sets, permutations and queries, at every k (`stats.mean_error`).
 
-    correct: [S, P, K, Q] 0 or 1, usable queries only; weights [Q]; shots [K]. At k = 0 all cells are one context, so
+    correct: [S, P, K, Q] 0 or 1, usable queries only; weights [Q]; shots [K]; classes [Q], by which item noise is told
+    from what orders do (`order_noise`). At k = 0 all cells are one context, so
     only queries count. Raises RequestError on shapes that do not fit. Cost: O(S·P·K·Q).
     """
     items = _four_axes(correct, shots)
-    weight = query_weights(weights, items.shape[-1])
-    effective = float(weight.sum() ** 2 / np.sum(weight**2))
     errors = [
         mean_error(items[:1, :1, place] if k == 0 else items[:, :, place], weights) for place, k in enumerate(shots)
     ]
     intervals = [error.interval(level) for error in errors]
+    weight, num_p = query_weights(weights, items.shape[3]), items.shape[1]
+    can_tell = num_p > 1 and np.count_nonzero(weight) > 1
     noise = [
-        max(error.sigma2.PI + error.sigma2.SPI, 0.0) / effective if k else 0.0
-        for error, k in zip(errors, shots, strict=True)
+        order_noise(items[:, :, place], weight, classes).sum(axis=1).mean() / (num_p - 1) if k and can_tell else 0.0
+        for place, k in enumerate(shots)
     ]
     return CurveError(
         mean=np.array([error.mean for error in errors]),
@@ -232,6 +239,7 @@ def plateau(
     last: int | None = None,
     margin: float = MARGIN,
     level: float = LEVEL,
+    classes: npt.ArrayLike | None = None,
 ) -> Plateau:
     """Tests between two numbers of demonstrations in every trajectory (set, permutation), and on average.
 
@@ -242,6 +250,7 @@ def plateau(
         first, last: two of them, by default up to the largest.
         margin: differences of accuracy up to this are no difference that matters (see `MARGIN`).
         level: of each test; Holm's adjustment keeps it over the S·P trajectories of a test.
+        classes: [Q] of the queries, for the spread free of item noise (`variance_components`).
 
     A trajectory is tested for the queries of its kind, its demonstrations taken as given; the average for fresh sets,
     permutations and queries, clustered by all three (`stats.mean_error`). Raises RequestError on shapes that do not
@@ -259,9 +268,12 @@ def plateau(
     equivalent, different = paired_tests(paired.centre, paired.se, margin)
     adjusted = holm(equivalent), holm(different)
     state, single = states_of(*adjusted, level), states_of(equivalent, different, level)
-    error = mean_error(other.astype(np.float64) - one, weights)
+    overall = _average(one, other, weights, margin, level)
     scale = _normal(1 - level) + _normal((1 + _POWER) / 2)
-    spread = _true_std(error)
+    by_class = overall.error
+    if classes is not None:
+        by_class = _by_class(overall.error, other.astype(np.float64) - one, weights, classes)
+    spread = _true_std(by_class)
     return Plateau(
         first=first,
         last=end,
@@ -274,11 +286,35 @@ def plateau(
         state=state,
         shares=_shares(state),
         single_shares=_shares(single),
-        overall=overall_of(error._replace(degrees=degrees_for_tests(error, len(items))), margin, level),
+        overall=overall,
         true_std=spread,
-        true_within=_within(error.mean, spread, margin),
+        true_within=_within(overall.error.mean, spread, margin),
         resolvable=float(scale * np.median(paired.se)),
     )
+
+
+def averages_to_last(
+    correct: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
+    *,
+    shots: Sequence[int],
+    margin: float = MARGIN,
+    level: float = LEVEL,
+) -> tuple[Overall, ...]:
+    """What happens on average between every k and the largest one, [K - 1]; each as `Plateau.overall`, one test at a
+    time. Cost: O(S·P·K·Q)."""
+    items = _four_axes(correct, shots)
+    return tuple(
+        _average(items[:, :, place], items[:, :, -1], weights, margin, level) for place in range(len(shots) - 1)
+    )
+
+
+def _average(
+    one: npt.NDArray[Any], other: npt.NDArray[Any], weights: npt.ArrayLike | None, margin: float, level: float
+) -> Overall:
+    """The tests of answers [S, P, Q] at two numbers of demonstrations, on average."""
+    error = mean_error(other.astype(np.float64) - one, weights)
+    return overall_of(error._replace(degrees=degrees_for_tests(error, len(one))), margin, level)
 
 
 def plateau_shares(
@@ -454,6 +490,14 @@ def overall_of(error: MeanError, margin: float = MARGIN, level: float = LEVEL) -
     different = float(2 * special.stdtr(error.degrees, -distance / error.se))
     state = STATES[int(states_of(np.array(equivalent), np.array(different), level))]
     return Overall(error, interval, equivalent, different, state)
+
+
+def _by_class(error: MeanError, change: FloatArray, weights: npt.ArrayLike | None, classes: npt.ArrayLike) -> MeanError:
+    """With the components of queries that were drawn class by class; as it is where too few tell them."""
+    try:
+        return error._replace(sigma2=variance_components(change, weights=weights, classes=classes).sigma2)
+    except RequestError:
+        return error
 
 
 def _true_std(error: MeanError) -> float:

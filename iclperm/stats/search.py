@@ -358,6 +358,7 @@ def _honest_items(whole: Filled, num_halves: int, seed: int) -> FloatArray:
             totals[s] += np.where(half, items[s, other], items[s, p])
             means[s] += shares[r] * first[s, r, other] + (1 - shares[r]) * second[s, r, p]
     if whole.present is not None:
+        means = np.minimum(means, num_halves * whole.accuracy.values.max(axis=1))  # as complete answers never are above
         totals += (means - totals @ whole.weights / whole.weights.sum())[:, None]
     return np.asarray(totals / num_halves)
 

@@ -76,14 +76,18 @@ def search_over_permutations(
     num_permutations = matrix.shape[1]
     counts = _sizes(sizes, permutation_sizes(num_permutations), num_permutations, "permutations")
     orders = np.stack([random_stream(seed, "permutations", r).permutation(num_permutations) for r in range(resamples)])
-    first, second = half_accuracies(whole, random_halves(items.shape[2], resamples, seed))
+    halves = random_halves(items.shape[2], resamples, seed)
+    first, second = half_accuracies(whole, halves)
+    share = halves @ whole.weights / whole.weights.sum()
     average = matrix.mean(axis=1)
     lines = []
     for count in counts:
         drawn = np.sort(orders[:, :count], axis=1)  # [R, count], so that ties go to the lowest permutation
         of_test = matrix[:, drawn]
         chosen = _at(of_test, criterion[:, drawn].round(TIE_DECIMALS).argmax(axis=2))
-        lines.append((of_test.mean(axis=2), chosen, _honest(first, second, drawn), of_test.max(axis=2)))
+        best = of_test.max(axis=2)
+        honest = np.minimum(_honest(first, second, share, drawn), best)  # above it only where answers are missing
+        lines.append((of_test.mean(axis=2), chosen, honest, best))
     return _curve(counts, lines, average, level, seed)
 
 
@@ -150,17 +154,20 @@ def dev_sizes(num_queries: int) -> list[int]:
     return [*(size for size in steps if size < num_queries), num_queries]
 
 
-def _honest(first: FloatArray, second: FloatArray, drawn: npt.NDArray[np.int64]) -> FloatArray:
+def _honest(first: FloatArray, second: FloatArray, share: FloatArray, drawn: npt.NDArray[np.int64]) -> FloatArray:
     """[S, R] accuracy, on one half of the queries, of the permutation that is best on the other half.
 
-    `first` and `second` [S, R, P] are accuracies on both halves of R halvings, `drawn` [R, N] the permutations that
-    each resample chooses among. A resample takes the mean over a few of the halvings, both ways round.
+    `first` and `second` [S, R, P] are accuracies on both halves of R halvings, `share` [R] what the first half weighs
+    of both, `drawn` [R, N] the permutations that each resample chooses among. A resample takes the mean over a few of
+    the halvings, both ways round, each half as it weighs: of complete answers that is never above the best accuracy of
+    all, as no half has more than its own best.
     """
     total = np.zeros(first.shape[:2])
     for shift in range(_HALVINGS_A_RESAMPLE):
         one, other = (np.take_along_axis(np.roll(half, shift, axis=1), drawn[None], axis=2) for half in (first, second))
-        total += _at(other, one.argmax(axis=2)) + _at(one, other.argmax(axis=2))
-    return total / (2 * _HALVINGS_A_RESAMPLE)
+        of_one = np.roll(share, shift)
+        total += (1 - of_one) * _at(other, one.argmax(axis=2)) + of_one * _at(one, other.argmax(axis=2))
+    return total / _HALVINGS_A_RESAMPLE
 
 
 class DevDraw:

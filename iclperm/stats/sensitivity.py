@@ -119,15 +119,17 @@ def accuracy_bounds(
 ) -> AccuracyBounds:
     """The accuracies of every cell if all of its missing answers were wrong, and if all were right.
 
-    Takes what `accuracy` does. Queries that no cell answered are missing, too. Raises what it does. Cost: O(size), a
-    float copy.
+    Takes what `accuracy` does. Queries that no cell answered are missing, too. Raises what it does. Cost: O(size).
     """
     items, states = graded_items(correct), _states(np.shape(correct), state)
-    ok = np.ones(items.shape, np.bool_) if states is None else states == 0
     weight = query_weights(weights, items.shape[-1])
-    lowest = np.where(ok, items, 0) @ weight / weight.sum()
-    missing = ~ok @ weight / weight.sum()
-    return AccuracyBounds(np.asarray(lowest), np.asarray(lowest + missing), np.asarray(missing))
+    lowest, missing = np.zeros(items.shape[:-1]), np.zeros(items.shape[:-1])
+    for place in np.ndindex(items.shape[:-2]):  # a set at a time: no float copy of all
+        of_set = items[place]
+        ok = np.ones(of_set.shape, np.bool_) if states is None else states[place] == 0
+        lowest[place] = np.where(ok, of_set, 0) @ weight / weight.sum()
+        missing[place] = ~ok @ weight / weight.sum()
+    return AccuracyBounds(lowest, lowest + missing, missing)
 
 
 def common_accuracy(

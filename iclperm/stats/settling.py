@@ -71,8 +71,8 @@ class AxisSettling:
     num_parts: tuple[int, ...]
     """[N] random parts of each size; 1 at full size."""
     curve: FloatArray
-    """[N, K, 3] quantiles of µ_k over the parts, drawn away from the middle by 1/√(1 - n'/n), as for fresh samples; at
-    full size only the middle is known."""
+    """[N, K, 3] quantiles of µ_k over the parts, drawn away from the middle by 1/√(1 - n'/n), as for fresh samples, and
+    cut to 0..1; at full size only the middle is known."""
     spread: FloatArray
     """[N, K] mean over the parts of the standard deviation over orders, the papers' band around µ_k; NaN for one."""
     scores: Mapping[str, ScoreSettling]
@@ -234,7 +234,7 @@ def _curve_over(blocks: BlockSums, axis: Axis, drawn: Places, size: int, total: 
         unknown = np.full_like(middle, math.nan)
         return np.stack([unknown, middle, unknown], axis=1), spread
     widened = middle + (np.quantile(means, QUANTILES, axis=0) - middle) / math.sqrt(1 - size / total)
-    return widened.T, spread
+    return np.clip(widened, 0.0, 1.0).T, spread
 
 
 def _names_of(blocks: BlockSums, axis: Axis, orders: npt.ArrayLike | None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,10 @@ from scipy import special
 
 from iclperm.errors import RequestError
 from iclperm.stats.correlation import Correlation, correlation
+from iclperm.stats.incomplete import strata_of
 from iclperm.stats.intervals import Interval, jackknife_interval
 from iclperm.stats.search import choose, fitting_scores, usable_items
-from iclperm.stats.sensitivity import accuracy_matrix
+from iclperm.stats.sensitivity import FloatArray, accuracy_matrix
 
 
 class WinnersCurse(NamedTuple):
@@ -95,22 +96,44 @@ def winners_curse(dev_accuracy: npt.ArrayLike, accuracy_on_test: npt.ArrayLike, 
     )
 
 
-def noise_within_sets(correct: npt.ArrayLike, state: npt.ArrayLike | None = None) -> float:
-    """Variance of one ordering's accuracy around its true one, within a set: (σ²_PI + σ²_SPI)/Q, from the items alone.
+def noise_within_sets(
+    correct: npt.ArrayLike,
+    state: npt.ArrayLike | None = None,
+    weights: npt.ArrayLike | None = None,
+    classes: npt.ArrayLike | None = None,
+) -> float:
+    """Variance of one ordering's accuracy around its true one, within a set, from the items alone.
 
-    correct [S, P, Q] 0 or 1, state [S, P, Q] with 0 = ok. The mean square of permutations by queries within sets over
-    the number of queries; the difficulty of the queries, which all orderings share, cancels, so that it is less than
-    p(1 - p)/Q. Every query counts once. NaN below two permutations or queries. Cost: O(S·P·Q).
+    correct [S, P, Q] 0 or 1, state [S, P, Q] with 0 = ok, weights and classes [Q] as `variance_components` takes them.
+    (σ²_PI + σ²_SPI)/Q where all queries are alike, else that of the weighted accuracy, class by class: the mean square
+    of permutations by queries within sets. The difficulty of the queries, which all orderings share, cancels, so that
+    it is less than p(1 - p)/Q. NaN below two permutations or queries. Cost: O(S·P·Q).
     """
-    items = usable_items(correct, state, None).items
-    _, num_p, num_q = items.shape
+    whole = usable_items(correct, state, weights)
+    _, num_p, num_q = whole.items.shape
     if min(num_p, num_q) < 2:
         return math.nan
-    squares = []
-    for one in items:
-        by_permutation, by_query = one.mean(axis=1), one.mean(axis=0)
-        mean = float(by_query.mean())
-        total = float(np.sum((one - mean) ** 2, dtype=np.float64))
-        between = num_q * float(np.sum((by_permutation - mean) ** 2)) + num_p * float(np.sum((by_query - mean) ** 2))
-        squares.append(max(total - between, 0.0) / ((num_p - 1) * (num_q - 1)))
-    return float(np.mean(squares)) / int(num_q)
+    of_each = None if classes is None else np.asarray(classes)[whole.usable]
+    return float(order_noise(whole.items, whole.weights, of_each).sum(axis=1).mean() / (num_p - 1))
+
+
+def order_noise(items: npt.NDArray[Any], weights: FloatArray, classes: npt.ArrayLike | None = None) -> FloatArray:
+    """[S, P] what each ordering adds to the noise of a set's accuracies, from items [S, P, Q] and weights [Q].
+
+    Σ over the classes of share² · Σw²/(Σw)² · variance over the class's queries of an answer less its query's mean over
+    the orderings; the sum over P of them over P - 1 is the variance that other queries would make. A class of one query
+    cannot tell it: then all queries are one.
+    """
+    strata, total = strata_of(weights, classes), float(weights.sum())
+    if np.bincount(strata[strata >= 0]).min() < 2:
+        strata = np.minimum(strata, 0)
+    parts = []
+    for name in range(int(strata.max()) + 1):
+        members = np.flatnonzero(strata == name)
+        parts.append((members, float(weights[members] @ weights[members]) / total**2))
+    found = np.zeros(items.shape[:2])
+    for s, one in enumerate(items):  # a set at a time: no float copy of everything
+        centred = one - one.mean(axis=0, dtype=np.float64)
+        for members, scale in parts:
+            found[s] += scale * centred[:, members].var(axis=1, ddof=1)
+    return found

@@ -54,12 +54,22 @@ class SettlingFindings:
     def plots(self) -> dict[str, Plot]:
         """The papers' curves with their bands by size, and what settles how fast; those without data are left out."""
         found = {}
+
+        def plot(draw: Any, height: float, count: int, caption: str) -> Plot:
+            def tall(width: float) -> float:
+                return figures.height_of_row(width, count, height, 0.0)
+
+            return Plot((7.4, height), draw, tall=tall, least=2.8, caption=caption)
+
+        all_axes, scored = len(self.axes), sum(bool(axis.scores) for axis in self.axes)
         if len(self.shots) > 1:
-            found["convergence_curves"] = Plot((7.4, 3.6), self._draw_curves)
-        if any(axis.scores for axis in self.axes):
-            found["convergence_scores"] = Plot((7.4, 3.4), self._draw_scores)
+            found["convergence_curves"] = plot(self._draw_curves, 3.6, all_axes, "The averaged curve, by size")
+        if scored:
+            words = "Agreement of the scores of demonstrations, by size"
+            found["convergence_scores"] = plot(self._draw_scores, 3.4, scored, words)
         if any(axis.verdicts for axis in self.axes):
-            found["convergence_plateaus"] = Plot((7.4, 3.4), self._draw_verdicts)
+            words = "Share of plateau verdicts that stay the same, by size"
+            found["convergence_plateaus"] = plot(self._draw_verdicts, 3.4, all_axes, words)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,7 +164,9 @@ class SettlingFindings:
                 cells.append(number(middle) if math.isnan(low) else f"{middle:.4f} ({low:.3f} to {high:.3f})")
             rows.append((str(self.shots[k_place]), *cells))
         sizes = [f"{LETTERS[axis.axis]}' = {axis.sizes[place]:,}" for place in evenly(len(axis.sizes), _MOST_CURVES)]
-        caption = f"Median and 90 % of µ_k over fresh samples of that many {axis.axis}, the other axes as in the run."
+        caption = (
+            f"Median and 90 % of µ_k over fresh samples of that many {axis.axis}, the rest as in the run; cut to 0..1."
+        )
         return Table(f"The averaged curve from fewer {axis.axis}", ("k", *sizes), rows, caption=caption)
 
     def _draw_curves(self, figure: Figure) -> None:
@@ -211,9 +223,7 @@ class SettlingFindings:
     def _panels(self, figure: Figure, shown: list[AxisSettling] | None = None) -> Iterator[tuple[Axes, AxisSettling]]:
         """A panel an axis, each with its sizes below."""
         axes_of = list(self.axes) if shown is None else shown
-        panels = figure.subplots(1, len(axes_of), sharey=True, squeeze=False)[0]
-        height = figure.get_figheight()
-        figure.subplots_adjust(left=0.09, right=0.985, bottom=0.5 / height, top=1 - 0.62 / height, wspace=0.08)
+        panels = figures.in_a_row(figure, len(axes_of), 0.0)
         for panel, axis in zip(panels, axes_of, strict=True):
             panel.set_xlabel(f"{axis.axis} {LETTERS[axis.axis]}'")
             panel.set_xticks([axis.sizes[place] for place in evenly(len(axis.sizes), 5)])
