@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iclperm import plot, stats
+    from iclperm import plot, progress, stats
     from iclperm.api import compare, open_run, plan, run, status, verify, write_comparison, write_page
     from iclperm.base.environment import settle
     from iclperm.endpoint import Endpoint
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from iclperm.study.choices import Choices
     from iclperm.study.kinds import Kind
     from iclperm.study.study import Study
+    from iclperm.tasks.tables import new_task
     from iclperm.tasks.task import Task
 
     __version__: str
@@ -41,9 +42,11 @@ __all__ = [
     "Task",
     "__version__",
     "compare",
+    "new_task",
     "open_run",
     "plan",
     "plot",
+    "progress",
     "run",
     "sample_prompt",
     "settle",
@@ -54,7 +57,7 @@ __all__ = [
     "write_page",
 ]
 
-_MODULES = ("plot", "stats")
+_MODULES = ("plot", "progress", "stats")
 _HOME = {
     "Choices": "iclperm.study.choices",
     "Endpoint": "iclperm.endpoint",
@@ -69,6 +72,7 @@ _HOME = {
     "Table": "iclperm.report.parts",
     "Task": "iclperm.tasks.task",
     "compare": "iclperm.api",
+    "new_task": "iclperm.tasks.tables",
     "open_run": "iclperm.api",
     "plan": "iclperm.api",
     "run": "iclperm.api",

@@ -6,15 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from iclperm import external
 from iclperm.endpoint.keys import KeyHosts, SendKeys
 from iclperm.errors import ConfigError
 from iclperm.external import Tensor
+from iclperm.external.unanswered import without_unanswered
 from iclperm.progress import shown_progress
 from iclperm.runs import audit
 from iclperm.runs.audit import RunStatus, Verification
-from iclperm.runs.execute import run_one
+from iclperm.runs.execute import Local, run_one
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import has_begun, is_several
 from iclperm.runs.limits import DEFAULT, WorkLimits
@@ -30,7 +32,11 @@ from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.stages import load
 from iclperm.study import kinds
+from iclperm.study.choices import shown
 from iclperm.study.study import Study
+from iclperm.workers.local import local_workers
+
+Comparable: TypeAlias = str | Path | Run | StudyRuns | Tensor
 
 __all__ = ["compare", "open_run", "plan", "run", "status", "verify", "write_comparison", "write_page"]
 
@@ -45,6 +51,8 @@ def run(
     limits: WorkLimits | None = None,
     send_keys: SendKeys | None = None,
     with_text: bool | None = None,
+    workers: int | None = None,
+    ray: str | bool | None = None,
 ) -> Run | StudyRuns:
     """Runs a study, or what is missing of it in the run folder ``out``; without a folder results are kept in memory.
 
@@ -56,6 +64,10 @@ def run(
     keeps the texts of all prompts in texts.parquet unless ``with_text`` is False, or the task's data may not be handed
     on and it is not True. A kind that could not be reported is refused before anything is computed.
 
+    ``workers`` have the model run in so many processes, each on a GPU or a group of cores of its own: results are those
+    of one process with as many threads as each of them. With ``ray``, the address of a Ray cluster, or True for the one
+    that runs here, they are on its machines: as many as there are GPUs, or nodes, unless ``workers`` says otherwise.
+
     ``progress`` is True for a bar on a terminal or in a notebook, and lines elsewhere (`iclperm.progress`): model and
     stage, tokens and parts, and the time left. Else a function, called with the numbers of finished parts and of all
     parts at the start and after each part; or an `iclperm.progress.Watcher`, told every stage and every few seconds.
@@ -66,8 +78,9 @@ def run(
     """
 
     def one(study: Study, out: str | Path | None) -> Run:
-        return Run.of(run_one(study, out, extend, mixed, watcher, limits or DEFAULT, keys, with_text))
+        return Run.of(run_one(study, out, extend, mixed, watcher, limits or DEFAULT, keys, with_text, local))
 
+    local = _local(study, workers, ray, mixed)
     kind = kinds.named(study.kind)
     load(kind)
     keys = KeyHosts(send_keys, None if kind.stages is None else several.identifier(study))
@@ -78,10 +91,30 @@ def run(
         return one(study, out)
 
 
+def _local(study: Study, workers: int | None, ray: str | bool | None, mixed: bool) -> Local | None:
+    """What makes the workers that were asked for, if any."""
+    if workers is None and not ray:
+        return None
+    if study.endpoint is not None:
+        raise ConfigError(
+            "a model behind an API has no workers here: its requests are all sent from one process, within one budget; "
+            "leave out workers and ray"
+        )
+    if not ray:
+        return local_workers(workers or 0, is_mixed=mixed)
+    try:
+        from iclperm.workers.cluster import ray_workers
+    except ImportError as error:
+        raise ConfigError(f"there is no Ray here ({error}); pip install 'iclperm[ray]'") from None
+    return ray_workers(workers, "auto" if ray is True else ray, is_mixed=mixed)
+
+
 def _watched(progress: Progress | Watcher | bool | None) -> AbstractContextManager[Progress | Watcher | None]:
     """Who is told of a run's progress, within; of True what is shown."""
     if isinstance(progress, bool):
         return shown_progress() if progress else nullcontext()
+    if not (progress is None or callable(progress) or isinstance(progress, Watcher)):
+        raise ConfigError(f"progress is {shown(progress)}; give True, a function of two numbers, or a Watcher")
     return nullcontext(progress)
 
 
@@ -131,22 +164,26 @@ def verify(path: str | Path) -> Verification | dict[str, Verification]:
 
 
 def compare(
-    studies: Sequence[str | Path | Run | StudyRuns | Tensor],
-    *,
+    studies: Comparable | Sequence[Comparable],
+    *others: Comparable,
     shared: Sequence[str] | None = None,
     sizes: Sequence[float] | None = None,
 ) -> Comparing:
     """Two or more finished studies side by side: r, order and selection effect, accuracy, and all of them pooled.
 
-    Each of ``studies`` is a run or its folder, a study of several runs, of which each counts, or answers from
-    elsewhere: a `Tensor` or the path of a file that `iclperm.external.load` reads. What runs have in common is found by
-    the contents of their demonstrations and queries and by what fixed their permutations; of other answers that is not
-    known, unless ``shared`` says for all what they share, level by level, of sets, permutations and queries. ``sizes``
-    are the numbers of parameters of the studies' models, in the same order, for a slope.
+    Each of ``studies``, in a list or one after the other, is a run or its folder, a study of several runs, of which
+    each counts, or answers from elsewhere: a `Tensor` or the path of a file that `iclperm.external.load` reads. What
+    runs have in common is found by the contents of their demonstrations and queries and by what fixed their
+    permutations; of other answers that is not known, unless ``shared`` says for all what they share, level by level, of
+    sets, permutations and queries. ``sizes`` are the numbers of parameters of the studies' models, in the same order,
+    for a slope.
 
     Raises `ConfigError` for fewer than two and for one that is named twice, `RunError` for a run that is not finished,
     and what `open_run` and `load` raise. Reads every run once; O(S·P·K·Q) for every two of them.
     """
+    if isinstance(studies, str | Path | Run | StudyRuns | Tensor):
+        studies = [studies]
+    studies = [*studies, *others]
     paths = [Path(given).resolve() for given in studies if isinstance(given, str | Path)]
     if twice := [path for path in dict.fromkeys(paths) if paths.count(path) > 1]:
         raise ConfigError(f"{twice[0]} is named twice; a study differs from others alone")
@@ -170,7 +207,8 @@ def _opened(path: str | Path) -> Run | StudyRuns | Tensor:
 
 def _compared(one: Run | Tensor, names: Iterator[str]) -> Compared:
     if isinstance(one, Tensor):
+        one = without_unanswered(one)
         levels = {axis: tuple(map(str, getattr(one, axis))) for axis in ("sets", "permutations", "queries")}
-        found = of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots)
+        found = of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots, one.classes)
         return replace(found, called=levels, notes=one.notes)
     return of_run(next(names), one)

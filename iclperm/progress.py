@@ -35,8 +35,14 @@ def shown_progress() -> Iterator[Watcher]:
     if not has_bar:
         yield ProgressLines(sys.stderr)
         return
-    with Progress(*columns(), console=console, transient=True) as bar:
-        yield ProgressBar(bar)
+    shown = None
+    try:
+        with Progress(*columns(), console=console, transient=True) as bar:
+            shown = ProgressBar(bar)
+            yield shown
+    finally:  # a notebook is read later, and keeps no bar
+        if console.is_jupyter and shown is not None and shown.answered is not None:
+            console.print(words(shown.answered), markup=False, highlight=False)
 
 
 def columns() -> tuple[ProgressColumn, ...]:
@@ -55,9 +61,13 @@ class ProgressBar:
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
         self._task = bar.add_task("", total=None)
+        self.answered: Advance | None = None
+        """How far answering was when it was last told; None before it began."""
 
     def show(self, advance: Advance) -> None:
         """See `Watcher`."""
+        if advance.stage == ANSWERING:
+            self.answered = advance
         total = 1.0 if advance.stage == ANSWERING else None
         self._bar.update(self._task, description=words(advance), completed=advance.share, total=total)
 

@@ -82,6 +82,8 @@ def run(
     send_keys: Sequence[str] = (),
     limits: WorkLimits | None = None,
     with_text: bool | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
 ) -> int:
     """Runs the study that `study_of` finds, and shows it in brief. ``send_keys`` are flags (`named_by_flags`); who sits
     at a terminal is asked for one that is missing."""
@@ -99,6 +101,8 @@ def run(
                 limits=limits,
                 send_keys=named,
                 with_text=with_text,
+                workers=workers,
+                ray=ray,
             )
 
     named = named_by_flags(send_keys)

@@ -111,6 +111,16 @@ def demo(out: Path, as_json: bool) -> int:
 @click.option("--extend", is_flag=True, help="Let the run in the folder grow in sets, permutations or queries.")
 @click.option("--mixed", is_flag=True, help="Accept results of other machines or versions beside these.")
 @click.option(
+    "--workers", metavar="N", type=int, help="Processes that run the model, each on a GPU or cores of its own."
+)
+@click.option(
+    "--ray",
+    metavar="[ADDRESS]",
+    is_flag=False,
+    flag_value="auto",
+    help="Have them on the machines of a Ray cluster: that at ADDRESS, or the one that runs here.",
+)
+@click.option(
     "--send-key",
     "send_keys",
     multiple=True,
@@ -127,6 +137,8 @@ def run_command(
     study: Path | None,
     extend: bool,
     mixed: bool,
+    workers: int | None,
+    ray: str | None,
     send_keys: tuple[str, ...],
     with_text: bool | None,
     as_json: bool,
@@ -138,6 +150,8 @@ def run_command(
         flags,
         extend=extend,
         mixed=mixed,
+        workers=workers,
+        ray=ray,
         send_keys=send_keys,
         as_json=as_json,
         limits=limits,

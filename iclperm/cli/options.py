@@ -150,7 +150,7 @@ def with_figures(command: Command) -> Command:
         "figures",
         multiple=True,
         metavar="[NAME=]FILE",
-        help="A figure as .pdf, .svg or .png; the first unless a NAME is given. Repeatable.",
+        help="A figure as .pdf, .svg or .png: NAME, else the one that FILE is called like, else the first. Repeatable.",
     )(command)
 
 

@@ -24,7 +24,7 @@ from iclperm.progress import duration
 from iclperm.prompts.encode import PromptTokens
 from iclperm.prompts.render import PromptText
 from iclperm.report.parts import Table as FoundTable
-from iclperm.runs.audit import RunStatus, Verification
+from iclperm.runs.audit import RunStatus, Session, Verification
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.lengths import PromptLengths
 from iclperm.runs.plan import StudyPlan
@@ -229,11 +229,19 @@ def print_status(console: Console, status: RunStatus) -> None:
     console.print(*_status_tables(status), sep="\n")
 
 
+def _state(status: RunStatus) -> str:
+    if status.is_finished:
+        return "finished"
+    if count := status.num_at_work:
+        return f"at work: {count} process{'' if count == 1 else 'es'}"
+    return "not finished: run the same study into it to continue"
+
+
 def _status_tables(status: RunStatus) -> list[Table]:
     extent, left = status.extents[-1], status.seconds_left
     forwarded = f"{'' if status.is_token_count_complete else 'at least '}{status.tokens_forwarded:,}"
     rows = {
-        "state": "finished" if status.is_finished else "not finished: run the same study into it to continue",
+        "state": _state(status),
         "model": printable(status.model),
         "shots": listed(status.shots),
         **{name.replace("_", " "): f"{size:,}" for name, size in extent.items()},
@@ -259,7 +267,24 @@ def _status_tables(status: RunStatus) -> list[Table]:
     return [
         _facts(printable(f"{status.task} in {status.folder}"), rows),
         _table("Sessions", ("session", "seconds", "parts", "tokens", "ended"), sessions),
+        *([_workers(status.sessions[-1])] if status.sessions and status.sessions[-1].workers else []),
     ]
+
+
+def _workers(session: Session) -> Table:
+    """The workers of a session."""
+    rows = [
+        (
+            printable(worker.name),
+            printable(worker.host),
+            str(worker.pid),
+            f"{worker.num_parts:,}",
+            f"{60 * worker.num_parts / worker.seconds:,.1f}" if worker.seconds else "-",
+            "lost" if worker.is_lost else "ended" if session.is_closed else "at work",
+        )
+        for worker in session.workers
+    ]
+    return _table("Workers of the last session", ("worker", "host", "process", "parts", "a minute", "state"), rows)
 
 
 def print_verification(console: Console, verification: Verification, *, named: bool = False) -> None:
@@ -319,8 +344,9 @@ def print_proposal(console: Console, found: Proposal, lengths: PromptLengths, mo
     console.print(_facts(printable(f"Tokens of {model}"), facts), "")
     notes = [*found.notes]
     if lengths.num_too_long:
+        rows_are = "1 row is" if lengths.num_too_long == 1 else f"{lengths.num_too_long:,} rows are"
         notes.append(
-            f"{lengths.num_too_long:,} rows are too long for the window beside the others: lower shots, cut the texts "
+            f"{rows_are} too long for the window beside the others: lower shots, cut the texts "
             "in the templates, or run with --on-overlong drop"
         )
     elif lengths.whole > lengths.window:
@@ -328,11 +354,13 @@ def print_proposal(console: Console, found: Proposal, lengths: PromptLengths, mo
     if found.near:
         train, other, split = (printable(each).replace("\n", " ")[:60] for each in found.near[0])
         notes.append(
-            f"{len(found.near):,} rows outside train nearly repeat one of it and flatter accuracies; keep one of each, "
+            f"{len(found.near):,} row{'s' if len(found.near) > 1 else ''} outside train nearly repeat one of it and "
+            "flatter accuracies; keep one of each, "
             f"such as: {train!r} (train), {other!r} ({split})"
         )
     shares = [sum(row.values()) / total for row in found.counts.values()]
     test = sum(row["test"] for row in found.counts.values())
+    dev = min(sum(row.get("dev", 0) for row in found.counts.values()), _QUERIES)
     is_uneven = max(shares) > 3 * min(shares)
     if is_uneven:
         notes.append(
@@ -348,6 +376,13 @@ def print_proposal(console: Console, found: Proposal, lengths: PromptLengths, mo
         f"iclperm report runs/{found.name}",
     )
     console.print("", f"{path} is written; next:", *lines, sep="\n  ", markup=False, soft_wrap=True)
+    if dev:
+        asked = f"{natural or f' --queries {_QUERIES}'} --dev-queries {dev} --sets 4 --permutations 16"
+        search = (
+            f"iclperm run --kind search --task {path} --model {model}{asked} --out runs/{found.name}-search",
+            f"iclperm prompt runs/{found.name}-search",
+        )
+        console.print("or, for the best prompt to take away:", *search, sep="\n  ", markup=False, soft_wrap=True)
 
 
 def print_files(console: Console, files: Sequence[Path], folder: Path | None) -> None:
@@ -367,7 +402,7 @@ def print_next_steps(console: Console, out: Path, *, most_shots: int) -> None:
         "all answers": f"iclperm export {out} --out demo.csv",
         "larger study": f"iclperm run {out} --sets 12 --permutations 12 --extend",
         "your model": f"iclperm run {out}/study.yaml --model PATH --out my-run",
-        "your task": "iclperm tasks new my-task",
+        "your task": "iclperm tasks new --from data.csv",
     }
     lines = (f"  {words:<12}  {step}" for words, step in steps.items())
     console.print("", "next:", *lines, sep="\n", markup=False, soft_wrap=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from iclperm.base.tokenizer_file import told_where_it_gives_up
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
 from iclperm.errors import RequestError
 
@@ -135,7 +136,9 @@ class Encoder:
             )
         eos = self._tokenizer.eos_token_id
         bos = self._tokenizer.bos_token_id
-        rows = [np.asarray(ids, np.int32) for ids in self._tokenizer(texts, return_attention_mask=False)["input_ids"]]
+        with told_where_it_gives_up():
+            encoded = self._tokenizer(texts, return_attention_mask=False)["input_ids"]
+        rows = [np.asarray(ids, np.int32) for ids in encoded]
         return [
             ids[:-1]
             if ids.size and ids[-1] == eos and eos != bos and not text.endswith(self._tokenizer.eos_token)

@@ -30,7 +30,10 @@ _SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_lay
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _PART_KEYS = ("num_key_value_heads", "head_dim", "intermediate_size", "n_inner", "ffn_dim")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_LAYER_KEYS, _MOST_LAYERS = ("num_hidden_layers", "n_layer"), 1_000
+# Those of towers for images and sound, of encoders and of stacks; not of windows.
+_LAYER_COUNT = re.compile(r"(?!max_window)[a-z_]*(layers?|num_blocks)(_per_\w+)?")
+_LABEL_KEYS = ("num_labels", "id2label", "label2id")
+_MOST_LAYERS, _MOST_LABELS = 1_000, 30_000
 _SCALES = re.compile(r"scale|absmax|SCB")
 _MASK = re.compile(r"(^|\.)(attn|attention)\.(bias|masked_bias)$")
 _TABLE = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
@@ -73,7 +76,8 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
         return Path(snapshot_download(text, revision=revision, allow_patterns=patterns))
     except Exception as error:  # also those of the HTTP library beneath it, where a connection breaks
         raise ModelError(
-            f"the model {text!r} is neither a folder nor to be had from the hub: {first_line(error)}"
+            f"the model {text!r} is neither a folder nor to be had from the hub: {first_line(error)}; give a model's "
+            "folder, or a hub id that can be reached"
         ) from error
 
 
@@ -130,9 +134,7 @@ def _refuse_values(folder: Path, settings: Mapping[str, Any]) -> None:
         is_free = value is None or key in _PART_KEYS  # some have a list of them, one a layer
         if not (value >= 1 if type(value) is int else is_free):
             raise _unreadable(folder, key, value, "give a whole number from 1 on")
-    for key in _LAYER_KEYS:
-        if (value := settings.get(key)) is not None and value > _MOST_LAYERS:
-            raise _unreadable(folder, key, value, f"{_MOST_LAYERS} layers are the most that are built")
+    _refuse_many(folder, settings)
     for key in ("dtype", "torch_dtype"):
         value = settings.get(key)
         is_known = not isinstance(value, str) or value.removeprefix("torch.") in _DTYPES
@@ -141,6 +143,25 @@ def _refuse_values(folder: Path, settings: Mapping[str, Any]) -> None:
     names = settings.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise _unreadable(folder, "architectures", names, "a list of names is needed")
+
+
+def _refuse_many(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raises ModelError, at any depth of a configuration, for more layers than are built or more names of labels than
+    are made, which takes time and memory before anything else is looked at."""
+    waiting: list[Any] = [settings]
+    while waiting:
+        place = waiting.pop()
+        if isinstance(place, list):
+            waiting += place
+        if not isinstance(place, dict):
+            continue
+        waiting += place.values()
+        for key, value in place.items():
+            count = len(value) if isinstance(value, dict) else value if isinstance(value, int) else 0
+            if _LAYER_COUNT.fullmatch(key) and count > _MOST_LAYERS:
+                raise _unreadable(folder, key, value, f"{_MOST_LAYERS} layers are the most that are built")
+            if key in _LABEL_KEYS and count > _MOST_LABELS:
+                raise _unreadable(folder, key, value, f"{_MOST_LABELS} are the most that are made")
 
 
 def _unreadable(folder: Path, key: str, value: object, remedy: str) -> ModelError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -269,6 +270,13 @@ def has_device(name: str) -> bool:
     """Whether this machine has a device."""
     place = _device(name)
     return place.type == "cpu" or bool(getattr(torch, place.type).is_available())
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return named[:count] or [str(number) for number in range(count)]
 
 
 def bos_ids(folder: Path) -> tuple[int, ...]:

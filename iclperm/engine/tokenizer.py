@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
+from iclperm.base.tokenizer_file import check_tokenizer_file, told_where_it_gives_up
 from iclperm.engine.facts import MAKES_A_TOKENIZER, TOKENIZER_FILE
 from iclperm.engine.folder import first_line, json_object, model_folder, refuse_pointers
-from iclperm.errors import ModelError, printable
+from iclperm.errors import ModelError, TokenizationError, printable
 
 _NAMED = ("bos_token", "eos_token", "unk_token")
 
@@ -32,12 +33,14 @@ def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
     try:
         if not (folder / TOKENIZER_FILE).is_file():
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        _refuse_other_ids(folder / TOKENIZER_FILE, tokenizer)
+        said = check_tokenizer_file(folder / TOKENIZER_FILE)
+        with told_where_it_gives_up():
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        _refuse_other_ids(folder / TOKENIZER_FILE, said, tokenizer)
         if own := _tokens_of_its_class(folder, tokenizer):
             tokenizer.add_special_tokens(own)
         return tokenizer
-    except ModelError:
+    except (ModelError, TokenizationError):
         raise
     except Exception as error:
         raise ModelError(
@@ -45,7 +48,7 @@ def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
         ) from error
 
 
-def _refuse_other_ids(path: Path, tokenizer: Any) -> None:
+def _refuse_other_ids(path: Path, said: Mapping[str, Any], tokenizer: Any) -> None:
     """Raises ModelError where a file makes ids at random, or the library gives an added token another than the file's;
     and for a chat template that is no text."""
     if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
@@ -53,7 +56,7 @@ def _refuse_other_ids(path: Path, tokenizer: Any) -> None:
             f"'{path}' drops merges at random (dropout is {dropout}), so the same text would have other token ids each "
             "time; set dropout to null"
         )
-    for token in json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or ():
+    for token in said.get("added_tokens") or ():
         given = tokenizer.backend_tokenizer.token_to_id(token["content"])
         if given != token["id"]:
             raise ModelError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,33 @@ import numpy as np
 from iclperm.endpoint.ledger import damage as damage_to_replies
 from iclperm.endpoint.ledger import paid
 from iclperm.errors import DamagedItem, IclpermError, RunError, UnknownKind, is_out_of_memory
+from iclperm.report.notebook import ShownFields
 from iclperm.runs.answers import digest_of
 from iclperm.runs.finish import forwarded_tokens
 from iclperm.runs.folder import TABLES, RunFolder, has_only_begun
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.presence import num_at_work
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.run_texts import damage_to_texts
 from iclperm.study.endpoint import Spent
 
 
 @dataclass(frozen=True)
+class WorkerRecord:
+    """A process that answered parts for a session: ``num_parts`` in ``seconds`` since it was ready."""
+
+    name: str
+    host: str
+    pid: int
+    num_parts: int
+    seconds: float
+    is_lost: bool
+
+
+@dataclass(frozen=True)
 class Session:
-    """One call of `iclperm.run` on a folder; ``is_closed`` is False where it was killed, or is still at work."""
+    """One call of `iclperm.run` on a folder; ``is_closed`` is False where it was killed, or is still at work.
+    ``workers`` are those that were ready in it."""
 
     name: str
     seconds: float
@@ -31,13 +46,15 @@ class Session:
     tokens_forwarded: int
     is_closed: bool
     numerics: dict[str, Any]
+    workers: list[WorkerRecord] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class RunStatus:
+class RunStatus(ShownFields):
     """How far a run is. ``seconds_left`` is what the missing parts take at the mean speed of all sessions; None where
     that is not known. ``spent`` was paid to an API, ``lost`` of it at most without a reply: on its way now, or when a
-    process was killed, or none came; both None without an API."""
+    process was killed, or none came; both None without an API. ``num_at_work`` processes run it now, as far as locks
+    tell: those of another machine are often not seen."""
 
     folder: Path
     task: str
@@ -55,6 +72,7 @@ class RunStatus:
     sessions: list[Session]
     spent: Spent | None = None
     lost: Spent | None = None
+    num_at_work: int = 0
 
     @property
     def is_finished(self) -> bool:
@@ -108,6 +126,7 @@ def status(path: str | Path) -> RunStatus:
         sessions=sessions,
         spent=None if books is None else books.spent,
         lost=None if books is None else books.lost,
+        num_at_work=num_at_work(folder.files),
     )
 
 
@@ -197,4 +216,8 @@ def _session(record: Mapping[str, Any]) -> Session:
         tokens_forwarded=int(record.get("tokens_forwarded", 0)),
         is_closed=bool(record.get("closed", False)),
         numerics=record["numerics"],
+        workers=[
+            WorkerRecord(told["name"], told["host"], told["pid"], told["parts"], float(told["seconds"]), told["lost"])
+            for told in record.get("workers", ())
+        ],
     )

@@ -6,10 +6,9 @@ import platform
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from iclperm.base.outputs import output
 from iclperm.endpoint.keys import KeyHosts
-from iclperm.errors import DamagedItem, RunError, RunStopped
+from iclperm.errors import DamagedItem, RunError, RunInterrupted, RunStopped
 from iclperm.runs.finish import finish, finished
-from iclperm.runs.folder import RunFolder, mend_format, recorded_extents
+from iclperm.runs.folder import RunFolder, mend_format, recorded_extents, refuse_other_choices
 from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.presence import at_work
 from iclperm.runs.progress import FINISHING, LOADING, TOKENISING, Progress, RunWatch, Watcher
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.reading import open_reader
 from iclperm.runs.run import FinishedRun
 from iclperm.runs.run_texts import drop_texts, keep_texts
 from iclperm.runs.scorers import Scorer, scorer_of
-from iclperm.runs.setting import ResolvedStudy, with_whole_paths
+from iclperm.runs.setting import ResolvedStudy, identifying_choices, resolved, with_whole_paths
 from iclperm.runs.tables import tables
 from iclperm.runs.work import Work
 from iclperm.study.study import Study
+from iclperm.tasks.task import Task
 
+Local = Callable[[Work], Scorer]
+"""Makes what answers for a model of this machine, or of others that are ours."""
 _SECONDS_BETWEEN_LOOKS = 0.2
 _REMEDIES = {
     "threads": "set OMP_NUM_THREADS={there}",
@@ -54,10 +58,24 @@ def run_one(
     limits: WorkLimits = DEFAULT,
     keys: KeyHosts | None = None,
     with_text: bool | None = None,
+    local: Local | None = None,
 ) -> FinishedRun:
-    """See `iclperm.api.run`; ``keys`` are the hosts that keys may go to, ``with_text`` as `iclperm.api.run` has it."""
-    with RunWatch(progress, Path(study.model_name).name, Path(study.task).stem) as watch:
-        return _run(study, out, extend, mixed, watch, limits, keys, with_text)
+    """See `iclperm.api.run`; ``keys`` are the hosts that keys may go to, ``with_text`` as `iclperm.api.run` has it,
+    and ``local`` makes what answers for a model that is behind no API: this process unless given."""
+    with RunWatch(progress, Path(study.model_name).name, Path(study.task).stem) as watch, ExitStack() as present:
+        try:
+            return _run(study, out, extend, mixed, watch, limits, keys, with_text, local, present)
+        except KeyboardInterrupt:
+            raise RunInterrupted(_after_stop(out or study.out, watch)) from None
+
+
+def _after_stop(path: str | Path | None, watch: RunWatch) -> str:
+    """What an interrupted run leaves, for whoever interrupted it."""
+    if path is None:
+        return "stopped; without a run folder nothing is kept: name one, and a stopped run can be continued"
+    done, total = watch.parts_told
+    parts = f"{done:,} of {total:,} parts are finished and kept in {path}" if total else "before the first part"
+    return f"stopped, {parts}; the same call continues"
 
 
 def _run(
@@ -69,11 +87,15 @@ def _run(
     limits: WorkLimits,
     keys: KeyHosts | None,
     with_text: bool | None,
+    local: Local | None,
+    present: ExitStack,
 ) -> FinishedRun:
     started = time.perf_counter()
+    path = None if (out or study.out) is None else Path(out or study.out or "")
+    if path is not None:
+        _refuse_other_folder(path, study, extend)
     setting = ResolvedStudy.of(study, limits=limits)
     study = setting.study
-    path = None if (out or study.out) is None else Path(out or study.out or "")
     mended = int(path is not None and mend_format(path, setting.identity))
     if path is not None and (whole := finished(path, setting)) is not None:
         with suppress(RunStopped):  # a folder that cannot be written is read all the same
@@ -82,14 +104,19 @@ def _run(
     if study.endpoint is not None:
         keys = keys or KeyHosts()
         keys.refuse_unnamed(study.endpoint, _id_there(path, setting))
+    is_ours = path is not None and bool(recorded_extents(path, setting.identity))
+    is_seen = is_ours and present.enter_context(at_work(output(path or "", is_folder=True)))
     watch.begin(TOKENISING)
     work = lay_out(setting, _grown_from(path, setting, extend))
     by_growth = [tables(work, number) for number in range(len(work.growths))]
-    model = scorer_of(work, path, keys)
+    model = scorer_of(work, path, keys, local)
+    present.callback(model.close)  # where something stops it before it computes
     if path is not None:
         _refuse_bad_growth(path, work, by_growth, model, mixed)
     folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_growth)
     if folder is not None:
+        if not is_seen:
+            present.enter_context(at_work(folder.path))
         _settle_texts(folder, setting, with_text, work)
     if folder is not None and keys is not None and study.endpoint is not None:
         keys.record(study.endpoint, folder.run_id)
@@ -137,7 +164,23 @@ def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list
     Raises `RunError` where the study is smaller than the run, or larger without ``extend``.
     """
     there = [] if path is None else recorded_extents(path, setting.identity)
-    last, here = (there or [{}])[-1], setting.study.extent
+    return _growths(path, there, setting.study.extent, extend)
+
+
+def _refuse_other_folder(path: Path, study: Study, extend: bool) -> None:
+    """Raises `RunError` where the run in a folder is another by its choices, or of another size, before data is read or
+    a model is loaded."""
+    task = Task.load(study.task, study.data)
+    study = resolved(study, task)
+    refuse_other_choices(path, {"task": task.name, "study": identifying_choices(study, task)})
+    _growths(path, recorded_extents(path, {}), study.extent, extend)
+
+
+def _growths(
+    path: Path | None, there: list[dict[str, int]], here: Mapping[str, int], extend: bool
+) -> list[dict[str, int]]:
+    """See `_grown_from`; of the extents that are ``there``."""
+    last = (there or [{}])[-1]
     if not there or last == here:
         return there[:-1]
     changes = "; ".join(
@@ -146,7 +189,10 @@ def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list
     if any(size < last[key] for key, size in here.items()):
         raise RunError(f"{path} holds a larger run: {changes}; ask for at least that, or give another folder")
     if not extend:
-        raise RunError(f"{path} holds a smaller run: {changes}; add --extend to let it grow, or give another folder")
+        raise RunError(
+            f"{path} holds a smaller run: {changes}; add --extend to let it grow (in Python extend=True), or give "
+            "another folder"
+        )
     return there
 
 
@@ -210,16 +256,16 @@ def _compute(
     watch.begin(LOADING)
     if folder is not None:
         _admit(model, work, folder, mixed)
-    numerics, before = model.numerics, model.tokens
-    session = _Session(folder, _environment(model), lambda: model.replies)
+    before = model.tokens
+    session = _Session(folder, _environment(model), model)
     num_parts = len(work.parts)
     session.write(tokens=0)
     try:
         watch.answer(lambda: model.tokens, _tokens_wanted(work, len(missing)), len(scores.parts), num_parts)
         with open_reader(work.setting) as checker:
             while missing:
-                with closing(model.tables(missing, partial(_claimed, folder=folder), checker)) as answered:
-                    for part, table in answered:
+                with closing(model.tables(missing, _FolderClaims(folder), checker)) as answered:
+                    for part, table, numerics in answered:
                         session.num_parts += 1
                         session.write(tokens=model.tokens - before)
                         committed = table if folder is None else folder.parts.write(part, table, numerics)
@@ -258,37 +304,51 @@ class _Session:
     ``num_parts`` counts the parts that it wrote or was about to write. Without a folder nothing is recorded.
     """
 
-    def __init__(
-        self, folder: RunFolder | None, environment: Mapping[str, Any], replies: Callable[[], dict[str, int]]
-    ) -> None:
+    def __init__(self, folder: RunFolder | None, environment: Mapping[str, Any], model: Scorer) -> None:
         self.num_parts = 0
         self._started = time.time()
         self._name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
         self._folder = folder
         self._environment = environment
-        self._replies = replies
+        self._model = model
 
     def write(self, *, tokens: int, closed: bool = False) -> None:
         """Replaces the record; ``tokens`` are those of the session so far, ``closed`` that it has ended."""
         if self._folder is not None:
             seconds = round(time.time() - self._started, 3)
             counts = {"tokens_forwarded": tokens, "parts": self.num_parts, "seconds": seconds, "closed": closed}
-            about = {**self._environment, **({"replies": replies} if (replies := self._replies()) else {})}
+            told = {"replies": self._model.replies, "workers": self._model.workers}
+            about = {**self._environment, **{name: said for name, said in told.items() if said}}
             # After a kill the record is there to the last part; after a power loss it may be an earlier one.
             self._folder.write_session(self._name, {**about, **counts}, durable=closed)
 
 
-def _claimed(parts: Sequence[int], folder: RunFolder | None) -> Iterator[int]:
-    """Those of some parts that no other process works at or has finished; each claim ends where the next begins."""
-    for part in parts:
-        if folder is None:
-            yield part
-        elif folder.parts.claim(part):
-            try:
-                if not folder.parts.has(part):
+class _FolderClaims:
+    """See `iclperm.runs.scorers.Claims`; without a folder there is nobody else."""
+
+    def __init__(self, folder: RunFolder | None) -> None:
+        self._folder = folder
+
+    def take(self, part: int) -> bool:
+        if self._folder is None:
+            return True
+        if not self._folder.parts.claim(part):
+            return False
+        if is_there := self._folder.parts.has(part):
+            self.release(part)
+        return not is_there
+
+    def release(self, part: int) -> None:
+        if self._folder is not None:
+            self._folder.parts.release(part)
+
+    def each(self, parts: Sequence[int]) -> Generator[int]:
+        for part in parts:
+            if self.take(part):
+                try:
                     yield part
-            finally:
-                folder.parts.release(part)
+                finally:
+                    self.release(part)
 
 
 def _refuse_small_disk(work: Work, folder: RunFolder) -> None:
@@ -297,7 +357,7 @@ def _refuse_small_disk(work: Work, folder: RunFolder) -> None:
     free = shutil.disk_usage(folder.path).free
     if needed > free:
         raise RunStopped(
-            f"{folder.path} needs about {needed / 1e6:.0f} MB more, but its disk has {free / 1e6:.0f} MB free; make "
+            f"{folder.path} needs about {needed / 1e6:,.2f} MB more, but its disk has {free / 1e6:,.2f} MB free; make "
             "room, then run the same command to continue, or give another folder"
         )
 

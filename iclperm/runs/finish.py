@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,7 +47,8 @@ def open_one(
     files = folder.parts.finished()
     if len(files) < folder.num_parts:
         raise RunError(
-            f"{path} is not finished ({len(files)} of {folder.num_parts} parts); run the same study into it to continue"
+            f"{path} is not finished ({len(files)} of {folder.num_parts} parts); run the same study into it to "
+            f"continue (iclperm run {shlex.quote(str(path))})"
         )
     layout = Layout.of_folder(folder)
     given = {"normalize": normalize, "criterion": criterion, "unparsed": unparsed}

@@ -10,7 +10,7 @@ run/
   *.parquet.sha256                      of these tables, as sha256sum writes and checks it
   environment/<session>.json            versions, parts and token counts of each session
   items/<part>-<sha256[:16]>.parquet    finished units: a row per (context, query); its footer has run, part, numerics
-  tmp/  quarantine/                     files not yet finished, locks; damaged files
+  tmp/  quarantine/                     files not yet finished, locks, who is at work; damaged files
 
 A run that was extended has plan-001.json, demonstrations-001.parquet and queries-001.parquet too, and so on: the plan
 adds parts, the tables hold all rows of the larger extent. Nothing that was there is changed, but study.yaml.
@@ -35,6 +35,7 @@ from iclperm.base.sealed import canonical, sealed, unsealed
 from iclperm.errors import ConfigError, DamagedItem, RunError, UnknownKind, is_out_of_memory
 from iclperm.runs.formats import FORMAT, SEVERAL_FORMAT, VERSION, check_format, format_of
 from iclperm.runs.parts import PartFiles
+from iclperm.runs.presence import is_at_work
 from iclperm.runs.records import is_plan, is_session
 from iclperm.runs.stored import (
     MOST_OF_TABLE,
@@ -50,6 +51,12 @@ from iclperm.study.choices import MAX_YAML_BYTES
 from iclperm.study.study import STATISTICS, Study
 
 _CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
+_SPLIT_KEYS = {"train": "hashes.train", "test": "hashes.test", "dev": "dev"}
+_DIGESTS = {
+    "hashes.wording": "the wording of the task",
+    "hashes.model": "the model",
+    "hashes.tokenizer": "the tokenizer",
+}
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
 _MOST_CONTENT_FREE = 1_000  # queries that a calibrated study has beside those that it asks for
 _PLAN_BYTES = 64 << 20  # a study file has 1 MiB at most
@@ -326,7 +333,8 @@ class RunFolder:
         for name in self.files.names(place := self.path / "tmp"):
             about = self.files.about(place / name)
             is_ours = about is not None and not stat.S_ISDIR(about.st_mode)
-            if about is not None and is_ours and time.time() - about.st_mtime > _STALE_SECONDS:
+            is_old = about is not None and is_ours and time.time() - about.st_mtime > _STALE_SECONDS
+            if is_old and not is_at_work(self.files, place / name):
                 self.files.remove(place / name)
 
     def _claim_folder(self) -> None:
@@ -344,17 +352,24 @@ class RunFolder:
             self.files.make(self.path / name)
 
     def _refuse_another(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-        before, now = ({**plan, "study": _with_later(plan)} for plan in (there, here))
-        differences = list(_differences(before, now))
-        # What follows from another choice is no news beside it.
-        differences = [line for line in differences if not line.startswith(_CONSEQUENCES)] or differences
-        if differences:
-            shown = "; ".join(differences[:3]) + (f"; and {len(differences) - 3} more" if differences[3:] else "")
-            raise RunError(f"{self.path} holds another run: {shown}; give another folder")
+        _refuse_another(self.path, there, here)
 
     def _commit(self, raw: bytes, name: str) -> None:
         """Writes a file that is never replaced, as `write_once`."""
         self.files.write_once(self.path / name, raw, staging=self.path / "tmp")
+
+
+def refuse_other_choices(path: Path, choices: Mapping[str, Any]) -> None:
+    """Raises `RunError` where the run in a folder is not of these ``choices``, some of a plan's keys; nothing where its
+    plan is not there or damaged."""
+    _refuse_unfetched(path)
+    files = Folder(path)
+    if not (path.is_dir() and files.has(path / "FORMAT") and files.has(path / "plan.json")):
+        return
+    with suppress(DamagedItem):
+        there = _read_plan(files, path / "plan.json")
+        known = {**there, "study": {key: value for key, value in there.get("study", {}).items() if key != "dtype"}}
+        _refuse_another(path, {key: known.get(key) for key in choices}, choices)
 
 
 def recorded_extents(path: str | Path, identity: Mapping[str, Any]) -> list[dict[str, int]]:
@@ -474,6 +489,18 @@ def _is_of(study: Study, plan: Mapping[str, Any]) -> bool:
     return _agrees(study, _with_later(plan))
 
 
+def _refuse_another(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raises `RunError` where two plans differ, with what is there and here."""
+    before, now = ({**plan, "study": _with_later(plan)} for plan in (there, here))
+    differences = list(_differences(before, now))
+    # What follows from another choice is no news beside it.
+    differences = [line for line in differences if not line.startswith(_CONSEQUENCES)] or differences
+    if differences:
+        differences = _in_words(differences)
+        shown = "; ".join(differences[:3]) + (f"; and {len(differences) - 3} more" if differences[3:] else "")
+        raise RunError(f"{path} holds another run: {shown}; give another folder, or put that back")
+
+
 def _with_later(plan: Mapping[str, Any]) -> dict[str, Any]:
     """The choices of a plan, those written out that it leaves out."""
     return {**_LATER_KEYS, **plan["study"]} if "study" in plan else {}
@@ -500,6 +527,17 @@ def _differences(there: Any, here: Any, key: str = "") -> Iterator[str]:
     elif there != here and key != "digest":
         shown = _shown(there), _shown(here)
         yield f"{key} differs" if shown[0] == shown[1] else f"{key} is {shown[0]} there and {shown[1]} here"
+
+
+def _in_words(differences: Sequence[str]) -> list[str]:
+    """The differences, but what is known by a digest alone named by what it is that changed, and first."""
+    changed = {line.split(" ")[0]: line for line in differences if " is null there " not in line}
+    splits = [split for split, key in _SPLIT_KEYS.items() if key in changed and "null here" not in changed[key]]
+    told = [f"the data has changed since (its {', '.join(splits)} rows)"] if splits else []
+    named = {key: words for key, words in _DIGESTS.items() if key in changed}
+    told += [f"{words} has changed since" for words in named.values()]
+    done = {*named, *(_SPLIT_KEYS[split] for split in splits)}
+    return told + [line for line in differences if line.split(" ")[0] not in done]
 
 
 def _shown(value: Any) -> str:

@@ -134,12 +134,25 @@ def _plan_product(
     plan = plan_product(
         ContextPaths(Rows.of(rows), Rows.of(marks)),
         ids,
-        _UNKNOWN if setting.is_generated else prompts.continuations,
+        continuations_of(setting, prompts),
         unit_tokens=_unit_tokens(setting, ids),
     )
     of_plan = np.empty(plan.num_contexts, dtype=np.int64)
     of_plan[plan.context_index] = marked
     return Product(plan, of_plan, numbers)
+
+
+def paths_of(prompts: Prompts, product: Product) -> ContextPaths:
+    """The contexts of a product as its plan was made from them."""
+    wanted = np.zeros(len(prompts.contexts), dtype=bool)
+    wanted[product.contexts] = True
+    rows, marks, _ = _marked_rows(prompts, wanted)
+    return ContextPaths(Rows.of(rows), Rows.of(marks))
+
+
+def continuations_of(setting: ResolvedStudy, prompts: Prompts) -> Sequence[Ids]:
+    """What follows each query of a product: the labels, or what stands for an answer that will be generated."""
+    return _UNKNOWN if setting.is_generated else prompts.continuations
 
 
 def _unit_tokens(setting: ResolvedStudy, queries: Sequence[Ids]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from iclperm.base.tokenizer_file import told_where_it_gives_up
 from iclperm.runs.setting import model_tokenizer, study_model_folder
 from iclperm.study.study import Study
 from iclperm.tasks.task import Task
@@ -36,8 +37,9 @@ def prompt_lengths(task: Task, model: str) -> PromptLengths:
         for found in examples
         for text in task.render_demonstrations(found.fields, found.labels.tolist())
     ]
-    lengths = sorted(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]))
-    opening = len(tokenizer(task.opening(), add_special_tokens=False)["input_ids"]) + 1
+    with told_where_it_gives_up():
+        lengths = sorted(map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]))
+        opening = len(tokenizer(task.opening(), add_special_tokens=False, verbose=False)["input_ids"]) + 1
     median, window = lengths[len(lengths) // 2], read_facts(folder, device="cpu", dtype="float32").max_tokens
     whole = opening + sum(lengths[-task.shots :] if task.shots else []) + lengths[-1]
     room = window - opening - task.shots * median

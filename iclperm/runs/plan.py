@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from iclperm.endpoint.bill import Bill, product_bill
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.tokenise import PromptCounts
+from iclperm.report.notebook import ShownFields
 from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.setting import ResolvedStudy
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StudyPlan:
+class StudyPlan(ShownFields):
     """What a study will compute; tokens as `Engine.report` counts them.
 
     ``num_asked`` queries are wanted of all splits together, and ``num_queries`` of them are distinct: examples of a
@@ -81,10 +82,10 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     Raises the errors of `run` that can be known beforehand. Cost: O(tokens of demonstrations and queries), and a second
     to estimate the time, which is left out for a device that this machine lacks, and prompt by prompt (``plain``).
     """
-    from iclperm.engine.estimate import estimate
+    work = lay_out(ResolvedStudy.of(study, weights=False, limits=limits))
+    from iclperm.engine.estimate import estimate  # after what is quickly known to be wrong
     from iclperm.engine.load import has_device
 
-    work = lay_out(ResolvedStudy.of(study, weights=False, limits=limits))
     plans = [product.plan for growth in work.growths for product in growth.products]
     is_possible = bool(plans) and study.endpoint is None and not study.plain and has_device(study.device)
     if not is_possible:

@@ -106,6 +106,11 @@ class RunWatch:
         if error is None and self._error is not None:
             raise self._error
 
+    @property
+    def parts_told(self) -> tuple[int, int]:
+        """Finished parts and all parts, as they were last told; 0 of 0 before answering begins."""
+        return self._advance.num_parts_done, self._advance.num_parts
+
     def begin(self, stage: str) -> None:
         """Says that a stage begins."""
         with self._turn:
@@ -125,10 +130,10 @@ class RunWatch:
 
     def parts(self, done: int, total: int) -> None:
         """Says how many parts are finished."""
-        if self._called is not None:
-            self._called(done, total)
         with self._turn:
             self._advance = replace(self._advance, num_parts_done=done, num_parts=total)
+        if self._called is not None:
+            self._called(done, total)
         self._tell()
 
     def _tell(self) -> None:

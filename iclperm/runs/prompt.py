@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import pprint
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from iclperm.prompts.contexts import context_id, joint_context
 from iclperm.prompts.design import Design, Orderings, SplitQueries, draw
 from iclperm.prompts.encode import JointEncoder, split_labels
 from iclperm.prompts.render import DesignTexts
+from iclperm.report.notebook import prompt_html
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.run import FinishedRun
 from iclperm.runs.run_texts import (
@@ -41,6 +43,9 @@ Format = Literal["text", "chat", "python"]
 _ASKED = "asked"
 _MOST_COMPARED = 500  # queries that a placeholder is tried with
 _LEVEL = 0.95
+_PUT_IN = re.compile(r"\{\{ *\w+ *\}\}")
+_MOST_LABELS = 10  # of which all are told; of more the lowest
+_FEW_QUERIES = 10  # below, an interval of a label's recall can be over fifty points wide
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,11 @@ class RunPrompt:
     """Token ids of the whole prompt up to the label; None without a query too."""
     is_held_out: bool = True
     notes: tuple[str, ...] = ()
+    by_label: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Of every label how many of its distinct test queries were answered right, and how many there are; nothing of a
+    task without labels."""
+    commonest: tuple[str, float] | None = None
+    """The label that most test queries have, by weight, and the accuracy of naming it always."""
 
     def formatted(self, form: Format | None = None) -> str:
         """The prompt as ``text``, as JSON of ``chat`` messages, or as a ``python`` literal; by default chat for a chat.
@@ -103,6 +113,7 @@ class RunPrompt:
             f"accuracy on {self.num_queries:,} test queries, "
             f"{'which had no say in the choice' if self.is_held_out else 'which this prompt was chosen by'}: "
             f"{self.accuracy:.1%}{bounds}",
+            *self._said_by_label(),
         ]
         if self.placeholders:
             fields = ", ".join(f"{marker} by the query's {name}" for name, marker in self.placeholders.items())
@@ -111,8 +122,33 @@ class RunPrompt:
             lines.append(f"the model was to go on with one of {', '.join(map(repr, self.labels))}")
         return lines
 
+    def _said_by_label(self) -> Iterator[str]:
+        """What the accuracy says of single labels, and whether naming the commonest one would do as well."""
+        if self.commonest and self.interval.low <= self.commonest[1]:
+            label, share = self.commonest
+            how = "is worse than" if self.interval.high < share else "cannot be told from"
+            yield f"that {how} always naming {label!r}, which is right in {share:.1%} of these queries"
+        asked = {label: counts for label, counts in self.by_label.items() if counts[1]}
+        lowest = sorted(asked, key=lambda label: asked[label][0] / asked[label][1])[:_MOST_LABELS]
+        shown = [label for label in asked if label in lowest]
+        if shown:
+            which = "by label" if len(shown) == len(asked) else f"the {len(shown)} lowest of {len(asked)} labels"
+            yield f"right {which}: " + ", ".join("{} of {} {!r}".format(*asked[label], label) for label in shown)
+        if few := [label for label in asked if asked[label][1] < _FEW_QUERIES]:
+            yield f"fewer than {_FEW_QUERIES} queries, too few to tell how good it is: {_named(few)}"
+        if never := [label for label in self.by_label if label not in asked]:
+            yield f"no test query asks for {_named(never)}: nothing here says how good the prompt is on that"
+
     def __str__(self) -> str:
         return self.formatted()
+
+    def _repr_html_(self) -> str:
+        return prompt_html(self.said(), str(self))
+
+
+def _named(labels: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, labels[:_MOST_LABELS]))
+    return shown if len(labels) <= _MOST_LABELS else f"{shown} and {len(labels) - _MOST_LABELS} more"
 
 
 def run_prompt(
@@ -128,7 +164,8 @@ def run_prompt(
     """The prompt of a cell of a run, from the texts in its folder, else from its data read again.
 
     ``query`` is the number of a test query, or the fields of another one by their names in the task; without it the
-    prompt ends in placeholders. These two need the data in any case, and so do folders without texts. The data, the
+    prompt ends in placeholders. These two read the data, and so do folders without texts; where the data has changed
+    since, they are worded by the task file alone, as far as that can be told from the folder. The data, the
     wording and (where the tokenizer can be had) the token ids are compared with what the run recorded. Raises
     `ConfigError` for a cell or a query that the run does not have, `DataError` where the data or the task are not what
     it was run with, and what reading them raises.
@@ -141,8 +178,58 @@ def run_prompt(
                 return replace(_kept_prompt(run, kept, cell, query), is_held_out=is_held_out, notes=notes)
         except DamagedItem as error:
             notes = (*notes, str(error))
-    found = _reread_prompt(run, cell, query)
+    try:
+        found = _reread_prompt(run, cell, query)
+    except DataError as error:
+        kept_open = None if isinstance(query, int) else _kept_open_prompt(run, cell, query)
+        if kept_open is None:
+            raise
+        notes = (*notes, f"from the texts in the run's folder alone: {str(error).split(', so its prompts')[0]}")
+        found = kept_open
     return replace(found, is_held_out=is_held_out, notes=(*notes, *found.notes))
+
+
+def _kept_open_prompt(
+    run: FinishedRun, cell: tuple[int, int, int], query: Mapping[str, Any] | None
+) -> RunPrompt | None:
+    """The prompt of a cell, of texts in a folder, and a query that is given or left open; None where the folder or the
+    task file do not tell how that is worded."""
+    try:
+        kept = kept_prompts(run)
+    except DamagedItem:
+        return None
+    task = Task.load(run.study.task, run.study.data)
+    is_same = run.folder is not None and RunFolder.open(run.folder).plan["hashes"].get("wording") == task.wording_hash()
+    does_more = re.search(r"\{[{%#]", _PUT_IN.sub("", task.query)) is not None  # than to put texts in their places
+    if kept is None or kept.texts.chat is not None or not is_same or does_more:
+        return None
+    if not kept.are_those_of([cell[:2]]):
+        raise damaged_texts(recorded_folder(run), "its tokens are not those of the run")
+    pieces = [*kept.texts.demonstrations.values(), *kept.texts.queries["test"]]
+    placeholders: dict[str, str] = {}
+    known = json.dumps([*(piece.text for piece in pieces), task.query, task.instruction])
+    open_fields = _with_markers(dict.fromkeys(task.fields, ""), "", known, placeholders)
+    worded = task.render_query(open_fields)
+    placeholders = {name: mark for name, mark in placeholders.items() if mark in worded}
+    marks = "|".join(map(re.escape, placeholders.values()))
+    pattern = ".*".join(map(re.escape, re.split(marks, worded))) if marks else re.escape(worded)
+    if not all(re.fullmatch(pattern, piece.text, re.DOTALL) for piece in kept.texts.queries["test"]):
+        return None
+    if query is not None:
+        worded, placeholders = task.render_query(_fields_of(task, query)), {}
+    context = kept.tokens(*cell)
+    return _of_cell(
+        run,
+        cell,
+        query=None,
+        text=kept.text(*cell) + worded,
+        messages=(),
+        demonstrations=tuple(kept.texts.demonstrations[row].worded for row in kept.rows(*cell)),
+        labels=kept.texts.labels,
+        placeholders=placeholders,
+        context_ids=None if context is None else tuple(context.ids.tolist()),
+        token_ids=None,
+    )
 
 
 def _kept_prompt(run: FinishedRun, kept: RunPrompts, cell: tuple[int, int, int], query: int) -> RunPrompt:
@@ -238,7 +325,9 @@ def _asked(
 
 def _of_cell(run: FinishedRun, cell: tuple[int, int, int], **about: Any) -> RunPrompt:
     """A prompt with the accuracy of its cell; ``about`` are the fields that `RunPrompt` has beside."""
-    accuracy, interval, num_queries = _accuracy(run, *cell[:2], run.shots.index(cell[2]))
+    place = run.shots.index(cell[2])
+    accuracy, interval, num_queries = _accuracy(run, *cell[:2], place)
+    about |= _by_label(run, *cell[:2], place)
     return RunPrompt(*cell, accuracy=accuracy, interval=interval, num_queries=num_queries, **about)
 
 
@@ -392,3 +481,22 @@ def _accuracy(run: FinishedRun, index_set: int, permutation: int, place: int) ->
         return mean, wilson_interval(int(correct.sum()), len(correct), _LEVEL), len(correct)
     left_out = (correct @ weights - correct * weights) / (total - weights) if len(correct) > 1 else [np.nan]
     return mean, bounded(jackknife_interval(mean, left_out, level=_LEVEL), "accuracy"), len(correct)
+
+
+def _by_label(run: FinishedRun, index_set: int, permutation: int, place: int) -> dict[str, Any]:
+    """`RunPrompt.by_label` and ``commonest`` of one cell, over the queries that its accuracy is about."""
+    items = run.splits["test"]
+    cell = index_set, permutation, place
+    is_there = items.state[cell] == OK
+    gold, num_labels = items.gold[is_there], len(run.labels)
+    if not num_labels or not len(gold):
+        return {}
+    right = np.bincount(gold[items.correct[cell][is_there] > 0], minlength=num_labels)
+    asked = np.bincount(gold, minlength=num_labels)
+    weights = np.bincount(gold, weights=items.weights[is_there], minlength=num_labels)
+    most = int(np.argmax(weights))
+    counts = zip(right.tolist(), asked.tolist(), strict=True)
+    return {
+        "by_label": dict(zip(run.labels, counts, strict=True)),
+        "commonest": (run.labels[most], float(weights[most] / weights.sum())),
+    }

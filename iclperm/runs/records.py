@@ -92,6 +92,15 @@ class _WrittenPlan(_WrittenGrowth):
         return self
 
 
+class _WrittenWorker(_Written):
+    name: str
+    host: str
+    pid: _Count
+    parts: _Count
+    seconds: _Number
+    lost: bool
+
+
 class _WrittenSession(_Written):
     numerics: dict[str, JsonValue]
     seconds: _Number = 0.0
@@ -99,6 +108,7 @@ class _WrittenSession(_Written):
     tokens_forwarded: _Count = 0
     closed: bool = False
     replies: dict[str, _Count] = Field(default_factory=dict)
+    workers: list[_WrittenWorker] = Field(default_factory=list)
 
 
 def is_plan(content: Mapping[str, Any]) -> bool:

@@ -91,7 +91,7 @@ def as_counts(spent: Spent, lost: Spent) -> dict[str, int]:
     return dict(zip(_PAID, (*of_spent, lost.requests, lost.tokens), strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FinishedRun:
     """A finished run: ``splits`` hold the answers, test first; ``shots`` are the K axis, ``labels`` the L axis.
 

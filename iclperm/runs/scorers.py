@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,26 +21,45 @@ from iclperm.endpoint.ledger import Ledger
 from iclperm.endpoint.replies import Reply, Scored
 from iclperm.errors import ConfigError, OutOfMemory, RunStopped, is_out_of_memory
 from iclperm.prompts.chat import TextTokenizer
+from iclperm.runs.answering import Answering, Asked, ModelUse
 from iclperm.runs.checks import halved_peaks, refuse_normalized_lists
 from iclperm.runs.formats import beside
 from iclperm.runs.generated import Text
 from iclperm.runs.layout import api_prompt
 from iclperm.runs.run import as_counts
 from iclperm.runs.tables import generated_rows, item_rows
-from iclperm.runs.work import Part, Product, Work
+from iclperm.runs.work import Part, Work
 from iclperm.study.states import API_MISSING, INVALID, OK, OVERLONG, UNPARSED
 from iclperm.tasks.answers import Checker
 
-if TYPE_CHECKING:
-    from iclperm.engine.engine import Engine, UnitResult
-    from iclperm.engine.texts import GeneratedUnit, Generations
-
-Claim = Callable[[Sequence[int]], Iterator[int]]
-"""Gives those of some parts that this process may work at, one after the other."""
 _CHECKING = ("math-verify", "latex2sympy2-extended", "sympy")
 _STATE_OF_REPLY = {
     "ok": OK, "invalid": INVALID, "overlong": OVERLONG, "unparsed": UNPARSED, "refused": API_MISSING,
 }  # fmt: skip
+
+
+class Claims(Protocol):
+    """Which parts this process may work at, where several share a folder."""
+
+    def take(self, part: int) -> bool:
+        """Whether the part is this process' to answer: no other one works at it, or has finished it."""
+        ...
+
+    def release(self, part: int) -> None:
+        """Gives back a part that was taken."""
+        ...
+
+    def each(self, parts: Sequence[int]) -> Generator[int]:
+        """Those of some parts that can be taken, one after the other: each is given back where the next begins."""
+        ...
+
+
+class Answered(NamedTuple):
+    """The rows of a part, and what their last bits depend on."""
+
+    part: int
+    rows: pa.Table
+    numerics: dict[str, Any]
 
 
 class Scorer(Protocol):
@@ -50,7 +67,8 @@ class Scorer(Protocol):
 
     ``numerics`` are what the last bits of an answer depend on, JSON-safe. ``libraries`` are the packages whose versions
     are recorded. ``tokens`` have been forwarded or paid for so far, and ``replies`` are counts of an API's replies
-    (`iclperm.runs.run.REPLIES`).
+    (`iclperm.runs.run.REPLIES`). ``workers`` say for each process that answers beside this one its name, host, pid,
+    parts and seconds.
     """
 
     @property
@@ -61,138 +79,61 @@ class Scorer(Protocol):
     def tokens(self) -> int: ...
     @property
     def replies(self) -> dict[str, int]: ...
-    def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
-        """The rows of those of some parts that can be claimed and answered now, each with its number.
+    @property
+    def workers(self) -> list[dict[str, Any]]: ...
+    def tables(self, parts: Sequence[int], claims: Claims, checker: Checker | None) -> Generator[Answered]:
+        """The rows of those of some parts that can be claimed and answered now.
 
         With a ``checker`` answers are generated, and read by it. Raises `RunStopped` where it cannot go on.
         """
         ...
 
     def close(self) -> None:
-        """Ends what it has begun; called once a run."""
+        """Ends what it has begun; may be called again."""
         ...
 
 
-def scorer_of(work: Work, folder: Path | None, keys: KeyHosts | None = None) -> Scorer:
+def scorer_of(
+    work: Work, folder: Path | None, keys: KeyHosts | None = None, local: Callable[[Work], Scorer] | None = None
+) -> Scorer:
     """The scorer of a study; nothing is loaded or asked before the first part. ``folder`` keeps an API's replies,
-    ``keys`` are the hosts that its key may go to."""
-    return LocalModel(work) if work.setting.study.endpoint is None else RemoteModel(work, folder, keys)
+    ``keys`` are the hosts that its key may go to, ``local`` makes what runs a model that is behind none."""
+    return (local or LocalModel)(work) if work.setting.study.endpoint is None else RemoteModel(work, folder, keys)
 
 
 class LocalModel:
-    """A model on this machine, through the tree."""
+    """A model in this process, through the tree."""
 
     def __init__(self, work: Work) -> None:
-        self.libraries = ("iclperm", "numpy", "pyarrow", "tokenizers", *_checking(work))
+        self.libraries = libraries_of(work)
         self.replies: dict[str, int] = {}
+        self.workers: list[dict[str, Any]] = []
         self._work = work
-        self._is_in_a_call = False
+        self._answering = Answering(ModelUse.of(work.setting), [product.plan for product in work.products])
 
-    @cached_property
-    def engine(self) -> Engine:
-        """Loaded at the first use."""
-        from iclperm.engine.engine import Engine
-
-        setting = self._work.setting
-        study = setting.study
-        assert setting.model is not None
-        with enough_memory(self._work):
-            return Engine.from_pretrained(
-                setting.model,
-                device=study.device,
-                dtype=study.dtype,
-                memory_budget=study.memory_budget,
-                plain=study.plain,
-            )
-
-    @cached_property
+    @property
     def numerics(self) -> dict[str, Any]:
-        """The engine's, and the processor's name."""
+        """See `Answering.numerics`; loads the model."""
         with enough_memory(self._work):
-            return {**self.engine.numerics, "processor": _processor()}
+            return self._answering.numerics
 
     @property
     def tokens(self) -> int:
-        """Forwarded through the first layer, those of a call of the engine that is still open among them."""
-        open_call = self.engine.report.tokens_so_far if self._is_in_a_call else 0
-        return self.engine.totals.tokens_forwarded + open_call
+        """See `Answering.tokens`."""
+        return self._answering.tokens
 
     def close(self) -> None:
         """Nothing to do."""
 
-    def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
-        """See `Scorer`; the units of a product are one call of the engine."""
+    def tables(self, parts: Sequence[int], claims: Claims, checker: Checker | None) -> Generator[Answered]:
+        """See `Scorer`."""
         work = self._work
-        with enough_memory(work):
-            for _, group in groupby(parts, key=lambda part: id(work.parts[part].product)):
-                offered = list(group)
-                if (product := work.parts[offered[0]].product) is not None:
-                    yield from self._of_product(product, claim(offered), checker)
-                else:
-                    for part in claim(offered):
-                        yield part, self._of_cells(work.parts[part], checker)
-
-    def _of_product(
-        self, product: Product, parts: Iterator[int], checker: Checker | None
-    ) -> Generator[tuple[int, pa.Table]]:
-        part_of: dict[int, int] = {}
-
-        def units() -> Iterator[int]:
-            for part in parts:
-                part_of.update(dict.fromkeys(self._work.parts[part].units, part))
-                yield from self._work.parts[part].units
-
-        rows: list[pa.Table] = []
-        self._is_in_a_call = True
-        try:
-            # Closed even when the run is interrupted here: only then does the engine count what it forwarded.
-            with closing(self._answered(product, units(), generated=checker is not None)) as results:
-                for result in results:
-                    part = part_of[result.unit]
-                    rows.append(self._of_unit(product, self._work.parts[part], result, checker))
-                    if len(rows) == len(self._work.parts[part].units):
-                        yield part, pa.concat_tables(rows)
-                        rows = []
-        finally:
-            self._is_in_a_call = False
-
-    def _answered(
-        self, product: Product, units: Iterable[int], *, generated: bool
-    ) -> Generator[UnitResult | GeneratedUnit]:
-        setting = self._work.setting
-        found: Iterator[UnitResult | GeneratedUnit] = (
-            self.engine.generate_units(product.plan, units, max_new_tokens=setting.max_new_tokens, stop=setting.stop)
-            if generated
-            else self.engine.execute(product.plan, units)
-        )
-        return cast("Generator[UnitResult | GeneratedUnit]", found)
-
-    def _of_unit(
-        self, product: Product, part: Part, result: UnitResult | GeneratedUnit, checker: Checker | None
-    ) -> pa.Table:
-        work = self._work
-        contexts = np.repeat(product.contexts[result.contexts], len(result.queries))
-        queries = np.tile(product.queries[result.queries], len(result.contexts))
-        inside = ~np.isin(contexts * len(work.prompts.queries) + queries, work.general_cells)
-        if checker is not None:
-            texts = _texts(cast("GeneratedUnit", result).outputs)
-            written = [text for text, is_inside in zip(texts, inside, strict=True) if is_inside]
-            return _read_rows(work, part, contexts[inside], queries[inside], written, checker)
-        scored = cast("UnitResult", result)
-        logprob = scored.logprob.reshape(len(contexts), -1)
-        return item_rows(work, part, contexts[inside], queries[inside], logprob[inside], scored.state.ravel()[inside])
-
-    def _of_cells(self, part: Part, checker: Checker | None) -> pa.Table:
-        work, cells = self._work, part.cells
-        contexts = np.array([cell.context for cell in cells], dtype=np.int64)
-        queries = np.array([cell.query for cell in cells], dtype=np.int64)
-        if checker is not None:
-            prompts = [cell.prompt for cell in cells]
-            outputs = self.engine.generate(prompts, work.setting.max_new_tokens, work.setting.stop)
-            return _read_rows(work, part, contexts, queries, _texts(outputs), checker)
-        scores = self.engine.loglikelihood([(cell.prompt, ids) for cell in cells for ids in cell.continuations])
-        state = scores.state.reshape(len(cells), -1).max(axis=1)
-        return item_rows(work, part, contexts, queries, scores.logprob.reshape(len(cells), -1), state)
+        # Both are closed here: the traceback of an error would keep them, and the claim on a part, alive.
+        with enough_memory(work), closing(claims.each(parts)) as claimed:
+            asked = (Asked.of(work, part) for part in claimed)
+            with closing(self._answering.answers(asked)) as answers:
+                for part, said in answers:
+                    yield Answered(part, rows_of(work, part, said, checker), self.numerics)
 
 
 class RemoteModel:
@@ -206,6 +147,7 @@ class RemoteModel:
         choices = work.setting.study.endpoint
         assert choices is not None
         self.libraries = ("iclperm", "numpy", "pyarrow", "openai", *_checking(work))
+        self.workers: list[dict[str, Any]] = []
         self._counts: Counter[str] = Counter()
         self._choices = choices
         self._work = work
@@ -240,14 +182,15 @@ class RemoteModel:
         damaged = {} if self._ledger is None else {"num_damaged_replies": self._ledger.num_damaged}
         return {**self._counts, **damaged, **as_counts(self.endpoint.paid, self.endpoint.lost)}
 
-    def tables(self, parts: Sequence[int], claim: Claim, checker: Checker | None) -> Generator[tuple[int, pa.Table]]:
+    def tables(self, parts: Sequence[int], claims: Claims, checker: Checker | None) -> Generator[Answered]:
         """See `Scorer`; the prompts of a context are sent as a group, so that the provider can cache it."""
         missing, problem = 0, ""
-        for part in claim(parts):
-            table, num_missing, why = self._of_part(self._work.parts[part], checker)
-            if table is not None:
-                yield part, table
-            missing, problem = missing + num_missing, why or problem
+        with closing(claims.each(parts)) as claimed:
+            for part in claimed:
+                table, num_missing, why = self._of_part(self._work.parts[part], checker)
+                if table is not None:
+                    yield Answered(part, table, self.numerics)
+                missing, problem = missing + num_missing, why or problem
         if missing:
             raise RunStopped(
                 f"{missing} prompts have no reply yet ({problem}); what was paid for is kept: run the same command to "
@@ -256,7 +199,7 @@ class RemoteModel:
 
     def _of_part(self, part: Part, checker: Checker | None) -> tuple[pa.Table | None, int, str]:
         """A part's rows, None where replies are missing; how many are missing, and why the last of them is."""
-        contexts, queries = self._cells(part)
+        contexts, queries = _cells(part)  # no general ones: text has no seams that could fail
         prompts = self._work.prompts
         groups = [
             [api_prompt(prompts, context, query) for _, query in cells]
@@ -269,15 +212,6 @@ class RemoteModel:
             if checker is None
             else self._written(part, contexts, queries, groups, checker)
         )
-
-    def _cells(self, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Contexts and queries [N] of a part, context by context."""
-        product = part.product
-        assert product is not None  # text has no seams that could fail
-        units = [(product.plan.unit_contexts(unit), product.plan.unit_queries(unit)) for unit in part.units]
-        contexts = [np.repeat(product.contexts[rows], len(columns)) for rows, columns in units]
-        queries = [np.tile(product.queries[columns], len(rows)) for rows, columns in units]
-        return np.concatenate(contexts), np.concatenate(queries)
 
     def _scored(
         self, part: Part, contexts: NDArray[np.int64], queries: NDArray[np.int64], groups: Sequence[Sequence[Prompt]]
@@ -341,6 +275,11 @@ class RemoteModel:
         self._counts["num_bounds"] += num_bounds
 
 
+def libraries_of(work: Work) -> tuple[str, ...]:
+    """The packages that decide about the answers of a model on a machine of ours, but those of the engine."""
+    return ("iclperm", "numpy", "pyarrow", "tokenizers", *_checking(work))
+
+
 def _checking(work: Work) -> tuple[str, ...]:
     """The packages that decide whether an answer is right, where the task uses some."""
     answer = work.setting.task.answer
@@ -353,10 +292,31 @@ def _text_of(reply: Reply) -> Text:
     return Text(reply.text, finish, reply.completion_tokens, logprob, _STATE_OF_REPLY[reply.state])
 
 
-def _texts(outputs: Generations) -> list[Text]:
-    numbers = (outputs.num_tokens.tolist(), outputs.logprob.tolist(), outputs.state.tolist())
-    assert outputs.text is not None  # a study has a tokenizer
-    return [Text(*each) for each in zip(outputs.text, outputs.finish, *numbers, strict=True)]
+def rows_of(work: Work, number: int, said: pa.Table, checker: Checker | None) -> pa.Table:
+    """The rows of a part from what the model said (`Answering.answers`); generated texts are read by the checker."""
+    part = work.parts[number]
+    contexts, queries = _cells(part)
+    if part.product is not None:  # cells outside the products are computed with them, too, and not used there
+        inside = ~np.isin(contexts * len(work.prompts.queries) + queries, work.general_cells)
+        contexts, queries, said = contexts[inside], queries[inside], said.filter(pa.array(inside))
+    if checker is not None:
+        columns = [said[name].to_pylist() for name in Text._fields]
+        return _read_rows(work, part, contexts, queries, [Text(*each) for each in zip(*columns, strict=True)], checker)
+    lists = said["logprob"].combine_chunks()
+    logprob = lists.flatten().to_numpy(zero_copy_only=False).reshape(len(said), lists.type.list_size)
+    return item_rows(work, part, contexts, queries, logprob, said["state"].to_numpy())
+
+
+def _cells(part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Contexts and queries [N] of a part, in the order of its answers."""
+    product = part.product
+    if product is None:
+        pairs = np.array([(cell.context, cell.query) for cell in part.cells], dtype=np.int64)
+        return pairs[:, 0], pairs[:, 1]
+    units = [(product.plan.unit_contexts(unit), product.plan.unit_queries(unit)) for unit in part.units]
+    contexts = [np.repeat(product.contexts[rows], len(columns)) for rows, columns in units]
+    queries = [np.tile(product.queries[columns], len(rows)) for rows, columns in units]
+    return np.concatenate(contexts), np.concatenate(queries)
 
 
 def _read_rows(
@@ -390,9 +350,3 @@ def _smaller(work: Work) -> str:
     needed, less = halved_peaks(work)
     remedy = f"set memory_budget to {less} to continue" if less < needed else "lower 'shots'"
     return f"{needed} bytes are foretold, weights among them: {remedy}"
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()

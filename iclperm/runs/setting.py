@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from iclperm import demo
+from iclperm.base.imports import import_whole
 from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, TOKENIZER_SOURCES, WEIGHT_FILES, ModelFacts
 from iclperm.engine.folder import model_folder
 from iclperm.errors import ConfigError, ModelError
@@ -68,7 +69,10 @@ class ResolvedStudy:
         study = resolved(study, task)
         examples = study_examples(study, task)
         model = None if study.endpoint else study_model_folder(study, weights=weights)
-        return cls(study, task, examples, draw(study, task, examples), model, limits)
+        design = draw(study, task, examples)
+        if model is not None:
+            import_whole("iclperm.engine.model", "iclperm.engine.tokenizer")  # PyTorch, which an API does without
+        return cls(study, task, examples, design, model, limits)
 
     def counts(self, splits: Sequence[str]) -> dict[str, int]:
         """What was left out of train and of some splits of queries, as fields of `RunReport`.
@@ -109,7 +113,7 @@ class ResolvedStudy:
         """The model in numbers, from its configuration alone; None for a model behind an API."""
         if self.model is None:
             return None
-        from iclperm.engine.model import read_facts  # PyTorch, which an API does without
+        from iclperm.engine.model import read_facts
 
         return read_facts(self.model, device=self.study.device, dtype=self.study.dtype)
 
@@ -127,12 +131,7 @@ class ResolvedStudy:
         return {
             "task": self.task.name,
             "labels": list(self.task.words),
-            "study": {
-                **self.study.model_dump(include=set(_IDENTITY_KEYS)),
-                **({} if self.study.demonstrations is None else {"demonstrations": self.study.demonstrations}),
-                "shots": list(self.design.shots),
-                "dtype": self.dtype,
-            },
+            "study": {**identifying_choices(self.study, self.task), "dtype": self.dtype},
             **({"generation": self._generation} if self.is_generated else {}),
             "hashes": {
                 **self._model_hashes,
@@ -149,7 +148,7 @@ class ResolvedStudy:
             return {"endpoint": endpoint.identity if self.is_generated else endpoint.scored_identity}
         assert self.model is not None
         return {
-            "model": _hash_files(self.model, ("config.json", WEIGHT_FILES)),
+            "model": model_digest(self.model),
             "tokenizer": tokenizer_hash(self.model),
         }
 
@@ -186,6 +185,16 @@ class ResolvedStudy:
         if self.facts is None:
             return most
         return int(np.clip(self.limits.unit_flops // (2 * self.facts.decoder_parameters), least, most))
+
+
+def identifying_choices(study: Study, task: Task) -> dict[str, Any]:
+    """What a resolved study chooses that no session of a run may change; the dtype, which the model has a say in, not
+    among it."""
+    return {
+        **study.model_dump(include=set(_IDENTITY_KEYS)),
+        **({} if study.demonstrations is None else {"demonstrations": study.demonstrations}),
+        "shots": list(study.shot_list(task.shots)),
+    }
 
 
 def resolved(study: Study, task: Task) -> Study:
@@ -282,6 +291,11 @@ def model_tokenizer(model: Path) -> Any:
     if tokenizer is None:
         raise ModelError(f"model folder '{model}' has no tokenizer; add its tokenizer.json")
     return tokenizer
+
+
+def model_digest(folder: Path | str) -> str:
+    """Of a model folder's configuration and weights; reads them unless the hub's cache names their digest."""
+    return _hash_files(Path(folder), ("config.json", WEIGHT_FILES))
 
 
 def tokenizer_hash(folder: Path) -> str:

@@ -113,6 +113,11 @@ class Work:
         return self.growths[-1].whole
 
     @cached_property
+    def products(self) -> tuple[Product, ...]:
+        """Those of all growths."""
+        return tuple(product for growth in self.growths for product in growth.products)
+
+    @cached_property
     def parts(self) -> list[Part]:
         """The parts of the whole run, by their numbers."""
         limits = self.setting.limits

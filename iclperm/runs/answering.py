@@ -1,0 +1,208 @@
+"""What a model is asked and what it says: units of plans and single prompts in, log-likelihoods or texts out.
+
+It knows token ids alone, neither task nor data, so that it runs in this process or in a worker's.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iclperm.engine.plan import Plan
+from iclperm.engine.tree import Ids
+from iclperm.runs.setting import ResolvedStudy
+from iclperm.runs.work import Work
+from iclperm.study.sizes import Budget
+
+if TYPE_CHECKING:
+    from iclperm.engine.engine import Engine, UnitResult
+    from iclperm.engine.texts import GeneratedUnit, Generations
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """How a model is loaded and asked; JSON-safe."""
+
+    model: str
+    """A folder, or the id of a model that has one in the hub's cache."""
+    device: str
+    dtype: str
+    memory_budget: Budget | None
+    plain: bool
+    max_new_tokens: int
+    """0 where labels are scored and nothing is generated."""
+    stop: list[str]
+
+    @classmethod
+    def of(cls, setting: ResolvedStudy) -> ModelUse:
+        """As a study has it."""
+        study = setting.study
+        assert setting.model is not None
+        return cls(
+            model=str(setting.model),
+            device=study.device,
+            dtype=study.dtype,
+            memory_budget=study.memory_budget,
+            plain=study.plain,
+            max_new_tokens=setting.max_new_tokens if setting.is_generated else 0,
+            stop=setting.stop if setting.is_generated else [],
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a part of a run asks: ``units`` of the plan of this number, or ``prompts`` with their ``continuations``
+    where the number is None."""
+
+    part: int
+    plan: int | None
+    units: range
+    prompts: Sequence[Ids]
+    continuations: Sequence[Sequence[Ids]]
+
+    @classmethod
+    def of(cls, work: Work, number: int) -> Asked:
+        """What the part of this number asks."""
+        part = work.parts[number]
+        plans = [plan for plan, product in enumerate(work.products) if product is part.product]
+        return cls(
+            number,
+            plans[0] if plans else None,
+            part.units,
+            [cell.prompt for cell in part.cells],
+            [cell.continuations for cell in part.cells],
+        )
+
+
+class Answering:
+    """A model that answers parts, loaded at the first use."""
+
+    def __init__(self, use: ModelUse, plans: Sequence[Plan]) -> None:
+        self._use = use
+        self._plans = plans
+        self._is_in_a_call = False
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Loaded at the first use."""
+        from iclperm.engine.engine import Engine
+
+        use = self._use
+        return Engine.from_pretrained(
+            Path(use.model), device=use.device, dtype=use.dtype, memory_budget=use.memory_budget, plain=use.plain
+        )
+
+    @cached_property
+    def numerics(self) -> dict[str, Any]:
+        """What the last bits of an answer depend on: the engine's, and the processor's name."""
+        return {**self.engine.numerics, "processor": _processor()}
+
+    @property
+    def tokens(self) -> int:
+        """Forwarded through the first layer, those of a call of the engine that is still open among them."""
+        open_call = self.engine.report.tokens_so_far if self._is_in_a_call else 0
+        return self.engine.totals.tokens_forwarded + open_call
+
+    def answers(self, asked: Iterator[Asked]) -> Generator[tuple[int, pa.Table]]:
+        """The answers of each part, a row for each of its prompts: of a unit context by context.
+
+        Scored ones have columns ``logprob`` (of each continuation, in nats) and ``state``, generated ones the fields of
+        `iclperm.runs.generated.Text`. A part is taken only when the answers of the one before it were. Parts of one
+        plan that follow each other are one call of the engine, which keeps what they share.
+        """
+        one = next(asked, None)
+        while one is not None:
+            if one.plan is None:
+                yield one.part, self._of_prompts(one)
+                one = next(asked, None)
+            else:
+                one = yield from self._of_units(one, asked)
+
+    def _of_units(self, one: Asked, asked: Iterator[Asked]) -> Generator[tuple[int, pa.Table], None, Asked | None]:
+        """Answers this part and those after it as long as they are of the same plan; returns the one that is not."""
+        begun: deque[Asked] = deque()
+        other: Asked | None = one
+
+        def units() -> Iterator[int]:
+            nonlocal other
+            while other is not None and other.plan == one.plan:
+                begun.append(other)
+                yield from other.units
+                other = next(asked, None)
+
+        assert one.plan is not None
+        pieces: list[pa.Table] = []
+        self._is_in_a_call = True
+        try:
+            # Closed even when the run is interrupted here: only then does the engine count what it forwarded.
+            with closing(self._results(self._plans[one.plan], units())) as results:
+                for result in results:
+                    pieces.append(_of_unit(result))
+                    if len(pieces) == len(begun[0].units):
+                        yield begun.popleft().part, pa.concat_tables(pieces)
+                        pieces = []
+        finally:
+            self._is_in_a_call = False
+        return other
+
+    def _results(self, plan: Plan, units: Iterator[int]) -> Generator[UnitResult | GeneratedUnit]:
+        use = self._use
+        found: Iterator[UnitResult | GeneratedUnit] = (
+            self.engine.generate_units(plan, units, max_new_tokens=use.max_new_tokens, stop=use.stop)
+            if use.max_new_tokens
+            else self.engine.execute(plan, units)
+        )
+        return cast("Generator[UnitResult | GeneratedUnit]", found)
+
+    def _of_prompts(self, asked: Asked) -> pa.Table:
+        if self._use.max_new_tokens:
+            return _written(self.engine.generate(asked.prompts, self._use.max_new_tokens, self._use.stop))
+        requests = [
+            (prompt, ids) for prompt, each in zip(asked.prompts, asked.continuations, strict=True) for ids in each
+        ]
+        scores = self.engine.loglikelihood(requests)
+        num_prompts = len(asked.prompts)
+        return _scored(scores.logprob.reshape(num_prompts, -1), scores.state.reshape(num_prompts, -1).max(axis=1))
+
+
+def _of_unit(result: UnitResult | GeneratedUnit) -> pa.Table:
+    if hasattr(result, "outputs"):
+        return _written(result.outputs)
+    return _scored(result.logprob.reshape(-1, result.logprob.shape[-1]), result.state.ravel())
+
+
+def _scored(logprob: NDArray[np.float32], state: NDArray[np.uint8]) -> pa.Table:
+    """Of log-likelihoods [N, L] and states [N]."""
+    values = pa.array(np.ascontiguousarray(logprob).ravel(), pa.float32())
+    lists = pa.FixedSizeListArray.from_arrays(values, logprob.shape[1])
+    return pa.table({"logprob": lists, "state": pa.array(state, pa.uint8())})
+
+
+def _written(outputs: Generations) -> pa.Table:
+    assert outputs.text is not None  # a study has a tokenizer
+    return pa.table(
+        {
+            "text": pa.array(outputs.text, pa.string()),
+            "finish": pa.array(outputs.finish, pa.string()),
+            "num_tokens": pa.array(outputs.num_tokens, pa.int32()),
+            "logprob": pa.array(outputs.logprob, pa.float32()),
+            "state": pa.array(outputs.state, pa.uint8()),
+        }
+    )
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()

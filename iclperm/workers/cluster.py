@@ -1,0 +1,148 @@
+"""Workers on the machines of a Ray cluster: an actor each, behind it the same process as on one machine.
+
+The actor only passes messages on, so that what crosses the cluster is bytes of ours, and the worker's environment is
+`iclperm.workers.environment`'s: Ray's own variables, and any key of the machine, stay with the actor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from iclperm.errors import ConfigError
+from iclperm.runs.work import Work
+from iclperm.workers.local import MemberProcess, Place, number_of, refuse_devices, refuse_shares, thread_variables
+from iclperm.workers.pool import Workers
+
+_RAY: Any = ray  # whose types know no options of an actor, and leave out what lists nodes
+_AT_ONCE = 4  # calls of an actor: one speaks, one listens, one asks why it ended
+
+
+class Relay:
+    """The actor: a worker's process on the machine where Ray has put it, and messages to and from it."""
+
+    def __init__(self, threads: int) -> None:
+        self._process = MemberProcess(Place((), thread_variables(threads)))
+
+    def send(self, message: bytes) -> None:
+        """See `iclperm.workers.pool.Link`."""
+        self._process.send(message)
+
+    def receive(self) -> bytes | None:
+        """See `iclperm.workers.pool.Link`."""
+        return self._process.receive()
+
+    def why(self) -> str:
+        """See `iclperm.workers.pool.Link`."""
+        return self._process.why()
+
+
+class RayLink:
+    """A worker behind an actor; it comes up as soon as the cluster has room for it."""
+
+    def __init__(self, threads: int, num_gpus: int) -> None:
+        options = {"num_cpus": threads, "num_gpus": num_gpus, "max_concurrency": _AT_ONCE, "max_restarts": 0}
+        self._actor = _RAY.remote(**options)(Relay).remote(threads)
+        self._trouble = ""
+
+    def send(self, message: bytes) -> None:
+        """Raises `RayError` where the worker or its machine is gone."""
+        ray.get(self._actor.send.remote(message))
+
+    def receive(self) -> bytes | None:
+        """The next message; None where the worker or its machine is gone."""
+        try:
+            message: bytes | None = ray.get(self._actor.receive.remote())
+        except RayError as error:
+            self._trouble = f"its actor is gone ({type(error).__name__})"
+            return None
+        return message
+
+    def why(self) -> str:
+        """Why a worker that is gone has ended."""
+        with suppress(RayError):
+            return self._trouble or str(ray.get(self._actor.why.remote()))
+        return "its actor is gone"
+
+    def close(self) -> None:
+        """Ends the actor, and with it the worker's process."""
+        with suppress(RayError):
+            ray.kill(self._actor)
+
+
+class RayWorkers(Workers):
+    """Workers of a cluster; the connection to it ends with them, if it was made for them."""
+
+    def __init__(self, work: Work, count: int | None, address: str, *, is_mixed: bool) -> None:
+        self._is_connected = connect(address)
+        has_gpus = work.setting.study.device != "cpu" and bool(_RAY.cluster_resources().get("GPU"))
+        if not has_gpus:
+            refuse_shares(work.setting.study)
+        count, threads = actors(_RAY.nodes(), count, os.environ.get("OMP_NUM_THREADS"), has_gpus=has_gpus)
+        super().__init__(work, count, lambda _: RayLink(threads, int(has_gpus)), is_mixed=is_mixed, wants_digest=True)
+
+    def close(self) -> None:
+        """Ends all workers at once."""
+        super().close()
+        if self._is_connected:
+            ray.shutdown()
+            self._is_connected = False
+
+
+def ray_workers(count: int | None, address: str, *, is_mixed: bool) -> Callable[[Work], Workers]:
+    """Makes so many workers in the cluster at an address for a run's work, as many as it has room for by default."""
+
+    def workers(work: Work) -> Workers:
+        refuse_devices(work.setting.study)
+        return RayWorkers(work, count, address, is_mixed=is_mixed)
+
+    return workers
+
+
+def connect(address: str) -> bool:
+    """Connects this process to a cluster; False where it is connected already, and stays so afterwards.
+
+    Raises `ConfigError` where there is none.
+    """
+    if ray.is_initialized():
+        return False
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"there is no Ray cluster at {address!r} ({str(error).splitlines()[0]}); start one with `ray "
+            "start --head`, or give its address"
+        ) from None
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)  # Ray's own would end a run without a word
+    return True
+
+
+def actors(nodes: list[dict[str, Any]], count: int | None, threads: str | None, *, has_gpus: bool) -> tuple[int, int]:
+    """How many workers, and with how many threads each, on nodes as Ray lists them.
+
+    Unless told a worker a GPU, else a node; ``threads`` as in `iclperm.workers.local.core_groups`, else as many as let
+    all workers find room at once. Raises `ConfigError` for a count under 1.
+    """
+    if count is not None and count < 1:
+        raise ConfigError(f"workers is {count}; give a whole number from 1 on")
+    there = [node["Resources"] for node in nodes if node["Alive"]]
+    cores = [int(node.get("CPU", 0)) for node in there]
+    gpus = sum(int(node.get("GPU", 0)) for node in there)
+    wanted = count or (gpus if has_gpus else sum(map(bool, cores))) or 1
+    if given := number_of(threads):
+        return wanted, given
+    most = max(cores, default=1)
+    fitting = (each for each in range(most, 0, -1) if sum(there // each for there in cores) >= wanted)
+    return wanted, next(fitting, 1)

@@ -1,0 +1,91 @@
+"""A worker's process: it loads the model once, answers the parts that it is given, and ends with its driver.
+
+``python -m iclperm.workers.member HANDLE CORES``: the number of a socket that it inherits, and the cores it keeps to,
+with commas between (none: any).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+from iclperm.base.environment import settle
+from iclperm.errors import IclpermError, is_out_of_memory
+from iclperm.runs.answering import Answering, Asked, ModelUse
+from iclperm.runs.setting import model_digest
+from iclperm.workers.messages import Pipe, packed, part_from, plan_from, unpacked
+
+LOST_DRIVER = 9
+"""The exit code of a worker whose driver is gone."""
+
+
+def serve(pipe: Pipe) -> None:
+    """Answers what a driver asks, until it closes the pipe; a failure is told before the process ends by it."""
+    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    # The thread notes at once, in the middle of a forward pass too, that the driver is gone.
+    threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
+    try:
+        _answer(pipe, inbox)
+    except Exception as error:
+        pipe.send(packed({"is": "failed", **_told(error)}))
+        raise
+
+
+def _listen(pipe: Pipe, inbox: queue.SimpleQueue[bytes]) -> None:
+    while (message := pipe.receive()) is not None:
+        inbox.put(message)
+    os._exit(LOST_DRIVER)
+
+
+def _answer(pipe: Pipe, inbox: queue.SimpleQueue[bytes]) -> None:
+    head, _ = unpacked(inbox.get())
+    plans = []
+    for _ in range(head["num_plans"]):
+        about, table = unpacked(inbox.get())
+        plans.append(plan_from(about, table))
+    use = ModelUse(**head["use"])
+    answering = Answering(use, plans)
+    digest = model_digest(use.model) if head["wants_digest"] else None
+    pipe.send(packed({"is": "ready", **surroundings(), "numerics": answering.numerics, "digest": digest}))
+
+    def asked() -> Iterator[Asked]:
+        while True:
+            yield part_from(*unpacked(inbox.get()))
+
+    for part, rows in answering.answers(asked()):
+        pipe.send(packed({"is": "answer", "part": part, "tokens": answering.tokens}, rows))
+
+
+def surroundings() -> dict[str, Any]:
+    """Which process on which machine this is, and its version of iclperm."""
+    return {"host": platform.node(), "pid": os.getpid(), "version": version("iclperm")}
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """An error as values; the driver raises one that is made of them."""
+    is_ours = isinstance(error, IclpermError)
+    words = str(error) if is_ours else f"{type(error).__name__}: {error}"
+    kind = type(error).__name__ if is_ours else "MemoryError" if is_out_of_memory(error) else "RuntimeError"
+    return {"error": kind, "words": " ".join(words.split())}
+
+
+def main() -> None:
+    """See the module."""
+    handle, cores = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
+    if cores:
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    settle()
+    serve(Pipe(socket.socket(fileno=int(handle))))
+
+
+if __name__ == "__main__":
+    main()
