@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import errno
+import traceback
+
+
+def in_a_notebook(error: BaseException) -> list[str]:
+    """What IPython shows of an error whose message says it all: the caller's own lines and the message, without the
+    frames in iclperm and below. ``%debug`` has them all."""
+    lines = []
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        room = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if room == "iclperm":
+            break
+        if room not in ("IPython", "ipykernel"):
+            (called,) = traceback.StackSummary.extract([(frame, number)])
+            place = "" if "ipykernel" in called.filename else f"{called.filename}, "
+            lines.append(f"{place}line {number}: {called.line}")
+    return [*lines, printable(f"{type(error).__name__}: {error}")]
 
 
 class IclpermError(Exception):
     """Base of every error that iclperm raises on purpose."""
+
+    _render_traceback_ = in_a_notebook
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C, or a notebook's interrupt, stopped a run: what is kept of it, and how it goes on."""
+
+    _render_traceback_ = in_a_notebook
 
 
 class ConfigError(IclpermError):

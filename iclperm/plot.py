@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from matplotlib.axes import Axes
@@ -41,19 +42,32 @@ __all__ = [
     "heat_map",
     "r_over_k",
     "search",
+    "search_orderings",
     "selection_curves",
     "selection_pareto",
     "transfer",
 ]
 
 
+_MEANT = {
+    "ax": "heat_map and curve alone are drawn into axes of yours",
+    "color": "say colours",
+    "colors": "say colours",
+    "cmap": "say colours",
+    "figsize": "say width and height, in inches",
+    "xlabel": "name the axes of the figure that is returned, or draw into axes of yours with ax",
+    "ylabel": "name the axes of the figure that is returned, or draw into axes of yours with ax",
+}
+"""Words of Matplotlib that are not those of `Style`."""
+
+
 class Style(TypedDict, total=False):
     """How a figure looks; every key may be left out."""
 
     width: float
-    """Inches; the figure's own by default."""
+    """Inches, for which the figure is laid out; its own by default."""
     height: float
-    """Inches; the figure's own by default."""
+    """Inches; by default what the width needs. With both, the figure has these whatever its letters need."""
     title: str
     """Instead of task and model; empty for none."""
     colours: str | Sequence[str]
@@ -86,7 +100,7 @@ def heat_map(run: Run, *, ax: Axes | None = None, **style: Unpack[Style]) -> Fig
     """
     if ax is None:
         return _figure(run, "heatmap", kinds.SENSITIVITY.name, style)
-    with _into(ax, style, run.title):
+    with _into(ax, style, _a_run(run).title):
         accuracy = run.summary().accuracy
         scale = drawing.scale_of(float(accuracy.min()), float(accuracy.max()))
         drawing.draw_cells(ax, accuracy, scale, accuracy.size <= 200)
@@ -99,11 +113,11 @@ def curve(run: Run, *, ax: Axes | None = None, **style: Unpack[Style]) -> Figure
 
     With ``ax`` it is drawn into these axes, without a legend; their figure is returned.
     """
-    if ax is None:
-        return _figure(run, curve.__name__, kinds.SENSITIVITY.name, style)
-    found = run.curve()
+    found = _a_run(run).curve()
     if found is None:
         raise ConfigError("this run has one number of demonstrations; a curve needs several, as shots: [0, 1, 2, 4]")
+    if ax is None:
+        return _figure(run, curve.__name__, kinds.SENSITIVITY.name, style)
     with _into(ax, style, run.title):
         drawing.draw_bands(ax, found, run.shots)
         if run.chance is not None:
@@ -114,11 +128,14 @@ def curve(run: Run, *, ax: Axes | None = None, **style: Unpack[Style]) -> Figure
 
 def r_over_k(run: Run, **style: Unpack[Style]) -> Figure:
     """Order and selection sensitivity, and their ratio r, over the numbers of demonstrations."""
+    if _a_run(run).over_shots() is None:
+        raise ConfigError("r over k needs two numbers of demonstrations above 0, as shots: [2, 4]")
     return _figure(run, r_over_k.__name__, kinds.SENSITIVITY.name, style)
 
 
 def confusion(run: Run, **style: Unpack[Style]) -> Figure:
     """Right labels by answered labels at the most demonstrations: share of a label's queries, and how many."""
+    _a_run(run)
     if run.classes is None:
         raise ConfigError("a confusion needs a task with labels; the answers of this one are free")
     return _styled(run.classes.plots()[confusion.__name__], style)
@@ -137,6 +154,11 @@ def curve_plateaus(run: Run, **style: Unpack[Style]) -> Figure:
 def search(run: Run, **style: Unpack[Style]) -> Figure:
     """What searching for a good order gains over the number of orders tried, on test; needs dev queries."""
     return _of_own_kind(run, search.__name__, style)
+
+
+def search_orderings(run: Run, **style: Unpack[Style]) -> Figure:
+    """Every ordering by what a search chooses by on dev, and by its accuracy on test; needs dev queries."""
+    return _of_own_kind(run, search_orderings.__name__, style)
 
 
 def convergence(run: Run, **style: Unpack[Style]) -> Figure:
@@ -205,7 +227,14 @@ def _of_own_kind(run: Run | StudyRuns, stem: str, style: Style) -> Figure:
 
 
 def _figure(run: Run | StudyRuns, stem: str, kind: str, style: Style) -> Figure:
-    return _named(run.findings(kind).plots(), stem, style)
+    return _named(_a_run(run).findings(kind).plots(), stem, style)
+
+
+def _a_run(given: Any) -> Any:
+    """What a figure is drawn of; a path is refused, as reading a run once for every figure would be slow."""
+    if isinstance(given, str | Path):
+        raise ConfigError(f"a figure is drawn of a run, and {str(given)!r} is a path; open it: iclperm.open_run(path)")
+    return given
 
 
 def _named(plots: Mapping[str, Plot], stem: str, style: Style) -> Figure:
@@ -218,6 +247,8 @@ def _named(plots: Mapping[str, Plot], stem: str, style: Style) -> Figure:
 def _styled(plot: Plot, style: Style) -> Figure:
     _refuse_unknown(style)
     size = (style.get("width", plot.size[0]), style.get("height", plot.size[1]))
+    if "width" in style and "height" not in style and 0 < size[0] < math.inf:
+        size = drawing.at_width(plot, size[0]).size
     if not all(0 < side < math.inf for side in size):
         raise RequestError(f"width and height are inches above 0; got {size[0]!r} and {size[1]!r}")
     colours = style.get("colours")
@@ -240,7 +271,10 @@ def _into(ax: Axes, style: Style, title: str) -> Any:
 
 def _refuse_unknown(style: Style) -> None:
     if unknown := sorted(style.keys() - Style.__annotations__.keys()):
-        raise RequestError(f"figures take {', '.join(Style.__annotations__)}; got {', '.join(unknown)}")
+        meant = "; ".join(_MEANT[key] for key in unknown if key in _MEANT)
+        raise RequestError(
+            f"figures take {', '.join(Style.__annotations__)}; got {', '.join(unknown)}{meant and ': '}{meant}"
+        )
 
 
 def _root(ax: Axes) -> Figure:

@@ -79,6 +79,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_lm_eval_tasks": ("",),
     "test_prompts": ("test_a_", "test_parts", "test_labels", "test_the_tokens"),
     "test_lengths": ("",),
+    "test_notebook": ("test_a_table_becomes_a_task_with_its_rows[rows", "test_what_progress"),
     "test_proposal": ("test_columns",),
     "test_task_data": ("",),
     "test_tasks": ("",),
@@ -185,6 +186,8 @@ FAST: dict[str, tuple[str, ...]] = {
     ),
     "test_side_by_side": ("TestText", "TestTables::test_answers", "TestFigures::test_there", "TestPage::test_answers"),
     "test_study": ("",),
+    "test_ray_workers": ("test_actors", "test_a_link", "test_without"),
+    "test_workers": ("",),
     # endpoints, command line, bench
     "test_bench": ("test_a_case", "test_whoever", "test_what_cannot", "test_the_table", "test_a_worker"),
     "test_cli": (
@@ -241,6 +244,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "test_task_data": ("test_a_dataset_folder", "test_a_damaged_table"),
     "test_tasks": ("test_importing_tasks", "test_a_wrong_task_file", "test_a_malformed_row"),
     "test_transfer": ("TestFindings::test_sentences",),
+    "test_workers": ("TestProcesses", "TestPool::test_a_worker_that_differs"),
 }
 """By file, what the names of those begin with that are left out, since they take long."""
 

@@ -103,10 +103,14 @@ def assert_refused(said: Said, code: int, fragments: Fragments) -> None:
         assert fragment in said.err
 
 
-def refused_and_harmless(rerun: Callable[..., Said], place: Place, code: int, fragments: Fragments) -> None:
+def refused_and_harmless(
+    rerun: Callable[..., Said], place: Place, code: int, fragments: Fragments, *arguments: str
+) -> None:
+    """The run that is there stays as it is; a study that is another one is given a folder of its own."""
     before = contents(place.run)
-    assert_refused(rerun(), code, fragments)
+    assert_refused(rerun(*arguments), code, fragments)
     assert contents(place.run) == before
+    assert not (place.folder / "new").exists()
 
 
 def test_the_study_of_these_tests_is_sound(rerun, place):
@@ -123,6 +127,7 @@ def test_the_study_of_these_tests_is_sound(rerun, place):
         ({"permutatoins": 3}, ["study.yaml: a study has no key 'permutatoins'; did you mean 'permutations'?"]),
         ({"self": 3}, ["study.yaml: a study has no key 'self'; did you mean 'select'?"]),
         ({"zzz": 3}, ["study.yaml: a study has no key 'zzz'; valid keys: kind, model"]),
+        ({None: 3}, ["study.yaml: the key None is not text; write a name in its place"]),
         ({True: 3}, ["study.yaml: the key True is not text", "YAML reads yes, no, on and off as booleans"]),
         ({"task": "colors"}, ["there is no task 'colors'; built in: ag_news, dbpedia, ", "or give a task file's path"]),
         ({"task": False}, ["a study's key 'task' is False", "put it in quotes"]),
@@ -136,7 +141,7 @@ def test_the_study_of_these_tests_is_sound(rerun, place):
 )
 def test_a_wrong_choice(rerun, place, changes, fragments):
     place.study(changes)
-    refused_and_harmless(rerun, place, 2, fragments)
+    refused_and_harmless(rerun, place, 2, fragments, "--out", str(place.folder / "new"))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +170,7 @@ def test_too_few_demonstrations(rerun, place, keep, shots, fragments):
             kept.append(row)
     write_rows(place.folder / "train.jsonl", kept)
     place.study({"shots": shots})
-    refused_and_harmless(rerun, place, 1, fragments)
+    refused_and_harmless(rerun, place, 1, fragments, "--out", str(place.folder / "new"))
 
 
 def test_an_absent_class_of_queries(rerun, place):
@@ -238,7 +243,7 @@ def test_every_prompt_over_the_context_window(rerun, place):
     place.config(max_position_embeddings=10)
     place.study({"on_overlong": "drop"})
     fragments = ["queries makes some prompt that is longer than the context window of 10 tokens", "lower 'shots'"]
-    refused_and_harmless(rerun, place, 1, fragments)
+    refused_and_harmless(rerun, place, 1, fragments, "--out", str(place.folder / "new"))
 
 
 GOOD = "".join(json.dumps(row) + "\n" for row in make_rows(1, 2)).encode()
@@ -424,24 +429,28 @@ def test_the_folder_of_another_study(rerun, place, changes, fragments):
 def test_the_folder_of_other_data(rerun, place):
     rows = make_rows(1, 60)
     write_rows(place.folder / "train.jsonl", [{**rows[0], "label": "Blue"}, *rows[1:]])
-    refused_and_harmless(rerun, place, 1, ["holds another run: hashes.train is ", " there and ", "give another folder"])
+    refused_and_harmless(
+        rerun, place, 1, ["another run: the data has changed since (its train rows); give another folder"]
+    )
 
 
 def test_the_folder_of_another_wording(rerun, place):
     place.task({"instruction": "Name the colour."})
-    refused_and_harmless(rerun, place, 1, ["holds another run: hashes.wording is ", "give another folder"])
+    refused_and_harmless(
+        rerun, place, 1, ["another run: the wording of the task has changed since; give another folder"]
+    )
 
 
 def test_the_folder_of_another_model(rerun, place):
     weights = load_file(place.folder / "model/model.safetensors")
     save_file({name: weight + 1 for name, weight in weights.items()}, place.folder / "model/model.safetensors")
-    refused_and_harmless(rerun, place, 1, ["holds another run: hashes.model is ", "give another folder"])
+    refused_and_harmless(rerun, place, 1, ["another run: the model has changed since; give another folder"])
 
 
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        ({"sets": 3}, "holds a smaller run: sets is 2 there and 3 here; add --extend to let it grow, or give another"),
+        ({"sets": 3}, "holds a smaller run: sets is 2 there and 3 here; add --extend to let it grow (in Python"),
         ({"queries": 3}, "holds a larger run: queries is 6 there and 3 here; ask for at least that, or give another f"),
     ],
 )
@@ -559,7 +568,7 @@ def test_a_special_token_in_the_data(rerun, place):
     [
         ("config.json", b"[]", ["config.json", "give a model folder"]),
         ("config.json", b"{", ["config.json"]),
-        ("tokenizer.json", b"{", ["cannot load the tokenizer of"]),
+        ("tokenizer.json", b"{", ["tokenizer.json' cannot be read", "save or fetch it again"]),
         ("model.safetensors", b"", ["cannot load the weights of"]),
     ],
 )

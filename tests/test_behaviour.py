@@ -19,6 +19,8 @@ from behaviour.compare import differences
 
 import iclperm
 
+pytestmark = pytest.mark.timeout(900)  # the recording is made once, by whoever asks first
+
 PARTS = ("help", "names", "objects", "cases", "shown", "refusals")
 FORMAT_1 = Path(__file__).parent / "data/runs/format-1"
 SAID = json.loads(folders.SAID.read_text(encoding="utf-8"))

@@ -190,3 +190,16 @@ class TestTheReport:
         made = answers_by_label(found, ("yes", "no"), (4,), self.GOLD)
         assert made.tables(full=True)[1].header[-1] == "no label"
         assert made.to_dict()["by_shots"][0]["recall"] == [0.5, 1.0]
+
+    def test_a_label_that_no_query_asks_for_is_a_warning_and_not_in_the_means(self) -> None:
+        found = confusion(self.ANSWERS, self.GOLD, 3)
+        made = answers_by_label(found, ("yes", "no", "rare"), (0, 4), self.GOLD, balance="natural")
+        (told,) = made.warnings
+        assert "no test query has the label 'rare'" in told
+        assert "balanced accuracy is that of the other 2" in told
+        (line,) = made.conclusion()
+        assert "62.5 % over the 2 labels that are asked for and macro-F1 " in line
+        assert "recall is lowest for 'yes', 50.0 % of 2 queries" in line
+        (whole,) = self.made(balance="natural").conclusion()
+        assert "asked for" not in whole
+        assert "recall is lowest for 'yes', 50.0 % of 2 queries" in whole

@@ -27,7 +27,7 @@ from iclperm.cli import arguments, commands, options, terminal
 from iclperm.cli import main as cli
 from iclperm.engine import Engine
 from iclperm.errors import OutOfMemory
-from iclperm.runs import scorers
+from iclperm.runs import answering
 from iclperm.runs.limits import WorkLimits
 from iclperm.studies.report import Run
 from iclperm.tasks.task import Task, builtin_tasks
@@ -772,7 +772,7 @@ def test_a_run_grows_on_demand(call, study_file, tmp_path):
 def test_results_of_another_machine_are_mixed_on_demand(call, study_file, tmp_path, monkeypatch):
     out = tmp_path / "run"
     run_small(call, study_file, out)
-    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
     code, _, complaint = call("run", out, "--sets", 3, "--extend")
     assert code == 1
     assert "accept that with --mixed" in complaint

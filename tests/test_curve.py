@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -351,6 +352,30 @@ class TestStudy:
         assert "From k = 4 to 8" in text
         assert "of 18 demonstrations" in text
         assert "nan" not in text
+
+    def test_how_many_is_told_for_every_k_that_was_run(self) -> None:
+        """0.3 at k = 0, 0.9 at k = 2 and 0.6 beyond: the best is named, and what is better or worse than the last."""
+        generator = np.random.default_rng(5)
+        level = np.array([0.3, 0.9, 0.6, 0.6])[:, None]
+        correct = (generator.random((6, 6, 4, 400)) < level).astype(np.uint8)
+        found = curve_findings(correct, shots=(0, 2, 4, 8))
+        mean, sentence = found.conclusion()[:2]
+        for place, k in enumerate(found.shots):
+            assert f"{100 * found.curve.mean[place]:.1f} % at k = {k}" in mean
+        assert sentence == (
+            "How many: the mean is highest at k = 2, which as the best of several looks better than it is. Against k = "
+            "8: k = 0 shown to be worse, k = 2 shown to be better, k = 4 not told from it (Holm, 5%)."
+        )
+        for place, k in enumerate(found.shots[:-1]):
+            assert found.to_last[place] == module.plateau(correct, shots=found.shots, first=k).overall
+        longer = curve_findings(np.repeat(correct[:, :, [0, 1, 2]], [4, 1, 3], axis=2), shots=range(8))
+        mean, sentence = longer.conclusion()[:2]
+        assert re.findall(r"at k = (\d)", mean) == ["0", "4", "7"]
+        assert "highest at k = 4" in sentence
+        assert "k = 0 to 3 shown to be worse, k = 4 shown to be better, k = 5 and 6 not told from it" in sentence
+        few = curve_findings(correct[:2, :2, :, :6], shots=(0, 2, 4, 8)).conclusion()[1]
+        assert few.endswith("none of the others is told from it; more sets, orders and queries would tell (Holm, 5%).")
+        assert "How many" not in " ".join(curve_findings(correct[:, :, :2], shots=(0, 2)).conclusion())
 
     def test_accuracies_and_bands_are_those_of_the_statistics(self) -> None:
         correct, _ = learner()

@@ -175,6 +175,17 @@ def test_a_file_that_others_may_write_or_that_says_nothing_clear_is_refused(text
         assert server.seen == []
 
 
+def test_a_link_in_a_folder_that_others_may_write_is_as_bad(home):
+    with faulty_server() as server:
+        file = configure(home, f"{VARIABLE}: {place(server)}")
+        (home / "mine").mkdir(mode=0o700)
+        file.symlink_to(file.rename(home / "mine/keys.yaml"))
+        file.parent.chmod(0o777)
+        with pytest.raises(ConfigError, match=f"others may write {file.parent}, which says where keys go"):
+            iclperm.run(asking(server), home / "run")
+        assert server.seen == []
+
+
 def test_a_folder_that_others_may_write_is_as_bad_and_a_relative_one_counts_for_nothing(home, monkeypatch):
     with faulty_server() as server:
         file = configure(home, f"{VARIABLE}: {place(server)}")

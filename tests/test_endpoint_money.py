@@ -469,7 +469,10 @@ def test_a_probe_without_any_number_does_not_decide_what_a_server_gives(tmp_path
     assert len(server.seen) == endpoint.paid.requests == 4
 
 
-@pytest.mark.parametrize("lie", [{"logprobs": None}, {"finish_reason": "content_filter", "logprobs": None}])
+@pytest.mark.parametrize(
+    "lie",
+    [{"logprobs": None}, {"finish_reason": "content_filter", "logprobs": None}, {"finish_reason": "content_filter"}],
+)
 def test_a_kept_probe_that_denies_is_asked_again_and_one_that_grants_is_not(tmp_path, lie):
     changes = dict(lie)
 

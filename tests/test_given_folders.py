@@ -1,5 +1,6 @@
 """A folder from somebody else: no link in it is followed, nothing in it hangs, fills memory or is written over."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 
 import iclperm
 from iclperm.base import files
-from iclperm.base.files import matches
+from iclperm.base.files import Folder, matches
 from iclperm.base.outputs import output
 from iclperm.base.sealed import parsed, sealed, unsealed
 from iclperm.base.worker import Overtime
@@ -112,6 +113,26 @@ def test_a_lock_that_is_a_link_truncates_nothing(folder, victim):
     (folder / "tmp/000000.lock").symlink_to(victim / "000000.lock")
     refused("000000.lock is a symbolic link", parts.claim, 0)
     assert (victim / "000000.lock").read_text() == "mine"
+
+
+def test_a_lock_that_is_a_hard_link_to_a_file_elsewhere_is_replaced_by_one_of_its_own(folder, victim):
+    (folder / "tmp").mkdir(exist_ok=True)
+    lock = folder / "tmp/000000.lock"
+    os.link(victim / "000000.lock", lock)
+    outside = (victim / "000000.lock").stat()
+    files = Folder(folder)
+    handle = files.locked(lock)
+    inside = os.fstat(handle)
+    assert os.path.samestat(inside, lock.stat())
+    assert not os.path.samestat(inside, outside)
+    assert files.locked(lock) is None  # it is held
+    os.close(handle)
+    with (victim / "000000.lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds a lock out there
+        again = files.locked(lock)
+        assert again is not None
+        os.close(again)
+    assert (victim / "000000.lock").stat().st_mtime_ns == outside.st_mtime_ns
 
 
 def test_figures_and_reports_that_are_links_are_replaced_not_written_through(folder, victim):

@@ -29,6 +29,7 @@ LEVELS = (
     ("progress",),
     ("external",),
     ("studies",),
+    ("workers",),
     ("runs", "bench", "models"),
     ("engine",),
     ("prompts",),
@@ -53,6 +54,7 @@ LATE = {
     "iclperm.engine.tokenizer": "transformers",
     "iclperm.models": "numpy",
     "iclperm.stats._kernels": "numba",
+    "iclperm.workers.cluster": "ray",
 }
 """Our own modules that are imported inside functions, and the heavy library that this keeps out of ``--help`` and of
 commands that do not need it."""
@@ -76,6 +78,10 @@ NAMED = {
 """Files that may name modules of rooms above them in strings, and why."""
 LOADERS = {
     "iclperm": ({"import_module"}, "each public name is loaded from its home on first use"),
+    "iclperm.base.imports": (
+        {"import_module", "modules"},
+        "a thread loads what its caller names, of a room below that caller",
+    ),
     "iclperm.base.lazy": ({"import_module", "modules"}, "the same for the packages below, whose strings are counted"),
     "iclperm.base.worker": ({"import_module"}, "a worker's process loads the target that its caller names"),
     "iclperm.cli": ({"import_module"}, "the commands are loaded on first use, so that --help stays instant"),

@@ -146,7 +146,7 @@ def pixels(figure):
 
 
 OF_ONE_RUN = ("heat_map", "curve", "r_over_k", "confusion", "curve_trajectories", "curve_plateaus", "search",
-              "convergence", "convergence_curves", "convergence_scores", "features")  # fmt: skip
+              "search_orderings", "convergence", "convergence_curves", "convergence_scores", "features")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OF_ONE_RUN)
@@ -213,7 +213,7 @@ def test_it_is_drawn_into_given_axes(run, name):
 
 def test_what_cannot_be_drawn_says_why(run):
     one = iclperm.run(Study(sets=3, permutations=3, shots=3, queries=12, seed=1))
-    with pytest.raises(ConfigError, match="figure curve; it can have heatmap"):
+    with pytest.raises(ConfigError, match="a curve needs several"):
         plot.curve(one)
     with pytest.raises(ConfigError, match="one number of demonstrations"):
         plot.curve(one, ax=Figure().subplots())

@@ -224,6 +224,18 @@ def test_processes_share_a_folder_without_sharing_a_file(tmp_path):
         assert ledger.num_damaged == 0
 
 
+def test_a_torn_tail_that_a_copy_by_hard_links_shares_is_cut_here_only(tmp_path):
+    path = fill(tmp_path / "run", 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"torn")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=os.link)  # as cp -al
+    with Ledger(tmp_path / "run") as ledger:
+        assert ledger.lookup("1") == reply(1)
+    assert path.read_bytes() == whole
+    assert [file.read_bytes() for file in (tmp_path / "run/quarantine").iterdir()] == [b"torn"]
+    assert (tmp_path / "copy/api" / path.name).read_bytes() == whole + b"torn"
+
+
 class _FullDisk:
     """A file that takes half of what is written to it once, then nothing."""
 

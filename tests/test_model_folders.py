@@ -411,8 +411,15 @@ def test_an_index_names_files_beside_it_alone(tmp_path: Path) -> None:
         ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "1000 layers are the most that are built"),
         ('{"model_type": "llama", "transformers_weights": "x.safetensors"}', "names other weights"),
         ('{"model_type": "llama", "num_hidden_layers": null}', "cannot read the configuration|makes no model"),
+        ('{"model_type": "hrm_text", "num_layers_per_stack": 1099511627776}', "num_layers_per_stack is 1099511627776"),
+        ('{"model_type": "longcat_flash", "num_layers": 1099511627776}', "num_layers is 1099511627776; 1000 layers"),
+        ('{"model_type": "xlstm", "num_blocks": 1099511627776}', "num_blocks is 1099511627776; 1000 layers"),
+        ('{"model_type": "llama", "num_labels": 1000000000}', "num_labels is 1000000000; 30000 are the most"),
+        ('{"model_type": "llama", "text_config": {"num_labels": 1000000000}}', "num_labels is 1000000000"),
+        ('{"model_type": "gemma3", "vision_config": {"num_hidden_layers": 1000000000}}', "num_hidden_layers is 100"),
+        (json.dumps({"model_type": "llama", "id2label": dict.fromkeys(range(30_001), "x")}), "id2label is {'0': 'x'"),
     ],
-    ids=range(13),
+    ids=range(20),
 )
 def test_a_strange_configuration_gets_one_line(tmp_path: Path, content: str, message: str) -> None:
     (make_model(tmp_path) / "config.json").write_text(content)

@@ -13,8 +13,10 @@ from transformers import AutoTokenizer
 
 from iclperm import demo
 from iclperm.endpoint.bill import _tokenizer as tokenizer_of_the_bill
+from iclperm.engine.encoding import Encoder
 from iclperm.engine.tokenizer import load_tokenizer
-from iclperm.errors import ModelError
+from iclperm.errors import ModelError, TokenizationError
+from iclperm.prompts.encode import JointEncoder
 from iclperm.runs.setting import tokenizer_hash
 
 TEXTS = [
@@ -201,6 +203,55 @@ def test_ids_that_change_or_are_not_the_files_are_refused(tmp_path: Path) -> Non
     edit(folder / "tokenizer.json", **{**whole, "added_tokens": [*whole["added_tokens"], added]})
     with pytest.raises(ModelError, match="gives the added token ' Red' the id 2147483648, but its vocabulary makes th"):
         load_tokenizer(folder)
+
+
+_LONG = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 500}
+_BACKTRACKS = {"Regex": "(a+)+$|([a-z ]+)*X"}
+_PREPEND = {"type": "Prepend", "prepend": "x" * 30_000}
+_BEGINS = [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * 2_000
+_TEMPLATE = {"type": "TemplateProcessing", "single": _BEGINS, "pair": [], "special_tokens": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [_LONG] * 4}},
+            "makes up to 62,500,000,000 characters",
+        ),
+        ({"normalizer": {"type": "Sequence", "normalizers": [_PREPEND]}}, "makes up to 30,000 characters of one"),
+        ({"decoder": {"type": "Sequence", "decoders": [_LONG] * 4}}, "makes up to 62,500,000,000 characters"),
+        ({"post_processor": _TEMPLATE}, "puts 2,000 tokens around each text"),
+        ({"post_processor": {"type": "Sequence", "processors": [_TEMPLATE]}}, "puts 2,000 tokens around each text"),
+    ],
+)
+def test_a_tokenizer_that_makes_much_of_little_is_refused_before_it_is_made(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = folder_of(tmp_path, byte_level_tokenizer(), "llama", None)
+    edit(folder / "tokenizer.json", **changes)
+    with pytest.raises(ModelError, match=f"^'{folder}/tokenizer.json' {message}") as error:
+        load_tokenizer(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_an_id_beyond_all_numbers_of_ids_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, byte_level_tokenizer(), "llama", None)
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    edit(folder / "tokenizer.json", model={**model, "vocab": {**model["vocab"], "zz": 2**32 - 1}})
+    with pytest.raises(ModelError, match="gives 'zz' the id 4294967295, beyond those that a model can have"):
+        load_tokenizer(folder)
+
+
+def test_a_pattern_on_which_the_library_gives_up_is_told_in_one_line(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, byte_level_tokenizer(), "llama", None)
+    edit(folder / "tokenizer.json", normalizer={"type": "Replace", "pattern": _BACKTRACKS, "content": ""})
+    tokenizer = load_tokenizer(folder)
+    text = "the quick brown fox jumps over the lazy dog"
+    for encode in (Encoder(tokenizer, None).prompts, lambda texts: JointEncoder(tokenizer)(texts)):
+        with pytest.raises(TokenizationError, match="the tokenizers library gives up on a text") as error:
+            encode([text])
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("template", [3, {"default": 3}, ["x"]])

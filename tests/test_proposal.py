@@ -145,6 +145,20 @@ def test_a_label_with_too_few_rows_is_left_out_and_told(tmp_path):
     assert [number for why, number in found.left_out.items() if "'Other'" in why] == [2]
 
 
+def test_labels_that_are_numbers_and_columns_without_names_are_told(tmp_path):
+    """As AG News is published: class, title and description, and no line of names."""
+    rows = [
+        [str(number % 3 + 1), f"a title {number}", f"{text} and {number}"] for number, text in enumerate("abc" * 12)
+    ]
+    found = propose(tickets(tmp_path / "test.csv", delimiter=",", encoding="utf-8", header=None, rows=rows), tmp_path)
+    assert list(found.task.words) == ["1", "2", "3"]
+    (numbers,) = [note for note in found.notes if "labels are numbers" in note]
+    assert numbers.endswith('name them under label_values, such as "World": ["1"], and in the instruction')
+    assert any(note.startswith("the columns have no names: say in the templates what column") for note in found.notes)
+    named = propose(tickets(tmp_path / "tickets.csv"), tmp_path)
+    assert not any("numbers" in note or "no names" in note for note in named.notes)
+
+
 def test_columns_can_be_named(tmp_path):
     path = write_csv(
         tmp_path / "a.csv", [row | {"note": f"a note of many words {n}"} for n, row in enumerate(make_rows(1, 60))]

@@ -31,7 +31,7 @@ from iclperm.base.files import Folder
 from iclperm.base.sealed import canonical, sealed, unsealed
 from iclperm.cli import main as cli
 from iclperm.errors import RunError, RunStopped
-from iclperm.runs import audit, execute, layout, scorers, setting, tables, work
+from iclperm.runs import answering, audit, execute, layout, setting, tables, work
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.plan import plan_one
@@ -217,6 +217,22 @@ def test_growth_is_asked_for_and_never_shrinks(tmp_path, study):
     assert files(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sets": 3}, "holds a smaller run: sets is 2 there and 3 here; add --extend"),
+        ({"seed": 1}, r"holds another run: study\.seed is 0 there and 1 here; give another folder"),
+        ({"shots": [2]}, r"holds another run: study\.shots is .* there and \[2\] here"),
+        ({"task": "ag_news"}, 'holds another run: task is "colours" there and "ag_news" here'),
+    ],
+)
+def test_another_size_or_choice_is_refused_before_any_data_is_read(tmp_path, study, monkeypatch, change, words):
+    run_in_parts(study, tmp_path / "run")
+    monkeypatch.setattr(setting.ResolvedStudy, "of", lambda *_, **__: pytest.fail("data was read"))
+    with pytest.raises(RunError, match=words):
+        iclperm.run(grown(study, **change), tmp_path / "run")
+
+
 def test_growth_that_changes_earlier_prompts_is_refused(tmp_path, study, monkeypatch):
     run_in_parts(study, tmp_path / "run")
     before = files(tmp_path / "run")
@@ -293,11 +309,12 @@ def refuse_disk(monkeypatch):
 
 
 def refuse_machine(monkeypatch):
-    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
 
 
 @pytest.mark.parametrize(
-    ("refuse", "reason"), [(refuse_disk, "needs about 0 MB more"), (refuse_machine, "was computed with processor")]
+    ("refuse", "reason"),
+    [(refuse_disk, r"needs about [\d.]+ MB more"), (refuse_machine, "was computed with processor")],
 )
 def test_a_growth_that_is_refused_leaves_the_run_finished(tmp_path, study, monkeypatch, refuse, reason):
     whole = run_in_parts(study, tmp_path / "run")
@@ -676,7 +693,7 @@ def test_parts_of_other_numerics_are_mixed_on_demand_only_and_said_so(tmp_path, 
 
     with pytest.raises(KeyboardInterrupt):
         run_in_parts(study, tmp_path / "run", progress=interrupt)
-    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
     with pytest.raises(RunError, match=r"was computed with processor .*, accept that with --mixed, or give another"):
         run_in_parts(study, tmp_path / "run")
     mixed = run_in_parts(study, tmp_path / "run", mixed=True)
@@ -689,7 +706,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_start(tmp_path, study, monk
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(execute.shutil, "disk_usage", lambda _: usage._replace(free=100))
     monkeypatch.setattr(iclperm.Engine, "from_pretrained", None)
-    with pytest.raises(RunStopped, match=r"run needs about 0 MB more, but its disk has 0 MB free; make room"):
+    with pytest.raises(RunStopped, match=r"run needs about [0-9.]+ MB more, but its disk has 0.00 MB free; make room"):
         run_in_parts(study, tmp_path / "run")
 
 

@@ -40,7 +40,7 @@ from iclperm.engine import footprint
 from iclperm.errors import ConfigError, DataError, ModelError, RunError, RunStopped
 from iclperm.prompts.tokenise import Cell
 from iclperm.reference.scoring import score_one
-from iclperm.runs import layout, preview, read, scorers, setting, tables, work
+from iclperm.runs import answering, layout, preview, read, scorers, setting, tables, work
 from iclperm.runs.answers import Items
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
@@ -209,7 +209,7 @@ def test_another_study_is_refused_with_the_difference(tmp_path, study):
         iclperm.run(other, tmp_path / "run")
     path = Path(study.task)
     path.write_text(path.read_text().replace("Thing:", "Object:"))
-    with pytest.raises(RunError, match=r"hashes\.wording is .* there and .* here"):
+    with pytest.raises(RunError, match="the wording of the task has changed since"):
         iclperm.run(study, tmp_path / "run")
 
 
@@ -224,7 +224,7 @@ def test_the_same_content_elsewhere_is_the_same_run(tmp_path, study, model):
 def test_other_numerics_may_not_continue_a_run(tmp_path, study, monkeypatch):
     with pytest.raises(Stop):
         run_in_parts(study, tmp_path / "run", progress=stop_after(1))
-    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
     with pytest.raises(RunError, match=r"was computed with processor .*, here it is another processor"):
         run_in_parts(study, tmp_path / "run")
 
@@ -521,7 +521,7 @@ def test_a_session_record_that_cannot_be_read_hides_no_result(tmp_path, study, c
 def test_a_session_that_wrote_nothing_binds_nobody(tmp_path, study, monkeypatch):
     with pytest.raises(Stop):
         run_in_parts(study, tmp_path / "run", progress=stop_after(0))
-    monkeypatch.setattr(scorers, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
     with pytest.raises(Stop):
         run_in_parts(study, tmp_path / "run", progress=stop_after(1))
     continued = run_in_parts(study, tmp_path / "run")
@@ -649,7 +649,7 @@ def test_memory_that_runs_out_stops_the_run_with_the_size_to_use(tmp_path, study
     whole = iclperm.plan(study).estimate
     advice = rf"out of memory; {whole.memory.peak} bytes are foretold, .*: set memory_budget to (\d+) to continue"
     with monkeypatch.context() as memory:
-        memory.setattr(scorers.LocalModel, "_of_product", exhausted)
+        memory.setattr(answering.Answering, "_of_units", exhausted)
         with pytest.raises(RunStopped, match=advice) as raised:
             iclperm.run(study, tmp_path / "run")
     budget = int(re.search(advice, str(raised.value))[1])
@@ -663,7 +663,7 @@ def test_other_errors_of_the_engine_are_not_taken_for_memory(study, monkeypatch)
         raise RuntimeError("shape mismatch")
         yield
 
-    monkeypatch.setattr(scorers.LocalModel, "_of_product", broken)
+    monkeypatch.setattr(answering.Answering, "_of_units", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         iclperm.run(study)
 

@@ -246,6 +246,29 @@ class TestCurves:
             assert inside.all()
         assert truth.std() > 0
 
+    def test_the_honest_oracle_of_the_curve_is_never_above_max(self) -> None:
+        """Halves that weigh differently count as they weigh: seven queries, one of which counts nine times."""
+        generator = np.random.default_rng(11)
+        weights = np.array([9, 1, 1, 1, 1, 1, 1])
+        for missing in (0.0, 0.1):
+            for seed in range(20):
+                correct = generator.integers(0, 2, (2, 4, 7)).astype(np.uint8)
+                state = (generator.random(correct.shape) < missing).astype(np.uint8)
+                scores = generator.random((2, 4))
+                curve = search_over_permutations(scores, correct, state, weights, resamples=20, seed=seed)
+                assert (curve.honest.estimate <= curve.maximum.estimate + 1e-9).all()
+                found = search(scores, correct, state, weights, halves=20, seed=seed)
+                assert (found.honest_by_set <= found.by_set["maximum"] + 1e-9).all()
+
+    def test_the_honest_oracle_of_the_curve_is_that_of_the_search_where_the_halves_are_the_same(self) -> None:
+        generator = np.random.default_rng(12)
+        correct, weights = generator.integers(0, 2, (3, 4, 9)).astype(np.uint8), generator.integers(1, 5, 9)
+        scores = generator.random((3, 4))
+        curve = search_over_permutations(scores, correct, None, weights, sizes=[4], resamples=64, seed=5)
+        halves = module.random_halves(9, 64, 5).tolist()
+        expected = reference.honest(correct, weights.tolist(), halves)
+        assert curve.honest.estimate[-1] == pytest.approx(np.mean(expected), abs=1e-9)
+
     def test_a_curve_is_keyed_by_its_seed(self) -> None:
         _, dev, test = simulated(8)
         one, again, other = (

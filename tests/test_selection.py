@@ -75,7 +75,7 @@ def fake_run(
         labels=("even", "odd"),
         task="drinks",
         title="drinks, planted",
-        study=SimpleNamespace(seed=0, select=3, resample="none"),
+        study=SimpleNamespace(seed=0, select=3, resample="none", balance="natural"),
         splits={split: items() for split in splits},
         demonstrations=SimpleNamespace(
             rows=rows,
@@ -105,6 +105,16 @@ def nested_order_variance(items: Array) -> float:
     rows, columns = items.mean(axis=1, keepdims=True), items.mean(axis=0, keepdims=True)
     residual = np.sum((items - rows - columns + items.mean()) ** 2) / ((num_permutations - 1) * (num_queries - 1))
     return float(rows.var(ddof=1) - residual / num_queries)
+
+
+def weighted_order_variance(items: Array, weights: Array) -> float:
+    """That of the weighted accuracy: its variance less what the queries of each weight add, by their number."""
+    found = float((items @ weights / weights.sum()).var(ddof=1))
+    for weight in set(weights.tolist()):
+        members = items[:, weights == weight]
+        noise = float(members.mean(axis=1).var(ddof=1)) - nested_order_variance(members)
+        found -= (weight * members.shape[1] / weights.sum()) ** 2 * noise
+    return found
 
 
 def words_of(table: Table) -> list[str]:
@@ -281,7 +291,7 @@ class TestFindings:
             return stats.order_sensitivity(stats.accuracy(items, weights=weights).values)
 
         def free(items: Array) -> float:
-            return float(np.mean([nested_order_variance(one) for one in items]))
+            return float(np.mean([weighted_order_variance(one, weights) for one in items]))
 
         for statistic, found in ((spread, outcome.spread_difference), (free, outcome.free_difference)):
             without = [

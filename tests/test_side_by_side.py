@@ -7,8 +7,6 @@ import io
 import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from layout_of_figures import figure_of, overlaps
 from markdown_it import MarkdownIt
+from test_page import Browser, browser
 
 import iclperm
 from iclperm import Study, stats
 from iclperm.cli.main import main
 from iclperm.errors import ConfigError, RequestError
-from iclperm.report import panels
+from iclperm.report import charts, figures, panels
 from iclperm.report.figure_files import FigureFile, figure_files, inches
 from iclperm.report.figures import at_width, drawn, heat_map
 from iclperm.report.markup import Column, Sheet, latex_text, markdown_text
@@ -35,7 +35,7 @@ from iclperm.studies.comparing_page import NAME, TableFile, page_of, write_table
 
 HOSTILE = r"\input{/etc/passwd} & 50% $x_1^2$ #~`<img src=x onerror=alert(1)>` [a](http://b.c) *--* | \\ www.evil.com"
 DASH = "\u2013"
-CHROMIUM = shutil.which("chromium")
+__all__ = ["browser"]  # a fixture
 
 
 def study(name: str, seed: int, task: str, model: str, shots: tuple[int, ...] = (0, 2, 4), **other: Any) -> Compared:
@@ -107,7 +107,7 @@ class TestTables:
         terminal = [list(row) for row in sheet.table().rows]
         dashed = [[DASH if cell == "-" else cell for cell in row] for row in terminal]
         assert from_markdown(sheet.written("md")) == dashed
-        assert from_latex(sheet.written("tex")) == dashed
+        assert from_latex(sheet.written("tex"), sheet.num_names) == dashed
         rows = list(csv.reader(io.StringIO(sheet.written("csv"))))
         for row, written in zip(sheet.rows, rows[1:], strict=True):
             assert [cell for value in row for cell in plain_cells(value)] == [
@@ -150,11 +150,26 @@ class TestTables:
 
     def test_latex_is_a_table_of_booktabs(self, found: Comparing) -> None:
         text = found.sheets()["sensitivity"].written("tex")
-        for word in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule(lr){2-4}", r"\label{tab:sensitivity}"):
-            assert text.count(word) == 1
+        for word in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule(lr){2-4}"):
+            assert text.count(word) == text.count(r"\begin{tabular}") > 0
+        assert text.count(r"\label{tab:sensitivity}") == text.count(r"\begin{table}") == 1
         assert r"\multicolumn{3}{c}{mini\_news}" in text
         caption = found.sheets()["studies"].written("tex").split(r"\caption")[1]
         assert r"95 \% intervals" in caption.split("\n")[0]
+
+    @pytest.mark.parametrize("name", ["sensitivity", "studies"])
+    def test_latex_fits_a_column_of_a_paper(self, found: Comparing, name: str) -> None:
+        """By the widths of Computer Modern at 8 and 7 points, rounded up; an em of `tabcolsep` is 6 points in all."""
+        text = found.sheets()[name].written("tex")
+        parts = text.split(r"\begin{tabular}")[1:]
+        assert len(parts) > 1
+        for part in parts:
+            body = part.split("\\midrule\n")[1].split("\\bottomrule")[0]
+            head = part.split("\\midrule")[0].splitlines()[-1]
+            lines = [re.split(r"(?<!\\) & ", line.removesuffix(" \\\\")) for line in (head, *body.splitlines())]
+            wide = sum(max(points_of(cell) for cell in cells) + 6 for cells in zip(*lines, strict=True))
+            assert wide < 3.3 * 72.27 + 6
+        assert (r"\shortstack" in text) == (name == "studies")
 
     def test_hostile_names_of_task_and_model_stay_text(self) -> None:
         studies = [study(HOSTILE, 1, HOSTILE, HOSTILE), study("b", 2, HOSTILE, "other")]
@@ -162,7 +177,7 @@ class TestTables:
         for sheet in sheets.values():
             rows = [list(row) for row in sheet.table().rows]
             dashed = [[DASH if cell == "-" else cell for cell in row] for row in rows]
-            assert from_markdown(sheet.written("md")) == from_latex(sheet.written("tex")) == dashed
+            assert from_markdown(sheet.written("md")) == from_latex(sheet.written("tex"), sheet.num_names) == dashed
 
     def test_answers_from_elsewhere_have_no_table_by_task(self) -> None:
         unknown = replace(study("a", 1, "", ""), task="")
@@ -177,7 +192,10 @@ class TestTables:
 class TestNotes:
     def test_other_tasks_and_chosen_sets_are_said(self) -> None:
         told = comparing([study("a", 1, "x", "m"), study("b", 2, "y", "m", is_drawn=False)]).warnings
-        assert "the studies are of 2 tasks (x and y): their accuracies differ for that reason too" in told
+        words = "the studies are of 2 tasks (x and y): their accuracies differ for that reason too"
+        assert any(line.startswith(f"{words}; where they word the same rows, 'shared' says so (docs/") for line in told)
+        said = comparing([study("a", 1, "x", "m"), study("b", 2, "y", "m")], shared=["sets", "permutations", "queries"])
+        assert words in said.warnings
         assert any(line.startswith("b: its sets were given or chosen, not drawn") for line in told)
 
     def test_other_k_of_many_are_one_line(self, found: Comparing) -> None:
@@ -249,6 +267,26 @@ class TestFigures:
         looks = [(each[0].get_color(), each[0].get_linestyle()) for each in axes.containers]
         assert len(set(looks)) == 9
 
+    def test_the_answer_of_a_page_is_what_was_asked(self) -> None:
+        """Not what the two have in common, which belongs behind it."""
+        found = comparing([study("a", 1, "t", "m"), study("b", 2, "u", "m")], shared=["permutations"])
+        first, *_, last = found.conclusion()
+        assert first.startswith("r of a is ")
+        assert last == "a and b have the same 5 permutations: what these do to both cancels in the differences."
+
+    def test_lines_and_points_of_a_page_have_colours_that_a_browser_knows(self) -> None:
+        """ "C0" is Matplotlib's alone: a line of that colour is not seen."""
+        curve = stats.curve(study("", 1, "t", "m").values)
+        curved = [Curved(str(n), str(n), (0, 2, 4), curve, np.zeros((1, 1, 3)), None) for n in range(9)]
+        specifications = panels.curves_plot(curved, title="", line="").charts
+        assert specifications is not None
+        colours = {"x": figures.BLUE, "y": figures.ORANGE, "z": figures.GREEN}
+        row = {"x": 1, "y": 2, "name": "x"}
+        made = [*specifications(), charts.point_chart([row], x="x", y="y", colours=colours, baseline="x")]
+        for found in made:
+            (used,) = set(re.findall(r'"range": (\[[^]]+\])', json.dumps(found)))
+            assert all(re.fullmatch("#[0-9A-Fa-f]{6}", colour) for colour in json.loads(used)), used
+
 
 class TestFigureFiles:
     def test_widths(self) -> None:
@@ -276,6 +314,15 @@ class TestFigureFiles:
                 assert int.from_bytes(raw[16:20], "big") == 660
         first = FigureFile.of(str(tmp_path / "first.svg")).written(plots)
         assert b">selection effect</text>" in first.read_bytes()
+
+    def test_a_file_called_like_a_figure_is_that_figure(self, found: Comparing, tmp_path: Path) -> None:
+        """`report` names its own files so: who asks for curves.svg wants no other."""
+        plots = found.plots()
+        assert list(plots).index("curves") > 0
+        called = FigureFile.of(str(tmp_path / "curves.svg")).written(plots)
+        assert b">number of demonstrations k</text>" in called.read_bytes()
+        other = FigureFile.of(f"effects={tmp_path / 'bands.svg'}").written(plots)
+        assert b">selection effect</text>" in other.read_bytes()
 
     def test_what_cannot_be_drawn_is_refused_in_a_line(self, found: Comparing, tmp_path: Path) -> None:
         plots = found.plots()
@@ -407,92 +454,46 @@ class TestCommands:
         assert "there are heatmap, curve" in capsys.readouterr().err
 
     def test_figures_of_a_report_fit_a_column(self, runs: list[Path]) -> None:
-        for kind in ("sensitivity", "curve"):
-            for name, plot in iclperm.open_run(runs[0]).findings(kind).plots().items():
-                if plot.tall is not None:
-                    assert overlaps(at_width(plot, 3.3)) == [], name
+        run, fitted = iclperm.open_run(runs[0]), set()
+        for kind in ("sensitivity", "curve", "convergence"):
+            for name, plot in iclperm.plot.all_figures(run, kind, width=3.3).items():
+                assert plot.get_size_inches()[0] == 3.3
+                fitted.add(name)
+        assert fitted >= {"heatmap", "curve", "confusion", "curve_trajectories", "curve_plateaus"}
+        assert fitted >= {"convergence", "convergence_curves"}
+        for about in (run.findings(), run.findings("curve"), run.findings("convergence"), run.classes):
+            for name, plot in about.plots().items():
+                assert overlaps(at_width(plot, 3.3)) == [], name
+                assert plot.caption, name
+
+    def test_where_colours_have_no_room_the_numbers_of_a_confusion_stand_alone(self) -> None:
+        labels = ["World", "Sports", "Business", "Technology"]
+        plot = figures.confusion_plot(np.eye(4), np.ones(4), labels)
+        narrow = figure_of(at_width(plot, 3.3))
+        assert overlaps(at_width(plot, 3.3)) == []
+        assert (len(narrow.axes), len(figure_of(plot).axes)) == (1, 2)
+        assert [text.get_text() for text in narrow.axes[0].texts][::5][:2] == [".500\n1.0", ".000\n0.0"]
+        many = figures.confusion_plot(np.eye(15), np.zeros(15), [f"label {n}" for n in range(15)])
+        with pytest.raises(RequestError, match="wide, not 3"):  # whose cells are colours alone
+            at_width(many, 3.3)
+
+    def test_a_width_in_python_lays_the_figure_out_for_it(self, runs: list[Path]) -> None:
+        run = iclperm.open_run(runs[0])
+        own, narrow = iclperm.plot.curve(run), iclperm.plot.curve(run, width=3.3)
+        assert narrow.get_figheight() == at_width(run.findings().plots()["curve"], 3.3).size[1]
+        assert narrow.get_figheight() != own.get_figheight()
+        assert iclperm.plot.curve(run, width=2.0, height=4.0).get_size_inches().tolist() == [2.0, 4.0]
+        with pytest.raises(RequestError, match=r"this figure can be 2.8in to 40in wide, not 2.00in"):
+            iclperm.plot.curve(run, width=2.0)
 
 
-@pytest.fixture
-def chromium() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on the path")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--headless", "--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-def test_the_page_works_in_a_browser(chromium: Any, page: Path) -> None:
+def test_the_page_works_in_a_browser(browser: Browser, page: Path) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    said: list[str] = []
     for width, scheme in ((390, "light"), (1400, "dark")):
-        context = chromium.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, bypass_csp=True
-        )
-        opened = context.new_page()
-        opened.on("console", lambda message: said.append(message.text))
-        opened.on("pageerror", lambda error: said.append(str(error)))
-        opened.on("request", lambda request: said.extend([request.url] * (request.url[:5] not in ("file:", "data:"))))
-        opened.goto(page.as_uri())
-        opened.wait_for_selector(".has-chart svg")
+        opened = browser.open(page, scheme, width, bypass_csp=True)  # for axe's own script
         assert opened.evaluate("document.documentElement.scrollWidth") == width
         assert opened.locator("img.narrow").first.is_visible() == (width == 390)
         assert axe.Axe().run(opened).response["violations"] == []
-    assert said == []
-
-
-def figure_of(plot: Any) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=plot.size)
-    FigureCanvasAgg(figure)
-    plot.draw(figure)
-    figure.canvas.draw()
-    return figure
-
-
-def overlaps(plot: Any) -> list[tuple[str, str]]:
-    """Words of a figure that run into others or out of the frame, as far as they are drawn."""
-    from matplotlib import rc_context, rcParams
-    from matplotlib.text import Text
-
-    from iclperm.report.figures import _STYLE
-
-    with rc_context():
-        rcParams.update(_STYLE)
-        figure = figure_of(plot)
-        cells = {id(text) for axes in figure.axes if axes.images for text in axes.texts}
-        texts = [each for each in figure.findobj(Text) if each.get_visible() and each.get_text().strip()]
-        hidden = {
-            id(label.label1 if which else label.label2)
-            for axes in figure.axes
-            for axis in (axes.xaxis, axes.yaxis)
-            for label in axis.get_major_ticks()
-            for which in (True, False)
-            if not (label.label1 if which else label.label2).get_visible() or not is_inside(axis, label.get_loc())
-        }
-        boxes = [
-            (each.get_text(), each.get_window_extent())
-            for each in texts
-            if id(each) not in hidden and id(each) not in cells
-        ]
-        frame = figure.bbox
-        out = [(words, "") for words, box in boxes if box.x0 < -1 or box.y0 < -1 or box.x1 > frame.x1 + 1]
-        return out + [
-            (one, other)
-            for place, (one, box) in enumerate(boxes)
-            for other, against in boxes[place + 1 :]
-            if min(box.x1, against.x1) - max(box.x0, against.x0) > 0.5
-            and min(box.y1, against.y1) - max(box.y0, against.y0) > 1.5
-        ]
-
-
-def is_inside(axis: Any, place: float) -> bool:
-    low, high = sorted(axis.get_view_interval())
-    return bool(low - 1e-9 <= place <= high + 1e-9)
 
 
 def html_text(text: str) -> str:
@@ -502,7 +503,8 @@ def html_text(text: str) -> str:
 
 
 def read_latex(text: str) -> str:
-    """What a cell of ours says, by taking LaTeX's names back one by one."""
+    """What a cell of ours says, by taking LaTeX's names back one by one; bounds behind their number."""
+    text = re.sub(r"\\shortstack\[r\]\{(.*?)\\\\\{\\scriptsize (.*)\}\}$", r"\1 \2", text)
     for name, sign in {
         "textbackslash": "\0",
         "textasciicircum": "^",
@@ -519,10 +521,17 @@ def read_latex(text: str) -> str:
     return re.sub("\1(..)", lambda found: chr(int(found[1], 16)), text).replace("\0", "\\")
 
 
-def from_latex(text: str) -> list[list[str]]:
-    body = text.split("\\midrule\n")[1].split("\\bottomrule")[0]
-    rows = [line.removesuffix(" \\\\") for line in body.splitlines()]
-    return [[read_latex(cell) for cell in re.split(r"(?<!\\) & ", row)] for row in rows]
+def points_of(cell: str) -> float:
+    above, _, below = cell.partition(r"\\{\scriptsize ")
+    return max(4.25 * len(read_latex(above.removeprefix(r"\shortstack[r]{"))), 3.98 * len(read_latex(below)))
+
+
+def from_latex(text: str, num_names: int = 1) -> list[list[str]]:
+    """The rows of all parts of a table side by side, without the names that they have in common."""
+    parts = [part.split("\\bottomrule")[0] for part in text.split("\\midrule\n")[1:]]
+    rows = [[line.removesuffix(" \\\\") for line in part.splitlines()] for part in parts]
+    cells = [[[read_latex(cell) for cell in re.split(r"(?<!\\) & ", row)] for row in part] for part in rows]
+    return [[*row[0], *(cell for part in row[1:] for cell in part[num_names:])] for row in zip(*cells, strict=True)]
 
 
 def from_markdown(text: str) -> list[list[str]]:

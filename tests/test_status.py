@@ -1,6 +1,7 @@
 """How far a run is: told by the names of its files and by its records, whatever is in its answers."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from behaviour.folders import FOLDERS
 
 import iclperm
 from iclperm.runs.folder import RunFolder
+from iclperm.runs.presence import at_work
+from iclperm.runs.progress import LOADING
 
 WATCHED = """
 import sys
@@ -93,3 +96,64 @@ def test_answers_that_are_opened_are_seen(tmp_path):
     assert code == 0
     files = [line.split("/")[-1] for line in complaint.splitlines() if line.startswith("opened ")]
     assert set(files) == {path.name for path in (FOLDERS / "grown/items").iterdir()}
+
+
+class Looker:
+    """Looks at a run from another process while it computes."""
+
+    interval = 1.0
+
+    def __init__(self, folder):
+        self.folder, self.told = folder, {}
+
+    def show(self, advance):
+        if advance.stage == LOADING and not self.told:
+            code, printed, _ = call("status", self.folder)
+            self.told[LOADING] = code, printed, iclperm.status(self.folder).num_at_work
+
+
+def test_a_run_that_is_at_work_is_said_to_be(tmp_path):
+    """From before its model is loaded; who looks on is not told to run it again."""
+    folder, looker = tmp_path / "run", Looker(tmp_path / "run")
+    iclperm.run(iclperm.Study(sets=2, permutations=2, shots=[2], queries=4), folder, progress=looker)
+    code, printed, count = looker.told[LOADING]
+    assert (code, count) == (3, 1)
+    assert "at work: 1 process" in printed
+    assert "run the same study" not in printed
+    assert iclperm.status(folder).num_at_work == 0
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_a_killed_run_is_not_at_work(tmp_path):
+    folder = shutil.copytree(FOLDERS / "grown", tmp_path / "run")
+    parts = RunFolder.open(folder).parts.finished()
+    parts[max(parts)].unlink()
+    (folder / "tmp").mkdir(exist_ok=True)
+    with at_work(folder), at_work(folder):
+        assert iclperm.status(folder).num_at_work == 2
+    assert not list((folder / "tmp").glob("*.work"))
+    killed = "from iclperm.runs.presence import at_work as a; import os, pathlib as p, sys; "
+    killed += "b = a(p.Path(sys.argv[1])); b.__enter__(); os._exit(9)"
+    subprocess.run([sys.executable, "-P", "-c", killed, folder], check=False)
+    assert len(list((folder / "tmp").glob("*.work"))) == 1
+    assert iclperm.status(folder).num_at_work == 0
+    code, printed, _ = call("status", folder)
+    assert code == 3
+    assert "not finished: run the same study into it to continue" in printed
+
+
+def test_what_is_no_run_is_left_alone(tmp_path):
+    (tmp_path / "tmp").mkdir()
+    with at_work(tmp_path) as is_seen:
+        assert not is_seen
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_finished_run_that_is_run_again_is_not_written_to(tmp_path):
+    """Its folder may be of somebody else, or lie behind a link."""
+    folder = tmp_path / "run"
+    study = iclperm.Study(sets=2, permutations=2, shots=[2], queries=4)
+    iclperm.run(study, folder)
+    os.utime(folder / "tmp", ns=(0, 0))
+    assert iclperm.run(study, folder).report.num_parts_resumed == 1
+    assert (folder / "tmp").stat().st_mtime_ns == 0

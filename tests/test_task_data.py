@@ -377,6 +377,7 @@ def test_a_folder_falls_back_to_the_declared_share(tmp_path):
         (["train.parquet", "train-0.parquet"], "both 'train-0.parquet' and 'train.parquet' may be the train data"),
         (["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"], "the train data has 2 of its 3 parts"),
         (["training.csv"], "holds no train data; add train.csv, or another of .jsonl, .csv, .tsv, .parquet"),
+        (["test.csv"], "; of one file alone make a task: iclperm tasks new --from FILE"),
     ],
 )
 def test_a_folder_that_is_ambiguous_or_incomplete_is_refused(tmp_path, names, message):

@@ -157,9 +157,9 @@ def test_data_that_is_missing_or_of_another_kind_is_named(tmp_path):
         ({"data": {"train": "a", "tset": "b"}}, "has no key 'tset'; did you mean 'test'?"),
         (
             {"data": {"train": "a", "test": 1.0}},
-            "a dataset's key 'test' is 1.0: give a share of train above 0 and below 1",
+            "a dataset's key 'test' is 1.0: no share; give a share of train above 0 and below 1",
         ),
-        ({"data": {"train": "a", "test": 0}}, "a dataset's key 'test' is 0: give a share of train above 0"),
+        ({"data": {"train": "a", "test": 0}}, "a dataset's key 'test' is 0: no share; give a share of train above 0"),
         ({"data": {"train": "a", "test": True}}, "a dataset's key 'test' is True"),
         ({"data": {"train": 0.5, "test": "b"}}, "a dataset's key 'train' is 0.5"),
         ({"data": {"train": "a", "test": 0.5, "dev": 0.5}}, "test 0.5 and dev 0.5 leave nothing of train"),

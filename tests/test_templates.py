@@ -46,13 +46,15 @@ ENDLESS = {
     "loops": "{% for a in text %}{% for b in text %}{% endfor %}{% endfor %}{{ text.strip(text) }}",
     "loops in this process": "{% for a in text %}{% for b in text %}{% endfor %}{% endfor %}",
 }
+REMEDY = "; correct the template, or this row's data"
 
 
 def outcome(render):
     try:
         return render()
     except (RenderError, DataError) as error:
-        return str(error).removeprefix("the template 'query' cannot be rendered: ").splitlines()[0]
+        said = str(error).removeprefix("the template 'query' cannot be rendered: ").removesuffix(REMEDY)
+        return said.splitlines()[0]
 
 
 @pytest.mark.parametrize("source", SHORT)
@@ -85,7 +87,7 @@ def test_what_does_not_end_is_ended_and_named(source):
     with pytest.raises(DataError) as caught:
         template.render_all(rows, ["train.jsonl:1", "train.jsonl:2"])
     said = "train.jsonl:1: the template 'query' cannot be rendered: it takes more than 0.3 seconds"
-    assert str(caught.value) == said
+    assert str(caught.value) == said + REMEDY
     assert Template("query", "{{ text.strip(text) }}b").render({"text": "a"}) == "b"  # another process took its place
 
 
@@ -109,7 +111,7 @@ def test_many_rows_may_not_take_long_together(source):
     template = Template("query", source, RenderLimits(seconds=0.1, seconds_a_row=1e-4))
     rows = [{"text": "a" * 20_000}] * 1_000
     with pytest.raises(
-        DataError, match=r"^(\d+): the template 'query' .*: it takes more than 0\.1\d* seconds for \d+ rows$"
+        DataError, match=rf"^(\d+): the template 'query' .*: it takes more than 0\.1\d* seconds for \d+ rows{REMEDY}$"
     ):
         template.render_all(rows, list(map(str, range(1_000))))
 
@@ -133,7 +135,7 @@ def test_what_is_too_long_is_refused_there_too():
     template = Template(
         "query", "{% for a in text %}{{ text }}{% endfor %}{{ ''.strip(text) }}", RenderLimits(chars=1000)
     )
-    with pytest.raises(DataError, match=r"^the template 'query' renders more than 1000 characters$"):
+    with pytest.raises(DataError, match=rf"^the template 'query' renders more than 1000 characters{REMEDY}$"):
         template.render({"text": "a" * 100})
     template = Template("query", "{{ text ~ text }}{{ ''.strip(text) }}", RenderLimits(chars=1000))
     with pytest.raises(DataError, match="cannot be rendered: it holds more than 1000 characters"):

@@ -173,20 +173,35 @@ class Folder:
 
     def locked(self, path: Path) -> int | None:
         """The handle of a lock file, made where it is not there: its lock is held until the handle is closed; None
-        while another process holds it. Raises `OSError` where the file system has no locks."""
+        while another process holds it. A file that has a name elsewhere, too, is left to that, and a new one made.
+        Raises `OSError` where the file system has no locks."""
         with self._at(path) as place:
             handle = _handle(place, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(handle).st_nlink:
-                return handle
+            if (num_names := os.fstat(handle).st_nlink) > 1:
+                self.remove(path)
         except BlockingIOError:
-            pass
+            num_names = 0
         except OSError:
             os.close(handle)
             raise
-        os.close(handle)  # held, or removed by who held it
-        return None
+        if num_names == 1:
+            return handle
+        os.close(handle)
+        return self.locked(path) if num_names else None  # held, or removed by who held it
+
+    def is_locked(self, path: Path) -> bool:
+        """Whether a process holds the lock of a file that `locked` made; False where that cannot be told."""
+        with suppress(OSError, RunError), self._at(path) as place:
+            handle = _handle(place, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(handle)
+        return False
 
     def refuse_unfetched(self, path: Path | None = None) -> None:
         """Raises `RunError` where something that belongs into a folder is but a pointer of DVC."""

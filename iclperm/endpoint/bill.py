@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from iclperm.base.tokenizer_file import check_tokenizer_file, told_where_it_gives_up
 from iclperm.errors import ModelError, printable
 from iclperm.study.endpoint import EndpointChoices, Spent
 
@@ -89,21 +90,26 @@ class TokenCounter:
         if self._tokenizer is None:
             return -(-len(text) // _CHARACTERS_PER_TOKEN)
         if text not in self._counts:  # demonstrations and queries come again and again
-            self._counts[text] = len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            self._counts[text] = len(self._ids(text, add_special_tokens=False))
         return self._counts[text]
 
     def bound(self, prompt: Prompt) -> int:
         """No fewer tokens than the server will count."""
         messages = 1 if isinstance(prompt, str) else len(prompt)
         text = _flat(prompt)
-        tokens = len(text.encode()) if self._tokenizer is None else len(self._tokenizer.encode(text).ids)
+        tokens = len(text.encode()) if self._tokenizer is None else len(self._ids(text))
         return tokens + _TOKENS_PER_MESSAGE * (messages + 1)
 
     def first(self, text: str) -> str:
         """The first token of a text, as text; needs a tokenizer."""
         assert self._tokenizer is not None
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self._ids(text, add_special_tokens=False)
         return str(self._tokenizer.decode(ids[:1], skip_special_tokens=False))
+
+    def _ids(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        assert self._tokenizer is not None
+        with told_where_it_gives_up():
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
 
 def _tokenizer(name: str) -> Tokenizer:
@@ -111,12 +117,15 @@ def _tokenizer(name: str) -> Tokenizer:
 
     try:
         if Path(name).is_dir():
+            check_tokenizer_file(Path(name) / "tokenizer.json")
             tokenizer = Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
         else:
             tokenizer = Tokenizer.from_pretrained(name)
         tokenizer.no_truncation()  # which a file may ask for; what is sent is whole
         tokenizer.no_padding()
         return tokenizer
+    except ModelError:
+        raise
     except Exception as error:  # the library raises nothing narrower
         reason = printable(" ".join(str(error).split()))
         raise ModelError(

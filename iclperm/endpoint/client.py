@@ -276,7 +276,7 @@ def _echoes(result: RequestResult) -> int:
 
 def _num_listed(result: RequestResult) -> int:
     """How many alternatives of the first token come with a log-probability."""
-    listed = {} if result.reply is None else top_logprobs(result.reply)
+    listed = {} if result.reply is None or result.state != "ok" else top_logprobs(result.reply)
     return sum(value is not None for value in listed.values())
 
 

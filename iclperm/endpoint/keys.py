@@ -139,7 +139,7 @@ def _record_path(run: str) -> Path:
 def _refuse_others_files(path: Path) -> None:
     """Raises `ConfigError` where somebody else could have written a file, or put it there."""
     whole = path.resolve()
-    for each in (whole, whole.parent):
+    for each in (whole, whole.parent, path.parent):  # who may write into the last may put a link there
         about = each.stat()
         if about.st_uid not in (os.getuid(), 0) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigError(f"others may write {each}, which says where keys go; make it yours alone: chmod go-w")

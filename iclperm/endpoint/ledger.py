@@ -268,6 +268,10 @@ class Ledger:
                 quarantine = self.folder / "quarantine"
                 self._files.make(quarantine)
                 self._files.write_whole(quarantine / f"api-{path.stem}.{end}.torn", torn)
+                if os.fstat(file.fileno()).st_nlink > 1:  # a copy by hard links keeps its tail
+                    file.seek(0)
+                    self._files.write_whole(path, file.read(end))
+                    return
                 file.truncate(end)
                 os.fsync(file.fileno())
 

@@ -193,8 +193,8 @@ class Transport:
         reply = self._remembered.get(request.key) if self._ledger is None else self._ledger.lookup(request.key)
         if reply is None or not is_version_of(reply["model"], self._wanted):  # no session here has kept such a one
             return None
-        if request.grants is not None and not request.grants(RequestResult("ok", reply, "")):
-            return None  # what a server lacked, or once left out, it may have now
+        if request.grants is not None and not (refusal(reply) == "" and request.grants(RequestResult("ok", reply, ""))):
+            return None  # what a server lacked, once left out or would not answer, it may have now
         if self.served not in (None, reply["model"]):
             raise RunStopped(
                 f"replies of {self.where} that are kept in this run are of {one_line(str(self.served))!r} and of "

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from iclperm.base.tokenizer_file import told_where_it_gives_up
 from iclperm.errors import TokenizationError, is_out_of_memory, printable
 from iclperm.prompts.chat import ChatFormat
 from iclperm.prompts.design import CONTENT_FREE_INPUTS
@@ -142,7 +143,8 @@ class JointEncoder:
     def _encoded(self, texts: Sequence[str]) -> list[EncodedText]:
         if not texts:
             return []
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        with told_where_it_gives_up():
+            encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         return [
             EncodedText(
@@ -170,8 +172,11 @@ class JointEncoder:
 
     def _start(self) -> Ids:
         try:
-            plain = self._tokenizer(["a"], add_special_tokens=False)["input_ids"][0]
-            whole = self._tokenizer(["a"])["input_ids"][0]
+            with told_where_it_gives_up():
+                plain = self._tokenizer(["a"], add_special_tokens=False)["input_ids"][0]
+                whole = self._tokenizer(["a"])["input_ids"][0]
+        except TokenizationError:
+            raise
         except Exception as error:  # of files that are no tokenizer's after all; the library raises nothing narrower
             if is_out_of_memory(error):
                 raise

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from iclperm.errors import ConfigError
 from iclperm.prompts.chat import ChatFormat, Message
 from iclperm.prompts.design import Design
+from iclperm.report.notebook import prompt_html
 from iclperm.study.study import Scoring
 from iclperm.tasks.task import Examples, Task
 
@@ -30,6 +31,20 @@ class PromptText:
     gold: int
     answer: str = ""
     messages: tuple[Message, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All of it, up to where the label or the answer begins."""
+        return self.context + self.query
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        labels = ", ".join(map(repr, self.continuations))
+        return prompt_html(
+            [f"right: {self.answer}" if self.is_generated else f"right: {self.answer}, of {labels}"], str(self)
+        )
 
     @property
     def is_generated(self) -> bool:

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from iclperm.report.figures import colour_code
+
 Row = Mapping[str, Any]
 Specification = dict[str, Any]
 
 PICKED_SET, PICKED_PERMUTATION = "picked_set", "picked_permutation"
 """Signals of the charts of an explorer: which ordering is marked in them. Whoever draws them may set these."""
 GREY = "#7A7A7A"  # seen on white and on black
+PROMPT = "prompt"
+"""What a row of a chart names its prompt by; ``page.js`` opens that where the row's point is picked."""
 _MOST_PRINTED = 16  # columns of a heat map whose cells hold their numbers
 
 
@@ -78,7 +82,7 @@ def line_chart(
     at = sorted({row["x"] for row in rows})
     across = alt.X("at:Q").axis(grid=False, format=",d", title=x, values=at, labelOverlap=True)
     across = across.scale(type="log", base=2, nice=False) if is_log else across
-    scale = alt.Scale(domain=[*colours], range=[*colours.values()])
+    scale = alt.Scale(domain=[*colours], range=[*map(colour_code, colours.values())])
     colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4, symbolOpacity=1)
     base = alt.Chart(alt.Data(values=[{"at": row["x"], **row} for row in rows])).encode(x=across, color=colour)
     told = [alt.Tooltip("name:N", title=" "), alt.Tooltip("x:Q", title=x), alt.Tooltip("y:Q", title=y, format=".4f")]
@@ -93,14 +97,21 @@ def line_chart(
 
 
 def point_chart(
-    rows: Sequence[Row], *, x: str, y: str, colours: Mapping[str, str], baseline: str, name: str = ""
+    rows: Sequence[Row],
+    *,
+    x: str,
+    y: str,
+    colours: Mapping[str, str],
+    baseline: str,
+    name: str = "",
+    others: Sequence[Row] = (),
 ) -> Specification:
     """Points of ``rows`` with ``x``, ``y`` and ``name``, bars where rows have ``x_low`` to ``y_high``; dashed lines
-    through the ``baseline``."""
+    through the ``baseline``. Behind them small ones of ``others``, which have ``words`` too."""
     alt = _altair()
 
     base = alt.Chart(alt.Data(values=[dict(row) for row in rows]))
-    scale = alt.Scale(domain=[*colours], range=[*colours.values()])
+    scale = alt.Scale(domain=[*colours], range=[*map(colour_code, colours.values())])
     colour = alt.Color("name:N").scale(scale).legend(orient="bottom", title=name or None, columns=4, symbolOpacity=1)
     across, up = alt.X("x:Q").scale(zero=False).title(x), alt.Y("y:Q").scale(zero=False).title(y)
     own = base.transform_filter(alt.FieldEqualPredicate(field="name", equal=baseline))
@@ -110,6 +121,10 @@ def point_chart(
         *(alt.Tooltip(f"{at}:Q", format=".2f", title=t) for at, t in (("x", x), ("y", y))),
     ]
     layers: list[Any] = [own.mark_rule(**dashed).encode(x=across), own.mark_rule(**dashed).encode(y=up)]
+    if others:
+        small = alt.Chart(alt.Data(values=[dict(row) for row in others]))
+        marks = small.mark_point(filled=True, size=26, opacity=0.55, cursor="pointer")
+        layers.append(marks.encode(x=across, y=up, color=colour, tooltip=[alt.Tooltip("words:N", title=" ")]))
     if bounded := [
         dict(row) for row in rows if all(row.get(f"{at}_{end}") is not None for at in "xy" for end in ("low", "high"))
     ]:
@@ -118,6 +133,32 @@ def point_chart(
         layers.append(bars.encode(x=across, y=alt.Y("y_low:Q").title(y), y2="y_high:Q", color=colour))
     layers.append(base.mark_point(filled=True, size=110, opacity=1).encode(x=across, y=up, color=colour, tooltip=told))
     return _finished(alt.layer(*layers).properties(width="container", height=340))
+
+
+def scatter_chart(rows: Sequence[Row], *, x: str, y: str, colours: Mapping[str, str]) -> Specification:
+    """Points of ``rows`` with ``x``, ``y`` and ``name``; later rows are drawn over earlier ones."""
+    alt = _altair()
+
+    colour = alt.Color("name:N").scale(alt.Scale(domain=[*colours], range=[*map(colour_code, colours.values())]))
+    base = alt.Chart(alt.Data(values=[dict(row) for row in rows]))
+    across, up = (alt.X("x:Q").scale(zero=False).title(x), alt.Y("y:Q").scale(zero=False).title(y))
+    points = base.mark_point(filled=True, size=80, opacity=0.75, cursor="pointer").encode(
+        x=across,
+        y=up,
+        color=colour.legend(orient="bottom", title=None, columns=2, symbolOpacity=1),
+        tooltip=[alt.Tooltip("words:N", title=" ")],
+    )
+    return _finished(alt.layer(points).properties(width="container", height=300))
+
+
+def prompt_at(
+    index_set: int, permutation: int, shots: int | None, words: str, run: str | None = None
+) -> dict[str, Any]:
+    """What makes a row's point stand for one prompt, of the named one of several runs; nothing where k is not known."""
+    if shots is None:
+        return {"words": words}
+    at = {"run": run or "", "set": int(index_set), "permutation": int(permutation), "shots": int(shots)}
+    return {PROMPT: at, "words": f"set {index_set}, permutation {permutation}: {words}"}
 
 
 def matrix_chart(rows: Sequence[Row], *, x: str, y: str, value: str) -> Specification:

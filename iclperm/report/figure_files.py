@@ -24,7 +24,7 @@ class FigureFile(NamedTuple):
 
     path: Path
     name: str | None
-    """Of the figure; None for the first."""
+    """Of the figure; None for the one that the file is called like, else the first."""
     width: float | None
     """Inches; None for the figure's own."""
 
@@ -41,7 +41,7 @@ class FigureFile(NamedTuple):
         width that leaves its letters no room."""
         if not plots:
             raise ConfigError("there is no figure to write")
-        name = next(iter(plots)) if self.name is None else self.name
+        name = self.name or (self.path.stem if self.path.stem in plots else next(iter(plots)))
         if name not in plots:
             raise ConfigError(f"there is no figure {name!r}; there are {', '.join(plots)}")
         plot = plots[name]

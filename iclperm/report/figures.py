@@ -56,7 +56,10 @@ _FORMS: dict[str, dict[str, Any]] = {
 _LETTER = 0.066  # inches of one, about
 _NARROW = 4.6  # inches below which the colours of a heat map are explained under it
 _LEAST_CELL = 0.33  # inches that three decimals take
+_LEAST_COUNTED = 0.25  # and those of a confusion, which are smaller
 _MOST_INCHES = 40.0
+_ROW = 5.6  # inches of width that panels take side by side
+_LEFT_OF_ROW, _GAP, _UNDER_ROW = 0.68, 0.1, 0.5
 _TIGHT: Any = {"handlelength": 1.8, "handletextpad": 0.6, "columnspacing": 1.2, "borderpad": 0.1}  # of a legend
 
 
@@ -91,7 +94,8 @@ def heat_map(accuracy: npt.ArrayLike, *, title: str = "", ratio: Interval | None
     def tall(width: float) -> float:
         return natural_height + (0.55 if width < _NARROW and low < high else 0.0)
 
-    return Plot((natural_width, tall(natural_width)), draw, tall=tall, least=2.6)
+    caption = "Accuracy of every set of demonstrations in every order"
+    return Plot((natural_width, tall(natural_width)), draw, tall=tall, least=2.6, caption=caption)
 
 
 def curve_plot(
@@ -138,7 +142,8 @@ def curve_plot(
         line += "" if bounds is None else "; whiskers: 95 % of the mean, for other queries too"
         head(figure, title or "Accuracy against the number of demonstrations", line)
 
-    return Plot((4.8, tall(4.8)), draw, tall=tall, least=2.8)
+    caption = "Mean accuracy over the number of demonstrations, and its spread"
+    return Plot((4.8, tall(4.8)), draw, tall=tall, least=2.8, caption=caption)
 
 
 def confusion_plot(
@@ -160,12 +165,17 @@ def confusion_plot(
     columns, words = figure_words(columns), figure_words(words)
     letters = 0.075 * max(map(len, columns))
     cell = 0.62 if len(words) <= _MAX_COUNTED_LABELS else min(0.3, _MOST_LABEL_INCHES / len(columns))
-    width, height = cell * len(columns), 0.8 * cell * len(words)
+    natural, height = cell * len(columns), 0.8 * cell * len(words)
+    around = letters + 1.4  # words to the left, colours to the right
+    with_colours = around + min(cell, _LEAST_COUNTED) * len(columns)
+    least = with_colours - 0.8 if len(words) <= _MAX_COUNTED_LABELS else with_colours  # printed shares tell enough
 
     def draw(figure: Figure) -> None:
-        full_width, full_height = figure.get_size_inches()
+        full_width, _ = figure.get_size_inches()
+        has_colours = full_width >= with_colours
+        width = min(full_width - (around if has_colours else around - 0.8), natural)
         left, bottom = letters + 0.45, letters + 0.55
-        axes = figure.add_axes((left / full_width, bottom / full_height, width / full_width, height / full_height))
+        axes = placed(figure, left, bottom, width, height)
         image = axes.imshow(shares, cmap=_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         if len(words) <= _MAX_COUNTED_LABELS:
             for (row, column), share in np.ndenumerate(shares):
@@ -181,11 +191,16 @@ def confusion_plot(
         axes.set(xlabel="answered", ylabel="right label")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        place = ((left + width + 0.15) / full_width, bottom / full_height, 0.12 / full_width, height / full_height)
-        figure.colorbar(image, cax=figure.add_axes(place), label="share of the row").outline.set_visible(False)
+        if has_colours:
+            bar = placed(figure, left + width + 0.15, bottom, 0.12, height)
+            figure.colorbar(image, cax=bar, label="share of the row").outline.set_visible(False)
         head(figure, title or "Right and answered labels", line)
 
-    return Plot((max(letters + width + 1.4, 5.2), letters + height + 1.25), draw)
+    def tall(_: float) -> float:
+        return letters + height + 1.25
+
+    size = (max(around + natural, 5.2), tall(0.0))
+    return Plot(size, draw, tall=tall, least=max(least, 2.6), caption="Right labels by the labels that were answered")
 
 
 def figure_words(words: Sequence[str]) -> list[str]:
@@ -451,6 +466,12 @@ def draw_bands(axes: Axes, curve: Curve, shots: Sequence[int], size: float = 4) 
             axes.fill_between(shots, low, high, label=f"spread over {name}", linewidth=0.8, **style)
 
 
+def colour_code(colour: str) -> str:
+    """A colour for what is not Matplotlib, which alone knows `BLUE` and the others by these names."""
+    own = {BLUE: _LINES[0], ORANGE: _LINES[1], GREEN: _LINES[2]}
+    return own.get(colour, colour)
+
+
 def letter_colour(background: Iterable[float]) -> Literal["white", "black"]:
     """The colour of letters that are read best on a colour given as red, green and blue in 0..1."""
     red, green, blue, *_ = background
@@ -462,6 +483,29 @@ def placed(figure: Figure, left: float, bottom: float, width: float, height: flo
     """Axes at a place in inches."""
     wide, high = figure.get_size_inches()
     return figure.add_axes((left / wide, bottom / high, width / wide, height / high))
+
+
+def in_a_row(figure: Figure, count: int, foot: float) -> list[Axes]:
+    """Panels with one scale of heights, side by side, or one under another where the figure is narrow; ``foot`` is the
+    inches under the lowest for a legend. `height_of_row` is the height that this takes."""
+    width, height = figure.get_size_inches()
+    columns = count if width >= _ROW else 1
+    wide = (width - _LEFT_OF_ROW - 0.12 - _GAP * (columns - 1)) / columns
+    high = (height - 0.72 - foot) / (count // columns) - _UNDER_ROW
+    panels: list[Axes] = []
+    for place in range(count):
+        left = _LEFT_OF_ROW + place % columns * (wide + _GAP)
+        bottom = height - 0.72 - (place // columns + 1) * high - place // columns * _UNDER_ROW
+        panels.append(placed(figure, left, bottom, wide, high))
+        panels[-1].tick_params(labelleft=place % columns == 0)
+    for other in panels[1:]:
+        other.sharey(panels[0])
+    return panels
+
+
+def height_of_row(width: float, count: int, natural: float, foot: float) -> float:
+    """The height of a figure of panels that takes ``natural`` inches where they are side by side."""
+    return natural if width >= _ROW or count == 1 else 0.72 + count * (1.5 + _UNDER_ROW) + foot
 
 
 def plain_frame(axes: Axes) -> None:

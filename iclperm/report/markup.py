@@ -44,8 +44,11 @@ class Sheet:
     title: str
     caption: str
     columns: tuple[Column, ...]
-    """The first names the rows."""
+    """Those that name the rows first."""
     rows: tuple[tuple[Value, ...], ...]
+    num_names: int = 1
+    """How many of the first columns name the rows; where LaTeX has no room for all columns side by side, each part of
+    them begins with these."""
 
     def table(self) -> Table:
         """As a terminal and a page show it."""
@@ -72,36 +75,58 @@ class Sheet:
         return f"**{markdown_text(self.title)}**\n\n{body}\n\n{markdown_text(self.caption)}\n"
 
     def _latex(self) -> str:
-        rows = [[_latex_cell(value, column) for value, column in self._pairs(row)] for row in self.rows]
         lines = [
             r"% needs \usepackage{booktabs}",
             r"\begin{table}[t]",
-            r"\centering",
+            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{latex_text(self.title)}. {latex_text(self.caption)}}}",
             rf"\label{{tab:{re.sub(r'[^A-Za-z0-9-]', '-', self.name)}}}",
-            rf"\begin{{tabular}}{{{''.join('l' if column.form == 'words' else 'r' for column in self.columns)}}}",
+        ]
+        for places in self._blocks():
+            lines += [r"\par\medskip"] if lines[-1] == r"\end{tabular}" else []
+            lines += self._tabular(places)
+        return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+    def _tabular(self, places: Sequence[int]) -> list[str]:
+        """Some of the columns."""
+        columns = [self.columns[place] for place in places]
+        rows = [[_latex_cell(row[place], self.columns[place]) for place in places] for row in self.rows]
+        return [
+            rf"\begin{{tabular}}{{@{{}}{''.join('l' if each.form == 'words' else 'r' for each in columns)}@{{}}}}",
             r"\toprule",
-            *self._groups(),
-            f"{' & '.join(latex_text(column.name) for column in self.columns)} \\\\",
+            *_groups(columns),
+            f"{' & '.join(latex_text(column.name) for column in columns)} \\\\",
             r"\midrule",
             *(f"{' & '.join(row)} \\\\" for row in rows),
             r"\bottomrule",
             r"\end{tabular}",
-            r"\end{table}",
         ]
-        return "\n".join(lines) + "\n"
 
-    def _groups(self) -> list[str]:
-        """The line above the names of the columns, with rules under it; none where no column has a group."""
-        if not any(column.group for column in self.columns):
-            return []
-        cells, rules, begin = [], [], 1
-        for group, members in groupby(self.columns, key=lambda column: column.group):
-            width = len(list(members))
-            cells.append(rf"\multicolumn{{{width}}}{{c}}{{{latex_text(group)}}}" if group else " & " * (width - 1))
-            rules += [rf"\cmidrule(lr){{{begin}-{begin + width - 1}}}"] if group else []
-            begin += width
-        return [f"{' & '.join(cells)} \\\\", " ".join(rules)]
+    def _blocks(self) -> list[list[int]]:
+        """The columns in blocks as wide as a column of a paper, each with the names of the rows; a group that has room
+        in one stays whole."""
+        names = list(range(self.num_names))
+        room = _COLUMN_POINTS - sum(map(self._points, names))
+        blocks, left = [names.copy()], room
+        for group, members in groupby(range(len(names), len(self.columns)), lambda place: self.columns[place].group):
+            whole = list(members)
+            fits = group and sum(map(self._points, whole)) <= room
+            for part in [whole] if fits else [[place] for place in whole]:
+                wide = sum(map(self._points, part))
+                if wide > left and blocks[-1] != names:
+                    blocks.append(names.copy())
+                    left = room
+                blocks[-1] += part
+                left -= wide
+        return blocks
+
+    def _points(self, place: int) -> float:
+        """About how wide a column is in LaTeX, with its distance to the next."""
+        column = self.columns[place]
+        cells = [_cell(row[place], column, NOTHING) for row in self.rows]
+        parts = [cell.partition(" [")[::2] if column.is_bounded else (cell, "") for cell in cells]
+        widths = [max(_LETTER_POINTS * len(above), _SMALL_POINTS * len(below)) for above, below in parts]
+        return max([_LETTER_POINTS * len(column.name), *widths]) + _GAP_POINTS
 
     def _csv(self) -> str:
         found = io.StringIO()
@@ -121,6 +146,9 @@ class Sheet:
 FORMS: Mapping[str, Callable[[Sheet], str]] = {"md": Sheet._markdown, "tex": Sheet._latex, "csv": Sheet._csv}
 """What writes a table, by the ending of the file."""
 
+_COLUMN_POINTS = 238.0  # 3.3 inches
+_LETTER_POINTS, _SMALL_POINTS, _GAP_POINTS = 4.25, 4.0, 6.0
+"""Of a digit of Computer Modern at footnotesize and at scriptsize, and between columns."""
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -185,10 +213,26 @@ def _cell(value: Value, column: Column, nothing: str) -> str:
     return found
 
 
+def _groups(columns: Sequence[Column]) -> list[str]:
+    """The line above the names of the columns, with rules under it; none where no column has a group."""
+    if not any(column.group for column in columns):
+        return []
+    cells, rules, begin = [], [], 1
+    for group, members in groupby(columns, key=lambda column: column.group):
+        width = len(list(members))
+        cells.append(rf"\multicolumn{{{width}}}{{c}}{{{latex_text(group)}}}" if group else " & " * (width - 1))
+        rules += [rf"\cmidrule(lr){{{begin}-{begin + width - 1}}}"] if group else []
+        begin += width
+    return [f"{' & '.join(cells)} \\\\", " ".join(rules)]
+
+
 def _latex_cell(value: Value, column: Column) -> str:
-    """The minus of a number is a minus, not a hyphen."""
+    """The minus of a number is a minus, not a hyphen; bounds stand under their number."""
     found = latex_text(_cell(value, column, NOTHING))
-    return found if isinstance(value, str) else re.sub(r"-(?=[\d.])", "$-$", found)
+    if isinstance(value, str):
+        return found
+    above, bracket, below = re.sub(r"-(?=[\d.])", "$-$", found).partition(" {[}")
+    return rf"\shortstack[r]{{{above}\\{{\scriptsize{bracket}{below}}}}}" if bracket else found
 
 
 def _csv_cells(value: Value, column: Column) -> list[str]:

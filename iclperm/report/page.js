@@ -49,14 +49,7 @@
     return found;
   };
 
-  for (const place of document.querySelectorAll(".chart.free")) {
-    const [specification] = read(place.querySelector("script"));
-    if (window.vegaEmbed) redrawn(() => {
-      place.parentElement.classList.add("has-chart");  // before drawing, for its width
-      embed(place, specification).catch(failed(place.parentElement));
-    });
-  }
-
+  const explorers = {};  // what opens a prompt of each, by its name
   for (const explorer of document.querySelectorAll(".explorer")) {
     const data = read(explorer.querySelector("script.data"));
     const form = explorer.querySelector("form"), panel = explorer.querySelector(".panel");
@@ -103,7 +96,8 @@
         if (code >= 0) counts[gold][code] += data.weights[query];
       });
       const table = made("table", undefined, "confusion"), head = made("tr");
-      table.append(made("caption", "Right label by row, answered label by column"));
+      const again = data.weights.some((weight) => weight > 1) ? "; some queries count several times" : "";
+      table.append(made("caption", `Right label by row, answered label by column${again}`));
       head.append(made("td"));
       const used = names.map((_, code) => code < data.labels.length || counts.some((row) => row[code]));
       names.forEach((name, code) => {
@@ -170,6 +164,13 @@
       title.textContent =
         `${(100 * here).toFixed(1)} % right: set ${set}, permutation ${data.permutations[place]}, k = ${k}`;
       panel.querySelector(".rank").textContent = `${better || "none"} of the ${all.length} orderings at this k ${better > 1 ? "are" : "is"} better`;
+      const chosen = data.chosen && shots === last ? data.chosen : null;
+      if (chosen && set === chosen.set && place === chosen.place) {
+        panel.querySelector(".rank").textContent += `. Recommended: ${chosen.words}`;
+      } else if (chosen && chosen.is_held_out && !better) {
+        panel.querySelector(".rank").textContent +=
+          ", on the queries that it would be chosen by: part of its lead is luck. The study recommends another";
+      }
       const inside = panel.querySelector(".inside");
       inside.replaceChildren();
       const rows = data.orders === null ? null : data.orders[place].map((index) => data.rows[set][index]).slice(0, k);
@@ -201,6 +202,25 @@
       show();
     };
 
+    const found_at = (prompt) => ({ set: prompt.set, place: data.permutations.indexOf(prompt.permutation),
+      at_shots: data.shots.indexOf(prompt.shots) });
+    explorers[explorer.dataset.name] = {
+      has: (prompt) => {
+        const { set, place, at_shots } = found_at(prompt);
+        return set < data.accuracy.length && place >= 0 && at_shots >= 0;
+      },
+      open: (prompt) => {
+        pick(found_at(prompt));
+        if (viewer) {
+          viewer.open();
+        } else {  // a page without texts: what is known of the ordering
+          title.tabIndex = -1;
+          title.focus();
+          panel.scrollIntoView();
+        }
+      },
+    };
+
     form.hidden = panel.hidden = false;
     explorer.classList.add("has-panel");
     form.addEventListener("submit", (event) => event.preventDefault());
@@ -210,10 +230,13 @@
       at.shots = form.elements.shots.selectedIndex;
       show();
     });
+    const recommended = () => ({ set: data.chosen.set, place: data.chosen.place, at_shots: last });
     for (const button of form.querySelectorAll("button")) {
-      button.addEventListener("click", () => pick(extreme(button.dataset.go === "best" ? 1 : -1)));
+      if (button.dataset.go === "chosen") button.hidden = !data.chosen;
+      button.addEventListener("click", () => pick(button.dataset.go === "chosen"
+        ? recommended() : extreme(button.dataset.go === "best" ? 1 : -1)));
     }
-    pick(extreme(1));
+    pick(data.chosen ? recommended() : extreme(1));
 
     const means = () => {
       const count = data.accuracy.length * data.permutations.length;
@@ -242,5 +265,30 @@
     explorer.querySelectorAll("figcaption .needs-script").forEach((each) => { each.hidden = !window.vegaEmbed; });
     draw("heat");
     draw("curves");
+  }
+
+  // Figures of all orderings: a point that stands for one prompt opens it, with the mouse or from a list of them.
+  const rows_of = (found) => (Array.isArray(found) ? found.flatMap(rows_of)
+    : found && typeof found === "object" ? (found.prompt ? [found] : Object.values(found).flatMap(rows_of)) : []);
+  const opened = (prompt) => {
+    const explorer = explorers[prompt.run];
+    if (explorer && explorer.has(prompt)) explorer.open(prompt);
+  };
+  for (const place of document.querySelectorAll(".chart.free")) {
+    const [specification] = read(place.querySelector("script")), form = place.parentElement.querySelector(".points");
+    const rows = rows_of(specification).filter(({ prompt }) => explorers[prompt.run] && explorers[prompt.run].has(prompt));
+    if (window.vegaEmbed) redrawn(() => {
+      place.parentElement.classList.add("has-chart");  // before drawing, for its width
+      embed(place, specification).then((view) => view.addEventListener("click", (_, item) => {
+        if (item && item.datum && item.datum.prompt) opened(item.datum.prompt);
+      })).catch(failed(place.parentElement));
+    });
+    if (!rows.length) continue;
+    form.hidden = false;
+    form.elements.point.append(...rows.map((row) => made("option", row.words)));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      opened(rows[form.elements.point.selectedIndex].prompt);
+    });
   }
 })();

@@ -127,7 +127,7 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
         {
             "words": plot.caption or stem.replace("_", " "),
             "still": picture(plot),
-            "narrow": picture(at_width(plot, _NARROW)) if plot.tall is not None and plot.size[0] > _WIDE else "",
+            "narrow": _narrow_picture(plot),
             "charts": [as_json([one]) for one in plot.charts()] if is_interactive and plot.charts else [],
         }
         for stem, plot in page.plots.items()
@@ -161,6 +161,12 @@ def picture(plot: Plot) -> str:
     if len(raw) > _MOST_SVG_BYTES:
         raw, kind = drawn(plot, "png"), "png"
     return f"data:image/{kind};base64,{base64.b64encode(raw).decode()}"
+
+
+def _narrow_picture(plot: Plot) -> str:
+    """A wide figure laid out for a telephone, as narrow as it can be; "" of others."""
+    width = max(_NARROW, plot.least)
+    return picture(at_width(plot, width)) if plot.tall is not None and plot.size[0] > max(_WIDE, width) else ""
 
 
 def _source(text: str) -> str:

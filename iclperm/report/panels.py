@@ -33,7 +33,7 @@ from iclperm.report.figures import (
     shot_ticks,
 )
 from iclperm.report.markup import NOTHING
-from iclperm.report.parts import Plot, plain
+from iclperm.report.parts import Plot, evenly, plain
 from iclperm.stats import Curve, Interval
 from iclperm.stats.sensitivity import FloatArray
 
@@ -56,6 +56,7 @@ _HEAD = 0.72  # inches over the panels, for a title and two lines
 _BAR = 0.54  # for a bar of colours
 _TITLES = 0.22  # inches under that, for the titles of panels
 _WIDEST_R = 16.0
+_MOST_POINTS = 2_000  # on a page
 _LETTER = 0.068  # inches of one, about
 
 
@@ -175,6 +176,51 @@ def curves_plot(studies: Sequence[Curved], *, title: str, line: str) -> Plot:
 
     caption = "Mean accuracy over k, all studies over one another"
     return Plot((5.6, tall(5.6)), draw, specifications, tall=tall, least=2.8, caption=caption)
+
+
+def orderings_plot(
+    scores: FloatArray, accuracy: FloatArray, chosen: Sequence[int], *, shots: int | None, x: str, title: str
+) -> Plot:
+    """Every ordering by what it is chosen by and by its accuracy on test, both [S, P]; the ``chosen`` [S] stand out.
+
+    On a page each point is a prompt of so many ``shots``. There about 2,000 are shown, at equal distances.
+    """
+    names = {"an ordering": BLUE, "the chosen one of a set": ORANGE}
+    is_chosen = np.zeros(accuracy.shape, dtype=np.bool_)
+    is_chosen[np.arange(len(accuracy)), list(chosen)] = True
+
+    def below(width: float) -> float:
+        return 0.5 + 0.19 * legend_rows([*names], width)
+
+    def tall(width: float) -> float:
+        return min(0.75 * width, 3.0) + below(width) + 0.7
+
+    def draw(figure: Figure) -> None:
+        width, height = figure.get_size_inches()
+        axes = placed(figure, 0.62, below(width), width - 0.77, height - below(width) - 0.7)
+        for (name, colour), which, size in zip(names.items(), (~is_chosen, is_chosen), (14, 34), strict=True):
+            looks: Any = {"color": colour, "marker": "D" if which is is_chosen else "o", "linewidths": 0.5}
+            axes.scatter(scores[which], accuracy[which], size, label=name, alpha=0.75, edgecolors="white", **looks)
+        axes.set(xlabel=x, ylabel="accuracy on test")
+        axes.locator_params(axis="x", nbins=6)
+        plain_frame(axes)
+        legend_below(figure, axes)
+        head(figure, title, "a point an ordering of a set; those that dev chooses lead by luck, too")
+
+    def specifications() -> list[charts.Specification]:
+        num_sets, num_permutations = accuracy.shape
+        even = set(evenly(num_permutations, max(_MOST_POINTS // num_sets, 1)))
+        rows = [
+            plain({"x": scores[s, p], "y": accuracy[s, p], "name": [*names][int(is_chosen[s, p])]})
+            | charts.prompt_at(s, p, shots, f"{scores[s, p]:.4f} on dev, {accuracy[s, p]:.4f} on test")
+            for s, p in np.ndindex(accuracy.shape)
+            if p in even or is_chosen[s, p]
+        ]
+        rows.sort(key=lambda row: row["name"] != "an ordering")  # the chosen are drawn over the others
+        return [charts.scatter_chart(rows, x=x, y="accuracy on test", colours=names)]
+
+    caption = "Every ordering of every set, by what it is chosen by on dev and by its accuracy on test"
+    return Plot((4.8, tall(4.8)), draw, specifications, tall=tall, least=2.8, caption=caption)
 
 
 def bands_plot(studies: Sequence[Curved], *, title: str) -> Plot:

@@ -248,7 +248,7 @@ const promptViewer = (() => {
     one(".show-tokens").addEventListener("change", showPrompt);
     one(".close").addEventListener("click", () => dialog.close());
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-    explorer.querySelector(".open-prompt").addEventListener("click", () => {
+    const open = () => {
       dialog.showModal();
       showAll();
       const chosen = one(".choices input:checked");
@@ -256,7 +256,8 @@ const promptViewer = (() => {
         chosen.focus({ preventScroll: true });
         one(".choices").scrollTop = chosen.closest("label").offsetTop - one(".choices").offsetTop - 40;
       }
-    });
-    return { at: (picked, words) => { at = { ...picked }; title = words; showAll(); } };
+    };
+    explorer.querySelector(".open-prompt").addEventListener("click", open);
+    return { open, at: (picked, words) => { at = { ...picked }; title = words; showAll(); } };
   };
 })();

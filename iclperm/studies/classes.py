@@ -7,7 +7,7 @@ labels are taken for which, and which are never answered.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,25 @@ class AnswersByLabel:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Where single queries decide about a class."""
+        """Where no query asks for a class, or single ones decide about it."""
+        return (*self._unasked_warnings(), *self._heavy_warnings())
+
+    @property
+    def _unasked(self) -> list[str]:
+        return [label for label, number in zip(self.labels, self.items.distinct, strict=True) if not number]
+
+    def _unasked_warnings(self) -> Iterator[str]:
+        if names := self._unasked:
+            some = ", ".join(map(repr, names[:_MOST_COLUMNS])) + (
+                f" and {len(names) - _MOST_COLUMNS} more" if len(names) > _MOST_COLUMNS else ""
+            )
+            yield (
+                f"no test query has the label {some}: nothing here says how well it is answered, and balanced accuracy "
+                f"is that of the other {len(self.labels) - len(names)}; "
+                "ask more queries, set 'balance' to classes, or add examples"
+            )
+
+    def _heavy_warnings(self) -> tuple[str, ...]:
         label, weight = self.heaviest
         if weight < HEAVY_WEIGHT:
             return ()
@@ -106,11 +124,20 @@ class AnswersByLabel:
             return []
         common = int(np.argmax(self.items.share))
         scores = self.scores
+        recall = _mean(scores.recall[:, :, -1])
+        lowest = ""
+        if np.isfinite(recall).any():
+            least = int(np.nanargmin(recall))
+            lowest = (
+                f"; recall is lowest for {self.labels[least]!r}, {percent(float(recall[least]))} of "
+                f"{int(self.items.distinct[least]):,} queries"
+            )
+        over = f" over the {len(self.labels) - len(self._unasked)} labels that are asked for" if self._unasked else ""
         return [
             f"Queries are as frequent as in the data: always naming {self.labels[common]!r} would be right in "
             f"{percent(float(self.items.share[common]))}. At k = {self.shots[-1]} balanced accuracy is "
-            f"{percent(float(scores.balanced_accuracy[:, :, -1].mean()))} and macro-F1 "
-            f"{percent(float(scores.macro_f1[:, :, -1].mean()))} (means over orderings)."
+            f"{percent(float(scores.balanced_accuracy[:, :, -1].mean()))}{over} and macro-F1 "
+            f"{percent(float(scores.macro_f1[:, :, -1].mean()))}{lowest} (means over orderings)."
         ]
 
     def tables(self, full: bool) -> list[Table]:
@@ -204,7 +231,7 @@ class AnswersByLabel:
             caption=f"Macro-F1 {number(float(_mean(macro)))}{spread}, balanced accuracy "
             f"{number(float(_mean(balanced)))}. Worth: equally weighted queries, (Σw)²/Σw²; all together "
             f"{self.items.total:.1f}. Answered: share of all answers."
-            + ("" if is_one else f" Means over {self._over}."),
+            + ("" if is_one else f" Means over {self._over}, of precision over those that name the label."),
         )
 
     def _confusion_table(self) -> Table:
@@ -274,6 +301,20 @@ def findings(run: FinishedRun) -> AnswersByLabel:
     by_context = confusion(test.context_prediction, test.gold, len(run.labels), test.context_state, test.weights)
     spread = Confusion(*(values[test.context_of] for values in by_context))
     return answers_by_label(spread, run.labels, run.shots, test.gold, test.weights, run.study.balance, run.title)
+
+
+def classes_by_design(run: FinishedRun, split: str = "test") -> npt.NDArray[np.int64] | None:
+    """[Q] the class of each query of a split, where the study gave every class its number of queries: components are
+    then solved by class. None where queries are a sample of whatever mixture the data are, and of tasks without labels.
+    """
+    return run.splits[split].gold if run.labels and run.study.balance == "classes" else None
+
+
+def are_by_design(classes: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> bool:
+    """Whether queries of such `classes` [Q], of which nothing else is known, were chosen class by class: they weigh
+    differently, or every class has as many as any other but for one."""
+    counts = np.unique(np.asarray(classes), return_counts=True)[1]
+    return bool((weights is not None and np.ptp(np.asarray(weights))) or (counts.size and np.ptp(counts) <= 1))
 
 
 def answers_by_label(

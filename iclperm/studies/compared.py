@@ -20,8 +20,10 @@ from iclperm.runs.identity import Identities, identities
 from iclperm.runs.run import FinishedRun
 from iclperm.stats.comparison import AXES
 from iclperm.studies import bearing
+from iclperm.studies.classes import are_by_design, classes_by_design
 
 _PLACES = {"sets": 0, "permutations": 1, "queries": 3}
+_WORDINGS = "; where they word the same rows, 'shared' says so (docs/comparing.md, Two wordings of the same rows)"
 _SAID = ("normalize", "calibration", "chat", "scoring", "unparsed", "resample", "on_overlong", "balance")
 """Keys of a study that change what an answer is; a difference there is named."""
 
@@ -59,6 +61,8 @@ class Compared:
     looked at where the caller says that the axis is shared."""
     notes: tuple[str, ...] = ()
     """What a reader of the numbers should know of how a file was read."""
+    classes: npt.NDArray[Any] | None = None
+    """[Q] of queries of which every class was given its number; None where that is not known, or not so."""
 
     @property
     def has_answers(self) -> bool:
@@ -78,6 +82,7 @@ class Compared:
             values=np.take(self.values, levels, place),
             state=None if self.state is None else np.take(self.state, levels, place),
             weights=self.weights[list(levels)] if axis == "queries" and self.weights is not None else self.weights,
+            classes=self.classes[list(levels)] if axis == "queries" and self.classes is not None else self.classes,
             names=None if names is None else replace(names, **{axis: tuple(getattr(names, axis)[i] for i in levels)}),
             called={
                 key: tuple(called[i] for i in levels) if key == axis and called else called
@@ -119,6 +124,7 @@ def of_run(name: str, run: FinishedRun) -> Compared:
         model=Path(run.study.model_name).name,
         chance=run.chance,
         is_drawn=not run.study.demonstrations,
+        classes=classes_by_design(run),
     )
 
 
@@ -129,6 +135,7 @@ def of_array(
     state: npt.NDArray[Any] | None = None,
     weights: npt.NDArray[Any] | None = None,
     shots: Sequence[int] = (),
+    classes: Sequence[str] = (),
 ) -> Compared:
     """Answers SPQ or SPKQ, or accuracies SP or SPK, of whose levels nothing is known; raises RequestError for other
     axes."""
@@ -136,7 +143,8 @@ def of_array(
         raise RequestError(f"{name} has the axes {axes}; studies are compared that have SP, SPK, SPQ or SPKQ")
     if "K" not in axes:
         values, state = values[:, :, None], None if state is None else state[:, :, None]
-    return Compared(name, values, state, weights, tuple(shots))
+    is_known = bool(classes) and are_by_design(classes, weights)
+    return Compared(name, values, state, weights, tuple(shots), classes=np.array(classes) if is_known else None)
 
 
 def together(studies: Sequence[Compared], shared: Sequence[str] | None = None) -> Together:
@@ -172,7 +180,7 @@ def together(studies: Sequence[Compared], shared: Sequence[str] | None = None) -
             found, groups[axis] = _said(found, axis, notes), (0,) * len(studies)
     _note_weights(found, groups["queries"], notes)
     _note_choices(found, notes)
-    _note_tasks(found, notes)
+    _note_tasks(found, len(set(groups["queries"])) == 1, notes)
     return Together(tuple(found), groups, tuple(notes))
 
 
@@ -292,13 +300,13 @@ def _note_choices(studies: Sequence[Compared], notes: list[str]) -> None:
             notes.append(f"the studies differ in {key!r} ({told}): part of any difference may be due to that")
 
 
-def _note_tasks(studies: Sequence[Compared], notes: list[str]) -> None:
+def _note_tasks(studies: Sequence[Compared], are_asked_alike: bool, notes: list[str]) -> None:
     """That accuracies of other tasks differ for that reason alone, and where the choice of sets is no sample."""
     tasks = dict.fromkeys(study.task for study in studies if study.task)
     if len(tasks) > 1:
         notes.append(
             f"the studies are of {len(tasks)} tasks ({listed([printable(task) for task in tasks])}): their accuracies "
-            "differ for that reason too"
+            f"differ for that reason too{'' if are_asked_alike else _WORDINGS}"
         )
     for study in studies:
         if not study.is_drawn:

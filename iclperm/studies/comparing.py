@@ -80,11 +80,15 @@ def _named_once(studies: Sequence[Compared]) -> list[Compared]:
 def _pairs(ready: Together) -> tuple[Pair, ...]:
     pairs = [Pair(*places, _compared(ready, *places)) for places in combinations(range(len(ready.studies)), 2)]
     tests = [[test.p_value for test in pair.comparison.tests().values()] for pair in pairs]
-    adjusted = iter(stats.holm([p for each in tests for p in each]).tolist())
-    return tuple(
-        Pair(pair.first, pair.second, pair.comparison.adjusted([next(adjusted) for _ in each]))
-        for pair, each in zip(pairs, tests, strict=True)
+    matched = [pair.comparison.matched for pair in pairs]
+    adjusted, of_matched = (
+        iter(stats.holm([p for each in family for p in each]).tolist()) for family in (tests, matched)
     )
+    found = []
+    for pair, each, others in zip(pairs, tests, matched, strict=True):
+        comparison = pair.comparison.adjusted([next(adjusted) for _ in each])
+        found.append(Pair(pair.first, pair.second, comparison.matched_adjusted([next(of_matched) for _ in others])))
+    return tuple(found)
 
 
 def _compared(ready: Together, first: int, second: int) -> Comparison:
@@ -100,6 +104,7 @@ def _compared(ready: Together, first: int, second: int) -> Comparison:
             shared=ready.shared(first, second),
             states=_both(pair, lambda study: None if study.state is None else study.state[:, :, kept]),
             weights=_both(pair, lambda study: study.weights),
+            classes=_both(pair, lambda study: study.classes),
             shots=shots,
         )
     one, two = (_accuracies(study)[:, :, kept] for study in pair)
@@ -146,7 +151,9 @@ def _described(study: Compared, matrix: FloatArray, cells: FloatArray) -> Studie
         state = None if study.state is None else study.state[:, :, -1]
         num_queries = stats.accuracy(study.values[:, :, -1], state, study.weights).num_queries
         if min(matrix.shape) > 1 and num_queries > 1:
-            components = stats.variance_components(study.values[:, :, -1], state, weights=study.weights)
+            components = stats.variance_components(
+                study.values[:, :, -1], state, weights=study.weights, classes=study.classes
+            )
             effects = possible(stats.effect_interval(components))
             free, order, selection, ratio_effect = components.ratio, *effects
         if num_queries > 1:
@@ -231,7 +238,7 @@ def _free_effects(study: Compared) -> dict[Of, Jackknifed]:
         nothing = Jackknifed(math.nan, {})
         return {"ratio": nothing, "order": nothing, "selection": nothing}
     items, state = study.values[:, :, -1], None if study.state is None else study.state[:, :, -1]
-    found = stats.jackknifed_effects(items, state, study.weights)
+    found = stats.jackknifed_effects(items, state, study.weights, study.classes)
     return {of: each if of == "ratio" else _log(each) for of, each in found.items()}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from iclperm.report import figures
 from iclperm.report.markup import Sheet
+from iclperm.report.notebook import ShownFindings
 from iclperm.report.panels import wrapped
 from iclperm.report.parts import (
     Plot,
@@ -46,8 +47,8 @@ _FOREST = "r = selection / order as printed, with 95 % jackknife intervals; holl
 _SENSITIVITIES = {"order": "order effect", "selection": "selection effect"}
 
 
-@dataclass(frozen=True)
-class Comparing:
+@dataclass(frozen=True, repr=False)
+class Comparing(ShownFindings):
     """What a comparison says."""
 
     studies: tuple[Studied, ...]
@@ -73,11 +74,11 @@ class Comparing:
             f"effects of order and selection, which takes {LEAST} of each at least."
             for study in small
         ]
-        lines += [self._shared_words(pair) for pair in self.pairs] if len(self.pairs) == 1 else []
         for pair in self.pairs if len(self.pairs) <= _MOST_DETAILED else ():
             lines += self._about_ratio(pair)
             lines += self._about_effects(pair)
             lines += self._about_accuracy(pair)
+        lines += [self._shared_words(pair) for pair in self.pairs] if len(self.pairs) == 1 else []
         if len(self.pairs) > _MOST_DETAILED:
             lines.append(self._about_all_pairs())
         return [*lines, *self._about_pool(), *self._about_slopes()]
@@ -194,8 +195,10 @@ class Comparing:
         verdict = "it differs" if contrast.p_holm <= _LEVEL else "no difference shows"
         line = f"{said} ({_tested(contrast)}): {verdict}."
         test = found.mcnemar[-1]
-        if test is not None and contrast.p_holm > _LEVEL >= test.p_value:
-            line += f" On these very sets and orders it does differ ({p_words(test.p_value)}, McNemar over orderings)."
+        if test is not None and contrast.p_holm > _LEVEL >= test.p_holm:
+            line += (
+                f" On these very sets and orders it does differ ({p_words(test.p_holm)}, McNemar over orderings, Holm)."
+            )
         return [line]
 
     def _about_all_pairs(self) -> str:
@@ -305,12 +308,16 @@ class Comparing:
                         signed(test.difference),
                         interval_words(interval, sign="+"),
                         p_value(test.p_value),
-                        "-",
+                        p_value(test.p_holm),
                     )
                 )
         caption = (
             f"Effects free of item noise. Accuracy: for other {listed(found.covers) if found.covers else 'nothing'}"
-            + ("; these orderings: for other queries only, McNemar over orderings." if found.mcnemar else ".")
+            + (
+                "; these orderings: for other queries only, McNemar over orderings, Holm over those of all pairs."
+                if found.mcnemar
+                else "."
+            )
         )
         return Table(f"{one} less {two}", ("", "difference", "95 %", "p", "Holm"), rows, caption=caption)
 

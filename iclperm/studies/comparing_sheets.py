@@ -129,10 +129,10 @@ def _of_tests(studies: Sequence[Studied], pairs: Sequence[Pair]) -> Sheet:
     caption = (
         "r: the ratio of one to the other; else one less the other. In brackets 95 % intervals (jackknife over "
         "sets and permutations, of accuracy over queries too). Effects are free of item noise. These orderings: for "
-        "other queries only, McNemar over orderings. Holm: over all tests of all pairs."
+        "other queries only, McNemar over orderings. Holm: over all tests of all pairs, McNemar's apart."
     )
     rows = tuple(row for pair in pairs for row in _tests(studies, pair))
-    return Sheet("tests", "Differences between the studies", caption, columns, rows)
+    return Sheet("tests", "Differences between the studies", caption, columns, rows, num_names=3)
 
 
 def _tests(studies: Sequence[Studied], pair: Pair) -> Iterator[tuple[Value, ...]]:
@@ -149,4 +149,4 @@ def _tests(studies: Sequence[Studied], pair: Pair) -> Iterator[tuple[Value, ...]
     for k, matched in zip(pair.comparison.shots, pair.comparison.mcnemar, strict=True):
         if matched is not None:
             words = f"accuracy at k = {k}, these orderings"
-            yield (*names, words, _NOTHING, matched_interval(matched), matched.p_value, math.nan)
+            yield (*names, words, _NOTHING, matched_interval(matched), matched.p_value, matched.p_holm)

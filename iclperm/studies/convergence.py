@@ -17,6 +17,7 @@ from scipy import special
 
 from iclperm.errors import RequestError
 from iclperm.report import figures
+from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import Plot, Table, evenly, listed, number, percent, plain
 from iclperm.runs.identity import index_orders
 from iclperm.stats.components import Effects
@@ -62,10 +63,12 @@ _STATISTICS = {
     "order": "order sensitivity",
     "selection": "selection sensitivity",
 }
+_LINES = (*_STATISTICS.values(), "mean, all axes drawn", "1/√n")
+_CAPTION = "Standard errors against the number of permutations, sets and queries"
 
 
-@dataclass(frozen=True)
-class ConvergenceFindings:
+@dataclass(frozen=True, repr=False)
+class ConvergenceFindings(ShownFindings):
     """What a convergence study says."""
 
     shots: tuple[int, ...]
@@ -166,7 +169,12 @@ class ConvergenceFindings:
     def plots(self) -> dict[str, Plot]:
         """Standard errors against the number of permutations, sets and queries, and what settles how fast."""
         settled = {} if self.settling is None else self.settling.plots()
-        return {"convergence": Plot((7.4, 3.6), self._draw), **settled}
+
+        def tall(width: float) -> float:
+            return figures.height_of_row(width, 3, 3.6, 0.19 * figures.legend_rows(_LINES, width))
+
+        whole = Plot((7.4, 3.6), self._draw, tall=tall, least=2.8, caption=_CAPTION)
+        return {"convergence": whole, **settled}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON-safe lists, dictionaries and numbers; NaN and infinity become None."""
@@ -304,9 +312,7 @@ class ConvergenceFindings:
         return Table("Smaller designs", header, rows, caption=caption)
 
     def _draw(self, figure: Figure) -> None:
-        panels = figure.subplots(1, 3, sharey=True)
-        height = figure.get_figheight()
-        figure.subplots_adjust(left=0.09, right=0.985, bottom=0.82 / height, top=1 - 0.62 / height, wspace=0.08)
+        panels = figures.in_a_row(figure, 3, 0.19 * figures.legend_rows(_LINES, figure.get_figwidth()))
         colours = ("black", figures.BLUE, figures.ORANGE)
         for axes, axis in zip(panels, (self.permutations, self.sets, self.queries), strict=True):
             self._draw_axis(axes, axis, colours, figures.GREY)
@@ -317,11 +323,11 @@ class ConvergenceFindings:
             panels[1].text(0.5, 0.5, "all answers are equal", ha="center", va="center", transform=panels[1].transAxes)
         ticks = [tick for power in range(-7, 1) for tick in (10**power, 2 * 10**power, 5 * 10**power)]
         panels[0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        panels[0].set(ylim=(low, high), ylabel="standard error (accuracy)")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, frameon=False, loc="lower center", ncols=5, fontsize=7.5, handlelength=1.8)
+        panels[0].set(ylim=(low, high), ylabel="standard error")
+        figures.legend_below(figure, panels[0])
         head = self.title or "Standard errors against the size of the design"
-        figures.head(figure, head, f"k = {self.shots[-1]}; of a fresh sample of the size, other axes as in the run")
+        line = f"of accuracy at k = {self.shots[-1]}, of a fresh sample of the size, other axes as in the run"
+        figures.head(figure, head, line)
 
     def _draw_axis(self, axes: Axes, axis: AxisConvergence, colours: Sequence[str], grey: str) -> None:
         sizes = np.array(axis.sizes, dtype=np.float64)
@@ -331,11 +337,11 @@ class ConvergenceFindings:
             axes.plot(sizes[drawn], se[drawn], color=colour, marker=marker, markersize=3.5, linewidth=1.1, label=words)
         total = self.total_se(axis, -1)
         if (total > _ROUNDING).all():
-            axes.plot(sizes, total, color=grey, linewidth=1.1, linestyle=(0, (4, 2)), label="mean, all axes drawn")
+            axes.plot(sizes, total, color=grey, linewidth=1.1, linestyle=(0, (4, 2)), label=_LINES[-2])
         last = axis.accuracy.se[-1, -1]
         if last > _ROUNDING:
             reference = last * np.sqrt(sizes[-1] / sizes)
-            axes.plot(sizes, reference, color=grey, linewidth=0.9, linestyle=(0, (1, 2)), label="1/√n")
+            axes.plot(sizes, reference, color=grey, linewidth=0.9, linestyle=(0, (1, 2)), label=_LINES[-1])
         axes.set(xscale="log", yscale="log", xlabel=f"{axis.axis} {_LETTERS[axis.axis]}'")
         ticks = [axis.sizes[place] for place in evenly(len(axis.sizes), 5)]
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

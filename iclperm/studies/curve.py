@@ -13,6 +13,7 @@ import numpy.typing as npt
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report import figures
+from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import Plot, Table, evenly, interval_words, listed, number, p_value, percent, plain, points
 from iclperm.stats import Curve
 from iclperm.stats.incomplete import filled
@@ -25,10 +26,12 @@ from iclperm.stats.plateau import (
     Arrival,
     CurveError,
     OneShot,
+    Overall,
     Plateau,
     State,
     Steps,
     arrival,
+    averages_to_last,
     curve_error,
     one_shot,
     plateau,
@@ -37,6 +40,8 @@ from iclperm.stats.plateau import (
 )
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.bearing import Bearing, by_query, of_run
+from iclperm.studies.classes import classes_by_design
+from iclperm.studies.how_many import how_many
 from iclperm.studies.missing import filled_words
 
 if TYPE_CHECKING:
@@ -49,6 +54,7 @@ CLAIMS = (4, 8)
 """The numbers of demonstrations from which arXiv 2503.22002 looks for a plateau."""
 
 _MAX_BRIEF_ROWS = 12
+_MOST_NAMED = 5  # numbers of demonstrations whose means a sentence has room for
 _MAX_PANELS = 6
 _EXTREMES = 5
 _TEXT_LETTERS = 60
@@ -64,8 +70,8 @@ _NO_TRAJECTORIES = (
 )
 
 
-@dataclass(frozen=True)
-class CurveFindings:
+@dataclass(frozen=True, repr=False)
+class CurveFindings(ShownFindings):
     """What a curve study says; everything about single trajectories is None for `resample: per_k`."""
 
     shots: tuple[int, ...]
@@ -86,6 +92,8 @@ class CurveFindings:
     """From each k that was asked for to the largest."""
     averages: tuple[State, ...]
     """What each of them says of the average, Holm-adjusted over them."""
+    to_last: tuple[Overall, ...]
+    """[K - 1] change of the average from every k to the largest."""
     shares: FloatArray | None
     """[K - 1, 3] of the trajectories in each of `STATES`, from every k to the largest."""
     steps: Steps | None
@@ -108,6 +116,8 @@ class CurveFindings:
     def conclusion(self) -> list[str]:
         """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
         sentences = [self._about_the_average()]
+        if len(self.shots) > 2:
+            sentences.append(how_many(self.shots, self.curve.mean, self.to_last, self.level))
         if self.one_shot is not None:
             sentences.append(_about_one_shot(self.one_shot))
         for found, state in zip(self.plateaus, self.averages, strict=True):
@@ -134,9 +144,20 @@ class CurveFindings:
         found = {"curve": self._curve_plot()}
         if self.shares is not None:
             width = 6.6 if self._is_by_set else 5.2
-            drawn = Plot((width, self._tall(width)), self._draw_trajectories, tall=self._tall, least=2.6)
-            found["curve_trajectories"] = drawn
-            found["curve_plateaus"] = Plot((5.2, 3.4), self._draw_shares)
+            found["curve_trajectories"] = Plot(
+                (width, self._tall(width)),
+                self._draw_trajectories,
+                tall=self._tall,
+                least=2.6,
+                caption="Accuracy of every ordering over the number of demonstrations",
+            )
+            found["curve_plateaus"] = Plot(
+                (5.2, _shares_tall(5.2)),
+                self._draw_shares,
+                tall=_shares_tall,
+                least=2.6,
+                caption="From every k on: which orderings are shown to stay as accurate, and which to change",
+            )
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,6 +172,7 @@ class CurveFindings:
             self._plateau_content(found, state) for found, state in zip(self.plateaus, self.averages, strict=True)
         ]
         content["states"] = list(STATES)
+        content["to_last"] = plain(self.to_last)
         for name in ("shares", "steps", "arrival", "one_shot"):
             content[name] = plain(getattr(self, name))
         if self.one_shot is not None:
@@ -166,7 +188,8 @@ class CurveFindings:
 
     def _about_the_average(self) -> str:
         k, mean = self.shots, self.curve.mean
-        where = [0, len(k) - 1] if len(k) < 3 else [0, len(k) // 2, len(k) - 1]
+        few = len(k) <= _MOST_NAMED
+        where = range(len(k)) if few else sorted({0, len(k) // 2, int(np.argmax(mean)), len(k) - 1})
         places = ", ".join(f"{percent(mean[place])} at k = {k[place]}" for place in where)
         half = (self.error.high[-1] - self.error.low[-1]) / 2
         if math.isnan(half):
@@ -351,7 +374,9 @@ class CurveFindings:
         """Stacked shares of the trajectories that are flat, change or stay undecided, from every k to the last."""
         if self.shares is None:
             return
-        axes: Axes = figure.add_axes((0.12, 0.14, 0.62, 0.69))
+        width, height = figure.get_size_inches()
+        foot = _shares_foot(width)
+        axes: Axes = figures.placed(figure, 0.62, foot, width - 0.77, height - foot - 0.7)
         bottom, shots = np.zeros(len(self.shares)), np.arange(len(self.shares))
         looks = ((figures.BLUE, ""), (figures.ORANGE, "////"), ("#D9D9D9", ""))
         for column, (colour, hatch) in zip(_COLUMNS, looks, strict=True):
@@ -369,13 +394,22 @@ class CurveFindings:
                 label=name,
             )
             bottom = bottom + share
-        step = math.ceil(len(shots) / 12)
+        step = math.ceil(len(shots) / max(int((width - 0.77) / 0.3), 1))
         axes.set_xticks(shots[::step], [str(k) for k in self.shots[:-1][::step]])
         axes.set(xlabel="number of demonstrations k", ylabel="% of the trajectories", ylim=(0, 100))
         figures.plain_frame(axes)
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0), handlelength=1.2)
+        figures.legend_below(figure, axes)
         line = f"from k to {self.shots[-1]}; flat: within ±{self.margin:g}, Holm over {self.accuracy[..., 0].size}"
         figures.head(figure, self.title or "Which trajectories are flat from k on", line)
+
+
+def _shares_foot(width: float) -> float:
+    """Inches below the bars: ticks, their name, and the legend."""
+    return 0.5 + 0.19 * figures.legend_rows([*_VERDICTS.values()], width)
+
+
+def _shares_tall(width: float) -> float:
+    return min(0.5 * width, 2.0) + _shares_foot(width) + 0.7
 
 
 def findings(run: FinishedRun) -> CurveFindings:
@@ -396,6 +430,7 @@ def findings(run: FinishedRun) -> CurveFindings:
         run.state,
         shots=run.shots,
         weights=run.weights,
+        classes=classes_by_design(run),
         rows=rows,
         texts=texts,
         resampled=resampled,
@@ -412,6 +447,7 @@ def curve_findings(
     *,
     shots: Sequence[int],
     weights: npt.ArrayLike | None = None,
+    classes: npt.ArrayLike | None = None,
     rows: npt.ArrayLike | None = None,
     texts: Mapping[int, str] | None = None,
     resampled: bool = False,
@@ -429,6 +465,7 @@ def curve_findings(
             (`stats.incomplete.filled`).
         shots: [K] numbers of demonstrations, ascending.
         weights: [Q] how often each query counts in an accuracy; errors and tests count a query once.
+        classes: [Q] of queries that were drawn class by class (`stats.variance_components`).
         rows: [S, P] which demonstration stands first; needed for one demonstration against none.
         texts: of demonstrations, by row.
         resampled: every k has sets and permutations of its own (`resample: per_k`).
@@ -448,10 +485,12 @@ def curve_findings(
     whole = filled(items, state, weights)
     items, accuracy = whole.items, whole.accuracy.values
     weight = None if weights is None else whole.weights
+    of_each = None if classes is None else np.asarray(classes)[whole.usable]
     pairs = tuple(
-        plateau(items, weight, shots=counts, first=k, margin=margin, level=level) for k in _claims(claims, counts)
+        plateau(items, weight, shots=counts, first=k, margin=margin, level=level, classes=of_each)
+        for k in _claims(claims, counts)
     )
-    error = curve_error(items, weight, shots=counts)
+    error = curve_error(items, weight, shots=counts, classes=of_each)
     single = None
     if rows is not None and not resampled and {0, 1} <= set(counts):
         zero, one = counts.index(0), counts.index(1)
@@ -466,6 +505,7 @@ def curve_findings(
         error=error,
         plateaus=pairs,
         averages=average_states(pairs, level),
+        to_last=averages_to_last(items, weight, shots=counts, margin=margin, level=level),
         shares=None if resampled else plateau_shares(items, weight, shots=counts, margin=margin, level=level),
         steps=None if resampled else steps(items, weight),
         arrival=None if resampled else arrival(accuracy, counts, margin),

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
 from iclperm.report import figures
+from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import Plot, Table, interval_words, number, p_value, plain, with_bounds
 from iclperm.stats.correlation import Correlation, rank_correlation
 from iclperm.stats.demonstrations import demonstration_scores, single
@@ -47,8 +48,8 @@ class Feature:
     """Of no correlation, Holm over all features and values of the report."""
 
 
-@dataclass(frozen=True)
-class Features:
+@dataclass(frozen=True, repr=False)
+class Features(ShownFindings):
     """Findings on the features of demonstrations."""
 
     found: tuple[Feature, ...]

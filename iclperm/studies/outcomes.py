@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,14 @@ from iclperm.stats.demonstrations import Difference
 from iclperm.stats.intervals import CutToPossible, Scale, jackknife_error, within
 from iclperm.stats.paired import holm
 from iclperm.stats.sensitivity import FloatArray
+from iclperm.stats.winners_curse import order_noise
 from iclperm.studies.bearing import LEAST_LEVELS
 
 BASELINE = "random"
 LEAST_PERMUTATIONS = 3  # without one of them there must still be a spread
 _LEVEL = 0.95
 _TAIL = 0.05
+_FEWER_LABELS = 0.5  # mean difference a set from which on a warning says so
 _ROUNDING = 1e-12  # a standard error below it is none
 
 
@@ -55,6 +57,10 @@ class Outcome:
     """[N] accuracy at every number of shots."""
     num_labels: float
     """Different labels among the chosen, mean over sets; NaN where labels are not known."""
+    accuracy_by_set: FloatArray
+    """[S] accuracy of each set, mean over orderings."""
+    spread_by_set: FloatArray
+    """[S] standard deviation over the orderings of each set (ddof 1)."""
 
     @property
     def is_steadier(self) -> bool:
@@ -74,6 +80,7 @@ def outcomes_of(
     weight: FloatArray,
     num_labels: FloatArray,
     strategies: Sequence[str],
+    classes: npt.ArrayLike | None = None,
 ) -> dict[str, Outcome]:
     """The outcome of every strategy, random among them.
 
@@ -83,13 +90,14 @@ def outcomes_of(
         weight: [Q] of the queries in a mean.
         num_labels: [T, S] different labels among the chosen, NaN where labels are not known.
         strategies: [T] names.
+        classes: [Q] of the queries (`stats.variance_components`).
 
     Cost: O(T·S·P·Q), and O(T·S·P²) for the jackknife.
     """
     base, last = strategies.index(BASELINE), accuracy[..., -1]
     spread = np.array([[stats.order_sensitivity(of_set[None]) for of_set in of_strategy] for of_strategy in last])
     spread_without = np.stack([_without_permutation(of_strategy) for of_strategy in last])
-    variances = [_order_variance(of_strategy) for of_strategy in answers]
+    variances = [_order_variance(of_strategy, weight, classes) for of_strategy in answers]
     differences = [_of_mean(of_strategy - answers[base].astype(np.float64), weight) for of_strategy in answers]
     spreads = [
         _jackknifed(spread[t] - spread[base], spread_without[t] - spread_without[base]) for t in range(len(strategies))
@@ -115,9 +123,28 @@ def outcomes_of(
             low_tail=float(np.quantile(last[t], _TAIL, axis=1, method="inverted_cdf").mean()),
             curve=accuracy[t].mean(axis=(0, 1)),
             num_labels=float(num_labels[t].mean()),
+            accuracy_by_set=last[t].mean(axis=1),
+            spread_by_set=spread[t],
         )
         for t, name in enumerate(strategies)
     }
+
+
+def design_warnings(num_sets: int, num_permutations: int, outcomes: Mapping[str, Outcome]) -> list[str]:
+    """What should be known of a design, and of the labels that the strategies hold."""
+    warnings = []
+    if num_sets < 5:
+        warnings.append(f"{num_sets} sets bound a difference between strategies badly; raise 'sets'")
+    if num_permutations < LEAST_PERMUTATIONS:
+        warnings.append("2 permutations bound no difference in spread; raise 'permutations'")
+    held = {name: outcome.num_labels for name, outcome in outcomes.items() if not math.isnan(outcome.num_labels)}
+    if held and held[BASELINE] - min(held.values()) >= _FEWER_LABELS:
+        worst = min(held, key=held.__getitem__)
+        warnings.append(
+            f"{worst!r} holds {held[worst]:.1f} different labels a set, random {held[BASELINE]:.1f}: differences "
+            "between them are of label balance too"
+        )
+    return warnings
 
 
 _NOTHING = Difference(math.nan, math.nan, math.nan, math.nan, math.nan)
@@ -174,19 +201,22 @@ def _without_permutation(accuracy: FloatArray) -> FloatArray:
     return np.asarray(np.std(kept - kept[..., :1], axis=2, ddof=1))  # equal accuracies become exact zeros
 
 
-def _order_variance(items: npt.NDArray[Any]) -> tuple[FloatArray, FloatArray]:
+def _order_variance(
+    items: npt.NDArray[Any], weight: FloatArray, classes: npt.ArrayLike | None
+) -> tuple[FloatArray, FloatArray]:
     """Unbiased variance of accuracy over orderings free of item noise, from items [S, P, Q]; [S], and [S, P] without
     each permutation.
 
-    (MS_P - MS_PQ)/Q of each set alone, in squared units of accuracy; it can be negative. NaN for one query, and without
-    one permutation of two.
+    Of each set alone, of the weighted accuracy, in squared units of it: the variance over orderings less `order_noise`,
+    (MS_P - MS_PQ)/Q where all queries are alike. It can be negative. NaN for one query, and without one permutation of
+    two.
     """
     num_sets, num, num_queries = items.shape
     if num_queries < 2:
         return np.full(num_sets, np.nan), np.full((num_sets, num), np.nan)
-    centred = items - items.mean(axis=1, keepdims=True)
-    # Both mean squares are sums over permutations; without one, the others are centred anew: num / (num - 1).
-    parts = (num_queries * centred.mean(axis=2) ** 2 - np.mean(centred**2, axis=2)) / (num_queries - 1)
+    accuracy = items @ weight / weight.sum()
+    # Both are sums over permutations; without one, the others are centred anew: num / (num - 1).
+    parts = (accuracy - accuracy.mean(axis=1, keepdims=True)) ** 2 - order_noise(items, weight, classes)
     total = parts.sum(axis=1)
     if num < LEAST_PERMUTATIONS:
         return total / (num - 1), np.full((num_sets, num), np.nan)

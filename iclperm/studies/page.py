@@ -20,6 +20,7 @@ from iclperm.runs.folder import RunFolder
 from iclperm.studies.prompts import ALPHABET, restricted_tasks, restricted_words, viewer_of
 from iclperm.studies.report import COMPARED, SCORED, Run
 from iclperm.studies.several import StudyRuns
+from iclperm.studies.taking import RecommendedCell, recommended_by
 from iclperm.studies.tokens import TokenSavings
 from iclperm.studies.told import by_name, told
 from iclperm.study import kinds
@@ -31,6 +32,7 @@ _MOST_ANSWERS = 800_000
 _MOST_QUERIES = 100
 _MOST_LETTERS, _MOST_LETTERS_OF_ALL = 800, 500_000
 _MISSING = "."
+_ELSEWHERE = "Read the prompts shows them as they were scored, where the run's folder keeps their texts."
 
 
 def write_page(
@@ -64,7 +66,8 @@ def page_of(run: Run | StudyRuns, kind: str | None = None, *, with_text: bool | 
     if len(runs) > _MOST_RUNS:
         notes.append(f"The orderings of {_MOST_RUNS} of the {len(runs)} runs are shown one by one.")
     num_shown = min(len(runs), _MOST_RUNS)
-    found = [_explorer(whose.removesuffix(": "), one, with_text, num_shown) for whose, one in runs[:_MOST_RUNS]]
+    chosen = recommended_by(run.findings(kind)) if isinstance(run, Run) else None
+    found = [_explorer(whose.removesuffix(": "), one, with_text, num_shown, chosen) for whose, one in runs[:_MOST_RUNS]]
     if None in found:
         notes.append("Orderings are not shown where one of them has no answer at all.")
     tables = said.tables if with_text else [table.without_texts() for table in said.tables]
@@ -87,8 +90,8 @@ def _question(kind: str) -> str:
     return f"{asked[:1].upper()}{asked[1:]}"
 
 
-def _explorer(name: str, run: Run, with_text: bool, num_shown: int) -> Explorer | None:
-    """One of ``num_shown`` of a page; None where an ordering has no answer."""
+def _explorer(name: str, run: Run, with_text: bool, num_shown: int, chosen: RecommendedCell | None) -> Explorer | None:
+    """One of ``num_shown`` of a page; None where an ordering has no answer. The page opens on the ``chosen`` one."""
     notes: list[str] = []
     accuracy = np.stack(
         [stats.accuracy(run.correct[:, :, k], run.state[:, :, k], run.weights).values for k in range(len(run.shots))],
@@ -97,7 +100,7 @@ def _explorer(name: str, run: Run, with_text: bool, num_shown: int) -> Explorer 
     if not np.isfinite(accuracy).all():
         return None
     num_sets, num_permutations = accuracy.shape[:2]
-    shown = _shown_permutations(accuracy)
+    shown = _shown_permutations(accuracy, [] if chosen is None else [chosen.permutation])
     if len(shown) < num_permutations:
         notes.append(
             f"{len(shown):,} of the {num_permutations:,} permutations are in this page: every one at equal distances, "
@@ -112,6 +115,14 @@ def _explorer(name: str, run: Run, with_text: bool, num_shown: int) -> Explorer 
         "chance": run.chance,
         "labels": list(run.labels),
         "accuracy": np.rint(accuracy[:, shown] * 10_000).astype(int).tolist(),
+        "chosen": None
+        if chosen is None
+        else {
+            "set": chosen.set,
+            "place": shown.tolist().index(chosen.permutation),
+            "words": "; ".join(chosen.notes),
+            "is_held_out": chosen.is_held_out,
+        },
         "most_lines": _MOST_LINES,
         "most_queries": _MOST_QUERIES,
         **_answers(run, shown, notes),
@@ -124,13 +135,13 @@ def _explorer(name: str, run: Run, with_text: bool, num_shown: int) -> Explorer 
     return Explorer(name, heat_map(accuracy[:, :, -1], title=title), data, [*notes, *told_of], prompts)
 
 
-def _shown_permutations(accuracy: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Which of accuracy [S, P, K] there is room for; the best and the worst at the largest k always."""
+def _shown_permutations(accuracy: NDArray[np.float64], wanted: Sequence[int]) -> NDArray[np.int64]:
+    """Which of accuracy [S, P, K] there is room for; the ``wanted``, the best and the worst at the largest k always."""
     num_sets, num_permutations = accuracy.shape[:2]
     last = accuracy[:, :, -1]
     extremes = [int(find(last)) % num_permutations for find in (np.argmax, np.argmin)]
     even = evenly(num_permutations, max(_MOST_CELLS // num_sets, 1))
-    return np.unique(np.array([*even, *extremes], dtype=np.int64))
+    return np.unique(np.array([*even, *extremes, *wanted], dtype=np.int64))
 
 
 def _answers(run: Run, shown: NDArray[np.int64], notes: list[str]) -> dict[str, Any]:
@@ -170,7 +181,7 @@ def _demonstrations(run: Run, shown: NDArray[np.int64], with_text: bool, notes: 
     try:
         found = run.demonstrations
     except (ConfigError, DataError) as error:
-        return {**nothing, "reason": f"Demonstrations cannot be shown: {error}"}
+        return {**nothing, "reason": f"Demonstrations are not listed here: {error}. {_ELSEWHERE}"}
     numbers, places = np.unique(found.sets, return_inverse=True)
     labels = dict(zip(found.rows.ravel().tolist(), found.labels.ravel().tolist(), strict=True))
     nothing |= {

@@ -14,8 +14,8 @@ import numpy as np
 from iclperm.base.files import writable
 from iclperm.errors import RunError
 from iclperm.report import write_report
-from iclperm.report.notebook import summary_html
-from iclperm.report.parts import Findings, in_one_line, number, percent, plain
+from iclperm.report.notebook import summary_html, three_lines
+from iclperm.report.parts import Findings, number, percent, plain
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.prompt import RunPrompt
 from iclperm.runs.run import FinishedRun, RunReport
@@ -41,7 +41,7 @@ COMPARED = {
 SCORED = {"loglikelihood": "", "first_token": ", labels compared by their first token", "generate": ", generated"}
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Run(FinishedRun):
     """A finished run, and what it says: see `FinishedRun` for its answers."""
 
@@ -66,21 +66,19 @@ class Run(FinishedRun):
         """Three lines: what was run, accuracy on test queries at the most demonstrations, and where it is."""
         chance = "" if self.chance is None else f" (chance {self.chance:.3f})"
         missing = f"; {percent(self.missing.answers)} of all answers are missing" if self.missing.answers else ""
-        place = "in memory only" if self.folder is None else f"in {self.folder}"
-        return "\n".join(
-            in_one_line(line)
-            for line in (
-                f"Run of {self.headline}",
-                f"accuracy {number(self._mean_accuracy, 3)} at k = {self.shots[-1]}{chance}{missing}",
-                f"{place}; summary(), findings(), to_pandas(), prompt() and write_report() tell more",
-            )
+        return three_lines(
+            f"Run of {self.headline}",
+            f"accuracy {number(self._mean_accuracy, 3)} at k = {self.shots[-1]}{chance}{missing}",
+            self.folder,
+            "summary(), findings(), to_pandas(), prompt() and write_report()",
         )
 
     def _repr_html_(self) -> str:
         """The same with the brief tables and the conclusion, for a notebook."""
-        found, alert = self.findings(), self.missing.first_line()
-        head = [*repr(self).split("\n"), *([] if alert is None else [alert])]
-        return summary_html(head, found.tables(False), found.conclusion(), [*found.warnings, *self.warnings])
+        alert = self.missing.first_line()
+        return summary_html(
+            [*repr(self).split("\n"), *([] if alert is None else [alert])], self.findings(), self.warnings
+        )
 
     @cached_property
     def _mean_accuracy(self) -> float:

@@ -18,11 +18,12 @@ from iclperm.stats.correlation import rank_correlation
 from iclperm.stats.criteria import criteria_scores, majority_agreement
 from iclperm.stats.features import ordering_features, recency_bias
 from iclperm.stats.paired import holm
-from iclperm.stats.search import OpenChoice, Search, choices, open_choice, search
+from iclperm.stats.search import TIE_DECIMALS, OpenChoice, Search, choices, open_choice, search
 from iclperm.stats.search_curves import search_over_dev_queries, search_over_permutations
 from iclperm.stats.texts import lexical_similarity
 from iclperm.stats.winners_curse import noise_within_sets, winners_curse
 from iclperm.studies.bearing import Bearing, Reason, by_query, covers_everything, of_run
+from iclperm.studies.classes import classes_by_design
 from iclperm.studies.missing import filled_words
 from iclperm.studies.search_findings import CriterionResult, FeatureResult, SearchFindings
 
@@ -50,6 +51,8 @@ class Answers(NamedTuple):
     """The log-likelihoods [Q, L] of every set and permutation in turn, read once; for three of the criteria."""
     is_open: bool = False
     """Whether any answer may be given: then a prediction's number means something within its query only."""
+    classes: npt.NDArray[Any] | None = None
+    """[Q] of queries that were drawn class by class; None where they are a sample."""
 
 
 def search_findings(
@@ -89,9 +92,12 @@ def search_findings(
     if criterion == "majority_agreement" and dev.predictions is not None:
         curve_criterion, items = criterion, majority_agreement(dev.predictions, dev.state)
     on_dev = stats.accuracy(dev.correct, dev.state, dev.weights)
+    rounded = scores[criterion].round(TIE_DECIMALS)
     found = SearchFindings(
         title=title,
+        num_best=int(np.sum(rounded == rounded.max())),
         criterion=criterion,
+        scores=np.asarray(scores[criterion]),
         shots=shots,
         num_dev_queries=on_dev.num_queries,
         result=result,
@@ -110,8 +116,8 @@ def search_findings(
         criteria=tuple(_criterion_result(name, results[name], values) for name, values in scores.items()),
         choices=choices(scores[criterion], *asked),
         curse=winners_curse(scores["dev_accuracy"], result.accuracy),
-        noise_dev=noise_within_sets(dev.correct, dev.state),
-        noise_test=noise_within_sets(test.correct, test.state),
+        noise_dev=noise_within_sets(dev.correct, dev.state, dev.weights, dev.classes),
+        noise_test=noise_within_sets(test.correct, test.state, test.weights, test.classes),
         open_choice=_open_choice(criterion, dev, result),
         features=_feature_results(features or {}, _pooled_accuracy(on_dev, stats.accuracy(*asked))),
         recency=None
@@ -132,8 +138,8 @@ def findings(run: FinishedRun) -> SearchFindings:
         raise DataError("this run has no dev queries to choose by; run the study with 'dev_queries', such as 1000")
     features, last_labels, warning = _features(run)
     found = search_findings(
-        _answers(run.splits["test"], len(run.labels)),
-        _answers(run.splits["dev"], len(run.labels)),
+        _answers(run, "test"),
+        _answers(run, "dev"),
         criterion=run.study.criterion,
         shots=run.shots[-1],
         features=features,
@@ -159,7 +165,7 @@ def _bearing(run: FinishedRun, found: SearchFindings) -> Bearing:
 
 def dev_scores(run: FinishedRun) -> dict[str, FloatArray]:
     """Every criterion [S, P] on the dev split of a run, at its largest number of shots."""
-    return _scores(_answers(run.splits["dev"], len(run.labels)))
+    return _scores(_answers(run, "dev"))
 
 
 def _scores(dev: Answers) -> dict[str, FloatArray]:
@@ -171,7 +177,8 @@ def _scores(dev: Answers) -> dict[str, FloatArray]:
     return {name: values for name, values in found.items() if not dev.is_open or name != "global_entropy"}
 
 
-def _answers(items: Items, num_labels: int) -> Answers:
+def _answers(run: FinishedRun, split: str) -> Answers:
+    items, num_labels = run.splits[split], len(run.labels)
     return Answers(
         items.correct[:, :, -1],
         items.state[:, :, -1],
@@ -180,6 +187,7 @@ def _answers(items: Items, num_labels: int) -> Answers:
         _compared(items, num_labels),
         items.scores_by_cell(slice(-1, None)) if items.has_scores else None,
         is_open=not num_labels,
+        classes=classes_by_design(run, split),
     )
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from iclperm.report import charts, figures
+from iclperm.report.notebook import ShownFindings
+from iclperm.report.panels import orderings_plot
 from iclperm.report.parts import Plot, Table, interval_words, number, percent, plain, points_with_bounds, signed
 from iclperm.stats import Interval
 from iclperm.stats.correlation import Correlation
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _ALPHA = 0.05
 _SHOWN_FEATURES = 5
 _ROUNDING = 1e-12
+_CURVES = "Accuracy on test of the ordering that dev chooses, over how many are tried and by how many dev queries"
 _TWO = 5.6  # inches of width that two panels take side by side
 
 
@@ -58,12 +61,14 @@ class FeatureResult(NamedTuple):
     """Holm's p value over all features; NaN where there is no test."""
 
 
-@dataclass(frozen=True)
-class SearchFindings:
+@dataclass(frozen=True, repr=False)
+class SearchFindings(ShownFindings):
     """What a search study says, at one number of shots."""
 
     criterion: str
     """What the study chooses an ordering by."""
+    scores: FloatArray
+    """[S, P] that criterion on dev, of every ordering."""
     shots: int | None
     """The number of demonstrations; None where it is not known."""
     num_dev_queries: int
@@ -100,6 +105,8 @@ class SearchFindings:
     are open, without bounds."""
     title: str = ""
     """Task and model, for the head of the figure."""
+    num_best: int = 1
+    """Orderings of all sets with the highest criterion on dev; the first of them is recommended."""
 
     @property
     def num_permutations(self) -> int:
@@ -114,6 +121,8 @@ class SearchFindings:
             return None
         of = f"of {self.result.accuracy.size:,} orderings"
         note = f"chosen {of} by {_BY[self.criterion]} on {self.num_dev_queries:,} dev queries"
+        if self.num_best > 1:
+            note += f", the first of {self.num_best:,} that tie there: more dev queries would tell them apart"
         return RecommendedCell(None, choice.set, choice.permutation, is_held_out=True, notes=(note,))
 
     def conclusion(self) -> list[str]:
@@ -145,8 +154,19 @@ class SearchFindings:
         return [*brief, *curves, self._curse_table(), *features, self._sets_table()]
 
     def plots(self) -> dict[str, Plot]:
-        """The four columns over permutations and over dev queries."""
-        return {"search": Plot((7.4, 3.9), self._draw, self._charts, tall=_tall, least=3.0)}
+        """The four columns over permutations and over dev queries; and every ordering on dev and on test."""
+        every = orderings_plot(
+            self.scores,
+            self.result.accuracy,
+            self.result.chosen.tolist(),
+            shots=self.shots,
+            x=f"{_BY[self.criterion]} on dev",
+            title=f"Every ordering on dev and on test{f': {self.title}' if self.title else ''}",
+        )
+        return {
+            "search": Plot((7.4, 3.9), self._draw, self._charts, tall=_tall, least=3.0, caption=_CURVES),
+            "search_orderings": every,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from iclperm.errors import DataError, RequestError, printable
 from iclperm.report import charts, figures
+from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import (
     Plot,
     Table,
@@ -36,8 +37,9 @@ from iclperm.stats.reliability import Reliability, split_half
 from iclperm.stats.search import TIE_DECIMALS
 from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.choosing import CHOSEN, SOURCE, Chosen, choose
+from iclperm.studies.classes import classes_by_design
 from iclperm.studies.missing import filled_words
-from iclperm.studies.outcomes import BASELINE, LEAST_PERMUTATIONS, Outcome, outcomes_of
+from iclperm.studies.outcomes import BASELINE, LEAST_PERMUTATIONS, Outcome, design_warnings, outcomes_of
 from iclperm.studies.taking import RecommendedCell
 
 if TYPE_CHECKING:
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
 
 _RELIABLE = 0.5
 _BY_SCORE = "top"
-_FEWER_LABELS = 0.5  # mean difference a set from which on a warning says so
 _LOOKS = {
     "random": ("black", "o"),
     "top": ("#0072B2", "^"),
@@ -61,11 +62,13 @@ _LOOKS = {
 }
 
 
+_PARETO = "Accuracy of the chosen demonstrations against their spread over orderings; small: single sets of them"
+_CURVES = "Mean accuracy over k of the chosen demonstrations, beside random ones"
 _BESIDE = 5.0  # inches of width from which a legend stands beside the axes
 
 
-@dataclass(frozen=True)
-class Selection:
+@dataclass(frozen=True, repr=False)
+class Selection(ShownFindings):
     """Findings of a selection study."""
 
     shots: tuple[int, ...]
@@ -121,9 +124,10 @@ class Selection:
 
     def plots(self) -> dict[str, Plot]:
         """Accuracy against spread, and the curve of each strategy."""
+        looks: Any = {"tall": _tall, "least": 2.9}
         return {
-            "selection_pareto": Plot((6.2, 4.0), self._draw_pareto, self._pareto_charts, tall=_tall, least=2.9),
-            "selection_curves": Plot((6.2, 3.6), self._draw_curves, self._curve_charts, tall=_tall, least=2.9),
+            "selection_pareto": Plot((6.2, 4.0), self._draw_pareto, self._pareto_charts, caption=_PARETO, **looks),
+            "selection_curves": Plot((6.2, 3.6), self._draw_curves, self._curve_charts, caption=_CURVES, **looks),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -306,6 +310,8 @@ class Selection:
         axes.axhline(100 * base.accuracy.estimate, color=figures.GREY, linewidth=0.8, linestyle=(0, (4, 2)))
         for name, outcome in self.outcomes.items():
             colour, marker = _LOOKS.get(name, (figures.GREY, "o"))
+            sets: Any = {"color": colour, "alpha": 0.4, "linewidths": 0, "zorder": 1}
+            axes.scatter(100 * outcome.spread_by_set, 100 * outcome.accuracy_by_set, 8, **sets)
             axes.errorbar(
                 100 * outcome.spread,
                 100 * outcome.accuracy.estimate,
@@ -330,7 +336,9 @@ class Selection:
         figures.plain_frame(axes)
         _legend(figure, axes)
         figures.head(
-            figure, self._headed("Accuracy against spread"), "bars: 95 % interval of the difference to random (dashed)"
+            figure,
+            self._headed("Accuracy against spread"),
+            "bars: 95 % interval of the difference to random (dashed); small: single sets",
         )
 
     def _headed(self, words: str) -> str:
@@ -345,7 +353,25 @@ class Selection:
                 row |= {} if half is None else {f"{at}_low": row[at] - half, f"{at}_high": row[at] + half}
             rows.append(plain(row))
         x, y = "spread over orderings, points", f"accuracy at k = {self._num}, %"
-        return [charts.point_chart(rows, x=x, y=y, colours=self._colours, baseline=BASELINE, name="chosen by")]
+        looks: Any = {"colours": self._colours, "baseline": BASELINE, "name": "chosen by"}
+        return [charts.point_chart(rows, x=x, y=y, others=self._sets_as_points(), **looks)]
+
+    def _sets_as_points(self) -> list[dict[str, Any]]:
+        """Every chosen set as a row of a chart, which opens the prompt of its first ordering."""
+        return [
+            plain({"x": 100 * spread, "y": 100 * accuracy, "name": name})
+            | charts.prompt_at(
+                place * self.num_sets + number,
+                0,
+                self._num,
+                f"{name}, {accuracy:.1%} over orderings, spread {100 * spread:.1f} points",
+                run=CHOSEN,
+            )
+            for place, (name, outcome) in enumerate(self.outcomes.items())
+            for number, (spread, accuracy) in enumerate(
+                zip(outcome.spread_by_set, outcome.accuracy_by_set, strict=True)
+            )
+        ]
 
     def _curve_charts(self) -> list[charts.Specification]:
         rows = [
@@ -423,6 +449,7 @@ def findings(source: FinishedRun, chosen: FinishedRun, choice: Chosen | None = N
         strategies=choice.strategies,
         shots=chosen.shots,
         weights=test.weights,
+        classes=classes_by_design(chosen),
         num_labels=choice.num_labels,
         score=choice.score,
         scores={name: found.values for name, found in choice.scores.items()},
@@ -487,6 +514,7 @@ def selection(
     strategies: Sequence[str],
     shots: Sequence[int],
     weights: npt.ArrayLike | None = None,
+    classes: npt.ArrayLike | None = None,
     num_labels: npt.ArrayLike | None = None,
     score: str = "marginal",
     scores: Mapping[str, npt.ArrayLike] | None = None,
@@ -500,7 +528,7 @@ def selection(
         state: [T, S, P, N, Q] integers, 0 = ok; a query that is not ok somewhere is left out everywhere.
         strategies: [T] names, one of them `random`.
         shots: [N] ascending.
-        weights: [Q] how often each query counts in an accuracy; distinct queries count once in the order variance.
+        weights, classes: [Q] how often each query counts, and its class (`stats.variance_components`).
         num_labels: [T, S] different labels among the chosen.
         score: the one that top, bottom and blend went by.
         scores: [S, K] by name, for the correlations between them.
@@ -524,7 +552,8 @@ def selection(
     whole = filled(items, state, weights)
     cells, weight = whole.accuracy, whole.weights
     labels = np.full(items.shape[:2], np.nan) if num_labels is None else np.asarray(num_labels, dtype=np.float64)
-    outcomes = outcomes_of(cells.values, whole.items[:, :, :, -1], weight, labels, list(strategies))
+    of_each = None if classes is None else np.asarray(classes)[whole.usable]
+    outcomes = outcomes_of(cells.values, whole.items[:, :, :, -1], weight, labels, list(strategies), of_each)
     tables = {name: np.asarray(values, dtype=np.float64) for name, values in (scores or {}).items()}
     return Selection(
         shots=tuple(shots),
@@ -543,25 +572,9 @@ def selection(
         warnings=(
             *([filled_words(whole.share)] if whole.share else []),
             *warnings,
-            *_design_warnings(items.shape[1], items.shape[2], outcomes),
+            *design_warnings(items.shape[1], items.shape[2], outcomes),
         ),
     )
-
-
-def _design_warnings(num_sets: int, num_permutations: int, outcomes: Mapping[str, Outcome]) -> list[str]:
-    warnings = []
-    if num_sets < 5:
-        warnings.append(f"{num_sets} sets bound a difference between strategies badly; raise 'sets'")
-    if num_permutations < LEAST_PERMUTATIONS:
-        warnings.append("2 permutations bound no difference in spread; raise 'permutations'")
-    held = {name: outcome.num_labels for name, outcome in outcomes.items() if not math.isnan(outcome.num_labels)}
-    if held and held[BASELINE] - min(held.values()) >= _FEWER_LABELS:
-        worst = min(held, key=held.__getitem__)
-        warnings.append(
-            f"{worst!r} holds {held[worst]:.1f} different labels a set, random {held[BASELINE]:.1f}: differences "
-            "between them are of label balance too"
-        )
-    return warnings
 
 
 def _about_reliability(score: str, found: Reliability) -> str:

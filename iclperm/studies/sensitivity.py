@@ -12,11 +12,13 @@ import numpy as np
 from iclperm import stats
 from iclperm.errors import RequestError
 from iclperm.report.figures import curve_plot, heat_map
+from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import Plot, Table, interval_words, listed, number, plain
 from iclperm.stats import Calibration, Curve, VarianceComponents, explain_components
 from iclperm.stats.intervals import possible
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.bearing import Bearing, of_run
+from iclperm.studies.classes import classes_by_design
 from iclperm.studies.missing import overturned
 from iclperm.studies.sensitivity_conclusion import conclusion, interval_reasons
 from iclperm.studies.sensitivity_latent import SensitivityLatent, sensitivity_latent
@@ -51,8 +53,8 @@ _BRIEFLY = {
 }
 
 
-@dataclass(frozen=True)
-class Sensitivity:
+@dataclass(frozen=True, repr=False)
+class Sensitivity(ShownFindings):
     """The findings of a sensitivity study: its summary at the largest number of shots, and what changes over shots."""
 
     summary: SensitivitySummary
@@ -140,7 +142,7 @@ def findings(run: FinishedRun) -> Sensitivity:
         test.gold if test.has_scores else None,
         test.state[:, :, -1],
         weights=test.weights,
-        classes=test.gold if run.labels else None,
+        classes=classes_by_design(run),
         tokens=run.report,
         seed=seed,
     )
@@ -153,7 +155,7 @@ def findings(run: FinishedRun) -> Sensitivity:
             run.state,
             shots=run.shots,
             weights=run.weights,
-            classes=test.gold if run.labels else None,
+            classes=classes_by_design(run),
             seed=seed,
             resampled=resampled,
         )

@@ -11,6 +11,8 @@ from iclperm.stats.intervals import possible, side_of
 from iclperm.studies.bearing import Bearing, Reason, covers_everything
 from iclperm.studies.sensitivity_summary import SensitivitySummary
 
+_MOST_PRACTICAL = 1_000  # sets, and permutations, beyond which a number of them is no advice
+
 
 def conclusion(summary: SensitivitySummary, shots: int | None = None, bearing: Bearing | None = None) -> list[str]:
     """The result in plain sentences: what order and choice of `shots` demonstrations do, and whether r differs from 1.
@@ -79,14 +81,19 @@ def _verdict(summary: SensitivitySummary) -> list[str]:
         larger, smaller = ("order", "choice") if side < 0 else ("choice", "order")
         verdict += f" can be told from 1: the {larger} matters more than the {smaller}."
     quote = f"This is the r to quote ({name} interval)"
-    if free is None or math.isnan(free.estimate):
+    if free is None or math.isnan(free.low):
         return [verdict, f"{quote}."]
     return [verdict, f"{quote}; beside it, free of the noise of {summary.num_queries:,} queries: {with_bounds(free)}."]
 
 
 def _remedy(summary: SensitivitySummary) -> str:
     needed = summary.needed
-    if needed is None:
+    if summary.effects is not None and math.isnan(summary.effects.ratio.low):
+        return (
+            f"nor does either stand out from the noise of {summary.num_queries:,} queries: more of these first, before "
+            "a number of sets and permutations can be named"
+        )
+    if needed is None or needed.num_sets > _MOST_PRACTICAL:
         return "no practical design would settle it at this estimate"
     if needed.num_sets <= min(summary.accuracy.shape):
         return "more sets and permutations would narrow it"

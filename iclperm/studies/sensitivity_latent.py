@@ -138,8 +138,7 @@ def sensitivity_latent(
         found = stats.latent_components(items, states, weights=weight, seed=seed)
     except DataError as error:
         return SensitivityLatent(None, None, str(error), np.nan, np.nan, len(kept), num_q)
-    ok = np.ones(items.shape) if states is None else (states == 0)
-    cells = (items * ok).sum(axis=2) / ok.sum(axis=2)
+    cells = items.mean(axis=2) if states is None else items.mean(axis=2, where=states == 0)
     low, high = float(cells.min()), float(cells.max())
     return SensitivityLatent(found, found.tail_risk(), "", low, high, found.num_queries, num_q)
 

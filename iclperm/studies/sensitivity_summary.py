@@ -191,7 +191,8 @@ def sensitivity_summary(
         weights: [Q] how often each query counts in every mean and share: accuracy and all that is computed of it,
             variance components, calibration, near-ties, what is missing. A query is still one draw: what measures noise
             counts it once.
-        classes: [Q] what the weights stand for (`stats.variance_components`); the targets where there are any.
+        classes: [Q] of queries that were drawn class by class (`stats.variance_components`); where weights differ the
+            targets, where there are any.
         tokens: the engine's token counts for the study.
         seed: of the interval draws.
 
@@ -205,8 +206,9 @@ def sensitivity_summary(
         raise DataError(_no_answer(np.asarray(state)))
     matrix = cells.values
     labels = None if label_logprob is None else _about_labels(label_logprob, items.shape, targets, state, weights)
-    classes = targets if classes is None else classes
-    whole = filled(items, state, weights)
+    if classes is None and weights is not None and np.ptp(np.asarray(weights)):
+        classes = targets
+    mean_interval, mean_se = _of_mean(items, state, weights)
     components, why_none = components_or_why(items, state, weights, classes)
     intervals, jackknife, needed = _intervals_of(matrix, seed)
     is_whole = state is None or not np.any(state)
@@ -226,8 +228,8 @@ def sensitivity_summary(
         if_right=if_right,
         bounds=None if is_whole else stats.accuracy_bounds(items, state, weights),
         mean=float(matrix.mean()),
-        mean_interval=bounded(stats.mean_error(whole.items, whole.weights).interval(), "accuracy"),
-        mean_se=stats.clustered_se(whole.items, whole.weights),
+        mean_interval=mean_interval,
+        mean_se=mean_se,
         spreads={estimator: spread_of(matrix, estimator) for estimator in _ESTIMATORS},
         intervals=intervals,
         jackknife=jackknife,
@@ -242,6 +244,15 @@ def sensitivity_summary(
         tokens=None if tokens is None else TokenSavings.of(tokens),
         warnings=(*_warnings(matrix, jackknife, components), *why_none),
     )
+
+
+def _of_mean(
+    items: npt.NDArray[Any], state: npt.ArrayLike | None, weights: npt.ArrayLike | None
+) -> tuple[Interval, float]:
+    """The mean's interval, and its standard error clustered by query; the table filled for them is gone afterwards."""
+    whole = filled(items, state, weights)
+    interval = bounded(stats.mean_error(whole.items, whole.weights).interval(), "accuracy")
+    return interval, stats.clustered_se(whole.items, whole.weights)
 
 
 def _intervals_of(
@@ -380,10 +391,15 @@ def _no_answer(state: npt.NDArray[Any]) -> str:
     failures = (state != 0).mean(axis=2)
     if (state == STATES.index("unparsed")).any(axis=(0, 1)).all():
         return "every query has a text that no answer could be read from; --unparsed wrong counts such texts as wrong"
+    states = "/".join(str(np.asarray(STATES)[code]) for code in np.unique(state[state != 0]) if code < len(STATES))
+    if failures.all() and failures.min() == 1:
+        return (
+            f"there is no answer to speak of: all {state.size:,} are {states or 'missing'}; see the states in an export"
+        )
     s, p = np.unravel_index(int(failures.argmax()), failures.shape)
     return (
         f"set {s} under permutation {p} has no answer to any query: leave it out or see its states; of all answers "
-        f"{failures.mean():.0%} are missing"
+        f"{failures.mean():.0%} are missing ({states}). iclperm stats leaves such out of an export where enough remain"
     )
 
 

@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 import secrets
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -25,8 +26,8 @@ from iclperm.base.files import Folder, writable
 from iclperm.base.outputs import output
 from iclperm.errors import ConfigError, RunError, UnknownKind
 from iclperm.report import write_report
-from iclperm.report.notebook import summary_html
-from iclperm.report.parts import Findings, in_one_line
+from iclperm.report.notebook import summary_html, three_lines
+from iclperm.report.parts import Findings
 from iclperm.runs.finish import open_one
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.formats import FORMAT, SEVERAL_FORMAT, VERSION, format_of, has_begun, is_several
@@ -49,7 +50,7 @@ Runner = Callable[[Study, Path | None], Run]
 """Runs one of the studies, or what is missing of it in a folder."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class StudyRuns:
     """The finished runs of one study, by name, and what they say together."""
 
@@ -63,22 +64,17 @@ class StudyRuns:
 
     def __repr__(self) -> str:
         """Three lines: what was studied, which runs there are, and where they are."""
-        place = "in memory only" if self.folder is None else f"in {self.folder}"
-        return "\n".join(
-            in_one_line(line)
-            for line in (
-                f"StudyRuns of the kind {self.study.kind}: {self.title}",
-                f"{len(self.runs)} runs: {', '.join(self.runs)}",
-                f"{place}; runs[NAME], findings(), prompt() and write_report() tell more",
-            )
+        return three_lines(
+            f"StudyRuns of the kind {self.study.kind}: {self.title}",
+            f"{len(self.runs)} runs: {', '.join(self.runs)}",
+            self.folder,
+            "runs[NAME], findings(), prompt() and write_report()",
         )
 
     def _repr_html_(self) -> str:
         """The same with the brief tables and the conclusion, for a notebook."""
-        found = self.findings()
         alerts = [f"{name}: {line}" for name, run in self.runs.items() if (line := run.missing.first_line())]
-        head = [*repr(self).split("\n"), *alerts]
-        return summary_html(head, found.tables(False), found.conclusion(), [*found.warnings, *self.warnings])
+        return summary_html([*repr(self).split("\n"), *alerts], self.findings(), self.warnings)
 
     @property
     def report(self) -> RunReport:
@@ -235,7 +231,10 @@ def open_all(path: Path, **statistics: Any) -> StudyRuns:
     for name, (folder, part) in known.parts.items():
         if not _is_finished(folder, part):
             state = "unfinished" if has_begun(folder) else "not begun"
-            raise RunError(f"{path} is not finished: {name} is {state}; run the same study into it to continue")
+            raise RunError(
+                f"{path} is not finished: {name} is {state}; run the same study into it to continue "
+                f"(iclperm run {shlex.quote(str(path))})"
+            )
     changes = {key: getattr(study, key) for key in STATISTICS} | {
         key: value for key, value in statistics.items() if value is not None
     }

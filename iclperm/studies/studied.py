@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from iclperm.stats import Comparison, Curve, Interval
+from iclperm.stats.intervals import bounded
 from iclperm.stats.paired import StratifiedMcNemar
 
 _NORMAL = 1.959964
@@ -61,6 +62,15 @@ class Pair:
 
 
 def matched_interval(test: StratifiedMcNemar) -> Interval:
-    """The 95 % interval of a difference over the same orderings, for other queries."""
-    half = _NORMAL * (test.se if test.se > 0 else math.nan)
-    return Interval(test.difference, test.difference - half, test.difference + half, 0.95)
+    """The 95 % interval of a difference over the same orderings, for other queries.
+
+    As Agresti & Min (2005) have it for one ordering: two queries more, of which half each has the difference 1 and -1.
+    So it has a width where no query, or few, are answered otherwise. NaN below two queries.
+    """
+    num, mean = test.num_queries, test.difference
+    if num < 2:
+        return Interval(mean, math.nan, math.nan, 0.95)
+    square = (num - 1) * num * test.se**2 + num * mean**2
+    centre = num * mean / (num + 2)
+    half = _NORMAL * math.sqrt(square + 1 - (num * mean) ** 2 / (num + 2)) / (num + 2)
+    return bounded(Interval(mean, centre - half, centre + half, 0.95), "difference")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from iclperm.errors import ConfigError
 from iclperm.runs.prompt import RunPrompt, run_prompt
 from iclperm.runs.run import FinishedRun
 from iclperm.stats.search import TIE_DECIMALS
+from iclperm.study.choices import shown
 from iclperm.study.states import OK
 
 
@@ -45,6 +47,17 @@ class WantedPrompt:
     shots: int | None = None
     query: int | Mapping[str, Any] | None = None
     best: bool = False
+
+    def __post_init__(self) -> None:
+        """Whole numbers of NumPy, as a DataFrame's rows have them, become Python's."""
+        for name in ("index_set", "permutation", "shots", "query"):
+            value = getattr(self, name)
+            if value is None or (name == "query" and isinstance(value, Mapping)):
+                continue
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                also = ", or the task's fields by their names" if name == "query" else ""
+                raise ConfigError(f"{name} is {shown(value)}; give a whole number{also}")
+            object.__setattr__(self, name, operator.index(value))
 
     @property
     def is_open(self) -> bool:

@@ -20,6 +20,7 @@ from scipy import special
 from iclperm import stats
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report import charts, figures
+from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import Plot, Table, interval_words, number, percent, percent_with_bounds, plain, signed
 from iclperm.stats import Interval
 from iclperm.stats.intervals import bounded, jackknife_interval
@@ -148,8 +149,8 @@ def transfer(
     )
 
 
-@dataclass(frozen=True)
-class TransferFindings:
+@dataclass(frozen=True, repr=False)
+class TransferFindings(ShownFindings):
     """What a transfer study says: one permutation for each source, and beside it one for each set."""
 
     transfer: Transfer

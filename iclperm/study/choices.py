@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import date
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,10 +34,23 @@ class Choices(BaseModel):
         for key in choices:
             if key not in type(self).model_fields:
                 raise ConfigError(f"{_noun(type(self))} has no key {key!r}; {_nearest(key, type(self).model_fields)}")
+        choices = {key: as_written(value) for key, value in choices.items()}
         try:
             super().__init__(**choices)
         except ValidationError as error:
             raise ConfigError(_first_problem(_noun(type(self)), choices, error)) from None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Tooltips and `help` show keys and defaults, without how each is checked."""
+        keys = [key.replace(annotation=Parameter.empty) for key in signature(cls).parameters.values()]
+        cls.__signature__ = Signature(keys)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What is not the default, so that a choice is seen."""
+        for name, field in type(self).model_fields.items():
+            if (value := getattr(self, name)) != field.get_default(call_default_factory=True):
+                yield name, value
 
     @classmethod
     def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
@@ -42,6 +58,7 @@ class Choices(BaseModel):
 
         Raises `ConfigError` naming the file and the key.
         """
+        path = given_path(path)
         try:
             return cls(**read_yaml(path, raw))
         except ConfigError as error:
@@ -50,6 +67,13 @@ class Choices(BaseModel):
     def to_yaml(self) -> str:
         """The canonical text: every key, in the order of the class, defaults written out."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=1000)
+
+
+def given_path(path: Any) -> str:
+    """The path that a user gave as text; raises `ConfigError` for what is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{shown(path)} is no path{_quotes(path)}")
+    return os.fspath(path)
 
 
 def read_yaml(path: str | Path, raw: bytes | None = None) -> dict[str, Any]:
@@ -98,7 +122,7 @@ def refuse_other_keys(mapping: Mapping[Any, Any]) -> None:
     """Raises `ConfigError` for a key that is no text."""
     for key in mapping:
         if not isinstance(key, str):
-            raise ConfigError(f"the key {shown(key)} is not text{_quotes(key)}")
+            raise ConfigError(f"the key {shown(key)} is not text{_quotes(key) or '; write a name in its place'}")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -145,10 +169,23 @@ class _StrictLoader(yaml.SafeLoader):
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
 
 
+def as_written(value: Any) -> Any:
+    """A value of Python as YAML has it: a path as text, tuples, ranges and arrays as lists, NumPy's numbers as
+    numbers; any other as it is."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple | range):
+        return [as_written(entry) for entry in value]
+    as_list = getattr(value, "tolist", None)  # of NumPy, torch and pandas, which are not loaded for this
+    return as_list() if callable(as_list) else value
+
+
 def _quotes(value: Any) -> str:
-    """What makes text of a value that YAML took for something else."""
+    """What makes text of a value that YAML took for something else; what makes a task of a table."""
+    if hasattr(value, "columns"):
+        return "; iclperm.new_task makes a task of a table"
     reason = "YAML reads yes, no, on and off as booleans: " if isinstance(value, bool) else ""
-    return "" if isinstance(value, (list, dict)) else f"; {reason}put it in quotes"
+    return f"; {reason}put it in quotes" if isinstance(value, bool | int | float | date) else ""
 
 
 def _noun(cls: type[Choices]) -> str:
@@ -199,5 +236,5 @@ def _message(problem: ErrorDetails) -> str:
 
 def shown(value: Any) -> str:
     """A value as an error shows it, cut where it is long."""
-    text = repr(value)
+    text = f"a {type(value).__name__}" if hasattr(value, "columns") else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

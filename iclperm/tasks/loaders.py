@@ -185,7 +185,8 @@ def first_record(text: str, delimiter: str) -> list[str]:
 
 
 def table_records(path: Path, text: str, delimiter: str) -> list[tuple[str, list[str]]]:
-    """Every record that is not a blank line, with the line at which it starts."""
+    """Every record that is not a blank line, with the line at which it starts; nor are white space and delimiters of
+    another number than those of the first record."""
     records: list[tuple[str, list[str]]] = []
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     with _wide_fields():
@@ -197,7 +198,7 @@ def table_records(path: Path, text: str, delimiter: str) -> list[tuple[str, list
                 raise DataError(f"{place}: not valid {path.suffix[1:].upper()}: {error}; check its quotes") from None
             if record is None:
                 return records
-            if record:
+            if any(map(str.strip, record)) or (record and (not records or len(record) == len(records[0][1]))):
                 records.append((place, record))
 
 

@@ -47,6 +47,8 @@ _DEV_FROM = 100  # rows from which on a dev share is set aside
 _NEAR = 0.8  # share of words that two near-duplicates have in common
 _MOST_NEAR = 5_000
 _MOST_COMPARED = 20_000_000  # words of near-duplicates that are looked at: seconds
+_FEW, _ENOUGH = 10, 30  # test rows of a label: an interval of its recall can be over 50 points wide, 35
+_MOST_NAMED = 10
 _MOST_OF_LABEL, _MOST_OF_LABELS = 1_000, 50_000  # letters of one, as YAML can have for a key, and of all
 _RESERVED = frozenset(
     [
@@ -152,12 +154,33 @@ def propose(
         word: {split: int((found.labels == place).sum()) for split, found in examples.items()}
         for place, word in enumerate(task.words)
     }
+    unnamed = [f"the columns have no names: say in the templates what {', '.join(text_columns)} mean"]
+    numbered = [
+        "the labels are numbers, and a model reads words better: name them under label_values, such as "
+        f'"World": ["{next(iter(kept))}"], and in the instruction'
+    ]
     conflicting = sum(found.num_conflicting for found in examples.values())
     notes = (
         [f"{conflicting:,} of the repeated rows have another label than the row that is kept: look at them"]
         if conflicting
         else []
     )
+    notes += numbered if all(re.fullmatch(r"[-+]?[\d.,]+", word) for word in kept) else []
+    notes += unnamed if "columns" in keys else []
+    notes += _short_forms(list(kept))
+    if len(kept) > _MOST_CLASSES:
+        notes.append(f"{len(kept)} different labels: is this the column of the labels? Every prompt names them all")
+    scarce = {
+        word: ", ".join(f"{split} {row[split]}" for split in ("test", "dev") if split in row)
+        for word, row in counts.items()
+        if 0 < row["test"] < _FEW
+    }
+    if scarce:
+        notes.append(
+            f"few rows of {'; '.join(f'{word!r} ({rows})' for word, rows in [*scarce.items()][:_MOST_NAMED])}"
+            + (f" and {len(scarce) - _MOST_NAMED} more labels" if len(scarce) > _MOST_NAMED else "")
+            + f": how well these are answered will hardly be known; add rows, {_ENOUGH} or so of each in test"
+        )
     for split in examples:
         if short := [word for word in counts if not counts[word][split]]:
             notes.append(f"no {split} rows of {', '.join(map(repr, short))}: add rows, or leave these labels out")
@@ -168,6 +191,33 @@ def propose(
         made, text, facts, variants, {why: number for why, number in left_out.items() if number}, counts,
         near or [], task, tuple(notes),
     )  # fmt: skip
+
+
+def _short_forms(names: Sequence[str]) -> list[str]:
+    """A note where labels look like short forms, or slips of the pen, of others."""
+    found = []
+    for short in names if len(names) <= _MOST_CLASSES else ():
+        others = [long for long in names if _may_mean(folded(short), folded(long))]
+        if others:
+            found.append(f"{short!r} may mean {max(others, key=len)!r}")
+    if not found:
+        return []
+    return [
+        f"{', '.join(found)}: to join labels, move the spellings of one into the other's list under label_values, take "
+        "it out there and in instruction, and lower shots to the number of labels that is left"
+    ]
+
+
+def _may_mean(short: str, long: str) -> bool:
+    """Whether one label is another one cut short, or without some letters (Acct.), or all but the same."""
+    bare = short.rstrip(".")
+    if len(bare) < 3 or len(bare) >= len(long) or not bare.replace(" ", "").isalpha():
+        return False
+    if long.startswith(bare) and " " not in long[len(bare) :]:
+        return True
+    letters = iter(long)
+    is_within = long[0] == bare[0] and all(letter in letters for letter in bare)
+    return is_within and (short.endswith(".") or len(long) - len(bare) == 1)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
@@ -344,14 +394,15 @@ def _task_text(
     data += [
         f"  {key}: {_quoted(value) if isinstance(value, str) else [*map(str, value)]}" for key, value in keys.items()
     ]
-    data += ["  drop_blank: true"]
+    data += ["  drop_blank: true", "  stratify: true"]
     if is_part:
         values = [value for of_word in kept.values() for value in of_word]
         data += [f"  choose: {_quoted(label)}", f"  keep: [{', '.join(map(_quoted, values))}]"]
     lines = [
         f"# Proposed by iclperm tasks new --from; look it over, then: iclperm tasks show {name}.yaml",
         f"name: {_quoted(name)}",
-        "# test and dev are shares of the rows; content decides which row goes where, so repeated rows stay together.",
+        "# test and dev are shares of the rows of every label (stratify); content decides which row goes where, so",
+        "# repeated rows stay together.",
         "# drop_blank leaves out rows without a text or a label.",
         "data:",
         *data,

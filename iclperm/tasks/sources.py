@@ -42,7 +42,8 @@ class Dataset(Choices):
 
     Text files are UTF-8, or what their byte order mark says, unless ``encoding`` names another; ``delimiter`` stands
     between the columns of .csv and .tsv files, and ``columns`` are the names of those that have no line of names. With
-    ``drop_blank`` rows are left out in which a column that the task uses is blank.
+    ``drop_blank`` rows are left out in which a column that the task uses is blank. With ``stratify`` shares are
+    taken of every label by itself.
     """
 
     dataset: Word | None = None
@@ -58,6 +59,7 @@ class Dataset(Choices):
     delimiter: Literal[",", ";", "\t", "|"] | None = None
     columns: Annotated[list[Word], Field(min_length=1)] | None = None
     drop_blank: bool = False
+    stratify: bool = False
 
     @field_validator("revision")
     @classmethod
@@ -73,7 +75,7 @@ class Dataset(Choices):
     def _some_of_train(cls, named: str | list[str] | float | None) -> str | list[str] | float | None:
         of_test = _SHARE_OF_TEST.fullmatch(named) if isinstance(named, str) else None
         if (isinstance(named, float) and not 0 < named < 1) or (of_test and not 0 < float(of_test[1]) < 1):
-            raise ValueError("give a share of train above 0 and below 1, or name a file")
+            raise ValueError("no share; give a share of train above 0 and below 1, or name a file")
         return named
 
     @model_validator(mode="after")
@@ -99,7 +101,7 @@ class Dataset(Choices):
 
     def part(self, split: Split) -> tuple[Split, float, float]:
         """The split whose files hold ``split``, and the bounds [begin, end) between which the content hashes of its
-        rows lie, as fractions of all hashes."""
+        rows lie, as fractions of all hashes; with ``stratify`` as ranks among those of a label."""
         after_test = self.test if isinstance(self.test, float) else 0.0
         after_dev = after_test + (self.dev if isinstance(self.dev, float) else 0.0)
         if split == "dev" and self._share_of_test:
@@ -166,9 +168,10 @@ def found_in(folder: Path, declared: Dataset) -> Dataset:
         if found[split] is None:
             as_published = f", or the files of {declared.dataset} as they are there" if declared.dataset else ""
             raise DataError(
-                f"{folder}: holds no {split} data; add {split}.csv, or another of {', '.join(SUFFIXES)}{as_published}"
+                f"{folder}: holds no {split} data; add {split}.csv, or another of {', '.join(SUFFIXES)}{as_published}; "
+                "of one file alone make a task: iclperm tasks new --from FILE"
             )
-    form = declared.model_dump(include={"choose", "keep", "encoding", "delimiter", "columns", "drop_blank"})
+    form = declared.model_dump(include={"choose", "keep", "encoding", "delimiter", "columns", "drop_blank", "stratify"})
     return Dataset(**found, **form)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, field_validator
 
 from iclperm.errors import ConfigError, DataError
-from iclperm.study.choices import Choices, read_yaml, refuse_other_keys
+from iclperm.study.choices import Choices, given_path, read_yaml, refuse_other_keys
 from iclperm.tasks.answers import Answer
 from iclperm.tasks.lm_eval import from_lm_eval, is_lm_eval
 from iclperm.tasks.loaders import missing_column
@@ -238,6 +238,7 @@ class Task(Choices):
         .parquet, or as ``train-*.parquet``, itself or in its sub-folder ``data``; or a folder that has such a one,
         called like the task. A split that it lacks is the share that the task declares, else a `DataError` names it.
         """
+        name = given_path(name)
         built_in, colon, values = str(name).partition(":")
         if colon and built_in in builtin_tasks():
             return cls.load(built_in, data)._part([value.strip() for value in values.split(",")])
@@ -270,6 +271,7 @@ class Task(Choices):
     def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
         """Reads a task file, ours or one of lm-evaluation-harness, whose content is ``raw`` where the caller has read
         it; its data files are relative to its folder."""
+        path = given_path(path)
         try:
             content = read_yaml(path, raw)
             task = cls(**(from_lm_eval(content, path) if is_lm_eval(content) else content))
@@ -299,7 +301,8 @@ class Task(Choices):
         """Reads one split; raises `DataError` naming file and line of what does not fit. O(rows).
 
         A split that is a share of another holds the content whose hash lies in its part of [0, 1): the same whatever
-        the order of the rows and the seed of a study, and on one side only, however often a row is repeated.
+        the order of the rows and the seed of a study, and on one side only, however often a row is repeated. With
+        ``data.stratify`` it is the rank of the hash within its label that does, so that every label has its share.
         """
         if getattr(self.data, split, None) is None:
             raise ConfigError(
@@ -363,8 +366,9 @@ class Task(Choices):
 
     def _split_contents(self, split: Split) -> list[_Content]:
         source, start, end = self.data.part(split)
-        # 52 bits of the hash: every position is exact, and below 1.
-        contents = [row for row in self._read(source) if start <= int(row.hash[:13], 16) / 2**52 < end]
+        rows = self._read(source)
+        place = _ranks(rows) if self.data.stratify else _fractions(rows)
+        contents = [row for row in rows if start <= place[row.hash] < end]
         if not contents:
             raise DataError(
                 f"task {self.name!r}: its shares leave the split {split!r} no rows; change them under 'data'"
@@ -478,6 +482,24 @@ class Task(Choices):
             return 0, text
         position = positions[self._label_key(value)]
         return position, self.words[position]
+
+
+def _fractions(rows: Sequence[_Content]) -> dict[str, float]:
+    """Where each content stands in [0, 1): 52 bits of its hash, so that every position is exact, and below 1."""
+    return {row.hash: int(row.hash[:13], 16) / 2**52 for row in rows}
+
+
+def _ranks(rows: Sequence[_Content]) -> dict[str, float]:
+    """The same by the rank of its hash among those of its label; of repeated rows under several labels, the first."""
+    label_of: dict[str, int] = {}
+    for row in rows:
+        label_of[row.hash] = min(row.label, label_of.get(row.hash, row.label))
+    of_label: dict[int, list[str]] = {}
+    for content in sorted(label_of):
+        of_label.setdefault(label_of[content], []).append(content)
+    return {
+        content: (rank + 0.5) / len(contents) for contents in of_label.values() for rank, content in enumerate(contents)
+    }
 
 
 def _digest(rows: Iterable[list[Any]]) -> str:

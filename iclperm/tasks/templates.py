@@ -134,7 +134,8 @@ class Template:
                 if isinstance(error, TooManyChars)
                 else f"cannot be rendered: {_first_line(error)}"
             )
-            raise DataError(f"{place}the template {self.name!r} {problem}") from None
+            remedy = "" if "; " in problem else "; correct the template, or this row's data"
+            raise DataError(f"{place}the template {self.name!r} {problem}{remedy}") from None
 
     def _rendered_here(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         begin = time.thread_time()

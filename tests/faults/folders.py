@@ -258,7 +258,13 @@ def _as_told(world: World, step: Damage, victim: Path, folder: Path, verdict: Ve
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    return before != after
+    """Whether something outside is another; not that a run folder has given up its own name of a file there."""
+    return before.keys() != after.keys() or any(
+        (mode, *rest) != (mode_now, *rest_now) or names_now > names
+        for (mode, names, *rest), (mode_now, names_now, *rest_now) in zip(
+            before.values(), (after[path] for path in before), strict=True
+        )
+    )
 
 
 def _back(world: World) -> None:

@@ -89,7 +89,10 @@ def check(world: World, step: Hostility, random: Random) -> Verdict:
         seen = server.seen()
     _compare(verdict, "hostile", folder, seen)
     with _Server(place / "seen", None) as server:
-        honest = run(_work(place, server.url, step.api), folder, world.scratch, limit_s=LIMIT_S)
+        for _ in range(3):  # on a busy machine an honest answer may be late too, and the command says: again
+            honest = run(_work(place, server.url, step.api), folder, world.scratch, limit_s=LIMIT_S)
+            if "no answer in time" not in honest.err:
+                break
         seen += server.seen()
     verdict.add("honest", judged(honest, may_say=(0,)))
     _compare(verdict, "honest", folder, seen)
@@ -126,7 +129,8 @@ def _check_report(world: World, step: Hostility, folder: Path, verdict: Verdict)
     if is_same and world.found_digest(folder) != wanted:
         verdict.findings.append("the answers are not those of an honest server")
     done = run(world.look("report", folder), folder, world.scratch)
-    verdict.add("report", judged(done, may_say=(0,)))
+    is_without_answers = step.at == "all" and not is_same  # then it says so in a line: there is nothing to report
+    verdict.add("report", judged(done, may_say=(0, 1) if is_without_answers else (0,)))
     if done.code == 0:
         told = json.loads(done.out)["requests"]
         number = int(run(lambda: print(counted(folder)), folder, world.scratch).out)
