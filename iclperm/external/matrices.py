@@ -42,8 +42,9 @@ def matrix_of_csv(given: Delimited, axes: str | None, most_bytes: int) -> Tensor
         values, codes = distinct_values(columns[number], str(number), given.path)
         return [values[code] for code in codes[begin:]]
 
-    top = [tuple(cells_of(number, begin=0)[:2]) for number in range(len(columns))]
-    if top in (_TWO_BY_TWO, [top[0], *_TWO_BY_TWO]):
+    is_small = len(columns) <= len(_TWO_BY_TWO) + 1
+    top = [tuple(cells_of(number, begin=0)[:2]) for number in range(len(columns))] if is_small else []
+    if top and top in (_TWO_BY_TWO, [top[0], *_TWO_BY_TWO]):
         raise DataError(
             f"{given.path} begins with 0,0,1,1 above 0,1,0,1, which may be names of columns on two levels or data; "
             "name the columns by words in one line, such as c0,c1,c2,c3"
