@@ -205,6 +205,13 @@ def test_ids_that_change_or_are_not_the_files_are_refused(tmp_path: Path) -> Non
         load_tokenizer(folder)
 
 
+def test_an_unknown_token_that_is_unknown_itself_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, byte_level_tokenizer(), "llama", None)
+    edit(folder / "tokenizer_config.json", unk_token="")
+    with pytest.raises(ModelError, match="has the unk_token '', which the vocabulary lacks; name a token that it has"):
+        load_tokenizer(folder)
+
+
 _LONG = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 500}
 _BACKTRACKS = {"Regex": "(a+)+$|([a-z ]+)*X"}
 _PREPEND = {"type": "Prepend", "prepend": "x" * 30_000}

@@ -50,7 +50,8 @@ def load_tokenizer(name: str | Path, revision: str | None = None) -> Any:
 
 def _refuse_other_ids(path: Path, said: Mapping[str, Any], tokenizer: Any) -> None:
     """Raises ModelError where a file makes ids at random, or the library gives an added token another than the file's;
-    and for a chat template that is no text."""
+    for a token of the unknown that is unknown itself, which transformers would look up without end; and for a chat
+    template that is no text."""
     if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
         raise ModelError(
             f"'{path}' drops merges at random (dropout is {dropout}), so the same text would have other token ids each "
@@ -63,6 +64,12 @@ def _refuse_other_ids(path: Path, said: Mapping[str, Any], tokenizer: Any) -> No
                 f"'{path}' gives the added token {printable(repr(token['content']))[:100]} the id {token['id']}, but "
                 f"its vocabulary makes that {given}; save or fetch the folder again"
             )
+    unknown = tokenizer.unk_token
+    if unknown is not None and tokenizer.backend_tokenizer.token_to_id(unknown) is None:
+        raise ModelError(
+            f"'{path.parent / 'tokenizer_config.json'}' has the unk_token {printable(repr(unknown))[:100]}, which the "
+            "vocabulary lacks; name a token that it has, or null"
+        )
     template = tokenizer.chat_template
     texts = list(template.values()) if isinstance(template, dict) else [template]
     if template is not None and not all(isinstance(text, str) for text in texts):
