@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from iclperm import external
 from iclperm.endpoint.keys import KeyHosts, SendKeys
@@ -15,6 +16,7 @@ from iclperm.external import Tensor
 from iclperm.external.unanswered import without_unanswered
 from iclperm.progress import shown_progress
 from iclperm.runs import audit
+from iclperm.runs.answering import Engines
 from iclperm.runs.audit import RunStatus, Verification
 from iclperm.runs.execute import Local, run_one
 from iclperm.runs.finish import open_one
@@ -22,6 +24,7 @@ from iclperm.runs.formats import has_begun, is_several
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.plan import StudyPlan, plan_one
 from iclperm.runs.progress import Progress, Watcher
+from iclperm.runs.scorers import LocalModel
 from iclperm.studies import kept, several
 from iclperm.studies.compared import Compared, of_array, of_run, short_names
 from iclperm.studies.comparing import comparing
@@ -34,6 +37,7 @@ from iclperm.studies.stages import load
 from iclperm.study import kinds
 from iclperm.study.choices import shown
 from iclperm.study.study import Study
+from iclperm.workers.driver import PoolOf
 from iclperm.workers.local import local_workers
 
 Comparable: TypeAlias = str | Path | Run | StudyRuns | Tensor
@@ -80,33 +84,43 @@ def run(
     def one(study: Study, out: str | Path | None) -> Run:
         return Run.of(run_one(study, out, extend, mixed, watcher, limits or DEFAULT, keys, with_text, local))
 
-    local = _local(study, workers, ray, mixed)
+    if workers is not None or ray:
+        _refuse_workers(study)
     kind = kinds.named(study.kind)
     load(kind)
     keys = KeyHosts(send_keys, None if kind.stages is None else several.identifier(study))
-    with _watched(progress) as watcher:
+    with _watched(progress) as watcher, _answering(workers, ray, mixed) as local:
         if kind.stages is not None:
             parts = Path(out or study.out or "") if out or study.out else None
             return several.run_all(study, parts, one)
         return one(study, out)
 
 
-def _local(study: Study, workers: int | None, ray: str | bool | None, mixed: bool) -> Local | None:
-    """What makes the workers that were asked for, if any."""
-    if workers is None and not ray:
-        return None
+def _refuse_workers(study: Study) -> None:
     if study.endpoint is not None:
         raise ConfigError(
             "a model behind an API has no workers here: its requests are all sent from one process, within one budget; "
             "leave out workers and ray"
         )
+
+
+@contextmanager
+def _answering(workers: int | None, ray: str | bool | None, mixed: bool) -> Iterator[Local]:
+    """What answers one run after the other, within: this process, or the workers that were asked for. A model is loaded
+    once for runs that follow each other."""
+    if workers is None and not ray:
+        yield partial(LocalModel, engines=Engines())
+        return
     if not ray:
-        return local_workers(workers or 0, is_mixed=mixed)
-    try:
-        from iclperm.workers.cluster import ray_workers
-    except ImportError as error:
-        raise ConfigError(f"there is no Ray here ({error}); pip install 'iclperm[ray]'") from None
-    return ray_workers(workers, "auto" if ray is True else ray, is_mixed=mixed)
+        pools: PoolOf[Any] = local_workers(workers or 0, is_mixed=mixed)
+    else:
+        try:
+            from iclperm.workers.cluster import RayPools
+        except ImportError as error:
+            raise ConfigError(f"there is no Ray here ({error}); pip install 'iclperm[ray]'") from None
+        pools = RayPools(workers, "auto" if ray is True else ray, is_mixed=mixed)
+    with closing(pools):
+        yield pools
 
 
 def _watched(progress: Progress | Watcher | bool | None) -> AbstractContextManager[Progress | Watcher | None]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,11 @@ from iclperm.runs.limits import WorkLimits
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.workers import member as members
 from iclperm.workers import messages
+from iclperm.workers.driver import PoolOf
 from iclperm.workers.environment import worker_environment
 from iclperm.workers.local import core_groups, places
 from iclperm.workers.messages import Pipe, packed, unpacked
-from iclperm.workers.pool import Workers
+from iclperm.workers.pool import Pool
 from iclperm.workers.shares import Shares
 
 LIMITS = WorkLimits(unit_tokens=(60, 60), general_cells=5, generated_cells=2)
@@ -238,17 +240,19 @@ class Recorded:
     def __call__(self, *, answers=True, pause=0.0, changes=None, numerics=None, dies_at=None, fails=None):
         def script(link, head, _table):
             if head["is"] == "load":
+                link.run = {"run": head["run"]}
                 about = {**members.surroundings(), "numerics": {**self.numerics, **(numerics or {})}, "digest": None}
-                yield packed({"is": "ready", **about, **(changes or {})})
+                yield packed({"is": "ready", **link.run, **about, **(changes or {})})
             if head["is"] == "part" and fails:
-                yield packed({"is": "failed", **fails})
+                yield packed({"is": "failed", **link.run, **fails})
             elif head["is"] == "part":
                 link.parts.append(head["part"])
                 time.sleep(pause)
                 if dies_at is not None and len(link.parts) > dies_at:
                     yield None
                 elif answers:
-                    yield packed({"is": "answer", "part": head["part"], "tokens": 1}, self.answers[head["part"]])
+                    about = {"part": head["part"], "tokens": 1}
+                    yield packed({"is": "answer", **link.run, **about}, self.answers[head["part"]])
 
         return Told(script)
 
@@ -259,10 +263,8 @@ class Recorded:
         def start(_number):
             return (left.pop(0) if len(left) > 1 else left[0])()
 
-        def local(work):
-            return Workers(work, len(links), start, is_mixed=is_mixed)
-
-        return run_one(study_in(folder), out, False, is_mixed, None, LIMITS, local=local)
+        with closing(PoolOf(lambda _: len(links), lambda count: Pool(count, start), is_mixed=is_mixed)) as local:
+            return run_one(study_in(folder), out, False, is_mixed, None, LIMITS, local=local)
 
 
 @pytest.fixture(scope="module")
@@ -335,6 +337,23 @@ class TestPool:
         with pytest.raises(kind, match=words):
             recorded.run(folder, None, lambda: recorded(fails={"error": error, "words": "no weights"}))
 
+    def test_a_pool_goes_from_run_to_run_past_what_fails(self, folder, recorded, tmp_path):
+        made = []
+
+        def start(number):
+            made.append(number)
+            return recorded(
+                fails={"error": "ModelError", "words": "no weights"} if len(made) == 1 else None, pause=0.01
+            )
+
+        with closing(PoolOf(lambda _: 2, lambda count: Pool(count, start), is_mixed=False)) as local:
+            with pytest.raises(ModelError, match="no weights"):
+                run_one(study_in(folder), tmp_path / "failed", False, False, None, LIMITS, local=local)
+            for name in ("first", "second"):  # the other worker is in the middle of a part of the run before
+                run_one(study_in(folder), tmp_path / name, False, False, None, LIMITS, local=local)
+                assert files(tmp_path / name) == files(folder / "alone")
+        assert sorted(made) in ([0, 0, 1], [0, 1, 1])
+
     def test_two_drivers_share_a_folder(self, folder, recorded, tmp_path):
         other = threading.Thread(target=recorded.run, args=(folder, tmp_path / "run", recorded))
         other.start()
@@ -348,7 +367,7 @@ def test_a_member_answers_in_a_thread_as_in_a_process(folder, recorded):
     ours, theirs = map(Pipe, socket.socketpair())
     inbox = queue.SimpleQueue()
     use = ModelUse.of(work.setting).__dict__
-    inbox.put(packed({"is": "load", "use": use, "num_plans": 1, "wants_digest": True}))
+    inbox.put(packed({"is": "load", "run": 1, "use": use, "num_plans": 1, "wants_digest": True}))
     inbox.put(messages.plan_message(work, work.products[0]))
     inbox.put(messages.part_message(Asked.of(work, 2)))
     inbox.put(b"\0" * 8)  # no message at all: ends the thread
@@ -371,6 +390,16 @@ def test_a_member_answers_in_a_thread_as_in_a_process(folder, recorded):
 
 
 class TestProcesses:
+    def test_runs_that_follow_each_other_have_the_same_processes(self, tmp_path):
+        make_model(tmp_path / "model", byte_level_tokenizer())
+        make_task(tmp_path, data={"train": "train.jsonl", "test": "test.jsonl", "dev": 0.3})
+        study = study_in(tmp_path, kind="selection", shots=3, select=2, dev_queries=4)
+        chosen = iclperm.run(study, tmp_path / "run", limits=LIMITS, workers=1)
+        there = [pids(run.folder) for run in chosen.runs.values()]
+        assert len(there) > 2
+        assert len(set.union(*there)) == 1
+        assert iclperm.run(study, tmp_path / "alone", limits=LIMITS).digest == chosen.digest
+
     @pytest.mark.parametrize("count", [1, 2, 4])
     def test_parts_are_those_of_one_process_byte_for_byte(self, folder, tmp_path, count):
         run = iclperm.run(study_in(folder), tmp_path / "run", limits=LIMITS, workers=count)

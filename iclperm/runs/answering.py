@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -36,6 +36,8 @@ class ModelUse:
 
     model: str
     """A folder, or the id of a model that has one in the hub's cache."""
+    digest: str
+    """Of the files of the model."""
     device: str
     dtype: str
     memory_budget: Budget | None
@@ -51,6 +53,7 @@ class ModelUse:
         assert setting.model is not None
         return cls(
             model=str(setting.model),
+            digest=setting.identity["hashes"]["model"],
             device=study.device,
             dtype=study.dtype,
             memory_budget=study.memory_budget,
@@ -85,23 +88,40 @@ class Asked:
         )
 
 
-class Answering:
-    """A model that answers parts, loaded at the first use."""
+class Engines:
+    """The engine of the model that was used last: runs of one model that follow each other load it once."""
 
-    def __init__(self, use: ModelUse, plans: Sequence[Plan]) -> None:
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._use: ModelUse | None = None
+
+    def of(self, use: ModelUse) -> Engine:
+        """Loaded unless it is there; the one before it is given up first."""
+        alone = replace(use, max_new_tokens=0, stop=[])
+        if self._engine is None or self._use != alone:
+            from iclperm.engine.engine import Engine
+
+            self._engine = None
+            self._engine = Engine.from_pretrained(
+                Path(use.model), device=use.device, dtype=use.dtype, memory_budget=use.memory_budget, plain=use.plain
+            )
+            self._use = alone
+        return self._engine
+
+
+class Answering:
+    """A model that answers the parts of one run; ``engines`` has it, or loads it at the first use."""
+
+    def __init__(self, use: ModelUse, plans: Sequence[Plan], engines: Engines | None = None) -> None:
         self._use = use
         self._plans = plans
+        self._engines = engines or Engines()
         self._is_in_a_call = False
 
-    @cached_property
+    @property
     def engine(self) -> Engine:
         """Loaded at the first use."""
-        from iclperm.engine.engine import Engine
-
-        use = self._use
-        return Engine.from_pretrained(
-            Path(use.model), device=use.device, dtype=use.dtype, memory_budget=use.memory_budget, plain=use.plain
-        )
+        return self._engines.of(self._use)
 
     @cached_property
     def numerics(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from iclperm.endpoint.ledger import Ledger
 from iclperm.endpoint.replies import Reply, Scored
 from iclperm.errors import ConfigError, OutOfMemory, RunStopped, is_out_of_memory
 from iclperm.prompts.chat import TextTokenizer
-from iclperm.runs.answering import Answering, Asked, ModelUse
+from iclperm.runs.answering import Answering, Asked, Engines, ModelUse
 from iclperm.runs.checks import halved_peaks, refuse_normalized_lists
 from iclperm.runs.formats import beside
 from iclperm.runs.generated import Text
@@ -104,12 +104,13 @@ def scorer_of(
 class LocalModel:
     """A model in this process, through the tree."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, engines: Engines | None = None) -> None:
         self.libraries = libraries_of(work)
         self.replies: dict[str, int] = {}
         self.workers: list[dict[str, Any]] = []
         self._work = work
-        self._answering = Answering(ModelUse.of(work.setting), [product.plan for product in work.products])
+        plans = [product.plan for product in work.products]
+        self._answering = Answering(ModelUse.of(work.setting), plans, engines)
 
     @property
     def numerics(self) -> dict[str, Any]:

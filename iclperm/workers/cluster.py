@@ -10,8 +10,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -19,8 +19,9 @@ from ray.exceptions import RayError
 
 from iclperm.errors import ConfigError
 from iclperm.runs.work import Work
+from iclperm.workers.driver import PoolOf
 from iclperm.workers.local import MemberProcess, Place, number_of, refuse_devices, refuse_shares, thread_variables
-from iclperm.workers.pool import Workers
+from iclperm.workers.pool import Pool
 
 _RAY: Any = ray  # whose types know no options of an actor, and leave out what lists nodes
 _AT_ONCE = 4  # calls of an actor: one speaks, one listens, one asks why it ended
@@ -78,33 +79,45 @@ class RayLink:
             ray.kill(self._actor)
 
 
-class RayWorkers(Workers):
-    """Workers of a cluster; the connection to it ends with them, if it was made for them."""
+@dataclass(frozen=True)
+class Room:
+    """How many workers a cluster has room for, and what each takes."""
 
-    def __init__(self, work: Work, count: int | None, address: str, *, is_mixed: bool) -> None:
-        self._is_connected = connect(address)
-        has_gpus = work.setting.study.device != "cpu" and bool(_RAY.cluster_resources().get("GPU"))
-        if not has_gpus:
-            refuse_shares(work.setting.study)
-        count, threads = actors(_RAY.nodes(), count, os.environ.get("OMP_NUM_THREADS"), has_gpus=has_gpus)
-        super().__init__(work, count, lambda _: RayLink(threads, int(has_gpus)), is_mixed=is_mixed, wants_digest=True)
+    count: int
+    threads: int
+    num_gpus: int
+
+
+class RayPools(PoolOf[Room]):
+    """Makes workers in the cluster at an address; the connection to it ends with them, if it was made for them."""
+
+    def __init__(self, count: int | None, address: str, *, is_mixed: bool) -> None:
+        super().__init__(self._room, _pool, is_mixed=is_mixed, wants_digest=True)
+        self._count = count
+        self._address = address
+        self._is_connected = False
 
     def close(self) -> None:
-        """Ends all workers at once."""
+        """Ends all workers at once; may be called again."""
         super().close()
         if self._is_connected:
             ray.shutdown()
             self._is_connected = False
 
+    def _room(self, work: Work) -> Room:
+        study = work.setting.study
+        refuse_devices(study)
+        if not self._is_connected:
+            self._is_connected = connect(self._address)
+        has_gpus = study.device != "cpu" and bool(_RAY.cluster_resources().get("GPU"))
+        if not has_gpus:
+            refuse_shares(study)
+        count, threads = actors(_RAY.nodes(), self._count, os.environ.get("OMP_NUM_THREADS"), has_gpus=has_gpus)
+        return Room(count, threads, int(has_gpus))
 
-def ray_workers(count: int | None, address: str, *, is_mixed: bool) -> Callable[[Work], Workers]:
-    """Makes so many workers in the cluster at an address for a run's work, as many as it has room for by default."""
 
-    def workers(work: Work) -> Workers:
-        refuse_devices(work.setting.study)
-        return RayWorkers(work, count, address, is_mixed=is_mixed)
-
-    return workers
+def _pool(room: Room) -> Pool:
+    return Pool(room.count, lambda _: RayLink(room.threads, room.num_gpus))
 
 
 def connect(address: str) -> bool:

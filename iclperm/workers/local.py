@@ -8,17 +8,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from iclperm.errors import ConfigError
-from iclperm.runs.work import Work
 from iclperm.study.sizes import parse_budget
 from iclperm.study.study import Study
+from iclperm.workers.driver import PoolOf
 from iclperm.workers.environment import worker_environment
 from iclperm.workers.messages import Pipe
-from iclperm.workers.pool import Workers
+from iclperm.workers.pool import Pool
 
 _LAST_WORDS = 4096
 _SECONDS_TO_END = 10.0
@@ -32,14 +32,13 @@ class Place:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def local_workers(count: int, *, is_mixed: bool) -> Callable[[Work], Workers]:
-    """Makes so many workers on this machine for a run's work; raises as `places` does."""
+def local_workers(count: int, *, is_mixed: bool) -> PoolOf[list[Place]]:
+    """Makes so many workers on this machine for the runs of studies; raises as `places` does."""
 
-    def workers(work: Work) -> Workers:
-        found = places(count, work.setting.study)
-        return Workers(work, count, lambda number: MemberProcess(found[number]), is_mixed=is_mixed)
+    def pool(found: list[Place]) -> Pool:
+        return Pool(len(found), lambda number: MemberProcess(found[number]))
 
-    return workers
+    return PoolOf(lambda work: places(count, work.setting.study), pool, is_mixed=is_mixed)
 
 
 class MemberProcess:

@@ -19,7 +19,7 @@ from typing import Any
 
 from iclperm.base.environment import settle
 from iclperm.errors import IclpermError, is_out_of_memory
-from iclperm.runs.answering import Answering, Asked, ModelUse
+from iclperm.runs.answering import Answering, Asked, Engines, ModelUse
 from iclperm.runs.setting import model_digest
 from iclperm.workers.messages import Pipe, packed, part_from, plan_from, unpacked
 
@@ -32,11 +32,7 @@ def serve(pipe: Pipe) -> None:
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # The thread notes at once, in the middle of a forward pass too, that the driver is gone.
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
-    try:
-        _answer(pipe, inbox)
-    except Exception as error:
-        pipe.send(packed({"is": "failed", **_told(error)}))
-        raise
+    _answer(pipe, inbox)
 
 
 def _listen(pipe: Pipe, inbox: queue.SimpleQueue[bytes]) -> None:
@@ -46,22 +42,44 @@ def _listen(pipe: Pipe, inbox: queue.SimpleQueue[bytes]) -> None:
 
 
 def _answer(pipe: Pipe, inbox: queue.SimpleQueue[bytes]) -> None:
-    head, _ = unpacked(inbox.get())
+    """Answers the parts of one run after the other; the model of the last is kept."""
+    engines = Engines()
+    message = inbox.get()
+    while True:
+        try:
+            message = _of_run(pipe, inbox, engines, message)
+        except Exception as error:
+            pipe.send(packed({"is": "failed", "run": unpacked(message)[0]["run"], **_told(error)}))
+            raise
+
+
+def _of_run(pipe: Pipe, inbox: queue.SimpleQueue[bytes], engines: Engines, begins: bytes) -> bytes:
+    """Answers the parts of the run that a message begins; returns the one that begins the next."""
+    head, _ = unpacked(begins)
     plans = []
     for _ in range(head["num_plans"]):
         about, table = unpacked(inbox.get())
         plans.append(plan_from(about, table))
     use = ModelUse(**head["use"])
-    answering = Answering(use, plans)
+    answering = Answering(use, plans, engines)
     digest = model_digest(use.model) if head["wants_digest"] else None
-    pipe.send(packed({"is": "ready", **surroundings(), "numerics": answering.numerics, "digest": digest}))
+    of_run = {"run": head["run"]}
+    numerics, before = answering.numerics, answering.tokens
+    pipe.send(packed({"is": "ready", **of_run, **surroundings(), "numerics": numerics, "digest": digest}))
+    following: list[bytes] = []
 
     def asked() -> Iterator[Asked]:
         while True:
-            yield part_from(*unpacked(inbox.get()))
+            message = inbox.get()
+            head, table = unpacked(message)
+            if head["is"] == "load":
+                following.append(message)
+                return
+            yield part_from(head, table)
 
     for part, rows in answering.answers(asked()):
-        pipe.send(packed({"is": "answer", "part": part, "tokens": answering.tokens}, rows))
+        pipe.send(packed({"is": "answer", **of_run, "part": part, "tokens": answering.tokens - before}, rows))
+    return following[0]
 
 
 def surroundings() -> dict[str, Any]:
