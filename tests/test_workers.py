@@ -396,7 +396,7 @@ class TestProcesses:
         study = study_in(tmp_path, kind="selection", shots=3, select=2, dev_queries=4)
         chosen = iclperm.run(study, tmp_path / "run", limits=LIMITS, workers=1)
         there = [pids(run.folder) for run in chosen.runs.values()]
-        assert len(there) > 2
+        assert len(there) > 1
         assert len(set.union(*there)) == 1
         assert iclperm.run(study, tmp_path / "alone", limits=LIMITS).digest == chosen.digest
 
