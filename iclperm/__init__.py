@@ -10,11 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iclperm import plot, progress, stats
-    from iclperm.api import compare, open_run, plan, run, status, verify, write_comparison, write_page
+    from iclperm.api import (
+        compare,
+        open_grid,
+        open_run,
+        plan,
+        plan_grid,
+        run,
+        run_grid,
+        status,
+        verify,
+        write_comparison,
+        write_page,
+    )
     from iclperm.base.environment import settle
     from iclperm.endpoint import Endpoint
     from iclperm.engine import Engine
     from iclperm.errors import IclpermError
+    from iclperm.grids.grid import Grid
     from iclperm.report.parts import Findings, Plot, Table
     from iclperm.runs.preview import sample_prompt
     from iclperm.studies.report import Run
@@ -32,6 +45,7 @@ __all__ = [
     "Endpoint",
     "Engine",
     "Findings",
+    "Grid",
     "IclpermError",
     "Kind",
     "Plot",
@@ -43,11 +57,14 @@ __all__ = [
     "__version__",
     "compare",
     "new_task",
+    "open_grid",
     "open_run",
     "plan",
+    "plan_grid",
     "plot",
     "progress",
     "run",
+    "run_grid",
     "sample_prompt",
     "settle",
     "stats",
@@ -63,6 +80,7 @@ _HOME = {
     "Endpoint": "iclperm.endpoint",
     "Engine": "iclperm.engine",
     "Findings": "iclperm.report.parts",
+    "Grid": "iclperm.grids.grid",
     "IclpermError": "iclperm.errors",
     "Kind": "iclperm.study.kinds",
     "Plot": "iclperm.report.parts",
@@ -73,9 +91,12 @@ _HOME = {
     "Task": "iclperm.tasks.task",
     "compare": "iclperm.api",
     "new_task": "iclperm.tasks.tables",
+    "open_grid": "iclperm.api",
     "open_run": "iclperm.api",
     "plan": "iclperm.api",
+    "plan_grid": "iclperm.api",
     "run": "iclperm.api",
+    "run_grid": "iclperm.api",
     "sample_prompt": "iclperm.runs.preview",
     "settle": "iclperm.base.environment",
     "status": "iclperm.api",

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from iclperm import external
 from iclperm.endpoint.keys import KeyHosts, SendKeys
 from iclperm.errors import ConfigError
 from iclperm.external import Tensor
 from iclperm.external.unanswered import without_unanswered
+from iclperm.grids.costs import GridPlan
+from iclperm.grids.folder import GridFolder
+from iclperm.grids.grid import Grid, cells
+from iclperm.grids.running import GridRuns, is_finished, planned, run_cells
 from iclperm.progress import shown_progress
 from iclperm.runs import audit
 from iclperm.runs.answering import Engines
 from iclperm.runs.audit import RunStatus, Verification
 from iclperm.runs.execute import Local, run_one
 from iclperm.runs.finish import open_one
-from iclperm.runs.formats import has_begun, is_several
+from iclperm.runs.formats import has_begun, is_grid, is_several
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.plan import StudyPlan, plan_one
 from iclperm.runs.progress import Progress, Watcher
@@ -42,7 +46,19 @@ from iclperm.workers.local import local_workers
 
 Comparable: TypeAlias = str | Path | Run | StudyRuns | Tensor
 
-__all__ = ["compare", "open_run", "plan", "run", "status", "verify", "write_comparison", "write_page"]
+__all__ = [
+    "compare",
+    "open_grid",
+    "open_run",
+    "plan",
+    "plan_grid",
+    "run",
+    "run_grid",
+    "status",
+    "verify",
+    "write_comparison",
+    "write_page",
+]
 
 
 def run(
@@ -81,19 +97,101 @@ def run(
     written or memory does not suffice. Cost: the plan's distinct tokens, each once.
     """
 
-    def one(study: Study, out: str | Path | None) -> Run:
-        return Run.of(run_one(study, out, extend, mixed, watcher, limits or DEFAULT, keys, with_text, local))
-
     if workers is not None or ray:
         _refuse_workers(study)
+    terms = _Terms(extend, mixed, limits or DEFAULT, send_keys, with_text)
+    with _watched(progress) as watcher, _answering(workers, ray, mixed) as local:
+        return _run(study, out, terms, watcher, local)
+
+
+class _Terms(NamedTuple):
+    """How runs are made, as `run` has it."""
+
+    extend: bool
+    mixed: bool
+    limits: WorkLimits
+    send_keys: SendKeys | None
+    with_text: bool | None
+
+
+def _run(
+    study: Study, out: str | Path | None, terms: _Terms, watcher: Progress | Watcher | None, local: Local
+) -> Run | StudyRuns:
     kind = kinds.named(study.kind)
     load(kind)
-    keys = KeyHosts(send_keys, None if kind.stages is None else several.identifier(study))
+    keys = KeyHosts(terms.send_keys, None if kind.stages is None else several.identifier(study))
+
+    def one(study: Study, out: str | Path | None) -> Run:
+        done = run_one(study, out, terms.extend, terms.mixed, watcher, terms.limits, keys, terms.with_text, local)
+        return Run.of(done)
+
+    if kind.stages is not None:
+        parts = Path(out or study.out or "") if out or study.out else None
+        return several.run_all(study, parts, one)
+    return one(study, out)
+
+
+def plan_grid(grid: Grid, out: str | Path | None = None, *, told: Callable[[str], None] | None = None) -> GridPlan:
+    """What the cells of a grid cost that are not finished in its folder, in the order in which they would run.
+
+    A cell whose model or data are not here is reckoned by typical lengths where its model is one of the papers', and
+    says so. ``told`` hears of each cell by its name. Cost: that of `plan` for each cell.
+    """
+    place = out or grid.out
+    folder = GridFolder(Path(place)) if place and is_grid(place) else None
+    return planned(cells(grid), folder, plan, told or (lambda _: None))
+
+
+def run_grid(
+    grid: Grid,
+    out: str | Path | None = None,
+    *,
+    extend: bool = False,
+    mixed: bool = False,
+    progress: Progress | Watcher | bool | None = None,
+    limits: WorkLimits | None = None,
+    send_keys: SendKeys | None = None,
+    with_text: bool | None = None,
+    workers: int | None = None,
+    ray: str | bool | None = None,
+    told: Callable[[str, str | None], None] | None = None,
+    costs: GridPlan | None = None,
+) -> GridRuns:
+    """Runs the cells of a grid that are not finished in its folder ``out``, the cheapest first and those of one model
+    after each other, so that it is loaded once a worker.
+
+    A cell that fails (its model is not there, its data are bad, memory did not suffice) keeps the reason, and the rest
+    goes on; the same call tries it again. ``told`` hears of each cell as it begins, and with the reason where it
+    failed; ``costs`` is what `plan_grid` said, if it was asked. All else is as for `run`, for each cell.
+
+    Raises `ConfigError` where there is no folder, and `RunError` for one that holds something else.
+    """
+    place = out or grid.out
+    if not place:
+        raise ConfigError("a grid has no folder; give one: out, or the grid's key 'out'")
+    there = cells(grid)
+    if workers is not None or ray:
+        for cell in there.values():
+            _refuse_workers(cell.study)
+    folder = GridFolder.claim(Path(place), grid)
+    costs = costs or plan_grid(grid, place)
+    terms = _Terms(extend, mixed, limits or DEFAULT, send_keys, with_text)
     with _watched(progress) as watcher, _answering(workers, ray, mixed) as local:
-        if kind.stages is not None:
-            parts = Path(out or study.out or "") if out or study.out else None
-            return several.run_all(study, parts, one)
-        return one(study, out)
+
+        def one(study: Study, cell: Path) -> Run | StudyRuns:
+            return _run(study, cell, terms, watcher, local)
+
+        run_cells(folder, there, costs, one, told or (lambda *_: None))
+    return open_grid(place)
+
+
+def open_grid(path: str | Path) -> GridRuns:
+    """A grid from its folder: which cells are finished, and why others failed. Opens no cell."""
+    folder = GridFolder.open(Path(path))
+    there = folder.cells()
+    finished = tuple(name for name, cell in there.items() if is_finished(folder.place(name), cell.study))
+    failed = {name: words for name, words in folder.failures().items() if name in there and name not in finished}
+    return GridRuns(folder.path, there, finished, failed, open_run)
 
 
 def _refuse_workers(study: Study) -> None:
@@ -156,8 +254,11 @@ def open_run(
 def status(path: str | Path) -> RunStatus | dict[str, RunStatus]:
     """How far a run is; of a study of several runs those that have begun, by name.
 
-    Reads names of files and records, no answers. Raises `RunError` for a folder that is no run.
+    Of a grid those of its cells that have begun. Reads names of files and records, no answers. Raises `RunError` for a
+    folder that is no run.
     """
+    if is_grid(path):
+        return _of_cells(path, status)
     if is_several(path):
         return {name: audit.status(folder) for name, folder in several.begun(Path(path), may_read=False)[0].items()}
     return audit.status(path)
@@ -167,13 +268,26 @@ def verify(path: str | Path) -> Verification | dict[str, Verification]:
     """Checks every byte of a run folder and changes nothing; of a study of several runs those that have begun, by name.
 
     Where what stages chose is damaged, that is listed by the name of its file. Raises `RunError` for a folder that is
-    no run at all. O(size of the folder).
+    no run at all. Of a grid, those of its cells that have begun. O(size of the folder).
     """
+    if is_grid(path):
+        return _of_cells(path, verify)
     if not is_several(path):
         return audit.verify(path)
     found = {name: audit.verify(folder) for name, folder in several.begun(Path(path), may_read=True)[0].items()}
     if damage := kept.damage(Path(path)):
         found[kept.NAME] = Verification(Path(path), damage, 0, 0, None)
+    return found
+
+
+def _of_cells(path: str | Path, tell: Callable[[Path], Any]) -> dict[str, Any]:
+    """What is told of each cell that has begun, by its name, and by that of its run where it has several."""
+    folder = GridFolder.open(Path(path))
+    found: dict[str, Any] = {}
+    for name in folder.cells():
+        if has_begun(folder.place(name)):
+            told = tell(folder.place(name))
+            found |= {f"{name}/{run}": one for run, one in told.items()} if isinstance(told, dict) else {name: told}
     return found
 
 

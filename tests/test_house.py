@@ -27,7 +27,7 @@ LEVELS = (
     ("cli",),
     ("api", "plot"),
     ("progress",),
-    ("external",),
+    ("external", "grids"),
     ("studies",),
     ("workers",),
     ("runs", "bench", "models"),

@@ -93,12 +93,14 @@ def _trained(backend: Tokenizer, size: int, **options: Any) -> PreTrainedTokeniz
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast | None = None, window: int = 512) -> Path:
+def make_model(
+    folder: Path, tokenizer: PreTrainedTokenizerFast | None = None, window: int = 512, seed: int = 0
+) -> Path:
     """A model folder with random weights."""
     import torch
 
     tokenizer = tokenizer or byte_level_tokenizer()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=window, tie_word_embeddings=True,

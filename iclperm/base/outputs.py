@@ -9,11 +9,11 @@ from pathlib import Path
 from iclperm.errors import ConfigError
 
 KEPT = re.compile(
-    r"FORMAT|study\.yaml|choices\.json|environment|items|api|tmp|quarantine"
+    r"FORMAT|study\.yaml|grid\.yaml|choices\.json|failures\.json|environment|items|api|tmp|quarantine"
     r"|(plan|demonstrations|queries|texts)(-\d{3})?\.(json|parquet(\.sha256)?)",
     re.IGNORECASE,  # as some file systems are
 )
-"""The names in the folder of a run, or of several, that hold what cannot be made again from the rest."""
+"""The names in the folder of a run, of several or of a grid that hold what cannot be made again from the rest."""
 
 
 def output(path: str | Path, *, is_folder: bool = False) -> Path:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -23,18 +23,21 @@ from iclperm.base.files import writable, write_once, write_whole
 from iclperm.base.outputs import output
 from iclperm.cli import terminal
 from iclperm.cli.arguments import study_of
+from iclperm.cli.cells import print_cells, print_grid_plan
 from iclperm.cli.failures import FAILED, STOPPED, one_line
 from iclperm.cli.options import is_quiet
 from iclperm.endpoint.keys import named_by_flags
 from iclperm.errors import ConfigError, KeyNotNamed, RunStopped, printable
 from iclperm.external import Description, describe, load
+from iclperm.grids.grid import Grid, cells
+from iclperm.grids.running import GridRuns
 from iclperm.progress import shown_progress
 from iclperm.report import write_report
 from iclperm.report.bundle import problem
 from iclperm.report.figure_files import FigureFile, figure_files
 from iclperm.report.parts import Findings, plain
 from iclperm.runs.finish import open_one
-from iclperm.runs.formats import is_several
+from iclperm.runs.formats import is_grid, is_several
 from iclperm.runs.lengths import prompt_lengths
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
@@ -135,8 +138,78 @@ def plan(source: Path | None, flags: Mapping[str, str | None], *, as_json: bool)
         terminal.print_plan(terminal.stdout(), planned, study)
 
 
+def grid(
+    source: str,
+    out: Path | None,
+    send_keys: Sequence[str],
+    *,
+    only_plan: bool,
+    rate: float | None,
+    as_json: bool,
+    **choices: Any,
+) -> int:
+    """Shows what a grid costs, runs its cells unless ``only_plan``, and writes the comparison of each kind; failed
+    where a cell did."""
+    wanted = Grid.from_file(source)
+    console, place = terminal.stdout(), out or (wanted.out and Path(wanted.out)) or None
+    if place is None and not only_plan:
+        raise ConfigError("there is no folder for the grid; name one with --out, or with its key 'out'")
+    named = list(cells(wanted))
+    quiet = as_json or is_quiet()
+
+    def planning(name: str) -> None:
+        if not quiet:
+            click.echo(f"plan {named.index(name) + 1} of {len(named)}: {name}", err=True)
+
+    costs = api.plan_grid(wanted, place, told=planning)
+    if only_plan and as_json:
+        _print_json([{**asdict(cell)} for cell in costs.cells])
+    elif not as_json:
+        print_grid_plan(console, costs, rate)
+    if only_plan:
+        return 0
+    turn = iter(range(1, len(costs.cells) + 1))
+
+    def running(name: str, failure: str | None) -> None:
+        if failure is not None:
+            click.echo(f"failed: {name}: {printable(failure)}", err=True)
+        elif not quiet:
+            click.echo(f"cell {next(turn)} of {len(costs.cells)}: {name}", err=True)
+
+    with _progress(as_json) as progress:
+        ran = api.run_grid(
+            wanted, place, costs=costs, told=running, progress=progress, send_keys=named_by_flags(send_keys), **choices
+        )
+    return _show_grid(console, ran, as_json=as_json)
+
+
+def _show_grid(console: Console, ran: GridRuns, *, as_json: bool) -> int:
+    """The cells, and the comparison of those of each kind that has several; failed where a cell did."""
+    compared: dict[str, list[Path]] = {}
+    for kind, places in ran.by_kind().items():
+        if len(places) > 1:
+            target = ran.folder / "compare" / kind
+            compared[kind] = Wanted(target, None, (), ()).written(found := api.compare(places))
+            if not as_json and not is_quiet():
+                console.print("", f"[bold]{kind}: {len(places)} cells[/bold]", sep="\n")
+                terminal.print_tables(console, found.tables(full=False))
+                console.print(
+                    "", f"what differs between them: {compared[kind][-1]}", sep="\n", markup=False, soft_wrap=True
+                )
+    if as_json:
+        about = {"folder": str(ran.folder), "finished": ran.finished, "failed": ran.failed, "missing": ran.missing}
+        _print_json([{**about, "compared": {kind: list(map(str, paths)) for kind, paths in compared.items()}}])
+    else:
+        print_cells(console, ran)
+    return FAILED if ran.failed else STOPPED if ran.missing else 0
+
+
 def status(folder: Path, *, as_json: bool) -> int:
     """Shows how far a run is, or each of those of a study; stopped where something is missing."""
+    if is_grid(folder) and not as_json:
+        ran = api.open_grid(folder)
+        print_cells(terminal.stdout(), ran)
+        return FAILED if ran.failed else STOPPED if ran.missing else 0
     missing, found = _missing(folder, may_read=False), _each(api.status(folder))
     if as_json:
         _print_json([status.to_dict() for status in found])
@@ -196,6 +269,8 @@ def report(
 
     Stopped where its files cannot be written into the ``out`` that was asked for.
     """
+    if is_grid(folder):
+        return _report_grid(folder, (out, kind, with_text, figures, width, *statistics.values()), as_json=as_json)
     files = figure_files(figures, width)
     found = api.open_run(folder, **statistics)
     plots = told(found, kind).plots if files else {}
@@ -222,6 +297,12 @@ def report(
     reason = one_line(refused).split(";")[0]
     click.echo(f"{'error' if out else 'note'}: no figures: {reason}; --out names a folder for them", err=True)
     return STOPPED if out else 0
+
+
+def _report_grid(folder: Path, others: Sequence[object], *, as_json: bool) -> int:
+    if any(others):
+        raise ConfigError(f"{folder} is a grid, whose report has no options; give one of its cells for them")
+    return _show_grid(terminal.stdout(), api.open_grid(folder), as_json=as_json)
 
 
 def _note_pictures() -> None:

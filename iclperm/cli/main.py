@@ -31,6 +31,7 @@ from iclperm.cli.options import (
     with_quiet,
     with_study,
     with_text,
+    with_workers,
 )
 from iclperm.cli.output import Output, after_output
 from iclperm.study import kinds
@@ -110,23 +111,7 @@ def demo(out: Path, as_json: bool) -> int:
 @with_study
 @click.option("--extend", is_flag=True, help="Let the run in the folder grow in sets, permutations or queries.")
 @click.option("--mixed", is_flag=True, help="Accept results of other machines or versions beside these.")
-@click.option(
-    "--workers", metavar="N", type=int, help="Processes that run the model, each on a GPU or cores of its own."
-)
-@click.option(
-    "--ray",
-    metavar="[ADDRESS]",
-    is_flag=False,
-    flag_value="auto",
-    help="Have them on the machines of a Ray cluster: that at ADDRESS, or the one that runs here.",
-)
-@click.option(
-    "--send-key",
-    "send_keys",
-    multiple=True,
-    metavar="TEXT",
-    help="VARIABLE=HOST[:PORT], a host that the key in a variable may go to; no study can name one. Repeatable.",
-)
+@with_workers
 @with_text("the run folder")
 @with_json
 @with_debug
@@ -157,6 +142,38 @@ def run_command(
         limits=limits,
         with_text=with_text,
     )
+
+
+@cli.command("grid")
+@with_quiet
+@click.argument("grid", metavar="GRID")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the grid, instead of its own.")
+@click.option("--plan", "only_plan", is_flag=True, help="Show what it costs, and run nothing.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="TFLOP/s that the hours of a GPU are told for.")
+@click.option("--extend", is_flag=True, help="Let cells grow in sets, permutations or queries.")
+@click.option("--mixed", is_flag=True, help="Accept results of other machines or versions beside these.")
+@with_workers
+@with_text("each run folder")
+@with_json
+@with_debug
+@click.pass_obj
+def grid_command(
+    limits: WorkLimits | None,
+    /,
+    grid: str,
+    out: Path | None,
+    send_keys: tuple[str, ...],
+    only_plan: bool,
+    rate: float | None,
+    as_json: bool,
+    **choices: Any,
+) -> int:
+    """Run the studies of a grid of models, tasks, kinds and seeds, or continue it; then compare them.
+
+    GRID is a YAML file, or the name of one that comes with iclperm: order_matters or monte_carlo, those of the papers.
+    """
+    choices["limits"] = limits
+    return rooms.commands.grid(grid, out, send_keys, only_plan=only_plan, rate=rate, as_json=as_json, **choices)
 
 
 @cli.command(cls=SectionedCommand)

@@ -160,6 +160,27 @@ def with_text(words: str) -> Callable[[Command], Command]:
     return click.option("--with-text/--without-text", "with_text", default=None, help=about)
 
 
+def with_workers(command: Command) -> Command:
+    """Adds what says who answers: ``--workers``, ``--ray`` and ``--send-key``."""
+    command = click.option(
+        "--send-key",
+        "send_keys",
+        multiple=True,
+        metavar="TEXT",
+        help="VARIABLE=HOST[:PORT], a host that the key in a variable may go to; no study can name one. Repeatable.",
+    )(command)
+    command = click.option(
+        "--ray",
+        metavar="[ADDRESS]",
+        is_flag=False,
+        flag_value="auto",
+        help="Have them on the machines of a Ray cluster: that at ADDRESS, or the one that runs here.",
+    )(command)
+    return click.option(
+        "--workers", metavar="N", type=int, help="Processes that run the model, each on a GPU or cores of its own."
+    )(command)
+
+
 def with_folder(command: Command) -> Command:
     """Adds the folder of a run."""
     return click.argument("folder", type=click.Path(path_type=Path))(command)

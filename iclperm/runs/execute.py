@@ -93,7 +93,7 @@ def _run(
     started = time.perf_counter()
     path = None if (out or study.out) is None else Path(out or study.out or "")
     if path is not None:
-        _refuse_other_folder(path, study, extend)
+        refuse_other_folder(path, study, extend)
     setting = ResolvedStudy.of(study, limits=limits)
     study = setting.study
     mended = int(path is not None and mend_format(path, setting.identity))
@@ -167,7 +167,7 @@ def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list
     return _growths(path, there, setting.study.extent, extend)
 
 
-def _refuse_other_folder(path: Path, study: Study, extend: bool) -> None:
+def refuse_other_folder(path: Path, study: Study, extend: bool) -> None:
     """Raises `RunError` where the run in a folder is another by its choices, or of another size, before data is read or
     a model is loaded."""
     task = Task.load(study.task, study.data)

@@ -11,7 +11,9 @@ from iclperm.errors import DamagedItem, RunError
 FORMAT = "iclperm-run 1"
 SEVERAL_FORMAT = "iclperm-runs 1"
 """Of a folder that holds the run folders of a study of several runs."""
-VERSION = re.compile(r"iclperm-runs? [1-9][0-9]*")
+GRID_FORMAT = "iclperm-grid 1"
+"""Of a folder that holds the cells of a grid."""
+VERSION = re.compile(r"iclperm-(runs?|grid) [1-9][0-9]*")
 """What FORMAT says in any version."""
 _MOST_BYTES = 1 << 10
 
@@ -26,6 +28,8 @@ def check_format(path: Path) -> None:
         return
     if found == SEVERAL_FORMAT:
         raise RunError(f"{path} holds a study of several runs; give one of its folders, or another folder")
+    if found == GRID_FORMAT:
+        raise RunError(f"{path} holds a grid of studies; give one of its folders, or another folder")
     if not VERSION.fullmatch(found):
         raise DamagedItem(f"{path / 'FORMAT'} is damaged: it says {found[:40]!r}; run the study again, which mends it")
     raise RunError(
@@ -38,6 +42,14 @@ def is_several(path: str | Path) -> bool:
     """Whether a folder holds the runs of a study of several."""
     try:
         return format_of(Path(path)) == SEVERAL_FORMAT
+    except OSError:
+        return False
+
+
+def is_grid(path: str | Path) -> bool:
+    """Whether a folder holds the cells of a grid."""
+    try:
+        return format_of(Path(path)) == GRID_FORMAT
     except OSError:
         return False
 

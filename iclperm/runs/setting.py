@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -243,16 +243,23 @@ def _resolved_chat(study: Study) -> str:
 
 def with_whole_paths(study: Study) -> Study:
     """The study with absolute paths where there is such a file or folder, and for ``out``."""
+    return study.model_copy(update=whole_paths(study.model_dump()))
+
+
+def whole_paths(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a study's choices that are paths, absolute where there is such a file or folder; ``out`` always."""
     named = {"demo", *builtin_tasks()}
 
     def whole(name: str) -> str:
         return str(Path(name).resolve()) if name not in named and Path(name).exists() else name
 
-    changes: dict[str, Any] = {} if study.out is None else {"out": str(Path(study.out).resolve())}
+    changes: dict[str, Any] = {}
+    if choices.get("out"):
+        changes["out"] = str(Path(choices["out"]).resolve())
     for key in ("task", "data", "model", "tasks", "models"):
-        if given := getattr(study, key):
+        if given := choices.get(key):
             changes[key] = whole(given) if isinstance(given, str) else [whole(name) for name in given]
-    return study.model_copy(update=changes)
+    return changes
 
 
 def study_examples(study: Study, task: Task) -> dict[str, Examples]:

@@ -243,6 +243,18 @@ def open_all(path: Path, **statistics: Any) -> StudyRuns:
     return StudyRuns(study.model_copy(update=changes), runs, path, choice, known.choices)
 
 
+def is_finished(path: Path, study: Study) -> bool:
+    """Whether a folder has all runs of a study, of its extent and whatever its stages chose; reads no answers.
+
+    Raises `RunError` for a folder of another study, or a damaged one.
+    """
+    if not is_several(path):
+        return False
+    _refuse_other(path, _recorded(path), study)
+    known = _known(path, study, may_read=False)
+    return known.is_all and all(_is_finished(*place) for place in known.parts.values())
+
+
 def folders(path: Path) -> dict[str, Path]:
     """The run folders of a study by name, begun or not; those of what was chosen, once that is known."""
     return {name: folder for name, (folder, _) in _known(path, _recorded(path)).parts.items()}

@@ -183,19 +183,7 @@ class Study(Choices):
         """Reads a study file, whose content is ``raw`` where the caller has read it; task file, data and model named in
         it are looked up beside it first."""
         study = super().from_file(path, raw)
-
-        def beside(key: str, name: str) -> str:
-            place = Path(path).parent / name
-            # A data folder may be called like a built-in task.
-            is_there = place.is_file() if key.startswith("task") else name != "demo" and place.is_dir()
-            return str(place) if is_there else name
-
-        found: dict[str, Any] = {}
-        for key in ("task", "data", "model", "tasks", "models"):
-            given = getattr(study, key)
-            if given is not None:
-                found[key] = [beside(key, name) for name in given] if isinstance(given, list) else beside(key, given)
-        return study.model_copy(update=found)
+        return study.model_copy(update=found_beside(study.model_dump(), Path(path).parent))
 
     def of_kind(self, kind: str, **changes: Any) -> Self:
         """The same choices for a run of another kind, without ``out``, ``options`` and the keys that are not for it."""
@@ -226,6 +214,21 @@ class Study(Choices):
         shots = (task_shots if size is None else size) if self.shots in (None, "all") else int(self.shots)
         is_whole = self.shots == "all" or kinds.named(self.kind).over_all_shots
         return tuple(range(shots + 1)) if is_whole else (shots,)
+
+
+def found_beside(choices: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Those of a study's choices that name tasks, data and models, as paths where these lie in a folder."""
+
+    def found(key: str, name: Any) -> Any:
+        if isinstance(name, list):
+            return [found(key, each) for each in name]
+        place = folder / str(name)
+        # A data folder may be called like a built-in task.
+        is_there = place.is_file() if key.startswith("task") else name != "demo" and place.is_dir()
+        return str(place) if is_there else name
+
+    named = ("task", "data", "model", "tasks", "models")
+    return {key: found(key, choices[key]) for key in named if choices.get(key) is not None}
 
 
 def is_cut_off(raw: bytes) -> bool:

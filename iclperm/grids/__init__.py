@@ -1,0 +1,1 @@
+"""Grids: models x tasks x kinds x seeds, each cell an ordinary run in a folder of its own."""

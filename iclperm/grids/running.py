@@ -1,0 +1,134 @@
+"""Runs a grid: its cost first, then cell after cell; one that fails says why, and the rest goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from iclperm.errors import IclpermError, is_out_of_memory
+from iclperm.grids.costs import CellCost, GridPlan, cost_of, in_order
+from iclperm.grids.folder import GridFolder
+from iclperm.grids.grid import GridCell
+from iclperm.runs.execute import refuse_other_folder
+from iclperm.runs.folder import RunFolder
+from iclperm.runs.formats import has_begun
+from iclperm.runs.plan import StudyPlan
+from iclperm.runs.setting import with_whole_paths
+from iclperm.studies import several
+from iclperm.studies.report import Run
+from iclperm.studies.several import StudyRuns
+from iclperm.study import kinds
+from iclperm.study.study import Study
+
+_NAMED = ("model", "revision", "task", "data", "dtype")
+Ran = Run | StudyRuns
+Plans = StudyPlan | dict[str, StudyPlan]
+
+
+@dataclass(frozen=True)
+class GridRuns:
+    """A grid that was run: ``cells`` by name, those ``finished``, and why others ``failed``.
+
+    Cells are opened one at a time, as all of them need not fit into memory.
+    """
+
+    folder: Path
+    cells: Mapping[str, GridCell]
+    finished: tuple[str, ...]
+    failed: Mapping[str, str]
+    opened: Callable[[Path], Ran] = field(repr=False)
+
+    @property
+    def missing(self) -> list[str]:
+        """The cells that are neither finished nor failed."""
+        return [name for name in self.cells if name not in self.finished and name not in self.failed]
+
+    def __getitem__(self, name: str) -> Ran:
+        """A finished cell; raises what opening it raises, and KeyError for another."""
+        if name not in self.finished:
+            raise KeyError(name)
+        return self.opened(GridFolder(self.folder).place(name))
+
+    def runs(self, kind: str | None = None) -> Iterator[tuple[str, Ran]]:
+        """The finished cells one after the other; those of a ``kind`` alone where one is named."""
+        for name in self.finished:
+            if kind in (None, self.cells[name].kind):
+                yield name, self[name]
+
+    def by_kind(self) -> dict[str, list[Path]]:
+        """The folders of the finished cells of each kind."""
+        found: dict[str, list[Path]] = {}
+        for name in self.finished:
+            found.setdefault(self.cells[name].kind, []).append(GridFolder(self.folder).place(name))
+        return found
+
+
+def planned(
+    cells: Mapping[str, GridCell],
+    folder: GridFolder | None,
+    plan: Callable[[Study], Plans],
+    told: Callable[[str], None],
+) -> GridPlan:
+    """What the cells cost that are not finished, in the order in which to run them; each is ``told`` of by its name."""
+    costs: list[CellCost] = []
+    done = [] if folder is None else [name for name in cells if is_finished(folder.place(name), cells[name].study)]
+    for name, cell in cells.items():
+        if name in done:
+            continue
+        told(name)
+        found: Plans | IclpermError
+        try:
+            found = plan(cell.study)
+        except IclpermError as error:
+            found = error
+        costs.append(cost_of(cell, found))
+    return GridPlan(tuple(in_order(cells, costs)), tuple(done))
+
+
+def is_finished(place: Path, study: Study) -> bool:
+    """Whether a cell's folder has all answers of its study, as far as names and records tell: no data are read, and no
+    model is hashed. A folder of another study, which running it will name, is not."""
+    try:
+        if kinds.named(study.kind).stages is not None:
+            return several.is_finished(place, study)
+        if not has_begun(place):
+            return False
+        refuse_other_folder(place, study, extend=True)
+        there, here = with_whole_paths(RunFolder.open(place).study()), with_whole_paths(study)
+        if any(getattr(there, key) != getattr(here, key) for key in _NAMED):
+            return False
+        folder = RunFolder.open(place).at_extent(study.extent)
+        return folder is not None and folder.parts.are_there()
+    except IclpermError:
+        return False
+
+
+def run_cells(
+    folder: GridFolder,
+    cells: Mapping[str, GridCell],
+    plan: GridPlan,
+    run: Callable[[Study, Path], Ran],
+    told: Callable[[str, str | None], None],
+) -> dict[str, str]:
+    """Runs the cells of a plan; returns why some failed, which the folder keeps, too.
+
+    ``told`` hears of each cell when it is begun, and then, where it failed, why. An interrupt ends the grid.
+    """
+    failed: dict[str, str] = {name: words for name, words in folder.failures().items() if name in cells}
+    for cost in plan.cells:
+        told(cost.name, None)
+        try:
+            run(cells[cost.name].study, folder.place(cost.name))
+        except Exception as error:
+            if not isinstance(error, IclpermError) and not is_out_of_memory(error):
+                raise
+            failed[cost.name] = " ".join(str(error).split()) or type(error).__name__
+            told(cost.name, failed[cost.name])
+        else:
+            failed.pop(cost.name, None)
+        if failed != folder.failures():
+            folder.keep_failures(failed)
+    if stale := [name for name in failed if name in plan.finished]:
+        folder.keep_failures({name: words for name, words in failed.items() if name not in stale})
+    return {name: words for name, words in failed.items() if name not in plan.finished}
