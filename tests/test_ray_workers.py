@@ -1,5 +1,6 @@
 """Workers of a Ray cluster: a real one of two nodes on this machine, killed in parts."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,10 +8,12 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 import ray
 from ray.exceptions import RayActorError
+from test_grids import digests, world  # noqa: F401  (the latter is a fixture)
 from test_killable import is_running
 from test_workers import files, made_folder, one_thread, pids, study_in  # noqa: F401  (two are fixtures)
 
@@ -38,6 +41,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 import iclperm
+from test_grids import digests, world  # noqa: F401  (the latter is a fixture)
 from test_killable import is_running
 from test_workers import LIMITS, study_in
 
@@ -140,6 +144,36 @@ class TestTwoNodes:
         assert process.returncode == 0
         assert files(tmp_path / "run") == files(folder / "alone")
         assert pids(tmp_path / "run") - before
+
+
+GRID_DRIVER = """
+import sys
+import iclperm
+
+choices = {"workers": 2, "ray": sys.argv[3]} if len(sys.argv) > 3 else {}
+iclperm.run_grid(iclperm.Grid.from_file(sys.argv[1]), sys.argv[2], **choices)
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_grid_that_is_killed_twice_is_that_of_one_process(world, tmp_path, cluster):  # noqa: F811
+    grid, run, random = world / "grid.yaml", tmp_path / "run", Random(time.time_ns())
+    with talking(GRID_DRIVER, grid, tmp_path / "alone") as process:
+        process.communicate()
+    for begun in sorted(random.sample(range(8), 2)):  # cells that have a part when it is killed
+        with talking(GRID_DRIVER, grid, run, cluster.address) as process:
+            while len([*run.glob("cells/*/items/*.parquet")]) <= begun:
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.kill()
+    assert len([*run.glob("cells/*/items/*.parquet")]) < 8 or begun == 7
+    with talking(GRID_DRIVER, grid, run, cluster.address) as process:
+        process.communicate()
+    assert process.returncode == 0
+    assert len(digests(run)) == 8
+    assert digests(run) == digests(tmp_path / "alone")
+    records = [json.loads(path.read_text()) for path in run.glob("cells/*/environment/*.json")]
+    assert {worker["name"] for record in records for worker in record.get("workers", ())} == {"worker 0", "worker 1"}
 
 
 def node(cpus, gpus=0, alive=True):
