@@ -172,10 +172,20 @@ def nothing(folder: Path) -> None:
     """A page that starts from an empty folder."""
 
 
+def a_grid(folder: Path) -> None:
+    """The grid file that the page shows."""
+    page = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```yaml\n(# grid\.yaml\n.*?)```", page, re.DOTALL)
+    (folder / "grid.yaml").write_text(shown, encoding="utf-8")
+
+
 RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "README.md": (own_files, ("runs/reviews/heatmap.svg", "runs/reviews/report.html", "runs/mine/FORMAT")),
     "docs/python.md": (a_run, ("heat_map.pdf",)),
-    "docs/scaling.md": (nothing, ("runs/workers/report.json", "runs/threads/report.json")),
+    "docs/scaling.md": (
+        a_grid,
+        ("runs/workers/report.json", "runs/threads/report.json", "runs/grid/compare/curve/compare.html"),
+    ),
     "docs/start.md": (nothing, ("headlines.yaml", "shared/report.html", "shared-without-texts/report.html")),
     "docs/how/order-or-choice.md": (nothing, ("runs/first/report.html",)),
     "docs/how/how-many.md": (nothing, ("runs/curve/report.html", "runs/several/report-curve/report.html")),
