@@ -159,8 +159,11 @@ class TestCosts:
 
     def test_models_of_the_papers_are_reckoned_by_typical_lengths(self, monkeypatch):
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        grid = Grid(models=["Qwen/Qwen2.5-0.5B"], tasks=["ag_news", "gsm8k"], kinds=["sensitivity"])
+        grid = Grid(models=["Qwen/Qwen2.5-0.5B"], tasks=["ag_news", "gsm8k"], kinds=["sensitivity", "selection"])
         found = {cell.name: cell for cell in iclperm.plan_grid(grid).cells}
+        chosen = found["Qwen2.5-0.5B--ag_news--selection--0"]
+        assert chosen.problem.endswith("; reckoned without the runs of what it chooses")
+        assert chosen.prompts == 1_961 * 512  # the contexts of a curve, on dev and test queries
         scored, written = (found[f"Qwen2.5-0.5B--{task}--sensitivity--0"] for task in ("ag_news", "gsm8k"))
         assert (scored.source, written.source) == ("typical lengths", "typical lengths")
         assert scored.problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +92,7 @@ def estimate(
     is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
     flops = sum(plan_flops(facts, plan, is_fused=is_fused) for plan in plans)
     flops += sum(facts.flops(work.tokens, work.tokens, work.pairs) for work in works)
-    reached = min(_MOST_UTILISATION, facts.hidden_size / (facts.hidden_size + _HALF_RATE_HIDDEN))
+    reached = _reached(facts.hidden_size)
     num_packs = sum(plan.num_packs for plan in plans) + sum(work.steps for work in works)
     seconds = flops / (rate * reached) + _LAYER_SECONDS * facts.num_layers * num_packs
     return Estimate(
@@ -108,6 +109,19 @@ def estimate(
         memory_budget=budget,
         bfloat16_speedup=_bfloat16_rate(model, pack_tokens, place) / rate if _could_be_bfloat16(model, place) else None,
     )
+
+
+@cache
+def flops_per_second(hidden_size: int) -> float:
+    """About what forward passes of a model of this size reach in float32 on this machine's processor, by its measured
+    rate of matrix products; what small packs cost beside them is not in it. Takes half a second."""
+    place = torch.device("cpu")
+    return gemm_rate(DEFAULT_PACK_TOKENS, hidden_size, torch.float32, place) * _reached(hidden_size)
+
+
+def _reached(hidden_size: int) -> float:
+    """The share of the rate of matrix products that is expected."""
+    return min(_MOST_UTILISATION, hidden_size / (hidden_size + _HALF_RATE_HIDDEN))
 
 
 def refuse_small_budget(

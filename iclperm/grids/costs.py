@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.plan import Plan
-from iclperm.errors import IclpermError
+from iclperm.errors import DataError, IclpermError
 from iclperm.grids.grid import GridCell
 from iclperm.models.costs import WORKLOADS, PaperStudy, Workload, study_cost, study_plan
 from iclperm.models.papers import PaperModel, paper_models
@@ -17,6 +17,7 @@ from iclperm.report.notebook import ShownFields
 from iclperm.runs.plan import StudyPlan
 from iclperm.runs.setting import resolved
 from iclperm.studies import several
+from iclperm.studies.stages import stages_of
 from iclperm.study import kinds
 from iclperm.study.study import Study
 from iclperm.tasks.task import Task
@@ -28,7 +29,7 @@ Source = Literal["planned", "typical lengths", "unknown"]
 class CellCost(ShownFields):
     """What a cell costs. ``source`` says where that is from: its data and tokenizer ("planned"), or lengths that are
     typical of its kind of task ("typical lengths"), as they are not here. What is not known is None; ``problem`` says
-    why it could not be planned. ``seconds`` are for this machine."""
+    why it could not be planned. ``seconds`` are for this machine, of typical lengths for its processor in float32."""
 
     name: str
     source: Source
@@ -122,13 +123,23 @@ def _typical(cell: GridCell, problem: str) -> CellCost:
         return CellCost(cell.name, "unknown", problem=problem)
     facts = _facts(model.hub_id)
     kind = kinds.named(cell.study.kind)
-    parts = [cell.study] if kind.stages is None else [*several.check(cell.study).values()]
+    parts = [cell.study]
+    if kind.stages is not None:
+        try:
+            parts = [*several.check(cell.study).values()]
+        except DataError:  # what it would choose from is not here
+            first = next(iter(stages_of(cell.study).values()))
+            parts = [*first.parts(cell.study, {}).values()]
+            problem = f"{problem}; reckoned without the runs of what it chooses"
     prompts, tokens, flops = 0, 0, 0.0
     for part in parts:
         study, workload = _asked(part)
         cost = study_cost(facts, study, workload, _plan(study, workload), rate=1.0)
         prompts, tokens, flops = prompts + cost.prompts, tokens + cost.tokens, flops + cost.flops
-    return CellCost(cell.name, "typical lengths", prompts, tokens, flops, problem=problem)
+    from iclperm.engine.estimate import flops_per_second  # PyTorch, as in `_facts`
+
+    seconds = flops / flops_per_second(facts.hidden_size)
+    return CellCost(cell.name, "typical lengths", prompts, tokens, flops, seconds, problem=problem)
 
 
 def _asked(study: Study) -> tuple[PaperStudy, Workload]:
