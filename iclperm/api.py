@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from iclperm import external
+from iclperm.base import remote
 from iclperm.endpoint.keys import KeyHosts, SendKeys
 from iclperm.errors import ConfigError
 from iclperm.external import Tensor
@@ -80,6 +81,7 @@ def run(
     def one(study: Study, out: str | Path | None) -> Run:
         return Run.of(run_one(study, out, extend, mixed, watcher, limits or DEFAULT, keys, with_text, local))
 
+    remote.refuse_url(out or study.out, "mount it, and name the folder there: a run commits its files one by one")
     local = _local(study, workers, ray, mixed)
     kind = kinds.named(study.kind)
     load(kind)
@@ -133,10 +135,15 @@ def plan(study: Study) -> StudyPlan | dict[str, StudyPlan]:
 def open_run(
     path: str | Path, *, normalize: str | None = None, criterion: str | None = None, unparsed: str | None = None
 ) -> Run | StudyRuns:
-    """A finished run, or the runs of a study of several, from its folder alone: see `iclperm.runs.finish.open_one`."""
+    """A finished run, or the runs of a study of several, from its folder alone: see `iclperm.runs.finish.open_one`.
+
+    The answers of a run of more than 134 million are read when one is first asked for; a damaged file of theirs is told
+    then. Of a URL (`iclperm.base.remote`) a copy is fetched, opened, and gone when the interpreter ends.
+    """
+    path = remote.local(path)
     if is_several(path):
         return several.open_all(Path(path), normalize=normalize, criterion=criterion, unparsed=unparsed)
-    return Run.of(open_one(path, normalize=normalize, criterion=criterion, unparsed=unparsed))
+    return Run.of(open_one(path, normalize=normalize, criterion=criterion, unparsed=unparsed, may_wait=True))
 
 
 def status(path: str | Path) -> RunStatus | dict[str, RunStatus]:
