@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from iclperm import external
+from iclperm.base import remote
 from iclperm.endpoint.keys import KeyHosts, SendKeys
 from iclperm.errors import ConfigError
 from iclperm.external import Tensor
@@ -97,6 +98,7 @@ def run(
     written or memory does not suffice. Cost: the plan's distinct tokens, each once.
     """
 
+    _refuse_url(out or study.out)
     if workers is not None or ray:
         _refuse_workers(study)
     terms = _Terms(extend, mixed, limits or DEFAULT, send_keys, with_text)
@@ -169,6 +171,7 @@ def run_grid(
     place = out or grid.out
     if not place:
         raise ConfigError("a grid has no folder; give one: out, or the grid's key 'out'")
+    _refuse_url(place)
     there = cells(grid)
     if workers is not None or ray:
         for cell in there.values():
@@ -192,6 +195,10 @@ def open_grid(path: str | Path) -> GridRuns:
     finished = tuple(name for name, cell in there.items() if is_finished(folder.place(name), cell.study))
     failed = {name: words for name, words in folder.failures().items() if name in there and name not in finished}
     return GridRuns(folder.path, there, finished, failed, open_run)
+
+
+def _refuse_url(place: str | Path | None) -> None:
+    remote.refuse_url(place, "mount it, and name the folder there: a run commits its files one by one")
 
 
 def _refuse_workers(study: Study) -> None:
@@ -245,10 +252,15 @@ def plan(study: Study) -> StudyPlan | dict[str, StudyPlan]:
 def open_run(
     path: str | Path, *, normalize: str | None = None, criterion: str | None = None, unparsed: str | None = None
 ) -> Run | StudyRuns:
-    """A finished run, or the runs of a study of several, from its folder alone: see `iclperm.runs.finish.open_one`."""
+    """A finished run, or the runs of a study of several, from its folder alone: see `iclperm.runs.finish.open_one`.
+
+    The answers of a run of more than 134 million are read when one is first asked for; a damaged file of theirs is told
+    then. Of a URL (`iclperm.base.remote`) a copy is fetched, opened, and gone when the interpreter ends.
+    """
+    path = remote.local(path)
     if is_several(path):
         return several.open_all(Path(path), normalize=normalize, criterion=criterion, unparsed=unparsed)
-    return Run.of(open_one(path, normalize=normalize, criterion=criterion, unparsed=unparsed))
+    return Run.of(open_one(path, normalize=normalize, criterion=criterion, unparsed=unparsed, may_wait=True))
 
 
 def status(path: str | Path) -> RunStatus | dict[str, RunStatus]:

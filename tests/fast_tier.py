@@ -23,6 +23,9 @@ PACKAGE = Path(iclperm.__file__).parent
 EXAMPLES = 10  # of a property test that has no number of its own
 
 FAST: dict[str, tuple[str, ...]] = {
+    # places at URLs, and what runs of any size are read by
+    "test_remote": ("test_a_url_is_shown", "test_names_that", "test_much", "test_nothing_is_sent"),
+    "test_scale": ("test_the_likeliest", "test_beginnings"),
     # trees, plans and kernels: integers and arrays against their oracles
     "test_core_errors": ("",),
     "test_kernels": ("",),

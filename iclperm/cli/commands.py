@@ -21,6 +21,8 @@ from rich.console import Console
 from iclperm import api
 from iclperm.base.files import writable, write_once, write_whole
 from iclperm.base.outputs import output
+from iclperm.base.remote import is_url, local, written
+from iclperm.base.remote import shown as shown_url
 from iclperm.cli import terminal
 from iclperm.cli.arguments import study_of
 from iclperm.cli.cells import print_cells, print_grid_plan
@@ -253,8 +255,8 @@ def verify(folder: Path, *, as_json: bool) -> int:
 
 
 def report(
-    folder: Path,
-    out: Path | None,
+    folder: Path | str,
+    out: Path | str | None,
     kind: str | None,
     *,
     with_text: bool | None,
@@ -267,25 +269,31 @@ def report(
     data into it, None those that may be handed on. A report of other ``statistics`` or another ``kind`` has a folder of
     its own.
 
-    Stopped where its files cannot be written into the ``out`` that was asked for.
+    Stopped where its files cannot be written into the ``out`` that was asked for. What is read or written at a URL
+    needs an ``out``.
     """
-    if is_grid(folder):
+    if isinstance(folder, Path) and is_grid(folder):
         return _report_grid(folder, (out, kind, with_text, figures, width, *statistics.values()), as_json=as_json)
+    if is_url(folder) and out is None:
+        raise ConfigError(f"{shown_url(str(folder))} is a URL; say where its report goes with --out")
     files = figure_files(figures, width)
+    folder = local(folder)
     found = api.open_run(folder, **statistics)
     plots = told(found, kind).plots if files else {}
     taken = [each.written(plots) for each in files]
     if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
         out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
-    refused = _show(
-        terminal.stdout(),
-        found,
-        as_json=as_json,
-        out=out,
-        full=True,
-        kind=kind,
-        page=partial(api.write_page, with_text=with_text),
-    )
+    with written(out) as (place, name_of):
+        refused = _show(
+            terminal.stdout(),
+            found,
+            as_json=as_json,
+            out=place,
+            full=True,
+            kind=kind,
+            page=partial(api.write_page, with_text=with_text),
+            name_of=name_of,
+        )
     if as_json:
         _note_growth(found.report)
     for path in taken:
@@ -310,8 +318,9 @@ def _note_pictures() -> None:
         click.echo(f"note: the page's figures are pictures; {reason}", err=True)
 
 
-def export(folder: Path, out: Path) -> None:
+def export(folder: Path | str, out: Path | str) -> None:
     """Writes the answers of a finished run into one file."""
+    folder = local(folder)
     folders = [*several.folders(folder).values()] if is_several(folder) else [folder]
     if len(folders) > 1:
         names = ", ".join(str(path) for path in folders)
@@ -408,14 +417,16 @@ def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, wanted:
         _note_pictures()
 
 
-def stats(files: Sequence[Path], axes: str | None, out: Path | None, *, as_json: bool) -> None:
+def stats(files: Sequence[Path | str], axes: str | None, out: Path | str | None, *, as_json: bool) -> None:
     """Shows the statistics of answers that others made, and writes their report where a folder is named."""
     found = describe(load(list(files), axes=axes))
-    paths = [] if out is None else write_report(out, found, {"kind": "stats", **found.to_dict()})
+    content = {"kind": "stats", **found.to_dict()}
+    with written(out) as (place, name_of):
+        paths = [] if place is None else list(map(name_of, write_report(place, found, content)))
     _show_findings(found, paths, as_json=as_json)
 
 
-def _show_findings(found: Findings, paths: Sequence[Path], *, as_json: bool) -> None:
+def _show_findings(found: Findings, paths: Sequence[Path | str], *, as_json: bool) -> None:
     """Prints what is no run, and the files that were written of it."""
     if as_json:
         _print_json([found.to_dict()])
@@ -512,9 +523,10 @@ def _show(
     full: bool = False,
     kind: str | None = None,
     page: Callable[..., Path] | None = None,
+    name_of: Callable[[Path], str] = str,
 ) -> RunStopped | None:
     """Prints a run, then writes its figures, and its ``page`` by what writes one; a folder that refuses them hides no
-    result, its error is returned."""
+    result, its error is returned. ``name_of`` says how a file is called where it is read."""
     if not as_json:
         terminal.print_run(console, finished, full=full, kind=kind)
     refused, files = None, []
@@ -525,19 +537,19 @@ def _show(
     except RunStopped as error:
         refused = error
     if as_json:
-        _print_json([_as_json(finished, files, kind)])
+        _print_json([_as_json(finished, list(map(name_of, files)), kind)])
     elif files:
-        terminal.print_files(console, files, finished.folder)
+        terminal.print_files(console, list(map(name_of, files)), finished.folder)
     return refused
 
 
-def _as_json(finished: Run | StudyRuns, files: Sequence[Path], kind: str | None) -> dict[str, Any]:
+def _as_json(finished: Run | StudyRuns, files: Sequence[str], kind: str | None) -> dict[str, Any]:
     return {
         **finished.report_content(kind),
         "run": plain(finished.report),
-        "digest": finished.digest,
+        "digest": finished.quick_digest if isinstance(finished, Run) else finished.digest,
         "folder": str(finished.folder),
-        "files": [str(file) for file in files],
+        "files": list(files),
     }
 
 

@@ -23,11 +23,13 @@ from iclperm.cli.options import (
     CHOICES,
     STUDY_KEYS,
     SectionedCommand,
+    place,
     suggested,
     with_debug,
     with_figures,
     with_folder,
     with_json,
+    with_place,
     with_quiet,
     with_study,
     with_text,
@@ -208,11 +210,11 @@ def verify(folder: Path, as_json: bool) -> int:
 
 @cli.command()
 @with_quiet
-@with_folder
+@with_place
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
-    help="Where figures, report.json and report.html go; the run folder by default.",
+    type=place,
+    help="Where figures, report.json and report.html go, a folder or a URL; the run folder by default.",
 )
 @click.option(
     "--normalize", type=click.Choice(CHOICES["normalize"]), help="Instead of the study's; into FOLDER/report-..."
@@ -233,8 +235,8 @@ def verify(folder: Path, as_json: bool) -> int:
 @with_json
 @with_debug
 def report(
-    folder: Path,
-    out: Path | None,
+    folder: Path | str,
+    out: Path | str | None,
     kind: str | None,
     with_text: bool | None,
     figures: tuple[str, ...],
@@ -309,21 +311,21 @@ def prompt(folder: Path, name: str | None, form: Any, out: Path | None, **cell: 
 
 
 @cli.command()
-@with_folder
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="A .csv, .jsonl or .parquet file.")
+@with_place
+@click.option("--out", required=True, type=place, help="A .csv, .jsonl or .parquet file, or its URL.")
 @with_debug
-def export(folder: Path, out: Path) -> None:
+def export(folder: Path | str, out: Path | str) -> None:
     """Write every answer of a finished run into one file: a row per split, set, permutation, shots and query."""
     rooms.commands.export(folder, out)
 
 
 @cli.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=place)
 @click.option("--axes", help="What the axes of an array are, a letter each of S, P, K, Q, C: SPQ; QC is a row a query.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for figures and report.json; none by default.")
+@click.option("--out", type=place, help="Folder or URL for figures and report.json; none by default.")
 @with_json
 @with_debug
-def stats(files: tuple[Path, ...], axes: str | None, out: Path | None, as_json: bool) -> None:
+def stats(files: tuple[Path | str, ...], axes: str | None, out: Path | str | None, as_json: bool) -> None:
     """Statistics of answers from elsewhere: .npy, .npz, .csv, .parquet, or sample logs of lm-evaluation-harness."""
     rooms.commands.stats(files, axes, out, as_json=as_json)
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from iclperm.base.remote import is_url
 from iclperm.study import kinds
 
 STUDY_KEYS = {
@@ -181,9 +182,19 @@ def with_workers(command: Command) -> Command:
     )(command)
 
 
+def place(text: str) -> Path | str:
+    """A path, or the URL of what fsspec reads and writes, which is left as it is."""
+    return text if is_url(text) else Path(text)
+
+
 def with_folder(command: Command) -> Command:
     """Adds the folder of a run."""
     return click.argument("folder", type=click.Path(path_type=Path))(command)
+
+
+def with_place(command: Command) -> Command:
+    """Adds the folder of a run, or its URL."""
+    return click.argument("folder", type=place)(command)
 
 
 def with_study(command: Command) -> Command:

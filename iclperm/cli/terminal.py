@@ -385,12 +385,13 @@ def print_proposal(console: Console, found: Proposal, lengths: PromptLengths, mo
         console.print("or, for the best prompt to take away:", *search, sep="\n  ", markup=False, soft_wrap=True)
 
 
-def print_files(console: Console, files: Sequence[Path], folder: Path | None) -> None:
-    """Where figures and results are."""
-    names = ", ".join(file.name for file in files)
+def print_files(console: Console, files: Sequence[str], folder: Path | None) -> None:
+    """Where figures and results are; files are of one folder, or at one URL."""
+    place = os.path.split(files[0])[0]
+    names = ", ".join(os.path.split(file)[1] for file in files)
     runs = [] if folder is None else sorted(path.parent.name for path in folder.glob("*/items"))
     items = printable(f"  {folder}: {', '.join(f'{name}/' for name in runs) or 'items/*.parquet'}, study.yaml")
-    lines = ("", "files:", printable(f"  {files[0].parent}: {names}"), items)
+    lines = ("", "files:", printable(f"  {place}: {names}"), items)
     console.print(*lines, sep="\n", markup=False, soft_wrap=True)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base.files import MOST_VISITED, what_fetches
+from iclperm.base.remote import local
 from iclperm.errors import DataError, RequestError, printable
 from iclperm.external.jsonl import json_rows
 from iclperm.external.sample_logs import SampleLog, distinct, matched, read_log
@@ -36,7 +37,7 @@ def load(paths: str | Path | Sequence[str | Path], axes: str | None = None, *, m
     """Answers or accuracies from files; what the axes of an array are follows from its shape unless `axes` says it.
 
     Args:
-        paths: a .npy, .npz, .csv, .parquet or .jsonl file. Several files, or a folder, of sample logs
+        paths: a .npy, .npz, .csv, .parquet or .jsonl file, or its URL. Several files, or a folder, of sample logs
             (`samples_*.jsonl`) of one task are contexts that answered the same documents; so are several files that
             each hold the answers of one context.
         axes: a letter for each axis of an array or matrix, of S sets, P permutations, K shots, Q queries, C contexts,
@@ -63,7 +64,7 @@ def load(paths: str | Path | Sequence[str | Path], axes: str | None = None, *, m
 def _files(paths: Sequence[str | Path], most_bytes: int) -> list[Path]:
     """The files named, and of folders named their sample logs; raises DataError for one too large or not there."""
     found: list[Path] = []
-    for path in map(Path, paths):
+    for path in [local(path, most_bytes) for path in paths]:
         if path.is_dir():
             if (path / "FORMAT").is_file():
                 raise DataError(

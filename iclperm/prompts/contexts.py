@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,29 @@ from iclperm.prompts.render import DesignTexts
 from iclperm.prompts.seams import CHECKS, PromptParts
 
 
+class RowBeginnings:
+    """Beginnings of rows of integers, each made when it is asked for: as arrays of their own they take 200 bytes each,
+    so 8.
+
+    Beginning i are the first ``lengths[i]`` numbers of row ``row_of[i]``.
+    """
+
+    def __init__(self, rows: Sequence[NDArray[Any]], row_of: Iterable[int], lengths: Iterable[int]) -> None:
+        self._rows = rows
+        self._row_of, self._lengths = (np.array(numbers, dtype=np.int32) for numbers in (row_of, lengths))
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, number: int) -> NDArray[Any]:
+        row = self._rows[int(self._row_of[number])]
+        return row[: int(self._lengths[number])]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        for row, length in zip(self._row_of.tolist(), self._lengths.tolist(), strict=True):
+            yield self._rows[row][:length]
+
+
 @dataclass(frozen=True)
 class DesignContexts:
     """The contexts of all cells: the distinct ones, and which each cell has.
@@ -27,10 +52,10 @@ class DesignContexts:
     not their parts joined: all their tokens with the places in the context's text where they end.
     """
 
-    distinct: list[Ids]
+    distinct: RowBeginnings
     ids: NDArray[np.int64]
     of_cell: NDArray[np.int64]
-    members: list[NDArray[np.int64]]
+    members: RowBeginnings
     rows: list[Ids]
     marks: list[Ids]
     marked: list[NDArray[np.int64]]
@@ -43,30 +68,41 @@ def lay_contexts(texts: DesignTexts, parts: PromptParts, encoder: JointEncoder) 
     marks: list[Ids] = []
     marked: list[NDArray[np.int64]] = []
     numbers: dict[bytes, int] = {}
-    distinct: list[Ids] = []
-    members: list[NDArray[np.int64]] = []
     joint: dict[int, EncodedText] = {}
-    by_group = []
+    by_group: list[NDArray[np.int64]] = []
+    ordered: list[NDArray[np.int64]] = []
+    row_of, lengths, ordering_of, counts = (array("i") for _ in range(4))  # of each distinct context
     for orderings, shots in texts.orderings:
         of_cell = np.empty((*orderings.shape[:2], len(shots)), dtype=np.int64)
         for cell in np.ndindex(*orderings.shape[:2]):
             apart = _apart(orderings[cell], shots, texts, parts, encoder)
             laid = _joined(orderings[cell], shots, parts, encoder) if apart is None else _each_a_row(apart)
-            own_rows, own_marks = laid
-            contexts = [row[:mark] for row, lengths in zip(own_rows, own_marks, strict=True) for mark in lengths]
-            for place, ids in enumerate(contexts):
-                key = _content(ids)
-                number = of_cell[(*cell, place)] = numbers.setdefault(key, len(distinct))
-                if number == len(distinct):
-                    distinct.append(ids)
-                    members.append(orderings[cell][: shots[place]])
-                    joint |= {} if apart is None else {number: apart[place]}
-            rows += own_rows
-            marks += own_marks
-            marked += np.split(of_cell[cell], np.cumsum([len(lengths) for lengths in own_marks])[:-1])
+            place = 0
+            for row, own in zip(*laid, strict=True):
+                for length, key in zip(own.tolist(), _contents(row, own), strict=True):
+                    number = of_cell[(*cell, place)] = numbers.setdefault(key, len(lengths))
+                    if number == len(lengths):
+                        row_of.append(len(rows))
+                        lengths.append(length)
+                        ordering_of.append(len(ordered))
+                        counts.append(shots[place])
+                        joint |= {} if apart is None else {number: apart[place]}
+                    place += 1
+                rows.append(row)
+                marks.append(own)
+            marked += np.split(of_cell[cell], np.cumsum([len(own) for own in laid[1]])[:-1])
+            ordered.append(orderings[cell])
         by_group.append(of_cell)
-    names = np.array([context_id(ids) for ids in distinct], dtype=np.int64)
-    return DesignContexts(distinct, names, np.concatenate(by_group, axis=2), members, rows, marks, marked, joint)
+    return DesignContexts(
+        distinct=RowBeginnings(rows, row_of, lengths),
+        ids=np.frombuffer(b"".join(numbers), dtype="<i8").reshape(-1, 2)[:, 0].astype(np.int64),
+        of_cell=np.concatenate(by_group, axis=2),
+        members=RowBeginnings(ordered, ordering_of, counts),
+        rows=rows,
+        marks=marks,
+        marked=marked,
+        joint=joint,
+    )
 
 
 def _apart(
@@ -101,11 +137,17 @@ def joint_context(text: str, query: str, encoder: JointEncoder) -> EncodedText:
 
 def context_id(ids: Ids) -> int:
     """What a run's tables call the context of these ids."""
-    return int.from_bytes(_content(ids)[:8], "little", signed=True)
+    (content,) = _contents(ids, np.array([len(ids)]))
+    return int.from_bytes(content[:8], "little", signed=True)
 
 
-def _content(ids: Ids) -> bytes:
-    return hashlib.blake2b(ids.astype("<i4").tobytes(), digest_size=16).digest()
+def _contents(row: Ids, lengths: NDArray[Any]) -> Iterator[bytes]:
+    """The digest of each of the beginnings of a row, of ascending lengths; its tokens are read once."""
+    raw, digest, begin = row.astype("<i4").tobytes(), hashlib.blake2b(digest_size=16), 0
+    for end in (4 * lengths.astype(np.int64)).tolist():
+        digest.update(raw[begin:end])
+        begin = end
+        yield digest.digest()
 
 
 def failed_prompts(

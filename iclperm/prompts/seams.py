@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,11 +84,12 @@ class PromptParts:
         inside = any(("demonstration", int(tail), int(head)) in self.failed_seams for tail, head in seams)
         return not inside and int(ordering[0]) not in self._opening_breaks
 
-    def cells_outside(self, members: list[NDArray[np.int64]]) -> set[tuple[int, int]]:
+    def cells_outside(self, members: Iterable[NDArray[Any]]) -> set[tuple[int, int]]:
         """The (context, query) pairs whose query ids are not the shared ones."""
         num_queries = len(self.queries)
-        outside = set(product(range(len(members)), self._odd_queries))
+        outside: set[tuple[int, int]] = set()
         for context, ordering in enumerate(members):
+            outside.update((context, query) for query in self._odd_queries)
             if not len(ordering):
                 outside |= {(context, query) for query in self._queries_at_the_start()}
             elif self.failed_seams:

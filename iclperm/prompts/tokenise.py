@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iclperm.prompts.chat import ChatFormat, Mode, chat_format
-from iclperm.prompts.contexts import check_chats, failed_prompts, lay_contexts
+from iclperm.prompts.contexts import RowBeginnings, check_chats, failed_prompts, lay_contexts
 from iclperm.prompts.design import CONTENT_FREE, Design
 from iclperm.prompts.encode import (
     EncodedText,
@@ -91,7 +91,7 @@ class Prompts:
     """
 
     start: Ids
-    contexts: list[Ids]
+    contexts: RowBeginnings
     context_ids: NDArray[np.int64]
     context_of: NDArray[np.int64]
     rows: list[Ids]
@@ -114,7 +114,7 @@ class Prompts:
         def num_after(continuations: Sequence[Ids]) -> int:
             return max(num_new, *map(len, continuations)) - 1
 
-        longest = max(map(len, self.contexts)) + num_after(self.continuations)
+        longest = int(max(lengths[-1] for lengths in self.marks)) + num_after(self.continuations)
         fed = longest + np.array([len(query) for query in self.queries], dtype=np.int64)
         for cell in self.general:
             own = len(cell.prompt) + num_after(cell.continuations)

@@ -26,6 +26,8 @@ from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.stats.calibration import calibrated_scores
 from iclperm.study.states import OK, STATES
 
+_MOST_READINGS = 16  # of all files, however large a run is: its orderings lie scattered over them
+
 
 class LogLikelihoods(Protocol):
     """Log-likelihoods of labels by distinct context, [C, Q, L] in nats: an array, or what reads them from files.
@@ -129,11 +131,12 @@ class Items:
     def logprob_by_cell(self, shots: slice = slice(None)) -> Iterator[NDArray[np.float32]]:
         """`label_logprob` [Q, L] of each set, permutation and place on the K axis within ``shots``, in this order.
 
-        Reads every file once for every ``limits.bytes_at_once`` of what it gives, and keeps no more than that in
-        memory.
+        Reads every file once for every ``limits.bytes_at_once`` of what it gives, at most `_MOST_READINGS` times, and
+        keeps no more of it than that in memory.
         """
         contexts = self.context_of[:, :, shots].ravel()
-        step = max(1, self.limits.bytes_at_once // (4 * max(1, int(np.prod(self.context_logprob.shape[1:])))))
+        bytes_each = 4 * max(1, int(np.prod(self.context_logprob.shape[1:])))
+        step = max(1, self.limits.bytes_at_once // bytes_each, -(-len(contexts) // _MOST_READINGS))
         for begin in range(0, len(contexts), step):
             distinct, places = np.unique(contexts[begin : begin + step], return_inverse=True)
             values = self.context_logprob[distinct]

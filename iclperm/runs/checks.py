@@ -88,7 +88,8 @@ def refuse_foreign_tokenizer(tokenizer: Any, setting: ResolvedStudy, prompts: Pr
     """Raises `TokenizationError` where token ids show that the tokenizer was made for another model: ids beyond the
     model's, another BOS than the model's or two of it, or mostly unknown tokens."""
     whose = f"is this the own tokenizer of '{setting.model}'?"
-    parts = [*prompts.contexts, *prompts.queries, *prompts.continuations]
+    contexts = [row[: lengths[-1]] for row, lengths in zip(prompts.rows, prompts.marks, strict=True)]
+    parts = [*contexts, *prompts.queries, *prompts.continuations]
     highest, facts = max(int(ids.max(initial=0)) for ids in parts), setting.facts
     if facts is not None and highest >= facts.vocab_size:
         raise TokenizationError(

@@ -233,7 +233,7 @@ def _recover(folder: RunFolder, scores: ContextAnswers) -> int:
     quarantined = 0
     for part, file in folder.parts.finished().items():
         try:
-            scores.fill(part, folder.parts.read(file))
+            scores.fill(part, folder.parts.read(file, scores.columns))
         except DamagedItem:
             folder.set_aside(file)
             quarantined += 1
@@ -295,7 +295,7 @@ def _read_others(folder: RunFolder, missing: Sequence[int], scores: ContextAnswe
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     for part in missing:
         if part in there:
-            scores.fill(part, folder.parts.read(there[part]))
+            scores.fill(part, folder.parts.read(there[part], scores.columns))
 
 
 class _Session:

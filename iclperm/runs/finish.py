@@ -29,6 +29,7 @@ def open_one(
     unparsed: str | None = None,
     extent: Mapping[str, int] | None = None,
     limits: WorkLimits = DEFAULT,
+    may_wait: bool = False,
 ) -> FinishedRun:
     """A finished run from its folder alone; needs neither model nor data.
 
@@ -37,7 +38,8 @@ def open_one(
 
     Raises `RunError` for a folder that is no run, is not finished or is damaged, naming the file. Reads every file
     once; states and predictions are kept in memory, a byte or two a distinct prompt, and log-likelihoods stay in the
-    folder and are read where they are used.
+    folder and are read where they are used. With ``may_wait`` the answers of a run that has more than
+    ``limits.cells_at_opening`` are read where they are first used, and damage to their files is raised there.
     """
     started = time.perf_counter()
     whole = RunFolder.open(path)
@@ -56,14 +58,34 @@ def open_one(
     study = Study(**{**whole.study().model_dump(), **changes})
     if folder.plan["study"]["scoring"] == "generate" and study.normalize != "sum":
         raise ConfigError(f"normalize is {study.normalize!r}, but generated answers have no label scores; leave it out")
-    reading = reading_of(folder.plan, study)
-    scores = ContextAnswers(layout, layout.scale(folder.plan, study), folder.parts, limits=limits, **reading)
-    for part, file in files.items():
-        scores.fill(part, folder.parts.read(file))
-    scores.refuse_gaps()
-    counts = {**layout.counts, "num_parts": len(files), "num_parts_resumed": len(files), "num_quarantined": 0}
+    scale = layout.scale(folder.plan, study)
     is_growing = len(whole.plans) > len(folder.plans)
-    return finish(folder.plan, study, scores, counts, folder, started, is_growing=is_growing, limits=limits)
+
+    def read() -> FinishedRun:
+        reading = reading_of(folder.plan, study)
+        scores = ContextAnswers(layout, scale, folder.parts, limits=limits, **reading)
+        for part, file in files.items():
+            scores.fill(part, folder.parts.read(file, scores.columns))
+        scores.refuse_gaps()
+        counts = {**layout.counts, "num_parts": len(files), "num_parts_resumed": len(files), "num_quarantined": 0}
+        return finish(folder.plan, study, scores, counts, folder, started, is_growing=is_growing, limits=limits)
+
+    if not may_wait or folder.num_cells <= limits.cells_at_opening:
+        return read()
+    return FinishedRun.later(read, **_known(folder.plan, study, folder.path, limits))
+
+
+def _known(plan: Mapping[str, Any], study: Study, folder: Path | None, limits: WorkLimits) -> dict[str, Any]:
+    """The fields of a `FinishedRun` that are known without its answers."""
+    return {
+        "study": study,
+        "task": plan["task"],
+        "labels": tuple(plan["labels"]),
+        "shots": tuple(plan["study"]["shots"]),
+        "label_tokens": tuple(plan["label_lengths"]["mean"]),
+        "folder": folder,
+        "limits": limits,
+    }
 
 
 def finish(
@@ -104,16 +126,10 @@ def finish(
         **replies,
     )
     return FinishedRun(
-        study=study,
-        task=plan["task"],
-        labels=tuple(plan["labels"]),
-        shots=tuple(plan["study"]["shots"]),
+        **_known(plan, study, None if folder is None else folder.path, limits),
         splits={name: found for name, found in items.items() if name != CONTENT_FREE},
-        label_tokens=tuple(plan["label_lengths"]["mean"]),
         report=report,
-        folder=None if folder is None else folder.path,
         content_free=items.get(CONTENT_FREE),
-        limits=limits,
     )
 
 

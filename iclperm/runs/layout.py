@@ -69,8 +69,13 @@ def _growth(
     old_contexts, old_queries = np.zeros_like(contexts), np.zeros_like(queries)
     if before is not None:
         old_contexts, old_queries = _extent_masks(setting, prompts, kept, before)
-    is_new = contexts[:, None] & queries & ~(old_contexts[:, None] & old_queries)
-    general = [cell for cell in prompts.general if is_new[cell.context, cell.query]]
+    num_old = np.count_nonzero(contexts & old_contexts) * np.count_nonzero(queries & old_queries)
+
+    def is_new(cell: Cell) -> bool:
+        is_there = contexts[cell.context] and queries[cell.query]
+        return bool(is_there and not (old_contexts[cell.context] and old_queries[cell.query]))
+
+    general = list(filter(is_new, prompts.general))
     factors = ((contexts & ~old_contexts, queries), (old_contexts, queries & ~old_queries))
     products = [_plan_product(setting, prompts, *pair, general) for pair in factors]
     step = setting.limits.general_cells
@@ -79,7 +84,7 @@ def _growth(
     tokens = sum(costs, TokenCounts())
     return Growth(
         extent=dict(extent),
-        num_cells=int(is_new.sum()),
+        num_cells=int(np.count_nonzero(contexts) * np.count_nonzero(queries) - num_old),
         products=tuple(product for product in products if product),
         general=general,
         first_cells=_first_cells(prompts, extent),
@@ -202,8 +207,9 @@ def _product_tokens(setting: ResolvedStudy, prompts: Prompts, product: Product, 
         return TokenCounts(
             product.plan.tokens_naive // _BYTES_PER_TOKEN, product.plan.tokens_unique // _BYTES_PER_TOKEN
         )
-    contexts, queries = set(product.contexts.tolist()), set(product.queries.tolist())
-    twice = [cell for cell in general if cell.context in contexts and cell.query in queries]
+    contexts, queries = (np.zeros(len(all_of), dtype=bool) for all_of in (prompts.contexts, prompts.queries))
+    contexts[product.contexts], queries[product.queries] = True, True
+    twice = [cell for cell in general if contexts[cell.context] and queries[cell.query]]
     spared = sum(len(prompts.contexts[cell.context]) + len(prompts.queries[cell.query]) for cell in twice)
     kv_peak = product.plan.kv_peak_tokens
     if setting.is_generated:

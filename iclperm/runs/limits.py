@@ -26,10 +26,13 @@ class WorkLimits:
     """Files of units, and files of other cells, that one growth of a run has at most."""
     table_rows: int = 1 << 18
     """Rows of the canonical table that are made at once, some 50 MB; one context's rows at least."""
-    bytes_at_once: int = 1 << 27
-    """Of log-likelihoods that are read back at once; what needs more reads every file once for every so many bytes."""
+    bytes_at_once: int = 1 << 28
+    """Of log-likelihoods that are read back at once; what needs more reads every file once for every so many bytes, at
+    most 16 times."""
     cells_unfinished: int = 1 << 28
     """Of a run that is not finished: of a larger one the parts are checked one by one, not against the plan."""
+    cells_at_opening: int = 1 << 27
+    """Answers of a run that are read when it is opened; those of a larger one are read when they are first used."""
     bytes_in_memory: int = MOST_HELD
     """Of one large array; see `iclperm.base.arrays`."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iclperm.base.remote import Remote, is_url
 from iclperm.errors import ConfigError, DataError
 from iclperm.runs.answers import Items, cell_table, digest_of, write_tables
 from iclperm.runs.demonstrations import Demonstrations
@@ -34,6 +35,7 @@ _PAID = (
     "num_lost_requests",
     "num_lost_tokens",
 )
+_READ_LATER = ("splits", "report", "content_free")
 REPLIES = ("num_listed", "num_bounds", "num_drawn", "num_damaged_replies", *_PAID)
 """The counts of an API's replies that a session's record holds; fields of `RunReport`."""
 
@@ -97,7 +99,8 @@ class FinishedRun:
 
     ``label_tokens`` are the labels' numbers of tokens. Properties that name no split are those of test.
     ``content_free`` are the answers to the queries that a study was calibrated by: they have no right label and count
-    nowhere. ``limits`` are how much is read at once.
+    nowhere. ``limits`` are how much is read at once. Of a run that was opened without its answers (`later`), splits,
+    report and content-free answers are read at the first use of one of them.
     """
 
     study: Study
@@ -108,8 +111,34 @@ class FinishedRun:
     label_tokens: tuple[int, ...]
     report: RunReport
     folder: Path | None
-    content_free: Items | None = None
+    content_free: Items | None = field(default_factory=lambda: None)  # a plain default would be found on the class
     limits: WorkLimits = DEFAULT
+
+    @classmethod
+    def later(cls, read: Callable[[], FinishedRun], **known: Any) -> Self:
+        """A run of which all fields are ``known`` but those that ``read`` finds in its files, at their first use."""
+        return cls._with({**known, "_read": read})
+
+    @classmethod
+    def of(cls, run: FinishedRun) -> Self:
+        """The same run, read or not."""
+        return cls._with(vars(run))
+
+    @classmethod
+    def _with(cls, values: Mapping[str, Any]) -> Self:
+        run = object.__new__(cls)
+        vars(run).update(values)
+        return run
+
+    if not TYPE_CHECKING:  # or every misspelt name would be an attribute of any kind
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _READ_LATER or "_read" not in vars(self):
+                raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            found = vars(self)["_read"]()
+            vars(self).update({each: getattr(found, each) for each in _READ_LATER})
+            del vars(self)["_read"]
+            return getattr(self, name)
 
     @property
     def _all_items(self) -> list[Items]:
@@ -162,6 +191,13 @@ class FinishedRun:
         """
         return digest_of(self.labels, self.shots, self._all_items)
 
+    @property
+    def quick_digest(self) -> str | None:
+        """The digest where it takes seconds: of more than ``limits.cells_at_opening`` answers every file would be read
+        again and again, and it is None."""
+        num_answers = sum(items.context_of.size * len(items.gold) for items in self._all_items)
+        return self.digest if num_answers <= self.limits.cells_at_opening else None
+
     def tables(self) -> Iterator[pa.Table]:
         """The canonical table, piece by piece: a row per split, set, permutation, shots and query, in this order.
 
@@ -212,12 +248,19 @@ class FinishedRun:
         about = {"task": self.task, "model": self.study.model_name, "split": split}
         return dataset_of(self.splits[split], self.labels, self.shots, about, scores=scores)
 
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path) -> Path | str:
         """Writes the canonical table (see `tables`) to a .csv, .jsonl or .parquet file; a file there is replaced whole.
 
-        Raises `ConfigError` for another ending and `RunStopped` where the file cannot be written. Streams.
+        Of a URL (`iclperm.base.remote`) the file is written here and sent when it is whole; the URL is returned as it
+        may be printed. Raises `ConfigError` for another ending and `RunStopped` where the file cannot be written.
+        Streams.
         """
-        return write_tables(self.tables(), Path(path))
+        if not is_url(path):
+            return write_tables(self.tables(), Path(path))
+        there = Remote(str(path))
+        with there.written(is_folder=False) as file:
+            write_tables(self.tables(), file)
+        return there.name
 
     @property
     def chance(self) -> float | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -44,11 +44,6 @@ SCORED = {"loglikelihood": "", "first_token": ", labels compared by their first 
 @dataclass(frozen=True, repr=False, eq=False)
 class Run(FinishedRun):
     """A finished run, and what it says: see `FinishedRun` for its answers."""
-
-    @classmethod
-    def of(cls, run: FinishedRun) -> Self:
-        """The same run."""
-        return cls(**{field.name: getattr(run, field.name) for field in fields(FinishedRun)})
 
     @property
     def headline(self) -> str:

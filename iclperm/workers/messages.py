@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import struct
@@ -26,12 +27,12 @@ _PIECE = 1 << 20
 def packed(head: Mapping[str, Any], table: pa.Table | None = None) -> bytes:
     """A message: a JSON object, and a table where there is one."""
     raw = json.dumps(head, allow_nan=False).encode()
-    sink = pa.BufferOutputStream()
+    sink = io.BytesIO()  # gives what was written without a copy: a plan may take a hundred MB
     sink.write(_LENGTH.pack(len(raw)) + raw)
     if table is not None:
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
-    return bytes(sink.getvalue().to_pybytes())
+    return sink.getvalue()
 
 
 def unpacked(message: bytes) -> tuple[dict[str, Any], pa.Table | None]:
@@ -139,7 +140,7 @@ def _lists(rows: Rows) -> pa.Array:
 def _nested(groups: list[Rows]) -> pa.Array:
     """Groups of rows as an Arrow array of lists of lists."""
     offsets = np.cumsum([0, *map(len, groups)], dtype=np.int64)
-    lists = pa.concat_arrays([_lists(rows) for rows in groups])
+    lists = _lists(groups[0]) if len(groups) == 1 else pa.concat_arrays([_lists(rows) for rows in groups])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), lists)
 
 
