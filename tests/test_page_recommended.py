@@ -24,6 +24,11 @@ def test_the_page_knows_what_is_recommended(run):
     assert (chosen["set"], explorer.data["permutations"][chosen["place"]]) == (prompt.set, prompt.permutation)
     assert "dev queries" in chosen["words"]
     assert chosen["is_held_out"]
+    told = "; ".join(prompt.said())
+    for words in chosen["words"].split("; "):
+        assert words in told
+    assert "test queries, which had no say in the choice: " in chosen["words"]
+    assert "right by label: " in chosen["words"]
     (plain,) = page_of(run, "sensitivity").explorers
     assert plain.data["chosen"] is None
 

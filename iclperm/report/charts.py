@@ -189,8 +189,12 @@ def matrix_chart(rows: Sequence[Row], *, x: str, y: str, value: str) -> Specific
 def _chance_rule(chance: float) -> Any:
     alt = _altair()
 
-    rule = alt.Chart(alt.Data(values=[{"accuracy": chance}])).mark_rule(strokeDash=[2, 4], color=GREY)
-    return rule.encode(y="accuracy:Q", tooltip=alt.value("chance"))
+    base = alt.Chart(alt.Data(values=[{"accuracy": chance}])).encode(y="accuracy:Q", tooltip=alt.value("chance"))
+    name = base.mark_text(align="left", baseline="bottom", dx=4, dy=-1, color=GREY)
+    return alt.layer(
+        base.mark_rule(strokeDash=[2, 4], color=GREY),
+        name.encode(x=alt.value(0), text=alt.value(f"chance, {chance:.1%}")),
+    )
 
 
 def _altair() -> Any:

@@ -189,6 +189,23 @@ def run_prompt(
     return replace(found, is_held_out=is_held_out, notes=(*notes, *found.notes))
 
 
+def worth(run: FinishedRun, index_set: int, permutation: int, shots: int, *, is_held_out: bool) -> list[str]:
+    """How accurate the prompt of a cell was, overall and by label, in the lines of `RunPrompt.said`; reads no text."""
+    found = _of_cell(
+        run,
+        (index_set, permutation, shots),
+        query=None,
+        text="",
+        messages=(),
+        demonstrations=(),
+        labels=(),
+        placeholders={},
+        context_ids=None,
+        token_ids=None,
+    )
+    return replace(found, is_held_out=is_held_out).said()[1:]
+
+
 def _kept_open_prompt(
     run: FinishedRun, cell: tuple[int, int, int], query: Mapping[str, Any] | None
 ) -> RunPrompt | None:

@@ -17,6 +17,7 @@ from iclperm.report.figures import heat_map
 from iclperm.report.page import Explorer, Page
 from iclperm.report.parts import Table, evenly, percent
 from iclperm.runs.folder import RunFolder
+from iclperm.runs.prompt import worth
 from iclperm.studies.prompts import ALPHABET, restricted_tasks, restricted_words, viewer_of
 from iclperm.studies.report import COMPARED, SCORED, Run
 from iclperm.studies.several import StudyRuns
@@ -120,7 +121,7 @@ def _explorer(name: str, run: Run, with_text: bool, num_shown: int, chosen: Reco
         else {
             "set": chosen.set,
             "place": shown.tolist().index(chosen.permutation),
-            "words": "; ".join(chosen.notes),
+            "words": "; ".join([*chosen.notes, *_worth(run, chosen)]),
             "is_held_out": chosen.is_held_out,
         },
         "most_lines": _MOST_LINES,
@@ -133,6 +134,11 @@ def _explorer(name: str, run: Run, with_text: bool, num_shown: int, chosen: Reco
     title = f"{run.title}, k = {run.shots[-1]}"
     prompts, told_of = viewer_of(run, shown, 1 / num_shown) if with_text else (None, [])
     return Explorer(name, heat_map(accuracy[:, :, -1], title=title), data, [*notes, *told_of], prompts)
+
+
+def _worth(run: Run, chosen: RecommendedCell) -> list[str]:
+    """What `iclperm prompt` tells of the recommended cell: its interval, the commonest label, right by label."""
+    return worth(run, chosen.set, chosen.permutation, run.shots[-1], is_held_out=chosen.is_held_out)
 
 
 def _shown_permutations(accuracy: NDArray[np.float64], wanted: Sequence[int]) -> NDArray[np.int64]:
