@@ -153,8 +153,7 @@ def test_data_stays_text(file: Path, run: iclperm.Run) -> None:
     assert "\u2028" not in text
     assert elements.of("b") == []
     (data,) = (json.loads(raw) for _, found, raw in elements.raw if found.get("class") == "data")
-    shown = run.demonstrations
-    assert set(data["texts"]) == {text[:800] + (" …" if len(text) > 800 else "") for text in shown.texts.values()}
+    assert set(data["texts"]) == {text[:800] + (" …" if len(text) > 800 else "") for text in worded(run).values()}
     for hostile in HOSTILE:
         assert any(hostile in text for text in data["queries"])
 
@@ -396,6 +395,14 @@ def browser() -> Iterator[Browser]:
     assert [url for url in opened.asked if not url.startswith(("file:", "data:"))] == []
 
 
+def worded(run: iclperm.Run) -> dict[int, str]:
+    """The demonstrations by row of train as the model read them, whatever other fields their rows have."""
+    kept = kept_prompts(run)
+    assert kept is not None
+    used = set(run.demonstrations.rows.ravel().tolist())
+    return {row: piece.worded for row, piece in kept.texts.demonstrations.items() if row in used}
+
+
 def picked(page: Any) -> str:
     return str(page.locator(".picked").first.inner_text())
 
@@ -416,7 +423,7 @@ def test_pointing_picking_and_the_keyboard_work_in_a_browser(browser: Browser, f
     assert picked(page) == f"{100 * matrix[s, p]:.1f} % right: set {s}, permutation {p}, k = 3"
     shown = run.demonstrations
     assert page.locator(".demonstrations li").all_inner_texts() == [
-        " ".join(f"{LABELS[label]} {shown.texts[row]}".split())
+        " ".join(f"{LABELS[label]} {worded(run)[row]}".split())
         for row, label in zip(shown.rows[s, p].tolist(), shown.labels[s, p].tolist(), strict=True)
     ]
     for key in ("Set", "Permutation", "k"):

@@ -124,7 +124,7 @@ def of_run(
         gold, split = test.gold, (test.context_prediction, test.gold, len(run.labels), test.context_state, test.weights)
         answered = answered_shares(_of_contexts(*split, contexts))
     num_sets, num_permutations = test.context_of.shape[:2]
-    return of_answers(
+    found = of_answers(
         right,
         sets=num_sets if sets is None else sets,
         permutations=num_permutations if permutations is None else permutations,
@@ -133,6 +133,11 @@ def of_run(
         labels=run.labels,
         answered=answered,
     )
+    if len(run.shots) == 1:
+        return found
+    at = f"at k = {run.shots[place]} "  # labels are looked at there alone
+    named = (each._replace(words=at + each.words) if each.about == "labels" else each for each in found.reasons)
+    return replace(found, reasons=tuple(named))
 
 
 def of_answers(

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from iclperm import stats
 from iclperm.base.files import writable
-from iclperm.errors import ConfigError, DataError, RunError, printable
+from iclperm.errors import ConfigError, DamagedItem, DataError, RunError, printable
 from iclperm.report import page
 from iclperm.report.figures import heat_map
 from iclperm.report.page import Explorer, Page
 from iclperm.report.parts import Table, evenly, percent
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.prompt import worth
+from iclperm.runs.run_texts import RunPrompts, kept_prompts
 from iclperm.studies.prompts import ALPHABET, restricted_tasks, restricted_words, viewer_of
 from iclperm.studies.report import COMPARED, SCORED, Run
 from iclperm.studies.several import StudyRuns
@@ -199,6 +200,9 @@ def _demonstrations(run: Run, shown: NDArray[np.int64], with_text: bool, notes: 
     if not with_text:
         return {**nothing, "reason": "Texts were left out of this page; rows of the training data stand for them."}
     texts, queries = [found.texts[row] for row in numbers.tolist()], found.query_texts("test")
+    if (kept := _kept(run)) is not None:  # what the model read, and no field that the task's wording leaves out
+        texts = [kept.texts.demonstrations[row].worded for row in numbers.tolist()]
+        queries = [piece.text for piece in kept.texts.queries["test"]]
     if max(map(len, [*texts, *queries]), default=0) > _MOST_LETTERS:
         notes.append(f"Texts of more than {_MOST_LETTERS} letters are cut, which … marks.")
     texts, queries = ([_cut(text) for text in given] for given in (texts, queries))
@@ -208,6 +212,14 @@ def _demonstrations(run: Run, shown: NDArray[np.int64], with_text: bool, notes: 
         notes.append("The queries are left out, as they are too long for a page.")
         return {**nothing, "texts": texts}
     return {**nothing, "texts": texts, "queries": queries}
+
+
+def _kept(run: Run) -> RunPrompts | None:
+    """The prompts in the run's folder; None where it has none, or they are damaged, which the viewer says."""
+    try:
+        return kept_prompts(run)
+    except DamagedItem:
+        return None
 
 
 def _cut(text: str) -> str:
