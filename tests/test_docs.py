@@ -66,6 +66,7 @@ READ = {
     ("docs/scaling.md", "pip install"): "needs a cluster; tests/test_ray_workers.py starts one",
     ("docs/scaling.md", "srun"): "needs SLURM",
     ("docs/scaling.md", "python benchmarks/workers.py"): "minutes; its figure wants quiet cores",
+    ("docs/scaling.md", "python benchmarks/long_paths.py"): "many minutes, beside a model",
     ("docs/extending.md", "# more_kinds/__init__.py"): "a package: tests/test_extending.py installs and runs it",
     ("docs/extending.md", "# more_kinds/extremes.py"): "likewise",
     ("docs/extending.md", "# more_kinds/rematch.py"): "likewise",
