@@ -71,6 +71,13 @@ FAST: dict[str, tuple[str, ...]] = {
     ),
     "test_layers": ("test_known_architectures_run_in_our_layers_and_are_exact[qwen3-",),
     "test_loading": ("",),
+    "test_long_paths": (
+        "test_a_path_over_the_budget_is_served[gemma3-",
+        "test_the_cheaper",
+        "test_stores",
+        "test_ranges",
+        "test_groups",
+    ),
     "test_memory": ("test_packs_are", "test_budgets", "test_what_is_no_budget", "test_a_budget"),
     "test_paper_models": ("test_costs", "test_the_document"),
     # tasks, answers and prompts

@@ -68,6 +68,7 @@ READ = {
     ("docs/scaling.md", "python benchmarks/workers.py"): "minutes; its figure wants quiet cores",
     ("docs/scaling.md", "nice python benchmarks/scale.py"): "minutes to hours; tests/test_scale.py runs its stages",
     ("docs/scaling.md", "iclperm export runs/reviews"): "needs a bucket; tests/test_remote.py has one",
+    ("docs/scaling.md", "python benchmarks/long_paths.py"): "many minutes, beside a model",
     ("docs/extending.md", "# more_kinds/__init__.py"): "a package: tests/test_extending.py installs and runs it",
     ("docs/extending.md", "# more_kinds/extremes.py"): "likewise",
     ("docs/extending.md", "# more_kinds/rematch.py"): "likewise",

@@ -65,7 +65,7 @@ def test_seconds_follow_from_the_work_the_rate_and_the_packs(tmp_path: Path, kno
     layers = 3
     reached = 32 / (32 + 100)
     assert one.flops_per_second == RATE
-    assert one.seconds == pytest.approx(one.flops / RATE / reached + plan.num_packs * layers * module._LAYER_SECONDS)
+    assert one.seconds == pytest.approx(one.flops / RATE / reached + plan.num_packs * layers * module.LAYER_SECONDS)
     assert one.utilisation == pytest.approx(one.flops / RATE / one.seconds)
     assert both.flops == one.flops + estimate(folder, [other]).flops
     assert both.seconds == pytest.approx(one.seconds + estimate(folder, [other]).seconds)

@@ -374,7 +374,7 @@ def test_a_budget_makes_packs_as_small_as_it_takes(llama: PreTrainedModel, monke
     budget = whole._sizes.peak(plan, 32)
     engine = Engine(llama, memory_budget=budget)
     assert engine.footprint(plan).peak <= budget < whole.footprint(plan).peak
-    size = engine._fitted(plan).pack_tokens
+    size = engine.fitted(plan).pack_tokens
     assert 32 <= size < 64
     assert engine._sizes.peak(plan, size + 8) > budget, "the packs are the largest that fit"
     assert engine.row_invariant is None

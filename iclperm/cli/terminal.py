@@ -486,7 +486,11 @@ def _memory(planned: StudyPlan) -> str:
         return "-"
     budget = estimate.memory_budget
     packs = f"in packs of {estimate.pack_tokens} tokens"
-    return f"{estimate.memory}, {packs}" + (f" (budget {bytes_in_words(budget)})" if budget is not None else "")
+    lines = [f"{estimate.memory}, {packs}" + (f" (budget {bytes_in_words(budget)})" if budget is not None else "")]
+    if (path := estimate.long_path) is not None:
+        does = "computed again" if path.recomputes else "read back, layer by layer"
+        lines.append(f"keys and values of a path do not fit and are {does}: about {duration(path.seconds)} more")
+    return "; ".join(lines)
 
 
 def _estimated(planned: StudyPlan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from iclperm import _core
-from iclperm.engine import decode, selfcheck
+from iclperm.engine import decode, long_paths, selfcheck
 from iclperm.engine.decode import DEFAULT_MAX_NEW_TOKENS, Bounds
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
@@ -24,6 +24,7 @@ from iclperm.engine.folder import model_folder
 from iclperm.engine.footprint import Footprint, Sizes, most_pack
 from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.load import load, load_shapes
+from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import PackLimit, resolve_budget, room_to_generate
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import (
@@ -70,7 +71,8 @@ class Engine:
     Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
     bit for bit as it was. ``pack_tokens`` is the size of a forward pass at most (1024 in transformers' own layers
     on a CPU). ``memory_budget`` (bytes, or a share of what is free) bounds weights, keys and values, activations and
-    logits as ``footprint`` predicts them: packs are made small enough. Where memory runs out all the same,
+    logits as ``footprint`` predicts them: packs are made small enough, and keys and values of a path that does not fit
+    are offloaded or computed again, whichever is expected to be faster (``fitted``). Where memory runs out even so,
     packs are halved for the rest of the engine's life if that cannot change a bit (``row_invariant``), else OutOfMemory
     names a size to start anew with. Decoder layers of our own stand in for those of the architectures they know;
     ``layers="transformers"`` forgoes that. ``plain=True`` serves any architecture prompt by prompt instead, at the full
@@ -190,7 +192,8 @@ class Engine:
 
     def footprint(self, plan: Plan) -> Footprint:
         """The memory that a plan is predicted to take at its peak, by part, in the packs that it would run in."""
-        return self._sizes.footprint(plan, self._fitted(plan).pack_tokens)
+        fitted = self.fitted(plan)
+        return self._sizes.footprint(replace(plan, long_path=fitted.long_path), fitted.pack_tokens)
 
     def loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]]) -> Scores:
         """Log-likelihood of each continuation after its context: the general path.
@@ -339,9 +342,25 @@ class Engine:
         """Read anew, since the first use may take other layers."""
         return Sizes.of(self._model, self._model.device, checks=self._checks)
 
-    def _fitted(self, plan: Plan) -> Plan:
-        """The plan in packs that the layers take and the memory budget holds; itself if it is."""
-        return self._sizes.fitted(plan, self._memory_budget) if isinstance(self._model, TreeModel) else plan
+    def fitted(self, plan: Plan) -> Plan:
+        """The plan as it runs: in packs that the layers take and the memory budget holds, and with the way in which a
+        path is run that does not fit (``long_path``); itself if it is.
+        """
+        if not isinstance(self._model, TreeModel):
+            return plan
+        # Before the first use as it is expected to turn out.
+        is_invariant = self._model.device.type == "cpu" if self.row_invariant is None else self.row_invariant
+        return long_paths.fitted(
+            self._sizes,
+            self._model.facts,
+            plan,
+            self._memory_budget,
+            may_recompute=self.layers == "fused" and is_invariant,
+            rates=self._rates if is_invariant else lambda _: Rates.assumed(self._model.device),
+        )
+
+    def _rates(self, plan: Plan) -> Rates:
+        return Rates.measured(self._model.facts, self._gemm_rate(), self._model.device, plan)
 
     def _execute(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitResult]:
         for values in self._run(plan, units, report):
@@ -361,7 +380,7 @@ class Engine:
     def _run(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
         self._admit(plan)
         self._first_use(report)
-        plan = self._fitted(plan)
+        plan = self.fitted(plan)
         done: list[int] = []
         try:
             for values in self._values(plan, units, report):

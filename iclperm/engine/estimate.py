@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from iclperm import _core
+from iclperm.engine import long_paths
 from iclperm.engine.decode import GenerationLimits, generation_bounds
-from iclperm.engine.facts import plan_flops
+from iclperm.engine.facts import LAYER_SECONDS, ModelFacts, plan_flops
 from iclperm.engine.footprint import Footprint, Sizes
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.load import has_device, load_shapes
+from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import resolve_budget, room_to_generate
 from iclperm.engine.model import PlainModel, gemm_rate
-from iclperm.engine.plan import DEFAULT_PACK_TOKENS, Plan
+from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
 from iclperm.study.sizes import Budget
-
-# The share of the matrix-product rate that forward passes reach grows with the hidden size, as the work between the
-# products shrinks beside them. Measured in float32 on a CPU: 0.4-0.6 at 128 (benchmarks/estimate.py), 0.70-0.85 at 512
-# (benchmarks/results/token_efficiency.json); hidden / (hidden + 100) follows that.
-_HALF_RATE_HIDDEN = 100
-_MOST_UTILISATION = 0.85
-# What a layer costs a pack however few its tokens: 0.7-1.2 ms, measured with packs of 44 tokens.
-_LAYER_SECONDS = 0.0008
 
 
 @dataclass(frozen=True)
@@ -37,7 +30,8 @@ class Estimate:
     ``flops`` are those of the matrix products and the attention, ``flops_per_second`` is the machine's measured rate of
     matrix products, and ``utilisation`` the share of it that is expected: ``seconds`` is their quotient.
     ``memory`` is the largest footprint of the plans, in packs of at most ``pack_tokens``; ``memory_budget`` is what was
-    given, in bytes. ``weight_bytes`` counts tied weights once, ``kv_token_bytes`` is what one token's keys and values
+    given, in bytes, and ``long_path`` says how the keys and values of a path over it are served (None: they fit).
+    ``weight_bytes`` counts tied weights once, ``kv_token_bytes`` is what one token's keys and values
     take. ``bfloat16_speedup`` is how much faster bfloat16's matrix products were measured to be; None unless the model
     runs in float32 on a processor that multiplies bfloat16.
     """
@@ -53,6 +47,7 @@ class Estimate:
     memory: Footprint | None
     pack_tokens: int
     memory_budget: int | None
+    long_path: LongPath | None
     bfloat16_speedup: float | None
 
 
@@ -84,7 +79,7 @@ def estimate(
         works = [_generation(sizes, plan, max_new_tokens, budget) for plan in plans]
         footprints = [work.memory for work in works]
     else:
-        plans, works = [sizes.fitted(plan, budget) for plan in plans], []
+        plans, works = [_fitted(sizes, model, plan, budget) for plan in plans], []
         footprints = [sizes.footprint(plan) for plan in plans]
     facts = model.facts
     pack_tokens = max((plan.pack_tokens for plan in plans), default=DEFAULT_PACK_TOKENS)
@@ -92,9 +87,11 @@ def estimate(
     is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
     flops = sum(plan_flops(facts, plan, is_fused=is_fused) for plan in plans)
     flops += sum(facts.flops(work.tokens, work.tokens, work.pairs) for work in works)
-    reached = _reached(facts.hidden_size)
+    reached = facts.reached_share
     num_packs = sum(plan.num_packs for plan in plans) + sum(work.steps for work in works)
-    seconds = flops / (rate * reached) + _LAYER_SECONDS * facts.num_layers * num_packs
+    seconds = flops / (rate * reached) + LAYER_SECONDS * facts.num_layers * num_packs
+    longest = max((plan.long_path for plan in plans if plan.long_path), key=lambda way: way.seconds, default=None)
+    seconds += sum(plan.long_path.seconds for plan in plans if plan.long_path)
     return Estimate(
         seconds=seconds,
         flops=flops,
@@ -107,21 +104,16 @@ def estimate(
         memory=max(footprints, key=lambda footprint: footprint.peak, default=None),
         pack_tokens=pack_tokens,
         memory_budget=budget,
+        long_path=longest,
         bfloat16_speedup=_bfloat16_rate(model, pack_tokens, place) / rate if _could_be_bfloat16(model, place) else None,
     )
 
 
-@cache
-def flops_per_second(hidden_size: int) -> float:
-    """About what forward passes of a model of this size reach in float32 on this machine's processor, by its measured
-    rate of matrix products; what small packs cost beside them is not in it. Takes half a second."""
+def reached_rate(facts: ModelFacts) -> float:
+    """About the FLOP/s that a model reaches in float32 on this machine's processor, by its measured rate
+    of matrix products; what small packs cost beside them is not in it. Takes half a second."""
     place = torch.device("cpu")
-    return gemm_rate(DEFAULT_PACK_TOKENS, hidden_size, torch.float32, place) * _reached(hidden_size)
-
-
-def _reached(hidden_size: int) -> float:
-    """The share of the rate of matrix products that is expected."""
-    return min(_MOST_UTILISATION, hidden_size / (hidden_size + _HALF_RATE_HIDDEN))
+    return gemm_rate(DEFAULT_PACK_TOKENS, facts.hidden_size, torch.float32, place) * facts.reached_share
 
 
 def refuse_small_budget(
@@ -139,14 +131,16 @@ def refuse_small_budget(
     """
     if not has_device(device):
         return
-    sizes = _sizes(name, device, dtype)
+    shapes, place = load_shapes(name, device=device, dtype=dtype)
+    model = PlainModel(shapes)
+    sizes = Sizes.of(model, place)
     for plan in plans:
         budget = resolve_budget(memory_budget, sizes.device)
         if max_new_tokens:
             limits = GenerationLimits.on(sizes.device.type, plan.pack_tokens)
             sizes.generation_limits(limits, budget, plan.max_tokens + max_new_tokens, plan.tokens)
         else:
-            sizes.fitted(plan, budget)
+            _fitted(sizes, model, plan, budget, is_measured=False)
 
 
 def halved_peaks(
@@ -156,6 +150,20 @@ def halved_peaks(
     sizes = _sizes(name, device, dtype)
     peaks = [[sizes.peak(plan, sizes.largest_pack(plan) // share) for plan in plans] for share in (1, 2)]
     return max(peaks[0], default=0), max(peaks[1], default=0)
+
+
+def _fitted(sizes: Sizes, model: PlainModel, plan: Plan, budget: int | None, *, is_measured: bool = True) -> Plan:
+    """As the engine's ``fitted``, of a model without weights."""
+    place, facts = sizes.device, model.facts
+
+    def rates(plan: Plan) -> Rates:
+        if not is_measured or place.type != "cpu":
+            return Rates.assumed(place)
+        return Rates.measured(facts, gemm_rate(plan.pack_tokens, facts.hidden_size, model.dtype, place), place, plan)
+
+    is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
+    may_recompute = is_fused and place.type == "cpu"  # elsewhere rows are not taken to be invariant
+    return long_paths.fitted(sizes, facts, plan, budget, may_recompute=may_recompute, rates=rates)
 
 
 def _sizes(name: str | Path, device: str, dtype: str | torch.dtype) -> Sizes:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from iclperm.engine.forward import KvPool, TreeForward
+from iclperm.engine.forward import KvPool, OneLayerPool, TreeForward
+from iclperm.engine.layerwise import forward_by_layer
 from iclperm.engine.memory import PackLimit
 from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.offload import OffloadedPool, open_store
 from iclperm.engine.plan import Pack, Plan
 from iclperm.engine.tree import PrefixTree, path_to_token, path_tokens
 from iclperm.errors import OutOfMemory, PlanError, is_out_of_memory
@@ -26,6 +30,8 @@ class Report:
     tokens_naive: int = 0
     tokens_unique: int = 0
     tokens_forwarded: int = 0
+    recomputed_tokens: int = 0  # of the tokens forwarded, those that were before, for keys and values that did not fit
+    recomputed_packs: int = 0  # of the packs, those of such tokens alone
     padding_rows: int = 0
     kv_peak_tokens: int = 0
     num_packs: int = 0
@@ -70,9 +76,9 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Accumulate another report; peaks take the maximum."""
-        for name in ("tokens_naive", "tokens_unique", "tokens_forwarded", "padding_rows", "num_packs", "num_splits",
-                     "scored_rows", "tokens_generated", "attention_pairs", "skipped_tokens", "skipped_pairs",
-                     "looked_up_tokens", "flops"):  # fmt: skip
+        for name in ("tokens_naive", "tokens_unique", "tokens_forwarded", "recomputed_tokens", "recomputed_packs",
+                     "padding_rows", "num_packs", "num_splits", "scored_rows", "tokens_generated", "attention_pairs",
+                     "skipped_tokens", "skipped_pairs", "looked_up_tokens", "flops"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kv_peak_tokens = max(self.kv_peak_tokens, other.kv_peak_tokens)
         for phase, seconds in other.seconds.items():
@@ -105,14 +111,28 @@ def execute(
     path included; the packs done before count as forwarded. Raises PlanError if the tokens forwarded or the KV alive
     differ from the prediction, OutOfMemory as ``limit`` does.
     """
-    pool, held = model.pool(plan.core.pool_slots), 0
+    pool, held = _pool(model, plan), 0
     for unit in units:
         plan = limit.fit(plan)
         while (values := _attempt(model, pool, plan, unit, held, report, limit)) is None:
-            plan, pool, held = limit.fit(plan), model.pool(plan.core.pool_slots), 0
+            plan, held = limit.fit(plan), 0
+            pool = _pool(model, plan)
             model.release_cached_memory()
-        held = plan.core.held_after(unit)
+        held = 0 if _recomputes(plan) else plan.core.held_after(unit)
         yield values
+
+
+def _recomputes(plan: Plan) -> bool:
+    return plan.long_path is not None and plan.long_path.recomputes
+
+
+def _pool(model: TreeModel, plan: Plan) -> KvPool:
+    """An empty pool for a plan's open path, of the kind that it runs with."""
+    if plan.long_path is None:
+        return model.pool(plan.core.pool_slots)
+    if plan.long_path.recomputes:
+        return OneLayerPool(plan.core.pool_slots, model.limits)
+    return OffloadedPool(plan.core.pool_slots, model.limits, open_store(model.device))
 
 
 def _attempt(
@@ -125,9 +145,12 @@ def _attempt(
         packs = list(plan.packs(unit, held))
         largest = max(map(len, packs), default=largest)
         values = UnitValues.empty(plan, unit)
-        with model.attached():
-            for pack in packs:
-                _run_pack(model, pool, pack, values, cost)
+        if plan.long_path is not None and plan.long_path.recomputes:
+            _run_by_layer(model, pool, packs, plan.long_path.rows, values, cost)
+        else:
+            with model.attached():
+                for pack in packs:
+                    _run_pack(model, pool, pack, values, cost)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -148,16 +171,44 @@ def _run_pack(model: TreeModel, pool: KvPool, pack: Pack, values: UnitValues, co
     cost.seconds["forward"] += forwarded - started
     cost.count(pack, tree)
     if pack.scored_rows.size:
-        reading = model.read(hidden, pack)
-        values.logprob[pack.pair_out] = reading.logprob
-        values.is_greedy[pack.pair_out] = reading.is_greedy
-        values.is_finite[pack.pair_out] = reading.is_finite
+        _read(model, hidden, pack, values)
         cost.seconds["head"] += time.perf_counter() - forwarded
+
+
+def _run_by_layer(
+    model: TreeModel, pool: KvPool, packs: list[Pack], most_rows: int, values: UnitValues, cost: Report
+) -> None:
+    """A unit's packs from its path on, where one layer's keys and values are held at a time."""
+    assert isinstance(pool, OneLayerPool)
+    forwarded = time.perf_counter()
+    with closing(forward_by_layer(model, pool, packs, most_rows)) as passes:
+        for done in passes:
+            cost.seconds["forward"] += time.perf_counter() - forwarded
+            cost.count(done.pack, done.tree)
+            if done.is_again:
+                cost.recomputed_tokens += len(done.pack)
+                cost.recomputed_packs += 1
+            started = time.perf_counter()
+            if done.pack.scored_rows.size:
+                _read(model, done.hidden, done.pack, values)
+            forwarded = time.perf_counter()
+            cost.seconds["head"] += forwarded - started
+
+
+def _read(model: TreeModel, hidden: torch.Tensor, pack: Pack, values: UnitValues) -> None:
+    reading = model.read(hidden, pack)
+    values.logprob[pack.pair_out] = reading.logprob
+    values.is_greedy[pack.pair_out] = reading.is_greedy
+    values.is_finite[pack.pair_out] = reading.is_finite
 
 
 def _check_prediction(plan: Plan, unit: int, held: int, cost: Report) -> None:
     predicted = plan.core.predict(unit, held)
-    measured = (cost.tokens_forwarded, cost.num_packs, cost.kv_peak_tokens)
+    measured = (
+        cost.tokens_forwarded - cost.recomputed_tokens,
+        cost.num_packs - cost.recomputed_packs,
+        cost.kv_peak_tokens,
+    )
     if measured != predicted:
         raise PlanError(
             f"unit {unit} forwarded (tokens, packs, KV peak) {measured} where the plan says {predicted}; "

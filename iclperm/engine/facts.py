@@ -27,6 +27,14 @@ TOKENIZER_FILE = "tokenizer.json"
 MAKES_A_TOKENIZER = (TOKENIZER_FILE, "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 """Files one of which is needed: a folder with none of them has no tokenizer."""
 
+# The share of the matrix-product rate that forward passes reach grows with the hidden size, as the work between the
+# products shrinks beside them. Measured in float32 on a CPU: 0.4-0.6 at 128 (benchmarks/estimate.py), 0.70-0.85 at 512
+# (benchmarks/results/token_efficiency.json); hidden / (hidden + 100) follows that.
+_HALF_RATE_HIDDEN = 100
+_MOST_UTILISATION = 0.85
+LAYER_SECONDS = 0.0008
+"""What a layer costs a pack however few its tokens: 0.7-1.2 ms, measured with packs of 44 tokens."""
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -77,6 +85,11 @@ class ModelFacts:
     def kv_token_bytes(self) -> int:
         """Bytes of the keys and values of one token, over all layers; sliding windows are not taken off."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.number_bytes
+
+    @property
+    def reached_share(self) -> float:
+        """The share of the rate of matrix products that forward passes of whole packs reach, as measured."""
+        return min(_MOST_UTILISATION, self.hidden_size / (self.hidden_size + _HALF_RATE_HIDDEN))
 
     @property
     def decoder_parameters(self) -> int:

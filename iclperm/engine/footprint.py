@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import PlainModel, TreeModel
-from iclperm.engine.plan import Plan
+from iclperm.engine.plan import LongPath, Plan
 from iclperm.errors import RequestError
 from iclperm.study.sizes import bytes_in_words
 
@@ -56,10 +56,12 @@ _NODE_BYTES = 40
 class Footprint:
     """Bytes at the peak of a run, by part.
 
-    ``weights`` counts tied weights once; ``kv`` is the pool of the open path; ``token_rows`` are queries, keys and
-    values that the first layer keeps by token id; ``activations`` are those of the largest pack in the layer that needs
-    most; ``logits`` are those of the rows read at once, as far as they do not fit where activations were. On a CPU,
-    ``working`` is what the host needs beside: the plan, and what the libraries keep for later; 0 on a GPU.
+    ``weights`` counts tied weights once; ``kv`` is the pool of the open path, of one layer where a long path is
+    offloaded or recomputed, and ``hidden_states`` are what a recomputed path's packs hold between layers;
+    ``token_rows`` are queries, keys and values that the first layer keeps by token id; ``activations`` are those of
+    the largest pack in the layer that needs most; ``logits`` are those of the rows read at once, as far as they do not
+    fit where activations were. On a CPU, ``working`` is what the host needs beside: the plan, and what the libraries
+    keep for later; 0 on a GPU.
     """
 
     weights: int
@@ -68,16 +70,18 @@ class Footprint:
     activations: int
     logits: int
     working: int
+    hidden_states: int = 0
 
     @property
     def peak(self) -> int:
         """All of it."""
-        return self.weights + self.kv + self.token_rows + self.activations + self.logits + self.working
+        return sum(vars(self).values())
 
     def __str__(self) -> str:
         parts = {
             "weights": self.weights,
             "keys and values": self.kv,
+            "hidden states": self.hidden_states,
             "rows by token": self.token_rows,
             "activations": self.activations,
             "logits": self.logits,
@@ -96,6 +100,8 @@ class Sizes:
     most_pack: int | None  # tokens of a pack at most; None: no limit
     weights: int  # of all parameters
     kv: int  # keys and values over all layers
+    kv_layer: int  # of one layer
+    hidden: int  # hidden states between layers
     first: int  # what the first layer keeps of a token id
     heap: float  # what the heap takes of what is alive in it
     layer: int  # what the layer that needs most needs
@@ -123,6 +129,8 @@ class Sizes:
             most_pack=most_pack(place, is_fused=paths.is_fused),
             weights=sum(weight.nbytes for weight in model.model.parameters()),
             kv=facts.kv_token_bytes,
+            kv_layer=facts.kv_token_bytes // max(1, facts.num_layers),
+            hidden=facts.hidden_size * facts.number_bytes,
             first=sum(_head_columns(facts)) * model.dtype.itemsize if paths.is_fused else 0,
             heap=_HEAP_FACTOR if paths.is_fused else _HEAP_FACTOR_IN_TRANSFORMERS_LAYERS,
             layer=_layer_bytes(model, facts, paths),
@@ -152,7 +160,12 @@ class Sizes:
         A resumed run takes no more. Cost: O(nodes of the plan's trees + tokens of its first 16 units).
         """
         plan = self.fitted(plan, None)
-        return self._footprint(plan, self._at_most(pack_tokens or plan.pack_tokens), *self._fixed(plan))
+        return self.footprints(plan)(pack_tokens or plan.pack_tokens, plan.long_path)
+
+    def footprints(self, plan: Plan) -> Callable[[int, LongPath | None], Footprint]:
+        """As ``footprint`` of a plan in the layers' packs, by the size of packs and how it runs a long path."""
+        fixed = self._fixed(plan)
+        return lambda pack_tokens, way: self._footprint(plan, self._at_most(pack_tokens), way, *fixed)
 
     def largest_pack(self, plan: Plan, pack_tokens: int | None = None) -> int:
         """Tokens of the largest pack, where packs have at most ``pack_tokens`` (the plan's own by default)."""
@@ -165,8 +178,13 @@ class Sizes:
         """What is equal in packs of any size: rows by token, working memory, and row counts."""
         return self._token_rows(plan), self._working(plan), _RowCounts.of(plan)
 
+    def pack_sizes(self, plan: Plan) -> list[int]:
+        """The sizes of packs that a plan may run in, ascending."""
+        most = self._at_most(plan.pack_tokens)
+        return [*range(padded_rows(1), most, 8), most]
+
     def _footprint(
-        self, plan: Plan, pack_tokens: int, token_rows: int, working: int, row_counts: _RowCounts
+        self, plan: Plan, pack_tokens: int, way: LongPath | None, token_rows: int, working: int, row_counts: _RowCounts
     ) -> Footprint:
         tokens = self.largest_pack(plan, pack_tokens)
         rows, scored = padded_rows(tokens), _scored_rows(plan, tokens)
@@ -176,7 +194,8 @@ class Sizes:
         has_own_pages = self.is_host and read >= _own_pages()
         return Footprint(
             weights=self.weights,
-            kv=plan.core.pool_slots * self.kv,
+            kv=plan.core.pool_slots * (self.kv if way is None else self.kv_layer),
+            hidden_states=0 if way is None else way.rows * self.hidden,
             token_rows=token_rows,
             activations=activations,
             logits=max(read if has_own_pages else read - activations, checked - activations, 0),
@@ -218,17 +237,11 @@ class Sizes:
         plan = plan if most == plan.pack_tokens else plan.repacked(most)
         if budget is None:
             return plan
-        fixed = self._fixed(plan)
-        sizes = [*range(padded_rows(1), most, 8), most]
-        fitting = bisect_right(sizes, budget, key=lambda size: self._footprint(plan, size, *fixed).peak)
-        if not fitting:
-            least = self._footprint(plan, sizes[0], *fixed)
-            raise RequestError(
-                f"memory_budget is {budget} bytes, but even in packs of {sizes[0]} tokens {least.peak} are needed "
-                f"({least}); raise it, or use fewer shots, a smaller model or dtype"
-            )
-        largest = sizes[fitting - 1]
-        return plan if largest == plan.pack_tokens else plan.repacked(largest)
+        footprints, sizes = self.footprints(plan), self.pack_sizes(plan)
+        fitting = largest_within(budget, sizes, lambda size: footprints(size, None).peak)
+        if fitting is None:
+            raise too_small(budget, sizes[0], footprints(sizes[0], None))
+        return plan if fitting == plan.pack_tokens else plan.repacked(fitting)
 
     def generation(self, pack_tokens: int, num_rows: int, kv_tokens: int, prompt_tokens: int) -> Footprint:
         """What generation takes at most with so many live rows, slots, and distinct tokens of prompts."""
@@ -321,6 +334,20 @@ class _Ways:
         has_onednn = uses_onednn(place, model.dtype) and (is_fused or model.dtype != torch.float32)
         has_onednn_head = calls_head or (has_onednn and model.dtype != torch.float32)
         return cls(attention, is_fused, fuses_head, has_onednn, has_onednn_head)
+
+
+def largest_within(budget: int, sizes: list[int], peak: Callable[[int], int]) -> int | None:
+    """The largest of ascending sizes of packs whose peak is within ``budget`` bytes; None if none is."""
+    fitting = bisect_right(sizes, budget, key=peak)
+    return sizes[fitting - 1] if fitting else None
+
+
+def too_small(budget: int, pack_tokens: int, least: Footprint) -> RequestError:
+    """What is said where the smallest packs, of ``pack_tokens``, are over the budget."""
+    return RequestError(
+        f"memory_budget is {budget} bytes, but even in packs of {pack_tokens} tokens {least.peak} are needed "
+        f"({least}); raise it, or use fewer shots, a smaller model or dtype"
+    )
 
 
 def most_pack(place: torch.device, *, is_fused: bool) -> int | None:

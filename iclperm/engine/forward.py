@@ -103,13 +103,36 @@ class KvPool:
         self._num_slots = max(1, num_slots)
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def layer(self, number: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pool of a layer, made at its first use in the shape of its k and v [M, Hkv, d]."""
+    def start(self, pack: Pack) -> None:
+        """A pack comes, which goes through all layers, or through all that are left of them."""
+
+    def layer(self, number: int, k: torch.Tensor, v: torch.Tensor, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pool of a layer, made at its first use in the shape of its k and v [M, Hkv, d].
+
+        The layer sees keys less than ``window`` positions back (0: all).
+        """
         if number == len(self._layers):
             self._layers.append(
                 (k.new_empty(self._num_slots, *k.shape[1:]), v.new_empty(self._num_slots, *v.shape[1:]))
             )
         return self._layers[number]
+
+    def leave(self, number: int) -> None:
+        """What later packs need of a layer is in its pool now."""
+
+
+class OneLayerPool(KvPool):
+    """Keys and values of the open path in one layer, for packs that go through the layers side by side."""
+
+    def layer(self, number: int, k: torch.Tensor, v: torch.Tensor, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The one there is; what it holds of another layer is written over before it is read."""
+        return self._shared(k, v)
+
+    def _shared(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes = [(self._num_slots, *states.shape[1:]) for states in (k, v)]
+        if not self._layers or [pool.shape for pool in self._layers[0]] != shapes:
+            self._layers = [(k.new_zeros(shapes[0]), v.new_zeros(shapes[1]))]  # zeros: numbers, wherever they are read
+        return self._layers[0]
 
 
 class Retention:
@@ -153,6 +176,7 @@ class TreeForward:
     num_layers: int = 0
     num_tokens: int = 0  # rows of the pack that the first layer saw, padding not counted
     is_narrowed: bool = False  # the last layer went on with the scored rows alone
+    hidden: torch.Tensor | None = None  # [M, H] before the next layer, where layers run one at a time
     num_looked_up: int = 0  # tokens whose first q, k, v were computed for an earlier one of the same id
     _rotations: dict[int, tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = field(default_factory=dict)
 
@@ -173,6 +197,10 @@ class TreeForward:
             rows = tuple(table[0].float() if table.device.type == "cpu" else table[0] for table in tables)
             self._rotations[id(tables[0])] = tables, rows  # those given too, so that nothing else gets their id
         return self._rotations[id(tables[0])][1]
+
+    def forget_rotations(self) -> None:
+        """Layers that run one at a time are given tables of their own each."""
+        self._rotations.clear()
 
     def by_token(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """A table and each row's place in it [M], of what ``compute`` gives for an index of rows; once a token id."""
@@ -206,11 +234,12 @@ class TreeForward:
                 f"{self.config.model_type!r} has values of {v.shape[-1]} and keys of {q.shape[-1]} dimensions a head, "
                 "which the tree cannot serve; run it with plain=True (--plain)"
             )
-        k_pool, v_pool = self.pool.layer(self.num_layers, k, v)
-        self.num_layers += 1
+        k_pool, v_pool = self.pool.layer(self.num_layers, k, v, rule.window)
         out = self.attend(LayerStates(q, k, v, k_pool, v_pool, query_rows), rule)
         self.retention.keep(k, k_pool)
         self.retention.keep(v, v_pool)
+        self.pool.leave(self.num_layers)
+        self.num_layers += 1
         return out
 
     def refuse_mask(self, module: nn.Module, mask: torch.Tensor | None) -> None:

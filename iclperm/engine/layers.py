@@ -82,6 +82,17 @@ class FusedDecoder:
             yield layer.module, layer
         yield self.norm, _norm(self.norm, self.family)
 
+    def overrides_of(self, number: int) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+        """As ``overrides``, where layer ``number`` runs alone on ``tree.hidden``, the first on what it is given.
+
+        The norm runs after the last.
+        """
+        for place, layer in enumerate(self.layers):
+            alone = layer if number == 0 else layer.on_hidden
+            yield layer.module, alone if place == number else _unchanged
+        is_last = number == len(self.layers) - 1
+        yield self.norm, _norm(self.norm, self.family) if is_last else _unchanged
+
     @property
     def scored_only_parameters(self) -> int:
         """Entries of the last layer's matrices that meet scored rows alone."""
@@ -196,6 +207,10 @@ def _holds(module: nn.Module, parameters: list[str], children: list[str] | None 
     return sorted(module._parameters) == parameters and sorted(module._modules) == sorted(children or [])
 
 
+def _unchanged(hidden_states: torch.Tensor, **_: object) -> torch.Tensor:
+    return hidden_states
+
+
 def _norm(module: Any, family: _Family) -> RmsNorm:
     eps = module.eps if family.norm_offset else module.variance_epsilon
     return RmsNorm(module.weight.detach(), float(eps), family.norm_offset)
@@ -265,6 +280,11 @@ class FusedLayer:
         total = self._normed_in_place("after_attention", linear(self._attention.o_proj, attended.flatten(1)))
         out = self._normed_in_place("after_mlp", self._gated(self._normed_sum(residual, total)))
         return out.add_(total)[None]
+
+    def on_hidden(self, hidden_states: torch.Tensor, *, tree: TreeForward, **given: Any) -> torch.Tensor:
+        """The layer on ``tree.hidden`` [M, H], whatever the layers before it would have given."""
+        assert tree.hidden is not None
+        return self(tree.hidden[None], tree=tree, **given)
 
     def _heads(self, hidden: torch.Tensor, index: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """q [M or R', Hq, d], k and v [M, Hkv, d] of hidden [M, H], before rotation."""

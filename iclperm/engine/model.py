@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -315,8 +315,8 @@ class TreeModel(PlainModel):
         return known if known is not None and is_untouched(self._decoder, self.dtype, self.device) else None
 
     @contextmanager
-    def attached(self, *, fused: bool = True) -> Iterator[None]:
-        """Within: attention through the tree, in our layers if ``fused`` and they may run.
+    def attached(self, *, fused: bool = True, layer: int | None = None) -> Iterator[None]:
+        """Within: attention through the tree, in our layers if ``fused`` and they may run, or in ``layer`` alone.
 
         After: the model as it was, bit for bit. One thread at a time.
         """
@@ -325,7 +325,10 @@ class TreeModel(PlainModel):
                 undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
                 config._attn_implementation = ATTENTION_NAME
             decoder = self.fused_decoder() if fused else None
-            for module, forward in [*self._overrides, *(() if decoder is None else decoder.overrides)]:
+            ours: Iterable[tuple[nn.Module, Callable[..., Any]]] = ()
+            if decoder is not None:
+                ours = decoder.overrides if layer is None else decoder.overrides_of(layer)
+            for module, forward in [*self._overrides, *ours]:
                 if "forward" not in vars(module):  # a hook of somebody else's stays
                     undo.callback(delattr, module, "forward")
                     module.forward = forward
@@ -350,6 +353,24 @@ class TreeModel(PlainModel):
             return hidden[: tree.num_scored], tree
         return hidden[torch.from_numpy(pack.scored_rows.astype(np.int64)).to(hidden.device)], tree
 
+    def forward_layer(self, tree: TreeForward) -> torch.Tensor:
+        """Hidden states [M, H] of a pack after its next layer, which is attached alone; after the last as ``forward``.
+
+        They are to be ``tree.hidden`` before the one after that.
+        """
+        given = {"input_ids": self._padded(tree.pack.token_ids, tree.num_rows)}
+        if tree.hidden is not None:
+            given = {"inputs_embeds": tree.hidden[None]}
+        hidden: torch.Tensor = self._decoder(
+            **given, position_ids=self._padded(tree.pack.positions, tree.num_rows), use_cache=False, tree=tree
+        ).last_hidden_state[0]
+        tree.forget_rotations()
+        return hidden[: tree.num_scored] if tree.is_narrowed else hidden
+
+    @property
+    def num_layers(self) -> int:
+        return self._num_layers
+
     def pool(self, num_slots: int) -> KvPool:
         """An empty pool for the keys and values of ``num_slots`` tokens."""
         return KvPool(num_slots, self.limits)
@@ -357,6 +378,7 @@ class TreeModel(PlainModel):
     def start(self, pack: Pack, pool: KvPool) -> TreeForward:
         """A pack before its first layer."""
         num_rows = padded_rows(len(pack))
+        pool.start(pack)
         attend = prepare(pack, num_rows, self.attention, self.limits.dense_rows)
         return TreeForward(pack, num_rows, pool, attend, Retention(pack), self.device, self.config)
 

@@ -81,6 +81,30 @@ class Pack:
 
 
 @dataclass(frozen=True)
+class LongPath:
+    """How a plan runs where the keys and values of its longest path do not fit beside the rest.
+
+    Either way only one layer's lie where they are computed with. ``offload``: all layers' lie in a store (a file on a
+    host, the host's memory beside a GPU), and each pack reads its path's. ``recompute``: packs go through the layers
+    side by side, up to ``rows`` rows at a time, whose hidden states are held; each such group computes its path anew.
+    ``seconds`` is what that is expected to add to the run, ``other_seconds`` what the other way would (None: it is not
+    open).
+    """
+
+    way: str
+    rows: int = 0
+    seconds: float = 0.0
+    other_seconds: float | None = None
+
+    @property
+    def recomputes(self) -> bool:
+        return self.way == RECOMPUTE
+
+
+OFFLOAD, RECOMPUTE = "offload", "recompute"
+
+
+@dataclass(frozen=True)
 class Plan:
     """Units of work over the product contexts x queries x continuations, or over single requests.
 
@@ -105,6 +129,7 @@ class Plan:
     pack_tokens: int
     kv_tokens: int  # most tokens whose keys and values may be alive at once
     unit_tokens: int  # wanted size of a unit
+    long_path: LongPath | None = None  # None: the keys and values of a path fit, in all layers
 
     @property
     def num_units(self) -> int:

@@ -136,9 +136,7 @@ def _typical(cell: GridCell, problem: str) -> CellCost:
         study, workload = _asked(part)
         cost = study_cost(facts, study, workload, _plan(study, workload), rate=1.0)
         prompts, tokens, flops = prompts + cost.prompts, tokens + cost.tokens, flops + cost.flops
-    from iclperm.engine.estimate import flops_per_second  # PyTorch, as in `_facts`
-
-    seconds = flops / flops_per_second(facts.hidden_size)
+    seconds = flops / _rate(model.hub_id)
     return CellCost(cell.name, "typical lengths", prompts, tokens, flops, seconds, problem=problem)
 
 
@@ -168,6 +166,13 @@ def _facts(hub_id: str) -> ModelFacts:
     assert model is not None
     with model.folder() as folder:
         return read_facts(folder, device="cpu", dtype="bfloat16")
+
+
+@cache
+def _rate(hub_id: str) -> float:
+    from iclperm.engine.estimate import reached_rate  # PyTorch, as above
+
+    return reached_rate(_facts(hub_id))
 
 
 def _paper_model(name: str) -> PaperModel | None:
