@@ -98,6 +98,18 @@ def test_the_same_cell_again_changes_nothing_and_another_asks_first():
     assert len(Path("news.jsonl").read_text(encoding="utf-8").splitlines()) == 60
 
 
+@pytest.mark.parametrize("task", [None, "data: {train: other.jsonl}\n", "- no task\n", "data: {train: 3}\n"])
+def test_rows_of_the_user_are_never_replaced(task):
+    Path("mine.jsonl").write_text('{"title": "kept"}\n')
+    if task is not None:
+        Path("mine.yaml").write_text(task)
+    for replace in (False, True):
+        with pytest.raises(ConfigError, match=r"^mine\.jsonl is there and is not the data .*; give the task another name$"):
+            iclperm.new_task(ROWS, "mine", text="title", replace=replace)
+    assert Path("mine.jsonl").read_text() == '{"title": "kept"}\n'
+    assert Path("mine.yaml").exists() == (task is not None)
+
+
 def test_the_wording_is_the_callers():
     wording = {"instruction": "", "demonstration": "H: {{ title }}\nT: {{ label }}", "query": "H: {{ title }}\nT:"}
     made = iclperm.new_task(ROWS, "mine", text="title", **wording)
