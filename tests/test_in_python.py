@@ -4,6 +4,7 @@ import ast
 import inspect
 import io
 import math
+import pydoc
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -209,6 +210,49 @@ def test_it_is_drawn_into_given_axes(run, name):
     pixels(figure)
     with pytest.raises(RequestError, match="width are those of ax"):
         getattr(plot, name)(run, ax=right, width=3.0)
+
+
+def test_two_heat_maps_have_the_scale_that_is_asked_for(run):
+    ax = Figure().subplots()
+    plot.heat_map(run, ax=ax)
+    own = ax.images[0].get_clim()
+    for figure in (plot.heat_map(run, ax=ax, scale=(0, 1)), plot.heat_map(run, scale=(0, 1))):
+        assert {image.get_clim() for axes in figure.axes for image in axes.images} - {own} == {(0, 1)}
+    alone = plot.heat_map(run)
+    cells = next(axes for axes in alone.axes if axes.get_ylabel() == "set")
+    assert list(ax.get_yticks()) == list(cells.get_yticks()) == [0, 1, 2]
+    assert list(ax.get_xticks()) == [0, 1, 2, 3]
+    title = alone.texts[0].get_text()
+    assert plot.heat_map(run, scale=(0, 1)).texts[0].get_text() == title
+    for wrong in ((1, 0), (0,), (0, math.nan)):
+        with pytest.raises(RequestError, match=r"scale is .*; give the lowest and the highest accuracy"):
+            plot.heat_map(run, scale=wrong)
+
+
+def test_two_curves_in_one_axes_are_told_apart(run):
+    ax = Figure().subplots()
+    plot.curve(run, ax=ax, colours=["red", "lime", "blue"], label="one")
+    plot.curve(run, ax=ax, colours=["black"], label="two")
+    handles, words = ax.get_legend_handles_labels()
+    assert words == ["one", "chance", "two"]
+    assert [to_rgba(handle.get_color())[:3] for handle in handles[::2]] == [(1, 0, 0), (0, 0, 0)]
+    edges = [tuple(band.get_edgecolor()[0][:3]) for band in ax.collections]
+    assert edges == [(0, 1, 0), (0, 0, 1), (0, 0, 0), (0, 0, 0)]
+    assert all(tick == int(tick) for tick in ax.get_xticks())
+    shown = pixels(plot.curve(run, colours=["red"]))
+    assert (shown == (255, 0, 0, 255)).all(-1).any()
+    assert plot.curve(run, ax=Figure().subplots()).axes[0].get_legend_handles_labels()[1][0] == "mean"
+    with pytest.raises(RequestError, match="'black' is one colour; give a list, colours="):
+        plot.curve(run, colours="black")
+    with pytest.raises(RequestError, match="label is for a curve in axes of yours"):
+        plot.curve(run, label="mine")
+
+
+def test_help_on_figures_is_ours_and_says_what_a_style_has():
+    assert "_StyledFigure" not in plot.__all__
+    text = pydoc.render_doc(plot, renderer=pydoc.plaintext)
+    assert text.count("\n") < 500
+    assert all(f"``{key}``" in plot.Style.__doc__ for key in plot.Style.__annotations__)
 
 
 def test_what_cannot_be_drawn_says_why(run):

@@ -104,7 +104,9 @@ def test_rows_of_the_user_are_never_replaced(task):
     if task is not None:
         Path("mine.yaml").write_text(task)
     for replace in (False, True):
-        with pytest.raises(ConfigError, match=r"^mine\.jsonl is there and is not the data .*; give the task another name$"):
+        with pytest.raises(
+            ConfigError, match=r"^mine\.jsonl is there and is not the data .*; give the task another name$"
+        ):
             iclperm.new_task(ROWS, "mine", text="title", replace=replace)
     assert Path("mine.jsonl").read_text() == '{"title": "kept"}\n'
     assert Path("mine.yaml").exists() == (task is not None)
