@@ -20,8 +20,10 @@ from matplotlib.image import imread
 
 import iclperm
 from iclperm import Study, plot
+from iclperm.base.help import fields_in_help
 from iclperm.errors import ConfigError, RequestError
 from iclperm.report.figures import drawn
+from iclperm.studies.comparing_findings import Comparing
 from iclperm.study import kinds
 from iclperm.study.states import INVALID
 
@@ -294,6 +296,33 @@ def test_every_field_of_a_finding_says_what_it_is():
                 ]
     assert len(found) >= 9
     assert {name: fields for name, fields in found.items() if fields} == {}
+
+
+def test_help_tells_the_fields_of_results(run):
+    for cls, field in (
+        (iclperm.stats.Accuracy, "values (FloatArray): [...] share of correct answers; NaN where a cell has none."),
+        (iclperm.stats.Contrast, "p_holm (float): Adjusted for all tests that were made together"),
+        (iclperm.stats.Comparison, "covers (tuple[str, ...]): Axes with two levels or more in both"),
+        (iclperm.stats.VarianceComponents, "sigma2 (Effects): Unbiased estimates of the components, in squared"),
+        (iclperm.stats.LatentComponents, "cells (FloatArray): [S, P] logit of every cell"),
+        (type(run.summary()), "near_ties (float | None): Share of ok answers"),
+        (type(run.findings()), "bearing (Bearing): What the answers can bear."),
+        (Comparing, "pooled (PooledEstimate | None): log r of all studies that have one"),
+        (type(iclperm.plan(run.study)), "num_parts (int)"),
+    ):
+        text = inspect.getdoc(cls)
+        assert f"\n  {field}" in text
+        assert cls.__doc__ == text
+    assert iclperm.stats.Accuracy.__doc__.startswith("Accuracy of every cell, with what was left out.\n\nFields:\n")
+    made = fields_in_help(type("Made", (), {"__doc__": "Of no file."}))
+    assert made.__doc__ == "Of no file."
+
+
+def test_a_summary_is_some_lines(run):
+    shown = repr(run.summary())
+    assert len(shown) < 1_000
+    assert shown.startswith("SensitivitySummary: 3 sets x 4 permutations, 12 queries; mean accuracy ")
+    assert f"r {run.summary().printed.ratio:.2f}; fields: accuracy, num_queries, " in shown
 
 
 APART = {"comparing_findings"}

@@ -24,6 +24,7 @@ from iclperm.errors import ConfigError, RequestError, RunError, RunInterrupted
 from iclperm.progress import Advance, ProgressBar, words
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.progress import ANSWERING, FINISHING, LOADING
+from iclperm.studies.comparing_page import page_of
 
 CLASSES = ("World", "Sports", "Business")
 ROWS = [{"title": row["text"], "label": CLASSES[number % 3]} for number, row in enumerate(make_rows(5, 90))]
@@ -198,6 +199,18 @@ def test_two_runs_are_compared_as_they_are_named(run):
             iclperm.compare(one)
 
 
+def test_what_is_shared_is_a_text_or_a_list_and_arrays_are_compared_elsewhere(folder):
+    arrays = np.random.default_rng(0).integers(0, 2, (2, 4, 4, 30), dtype=np.uint8)
+    names = [folder / "a.npy", folder / "b.npy"]
+    for name, array in zip(names, arrays, strict=True):
+        np.save(name, array)
+    for shared in ("sets,queries", "sets, queries", ["sets", "queries"]):
+        assert iclperm.compare(names, shared=shared).pairs[0].comparison.shared == ("sets", "queries")
+    for given in ((arrays[0], arrays[1]), ([arrays[0], arrays[1]],), (arrays,)):
+        with pytest.raises(ConfigError, match=r"one is of ndarray; iclperm\.stats\.compare compares arrays"):
+            iclperm.compare(*given)
+
+
 @pytest.mark.parametrize("has_folder", [True, False])
 def test_an_interrupted_cell_says_what_is_kept(has_folder):
     limits = WorkLimits(unit_tokens=(1, 1))
@@ -251,6 +264,8 @@ def test_a_bar_knows_what_a_notebook_keeps_of_it():
 
 def test_findings_and_comparisons_are_sentences_and_tables(run):
     comparing = iclperm.compare(run, iclperm.run(Study(**SMALL, seed=1)))
+    assert set(page_of(comparing).warnings) == set(comparing.warnings)
+    assert {f"{comparing.studies[0].name}: {words}" for words in run.warnings} <= set(comparing.warnings)
     for found in (run.findings(), run.findings("curve"), comparing):
         assert repr(found).splitlines() == [repr(found).splitlines()[0], *found.conclusion(), *found.warnings]
         shown = found._repr_html_()
