@@ -91,7 +91,8 @@ def run(
 
     ``progress`` is True for a bar on a terminal or in a notebook, and lines elsewhere (`iclperm.progress`): model and
     stage, tokens and parts, and the time left. Else a function, called with the numbers of finished parts and of all
-    parts at the start and after each part; or an `iclperm.progress.Watcher`, told every stage and every few seconds.
+    parts, once the data are tokenised and the model is loaded, and after each part; or an `iclperm.progress.Watcher`,
+    told every stage and every few seconds.
 
     Raises `ConfigError`, `DataError`, `TokenizationError` or `ModelError` for what does not fit, `KeyNotNamed` for a
     key at a host that nobody named, `RunError` for a folder of another run, `RunStopped` where the folder cannot be
@@ -306,7 +307,7 @@ def _of_cells(path: str | Path, tell: Callable[[Path], Any]) -> dict[str, Any]:
 def compare(
     studies: Comparable | Sequence[Comparable],
     *others: Comparable,
-    shared: Sequence[str] | None = None,
+    shared: str | Sequence[str] | None = None,
     sizes: Sequence[float] | None = None,
 ) -> Comparing:
     """Two or more finished studies side by side: r, order and selection effect, accuracy, and all of them pooled.
@@ -314,16 +315,23 @@ def compare(
     Each of ``studies``, in a list or one after the other, is a run or its folder, a study of several runs, of which
     each counts, or answers from elsewhere: a `Tensor` or the path of a file that `iclperm.external.load` reads. What
     runs have in common is found by the contents of their demonstrations and queries and by what fixed their
-    permutations; of other answers that is not known, unless ``shared`` says for all what they share, level by level, of
-    sets, permutations and queries. ``sizes`` are the numbers of parameters of the studies' models, in the same order,
-    for a slope.
+    permutations; of other answers that is not known, unless ``shared`` says for all what they share, level by level:
+    some of "sets,permutations,queries", or a list of them. ``sizes`` are the numbers of parameters of the studies'
+    models, in the same order, for a slope.
 
     Raises `ConfigError` for fewer than two and for one that is named twice, `RunError` for a run that is not finished,
     and what `open_run` and `load` raise. Reads every run once; O(S·P·K·Q) for every two of them.
     """
-    if isinstance(studies, str | Path | Run | StudyRuns | Tensor):
-        studies = [studies]
-    studies = [*studies, *others]
+    is_one = isinstance(studies, str | Path | Run | StudyRuns | Tensor) or hasattr(studies, "__array__")
+    first: Any = [studies] if is_one else studies
+    studies = [*first, *others]
+    for given in studies:
+        if not isinstance(given, str | Path | Run | StudyRuns | Tensor):
+            raise ConfigError(
+                f"studies are runs, folders, files or Tensors, and one is of {type(given).__name__}; "
+                "iclperm.stats.compare compares arrays"
+            )
+    shared = shared.replace(",", " ").split() if isinstance(shared, str) else shared
     paths = [Path(given).resolve() for given in studies if isinstance(given, str | Path)]
     if twice := [path for path in dict.fromkeys(paths) if paths.count(path) > 1]:
         raise ConfigError(f"{twice[0]} is named twice; a study differs from others alone")
@@ -335,7 +343,17 @@ def compare(
     titles = [(run.task, Path(run.study.model_name).name) for run in runs]
     names = iter(short_names(titles, [run.folder for run in runs]))
     said = comparing([_compared(one, names) for one in found], shared=shared, sizes=sizes)
-    return replace(said, runs=tuple(None if isinstance(one, Tensor) else one for one in found))
+    own = [
+        f"{study.name}: {words}"
+        for study, one in zip(said.studies, found, strict=True)
+        if isinstance(one, Run)
+        for words in one.warnings
+    ]
+    return replace(
+        said,
+        runs=tuple(None if isinstance(one, Tensor) else one for one in found),
+        warnings=(*said.warnings, *dict.fromkeys(own)),
+    )
 
 
 def _opened(path: str | Path) -> Run | StudyRuns | Tensor:

@@ -16,6 +16,7 @@ from typing import Any, TypedDict, Unpack
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from iclperm.errors import ConfigError, RequestError
 from iclperm.report import figures as drawing
@@ -27,7 +28,6 @@ from iclperm.study import kinds
 
 __all__ = [
     "Style",
-    "StyledFigure",
     "all_figures",
     "confusion",
     "convergence",
@@ -54,6 +54,9 @@ _MEANT = {
     "color": "say colours",
     "colors": "say colours",
     "cmap": "say colours",
+    "label": "curve alone has one, in axes of yours",
+    "vmin": "say scale=(vmin, vmax), which heat_map has",
+    "vmax": "say scale=(vmin, vmax), which heat_map has",
     "figsize": "say width and height, in inches",
     "xlabel": "name the axes of the figure that is returned, or draw into axes of yours with ax",
     "ylabel": "name the axes of the figure that is returned, or draw into axes of yours with ax",
@@ -62,19 +65,23 @@ _MEANT = {
 
 
 class Style(TypedDict, total=False):
-    """How a figure looks; every key may be left out."""
+    """How a figure looks; every key may be left out.
+
+    - ``width``: inches, for which the figure is laid out; its own by default.
+    - ``height``: inches; by default what the width needs. With both, the figure has these whatever its letters need.
+    - ``title``: instead of task and model; empty for none.
+    - ``colours``: the name of a colour map of Matplotlib (``"cividis"``) for what a colour measures, or a list of up to
+      three colours of lines and areas (``["black", "#cc0000"]``); of a curve those of the mean, of its spread over
+      permutations and of that over sets. Fewer recur.
+    """
 
     width: float
-    """Inches, for which the figure is laid out; its own by default."""
     height: float
-    """Inches; by default what the width needs. With both, the figure has these whatever its letters need."""
     title: str
-    """Instead of task and model; empty for none."""
     colours: str | Sequence[str]
-    """A colour map of Matplotlib (``"cividis"``) for what a colour measures, or up to three colours of lines."""
 
 
-class StyledFigure(Figure):
+class _StyledFigure(Figure):
     """A figure that looks the same whatever Matplotlib's settings are when it is shown or saved."""
 
     def __init__(self, size: tuple[float, float], colours: str | Sequence[str] | None) -> None:
@@ -93,36 +100,52 @@ class StyledFigure(Figure):
         return raw.getvalue()
 
 
-def heat_map(run: Run, *, ax: Axes | None = None, **style: Unpack[Style]) -> Figure:
+def heat_map(
+    run: Run, *, ax: Axes | None = None, scale: tuple[float, float] | None = None, **style: Unpack[Style]
+) -> Figure:
     """Accuracy of every set (rows) in every permutation (columns) at the most demonstrations, with their means.
 
-    With ``ax`` the cells alone are drawn, into these axes; their figure is returned.
+    The colours go from the lowest to the highest accuracy of the run, so one colour means different accuracies in the
+    maps of two runs; ``scale`` gives the accuracies at both ends instead, as (0, 1). With ``ax`` the cells alone are
+    drawn, into these axes; their figure is returned.
     """
-    if ax is None:
+    if scale is not None and not (len(scale) == 2 and -math.inf < scale[0] < scale[1] < math.inf):
+        raise RequestError(f"scale is {scale!r}; give the lowest and the highest accuracy of the colours, as (0, 1)")
+    if ax is None and scale is None:
         return _figure(run, "heatmap", kinds.SENSITIVITY.name, style)
-    with _into(ax, style, _a_run(run).title):
-        accuracy = run.summary().accuracy
-        scale = drawing.scale_of(float(accuracy.min()), float(accuracy.max()))
-        drawing.draw_cells(ax, accuracy, scale, accuracy.size <= 200)
-        ax.set(xlabel="permutation", ylabel="set")
+    summary = _a_run(run).summary()
+    if ax is None:
+        title = f"{run.title}, k = {run.shots[-1]}"
+        return _styled(drawing.heat_map(summary.accuracy, title=title, ratio=summary.jackknife, scale=scale), style)
+    accuracy = summary.accuracy
+    with _into(ax, style, run.title):
+        colours = scale or drawing.scale_of(float(accuracy.min()), float(accuracy.max()))
+        drawing.draw_cells(ax, accuracy, colours, accuracy.size <= 200)
+        sets, permutations = map(drawing.level_ticks, accuracy.shape)
+        ax.set(xlabel="permutation", ylabel="set", xticks=permutations, yticks=sets)
+        ax.tick_params(length=0)
     return _root(ax)
 
 
-def curve(run: Run, *, ax: Axes | None = None, **style: Unpack[Style]) -> Figure:
+def curve(run: Run, *, ax: Axes | None = None, label: str | None = None, **style: Unpack[Style]) -> Figure:
     """Mean accuracy over the numbers of demonstrations, with its spread over permutations and over sets.
 
-    With ``ax`` it is drawn into these axes, without a legend; their figure is returned.
+    With ``ax`` it is drawn into these axes, without a legend; their figure is returned. Of several runs in one axes,
+    ``label`` is what a legend (``ax.legend()``) calls this one, and ``colours=["red"]`` draws all of it in one colour.
     """
     found = _a_run(run).curve()
     if found is None:
         raise ConfigError("this run has one number of demonstrations; a curve needs several, as shots: [0, 1, 2, 4]")
+    if ax is None and label is not None:
+        raise RequestError("label is for a curve in axes of yours, with ax; title names a figure of its own")
     if ax is None:
         return _figure(run, curve.__name__, kinds.SENSITIVITY.name, style)
     with _into(ax, style, run.title):
-        drawing.draw_bands(ax, found, run.shots)
-        if run.chance is not None:
-            ax.axhline(run.chance, color=drawing.GREY, linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
+        drawing.draw_bands(ax, found, run.shots, name=label)
+        if run.chance is not None and "chance" not in ax.get_legend_handles_labels()[1]:
+            drawing.chance_line(ax, run.chance)
         ax.set(xlabel="number of demonstrations k", ylabel="accuracy")
+        ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     return _root(ax)
 
 
@@ -253,7 +276,7 @@ def _styled(plot: Plot, style: Style) -> Figure:
         raise RequestError(f"width and height are inches above 0; got {size[0]!r} and {size[1]!r}")
     colours = style.get("colours")
     with drawing.settings(colours):
-        figure = StyledFigure(size, colours)
+        figure = _StyledFigure(size, colours)
         plot.draw(figure)
         if "title" in style:
             drawing.retitle(figure, style["title"])

@@ -178,6 +178,19 @@ class TestFindings:
         assert "whether r differs between them stays open" in lines
         assert "larger" not in lines
 
+    def test_an_interval_that_is_not_adjusted_says_so_where_it_would_mislead(self) -> None:
+        found = comparing([study("one", 1), study("two", 2)])
+        accuracy = found.pairs[0].comparison.accuracy[0]._replace(low=0.024, high=0.539, p_value=0.03, p_holm=0.1459)
+        for given, is_told in ((accuracy, True), (accuracy._replace(p_holm=0.04), False)):
+            comparison = replace(found.pairs[0].comparison, accuracy=(given,), mcnemar=(None,))
+            (line,) = (
+                line
+                for line in replace(found, pairs=(replace(found.pairs[0], comparison=comparison),)).conclusion()
+                if line.startswith("Accuracy")
+            )
+            assert ("Holm over all tests; the interval is for this one alone): no difference shows." in line) == is_told
+            assert line.endswith("it differs.") != is_told
+
     def test_a_difference_that_item_noise_may_have_made_stays_open(self) -> None:
         found = comparing([study("one", 1), study("two", 2)])
         ratio = found.pairs[0].comparison.ratio._replace(estimate=2.0, low=1.5, high=2.7, p_value=0.001, p_holm=0.004)
@@ -190,7 +203,8 @@ class TestFindings:
     def test_too_few_sets_are_said_and_no_r_is_compared(self) -> None:
         found = comparing([study("few", 1, shape=(2, 8, 150)), study("enough", 2, of="b")])
         lines = found.conclusion()
-        assert lines[0].startswith("few has 2 sets x 8 permutations: too few to compare r")
+        assert lines[0].startswith("Accuracy at k = 4: few less enough is ")  # the answer is what is known
+        assert lines[1].startswith("few has 2 sets x 8 permutations: too few to compare r")
         assert not any("times that of" in line for line in lines)
         assert math.isnan(found.pairs[0].comparison.ratio.estimate)
         assert not math.isnan(found.pairs[0].comparison.accuracy[0].low)

@@ -190,6 +190,10 @@ class TestCompare:
         with pytest.raises(RequestError, match="all 0 or 1: give answers"):
             stats.compare(first.astype(float), second.astype(float))
 
+    def test_floats_that_are_all_0_or_1_are_answers(self) -> None:
+        first, second = (answers(seed)[:, :, None] for seed in (17, 18))
+        np.testing.assert_equal(stats.compare(first.astype(float), second.astype(float)), stats.compare(first, second))
+
     def test_one_missing_answer_in_two_hundred_changes_little(self) -> None:
         first, second = answers(17), answers(18)
         states = tuple((np.random.default_rng(seed).random(first.shape) < 0.005).astype(np.uint8) for seed in (1, 2))
@@ -217,7 +221,10 @@ class TestCompare:
         assert found.covers == ("sets", "permutations")
         assert found.num_queries == (0, 0)
         assert found.accuracy[0].se < whole.accuracy[0].se  # queries are no draws here
-        assert stats.compare(first[..., None].repeat(2, 2), second[..., None].repeat(2, 2)).shots == (0, 1)
+        pair = first[..., None].repeat(2, 2), second[..., None].repeat(2, 2)
+        assert stats.compare(*pair, shots=((1, 4), (1, 4))).shots == (1, 4)
+        with pytest.raises(RequestError, match=r"can be grades \[S, P, Q\] or accuracies .*with 'shots'$"):
+            stats.compare(*pair)
 
     @pytest.mark.parametrize(
         ("second", "shared", "shots", "words"),

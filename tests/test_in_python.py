@@ -4,6 +4,7 @@ import ast
 import inspect
 import io
 import math
+import pydoc
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -19,8 +20,10 @@ from matplotlib.image import imread
 
 import iclperm
 from iclperm import Study, plot
+from iclperm.base.help import fields_in_help
 from iclperm.errors import ConfigError, RequestError
 from iclperm.report.figures import drawn
+from iclperm.studies.comparing_findings import Comparing
 from iclperm.study import kinds
 from iclperm.study.states import INVALID
 
@@ -211,6 +214,49 @@ def test_it_is_drawn_into_given_axes(run, name):
         getattr(plot, name)(run, ax=right, width=3.0)
 
 
+def test_two_heat_maps_have_the_scale_that_is_asked_for(run):
+    ax = Figure().subplots()
+    plot.heat_map(run, ax=ax)
+    own = ax.images[0].get_clim()
+    for figure in (plot.heat_map(run, ax=ax, scale=(0, 1)), plot.heat_map(run, scale=(0, 1))):
+        assert {image.get_clim() for axes in figure.axes for image in axes.images} - {own} == {(0, 1)}
+    alone = plot.heat_map(run)
+    cells = next(axes for axes in alone.axes if axes.get_ylabel() == "set")
+    assert list(ax.get_yticks()) == list(cells.get_yticks()) == [0, 1, 2]
+    assert list(ax.get_xticks()) == [0, 1, 2, 3]
+    title = alone.texts[0].get_text()
+    assert plot.heat_map(run, scale=(0, 1)).texts[0].get_text() == title
+    for wrong in ((1, 0), (0,), (0, math.nan)):
+        with pytest.raises(RequestError, match=r"scale is .*; give the lowest and the highest accuracy"):
+            plot.heat_map(run, scale=wrong)
+
+
+def test_two_curves_in_one_axes_are_told_apart(run):
+    ax = Figure().subplots()
+    plot.curve(run, ax=ax, colours=["red", "lime", "blue"], label="one")
+    plot.curve(run, ax=ax, colours=["black"], label="two")
+    handles, words = ax.get_legend_handles_labels()
+    assert words == ["one", "chance", "two"]
+    assert [to_rgba(handle.get_color())[:3] for handle in handles[::2]] == [(1, 0, 0), (0, 0, 0)]
+    edges = [tuple(band.get_edgecolor()[0][:3]) for band in ax.collections]
+    assert edges == [(0, 1, 0), (0, 0, 1), (0, 0, 0), (0, 0, 0)]
+    assert all(tick == int(tick) for tick in ax.get_xticks())
+    shown = pixels(plot.curve(run, colours=["red"]))
+    assert (shown == (255, 0, 0, 255)).all(-1).any()
+    assert plot.curve(run, ax=Figure().subplots()).axes[0].get_legend_handles_labels()[1][0] == "mean"
+    with pytest.raises(RequestError, match="'black' is one colour; give a list, colours="):
+        plot.curve(run, colours="black")
+    with pytest.raises(RequestError, match="label is for a curve in axes of yours"):
+        plot.curve(run, label="mine")
+
+
+def test_help_on_figures_is_ours_and_says_what_a_style_has():
+    assert "_StyledFigure" not in plot.__all__
+    text = pydoc.render_doc(plot, renderer=pydoc.plaintext)
+    assert text.count("\n") < 500
+    assert all(f"``{key}``" in plot.Style.__doc__ for key in plot.Style.__annotations__)
+
+
 def test_what_cannot_be_drawn_says_why(run):
     one = iclperm.run(Study(sets=3, permutations=3, shots=3, queries=12, seed=1))
     with pytest.raises(ConfigError, match="a curve needs several"):
@@ -250,6 +296,33 @@ def test_every_field_of_a_finding_says_what_it_is():
                 ]
     assert len(found) >= 9
     assert {name: fields for name, fields in found.items() if fields} == {}
+
+
+def test_help_tells_the_fields_of_results(run):
+    for cls, field in (
+        (iclperm.stats.Accuracy, "values (FloatArray): [...] share of correct answers; NaN where a cell has none."),
+        (iclperm.stats.Contrast, "p_holm (float): Adjusted for all tests that were made together"),
+        (iclperm.stats.Comparison, "covers (tuple[str, ...]): Axes with two levels or more in both"),
+        (iclperm.stats.VarianceComponents, "sigma2 (Effects): Unbiased estimates of the components, in squared"),
+        (iclperm.stats.LatentComponents, "cells (FloatArray): [S, P] logit of every cell"),
+        (type(run.summary()), "near_ties (float | None): Share of ok answers"),
+        (type(run.findings()), "bearing (Bearing): What the answers can bear."),
+        (Comparing, "pooled (PooledEstimate | None): log r of all studies that have one"),
+        (type(iclperm.plan(run.study)), "num_parts (int)"),
+    ):
+        text = inspect.getdoc(cls)
+        assert f"\n  {field}" in text
+        assert cls.__doc__ == text
+    assert iclperm.stats.Accuracy.__doc__.startswith("Accuracy of every cell, with what was left out.\n\nFields:\n")
+    made = fields_in_help(type("Made", (), {"__doc__": "Of no file."}))
+    assert made.__doc__ == "Of no file."
+
+
+def test_a_summary_is_some_lines(run):
+    shown = repr(run.summary())
+    assert len(shown) < 1_000
+    assert shown.startswith("SensitivitySummary: 3 sets x 4 permutations, 12 queries; mean accuracy ")
+    assert f"r {run.summary().printed.ratio:.2f}; fields: accuracy, num_queries, " in shown
 
 
 APART = {"comparing_findings"}

@@ -24,6 +24,7 @@ from iclperm.errors import ConfigError, RequestError, RunError, RunInterrupted
 from iclperm.progress import Advance, ProgressBar, words
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.progress import ANSWERING, FINISHING, LOADING
+from iclperm.studies.comparing_page import page_of
 
 CLASSES = ("World", "Sports", "Business")
 ROWS = [{"title": row["text"], "label": CLASSES[number % 3]} for number, row in enumerate(make_rows(5, 90))]
@@ -96,6 +97,20 @@ def test_the_same_cell_again_changes_nothing_and_another_asks_first():
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in Path().iterdir()} == before
     iclperm.new_task(ROWS[:60], "news", text="title", replace=True)
     assert len(Path("news.jsonl").read_text(encoding="utf-8").splitlines()) == 60
+
+
+@pytest.mark.parametrize("task", [None, "data: {train: other.jsonl}\n", "- no task\n", "data: {train: 3}\n"])
+def test_rows_of_the_user_are_never_replaced(task):
+    Path("mine.jsonl").write_text('{"title": "kept"}\n')
+    if task is not None:
+        Path("mine.yaml").write_text(task)
+    for replace in (False, True):
+        with pytest.raises(
+            ConfigError, match=r"^mine\.jsonl is there and is not the data .*; give the task another name$"
+        ):
+            iclperm.new_task(ROWS, "mine", text="title", replace=replace)
+    assert Path("mine.jsonl").read_text() == '{"title": "kept"}\n'
+    assert Path("mine.yaml").exists() == (task is not None)
 
 
 def test_the_wording_is_the_callers():
@@ -184,6 +199,18 @@ def test_two_runs_are_compared_as_they_are_named(run):
             iclperm.compare(one)
 
 
+def test_what_is_shared_is_a_text_or_a_list_and_arrays_are_compared_elsewhere(folder):
+    arrays = np.random.default_rng(0).integers(0, 2, (2, 4, 4, 30), dtype=np.uint8)
+    names = [folder / "a.npy", folder / "b.npy"]
+    for name, array in zip(names, arrays, strict=True):
+        np.save(name, array)
+    for shared in ("sets,queries", "sets, queries", ["sets", "queries"]):
+        assert iclperm.compare(names, shared=shared).pairs[0].comparison.shared == ("sets", "queries")
+    for given in ((arrays[0], arrays[1]), ([arrays[0], arrays[1]],), (arrays,)):
+        with pytest.raises(ConfigError, match=r"one is of ndarray; iclperm\.stats\.compare compares arrays"):
+            iclperm.compare(*given)
+
+
 @pytest.mark.parametrize("has_folder", [True, False])
 def test_an_interrupted_cell_says_what_is_kept(has_folder):
     limits = WorkLimits(unit_tokens=(1, 1))
@@ -237,6 +264,8 @@ def test_a_bar_knows_what_a_notebook_keeps_of_it():
 
 def test_findings_and_comparisons_are_sentences_and_tables(run):
     comparing = iclperm.compare(run, iclperm.run(Study(**SMALL, seed=1)))
+    assert set(page_of(comparing).warnings) == set(comparing.warnings)
+    assert {f"{comparing.studies[0].name}: {words}" for words in run.warnings} <= set(comparing.warnings)
     for found in (run.findings(), run.findings("curve"), comparing):
         assert repr(found).splitlines() == [repr(found).splitlines()[0], *found.conclusion(), *found.warnings]
         shown = found._repr_html_()

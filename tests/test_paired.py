@@ -185,6 +185,18 @@ class TestPairedInterval:
             expected = stats.paired_interval(correct[one], correct[two])
             assert (found.low[place], found.high[place]) == pytest.approx(expected[1:3])
 
+    def test_takes_floats_that_are_all_0_or_1_and_tells_what_a_gap_needs(self) -> None:
+        first, second = np.array([1.0, 0, 1, 1]), np.array([0.0, 0, 1, 0])
+        whole = [each.astype(int) for each in (first, second)]
+        for call in (stats.paired_interval, paired.mcnemar, paired.paired_se, paired.stratified_mcnemar):
+            np.testing.assert_equal(call(first, second), call(*whole))
+        gappy = np.array([1, np.nan, 1, 1])
+        with pytest.raises(RequestError, match=r"got a NaN; give numpy\.nan_to_num\(x\), and state=numpy\.isnan\(x\)"):
+            paired.mcnemar(gappy, second)
+        given = np.nan_to_num(gappy), second
+        found = paired.mcnemar(*given, state=np.isnan(np.stack([gappy, second])))
+        assert found == paired.mcnemar(gappy[[0, 2, 3]], second[[0, 2, 3]])
+
     def test_heeds_the_state_and_refuses_grades(self) -> None:
         first, second = [1, 0, 1, 1], [0, 0, 1, 1]
         assert stats.paired_interval(first, second, [[1, 0, 0, 0], [0, 0, 0, 0]]) == stats.paired_interval(
@@ -196,7 +208,7 @@ class TestPairedInterval:
             (paired.mcnemar, "McNemar's test"),
             (paired.paired_se, "the paired standard error"),
         ):
-            with pytest.raises(RequestError, match=f"{name} needs answers 0 and 1 as bool or integers, got float64"):
+            with pytest.raises(RequestError, match=f"{name} needs answers 0 and 1, got others of float64"):
                 call([0.5, 1.0], [0.0, 1.0])
         for call, name in ((paired.cochran_q, "Cochran's Q"), (paired.pairwise_mcnemar, "McNemar's test")):
             with pytest.raises(RequestError, match=f"{name} needs answers 0 and 1"):

@@ -620,6 +620,45 @@ def test_bad_input_is_named(call: Callable[[], object], message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_gap_is_a_nan_with_a_state_and_a_mask_is_never_lost() -> None:
+    answers = np.random.default_rng(3).integers(0, 2, (4, 5, 30)).astype(float)
+    answers[1, 2, 3] = np.nan
+    whole, gaps = np.nan_to_num(answers).astype(int), np.isnan(answers)
+    found = stats.accuracy(whole, state=gaps)
+    np.testing.assert_equal(found, stats.accuracy(answers, state=gaps.astype(np.uint8)))
+    np.testing.assert_equal(stats.variance_components(whole, gaps), stats.variance_components(whole, gaps.astype(int)))
+    with pytest.raises(RequestError, match=r"scores\[1, 2, 3\] is nan; leave out the queries that lack an answer: x\["):
+        stats.mean_error(answers)
+    assert stats.mean_error(answers[..., np.isfinite(answers).all(axis=(0, 1))]).mean == pytest.approx(
+        np.delete(whole, 3, 2).mean()
+    )
+    masked = np.ma.masked_invalid(answers)
+    for call in (
+        stats.accuracy,
+        stats.accuracy_bounds,
+        stats.common_accuracy,
+        stats.variance_components,
+        stats.mean_error,
+        stats.tensor_sums,
+        stats.latent_components,
+        stats.jackknifed_effects,
+        lambda x: stats.curve(x[:, :, None]),
+        lambda x: stats.compare(x, x),
+        lambda x: stats.mcnemar(x[0, 0], x[1, 2]),
+        lambda x: stats.paired_grades(x[0, 0], x[1, 2]),
+        lambda x: stats.order_sensitivity(x[1]),
+    ):
+        with pytest.raises(RequestError, match=r"masked entries; give x\.filled\(0\)"):
+            call(masked)
+    np.testing.assert_equal(stats.accuracy(masked.filled(0).astype(int), state=np.ma.getmaskarray(masked)), found)
+
+
+def test_sensitivities_take_the_accuracy_that_was_computed() -> None:
+    found = stats.accuracy(np.random.default_rng(3).integers(0, 2, (4, 5, 30)))
+    for call in (stats.order_sensitivity, stats.selection_sensitivity, stats.sensitivity_ratio):
+        assert call(found) == call(found.values)
+
+
 def test_importing_statistics_loads_nothing_heavy() -> None:
     code = (
         "import sys, iclperm.stats, iclperm.report; print({'numba', 'torch', 'matplotlib', 'rich'} & set(sys.modules))"

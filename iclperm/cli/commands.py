@@ -406,12 +406,11 @@ class Wanted:
 
 def compare(runs: Sequence[Path], shared: str | None, sizes: str | None, wanted: Wanted, *, as_json: bool) -> None:
     """Shows finished runs side by side, and writes the files that are wanted of them."""
-    axes = None if shared is None else shared.replace(",", " ").split()
     try:
         parameters = None if sizes is None else [float(size) for size in sizes.split(",")]
     except ValueError:
         raise ConfigError(f"--sizes must be numbers with commas between, such as 0.5e9,7e9; got {sizes!r}") from None
-    found = api.compare(runs, shared=axes, sizes=parameters)
+    found = api.compare(runs, shared=shared, sizes=parameters)
     _show_findings(found, wanted.written(found), as_json=as_json)
     if wanted.out is not None or wanted.page is not None:
         _note_pictures()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from iclperm.base.help import fields_in_help
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.plan import Plan
 from iclperm.errors import DataError, IclpermError
@@ -25,6 +26,7 @@ from iclperm.tasks.task import Task
 Source = Literal["planned", "typical lengths", "unknown"]
 
 
+@fields_in_help
 @dataclass(frozen=True)
 class CellCost(ShownFields):
     """What a cell costs. ``source`` says where that is from: its data and tokenizer ("planned"), or lengths that are
@@ -58,6 +60,7 @@ class CellCost(ShownFields):
         )
 
 
+@fields_in_help
 @dataclass(frozen=True)
 class GridPlan(ShownFields):
     """What the cells of a grid cost that are not finished, in the order in which they will run."""

@@ -11,6 +11,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,36 +64,45 @@ _LEFT_OF_ROW, _GAP, _UNDER_ROW = 0.68, 0.1, 0.5
 _TIGHT: Any = {"handlelength": 1.8, "handletextpad": 0.6, "columnspacing": 1.2, "borderpad": 0.1}  # of a legend
 
 
-def heat_map(accuracy: npt.ArrayLike, *, title: str = "", ratio: Interval | None = None) -> Plot:
+def heat_map(
+    accuracy: npt.ArrayLike,
+    *,
+    title: str = "",
+    ratio: Interval | None = None,
+    scale: tuple[float, float] | None = None,
+) -> Plot:
     """Accuracy [S, P] with the means of sets and permutations at the margins.
 
     Sets are rows and permutations columns; every cell's value is printed while S·P <= 200. The title carries order and
     selection sensitivity and r as printed in arXiv 2511.09700; `ratio` is that r with the interval that belongs to it
-    (`jackknife_ratio_interval`), left out where there is none. Raises RequestError on another shape or a NaN.
+    (`jackknife_ratio_interval`), left out where there is none. The colours span `scale`, by default that of the cells.
+    Raises RequestError on another shape or a NaN.
     """
     matrix = accuracy_matrix(accuracy)
 
     low, high = float(matrix.min()), float(matrix.max())
+    has_bar = scale is not None or low < high  # colours of one number would show a range that is not there
+    colours = scale_of(low, high) if scale is None else scale
     natural_width, natural_height = _heat_map_size(*matrix.shape)
 
     def draw(figure: Figure) -> None:
         cells, by_set, by_permutation, bar = _heat_map_axes(figure, natural_height)
         room = cells.get_position().width * figure.get_figwidth() / matrix.shape[1]
-        scale, printed = scale_of(low, high), matrix.size <= _MAX_PRINTED_CELLS and room > _LEAST_CELL
-        image = draw_cells(cells, matrix, scale, printed)
-        draw_cells(by_set, matrix.mean(axis=1, keepdims=True), scale, printed)
-        draw_cells(by_permutation, matrix.mean(axis=0, keepdims=True), scale, printed)
+        printed = matrix.size <= _MAX_PRINTED_CELLS and room > _LEAST_CELL
+        image = draw_cells(cells, matrix, colours, printed)
+        draw_cells(by_set, matrix.mean(axis=1, keepdims=True), colours, printed)
+        draw_cells(by_permutation, matrix.mean(axis=0, keepdims=True), colours, printed)
         _label_heat_map(cells, by_set, by_permutation, matrix.shape)
-        if low < high:
+        if has_bar:
             side: Any = {"orientation": "horizontal"} if figure.get_figwidth() < _NARROW else {}
             figure.colorbar(image, cax=bar, label="accuracy", **side).outline.set_visible(False)
-        else:  # colours of one number would show a range that is not there
+        else:
             bar.set_axis_off()
         line = f"every ordering has {cell_words(low)}" if low == high else _sensitivity_line(matrix, ratio)
         head(figure, title or "Accuracy by set and permutation", line)
 
     def tall(width: float) -> float:
-        return natural_height + (0.55 if width < _NARROW and low < high else 0.0)
+        return natural_height + (0.55 if width < _NARROW and has_bar else 0.0)
 
     caption = "Accuracy of every set of demonstrations in every order"
     return Plot((natural_width, tall(natural_width)), draw, tall=tall, least=2.6, caption=caption)
@@ -131,7 +141,14 @@ def curve_plot(
         if bounds is not None:
             reach = np.abs(np.asarray(bounds) - curve.mean)
             axes.errorbar(
-                shots, curve.mean, reach, fmt="none", color="black", elinewidth=0.9, capsize=2, label=words[3]
+                shots,
+                curve.mean,
+                reach,
+                fmt="none",
+                color=_band_colours()[0],
+                elinewidth=0.9,
+                capsize=2,
+                label=words[3],
             )
         if chance is not None:
             chance_line(axes, chance)
@@ -248,8 +265,8 @@ def at_width(plot: Plot, width: float) -> Plot:
 def settings(colours: str | Sequence[str] | None = None) -> Iterator[None]:
     """Within: Matplotlib's settings are those of our figures, whatever the caller's are.
 
-    `colours` are other ones: the name of a colour map for what a colour measures, or up to three colours of lines and
-    areas. Raises RequestError for what Matplotlib does not know.
+    `colours` are other ones: the name of a colour map for what a colour measures, or colours of lines and areas, which
+    recur where there are fewer than a figure has. Raises RequestError for what Matplotlib does not know.
     """
     from matplotlib import rc_context, rcdefaults, rcParams
 
@@ -268,6 +285,10 @@ def _palette(colours: str | Sequence[str] | None) -> Any:
     map_name = colours if isinstance(colours, str) else _MAP
     lines = _LINES if colours is None or isinstance(colours, str) else list(colours)
     if map_name not in colormaps:
+        if is_color_like(map_name):
+            raise RequestError(
+                f"{map_name!r} is one colour; give a list, colours=[{map_name!r}], or a colour map such as 'cividis'"
+            )
         raise RequestError(f"Matplotlib has no colour map {map_name!r}; give one of its names, such as 'cividis'")
     if not lines or not all(map(is_color_like, lines)):
         raise RequestError(f"colours are a colour map or colours such as '#0072B2'; got {colours!r}")
@@ -441,29 +462,42 @@ def cell_words(value: float) -> str:
 
 def _label_heat_map(cells: Axes, by_set: Axes, by_permutation: Axes, shape: tuple[int, ...]) -> None:
     num_sets, num_permutations = shape
-    cells.set(yticks=_ticks(num_sets), ylabel="set")
-    by_permutation.set(xticks=_ticks(num_permutations), xlabel="permutation", yticks=[0], yticklabels=["mean"])
+    cells.set(yticks=level_ticks(num_sets), ylabel="set")
+    by_permutation.set(xticks=level_ticks(num_permutations), xlabel="permutation", yticks=[0], yticklabels=["mean"])
     by_set.set(xticks=[0], xticklabels=["mean"])
     for axes in (cells, by_set, by_permutation):
         axes.tick_params(length=0)
 
 
-def _ticks(count: int) -> list[int]:
+def level_ticks(count: int) -> list[int]:
+    """Of so many sets or permutations those that are numbered: all, or some at equal distances."""
     steps = (digit * 10**power for power in range(9) for digit in (1, 2, 5))
     return list(range(0, count, next(step for step in steps if count <= step * _MAX_TICKS)))
 
 
-def draw_bands(axes: Axes, curve: Curve, shots: Sequence[int], size: float = 4) -> None:
-    """The mean over the shots with points of a size, and its spread over permutations and over sets."""
-    axes.plot(shots, curve.mean, color="black", linewidth=1.6, marker="o", markersize=size, label="mean", zorder=3)
+def draw_bands(axes: Axes, curve: Curve, shots: Sequence[int], size: float = 4, name: str | None = None) -> None:
+    """The mean over the shots with points of a size, and its spread over permutations and over sets, in the first three
+    colours of the settings where the caller gave any. In a legend a ``name`` stands for them all."""
+    mean, fill, hatch = _band_colours()
+    axes.plot(shots, curve.mean, color=mean, linewidth=1.6, marker="o", markersize=size, label=name or "mean", zorder=3)
     # one band filled, one hatched: both stay visible where they overlap, in print too
-    filled: dict[str, Any] = {"facecolor": (BLUE, 0.22), "edgecolor": (BLUE, 0.8)}
-    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": (ORANGE, 0.75), "hatch": "//////"}
+    filled: dict[str, Any] = {"facecolor": (fill, 0.22), "edgecolor": (fill, 0.8)}
+    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": (hatch, 0.75), "hatch": "//////"}
     bands = (("permutations", curve.std_permutations, filled), ("sets", curve.std_sets, hatched))
-    for name, spread, style in bands:
+    for over, spread, style in bands:
         if np.isfinite(spread).all():
             low, high = curve.mean - spread, curve.mean + spread
-            axes.fill_between(shots, low, high, label=f"spread over {name}", linewidth=0.8, **style)
+            label = f"spread over {over}" if name is None else None
+            axes.fill_between(shots, low, high, label=label, linewidth=0.8, **style)
+
+
+def _band_colours() -> tuple[Any, ...]:
+    """Of the mean, and of its spread over permutations and over sets: the caller's, else our own."""
+    from matplotlib import rcParams
+    from matplotlib.colors import to_rgb
+
+    given = rcParams["axes.prop_cycle"].by_key()["color"]
+    return ("black", BLUE, ORANGE) if tuple(given) == _LINES else tuple(map(to_rgb, islice(cycle(given), 3)))
 
 
 def colour_code(colour: str) -> str:

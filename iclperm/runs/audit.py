@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from iclperm.base.help import fields_in_help
 from iclperm.endpoint.ledger import damage as damage_to_replies
 from iclperm.endpoint.ledger import paid
 from iclperm.errors import DamagedItem, IclpermError, RunError, UnknownKind, is_out_of_memory
@@ -49,6 +50,7 @@ class Session:
     workers: list[WorkerRecord] = field(default_factory=list)
 
 
+@fields_in_help
 @dataclass(frozen=True)
 class RunStatus(ShownFields):
     """How far a run is. ``seconds_left`` is what the missing parts take at the mean speed of all sessions; None where

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from iclperm.base.help import fields_in_help
 from iclperm.endpoint.bill import Bill, product_bill
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.tokenise import PromptCounts
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from iclperm.engine.estimate import Estimate
 
 
+@fields_in_help
 @dataclass(frozen=True)
 class StudyPlan(ShownFields):
     """What a study will compute; tokens as `Engine.report` counts them.

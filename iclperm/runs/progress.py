@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 Progress = Callable[[int, int], None]
-"""Called with the numbers of finished parts and of all parts, at the start and after each part."""
+"""Called with the numbers of finished parts and of all parts: once the model is loaded, and after each part."""
 READING, TOKENISING, LOADING, ANSWERING, FINISHING = (
     "reading data",
     "tokenising",

@@ -5,6 +5,7 @@ Pure functions of stored arrays: none of them calls a model. What a single study
 `choosing`; `features` and `texts`. `correlation`, `paired` and `tensor` serve them all.
 """
 
+from iclperm.base.help import fields_in_help
 from iclperm.stats.calibration import (
     Calibration,
     CalibrationEffect,
@@ -174,3 +175,7 @@ __all__ = [
     "wilson_interval",
     "winners_curse",
 ]
+
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        fields_in_help(globals()[_name])

@@ -32,9 +32,11 @@ from iclperm.stats.sensitivity import (
     accuracy_matrix,
     graded_items,
     order_sensitivity,
+    plain_array,
     query_weights,
     selection_sensitivity,
     sensitivity_ratio,
+    zeros_and_ones,
 )
 
 AXES = ("sets", "permutations", "queries")
@@ -55,13 +57,17 @@ class Contrast(NamedTuple):
     """A difference of two studies, or a ratio, with its interval and test; NaN where nothing can be said."""
 
     estimate: float
+    """First less second, in units of accuracy 0..1; of a ratio first / second."""
     se: float
     """Standard error of the difference; of a ratio that of its logarithm."""
     degrees: float
     """Degrees of freedom of `se` (Satterthwaite)."""
     low: float
+    """Lower end of the interval of this contrast alone, not adjusted for others."""
     high: float
+    """Upper end."""
     level: float
+    """Of the interval."""
     p_value: float
     """Of no difference; of a ratio that it is 1."""
     p_holm: float
@@ -143,7 +149,7 @@ def compare(
 
     Args:
         first: [S, P, Q] or [S, P, K, Q] of 0 and 1, or floating-point grades [S, P, K, Q] in 0..1; or
-            floating-point accuracies [S, P] or [S, P, K], which leave out what needs single answers.
+            floating-point accuracies [S, P], or with `shots` [S, P, K], which leave out what needs single answers.
         second: likewise, of the other study.
         shared: what both have in common, of "sets permutations queries": level i of one is then level i of the other.
         states: integers of the shape of the answers, 0 = ok. A query without any answer is left out; where
@@ -166,7 +172,7 @@ def compare(
     """
     common = _shared(shared)
     upper_tail(level)  # refuses what is no level
-    sides = _sides((first, second), states, weights, classes, common)
+    sides = _sides((first, second), states, weights, classes, common, shots is not None)
     _refuse_other_sizes(sides, common)
     names, places = _common_shots(sides, shots)
     printed = [log_sensitivity(side.accuracy[:, :, -1], "ratio", estimator) for side in sides]
@@ -298,13 +304,14 @@ def _sides(
     weights: tuple[npt.ArrayLike | None, npt.ArrayLike | None],
     classes: tuple[npt.ArrayLike | None, npt.ArrayLike | None],
     shared: tuple[str, ...],
+    has_shots: bool,
 ) -> tuple[_Side, _Side]:
-    values = [np.asarray(tensor) for tensor in tensors]
+    values = [array if array.ndim < 4 else zeros_and_ones(array) for array in map(plain_array, tensors)]
     are_accuracies = [np.issubdtype(array.dtype, np.floating) and array.ndim < 4 for array in values]
     if any(are_accuracies):
         if not all(are_accuracies):
             raise RequestError("answers cannot be compared with accuracies; give the answers of both, or accuracies")
-        one, two = (_of_accuracies(array) for array in values)
+        one, two = (_of_accuracies(array, has_shots) for array in values)
         return one, two
     items = [_four_axes(array) for array in values]
     if "queries" in shared and items[0].shape[3] != items[1].shape[3]:
@@ -331,9 +338,14 @@ def _four_axes(values: npt.NDArray[Any], *, graded: bool = True) -> npt.NDArray[
     return items if items.ndim == 4 else items[:, :, None]
 
 
-def _of_accuracies(values: npt.NDArray[Any]) -> _Side:
+def _of_accuracies(values: npt.NDArray[Any], has_shots: bool) -> _Side:
     if values.ndim == 3 and values.size and np.isin(values, (0, 1)).all():
-        raise RequestError("accuracies are all 0 or 1: give answers [S, P, Q] as integers or bool")
+        raise RequestError("accuracies are all 0 or 1: give answers [S, P, Q] as integers or bool, x.astype(int)")
+    if values.ndim == 3 and values.shape[2] > 1 and not has_shots:
+        raise RequestError(
+            f"floats of shape {list(values.shape)} can be grades [S, P, Q] or accuracies [S, P, K]; give grades as "
+            "[S, P, K, Q], x[:, :, None], and with accuracies their K numbers of demonstrations, with 'shots'"
+        )
     cells = values if values.ndim == 3 else values[..., None]
     if cells.ndim != 3 or not cells.size or not np.isfinite(cells).all():
         raise RequestError(f"accuracies must be finite, of shape [S, P] or [S, P, K], got {list(values.shape)}")

@@ -14,7 +14,7 @@ from iclperm.errors import RequestError
 from iclperm.stats import incomplete
 from iclperm.stats.incomplete import Stratum
 from iclperm.stats.limits import LIMITS, ComputeLimits
-from iclperm.stats.sensitivity import binary_items, query_weights
+from iclperm.stats.sensitivity import binary_items, plain_array, query_weights
 
 
 class Effects(NamedTuple):
@@ -350,7 +350,7 @@ def _checked(
     scores: npt.ArrayLike, state: npt.ArrayLike | None, limits: ComputeLimits
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """Scores as uint8 0 and 1 or floats, and which of them are there; None where all are."""
-    values = np.asarray(scores)
+    values = plain_array(scores)
     if values.ndim != 3:
         raise RequestError(f"variance components need scores of shape [S, P, Q], got {list(values.shape)}")
     if values.size and not np.issubdtype(values.dtype, np.floating):

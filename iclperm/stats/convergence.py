@@ -20,7 +20,7 @@ from iclperm.errors import RequestError
 from iclperm.stats.components import Effects, solve_components, variance_components
 from iclperm.stats.incomplete import strata_of
 from iclperm.stats.intervals import Interval, two_way_squares, upper_tail
-from iclperm.stats.sensitivity import FloatArray, query_weights, std_along
+from iclperm.stats.sensitivity import FloatArray, plain_array, query_weights, std_along
 
 Axis = Literal["sets", "permutations", "queries"]
 
@@ -156,9 +156,15 @@ def mean_error(
     sets. An axis with one level is taken as it is (see `covers`). Raises RequestError on another shape or a NaN. Cost:
     O(S·P·Q); no float copy of binary scores.
     """
-    values = np.asarray(scores)
+    values = plain_array(scores)
     if values.ndim != 3 or values.size == 0:
         raise RequestError(f"the error of a mean needs scores of shape [S, P, Q], got {list(values.shape)}")
+    if values.dtype.kind == "f" and (gaps := np.argwhere(~np.isfinite(values))).size:
+        place = ", ".join(map(str, gaps[0]))
+        raise RequestError(
+            f"scores[{place}] is {values[tuple(gaps[0])]}; leave out the queries that lack an answer: "
+            "x[..., numpy.isfinite(x).all(axis=(0, 1))]"
+        )
     num_s, num_p, num_q = values.shape
     weight = query_weights(weights, num_q)
     set_means = np.einsum("spq,q->s", values, weight) / (num_p * weight.sum())

@@ -61,8 +61,11 @@ class Interval(NamedTuple):
 
     estimate: float
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end."""
     level: float
+    """Of the interval, such as 0.95."""
 
 
 Scale = Literal[
@@ -119,8 +122,11 @@ class SensitivityIntervals(NamedTuple):
     """Intervals of the two sensitivities and of their ratio r = selection / order."""
 
     order: Interval
+    """In units of what the sensitivities are of: accuracy 0..1, or logits."""
     selection: Interval
+    """Likewise."""
     ratio: Interval
+    """Of r."""
 
 
 def possible(intervals: SensitivityIntervals) -> SensitivityIntervals:

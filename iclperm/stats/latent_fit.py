@@ -19,7 +19,7 @@ from iclperm.stats.logistic_normal import (
     pair_sums,
     query_variances,
 )
-from iclperm.stats.sensitivity import FloatArray, accuracy, query_weights
+from iclperm.stats.sensitivity import FloatArray, accuracy, plain_array, query_weights
 
 _MOST_SATURATED = 0.5  # of the cells
 _LEAST_NOISE = 1e-6  # of that of binary answers: equal grades are not known without end
@@ -69,7 +69,7 @@ def read_answers(
     correct: npt.ArrayLike, state: npt.ArrayLike | None, weights: npt.ArrayLike | None
 ) -> tuple[LatentAnswers, FloatArray]:
     """The answers to the queries that have one, and the weights of those."""
-    values = np.asarray(correct)
+    values = plain_array(correct)
     if values.ndim != 3:
         raise RequestError(f"latent components need correct of shape [S, P, Q], got {list(values.shape)}")
     if values.shape[0] < 2 or values.shape[1] < 2 or values.shape[2] < 2:

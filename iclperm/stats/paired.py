@@ -20,6 +20,7 @@ from iclperm.stats.sensitivity import (
     binary_items,
     query_weights,
     usable_queries,
+    zeros_and_ones,
 )
 
 _LEVEL = 0.95
@@ -429,12 +430,12 @@ def product_bootstrap(
 
 def _binary(correct: npt.ArrayLike, what: str) -> npt.NDArray[np.uint8]:
     """`binary_items` of what is no grade; raises RequestError that names what needs 0 and 1."""
-    kind = np.asarray(correct).dtype
-    if kind.kind == "f":
-        raise RequestError(
-            f"{what} needs answers 0 and 1 as bool or integers, got {kind}; paired_grades compares grades"
-        )
-    return binary_items(correct)
+    items = zeros_and_ones(correct)
+    if items.dtype.kind == "f":
+        if np.isnan(items).any():
+            raise RequestError(f"{what} got a NaN; give numpy.nan_to_num(x), and state=numpy.isnan(x)")
+        raise RequestError(f"{what} needs answers 0 and 1, got others of {items.dtype}; paired_grades compares grades")
+    return binary_items(items)
 
 
 def _contexts(first: npt.ArrayLike, second: npt.ArrayLike, what: str) -> npt.NDArray[np.uint8]:

@@ -74,13 +74,14 @@ def accuracy(
     Where a cell lacks answers, its accuracy over the others is set right for how hard they were: a missing answer
     counts as the mean of its query over all cells plus the cell's lead over other cells on the queries that it
     answered, within 0..1. A cell that met the easier queries gains nothing by it. Unbiased where what is missing does
-    not depend on the answer, given query and cell; how far it could be off otherwise is `lowest` and `highest`.
+    not depend on the answer, given query and cell; how far it could be off otherwise is what
+    `accuracy_bounds` gives: its `lowest` and `highest`.
 
     Raises RequestError on shapes that do not fit, values outside 0..1, or weights that are negative or not finite.
     Cost: O(size of correct), without a float copy of it; a large contiguous tensor of bytes without missing answers is
     read once, at the speed of memory, where the weights are whole numbers.
     """
-    items = np.asarray(correct)
+    items = plain_array(correct)
     states = _states(items.shape, state)
     if states is None or not states.any():
         return common_accuracy(correct, None, weights, limits=limits)
@@ -144,7 +145,7 @@ def common_accuracy(
     One missing answer leaves its query out everywhere: with a share m missing at random and C cells, (1 - m)^C of the
     queries are left, a fifth of a percent of them at m = .005 and C = 1,280.
     """
-    items = np.asarray(correct)
+    items = plain_array(correct)
     if not (is_large(items, limits) and _is_whole(weights)):
         items = graded_items(items, limits)
     if np.issubdtype(items.dtype, np.floating):
@@ -156,11 +157,11 @@ def common_accuracy(
     return accuracy_from_sums(sums, usable, weight)
 
 
-def order_sensitivity(accuracy: npt.ArrayLike, estimator: Estimator = "mean_std") -> float:
+def order_sensitivity(accuracy: npt.ArrayLike | Accuracy, estimator: Estimator = "mean_std") -> float:
     """How far accuracy moves with the order of the demonstrations: mean over sets of the std over permutations.
 
     Args:
-        accuracy: [S, P] accuracy of each set under each permutation.
+        accuracy: [S, P] accuracy of each set under each permutation, or the `Accuracy` of answers [S, P, Q].
         estimator: `mean_std`, the paper's mean of standard deviations (ddof 1); `rms`, the root of the mean variance;
             `c4`, the mean of standard deviations divided by c4(P), unbiased for Gaussian effects.
 
@@ -171,7 +172,7 @@ def order_sensitivity(accuracy: npt.ArrayLike, estimator: Estimator = "mean_std"
     return _mean_spread(accuracy_matrix(accuracy), estimator)
 
 
-def selection_sensitivity(accuracy: npt.ArrayLike, estimator: Estimator = "mean_std") -> float:
+def selection_sensitivity(accuracy: npt.ArrayLike | Accuracy, estimator: Estimator = "mean_std") -> float:
     """How far accuracy moves with the choice of the demonstrations: mean over permutations of the std over sets.
 
     Takes and returns what `order_sensitivity` does, with sets and permutations exchanged; NaN for S = 1.
@@ -180,7 +181,7 @@ def selection_sensitivity(accuracy: npt.ArrayLike, estimator: Estimator = "mean_
     return _mean_spread(accuracy_matrix(accuracy).T, estimator)
 
 
-def sensitivity_ratio(accuracy: npt.ArrayLike, estimator: Estimator = "mean_std") -> float:
+def sensitivity_ratio(accuracy: npt.ArrayLike | Accuracy, estimator: Estimator = "mean_std") -> float:
     """r = selection sensitivity / order sensitivity of accuracy [S, P] (arXiv 2511.09700).
 
     Interaction and item noise stand in both, which pulls r towards 1: report `variance_components(...).ratio` beside
@@ -220,7 +221,7 @@ def curve(
     NaN at a k where some cell has no answer. Raises RequestError unless correct has four axes. arXiv 2503.22002,
     Figure 1; standard deviations have ddof 1.
     """
-    items = np.asarray(correct)
+    items = plain_array(correct)
     if items.ndim != 4:
         raise RequestError(f"curve needs correct of shape [S, P, K, Q], got {list(items.shape)}")
     return curve_from_accuracy(accuracy(items, state, weights, limits=limits))
@@ -245,9 +246,11 @@ def accuracy_from_sums(sums: FloatArray, usable: npt.NDArray[np.bool_], weight: 
     return Accuracy(sums / kept, 1.0 - kept / total, int(np.count_nonzero(usable & (weight > 0))))
 
 
-def accuracy_matrix(accuracy: npt.ArrayLike) -> FloatArray:
-    """`accuracy` as float64 [S, P]; raises RequestError on another shape, an empty axis or a NaN."""
-    matrix = np.asarray(accuracy, dtype=np.float64)
+def accuracy_matrix(accuracy: npt.ArrayLike | Accuracy) -> FloatArray:
+    """Accuracies, or the `Accuracy` that has them, as float64 [S, P]; raises RequestError on another shape, an empty
+    axis or a NaN."""
+    values = plain_array(accuracy.values if isinstance(accuracy, Accuracy) else accuracy)
+    matrix: FloatArray = values.astype(np.float64, copy=False)
     if matrix.ndim != 2 or matrix.size == 0:
         raise RequestError(f"accuracy must have shape [S, P] with S, P >= 1, got {list(matrix.shape)}")
     if not np.isfinite(matrix).all():
@@ -256,9 +259,26 @@ def accuracy_matrix(accuracy: npt.ArrayLike) -> FloatArray:
     return matrix
 
 
+def plain_array(values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """An array; raises RequestError for a masked one with masked entries, whose mask would be lost."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise RequestError(
+            "an array has masked entries; give x.filled(0), and state=numpy.ma.getmaskarray(x) where a state is taken"
+        )
+    return np.asarray(values)
+
+
+def zeros_and_ones(values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """An array; one of floating point that is 0 or 1 everywhere as uint8."""
+    items = plain_array(values)
+    if items.dtype.kind != "f" or not ((items == 0) | (items == 1)).all():
+        return items
+    return items.astype(np.uint8)
+
+
 def binary_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.NDArray[np.uint8]:
     """`correct` [..., Q] as uint8 0/1, a view where it can be; raises RequestError on anything else."""
-    items = np.asarray(correct)
+    items = plain_array(correct)
     if items.ndim < 1 or items.size == 0:
         raise RequestError(f"correct must have shape [..., Q] with no empty axis, got {list(items.shape)}")
     if items.dtype == np.bool_:
@@ -281,7 +301,7 @@ def graded_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.
 
     Raises RequestError on anything else, naming the value.
     """
-    items = np.asarray(correct)
+    items = plain_array(correct)
     if not np.issubdtype(items.dtype, np.floating):
         return binary_items(items, limits)
     if items.ndim < 1 or items.size == 0:
@@ -294,7 +314,7 @@ def graded_items(correct: npt.ArrayLike, limits: ComputeLimits = LIMITS) -> npt.
 
 def finite_items(values: npt.ArrayLike) -> npt.NDArray[Any]:
     """Answers [..., Q] as uint8 0/1, or finite floats: graded, or filled in (`stats.incomplete.filled`)."""
-    items = np.asarray(values)
+    items = plain_array(values)
     if not np.issubdtype(items.dtype, np.floating):
         return binary_items(items)
     if items.ndim < 1 or not items.size or not np.isfinite(items).all():

@@ -30,6 +30,7 @@ from iclperm.stats.sensitivity import (
     binary_items,
     curve_from_accuracy,
     is_large,
+    plain_array,
     query_weights,
     usable_queries,
 )
@@ -92,7 +93,7 @@ class ArrayBlocks:
         self, correct: npt.ArrayLike, state: npt.ArrayLike | None = None, *, limits: ComputeLimits = LIMITS
     ) -> None:
         """Raises RequestError on another number of axes or a type but bool and integers."""
-        items = np.asarray(correct)
+        items = plain_array(correct)
         if items.ndim not in (3, 4) or not items.size:
             raise RequestError(f"correct must have shape [S, P, K, Q] or [S, P, Q], got {list(items.shape)}")
         if items.dtype.kind not in "biu":
@@ -382,7 +383,7 @@ def segment_sums(
 
     Int32 where the sum of the weights allows it. Raises RequestError on anything else. Cost: one pass.
     """
-    items = np.asarray(correct)
+    items = plain_array(correct)
     large = is_large(items, limits)
     items = items.view(np.uint8) if large else binary_items(items, limits)
     num_queries, bounds = items.shape[-1], np.asarray(edges)

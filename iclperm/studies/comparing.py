@@ -109,7 +109,10 @@ def _compared(ready: Together, first: int, second: int) -> Comparison:
         )
     one, two = (_accuracies(study)[:, :, kept] for study in pair)
     shared = [axis for axis in ready.shared(first, second) if axis != "queries"]
-    return stats.compare(one, two, shared=shared, shots=shots)
+    if shots is not None:
+        return stats.compare(one, two, shared=shared, shots=shots)
+    places = range(1, one.shape[2] + 1)  # the numbers are not known
+    return replace(stats.compare(one, two, shared=shared, shots=(places, places)), shots=tuple(range(len(places))))
 
 
 def _both(pair: tuple[Compared, Compared], function: Callable[[Compared], Any]) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iclperm.base.help import fields_in_help
 from iclperm.report import figures
 from iclperm.report.markup import Sheet
 from iclperm.report.notebook import ShownFindings
@@ -47,6 +48,7 @@ _FOREST = "r = selection / order as printed, with 95 % jackknife intervals; holl
 _SENSITIVITIES = {"order": "order effect", "selection": "selection effect"}
 
 
+@fields_in_help
 @dataclass(frozen=True, repr=False)
 class Comparing(ShownFindings):
     """What a comparison says."""
@@ -69,15 +71,17 @@ class Comparing(ShownFindings):
     def conclusion(self) -> list[str]:
         """See `Findings`. Nothing is said that a study with too few sets or permutations cannot bear."""
         small = [study for study in self.studies if min(study.shape[:2]) < LEAST]
-        lines = [
+        too_few = [
             f"{study.name} has {study.shape[0]} sets x {study.shape[1]} permutations: too few to compare r or the "
             f"effects of order and selection, which takes {LEAST} of each at least."
             for study in small
         ]
+        lines: list[str] = []
         for pair in self.pairs if len(self.pairs) <= _MOST_DETAILED else ():
-            lines += self._about_ratio(pair)
-            lines += self._about_effects(pair)
-            lines += self._about_accuracy(pair)
+            ratio, rest = self._about_ratio(pair), [*self._about_effects(pair), *self._about_accuracy(pair)]
+            # the first line is the answer: what is known, before that something is not
+            lines += [*rest, *ratio] if math.isnan(pair.comparison.ratio.p_holm) else [*ratio, *rest]
+        lines += too_few
         lines += [self._shared_words(pair) for pair in self.pairs] if len(self.pairs) == 1 else []
         if len(self.pairs) > _MOST_DETAILED:
             lines.append(self._about_all_pairs())
@@ -406,8 +410,10 @@ class Comparing(ShownFindings):
 
 
 def _tested(contrast: Contrast) -> str:
-    """The p-value that holds for the whole family."""
-    return f"{p_words(contrast.p_holm)}, Holm"
+    """The p-value that holds for the whole family, and a word where the interval, which does not, leaves out no
+    difference all the same."""
+    said = f"{p_words(contrast.p_holm)}, Holm over all tests"
+    return f"{said}; the interval is for this one alone" if contrast.p_holm > _LEVEL >= contrast.p_value else said
 
 
 def _is_confirmed(contrast: Contrast, free: Contrast) -> bool:

@@ -100,7 +100,7 @@ def page_of(found: Comparing) -> Page:
         question=_QUESTION,
         alerts=alerts,
         answer=[*found.headline(), *found.conclusion()],
-        warnings=[*found.warnings, *dict.fromkeys(f"{name}: {words}" for name, run in runs for words in run.warnings)],
+        warnings=found.warnings,
         plots=found.plots(),
         tables=list(map(_unbroken, [own["studies"], *tables, own["tests"]])),
         facts=[*(facts(runs) if runs else []), *([_of_outside(outside)] if outside else [])],

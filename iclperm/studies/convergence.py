@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from iclperm.base.help import fields_in_help
 from iclperm.errors import RequestError
 from iclperm.report import figures
 from iclperm.report.notebook import ShownFindings
@@ -67,6 +68,7 @@ _LINES = (*_STATISTICS.values(), "mean, all axes drawn", "1/√n")
 _CAPTION = "Standard errors against the number of permutations, sets and queries"
 
 
+@fields_in_help
 @dataclass(frozen=True, repr=False)
 class ConvergenceFindings(ShownFindings):
     """What a convergence study says."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm import stats
+from iclperm.base.help import fields_in_help
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report import figures
 from iclperm.report.notebook import ShownFindings
@@ -70,6 +71,7 @@ _NO_TRAJECTORIES = (
 )
 
 
+@fields_in_help
 @dataclass(frozen=True, repr=False)
 class CurveFindings(ShownFindings):
     """What a curve study says; everything about single trajectories is None for `resample: per_k`."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm import stats
+from iclperm.base.help import fields_in_help
 from iclperm.errors import DataError, RequestError
 from iclperm.report import figures
 from iclperm.report.notebook import ShownFindings
@@ -48,6 +49,7 @@ class Feature:
     """Of no correlation, Holm over all features and values of the report."""
 
 
+@fields_in_help
 @dataclass(frozen=True, repr=False)
 class Features(ShownFindings):
     """Findings on the features of demonstrations."""

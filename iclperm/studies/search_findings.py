@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from iclperm.base.help import fields_in_help
 from iclperm.report import charts, figures
 from iclperm.report.notebook import ShownFindings
 from iclperm.report.panels import orderings_plot
@@ -61,6 +62,7 @@ class FeatureResult(NamedTuple):
     """Holm's p value over all features; NaN where there is no test."""
 
 
+@fields_in_help
 @dataclass(frozen=True, repr=False)
 class SearchFindings(ShownFindings):
     """What a search study says, at one number of shots."""

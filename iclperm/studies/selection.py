@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.base.help import fields_in_help
 from iclperm.errors import DataError, RequestError, printable
 from iclperm.report import charts, figures
 from iclperm.report.notebook import ShownFindings
@@ -67,6 +68,7 @@ _CURVES = "Mean accuracy over k of the chosen demonstrations, beside random ones
 _BESIDE = 5.0  # inches of width from which a legend stands beside the axes
 
 
+@fields_in_help
 @dataclass(frozen=True, repr=False)
 class Selection(ShownFindings):
     """Findings of a selection study."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iclperm import stats
+from iclperm.base.help import fields_in_help
 from iclperm.errors import RequestError
 from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.notebook import ShownFindings
@@ -53,6 +54,7 @@ _BRIEFLY = {
 }
 
 
+@fields_in_help
 @dataclass(frozen=True, repr=False)
 class Sensitivity(ShownFindings):
     """The findings of a sensitivity study: its summary at the largest number of shots, and what changes over shots."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from iclperm import stats
+from iclperm.base.help import fields_in_help
 from iclperm.errors import DataError, RequestError
 from iclperm.report.parts import plain
 from iclperm.stats import Calibration, Interval, NeededDesign, SensitivityIntervals, VarianceComponents
@@ -60,7 +61,8 @@ class Extreme(NamedTuple):
     """r free of item noise."""
 
 
-@dataclass(frozen=True)
+@fields_in_help
+@dataclass(frozen=True, repr=False)
 class SensitivitySummary:
     """The numbers of a sensitivity study at one number of shots."""
 
@@ -116,6 +118,16 @@ class SensitivitySummary:
     """What the prefix tree saved; None where that is not known."""
     warnings: tuple[str, ...]
     """What should be known before the numbers are believed."""
+
+    def __repr__(self) -> str:
+        sets, permutations = self.accuracy.shape
+        order, selection, ratio = self.printed
+        return (
+            f"SensitivitySummary: {sets} sets x {permutations} permutations, {self.num_queries:,} queries; mean "
+            f"accuracy {self.mean:.4f}, order sensitivity {order:.4f}, selection sensitivity {selection:.4f}, "
+            f"r {ratio:.2f}; "
+            f"fields: {', '.join(field.name for field in fields(self))}"
+        )
 
     @property
     def printed(self) -> Spread:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from iclperm.base.help import fields_in_help
 from iclperm.stats import Comparison, Curve, Interval
 from iclperm.stats.intervals import bounded
 from iclperm.stats.paired import StratifiedMcNemar
@@ -13,6 +14,7 @@ from iclperm.stats.paired import StratifiedMcNemar
 _NORMAL = 1.959964
 
 
+@fields_in_help
 class Studied(NamedTuple):
     """One of the studies, at its largest number of shots."""
 
@@ -52,6 +54,7 @@ class Studied(NamedTuple):
         return ", ".join(part for part in (self.task, self.model) if part) or self.name
 
 
+@fields_in_help
 @dataclass(frozen=True)
 class Pair:
     """The comparison of two of the studies; p-values are adjusted over all pairs."""

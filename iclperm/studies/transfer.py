@@ -18,6 +18,7 @@ import numpy.typing as npt
 from scipy import special
 
 from iclperm import stats
+from iclperm.base.help import fields_in_help
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report import charts, figures
 from iclperm.report.notebook import ShownFindings
@@ -149,6 +150,7 @@ def transfer(
     )
 
 
+@fields_in_help
 @dataclass(frozen=True, repr=False)
 class TransferFindings(ShownFindings):
     """What a transfer study says: one permutation for each source, and beside it one for each set."""

@@ -66,8 +66,9 @@ def new_task(
     ``query``, ``shots``. What becomes of the rows is in the repr of what is returned.
 
     The same call again changes nothing. Files that are there with anything else are replaced with ``replace`` alone,
-    as finished runs are held against what they were made with. Raises `ConfigError` for that, for a table, column or
-    key that is none, and `DataError` for rows of which no task can be made.
+    as finished runs are held against what they were made with; a ``.jsonl`` that no such task has as its data is yours
+    and never replaced. Raises `ConfigError` for that, for a table, column or key that is none, and `DataError` for rows
+    of which no task can be made.
     """
     path = output(path)
     path = path if path.suffix in (".yaml", ".yml") else path.with_name(f"{path.name}.yaml")
@@ -90,6 +91,8 @@ def new_task(
         content = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=1000)
     files = {path.with_suffix(".jsonl"): rows, path: content.encode()}
     others = [file for file, raw in files.items() if file.exists() and read_given(file) != raw]
+    if (data := path.with_suffix(".jsonl")) in others and not _is_data_of(data, path):
+        raise ConfigError(f"{data} is there and is not the data of a task {path}; give the task another name")
     if others and not replace:
         raise ConfigError(
             f"{' and '.join(map(str, others))} is there and holds something else; use {path} as it is "
@@ -99,6 +102,16 @@ def new_task(
         if not file.exists() or file in others:
             write_whole(file, raw)
     return NewTask(path, found)
+
+
+def _is_data_of(data: Path, task: Path) -> bool:
+    """Whether a task file is there that names ``data`` beside it; else ``data`` is the caller's own."""
+    if not task.exists():
+        return False
+    try:
+        return bool(yaml.safe_load(read_given(task))["data"]["train"] == data.name)  # as `propose` writes it
+    except (yaml.YAMLError, KeyError, TypeError):
+        return False
 
 
 def _lines(table: Any) -> bytes:
