@@ -37,6 +37,7 @@ COMMANDS = (
     "compare",
     "demo",
     "export",
+    "grid",
     "models",
     "plan",
     "prompt",

@@ -279,7 +279,7 @@ class TestRuns:
         )
         environment = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
         done = subprocess.run(
-            [sys.executable, "-c", script, world / "grid.yaml", tmp_path / "run"], check=False, env=environment
+            [sys.executable, "-P", "-c", script, world / "grid.yaml", tmp_path / "run"], check=False, env=environment
         )
         assert done.returncode == -signal.SIGKILL
         assert len(iclperm.open_grid(tmp_path / "run").finished) == 3

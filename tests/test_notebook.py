@@ -349,7 +349,7 @@ print(iclperm.run(study, "run").correct.shape)
 
 def test_torch_is_loaded_late_and_whole_whatever_is_interrupted():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for _ in range(4):  # where the interrupt was lost within a finaliser, the run ended before the next one came
+    for _ in range(12):  # where the interrupt was lost within a finaliser, the run ended before the next one came
         done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True, env=env)
         if done.stdout.count("\n") == 3:
             break
