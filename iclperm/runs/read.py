@@ -407,13 +407,13 @@ class _Stored:
 
 
 def predictions(logprob: NDArray[np.float32], scale: NDArray[np.float64]) -> NDArray[np.signedinteger[Any]]:
-    """The most likely of the labels, from log-likelihoods [N, L] divided by ``scale`` [L]; of equal ones the lowest."""
+    """The most likely of the labels, from log-likelihoods [..., L] divided by ``scale`` [L]; of equal ones the lowest."""
     values: NDArray[np.floating[Any]] = logprob if (scale == 1).all() else logprob / scale
     if values.shape[-1] > _FEW_LABELS or np.isnan(values).any():
         return np.asarray(np.argmax(values, axis=-1))
-    best, found = values[:, 0].copy(), np.zeros(len(values), np.int8)  # a tenth of the time of argmax
+    best, found = values[..., 0].copy(), np.zeros(values.shape[:-1], np.int8)  # a tenth of the time of argmax
     for label in range(1, values.shape[-1]):
-        is_better = values[:, label] > best
+        is_better = values[..., label] > best
         found[is_better] = label
         np.maximum(best, values[:, label], out=best)
     return found
