@@ -407,7 +407,7 @@ class _Stored:
 
 
 def predictions(logprob: NDArray[np.float32], scale: NDArray[np.float64]) -> NDArray[np.signedinteger[Any]]:
-    """The most likely of the labels, from log-likelihoods [..., L] divided by ``scale`` [L]; of equal ones the lowest."""
+    """The most likely labels, from log-likelihoods [..., L] divided by ``scale`` [L]; of equal ones the lowest."""
     values: NDArray[np.floating[Any]] = logprob if (scale == 1).all() else logprob / scale
     if values.shape[-1] > _FEW_LABELS or np.isnan(values).any():
         return np.asarray(np.argmax(values, axis=-1))
@@ -415,7 +415,7 @@ def predictions(logprob: NDArray[np.float32], scale: NDArray[np.float64]) -> NDA
     for label in range(1, values.shape[-1]):
         is_better = values[..., label] > best
         found[is_better] = label
-        np.maximum(best, values[:, label], out=best)
+        np.maximum(best, values[..., label], out=best)
     return found
 
 
