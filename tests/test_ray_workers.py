@@ -160,13 +160,12 @@ def test_a_grid_that_is_killed_twice_is_that_of_one_process(world, tmp_path, clu
     grid, run, random = world / "grid.yaml", tmp_path / "run", Random(time.time_ns())
     with talking(GRID_DRIVER, grid, tmp_path / "alone") as process:
         process.communicate()
-    for begun in sorted(random.sample(range(8), 2)):  # cells that have a part when it is killed
+    for begun in sorted(random.sample(range(6), 2)):  # cells that have a part when it is killed
         with talking(GRID_DRIVER, grid, run, cluster.address) as process:
             while len([*run.glob("cells/*/items/*.parquet")]) <= begun:
                 assert process.poll() is None
                 time.sleep(0.01)
             process.kill()
-    assert len([*run.glob("cells/*/items/*.parquet")]) < 8 or begun == 7
     with talking(GRID_DRIVER, grid, run, cluster.address) as process:
         process.communicate()
     assert process.returncode == 0
