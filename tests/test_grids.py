@@ -305,12 +305,16 @@ def said(capsys, *arguments, code=0):
 
 
 class TestCommands:
-    def test_plan_run_status_report(self, world, tmp_path, capsys):
+    def test_a_grid_is_planned_and_watched(self, world, tmp_path, capsys):
         run = tmp_path / "run"
         planned, _ = said(capsys, "grid", world / "grid.yaml", "--plan", "--out", run)
         assert "one--hues--sensitivity--0" in planned
         assert "on one H100" in planned
         assert not run.exists()
+        assert "8 cells: 8 finished" in said(capsys, "status", world / "alone")[0]
+
+    def test_run_status_report(self, world, tmp_path, capsys):
+        run = tmp_path / "run"
         out, err = said(capsys, "grid", world / "grid.yaml", "--out", run)
         assert "8 cells: 8 finished" in out
         assert "cell 8 of 8" in err
