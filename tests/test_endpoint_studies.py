@@ -373,8 +373,8 @@ shots: 2
 """
 
 
-def test_a_text_whose_reading_is_given_up_is_counted_once_a_prompt(tmp_path, capfd):
-    """Two permutations share the prompt without demonstrations, whose reply makes a rule try without end."""
+def test_a_text_whose_reading_is_given_up_is_counted_once_a_prompt_in_every_draw(tmp_path, capfd):
+    """Two permutations share the prompt without demonstrations, whose two replies make a rule try without end."""
     rows = [{"text": f"word {number}", "letter": "abc"[number % 3]} for number in range(12)]
     for split, part in (("train", rows[:6]), ("test", rows[6:])):
         (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in part))
@@ -390,14 +390,14 @@ def test_a_text_whose_reading_is_given_up_is_counted_once_a_prompt(tmp_path, cap
 
     with faulty_server([reply] * 100) as server:
         study = Study(
-            task=str(tmp_path / "task.yaml"), endpoint={"base_url": server.url, "model": server.model},
-            sets=1, permutations=2, shots=[0, 2], queries=3,
+            task=str(tmp_path / "task.yaml"), sets=1, permutations=2, shots=[0, 2], queries=3,
+            endpoint={"base_url": server.url, "model": server.model, "draws": 2, "temperature": 0.5},
         )  # fmt: skip
         run = iclperm.run(study, tmp_path / "run")
-        assert sum(prompt_of(body) == slow[0] for body in server.seen) == 1
-    assert run.generation.num_given_up == run.generation.to_dict()["num_given_up"] == 1
+        assert sum(prompt_of(body) == slow[0] for body in server.seen) == 2
+    assert run.generation.num_given_up == run.generation.to_dict()["num_given_up"] == 2
     assert (run.to_arrow()["rule"].to_pylist().count("timeout"), len(slow)) == (2, 1)
     for command in ("report", "run"):
         with pytest.raises(SystemExit):
             cli.main([command, str(tmp_path / "run")])
-        assert "the reading of 1 texts took too long" in " ".join(capfd.readouterr().out.split())
+        assert "the reading of 2 texts took too long" in " ".join(capfd.readouterr().out.split())

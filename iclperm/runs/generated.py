@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from iclperm.base.arrays import large_array
 from iclperm.study.states import OK, UNPARSED
-from iclperm.tasks.answers import Judgement
+from iclperm.tasks.answers import GIVEN_UP, Judgement
 
 FINISHES = ("stop", "eos", "length", "invalid", "refused")
 """Why a text ended: a stop string, the model's own end, no tokens left, logits that are no numbers, or a refusal."""
@@ -23,6 +23,8 @@ NO_ANSWER = 0
 """Code of an unparsed answer that counts as wrong."""
 KEPT = ("text", "answer", "rule", "finish", "num_tokens", "logprob")
 """The columns of the canonical table that only generated answers have."""
+DRAWS_GIVEN_UP = "draws_given_up"
+"""How many of a prompt's further texts took too long to read; parts in which none did have no such column."""
 READ_BACK = ("context", "split", "query", "state", "prediction", "answer", "correct", "rule", "finish", "num_tokens")
 _MAX_CODE = (1 << 31) - 2
 
@@ -44,8 +46,9 @@ class GeneratedAnswers:
 
     ``state`` uint8 is as it was read: unparsed stays unparsed, whatever it counts as. ``correct`` bool; ``rule`` int16
     indexes ``rules`` (-1: none); ``finish`` int8 indexes `FINISHES` (-1: none); ``num_tokens`` int32. ``num_right``
-    int16 of the ``num_draws`` texts of a prompt are right; it is not filled where there is one text. ``table`` reads
-    the columns `KEPT` of contexts int64 [N] from the files, a row for each context and query.
+    int16 of the ``num_draws`` texts of a prompt are right; it is not filled where there is one text. ``num_given_up``
+    int16 of those beside the first took too long to read. ``table`` reads the columns `KEPT` of contexts int64 [N] from
+    the files, a row for each context and query.
     """
 
     state: NDArray[np.uint8]
@@ -54,6 +57,7 @@ class GeneratedAnswers:
     finish: NDArray[np.int8]
     num_tokens: NDArray[np.int32]
     num_right: NDArray[np.int16]
+    num_given_up: NDArray[np.int16]
     num_draws: int
     rules: tuple[str, ...]
     table: Callable[[NDArray[np.int64]], pa.Table]
@@ -74,6 +78,7 @@ class GeneratedAnswers:
             finish=filled(np.int8, -1),
             num_tokens=filled(np.int32, 0),
             num_right=filled(np.int16, 0) if num_draws > 1 else np.broadcast_to(np.int16(0), state.shape),
+            num_given_up=np.broadcast_to(np.int16(0), state.shape),
             num_draws=num_draws,
             rules=(),
             table=lambda _: pa.table({}),
@@ -94,11 +99,21 @@ class GeneratedAnswers:
         self.num_tokens[contexts, queries] = table["num_tokens"].fill_null(0).to_numpy()
         if self.num_draws > 1:
             self.num_right[contexts, queries] = [sum(map(bool, draws)) for draws in table["draw_correct"].to_pylist()]
-        return replace(self, rules=rules)
+        return replace(self, rules=rules, num_given_up=self._given_up(contexts, queries, table))
+
+    def _given_up(
+        self, contexts: NDArray[np.int64], queries: NDArray[np.int64], table: pa.Table
+    ) -> NDArray[np.int16]:
+        """Seldom are there any: an array is made when the first part has some."""
+        counts = self.num_given_up
+        if self.num_draws > 1 and DRAWS_GIVEN_UP in table.column_names:
+            counts = counts if counts.flags.writeable else counts.copy()
+            counts[contexts, queries] = table[DRAWS_GIVEN_UP].fill_null(0).to_numpy()
+        return counts
 
     def of_queries(self, queries: slice, table: Callable[[NDArray[np.int64]], pa.Table]) -> GeneratedAnswers:
         """The answers to some queries, whose texts ``table`` reads; the arrays are views."""
-        names = ("state", "correct", "rule", "finish", "num_tokens", "num_right")
+        names = ("state", "correct", "rule", "finish", "num_tokens", "num_right", "num_given_up")
         parts = {name: getattr(self, name)[:, queries] for name in names}
         return replace(self, **parts, table=table)
 
@@ -145,9 +160,11 @@ def _draw_columns(draws: Sequence[Sequence[Text]], judged: Sequence[Sequence[Jud
         [reading.is_correct if _state(text, reading) == OK else None for text, reading in zip(*each, strict=True)]
         for each in zip(draws, judged, strict=True)
     ]
+    given_up = [sum(reading.rule == GIVEN_UP for reading in readings) for readings in zip(*judged[1:], strict=True)]
     return {
         "draw_texts": pa.array([[text.text for text in texts] for texts in zip(*draws, strict=True)]),
         "draw_correct": pa.array([list(row) for row in zip(*verdicts, strict=True)], pa.list_(pa.bool_())),
+        **({DRAWS_GIVEN_UP: pa.array(given_up, pa.int16())} if any(given_up) else {}),
     }
 
 

@@ -17,7 +17,7 @@ from iclperm.errors import ConfigError, DamagedItem, RunError, is_out_of_memory
 from iclperm.prompts.design import CONTENT_FREE
 from iclperm.runs.answers import Items
 from iclperm.runs.folder import RunFolder
-from iclperm.runs.generated import KEPT, READ_BACK, GeneratedAnswers, codes, wrong_where_unparsed
+from iclperm.runs.generated import DRAWS_GIVEN_UP, KEPT, READ_BACK, GeneratedAnswers, codes, wrong_where_unparsed
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.parts import PartFiles
 from iclperm.stats.calibration import content_free_prior
@@ -184,7 +184,7 @@ class ContextAnswers:
             else GeneratedAnswers.empty(self.state, num_draws, limits.bytes_in_memory)
         )
         self._num_labels = num_generated_labels or 0
-        draws = ["draw_correct"] if num_draws > 1 else []
+        draws = ["draw_correct", DRAWS_GIVEN_UP] if num_draws > 1 else []
         self._read_back = _READ_BACK if num_generated_labels is None else [*READ_BACK, *_TEXTS, *draws]
         self._unparsed = unparsed
         self._layout = layout
@@ -232,7 +232,7 @@ class ContextAnswers:
             self._content_free[contexts[is_free], places[is_free]] = rows.logprob[is_free]
         self._contexts[part] = rows.distinct
         if self._files is None:
-            self._tables[part] = table.select(self._read_back)
+            self._tables[part] = table.select([name for name in self._read_back if name in table.column_names])
 
     def logprob(self, contexts: NDArray[np.int64], queries: slice) -> NDArray[np.float32]:
         """Log-likelihoods of contexts, int64 [N] without repeats, float32 [N, Q, L] in nats; NaN where there are none.

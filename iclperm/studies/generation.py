@@ -79,7 +79,7 @@ class Generation:
     dropped: float
     """Share of the queries of which some cell has no answer."""
     num_given_up: int = 0
-    """Texts whose reading took too long, those of different prompts."""
+    """Texts whose reading took too long, all draws of different prompts."""
     dev: Generation | None = None
     """The same of the dev queries, by which a search chooses; None where there are none."""
 
@@ -193,11 +193,12 @@ def _of_split(run: FinishedRun, items: Items, found: GeneratedAnswers) -> Genera
         is_open=not run.labels,
         dropped=float(np.average((items.state != OK).any(axis=(0, 1, 2)), weights=items.weights)),
     )
-    if GIVEN_UP not in found.rules:
-        return said
     contexts = np.unique(spread)  # several cells may share a prompt
-    is_given_up = (found.rule[contexts] == found.rules.index(GIVEN_UP)) & (found.state[contexts] == UNPARSED)
-    return replace(said, num_given_up=int(np.count_nonzero(is_given_up)))
+    num_given_up = int(found.num_given_up[contexts].sum(dtype=np.int64))
+    if GIVEN_UP in found.rules:
+        is_given_up = (found.rule[contexts] == found.rules.index(GIVEN_UP)) & (found.state[contexts] == UNPARSED)
+        num_given_up += int(np.count_nonzero(is_given_up))
+    return replace(said, num_given_up=num_given_up)
 
 
 def generation(
