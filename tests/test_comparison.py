@@ -18,6 +18,7 @@ from statsmodels.stats import contingency_tables, meta_analysis
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
 from iclperm.reference import comparison as reference
+from iclperm.reference import curves
 from iclperm.stats.comparison import AXES, Contrast
 
 Array = npt.NDArray[Any]
@@ -69,7 +70,7 @@ class TestCompare:
         one, two = pair.astype(np.float64)
         mean, variance = reference.joint_jackknife(lambda part: float(part.mean()), one, two, together)
         assert found.accuracy[0].estimate == pytest.approx(mean, abs=1e-12)
-        assert squared(found.accuracy[0]) == pytest.approx(max(variance, 1 / (first.shape[2] + 2) ** 2))
+        assert squared(found.accuracy[0]) == pytest.approx(max(variance, curves.unseen_error(first.shape[2]) ** 2))
         for name, main in (("order", "P"), ("selection", "S")):
             contrast: Contrast = getattr(found, name)
             expected, variance = reference.joint_jackknife(

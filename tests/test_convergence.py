@@ -50,7 +50,7 @@ class TestMeanError:
     def test_agrees_with_the_oracle(self, correct: Array) -> None:
         found = convergence.mean_error(correct)
         assert found.mean == pytest.approx(correct.mean())
-        expected = max(reference.mean_error(correct.astype(np.float64)), 1 / (correct.shape[2] + 2))
+        expected = max(reference.mean_error(correct.astype(np.float64)), reference.unseen_error(correct.shape[2]))
         assert found.se == pytest.approx(expected, rel=1e-9)
         assert found.degrees >= min(correct.shape) - 1
 
@@ -70,7 +70,7 @@ class TestMeanError:
         weights = generator.permutation(np.repeat([1, 3, 9], (5, 4, 3)))
         found = convergence.mean_error(scores, weights)
         expected = reference.weighted_mean_error(scores, weights.tolist())
-        assert found.se == pytest.approx(max(expected, 1 / (weights.sum() ** 2 / np.sum(weights**2) + 2)))
+        assert found.se == pytest.approx(max(expected, reference.unseen_error(weights.sum() ** 2 / np.sum(weights**2))))
         assert found.mean == pytest.approx(np.average(scores.mean(axis=(0, 1)), weights=weights))
         together = convergence.mean_error(scores, weights, classes=weights)
         assert together.se == pytest.approx(found.se)
@@ -116,11 +116,13 @@ class TestMeanError:
     def test_equal_answers_have_the_error_of_what_the_queries_never_showed(self) -> None:
         for shape in ((3, 4, 30), (1, 1, 30), (3, 1, 30)):
             found = convergence.mean_error(np.ones(shape, np.uint8))
-            assert (found.se, found.se_held) == (1 / 32, 0)
-            assert found.interval().low < 0.94
+            assert (found.se, found.se_held) == (reference.unseen_error(30), 0)
+            assert found.interval().low < 1 - stats.wilson_interval(0, 30).high < 0.89
             assert found.interval(held=True)[:3] == (1, 1, 1)
         weights = np.r_[np.full(10, 5), np.ones(20, int)]
-        assert convergence.mean_error(np.ones((3, 4, 30)), weights).se == pytest.approx(1 / (70**2 / 270 + 2))
+        assert convergence.mean_error(np.ones((3, 4, 30)), weights).se == pytest.approx(
+            reference.unseen_error(70**2 / 270)
+        )
 
     def test_one_context_repeated_has_the_error_of_its_queries(self) -> None:
         answers = np.array([1, 0, 1, 1, 0, 1], np.uint8)
@@ -185,7 +187,7 @@ class TestNeeded:
         sigma2, shape = Effects(*values), (3, 4, 50)
         found = convergence.needed_sizes(sigma2, shape, half_width)[place]
         variance = (half_width / 1.959963984540054) ** 2
-        least = math.ceil(1.959963984540054 / half_width - 2 - 1e-9)  # queries whose floor 1/(Q + 2) is within it
+        least = math.ceil(reference.Z**2 / half_width - reference.Z**2 - 1e-9)  # queries whose floor is within it
         tried = reference.needed(sigma2._asdict(), shape, place, variance * (1 + 1e-9), 2000)
         if found is None or found > 2000:
             assert tried is None or (place < 2 and shape[2] < least)
@@ -200,10 +202,10 @@ class TestNeeded:
         correct[1, 2, 3] = 0
         error = convergence.mean_error(correct)
         found = convergence.needed_sizes(error.sigma2, correct.shape, 0.01)
-        assert (found.sets, found.permutations, found.queries) == (None, None, 194)
+        assert (found.sets, found.permutations, found.queries) == (None, None, 381)
         assert found.together is not None
-        assert found.together[2] == 194
-        assert 1.95996 / (194 + 2) <= 0.01 < 1.95996 / (193 + 2)
+        assert found.together[2] == 381
+        assert reference.Z * reference.unseen_error(381) <= 0.01 < reference.Z * reference.unseen_error(380)
 
     def test_all_together_are_enough_and_hardly_more(self) -> None:
         sigma2, shape = effects(SIGMA), (5, 20, 256)

@@ -136,6 +136,7 @@ def test_near_duplicates_across_splits_are_counted(tmp_path):
     found = propose(tickets(tmp_path / "b.csv", rows=rows + twins), tmp_path)
     assert len(found.near) > 50
     assert {split for _, _, split in found.near} == {"test", "dev"}
+    assert any("test rows nearly repeat one of dev" in note for note in found.notes)
 
 
 def test_a_label_with_too_few_rows_is_left_out_and_told(tmp_path):
@@ -357,4 +358,4 @@ def test_rows_that_are_all_alike_are_not_compared_for_ever(tmp_path):
     path = tickets(tmp_path / "a.csv", header=("text", "label"), rows=rows)
     found = propose(path, tmp_path)
     assert found.near == []
-    assert any("near-duplicates were not looked for" in note for note in found.notes)
+    assert any("near-duplicates were not all looked for" in note for note in found.notes)

@@ -45,6 +45,7 @@ from iclperm.runs.answers import Items
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.parts import PartFiles
+from iclperm.studies.told import told
 from iclperm.study import states
 
 TOLERANCE = 1e-4
@@ -692,6 +693,26 @@ def test_conflicting_and_repeated_rows_are_reported(tmp_path, study):
     planned, run = iclperm.plan(study), iclperm.run(study, tmp_path / "run")
     for report in (planned, run.report, iclperm.open_run(tmp_path / "run").report):
         assert (report.num_duplicates, report.num_conflicting) == (2, 1)
+
+
+def test_queries_that_nearly_repeat_what_is_held_apart_are_told(tmp_path, study):
+    """In plan, run, folder, what is told and prompts, whether or not the folder keeps texts."""
+    write_rows(tmp_path / "test.jsonl", [{**row, "text": f"{row['text']}77"} for row in make_rows(1, 60)])
+    study = Study(**study.model_dump() | {"sets": 4, "queries": 24})
+    found = setting.ResolvedStudy.of(study)
+    texts = {split: [row["text"] for row in found.examples[split].fields] for split in ("train", "test")}
+    used = [texts["train"][row] for row in np.unique(found.design.orderings[0].sets)]
+    asked = [texts["test"][row] for row in found.design.queries[0].rows]
+    bags = [[set(re.sub(r"\d+", "0", text).lower().split()) for text in each] for each in (used, asked)]
+    expected = sum(any(len(a & b) / len(a | b) >= 0.8 for a in bags[0]) for b in bags[1])
+    assert 0 < expected < 24
+    runs = [iclperm.run(study), iclperm.run(study, tmp_path / "run", with_text=False)]
+    runs += [iclperm.open_run(tmp_path / "run")]
+    assert [report.num_near for report in (iclperm.plan(study), *(run.report for run in runs))] == [expected] * 4
+    words = f"{expected} queries nearly repeat a demonstration"
+    for run in runs:
+        assert any(words in note for note in told(run).notes)
+    assert any(words in line for line in runs[2].prompt(best=True).said())
 
 
 def test_answers_that_no_file_holds_are_never_results(study, monkeypatch):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import iclperm
 from iclperm import Study
 from iclperm.errors import RequestError
+from iclperm.reference import curves
 from iclperm.reference import settling as reference
 from iclperm.report.figures import save
 from iclperm.runs.identity import index_orders
@@ -135,7 +136,7 @@ class TestParts:
         correct, _ = run(4, shape=(4, 6, 5, 40))
         of = blocks(correct, firsts=(4,)).differences[0]
         mean, se = reference.mean_difference(correct[:, :, 4].astype(float), correct[:, :, 5].astype(float))
-        found = stats.mean_error(of.once, np.ones(40), least=1 / 42)
+        found = stats.mean_error(of.once, np.ones(40), least=curves.unseen_error(40))
         assert (found.mean, found.se) == pytest.approx((mean, se))
 
     @pytest.mark.parametrize("axis", ["sets", "permutations", "queries"])

@@ -89,9 +89,10 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     }
     console.print(_facts(f"Plan for {printable(planned.task)}", rows))
     counts = (planned.num_duplicates, planned.num_conflicting, planned.num_excluded)
+    near = (planned.num_near, planned.num_near_dev)
     oversampled = planned.num_asked - planned.num_queries
     uneven = uneven_labels(planned.label_tokens, study.normalize)
-    notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled)]
+    notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
     print_notes(console, [*notes, *_faster_dtype(planned)])
 
 

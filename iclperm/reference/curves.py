@@ -14,6 +14,8 @@ from iclperm.reference import stats
 
 FloatArray = npt.NDArray[np.float64]
 
+Z = 1.959963984540054
+"""The quantile of 95 % intervals."""
 _GAUSS = statistics.NormalDist()
 
 
@@ -37,6 +39,11 @@ def equivalence(centre: float, se: float, margin: float) -> tuple[float, float]:
     """p-values of the two one-sided tests within ± margin (the larger one), and of the test of no difference."""
     above, below = 1 - _GAUSS.cdf((centre + margin) / se), 1 - _GAUSS.cdf((margin - centre) / se)
     return max(above, below), 2 * (1 - _GAUSS.cdf(abs(centre) / se))
+
+
+def unseen_error(num: float) -> float:
+    """The standard error that gives a share of 0 of n, ± 1.96 of it, the upper end that Wilson's interval has."""
+    return Z / (num + Z**2)
 
 
 def mean_error(scores: FloatArray) -> float:

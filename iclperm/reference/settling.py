@@ -29,6 +29,6 @@ def _ranks(values: FloatArray) -> FloatArray:
 
 
 def mean_difference(before: FloatArray, after: FloatArray) -> tuple[float, float]:
-    """Mean of after - before [S, P, Q] and its standard error, at least 1/(Q + 2)."""
+    """Mean of after - before [S, P, Q] and its standard error, at least `curves.unseen_error`."""
     difference = after - before
-    return float(difference.mean()), max(curves.mean_error(difference), 1 / (difference.shape[2] + 2))
+    return float(difference.mean()), max(curves.mean_error(difference), curves.unseen_error(difference.shape[2]))

@@ -140,7 +140,8 @@ def _run(
         "num_parts_resumed": len(work.parts) - len(missing),
         "num_quarantined": quarantined,
     }
-    return finish(plan, study, scores, counts, folder, started, forwarded, model.replies, limits=limits)
+    near = {} if folder is not None else setting.near
+    return finish(plan, study, scores, counts | near, folder, started, forwarded, model.replies, limits=limits)
 
 
 def _settle_texts(folder: RunFolder, setting: ResolvedStudy, with_text: bool | None, work: Work | None = None) -> None:
@@ -257,7 +258,7 @@ def _compute(
     if folder is not None:
         _admit(model, work, folder, mixed)
     before = model.tokens
-    session = _Session(folder, _environment(model), model)
+    session = _Session(folder, _environment(model), model, work.setting.near)
     num_parts = len(work.parts)
     session.write(tokens=0)
     try:
@@ -304,20 +305,23 @@ class _Session:
     ``num_parts`` counts the parts that it wrote or was about to write. Without a folder nothing is recorded.
     """
 
-    def __init__(self, folder: RunFolder | None, environment: Mapping[str, Any], model: Scorer) -> None:
+    def __init__(
+        self, folder: RunFolder | None, environment: Mapping[str, Any], model: Scorer, near: Mapping[str, int]
+    ) -> None:
         self.num_parts = 0
         self._started = time.time()
         self._name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
         self._folder = folder
         self._environment = environment
         self._model = model
+        self._near = {name: number for name, number in near.items() if number}
 
     def write(self, *, tokens: int, closed: bool = False) -> None:
         """Replaces the record; ``tokens`` are those of the session so far, ``closed`` that it has ended."""
         if self._folder is not None:
             seconds = round(time.time() - self._started, 3)
             counts = {"tokens_forwarded": tokens, "parts": self.num_parts, "seconds": seconds, "closed": closed}
-            told = {"replies": self._model.replies, "workers": self._model.workers}
+            told = {"replies": self._model.replies, "workers": self._model.workers, "near": self._near}
             about = {**self._environment, **{name: said for name, said in told.items() if said}}
             # After a kill the record is there to the last part; after a power loss it may be an earlier one.
             self._folder.write_session(self._name, {**about, **counts}, durable=closed)

@@ -111,6 +111,7 @@ def finish(
         forwarded, is_complete = forwarded_tokens(folder)
         num_numerics = len(folder.parts.numerics())
         replies = _replies(folder)
+        counts = {**counts, **_near(folder)}
     replies = {name: (replies or {}).get(name, 0) for name in REPLIES}
     if replies["num_listed"]:
         refuse_normalized_lists(study)
@@ -140,6 +141,12 @@ def forwarded_tokens(folder: RunFolder) -> tuple[int, bool]:
     recorded = sum(session.get("parts", 0) for session in sessions)
     is_complete = all(session.get("closed", False) for session in sessions) and recorded >= len(folder.parts.finished())
     return forwarded, is_complete
+
+
+def _near(folder: RunFolder) -> dict[str, int]:
+    """What the last session that knew of near-duplicates says of them; nothing where none did."""
+    recorded = [session["near"] for session in folder.sessions() if session.get("near")]
+    return recorded[-1] if recorded else {}
 
 
 def _replies(folder: RunFolder) -> dict[str, int]:

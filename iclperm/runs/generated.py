@@ -101,9 +101,7 @@ class GeneratedAnswers:
             self.num_right[contexts, queries] = [sum(map(bool, draws)) for draws in table["draw_correct"].to_pylist()]
         return replace(self, rules=rules, num_given_up=self._given_up(contexts, queries, table))
 
-    def _given_up(
-        self, contexts: NDArray[np.int64], queries: NDArray[np.int64], table: pa.Table
-    ) -> NDArray[np.int16]:
+    def _given_up(self, contexts: NDArray[np.int64], queries: NDArray[np.int64], table: pa.Table) -> NDArray[np.int16]:
         """Seldom are there any: an array is made when the first part has some."""
         counts = self.num_given_up
         if self.num_draws > 1 and DRAWS_GIVEN_UP in table.column_names:

@@ -28,7 +28,8 @@ class StudyPlan(ShownFields):
     ``num_asked`` queries are wanted of all splits together, and ``num_queries`` of them are distinct: examples of a
     class that is short count several times. ``num_content_free`` more queries are there to calibrate by. Of the data,
     ``num_duplicates`` rows repeat another row, ``num_conflicting`` of them under another label; ``num_excluded`` and
-    ``num_overlong`` queries are left out because they repeat a demonstration or are too long.
+    ``num_overlong`` queries are left out because they repeat a demonstration or are too long. ``num_near`` queries
+    nearly repeat a demonstration, ``num_near_dev`` of test a query of dev.
 
     ``opening`` are the tokens that every prompt begins with, ``label_tokens`` the numbers of tokens of the labels,
     empty where there are none or they are not known. Of a study that generates, ``max_new_tokens`` is the longest that
@@ -60,6 +61,8 @@ class StudyPlan(ShownFields):
     opening: tuple[str, ...]
     label_tokens: tuple[int, ...]
     prompts: PromptCounts
+    num_near: int = 0
+    num_near_dev: int = 0
     num_content_free: int = 0
     max_new_tokens: int | None = None
     bill: Bill | None = None
@@ -128,6 +131,8 @@ def _summary(work: Work) -> StudyPlan:
         if setting.is_generated or setting.model is None
         else tuple(len(ids) for ids in work.prompts.continuations),
         prompts=work.prompts.counts,
+        num_near=setting.near["num_near"],
+        num_near_dev=setting.near["num_near_dev"],
         num_content_free=num_content_free,
         max_new_tokens=setting.max_new_tokens if setting.is_generated else None,
         bill=None if setting.model is not None else _bill(work),

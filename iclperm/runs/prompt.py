@@ -22,7 +22,7 @@ from iclperm.prompts.encode import JointEncoder, split_labels
 from iclperm.prompts.render import DesignTexts
 from iclperm.report.notebook import prompt_html
 from iclperm.runs.folder import RunFolder
-from iclperm.runs.run import FinishedRun
+from iclperm.runs.run import FinishedRun, near_notes
 from iclperm.runs.run_texts import (
     RunPrompts,
     damaged_texts,
@@ -345,6 +345,7 @@ def _of_cell(run: FinishedRun, cell: tuple[int, int, int], **about: Any) -> RunP
     place = run.shots.index(cell[2])
     accuracy, interval, num_queries = _accuracy(run, *cell[:2], place)
     about |= _by_label(run, *cell[:2], place)
+    about["notes"] = tuple(near_notes(run.report.num_near, run.report.num_near_dev))
     return RunPrompt(*cell, accuracy=accuracy, interval=interval, num_queries=num_queries, **about)
 
 

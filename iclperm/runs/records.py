@@ -101,6 +101,13 @@ class _WrittenWorker(_Written):
     lost: bool
 
 
+class _WrittenNear(_Written):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    num_near: _Count = 0
+    num_near_dev: _Count = 0
+
+
 class _WrittenSession(_Written):
     numerics: dict[str, JsonValue]
     seconds: _Number = 0.0
@@ -109,6 +116,7 @@ class _WrittenSession(_Written):
     closed: bool = False
     replies: dict[str, _Count] = Field(default_factory=dict)
     workers: list[_WrittenWorker] = Field(default_factory=list)
+    near: _WrittenNear = Field(default_factory=_WrittenNear)
 
 
 def is_plan(content: Mapping[str, Any]) -> bool:

@@ -48,10 +48,12 @@ class RunReport:
     Where a session was killed, or its record is damaged, ``is_token_count_complete`` is False: ``tokens_forwarded`` are
     then the fewest that there can have been. Of the data, ``num_duplicates`` rows repeat another and were left out,
     ``num_conflicting`` of them under another label; ``num_excluded`` queries repeat a demonstration, or in dev a test
-    row. ``num_oversampled`` queries repeat another, as their class is short. ``num_general_cells`` are outside the
-    products. ``num_parts_resumed`` parts were found finished, ``num_quarantined`` damaged files were set aside. More
-    than one of ``num_numerics`` means that parts come from machines or versions whose last bits may differ.
-    ``is_growing`` means that the run was extended and that is not finished: these are the results before.
+    row. ``num_near`` queries nearly repeat a demonstration, ``num_near_dev`` of test a query of dev (four words in
+    five are the same; 0 where it is not known). ``num_oversampled`` queries repeat another, as their class is
+    short. ``num_general_cells`` are outside the products. ``num_parts_resumed`` parts were found finished,
+    ``num_quarantined`` damaged files were set aside. More than one of ``num_numerics`` means that parts come from
+    machines or versions whose last bits may differ. ``is_growing`` means that the run was extended and that is not
+    finished: these are the results before.
 
     Of an API: ``num_listed`` log-likelihoods are of labels' first tokens alone, ``num_bounds`` of them upper bounds;
     ``num_drawn`` texts were not asked for at temperature 0; ``num_damaged_replies`` were paid for and could not be read
@@ -85,6 +87,23 @@ class RunReport:
     num_reply_tokens: int
     num_lost_requests: int = 0
     num_lost_tokens: int = 0
+    num_near: int = 0
+    num_near_dev: int = 0
+
+
+def near_notes(num_near: int, num_near_dev: int) -> list[str]:
+    """Which accuracies repeated texts may flatter; the numbers are those of `RunReport`."""
+    notes = []
+    for number, whose, what, why in (
+        (num_near, "queries", "a demonstration", "their answers may be copied from it"),
+        (num_near_dev, "test queries", "one of dev", "what was chosen there is flattered"),
+    ):
+        if number:
+            notes.append(
+                f"{number:,} {whose} nearly repeat {what} (four words in five are the same), so that {why}; keep one "
+                "of each in the data"
+            )
+    return notes
 
 
 def as_counts(spent: Spent, lost: Spent) -> dict[str, int]:

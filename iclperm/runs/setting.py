@@ -21,6 +21,7 @@ from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.stats.texts import near_duplicates
 from iclperm.study.study import Scoring, Study
 from iclperm.tasks.sources import Split
 from iclperm.tasks.task import Examples, Task, builtin_tasks
@@ -85,6 +86,23 @@ class ResolvedStudy:
             "num_duplicates": sum(split.num_duplicates for split in examples),
             "num_conflicting": sum(split.num_conflicting for split in examples),
             "num_excluded": sum(queries.num_excluded for queries in self.design.queries if queries.split in splits),
+        }
+
+    @cached_property
+    def near(self) -> dict[str, int]:
+        """How many queries nearly repeat what is to be held apart from them, as fields of `RunReport`.
+
+        ``num_near`` distinct queries share four words in five with a demonstration, ``num_near_dev`` of test with one
+        of dev; 0 where that would take too long to look for.
+        """
+        splits = {queries.split: queries.rows for queries in self.design.queries if queries.split != CONTENT_FREE}
+        texts = {split: self.examples[split].texts(rows) for split, rows in splits.items()}
+        used = np.unique(np.concatenate([group.sets.ravel() for group in self.design.orderings]))
+        demonstrations = self.examples["train"].texts(used)
+        near = near_duplicates(demonstrations, [text for of_split in texts.values() for text in of_split])
+        return {
+            "num_near": len(near or ()),
+            "num_near_dev": len(near_duplicates(texts.get("dev", []), texts["test"]) or ()),
         }
 
     @property

@@ -24,7 +24,7 @@ from iclperm.stats.components import (
     variance_components,
 )
 from iclperm.stats.incomplete import filled, strata_of
-from iclperm.stats.intervals import jackknife_error, upper_tail
+from iclperm.stats.intervals import jackknife_error, unseen_error, upper_tail
 from iclperm.stats.paired import StratifiedMcNemar, holm, stratified_mcnemar
 from iclperm.stats.sensitivity import (
     Estimator,
@@ -499,7 +499,7 @@ def _mean_contrast(
     fewest = min(
         (float(side.weight.sum() ** 2 / np.sum(side.weight**2)) for side in sides if len(side.weight)), default=0
     )
-    return _contrast(one, two, shared, level, least=1 / (fewest + 2) if fewest else 0.0)
+    return _contrast(one, two, shared, level, least=unseen_error(fewest) if fewest else 0.0)
 
 
 def _mcnemar(sides: tuple[_Side, _Side], places: tuple[int, int], shared: tuple[str, ...]) -> StratifiedMcNemar | None:

@@ -19,7 +19,7 @@ from scipy import special
 from iclperm.errors import RequestError
 from iclperm.stats.components import Effects, solve_components, variance_components
 from iclperm.stats.incomplete import strata_of
-from iclperm.stats.intervals import Interval, two_way_squares, upper_tail
+from iclperm.stats.intervals import UNSEEN_Z, Interval, two_way_squares, unseen_error, upper_tail
 from iclperm.stats.sensitivity import FloatArray, plain_array, query_weights, std_along
 
 Axis = Literal["sets", "permutations", "queries"]
@@ -36,8 +36,8 @@ class MeanError(NamedTuple):
 
     mean: float
     se: float
-    """Standard error for fresh draws of the axes in `covers`. At least 1/(n + 2) for n effective queries, as what none
-    of them showed may still happen to one in n. NaN for one query."""
+    """Standard error for fresh draws of the axes in `covers`. At least `unseen_error` of n effective queries, as what
+    none of them showed may still happen. NaN for one query."""
     degrees: float
     """Degrees of freedom of `se` (Satterthwaite), at least those of the shortest axis it covers."""
     se_held: float
@@ -149,12 +149,12 @@ def mean_error(
             (Kish 1965).
         classes: [Q] the class of each query, for which weights stand; only looked at where weights differ. Without it
             the queries of one weight are taken for a class.
-        least: below which `se` never is, by default 1/(n + 2); for scores whose Q axis is blocks of queries.
+        least: below which `se` never is, by default `unseen_error`; for scores whose Q axis is blocks of queries.
 
     The variance is `mean_variance` of the components, each clipped at 0, and never below the variance clustered by set
-    alone; `se` is never below 1/(n + 2), so that equal answers leave an error. Permutations are taken as shared by the
-    sets. An axis with one level is taken as it is (see `covers`). Raises RequestError on another shape or a NaN. Cost:
-    O(S·P·Q); no float copy of binary scores.
+    alone; `se` is never below `unseen_error`, so that equal answers leave an error. Permutations are taken as shared by
+    the sets. An axis with one level is taken as it is (see `covers`). Raises RequestError on another shape or a NaN.
+    Cost: O(S·P·Q); no float copy of binary scores.
     """
     values = plain_array(scores)
     if values.ndim != 3 or values.size == 0:
@@ -194,7 +194,7 @@ def mean_error(
     )
     return MeanError(
         mean,
-        max(se, 1 / (effective + 2) if least is None else least),
+        max(se, unseen_error(effective) if least is None else least),
         freedom,
         held,
         held_freedom,
@@ -214,12 +214,12 @@ def needed_sizes(
 ) -> NeededSizes:
     """The sets, permutations or queries with which a mean accuracy is known to ± half_width at `level`.
 
-    Solves z·√`mean_variance` = half_width, components clipped at 0 and `shape` (S, P, Q) being that of the run, with
-    enough queries for z/(Q + 2), the least that `mean_error` gives, to be within it. With `held` the queries stay the
-    very same, and σ²_I/Q is no error: what sets and permutations alone must do. A Gaussian
-    quantile z: with few sets the interval of `mean_error` is wider. The answer is as uncertain as the components: those
-    of S sets rest on S - 1 degrees of freedom. Of an axis with one level nothing is known: None. Raises RequestError
-    unless half_width > 0. Cost: O(1).
+    Solves z·√`mean_variance` = half_width, components clipped at 0 and `shape` (S, P, Q) being that of the run,
+    with enough queries for z · `unseen_error`, the least that `mean_error` gives, to be within it. With `held` the
+    queries stay the very same, and σ²_I/Q is no error: what sets and permutations alone must do. A Gaussian
+    quantile z: with few sets the interval of `mean_error` is wider. The answer is as uncertain as the components:
+    those of S sets rest on S - 1 degrees of freedom. Of an axis with one level nothing is known: None. Raises
+    RequestError unless half_width > 0. Cost: O(1).
     """
     if not half_width > 0:
         raise RequestError(f"half_width must be above 0, got {half_width}")
@@ -229,7 +229,7 @@ def needed_sizes(
     if held:
         sets, permutations, _ = (_needed(clipped._replace(I=0.0), shape, place, wanted) for place in range(3))
         return NeededSizes(sets, permutations, None, _scaled(clipped._replace(I=0.0), shape, wanted, held))
-    least = max(math.ceil(quantile / half_width - 2 - 1e-9), 1)
+    least = max(math.ceil(quantile * UNSEEN_Z / half_width - UNSEEN_Z**2 - 1e-9), 1)
     sets, permutations, queries = (_needed(clipped, shape, place, wanted) for place in range(3))
     together = _scaled(clipped, shape, wanted, held)
     return NeededSizes(

@@ -136,6 +136,9 @@ def possible(intervals: SensitivityIntervals) -> SensitivityIntervals:
     )
 
 
+UNSEEN_Z = float(special.ndtri(0.975))
+
+
 class NeededDesign(NamedTuple):
     """The smallest square design whose interval of r would exclude 1."""
 
@@ -261,6 +264,12 @@ def wilson_interval(num_correct: int, num_queries: int, level: float = 0.95) -> 
     low = 0.0 if num_correct == 0 else centre - half
     high = 1.0 if num_correct == num_queries else centre + half
     return Interval(share, low, high, level)
+
+
+def unseen_error(num_queries: float) -> float:
+    """Standard error of what none of n queries showed, z/(n + z²) with z = 1.96: then the half-width z²/(n + z²) is
+    that of Wilson's interval of a share of 0, and of Tango's of a difference of 0. n may be an effective number."""
+    return UNSEEN_Z / (num_queries + UNSEEN_Z**2)
 
 
 def side_of(interval: Interval, value: float) -> int:

@@ -20,6 +20,7 @@ from iclperm.errors import RequestError
 from iclperm.stats.convergence import Axis, mean_error
 from iclperm.stats.correlation import pooled_rank_correlation
 from iclperm.stats.demonstrations import SCORES, Score, demonstration_scores
+from iclperm.stats.intervals import unseen_error
 from iclperm.stats.paired import holm
 from iclperm.stats.plateau import MARGIN, STATES, State, overall_of, paired_from_sums, paired_tests, states_of
 from iclperm.stats.sensitivity import FloatArray, finite_items, query_weights, std_along
@@ -309,7 +310,7 @@ def _verdicts(
     weight, squares, num = blocks.weight[kept], float(blocks.squares[kept].sum()), float(blocks.counts[kept].sum())
     total = float(weight.sum())
     same = np.zeros(len(weight))  # blocks are no classes
-    error = mean_error(once / weight, weight, classes=same, least=1 / (total**2 / squares + 2))
+    error = mean_error(once / weight, weight, classes=same, least=unseen_error(total**2 / squares))
     single = np.zeros(once.shape[:2], np.uint8)
     if axis == "queries":
         signed, twofold, changed = (values.sum(axis=-1) for values in (once, twice, square))

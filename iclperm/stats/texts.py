@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +12,10 @@ import numpy.typing as npt
 
 from iclperm.errors import RequestError
 from iclperm.stats.sensitivity import FloatArray
+
+_NEAR = 0.8  # share of words that near-duplicates have in common
+_MOST_NEAR = 20_000  # texts
+_MOST_COMPARED = 20_000_000  # words: seconds
 
 
 def similarity(texts: Sequence[str], others: Sequence[str] | None = None) -> FloatArray:
@@ -24,6 +28,40 @@ def similarity(texts: Sequence[str], others: Sequence[str] | None = None) -> Flo
 def words(text: str) -> frozenset[str]:
     """The different words of a text, in lower case."""
     return frozenset(re.findall(r"\w+", text.lower()))
+
+
+def near_duplicates(texts: Sequence[str], others: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Pairs (place in ``texts``, place in ``others``), the first for each of ``others`` that shares four words in five
+    with one of ``texts``; all numbers are one word.
+
+    None where it would take too long to look for them. Cost: O(texts that share a rare word).
+    """
+    if len(texts) + len(others) > _MOST_NEAR:
+        return None
+    bags = [_words_without_numbers(text) for text in texts]
+    frequency = Counter(word for bag in bags for word in bag)
+    holders: dict[str, list[int]] = defaultdict(list)
+    for number, bag in enumerate(bags):
+        for word in bag:
+            holders[word].append(number)
+    near, left = [], _MOST_COMPARED
+    for place, text in enumerate(others):
+        bag = _words_without_numbers(text)
+        rare = sorted((word for word in bag if word in frequency), key=lambda word: (frequency[word], word))
+        rare = rare[: len(bag) - int(_NEAR * len(bag)) + 1]  # one of these is in every text that shares enough
+        left -= sum(len(holders[word]) for word in rare)
+        for number in dict.fromkeys(number for word in rare for number in holders[word]):
+            left -= len(bag)
+            if left < 0:
+                return None
+            if len(bag & bags[number]) >= _NEAR * len(bag | bags[number]):
+                near.append((number, place))
+                break
+    return near
+
+
+def _words_without_numbers(text: str) -> frozenset[str]:
+    return words(re.sub(r"\d+", "0", text))
 
 
 def diversity(similarities: npt.ArrayLike) -> FloatArray:

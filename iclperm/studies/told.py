@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from iclperm.report.parts import Findings, Plot, Table
-from iclperm.runs.run import RunReport
+from iclperm.runs.run import RunReport, near_notes
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.study.endpoint import EndpointChoices, Spent
@@ -81,7 +81,7 @@ def growth_note(report: RunReport) -> list[str]:
 
 def _run_notes(report: RunReport) -> list[str]:
     counts = (report.num_duplicates, report.num_conflicting, report.num_excluded, report.num_oversampled)
-    notes = data_notes(*counts)
+    notes = data_notes(*counts, report.num_near, report.num_near_dev)
     notes += growth_note(report)
     if report.num_numerics > 1:
         notes.append(
@@ -91,9 +91,11 @@ def _run_notes(report: RunReport) -> list[str]:
     return notes
 
 
-def data_notes(duplicates: int, conflicting: int, excluded: int, oversampled: int) -> list[str]:
-    """What of the data was left out because it repeats other data, and what counts several times."""
-    notes = []
+def data_notes(
+    duplicates: int, conflicting: int, excluded: int, oversampled: int, near: int, near_dev: int
+) -> list[str]:
+    """What of the data was left out because it repeats other data, what nearly does, and what counts several times."""
+    notes = near_notes(near, near_dev)
     if duplicates:
         others = f", {conflicting:,} of them under another label" if conflicting else ""
         notes.append(f"{duplicates:,} rows of the data repeat another row and were left out{others}")

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from iclperm.errors import ConfigError, DataError
-from iclperm.stats.texts import words
+from iclperm.stats.texts import near_duplicates
 from iclperm.tasks.loaders import (
     DELIMITERS,
     SUFFIXES,
@@ -26,7 +26,7 @@ from iclperm.tasks.loaders import (
     table_records,
     text_in,
 )
-from iclperm.tasks.task import Examples, Task, folded
+from iclperm.tasks.task import Task, folded
 
 _LABEL_NAMES = {
     "label",
@@ -44,11 +44,9 @@ _LABEL_NAMES = {
 _MOST_CLASSES, _LONGEST_LABEL, _LONG_TEXT = 50, 60, 15
 _SHARES = (0.3, 0.25, 0.35, 0.2, 0.4)
 _DEV_FROM = 100  # rows from which on a dev share is set aside
-_NEAR = 0.8  # share of words that two near-duplicates have in common
-_MOST_NEAR = 5_000
-_MOST_COMPARED = 20_000_000  # words of near-duplicates that are looked at: seconds
 _FEW, _ENOUGH = 10, 30  # test rows of a label: an interval of its recall can be over 50 points wide, 35
 _MOST_NAMED = 10
+_MOST_SHOWN = 60  # letters of a text in a note
 _MOST_OF_LABEL, _MOST_OF_LABELS = 1_000, 50_000  # letters of one, as YAML can have for a key, and of all
 _RESERVED = frozenset(
     [
@@ -184,12 +182,25 @@ def propose(
     for split in examples:
         if short := [word for word in counts if not counts[word][split]]:
             notes.append(f"no {split} rows of {', '.join(map(repr, short))}: add rows, or leave these labels out")
-    near = _near_duplicates(examples)
-    if near is None:
-        notes.append("near-duplicates were not looked for: the rows are too many, or too much alike")
+    contents_of = {split: found.texts(range(len(found))) for split, found in examples.items()}
+    train, *others = contents_of
+    found_near = {split: near_duplicates(contents_of[train], contents_of[split]) for split in others}
+    near = [
+        (contents_of[train][first], contents_of[split][second], split)
+        for split, pairs in found_near.items()
+        for first, second in pairs or ()
+    ]
+    if None in found_near.values():
+        notes.append("near-duplicates were not all looked for: the rows are too many, or too much alike")
+    if flattered := near_duplicates(contents_of.get("dev", []), contents_of["test"]):
+        ours, theirs = (contents_of[split][row] for split, row in zip(("dev", "test"), flattered[0], strict=True))
+        notes.append(
+            f"{len(flattered):,} test rows nearly repeat one of dev, and what a search chooses there is flattered; "
+            f"keep one of each, such as: {ours[:_MOST_SHOWN]!r} (dev), {theirs[:_MOST_SHOWN]!r} (test)"
+        )
     return Proposal(
         made, text, facts, variants, {why: number for why, number in left_out.items() if number}, counts,
-        near or [], task, tuple(notes),
+        near, task, tuple(notes),
     )  # fmt: skip
 
 
@@ -431,37 +442,3 @@ def _task_of(text: str, folder: Path) -> Task:
     task = Task(**yaml.safe_load(text))
     task._folder = folder.resolve()
     return task
-
-
-def _near_duplicates(examples: Mapping[str, Examples]) -> list[tuple[str, str, str]] | None:
-    """Texts of train and of the other splits that share most of their words, numbers aside; None where it would take
-    too long to look for them."""
-    train = [" ".join(map(str, fields.values())) for fields in examples["train"].fields]
-    others = [
-        (split, " ".join(map(str, f.values())))
-        for split in examples
-        if split != "train"
-        for f in examples[split].fields
-    ]
-    if len(train) + len(others) > _MOST_NEAR:
-        return None
-    bags = [words(re.sub(r"\d+", "0", text)) for text in train]
-    frequency = Counter(word for bag in bags for word in bag)
-    holders: dict[str, list[int]] = defaultdict(list)
-    for number, bag in enumerate(bags):
-        for word in bag:
-            holders[word].append(number)
-    near, left = [], _MOST_COMPARED
-    for split, text in others:
-        bag = words(re.sub(r"\d+", "0", text))
-        rare = sorted((word for word in bag if word in frequency), key=lambda word: (frequency[word], word))
-        rare = rare[: len(bag) - int(_NEAR * len(bag)) + 1]  # one of these is in every text that shares enough
-        left -= sum(len(holders[word]) for word in rare)
-        for number in dict.fromkeys(number for word in rare for number in holders[word]):
-            left -= len(bag)
-            if left < 0:
-                return None
-            if len(bag & bags[number]) >= _NEAR * len(bag | bags[number]):
-                near.append((train[number], text, split))
-                break
-    return near

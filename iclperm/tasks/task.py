@@ -84,6 +84,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.fields)
 
+    def texts(self, rows: Iterable[int]) -> list[str]:
+        """The values of all fields of some rows, as one text each."""
+        return [" ".join(map(str, self.fields[row].values())) for row in rows]
+
 
 class Task(Choices):
     """A task read from a YAML file; raises `ConfigError` naming the key, the value and the remedy.
