@@ -49,6 +49,8 @@ class Sheet:
     num_names: int = 1
     """How many of the first columns name the rows; where LaTeX has no room for all columns side by side, each part of
     them begins with these."""
+    notes: tuple[str, ...] = ()
+    """What should be known before the numbers are believed; stands below in Markdown and LaTeX."""
 
     def table(self) -> Table:
         """As a terminal and a page show it."""
@@ -72,7 +74,10 @@ class Sheet:
             [markdown_text(_cell(value, column, NOTHING)) for value, column in self._pairs(row)] for row in self.rows
         ]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"**{markdown_text(self.title)}**\n\n{body}\n\n{markdown_text(self.caption)}\n"
+        notes = "".join(f"\n- {markdown_text(note)}" for note in self.notes)
+        return f"**{markdown_text(self.title)}**\n\n{body}\n\n{markdown_text(self.caption)}\n" + (
+            notes and f"{notes}\n"
+        )
 
     def _latex(self) -> str:
         lines = [
@@ -85,7 +90,8 @@ class Sheet:
         for places in self._blocks():
             lines += [r"\par\medskip"] if lines[-1] == r"\end{tabular}" else []
             lines += self._tabular(places)
-        return "\n".join([*lines, r"\end{table}"]) + "\n"
+        notes = [rf"\par\smallskip\raggedright\scriptsize {latex_text(note)}" for note in self.notes]
+        return "\n".join([*lines, *notes, r"\end{table}"]) + "\n"
 
     def _tabular(self, places: Sequence[int]) -> list[str]:
         """Some of the columns."""

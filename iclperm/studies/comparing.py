@@ -158,7 +158,9 @@ def _described(study: Compared, matrix: FloatArray, cells: FloatArray) -> Studie
                 study.values[:, :, -1], state, weights=study.weights, classes=study.classes
             )
             effects = possible(stats.effect_interval(components))
-            free, order, selection, ratio_effect = components.ratio, *effects
+            order, selection = effects.order, effects.selection
+            if components.selection_effect > 0:  # else r is 0 because nothing was seen, not because it is small
+                free, ratio_effect = components.ratio, effects.ratio
         if num_queries > 1:
             whole = filled(study.values[:, :, -1], state, study.weights)
             interval = stats.mean_error(whole.items, whole.weights).interval()

@@ -113,7 +113,7 @@ class Comparing(ShownFindings):
 
     def sheets(self) -> dict[str, Sheet]:
         """Tables that can be taken away, by name: models by tasks, the studies, and the tests of every two."""
-        return comparing_sheets.sheets(self.studies, self.pairs)
+        return comparing_sheets.sheets(self.studies, self.pairs, self.warnings)
 
     def to_dict(self) -> dict[str, Any]:
         """See `Findings`; p-values and intervals of everything, and what each pair shares."""

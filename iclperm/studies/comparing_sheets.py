@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from iclperm.report.markup import Column, Sheet, Value
@@ -17,10 +18,12 @@ _INTERVALS = (
 )
 
 
-def sheets(studies: Sequence[Studied], pairs: Sequence[Pair]) -> dict[str, Sheet]:
-    """By name, the one for a paper first; that of models by tasks only where both are known of every study."""
+def sheets(studies: Sequence[Studied], pairs: Sequence[Pair], warnings: Sequence[str] = ()) -> dict[str, Sheet]:
+    """By name, the one for a paper first; that of models by tasks only where both are known of every study. All but
+    that of tests carry the ``warnings``."""
     grid = [_by_task(studies)] if all(study.task and study.model for study in studies) else []
-    return {sheet.name: sheet for sheet in (*grid, _of_studies(studies), _of_tests(studies, pairs))}
+    warned = (replace(sheet, notes=tuple(warnings)) for sheet in (*grid, _of_studies(studies)))
+    return {sheet.name: sheet for sheet in (*warned, _of_tests(studies, pairs))}
 
 
 class _ModelRow(NamedTuple):
@@ -52,13 +55,14 @@ def _by_task(studies: Sequence[Studied]) -> Sheet:
             values += _mean([found.get(task) for task in tasks])
         shown.append((f"{place.model} ({place.number})" if place.number > 1 else place.model, *values))
     shots = sorted({study.shots for study in studies if study.shots is not None})
-    told = f"k = {', '.join(map(str, shots))}" if shots else "k not known"
+    of_k = {k: ", ".join(study.name for study in studies if study.shots == k) for k in shots}
+    told = f"k = {', '.join(f'{k} ({names})' if len(of_k) > 1 else str(k) for k, names in of_k.items())}"
     caption = (
         "Standard deviations of accuracy over permutations (order) and over sets (selection), and r = selection / "
-        f"order, as printed in arXiv 2511.09700, item noise included; {told}, the largest of each study. A dash: no "
+        f"order, as printed in arXiv 2511.09700, item noise included; {told if shots else 'k not known'}, the largest of each study. A dash: no "
         "such study, or too few sets or permutations."
     )
-    caption += " Mean: over all tasks, its r of the mean sensitivities." if is_mean else ""
+    caption += " Mean: over all tasks, where they have one k; its r of the mean sensitivities." if is_mean else ""
     if any(place.number > 1 for place in rows):
         caption += " A number behind a model: a second study of the same model and task."
     return Sheet("sensitivity", "Order and selection sensitivity", caption, tuple(columns), tuple(shown))
@@ -71,9 +75,10 @@ def _printed(study: Studied | None) -> tuple[float, float, float]:
 
 
 def _mean(found: Sequence[Studied | None]) -> tuple[float, float, float]:
-    """NaN unless every task has a study: means over other tasks are no numbers to compare."""
+    """NaN unless every task has a study, all with one number of shots: means over other tasks, or over other numbers of
+    demonstrations, are no numbers to compare."""
     known = [study for study in found if study is not None]
-    if len(known) < len(found):
+    if len(known) < len(found) or len({study.shots for study in known}) > 1:
         return math.nan, math.nan, math.nan
     order = sum(study.order for study in known) / len(known)
     selection = sum(study.selection for study in known) / len(known)
