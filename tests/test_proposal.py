@@ -129,6 +129,10 @@ def test_the_command_shows_it_and_the_task_goes_on_to_a_report(tmp_path, call):
     assert Task.load(tmp_path / "mine.yaml").name == "mine"
 
 
+def test_columns_that_no_prompt_shows_are_named(tmp_path):
+    assert propose(tickets(tmp_path / "a.csv"), tmp_path).facts["not used"] == "Ticket No (--text adds a column)"
+
+
 def test_near_duplicates_across_splits_are_counted(tmp_path):
     rows = [[n, text, label] for n, text, label in ticket_rows()]
     assert len(propose(tickets(tmp_path / "a.csv", rows=rows), tmp_path).near) == 0

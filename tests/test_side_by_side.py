@@ -203,6 +203,26 @@ class TestNotes:
         (line,) = (line for line in comparing(shots).warnings if "at its own" in line)
         assert line.startswith("a has k = 2, b k = 4 and c k = 8: ")
 
+    def test_tables_say_what_warnings_say_and_average_one_k_alone(self) -> None:
+        same = comparing([study("a", 1, "t", "m", (4,)), study("b", 2, "u", "m", (4,))]).sheets()["sensitivity"]
+        assert "k = 4, the largest" in same.caption
+        assert not any(math.isnan(value) for value in same.rows[0][-3:])
+        found = comparing([study("a", 1, "t", "m", (4,)), study("b", 2, "u", "m", (8,))])
+        sheet = found.sheets()["sensitivity"]
+        assert "k = 4 (a), 8 (b), the largest" in sheet.caption
+        assert all(math.isnan(value) for value in sheet.rows[0][-3:])
+        (line,) = (line for line in found.warnings if "at its own" in line)
+        assert markdown_text(line) in sheet.written("md")
+        assert latex_text(line) in sheet.written("tex")
+
+    def test_an_effect_that_was_not_seen_has_no_ratio(self) -> None:
+        one = study("a", 1, "t", "m", (4,))
+        alike = replace(one, values=np.repeat(one.values[:1], len(one.values), axis=0))
+        other = comparing([alike, one]).studies
+        assert other[0].selection_effect.estimate == 0
+        assert math.isnan(other[0].ratio_free)
+        assert math.isnan(other[0].ratio_effect.estimate)
+
     def test_the_page_begins_with_what_holds_of_all(self, found: Comparing) -> None:
         assert found.headline() == ["In none of 6 pairs can r be told apart (Holm over all tests of all pairs)."]
 

@@ -56,10 +56,10 @@ def _by_task(studies: Sequence[Studied]) -> Sheet:
         shown.append((f"{place.model} ({place.number})" if place.number > 1 else place.model, *values))
     shots = sorted({study.shots for study in studies if study.shots is not None})
     of_k = {k: ", ".join(study.name for study in studies if study.shots == k) for k in shots}
-    told = f"k = {', '.join(f'{k} ({names})' if len(of_k) > 1 else str(k) for k, names in of_k.items())}"
+    told = ", ".join(f"{k} ({names})" if len(of_k) > 1 else str(k) for k, names in of_k.items()) or "not known"
     caption = (
         "Standard deviations of accuracy over permutations (order) and over sets (selection), and r = selection / "
-        f"order, as printed in arXiv 2511.09700, item noise included; {told if shots else 'k not known'}, the largest of each study. A dash: no "
+        f"order, as printed in arXiv 2511.09700, item noise included; k = {told}, the largest of each study. A dash: no "
         "such study, or too few sets or permutations."
     )
     caption += " Mean: over all tasks, where they have one k; its r of the mean sensitivities." if is_mean else ""

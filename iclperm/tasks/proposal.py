@@ -109,6 +109,8 @@ def propose(
     text_columns = [_named(text, columns, path) for text in texts] or _text_columns(columns, rows, label_column, path)
     facts |= {"label": label_column, "texts": ", ".join(text_columns)}
     used = [*text_columns, label_column]
+    if others := [column for column in columns if column not in used]:
+        facts["not used"] = f"{', '.join(others)} (--text adds a column)"
     for number, row in enumerate(rows, start=1):
         if missing := [column for column in used if column not in row]:
             raise missing_column(f"{path}:row {number}", missing[0], row)
