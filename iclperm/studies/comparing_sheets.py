@@ -59,8 +59,8 @@ def _by_task(studies: Sequence[Studied]) -> Sheet:
     told = ", ".join(f"{k} ({names})" if len(of_k) > 1 else str(k) for k, names in of_k.items()) or "not known"
     caption = (
         "Standard deviations of accuracy over permutations (order) and over sets (selection), and r = selection / "
-        f"order, as printed in arXiv 2511.09700, item noise included; k = {told}, the largest of each study. A dash: no "
-        "such study, or too few sets or permutations."
+        f"order, as printed in arXiv 2511.09700, item noise included; k = {told}, the largest of each study. A dash: "
+        "no such study, or too few sets or permutations."
     )
     caption += " Mean: over all tasks, where they have one k; its r of the mean sensitivities." if is_mean else ""
     if any(place.number > 1 for place in rows):
