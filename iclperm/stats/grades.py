@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy import special
 
 from iclperm.errors import RequestError
-from iclperm.stats.intervals import Interval, unseen_error, upper_tail
+from iclperm.stats.intervals import Interval, unseen_half, upper_tail
 from iclperm.stats.paired import holm
 from iclperm.stats.sensitivity import FloatArray, graded_items, std_along, usable_queries
 
@@ -82,8 +82,8 @@ def pairwise_grades(scores: npt.ArrayLike, state: npt.ArrayLike | None = None) -
 def graded_mean(scores: npt.ArrayLike, level: float = _LEVEL) -> Interval:
     """Mean of the grades [Q] in 0..1 of one context, with Student's interval over queries, within 0..1.
 
-    Where all grades are equal their standard error is `unseen_error`, that of a share that was never seen. NaN
-    bounds for one query. Raises RequestError on another shape and grades outside 0..1.
+    Where all grades are equal it is as wide as Wilson's of a share that was never seen (`unseen_half`). NaN bounds for
+    one query. Raises RequestError on another shape and grades outside 0..1.
     """
     values = _known(graded_items(scores))
     if values.ndim != 1:
@@ -91,8 +91,8 @@ def graded_mean(scores: npt.ArrayLike, level: float = _LEVEL) -> Interval:
     num, mean = len(values), float(values.mean())
     if num < 2:
         return Interval(mean, math.nan, math.nan, level)
-    se = float(std_along(values, 0)) / math.sqrt(num) or unseen_error(num)
-    half = float(special.stdtrit(num - 1, upper_tail(level))) * se
+    se = float(std_along(values, 0)) / math.sqrt(num)
+    half = float(special.stdtrit(num - 1, upper_tail(level))) * se or unseen_half(num, level)
     return Interval(mean, max(mean - half, 0.0), min(mean + half, 1.0), level)
 
 

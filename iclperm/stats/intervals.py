@@ -272,6 +272,12 @@ def unseen_error(num_queries: float) -> float:
     return UNSEEN_Z / (num_queries + UNSEEN_Z**2)
 
 
+def unseen_half(num_queries: float, level: float = 0.95) -> float:
+    """Half-width, at any level, of an interval over n queries whose answers are all equal: z²/(n + z²), Wilson's."""
+    square = float(special.ndtri(upper_tail(level))) ** 2
+    return square / (num_queries + square)
+
+
 def side_of(interval: Interval, value: float) -> int:
     """1 where the whole interval lies above `value`, -1 where below, 0 where it holds the value or is NaN."""
     return int(interval.low > value) - int(interval.high < value)

@@ -19,7 +19,7 @@ from scipy import special
 from iclperm.errors import RequestError
 from iclperm.report.parts import listed, percent, plain
 from iclperm.stats.classes import Confusion, answered_shares, confusion, effective_items
-from iclperm.stats.intervals import POSSIBLE, Interval, bounded, unseen_error
+from iclperm.stats.intervals import POSSIBLE, Interval, bounded, unseen_error, unseen_half, upper_tail
 from iclperm.stats.sensitivity import FloatArray, query_weights
 
 if TYPE_CHECKING:
@@ -205,8 +205,9 @@ def by_query(correct: npt.ArrayLike, state: npt.ArrayLike | None = None) -> Floa
 def told_from(right: FloatArray, share: FloatArray, weight: FloatArray, labels: Sequence[str]) -> ToldFrom:
     """Whether the highest accuracy of N places, right [N, Q], is above chance and above always naming one label.
 
-    Student's interval over queries: weighted, one query one draw however many contexts it met, a standard error never
-    below `unseen_error` of n effective queries, and the level of the lower bound shared by the places (Bonferroni).
+    Student's interval over queries: weighted, one query one draw however many contexts it met, never narrower than
+    where n effective queries are all right (`unseen_half`), and the level of the lower bound shared by the places
+    (Bonferroni).
     """
     common, chance = int(np.argmax(share)), 1 / len(labels)
     reference = max(chance, float(share[common]))
@@ -244,8 +245,9 @@ def _mean_interval(values: FloatArray, weight: FloatArray, places: int) -> _Mean
     value, share = values[used], weight[used] / weight[used].sum()
     mean, effective = float(share @ value), float(1 / np.sum(share**2))
     se = math.sqrt(num / (num - 1) * float(np.sum((share * (value - mean)) ** 2)))
-    se = max(se, unseen_error(effective))
-    half = float(special.stdtrit(max(effective - 1, 1.0), 1 - (1 - _LEVEL) / 2 / places)) * se
+    level = 1 - (1 - _LEVEL) / places
+    half = float(special.stdtrit(max(effective - 1, 1.0), upper_tail(level))) * se
+    half, se = max(half, unseen_half(effective, level)), max(se, unseen_error(effective))
     return _MeanInterval(Interval(mean, mean - half, mean + half, _LEVEL), se, num)
 
 
