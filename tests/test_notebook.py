@@ -320,6 +320,7 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 import iclperm
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 study = iclperm.Study(sets=2, permutations=2, shots=2, queries=4)
 is_over = threading.Event()
 try:
