@@ -709,7 +709,7 @@ def test_queries_that_nearly_repeat_what_is_held_apart_are_told(tmp_path, study)
     runs = [iclperm.run(study), iclperm.run(study, tmp_path / "run", with_text=False)]
     runs += [iclperm.open_run(tmp_path / "run")]
     assert [report.num_near for report in (iclperm.plan(study), *(run.report for run in runs))] == [expected] * 4
-    words = f"{expected} queries nearly repeat a demonstration"
+    words = f"queries that nearly repeat a demonstration (four words in five are the same): {expected};"
     for run in runs:
         assert any(words in note for note in told(run).notes)
     assert any(words in line for line in runs[2].prompt(best=True).said())

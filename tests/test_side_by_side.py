@@ -27,11 +27,13 @@ from iclperm.report.figure_files import FigureFile, figure_files, inches
 from iclperm.report.figures import at_width, drawn, heat_map
 from iclperm.report.markup import Column, Sheet, latex_text, markdown_text
 from iclperm.report.panels import Curved, heat_maps_plot
+from iclperm.report.table_files import TableFile, sheets_of
 from iclperm.stats import Interval
 from iclperm.studies.compared import Compared
 from iclperm.studies.comparing import comparing
 from iclperm.studies.comparing_findings import Comparing
-from iclperm.studies.comparing_page import NAME, TableFile, page_of, write_tables
+from iclperm.studies.comparing_page import NAME, page_of, write_tables
+from iclperm.studies.told import told
 
 HOSTILE = r"\input{/etc/passwd} & 50% $x_1^2$ #~`<img src=x onerror=alert(1)>` [a](http://b.c) *--* | \\ www.evil.com"
 DASH = "\u2013"
@@ -472,6 +474,24 @@ class TestCommands:
         assert (tmp_path / "main.pdf").read_bytes().startswith(b"%PDF")
         assert call("report", runs[0], "--out", tmp_path / "out", "--figure", f"nothing={tmp_path}/x.svg") == 2
         assert "there are heatmap, curve" in capsys.readouterr().err
+
+    def test_a_report_has_tables_to_take_away(self, runs: list[Path], tmp_path: Path, capsys: Any) -> None:
+        name = "order-against-selection-at-k-3"
+        wanted = [f"{tmp_path}/a.md", f"{name}={tmp_path}/b.tex", f"{name}={tmp_path}/b.csv"]
+        options = [part for each in wanted for part in ("--table", each)]
+        assert call("report", runs[0], "--out", tmp_path / "out", *options) == 0
+        assert str(tmp_path / "b.tex") in capsys.readouterr().out.replace("\n", "")
+        said = told(iclperm.open_run(runs[0]))
+        sheets = sheets_of(said.tables, said.notes)
+        assert (tmp_path / "a.md").read_text() == next(iter(sheets.values())).written("md")
+        assert all(markdown_text(note) in (tmp_path / "a.md").read_text() for note in said.notes)
+        table = next(table for table in said.tables if table.title.startswith("Order against selection at"))
+        assert list(csv.reader((tmp_path / "b.csv").open()))[1:] == [
+            [cell.strip() for cell in row] for row in table.rows
+        ]
+        assert r"\toprule" in (tmp_path / "b.tex").read_text()
+        assert call("report", runs[0], "--out", tmp_path / "out", "--table", f"none={tmp_path}/x.md") == 2
+        assert f"there is no table 'none'; there are accuracy-at-k-3, {name}" in capsys.readouterr().err
 
     def test_figures_of_a_report_fit_a_column(self, runs: list[Path]) -> None:
         run, fitted = iclperm.open_run(runs[0]), set()

@@ -38,6 +38,7 @@ from iclperm.report import write_report
 from iclperm.report.bundle import problem
 from iclperm.report.figure_files import FigureFile, figure_files
 from iclperm.report.parts import Findings, plain
+from iclperm.report.table_files import TableFile, sheets_of
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_grid, is_several
 from iclperm.runs.lengths import prompt_lengths
@@ -48,7 +49,7 @@ from iclperm.runs.prompt import Format
 from iclperm.runs.run import RunReport
 from iclperm.studies import several
 from iclperm.studies.comparing_findings import Comparing
-from iclperm.studies.comparing_page import NAME, TableFile, write_tables
+from iclperm.studies.comparing_page import NAME, write_tables
 from iclperm.studies.prompts import restricted_tasks, restricted_words
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
@@ -260,6 +261,7 @@ def report(
     kind: str | None,
     *,
     with_text: bool | None,
+    tables: Sequence[str] = (),
     figures: Sequence[str] = (),
     width: str | None = None,
     as_json: bool,
@@ -273,16 +275,21 @@ def report(
     needs an ``out``.
     """
     if isinstance(folder, Path) and is_grid(folder):
-        return _report_grid(folder, (out, kind, with_text, figures, width, *statistics.values()), as_json=as_json)
+        others = (out, kind, with_text, tables, figures, width, *statistics.values())
+        return _report_grid(folder, others, as_json=as_json)
     if is_url(folder) and out is None:
         raise ConfigError(f"{shown_url(str(folder))} is a URL; say where its report goes with --out")
-    files = figure_files(figures, width)
+    files, wanted = figure_files(figures, width), list(map(TableFile.of, tables))
     folder = local(folder)
     found = api.open_run(folder, **statistics)
-    plots = told(found, kind).plots if files else {}
-    taken = [each.written(plots) for each in files]
-    if any(others := [part for part in (kind, *statistics.values()) if part]) and out is None:
-        out = folder / "-".join(("report", *others))  # beside the study's own report, not over it
+    taken: list[Path] = []
+    if files or wanted:
+        said = told(found, kind)
+        keeps_texts = not restricted_tasks(found) if with_text is None else with_text
+        sheets = sheets_of([table if keeps_texts else table.without_texts() for table in said.tables], said.notes)
+        taken = [*(each.written(said.plots) for each in files), *(each.written(sheets) for each in wanted)]
+    if any(changed := [part for part in (kind, *statistics.values()) if part]) and out is None:
+        out = folder / "-".join(("report", *changed))  # beside the study's own report, not over it
     with written(out) as (place, name_of):
         refused = _show(
             terminal.stdout(),

@@ -32,6 +32,7 @@ from iclperm.cli.options import (
     with_place,
     with_quiet,
     with_study,
+    with_tables,
     with_text,
     with_workers,
 )
@@ -231,23 +232,13 @@ def verify(folder: Path, as_json: bool) -> int:
 )
 @click.option("--unparsed", type=click.Choice(CHOICES["unparsed"]), help="Instead of the study's.")
 @with_text("report.html")
+@with_tables("of the report, called like their titles: order-against-selection-at-k-8")
 @with_figures
 @with_json
 @with_debug
-def report(
-    folder: Path | str,
-    out: Path | str | None,
-    kind: str | None,
-    with_text: bool | None,
-    figures: tuple[str, ...],
-    width: str | None,
-    as_json: bool,
-    **statistics: str | None,
-) -> int:
+def report(folder: Path | str, out: Path | str | None, kind: str | None, as_json: bool, **given: Any) -> int:
     """All tables of a finished run, its figures, and report.html: a page of both to read, print and share."""
-    return rooms.commands.report(
-        folder, out, kind, with_text=with_text, figures=figures, width=width, as_json=as_json, **statistics
-    )
+    return rooms.commands.report(folder, out, kind, as_json=as_json, **given)
 
 
 @cli.command()
@@ -260,13 +251,7 @@ def report(
     help="Folder for all of it: compare.html, figures, tables and report.json; none by default.",
 )
 @click.option("--page", type=click.Path(path_type=Path), help="The page of both tables and figures, a .html file.")
-@click.option(
-    "--table",
-    "tables",
-    multiple=True,
-    metavar="[NAME=]FILE",
-    help="A table as .md, .tex (booktabs) or .csv: sensitivity (models by tasks), studies, tests. Repeatable.",
-)
+@with_tables("sensitivity (models by tasks), studies, tests")
 @with_figures
 @with_json
 @with_debug

@@ -155,6 +155,12 @@ def with_figures(command: Command) -> Command:
     )(command)
 
 
+def with_tables(words: str) -> Callable[[Command], Command]:
+    """Adds ``--table``, as texts; ``words`` say which tables there are, by name."""
+    about = f"A table as .md, .tex (booktabs) or .csv: NAME, else the first; {words}. Repeatable."
+    return click.option("--table", "tables", multiple=True, metavar="[NAME=]FILE", help=about)
+
+
 def with_text(words: str) -> Callable[[Command], Command]:
     """Adds ``--with-text/--without-text``, None where neither is given; ``words`` say what holds texts."""
     about = f"Whether {words} holds texts of the data; by default unless the task is restricted."

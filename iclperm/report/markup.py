@@ -84,7 +84,7 @@ class Sheet:
             r"% needs \usepackage{booktabs}",
             r"\begin{table}[t]",
             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-            rf"\caption{{{latex_text(self.title)}. {latex_text(self.caption)}}}",
+            rf"\caption{{{latex_text(f'{self.title}. {self.caption}'.strip())}}}",
             rf"\label{{tab:{re.sub(r'[^A-Za-z0-9-]', '-', self.name)}}}",
         ]
         for places in self._blocks():
@@ -244,7 +244,7 @@ def _latex_cell(value: Value, column: Column) -> str:
 def _csv_cells(value: Value, column: Column) -> list[str]:
     """All digits of a number, and of its bounds; nothing for one that is not there."""
     if isinstance(value, str):
-        return [_csv_text(value)]
+        return [_csv_text(value) if column.form == "words" else _line(value)]
     numbers = [value] if isinstance(value, int | float) else [value.estimate, value.low, value.high]
     numbers += [math.nan] * (3 - len(numbers)) if column.is_bounded else []
     return [(repr(float(each)) if column.digits else f"{each:.0f}") if math.isfinite(each) else "" for each in numbers]

@@ -100,7 +100,7 @@ def near_notes(num_near: int, num_near_dev: int) -> list[str]:
     ):
         if number:
             notes.append(
-                f"{number:,} {whose} nearly repeat {what} (four words in five are the same), so that {why}; keep one "
+                f"{whose} that nearly repeat {what} (four words in five are the same): {number:,}; {why}, so keep one "
                 "of each in the data"
             )
     return notes

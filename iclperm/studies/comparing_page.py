@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
 
 from iclperm.base.files import writable, write_whole
 from iclperm.base.outputs import output, report_folder
 from iclperm.errors import ConfigError, printable
 from iclperm.report import page
-from iclperm.report.figure_files import named_file
-from iclperm.report.markup import FORMS, Sheet
 from iclperm.report.page import Page
 from iclperm.report.parts import Table
 from iclperm.studies.comparing_figures import common_title
@@ -53,38 +50,6 @@ def write_tables(found: Comparing, folder: str | Path) -> list[Path]:
     for name, text in texts.items():
         write_whole(place / name, text.encode(), durable=False)
     return [place / name for name in texts]
-
-
-class TableFile(NamedTuple):
-    """A file for one table."""
-
-    path: Path
-    name: str | None
-    """Of the table; None for the first."""
-
-    @classmethod
-    def of(cls, text: str) -> Self:
-        """What "FILE", or "NAME=FILE", stands for; raises `ConfigError`."""
-        name, path = named_file(text)
-        if _form(path) not in FORMS:
-            endings = ", ".join(f".{one}" for one in FORMS)
-            raise ConfigError(f"{path} is no table; give a file that ends in {endings}")
-        return cls(path, name)
-
-    def written(self, sheets: Mapping[str, Sheet]) -> Path:
-        """Writes its table into the file, and returns that; raises `ConfigError` for a table that there is not."""
-        name = next(iter(sheets)) if self.name is None else self.name
-        if name not in sheets:
-            raise ConfigError(f"there is no table {name!r}; there are {', '.join(sheets)}")
-        target = output(self.path)
-        with writable(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(target, sheets[name].written(_form(target)).encode())
-        return target
-
-
-def _form(path: Path) -> str:
-    return path.suffix.lower().removeprefix(".")
 
 
 def page_of(found: Comparing) -> Page:
