@@ -486,9 +486,8 @@ class TestCommands:
         assert (tmp_path / "a.md").read_text() == next(iter(sheets.values())).written("md")
         assert all(markdown_text(note) in (tmp_path / "a.md").read_text() for note in said.notes)
         table = next(table for table in said.tables if table.title.startswith("Order against selection at"))
-        assert list(csv.reader((tmp_path / "b.csv").open()))[1:] == [
-            [cell.strip() for cell in row] for row in table.rows
-        ]
+        written = csv.reader((tmp_path / "b.csv").read_text().splitlines())
+        assert [*written][1:] == [[cell.strip() for cell in row] for row in table.rows]
         assert r"\toprule" in (tmp_path / "b.tex").read_text()
         assert call("report", runs[0], "--out", tmp_path / "out", "--table", f"none={tmp_path}/x.md") == 2
         assert f"there is no table 'none'; there are accuracy-at-k-3, {name}" in capsys.readouterr().err
