@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from iclperm.errors import ConfigError, RunError, RunStopped, is_out_of_memory, printable
 
@@ -139,8 +139,10 @@ class Remote:
 
     def _reason(self, error: Exception) -> str:
         words = " ".join(str(error).split()) or type(error).__name__
-        login = urlsplit(self.url).netloc.rpartition("@")[0]
-        for secret in (self.url, login, *login.split(":")):
+        parts = urlsplit(self.url)
+        login = parts.netloc.rpartition("@")[0]
+        given = [value for _, value in parse_qsl(parts.query)]  # of which one may be a token
+        for secret in (self.url, login, *login.split(":"), parts.query, *given, parts.fragment):
             words = words.replace(secret, "***") if secret else words
         return printable(words[:200])
 
