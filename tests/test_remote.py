@@ -139,9 +139,9 @@ def test_words_of_a_file_system_are_shown_without_secrets():
         raise OSError("login user:pass at ftp://user:pass@host/a.csv was refused")
     assert "pass" not in str(refused.value)
     assert str(refused.value).startswith("ftp://***@host/a.csv cannot be read: login ***")
-    signed = remote.Remote("https://host/a.csv?name=x&token=a%2Bb#c")
+    signed = remote.Remote("https://host/a.csv?name=x&token=abc%2Bde#c")
     with pytest.raises(RunError) as refused, signed._named("read"):
-        raise OSError("no access with a+b, of name=x&token=a%2Bb")
+        raise OSError("no access with abc+de, of name=x&token=abc%2Bde")
     assert "no access with ***, of ***; see" in str(refused.value)
 
 

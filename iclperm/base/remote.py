@@ -21,6 +21,7 @@ from iclperm.errors import ConfigError, RunError, RunStopped, is_out_of_memory, 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://.*", re.DOTALL)
 _MOST_FILES = 20_000
+_SHORTEST_TOKEN = 6  # letters; what is shorter is part of many words
 _HERE = ("file", "local")
 _copies: list[tempfile.TemporaryDirectory[str]] = []  # of what was fetched; they go when the interpreter ends
 
@@ -141,8 +142,8 @@ class Remote:
         words = " ".join(str(error).split()) or type(error).__name__
         parts = urlsplit(self.url)
         login = parts.netloc.rpartition("@")[0]
-        given = [value for _, value in parse_qsl(parts.query)]  # of which one may be a token
-        for secret in (self.url, login, *login.split(":"), parts.query, *given, parts.fragment):
+        given = [value for _, value in parse_qsl(parts.query) if len(value) >= _SHORTEST_TOKEN]
+        for secret in (self.url, login, *login.split(":"), parts.query, *given):
             words = words.replace(secret, "***") if secret else words
         return printable(words[:200])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 import time
 import weakref
@@ -90,10 +91,14 @@ class FileStore:
     def forget(self) -> None:
         """Have the system drop what it holds of the file in memory."""
         os.fsync(self._file.fileno())
+        if sys.platform == "darwin":
+            return
         os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _reserve(self, num_bytes: int) -> None:
-        """Take room for so many more bytes now, not in the middle of a unit."""
+        """Take room for so many more bytes now, not in the middle of a unit, where the system can."""
+        if sys.platform == "darwin":  # it cannot: a full disk is met where it is written
+            return
         try:
             os.posix_fallocate(self._file.fileno(), self._end, num_bytes)
         except OSError as error:
