@@ -58,4 +58,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 _skipped: list[str] = []
-_LONGEST = ("test_bench", "test_kinds", "test_triton_attention", "test_generated_runs", "test_cli")
+_LONGEST = (
+    "test_bench",
+    "test_kinds",
+    "test_triton_attention",
+    "test_generated_runs",
+    "test_cli",
+    "test_grids",
+    "test_ray_workers",
+    "test_workers",
+)
