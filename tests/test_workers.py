@@ -317,6 +317,20 @@ class TestPool:
             recorded.run(folder, tmp_path / "run", slowly, late)
         assert files(tmp_path / "run") == files(folder / "alone")
 
+    def test_the_parts_of_a_run_say_which_workers_may_continue_it(self, folder, recorded, tmp_path):
+        recorded.run(folder, tmp_path / "run", recorded)
+        lost = sorted((tmp_path / "run/items").iterdir())[1]
+        lost.unlink()
+
+        def late():
+            time.sleep(0.3)
+            return recorded()
+
+        with pytest.warns(UserWarning, match=r"worker 0 .* is refused: its threads is 7, that of the run \d"):
+            recorded.run(folder, tmp_path / "run", lambda: recorded(numerics={"threads": 7}), late)
+        assert lost.exists()
+        assert files(tmp_path / "run") == files(folder / "alone")
+
     def test_a_worker_that_differs_is_welcome_to_a_mixed_run(self, folder, recorded, tmp_path):
         run = recorded.run(folder, tmp_path / "run", recorded, lambda: recorded(numerics={"threads": 7}), is_mixed=True)
         assert run.report.num_parts == len(recorded.answers)

@@ -201,9 +201,12 @@ def _admit(model: Scorer, work: Work, folder: RunFolder, mixed: bool) -> None:
     """Raises `RunStopped` where the disk is too small and, unless ``mixed``, `RunError` where parts that are there were
     computed with other numerics."""
     _refuse_small_disk(work, folder)
+    recorded = [] if mixed else folder.parts.numerics()
+    if recorded:
+        model.expect(recorded[0])
     numerics = model.numerics
-    if not mixed:
-        _refuse_other_numerics(folder, numerics)
+    for other in recorded:
+        _refuse_other_numerics(folder, other, numerics)
 
 
 def _refuse_bad_growth(
@@ -379,17 +382,16 @@ def _environment(model: Scorer) -> dict[str, Any]:
     }
 
 
-def _refuse_other_numerics(folder: RunFolder, numerics: Mapping[str, Any]) -> None:
-    """Raises `RunError` where a part in the folder was computed with other numerics."""
-    for recorded in folder.parts.numerics():
-        for key, here in numerics.items():
-            there = recorded.get(key)
-            if there != here:
-                remedy = _REMEDIES.get(key, "continue where it began").format(there=there)
-                raise RunError(
-                    f"{folder.path} was computed with {key} {there}, here it is {here}, and results could differ in "
-                    f"the last bits; {remedy}, accept that with --mixed, or give another folder"
-                )
+def _refuse_other_numerics(folder: RunFolder, recorded: Mapping[str, Any], numerics: Mapping[str, Any]) -> None:
+    """Raises `RunError` where the numerics of a part in the folder are not these."""
+    for key, here in numerics.items():
+        there = recorded.get(key)
+        if there != here:
+            remedy = _REMEDIES.get(key, "continue where it began").format(there=there)
+            raise RunError(
+                f"{folder.path} was computed with {key} {there}, here it is {here}, and results could differ in "
+                f"the last bits; {remedy}, accept that with --mixed, or give another folder"
+            )
 
 
 def _canonical_study(setting: ResolvedStudy) -> Study:

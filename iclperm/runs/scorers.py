@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from itertools import groupby
@@ -81,6 +81,10 @@ class Scorer(Protocol):
     def replies(self) -> dict[str, int]: ...
     @property
     def workers(self) -> list[dict[str, Any]]: ...
+    def expect(self, numerics: Mapping[str, Any]) -> None:
+        """What parts of the run were computed with: of several workers, those that agree go on."""
+        ...
+
     def tables(self, parts: Sequence[int], claims: Claims, checker: Checker | None) -> Generator[Answered]:
         """The rows of those of some parts that can be claimed and answered now.
 
@@ -123,6 +127,9 @@ class LocalModel:
         """See `Answering.tokens`."""
         return self._answering.tokens
 
+    def expect(self, numerics: Mapping[str, Any]) -> None:
+        """Nothing to do: there is one way to answer."""
+
     def close(self) -> None:
         """Nothing to do."""
 
@@ -161,6 +168,9 @@ class RemoteModel:
         """Made at the first use; sends nothing by itself."""
         self._ledger = None if self._folder is None else Ledger(self._folder, partial(beside, self._folder))
         return Endpoint.of(self._choices, self._ledger, self._keys)
+
+    def expect(self, numerics: Mapping[str, Any]) -> None:
+        """Nothing to do: there is one way to answer."""
 
     def close(self) -> None:
         """Closes the file of replies."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Generic, TypeVar
@@ -31,7 +31,8 @@ class Workers:
     """Answers a run by the workers of a pool, which another run may have used before.
 
     ``wants_digest`` has each worker say what its model's files are, as those of other machines may be others. The first
-    worker that is ready says by which numerics the run is computed; one that differs is refused, unless ``is_mixed``.
+    worker that is ready says by which numerics the run is computed, unless parts of it say so already (`expect`); one
+    that differs is refused, unless ``is_mixed``.
     """
 
     def __init__(self, work: Work, pool: Pool, *, is_mixed: bool, wants_digest: bool = False) -> None:
@@ -48,9 +49,14 @@ class Workers:
         self._numerics: dict[str, Any] | None = None
         self._num_losses = 0
 
+    def expect(self, numerics: Mapping[str, Any]) -> None:
+        """What parts of the run were computed with: a worker that differs is refused."""
+        if not self._is_mixed:
+            self._numerics = dict(numerics)
+
     @property
     def numerics(self) -> dict[str, Any]:
-        """Those of the first worker that is ready; starts them and waits for it."""
+        """Those of the first worker that is ready, unless they are known; starts them and waits for it."""
         self._begin()
         while self._numerics is None:
             self._next_answer()
@@ -195,7 +201,7 @@ class Workers:
             here = there if self._numerics is None or self._is_mixed else self._numerics.get(key)
             if there != here:
                 return (
-                    f"its {key} is {there}, that of the first worker {here}, and results could differ in the last "
+                    f"its {key} is {there}, that of the run {here}, and results could differ in the last "
                     "bits; accept that with --mixed, or make them equal"
                 )
         return ""
