@@ -4,9 +4,10 @@
 
 One ordering of K demonstrations of about 100 tokens, read after 0, K/2 and K, before 24 queries with four labels. Every
 case runs in processes of their own: once without a budget, then within budgets that leave the keys and values of the
-path a part of what they take: half, run as chosen, and 12 %, run each way. The peak is measured as in
-``benchmarks/memory.py``; ``beside weights`` is measured over predicted of what is not weights. ``same bits`` compares a
-digest of all log-likelihoods with the run that has no budget. Predicted seconds are what the way adds.
+path a part of what they take: half, run as chosen, and 12 %, run each way (where the hidden states of a path are over
+the budget as well, recomputing becomes offloading: see ``way``). The peak is measured as in ``benchmarks/memory.py``;
+``beside weights`` is measured over predicted of what is not weights. ``same bits`` compares a digest of all
+log-likelihoods with the run that has no budget. Predicted seconds are what the way adds.
 """
 
 from __future__ import annotations

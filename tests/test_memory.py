@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from zoo import VOCAB, ZOO
 
 from iclperm import Study
+from iclperm.demo import model_path
 from iclperm.engine import Engine, Plan, footprint, plan_product
 from iclperm.engine import executor as executor_module
 from iclperm.engine.estimate import estimate
@@ -28,6 +29,7 @@ from iclperm.engine.memory import free_bytes, resolve_budget
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, Pack
 from iclperm.errors import ConfigError, OutOfMemory, PlanError, RequestError, is_out_of_memory
+from iclperm.reference import scoring
 from iclperm.study.sizes import parse_budget
 
 HOST = "[enforce fail at alloc_cpu.cpp:130] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
@@ -432,3 +434,46 @@ def test_the_peak_foretold_is_the_peak_measured(tmp_path: Path) -> None:
     (case,) = json.loads(figures.read_text())["figures"]
     assert 0.75 < case["measured/foretold"] < 1.25
     assert case["measured MiB"] > case["weights MiB"] + case["kv MiB"]
+
+
+def test_a_tokenizer_takes_memory_by_its_ids(llama: PreTrainedModel) -> None:
+    plan, vocabulary = several_units(), llama.config.vocab_size
+    without = Engine(llama).footprint(plan)
+    beside = Engine(llama, Engine.from_pretrained(model_path()).tokenizer).footprint(plan)
+    assert beside.working - without.working == footprint._TOKENIZER_BYTES_PER_ID * vocabulary > 0
+    plan = plan_product([[1, 2, 3]], [[4, 5]], [[6], [7]])
+    foretold = estimate(model_path(), [plan], dtype="float32", device="cpu").memory
+    assert foretold == Engine.from_pretrained(model_path(), dtype="float32", device="cpu").footprint(plan)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_plain_scoring_holds_the_logits_of_what_it_scores(name: str) -> None:
+    model = ZOO[name].build()
+    shapes: list[tuple[int, ...]] = []
+    head = model.get_output_embeddings()
+    head.register_forward_hook(lambda _, given, logits: shapes.append(tuple(logits.shape)))
+    (score,) = scoring.loglikelihood(model, [(ids(0, 40), [7, 8, 9])])
+    assert shapes == [(1, 3, model.config.vocab_size)]
+    with torch.no_grad():
+        whole = model(input_ids=torch.tensor([[*ids(0, 40), 7, 8]]), use_cache=False).logits[0, 39:]
+    by_hand = float(torch.log_softmax(whole.double(), -1)[[0, 1, 2], [7, 8, 9]].sum())
+    assert shapes[1:] == [(1, 42, model.config.vocab_size)]
+    assert abs(score.logprob - by_hand) <= 1e-5
+
+
+def test_a_check_that_cannot_ask_for_the_last_logits_alone_is_foretold_with_all(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(input_ids: torch.Tensor, use_cache: bool) -> Any:
+        return type(llama).forward(llama, input_ids=input_ids, use_cache=use_cache)
+
+    requests = [(ids(0, 40), [7, 8, 9])]
+    usual, (score,) = Engine(llama)._sizes.num_checked_logits, scoring.loglikelihood(llama, requests)
+    monkeypatch.setattr(footprint, "checked_tokens", lambda facts: 10_000)
+    assert Engine(llama)._sizes.num_checked_logits == usual
+    monkeypatch.setattr(llama, "forward", forward)
+    assert not scoring.may_keep_last(llama)
+    assert Engine(llama)._sizes.num_checked_logits == 10_000
+    (whole,) = scoring.loglikelihood(llama, requests)
+    assert abs(whole.logprob - score.logprob) <= 1e-5
+    assert whole.is_greedy == score.is_greedy

@@ -30,6 +30,12 @@ def cache_folder() -> Path:
     return Path(base) / "iclperm"
 
 
+def hand_back() -> None:
+    """Has glibc give the system what is free in its heap; of use after what made many small objects and freed them."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def settle() -> None:
     """Puts `VARIABLES` into force, except where the user has set them; to be called before torch is imported."""
     has_own_heap = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)

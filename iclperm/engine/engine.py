@@ -340,7 +340,7 @@ class Engine:
     @property
     def _sizes(self) -> Sizes:
         """Read anew, since the first use may take other layers."""
-        return Sizes.of(self._model, self._model.device, checks=self._checks)
+        return Sizes.of(self._model, self._model.device, checks=self._checks, has_tokenizer=self.tokenizer is not None)
 
     def fitted(self, plan: Plan) -> Plan:
         """The plan as it runs: in packs that the layers take and the memory budget holds, and with the way in which a

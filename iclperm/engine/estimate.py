@@ -20,6 +20,7 @@ from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import resolve_budget, room_to_generate
 from iclperm.engine.model import PlainModel, gemm_rate
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
+from iclperm.engine.tokenizer import has_tokenizer
 from iclperm.study.sizes import Budget
 
 
@@ -72,7 +73,7 @@ def estimate(
     """
     shapes, place = load_shapes(name, device=device, dtype=dtype, revision=revision)
     model = PlainModel(shapes)
-    sizes = Sizes.of(model, place)
+    sizes = Sizes.of(model, place, has_tokenizer=has_tokenizer(name, revision))
     budget = None if memory_budget is None else resolve_budget(memory_budget, place)
     if max_new_tokens:
         plans = list(plans)
@@ -133,7 +134,7 @@ def refuse_small_budget(
         return
     shapes, place = load_shapes(name, device=device, dtype=dtype)
     model = PlainModel(shapes)
-    sizes = Sizes.of(model, place)
+    sizes = Sizes.of(model, place, has_tokenizer=has_tokenizer(name))
     for plan in plans:
         budget = resolve_budget(memory_budget, sizes.device)
         if max_new_tokens:
@@ -168,7 +169,7 @@ def _fitted(sizes: Sizes, model: PlainModel, plan: Plan, budget: int | None, *, 
 
 def _sizes(name: str | Path, device: str, dtype: str | torch.dtype) -> Sizes:
     shapes, place = load_shapes(name, device=device, dtype=dtype)
-    return Sizes.of(PlainModel(shapes), place)
+    return Sizes.of(PlainModel(shapes), place, has_tokenizer=has_tokenizer(name))
 
 
 class _GenerationWork(NamedTuple):

@@ -24,6 +24,7 @@ from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import LongPath, Plan
 from iclperm.errors import RequestError
+from iclperm.reference.scoring import may_keep_last
 from iclperm.study.sizes import bytes_in_words
 
 _FLOAT32 = 4
@@ -50,6 +51,8 @@ _LONGEST_WINDOW = 600
 # A pack's tokens, positions, visits and spans: 8-10 bytes a token measured, twice while they are handed over.
 _PACK_BYTES_PER_TOKEN = 24
 _NODE_BYTES = 40
+# A tokenizer's maps of tokens, ids and merges, by token id: 380-440 measured with tokenizers 0.23, two merges an id.
+_TOKENIZER_BYTES_PER_ID = 440
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class Footprint:
     offloaded or recomputed, and ``hidden_states`` are what a recomputed path's packs hold between layers;
     ``token_rows`` are queries, keys and values that the first layer keeps by token id; ``activations`` are those of
     the largest pack in the layer that needs most; ``logits`` are those of the rows read at once, as far as they do not
-    fit where activations were. On a CPU, ``working`` is what the host needs beside: the plan, and what the libraries
-    keep for later; 0 on a GPU.
+    fit where activations were. On a CPU, ``working`` is what the host needs beside: the plan, the tokenizer, and what
+    the libraries keep for later; 0 on a GPU.
     """
 
     weights: int
@@ -118,10 +121,14 @@ class Sizes:
     num_first: int  # of those shapes, the ones whose rows are the token ids new to a run, not all rows of a pack
     num_last: int  # of those shapes, the ones whose rows are the scored rows
     buffers: int  # what MKL keeps in all
+    tokenizer: int  # what that beside the model keeps in all
 
     @classmethod
-    def of(cls, model: PlainModel, place: torch.device, *, checks: bool = True) -> Sizes:
-        """The sizes of a model that is, or will be, served on ``place``; ``checks``: its first-use check runs."""
+    def of(cls, model: PlainModel, place: torch.device, *, checks: bool = True, has_tokenizer: bool = False) -> Sizes:
+        """The sizes of a model that is, or will be, served on ``place``, with a tokenizer or none.
+
+        ``checks``: its first-use check runs.
+        """
         facts, paths, body = model.facts, _Ways.of(model, place), list(_matrices(model))
         return cls(
             device=place,
@@ -138,7 +145,7 @@ class Sizes:
             scores=3 * _FLOAT32 * facts.num_heads + 10 if paths.attention == "torch" else 0,
             mask=2 if paths.attention == "torch" else 0,
             logits=_logit_bytes(facts, paths),
-            num_checked_logits=_checked_logits(facts) if checks else 0,
+            num_checked_logits=_checked_logits(model) if checks else 0,
             probed=_probed_bytes(model) if checks and paths.attention == "native" else 0,
             most_logits=model.limits.logit_rows(facts.vocab_size),
             matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
@@ -147,6 +154,7 @@ class Sizes:
             num_first=_FIRST_PRODUCTS * (paths.has_onednn and paths.is_fused),
             num_last=_LAST_PRODUCTS * (paths.has_onednn and paths.is_fused) + paths.has_onednn_head,
             buffers=_MKL_BYTES if place.type == "cpu" and model.dtype == torch.float32 else 0,
+            tokenizer=_TOKENIZER_BYTES_PER_ID * facts.vocab_size if has_tokenizer else 0,
         )
 
     @property
@@ -252,7 +260,7 @@ class Sizes:
             seen = (self.num_products + self.num_first) * (rows // 8) + self.num_last * (padded_rows(num_rows) // 8)
             seen += self.num_products * self.num_checked_rows
             kept = max(int(os.environ.get(name, _MOST_PRODUCTS)) for name in _CACHES)
-            working = (_PACK_BYTES_PER_TOKEN + _NODE_BYTES) * prompt_tokens + self.buffers
+            working = (_PACK_BYTES_PER_TOKEN + _NODE_BYTES) * prompt_tokens + self.buffers + self.tokenizer
             working += _PRODUCT_BYTES * min(seen, kept)
         return Footprint(
             weights=self.weights,
@@ -292,11 +300,11 @@ class Sizes:
         return min(self.limits.token_rows_bytes, plan.num_ids * self.first)
 
     def _working(self, plan: Plan) -> int:
-        """Trees, a unit's packs, and MKL's buffers."""
+        """Trees, a unit's packs, MKL's buffers, and the tokenizer."""
         if not self.is_host:
             return 0
         trees = sum(4 * tree.num_tokens + _NODE_BYTES * tree.num_nodes for tree in (plan.contexts, *plan.blocks))
-        return trees + _PACK_BYTES_PER_TOKEN * _unit_tokens(plan) + self.buffers
+        return trees + _PACK_BYTES_PER_TOKEN * _unit_tokens(plan) + self.buffers + self.tokenizer
 
     def _products_seen(self, counts: _RowCounts, pack_tokens: int) -> int:
         """How many products oneDNN meets: those of packs, of new token ids, of scored rows, and of the check."""
@@ -417,9 +425,11 @@ def _logit_bytes(facts: ModelFacts, paths: _Ways) -> int:
     return facts.vocab_size * (itemsize + _FLOAT32 * ((itemsize < _FLOAT32) + 2 * has_softcap))
 
 
-def _checked_logits(facts: ModelFacts) -> int:
-    """Rows of logits that the first-use check holds: of a prompt's every token, or of two products of the probe."""
-    return max(2 * padded_rows(64), checked_tokens(facts) * (3 if facts.logit_softcap else 1))
+def _checked_logits(model: PlainModel) -> int:
+    """Rows of logits that the first-use check holds: of two products of the probe, or of a prompt's every token where
+    the model cannot be asked for the last alone."""
+    of_prompt = 0 if may_keep_last(model.model) else checked_tokens(model.facts)
+    return max(2 * padded_rows(64), of_prompt * (3 if model.facts.logit_softcap else 1))
 
 
 @dataclass(frozen=True)

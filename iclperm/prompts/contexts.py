@@ -66,43 +66,48 @@ def lay_contexts(texts: DesignTexts, parts: PromptParts, encoder: JointEncoder) 
     """The contexts of every set, permutation and number of shots, joined of their parts where these join. O(tokens)."""
     rows: list[Ids] = []
     marks: list[Ids] = []
-    marked: list[NDArray[np.int64]] = []
-    numbers: dict[bytes, int] = {}
-    joint: dict[int, EncodedText] = {}
-    by_group: list[NDArray[np.int64]] = []
     ordered: list[NDArray[np.int64]] = []
-    row_of, lengths, ordering_of, counts = (array("i") for _ in range(4))  # of each distinct context
+    contents = bytearray()  # 16 bytes a context of each cell, one after the other; a dict of them takes 200 each
+    row_of, lengths, ordering_of, counts = (array("i") for _ in range(4))  # of each
+    joint: dict[int, EncodedText] = {}
     for orderings, shots in texts.orderings:
-        of_cell = np.empty((*orderings.shape[:2], len(shots)), dtype=np.int64)
         for cell in np.ndindex(*orderings.shape[:2]):
             apart = _apart(orderings[cell], shots, texts, parts, encoder)
             laid = _joined(orderings[cell], shots, parts, encoder) if apart is None else _each_a_row(apart)
-            place = 0
+            joint |= enumerate(apart or (), start=len(lengths))
             for row, own in zip(*laid, strict=True):
-                for length, key in zip(own.tolist(), _contents(row, own), strict=True):
-                    number = of_cell[(*cell, place)] = numbers.setdefault(key, len(lengths))
-                    if number == len(lengths):
-                        row_of.append(len(rows))
-                        lengths.append(length)
-                        ordering_of.append(len(ordered))
-                        counts.append(shots[place])
-                        joint |= {} if apart is None else {number: apart[place]}
-                    place += 1
+                contents += b"".join(_contents(row, own))
+                row_of.extend([len(rows)] * len(own))
+                lengths.extend(own.tolist())
                 rows.append(row)
                 marks.append(own)
-            marked += np.split(of_cell[cell], np.cumsum([len(own) for own in laid[1]])[:-1])
+            ordering_of.extend([len(ordered)] * len(shots))
+            counts.extend(shots)
             ordered.append(orderings[cell])
-        by_group.append(of_cell)
+    keys = np.frombuffer(contents, dtype="<i8").reshape(-1, 2)
+    number_of, first = _numbered(keys)
+    sizes = [(*orderings.shape[:2], len(shots)) for orderings, shots in texts.orderings]
+    groups = np.split(number_of, np.cumsum([np.prod(size, dtype=np.int64) for size in sizes])[:-1])
     return DesignContexts(
-        distinct=RowBeginnings(rows, row_of, lengths),
-        ids=np.frombuffer(b"".join(numbers), dtype="<i8").reshape(-1, 2)[:, 0].astype(np.int64),
-        of_cell=np.concatenate(by_group, axis=2),
-        members=RowBeginnings(ordered, ordering_of, counts),
+        distinct=RowBeginnings(rows, *(np.asarray(each)[first] for each in (row_of, lengths))),
+        ids=keys[first, 0].astype(np.int64),
+        of_cell=np.concatenate([group.reshape(size) for group, size in zip(groups, sizes, strict=True)], axis=2),
+        members=RowBeginnings(ordered, *(np.asarray(each)[first] for each in (ordering_of, counts))),
         rows=rows,
         marks=marks,
-        marked=marked,
-        joint=joint,
+        marked=np.split(number_of, np.cumsum([len(own) for own in marks])[:-1]),
+        joint={int(number_of[place]): joint[place] for place in first.tolist() if place in joint},
     )
+
+
+def _numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows [N, 2] numbered from 0 on, equal ones alike, in the order in which they first come; and where that is."""
+    pairs = np.ascontiguousarray(keys).view([("high", np.int64), ("low", np.int64)]).ravel()
+    _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return places[inverse], first[order]
 
 
 def _apart(

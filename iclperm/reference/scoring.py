@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,15 +53,25 @@ def inputs_device(model: PreTrainedModel) -> torch.device:
     return torch.device("cpu") if model.device.type == "meta" else model.device
 
 
+def may_keep_last(model: PreTrainedModel) -> bool:
+    """Whether the model can be asked for the logits of a prompt's last tokens alone."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
 @torch.no_grad()
 def score_one(model: PreTrainedModel, context: Sequence[int], continuation: Sequence[int]) -> PlainScore:
-    """Log-likelihood of ``continuation`` after ``context`` (token ids, both non-empty): one forward pass of all."""
+    """Log-likelihood of ``continuation`` after ``context`` (token ids, both non-empty): one forward pass of all.
+
+    Logits of the continuation's tokens alone are held, of models that can be asked for them: of a long context over
+    many token ids all of them would take more than the weights.
+    """
     fed = [*context, *continuation][:-1]
     with soft_capped(model):
         ids = torch.tensor([fed], device=inputs_device(model))
-        logits = model(input_ids=ids, use_cache=False).logits[0]
+        last = {"logits_to_keep": len(continuation)} if may_keep_last(model) else {}
+        logits = model(input_ids=ids, use_cache=False, **last).logits[0]
     wanted = torch.tensor(list(continuation), device=logits.device)
-    scored = logits[len(context) - 1 :].double()
+    scored = logits[-len(continuation) :].double()
     logprobs = torch.log_softmax(scored, dim=-1).gather(1, wanted[:, None])[:, 0]
     return PlainScore(
         logprob=float(logprobs.sum()),

@@ -106,10 +106,11 @@ def finish(
     tokens and counts of an API's ``replies`` are those of this process; with a folder they are read from the records of
     all sessions instead.
     """
-    items, is_complete, num_numerics = scores.items(), True, 1
+    items, is_complete = scores.items(), True
+    numerics: tuple[Mapping[str, Any], ...] = ()
     if folder is not None:
         forwarded, is_complete = forwarded_tokens(folder)
-        num_numerics = len(folder.parts.numerics())
+        numerics = tuple(folder.parts.numerics())
         replies = _replies(folder)
         counts = {**counts, **_near(folder)}
     replies = {name: (replies or {}).get(name, 0) for name in REPLIES}
@@ -120,7 +121,7 @@ def finish(
     report = RunReport(
         **counts,
         tokens_forwarded=forwarded,
-        num_numerics=num_numerics,
+        num_numerics=1 if folder is None else len(numerics),
         is_token_count_complete=is_complete,
         seconds=time.perf_counter() - started,
         is_growing=is_growing,
@@ -131,6 +132,7 @@ def finish(
         splits={name: found for name, found in items.items() if name != CONTENT_FREE},
         report=report,
         content_free=items.get(CONTENT_FREE),
+        numerics=numerics,
     )
 
 

@@ -35,7 +35,7 @@ _PAID = (
     "num_lost_requests",
     "num_lost_tokens",
 )
-_READ_LATER = ("splits", "report", "content_free")
+_READ_LATER = ("splits", "report", "content_free", "numerics")
 REPLIES = ("num_listed", "num_bounds", "num_drawn", "num_damaged_replies", *_PAID)
 """The counts of an API's replies that a session's record holds; fields of `RunReport`."""
 
@@ -118,8 +118,9 @@ class FinishedRun:
 
     ``label_tokens`` are the labels' numbers of tokens. Properties that name no split are those of test.
     ``content_free`` are the answers to the queries that a study was calibrated by: they have no right label and count
-    nowhere. ``limits`` are how much is read at once. Of a run that was opened without its answers (`later`), splits,
-    report and content-free answers are read at the first use of one of them.
+    nowhere. ``limits`` are how much is read at once. ``numerics`` are what decided about the last bits of the parts in
+    the folder, each different one once. Of a run that was opened without its answers (`later`), splits, report,
+    content-free answers and numerics are read at the first use of one of them.
     """
 
     study: Study
@@ -132,6 +133,7 @@ class FinishedRun:
     folder: Path | None
     content_free: Items | None = field(default_factory=lambda: None)  # a plain default would be found on the class
     limits: WorkLimits = DEFAULT
+    numerics: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
 
     @classmethod
     def later(cls, read: Callable[[], FinishedRun], **known: Any) -> Self:

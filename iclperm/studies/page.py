@@ -262,8 +262,7 @@ def _what(run: Run) -> Iterator[tuple[str, str]]:
     yield "scored by", f"{scored}{SCORED[scored]}{COMPARED[study.normalize]}"
     yield "calibrated", study.calibration
     yield "chat", study.chat or "none"
-    machines = [] if run.folder is None else RunFolder.open(run.folder).parts.numerics()
-    for number, machine in enumerate(machines):
+    for number, machine in enumerate(run.numerics):
         told_of = (machine.get(key) for key in ("device", "dtype", "processor"))
         versions = (f"{name} {machine[name]}" for name in ("torch", "transformers") if machine.get(name))
         yield (

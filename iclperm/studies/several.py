@@ -87,7 +87,7 @@ class StudyRuns:
             {
                 json.dumps(numerics, sort_keys=True)
                 for run in self.runs.values()
-                for numerics in ([{}] if run.folder is None else RunFolder.open(run.folder).parts.numerics())
+                for numerics in ([{}] if run.folder is None else run.numerics)
             }
         )
         total["is_token_count_complete"] = all(report.is_token_count_complete for report in reports)
