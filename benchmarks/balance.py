@@ -1,8 +1,8 @@
 """How even the parts of a run are, what its driver costs, and how far workers would take it: measured, then simulated.
 
-    python benchmarks/balance.py [--model FOLDER] [--sets 10] [--json benchmarks/results/balance.json]
+    python benchmarks/balance.py [--model FOLDER] [--sets 16] [--json benchmarks/results/balance.json]
 
-One process of one thread runs a study and times every part. The real driver then deals as many parts to 1, 32 and 1,024
+One process of one thread runs a study and times every part. The real driver then deals as many parts to 32 and 1,024
 links that answer at once, which gives its own time a part, and to links that sleep, which the simulation must foretell.
 The simulation takes the part that each worker is given next from `iclperm.workers.shares.Shares`, as the driver does;
 that the driver hears, deals and commits one after the other, and that cores do not slow each other, is its model.
@@ -253,9 +253,11 @@ def predictions(study: str, costs: np.ndarray, model: Timed) -> list[dict[str, A
         first = max(1, min(int(np.searchsorted(np.cumsum(model.wall), FIRST_MINUTE)), len(actual) // 10))
         predicted = costs * actual[:first].sum() / costs[:first].sum()
         ratios = (actual / predicted)[first:]
+        if first == len(actual):
+            raise SystemExit(f"{first} part is too few to foretell others; give more --sets")
         low, middle, high = np.quantile(ratios, QUANTILES)
         rows.append({
-            "what": "parts", "study": study, "seconds of the": clock, "parts": len(actual), "calibrated by": first,
+            "what": "part", "study": study, "seconds of the": clock, "parts": len(actual), "calibrated by": first,
             "mean": actual.mean(), "CV predicted": costs.std() / costs.mean(),
             "CV actual": actual.std() / actual.mean(), "dearest / mean": actual.max() / actual.mean(),
             "actual / predicted 5%": low, "50%": middle, "95%": high,
@@ -315,7 +317,7 @@ def measured_and_simulated(given: Any) -> list[dict[str, Any]]:
     driver = {}
     for cut, limits, counts in (
         ("as it is", DEFAULT, [32]),
-        ("fine", WorkLimits(unit_tokens=(fine, fine)), [1, 32, 1024]),
+        ("fine", WorkLimits(unit_tokens=(fine, fine)), [32, 1024]),
     ):
         for count in counts:
             timed = driven(study, limits, count, lambda _: 0.0)
@@ -349,10 +351,10 @@ def measured_and_simulated(given: Any) -> list[dict[str, Any]]:
 def main() -> None:
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="the model of the measured study")
-    parser.add_argument("--sets", type=int, default=10)
-    parser.add_argument("--permutations", type=int, default=16)
+    parser.add_argument("--sets", type=int, default=16)
+    parser.add_argument("--permutations", type=int, default=20)
     parser.add_argument("--queries", type=int, default=300)
-    parser.add_argument("--driver-parts", type=int, default=4000, help="parts of the run without workers")
+    parser.add_argument("--driver-parts", type=int, default=2000, help="parts of the run without workers")
     parser.add_argument("--no-papers", action="store_true", help="leave out the studies of the papers")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is loaded
