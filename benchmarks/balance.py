@@ -1,6 +1,6 @@
 """How even the parts of a run are, what its driver costs, and how far workers would take it: measured, then simulated.
 
-    python benchmarks/balance.py [--model FOLDER] [--sets 16] [--json benchmarks/results/balance.json]
+    python benchmarks/balance.py [--model FOLDER] [--sets 12] [--json benchmarks/results/balance.json]
 
 One process of one thread runs a study and times every part. The real driver then deals as many parts to 32 and 1,024
 links that answer at once, which gives its own time a part, and to links that sleep, which the simulation must foretell.
@@ -15,7 +15,7 @@ import os
 import queue
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,8 @@ COUNTS = [1 << power for power in range(11)]
 FIRST_MINUTE = 60.0
 QUANTILES = (0.05, 0.5, 0.95)
 PIECES = 4  # that each part is cut into, to see whether the number of parts is what limits
-SLEEPERS = (8, 64)  # links that sleep
+LINKS = (32, 1024)  # that answer at once
+SLEEPERS = (8, 32)  # links that sleep
 TYPICAL_SECONDS = 1.0  # of a part that a link sleeps for
 PAPERS = (
     ("Qwen/Qwen2.5-0.5B", "sensitivity"),
@@ -104,22 +105,26 @@ def simulated(parts: Parts, workers: int) -> float:
             clock += parts.commit
 
 
-def scaling(study: str, parts: Parts) -> list[dict[str, Any]]:
-    """The simulation of a study by 1 to 1,024 workers, and what would gain most where efficiency is below 0.9."""
-    alone = simulated(parts, 1)
-    rows = []
+def scaling(study: str, parts: Parts, driver: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """The simulation of a study by 1 to 1,024 workers that are up; below 0.9, what would gain most.
+
+    ``driver`` has its seconds a part by numbers of links: those of the fewest that are no less than the workers count.
+    """
+
+    def beside(count: int) -> Parts:
+        return replace(parts, start=0.0, **driver[min(links for links in driver if links >= count)])
+
+    alone, rows = simulated(beside(1), 1), []
     for count in COUNTS:
-        seconds = simulated(parts, count)
+        there = beside(count)
+        seconds = simulated(there, count)
         efficiency = alone / seconds / count
-        without = {
-            "start-up": replace(parts, start=0.0),
-            "driver": replace(parts, deal=0.0, commit=0.0),
-            "few parts": parts.cut(PIECES),
-        }
+        without = {"driver": replace(there, deal=0.0, commit=0.0), "few parts": there.cut(PIECES)}
         limit = "" if efficiency >= 0.9 else min(without, key=lambda name: simulated(without[name], count))
         rows.append({
             "what": "simulated", "study": study, "parts": len(parts.seconds), "workers": count, "seconds": seconds,
-            "speed-up": alone / seconds, "efficiency": efficiency, "limited by": limit,
+            "with start-up": seconds + parts.start if parts.start else None, "speed-up": alone / seconds,
+            "efficiency": efficiency, "limited by": limit,
         })  # fmt: skip
     return rows
 
@@ -276,7 +281,7 @@ def jump_flops(work: Any) -> np.ndarray:
     return np.array(found)
 
 
-def of_the_papers(hub_id: str, kind: str, rate: float, driver: dict[str, float]) -> tuple[str, Parts]:
+def of_the_papers(hub_id: str, kind: str, rate: float) -> tuple[str, Parts]:
     """A study of the papers as parts on GPUs of so many TFLOP/s; the path that a jump computes again is left out."""
     from iclperm.engine.facts import unit_flops
     from iclperm.engine.model import read_facts
@@ -291,7 +296,7 @@ def of_the_papers(hub_id: str, kind: str, rate: float, driver: dict[str, float])
     flops = unit_flops(facts, study_plan(study, WORKLOADS[0], DEFAULT.tokens_of_unit(facts.decoder_parameters)))
     per_part = -(-len(flops) // DEFAULT.parts)
     costs = np.add.reduceat(flops, range(0, len(flops), per_part))
-    return f"{hub_id} {kind}", Parts(costs / (rate * 1e12), np.zeros(len(costs)), costs, **driver)
+    return f"{hub_id} {kind}", Parts(costs / (rate * 1e12), np.zeros(len(costs)), costs)
 
 
 def measured_and_simulated(given: Any) -> list[dict[str, Any]]:
@@ -314,16 +319,13 @@ def measured_and_simulated(given: Any) -> list[dict[str, Any]]:
     figures.append({"what": "start-up", "study": name, "workers": 1, "seconds": start})
 
     fine = max(1, work.tokens.unique // given.driver_parts)
-    driver = {}
-    for cut, limits, counts in (
-        ("as it is", DEFAULT, [32]),
-        ("fine", WorkLimits(unit_tokens=(fine, fine)), [32, 1024]),
-    ):
-        for count in counts:
+    driver: dict[str, dict[int, dict[str, float]]] = {"as it is": {}, "fine": {}}
+    for cut, limits in {"as it is": DEFAULT, "fine": WorkLimits(unit_tokens=(fine, fine))}.items():
+        for count in LINKS:
             timed = driven(study, limits, count, lambda _: 0.0)
             each = (sum(timed.wall) + sum(timed.commits)) / len(timed.wall)
             commit = float(np.mean(timed.commits))
-            driver[cut] = {"deal": each - commit, "commit": commit}  # of the most links
+            driver[cut][count] = {"deal": each - commit, "commit": commit}
             figures.append({
                 "what": "driver", "study": f"{name}, cut {cut}", "parts": len(timed.wall), "workers": count,
                 "ms a part": 1e3 * each, "of these commit": 1e3 * commit, "parts a second": 1 / each,
@@ -331,30 +333,32 @@ def measured_and_simulated(given: Any) -> list[dict[str, Any]]:
 
     seconds = np.array(alone.cpu)
     rate = costs.sum() / seconds.sum()
-    measured = Parts(seconds, jump_flops(work) / rate, costs, start, **driver["as it is"])
+    measured = Parts(seconds, jump_flops(work) / rate, costs, start)
     share = TYPICAL_SECONDS / seconds.mean()
     for count in SLEEPERS:
         timed = driven(study, DEFAULT, count, lambda part: seconds[part] * share)
         actual = sum(timed.wall) + sum(timed.commits)
-        there = replace(measured, seconds=seconds * share, jumps=np.zeros(len(costs)), start=0.0)
+        there = replace(
+            measured, seconds=seconds * share, jumps=np.zeros(len(costs)), start=0.0, **driver["as it is"][LINKS[0]]
+        )
         foretold = simulated(there, count)
         figures.append({
             "what": "links that sleep", "study": name, "parts": len(costs), "workers": count, "seconds": actual,
             "simulated": foretold, "simulated / actual": foretold / actual,
         })  # fmt: skip
-    figures += scaling(name, measured)
+    figures += scaling(name, measured, driver["as it is"])
     for paper in () if given.no_papers else PAPERS:
-        figures += scaling(*of_the_papers(*paper, DEFAULT_RATE, driver["fine"]))
+        figures += scaling(*of_the_papers(*paper, DEFAULT_RATE), driver["fine"])
     return figures
 
 
 def main() -> None:
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo", help="the model of the measured study")
-    parser.add_argument("--sets", type=int, default=16)
+    parser.add_argument("--sets", type=int, default=12)
     parser.add_argument("--permutations", type=int, default=20)
     parser.add_argument("--queries", type=int, default=300)
-    parser.add_argument("--driver-parts", type=int, default=2000, help="parts of the run without workers")
+    parser.add_argument("--driver-parts", type=int, default=1000, help="parts of the run without workers")
     parser.add_argument("--no-papers", action="store_true", help="leave out the studies of the papers")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is loaded

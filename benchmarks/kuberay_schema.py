@@ -32,7 +32,7 @@ def strict(schema: Any) -> Any:
 
 
 def problems(manifest: dict[str, Any], crd: dict[str, Any]) -> list[str]:
-    """What is wrong with a manifest by a definition of its kind; the metadata, which every kind has, are not looked at."""
+    """What is wrong with a manifest by the definition of its kind, its metadata left out."""
     from jsonschema import Draft202012Validator
 
     (group, _, version), names = manifest["apiVersion"].partition("/"), crd["spec"]["names"]

@@ -47,12 +47,13 @@ def test_the_simulation_says_what_happens_second_by_second(balance, parts, worke
 def test_the_simulation_of_what_is_known(balance):
     even = balance.Parts([2.0] * 12, [0.0] * 12, [1.0] * 12)
     assert [balance.simulated(even, count) for count in (1, 2, 3, 12, 100)] == [24, 12, 8, 2, 2]
-    slow_driver = balance.Parts([2.0] * 12, [0.0] * 12, [1.0] * 12, commit=1.0)
-    assert balance.simulated(slow_driver, 100) == 14  # one commit after the other
-    rows = {row["workers"]: row for row in balance.scaling("even", slow_driver)}
-    assert (rows[1]["efficiency"], rows[1]["limited by"]) == (1.0, "")
-    assert rows[128]["limited by"] == "driver"
-    few = balance.scaling("few", balance.Parts([2.0] * 3, [0.0] * 3, [1.0] * 3))
+    slow = {"deal": 0.0, "commit": 1.0}
+    assert balance.simulated(balance.Parts([2.0] * 12, [0.0] * 12, [1.0] * 12, **slow), 100) == 14  # one by one
+    quick = {"deal": 0.0, "commit": 0.0}
+    rows = {row["workers"]: row for row in balance.scaling("even", even, {4: quick, 1024: slow})}
+    assert (rows[1]["efficiency"], rows[4]["efficiency"], rows[1]["limited by"]) == (1.0, 1.0, "")
+    assert (rows[128]["seconds"], rows[128]["limited by"]) == (14, "driver")
+    few = balance.scaling("few", balance.Parts([2.0] * 3, [0.0] * 3, [1.0] * 3), {1024: quick})
     assert {row["limited by"] for row in few if row["workers"] > 2} == {"few parts"}
 
 

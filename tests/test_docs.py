@@ -66,7 +66,7 @@ READ = {
     ("docs/scaling.md", "pip install"): "needs a cluster; tests/test_ray_workers.py starts one",
     ("docs/scaling.md", "srun"): "needs SLURM",
     ("docs/scaling.md", "kubectl"): "needs Kubernetes; tests/test_kuberay.py reads the manifest",
-    ("docs/scaling.md", "git clone"): "needs KubeRay's repository; tests/test_kuberay.py runs the check on another schema",
+    ("docs/scaling.md", "git clone"): "needs a network; tests/test_kuberay.py runs the check on a small schema",
     ("docs/scaling.md", "nice python benchmarks/balance.py"): "many minutes; tests/test_balance.py has its parts",
     ("docs/scaling.md", "python benchmarks/workers.py"): "minutes; its figure wants quiet cores",
     ("docs/scaling.md", "nice python benchmarks/scale.py"): "minutes to hours; tests/test_scale.py runs its stages",

@@ -1,4 +1,4 @@
-"""docs/kuberay.yaml: that it says what iclperm needs; `benchmarks/kuberay_schema.py` holds it against KubeRay's schema."""
+"""docs/kuberay.yaml says what iclperm needs; `benchmarks/kuberay_schema.py` holds it against a published schema."""
 
 import importlib
 import shlex
