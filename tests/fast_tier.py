@@ -210,6 +210,8 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_study": ("",),
     "test_ray_workers": ("test_actors", "test_a_link", "test_without"),
     "test_workers": ("",),
+    "test_balance": ("",),
+    "test_kuberay": ("",),
     # endpoints, command line, bench
     "test_bench": ("test_a_case", "test_whoever", "test_what_cannot", "test_the_table", "test_a_worker"),
     "test_cli": (

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from iclperm.engine.plan import Plan
 
 WEIGHT_FILES = "*.safetensors"
@@ -124,3 +127,14 @@ def plan_flops(facts: ModelFacts, plan: Plan, *, is_fused: bool) -> float:
         return facts.flops(plan.tokens, plan.scored_rows, plan.attention_pairs)
     skipped = (plan.tokens - plan.scored_rows, plan.attention_pairs - plan.scored_pairs)
     return facts.flops(plan.tokens, plan.scored_rows, plan.attention_pairs, *skipped, plan.tokens - plan.num_ids)
+
+
+def unit_flops(facts: ModelFacts, plan: Plan) -> NDArray[np.float64]:
+    """About the floating-point operations of each unit of a product's plan, [U], each as if the one before it had just
+    run; in layers of our own. They add up to `plan_flops`, but for where on their path context tokens lie."""
+    tokens = plan.core.unit_tokens
+    rows, pairs, row_pairs = plan.unit_pairs()
+    looked_up = tokens * (1 - plan.num_ids / max(1, plan.tokens))
+    counts = np.stack([tokens, rows, pairs, tokens - rows, pairs - row_pairs, looked_up])
+    each = [facts.flops(*(int(place == term) for place in range(6))) for term in range(6)]  # flops() adds products up
+    return np.array(each) @ counts

@@ -196,6 +196,23 @@ class Plan:
         beneath = self.num_contexts * sum(map(_target_pairs, self.blocks))
         return beneath + int(self.context_lengths.sum()) * sum(map(_distinct_targets, self.blocks))
 
+    def unit_pairs(self) -> tuple[IntArray, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Of a product what each unit adds, [U] each: scored rows, ``attention_pairs``, and ``scored_pairs`` of these.
+
+        The context tokens of a unit count as lying at the mean length of its contexts. O(nodes of the blocks + U).
+        """
+        core, block = self.core, self.core.unit_block
+        ends = np.append(0, np.cumsum(self.context_lengths))
+        contexts = (core.unit_context_end - core.unit_context_begin).astype(np.int64)
+        prefix = ends[core.unit_context_end] - ends[core.unit_context_begin]
+        tokens, within, rows, rows_within = (
+            np.array([count(tree) for tree in self.blocks], np.int64)[block]
+            for count in (lambda tree: tree.num_tokens, _path_pairs, _distinct_targets, _target_pairs)
+        )
+        own = core.unit_tokens - contexts * tokens
+        pairs = contexts * within + prefix * tokens + own * prefix / np.maximum(contexts, 1)
+        return contexts * rows, pairs, (contexts * rows_within + prefix * rows).astype(np.float64)
+
     def repacked(self, pack_tokens: int) -> Plan:
         """The same units in packs of at most ``pack_tokens`` (at least 8); what they give differs in rounding at most.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from iclperm.engine.facts import ModelFacts, plan_flops
-from iclperm.engine.plan import ContextPaths, Plan, plan_product
+from iclperm.engine.plan import DEFAULT_UNIT_TOKENS, ContextPaths, Plan, plan_product
 from iclperm.engine.tree import Rows
 from iclperm.study import kinds
 
@@ -67,7 +67,7 @@ class Cost:
     hours: float
 
 
-def study_plan(study: PaperStudy, workload: Workload) -> Plan:
+def study_plan(study: PaperStudy, workload: Workload, unit_tokens: int = DEFAULT_UNIT_TOKENS) -> Plan:
     """The study as the engine would run it, with random tokens: one task's part of it."""
     rng = np.random.default_rng(0)
 
@@ -82,7 +82,7 @@ def study_plan(study: PaperStudy, workload: Workload) -> Plan:
     queries = tokens(study.queries, workload.query)
     # A placeholder that is never fed makes the last token of a query the one that is read.
     continuations = [[label] for label in range(max(1, workload.labels))]
-    return plan_product(ContextPaths(rows, marks), list(queries), continuations)
+    return plan_product(ContextPaths(rows, marks), list(queries), continuations, unit_tokens=unit_tokens)
 
 
 def study_cost(facts: ModelFacts, study: PaperStudy, workload: Workload, plan: Plan, rate: float) -> Cost:

@@ -39,6 +39,7 @@ from iclperm.tasks.task import Task
 Local = Callable[[Work], Scorer]
 """Makes what answers for a model of this machine, or of others that are ours."""
 _SECONDS_BETWEEN_LOOKS = 0.2
+_MOST_SHARE_OF_RECORDS = 0.05
 _REMEDIES = {
     "threads": "set OMP_NUM_THREADS={there}",
     "dtype": "set dtype to {there}",
@@ -305,6 +306,9 @@ def _read_others(folder: RunFolder, missing: Sequence[int], scores: ContextAnswe
 class _Session:
     """The record of one session. It is written before each part is, so that a killed session leaves what it had cost.
 
+    With many workers, all of which it names, that takes long: it is left out where it would take more than a share of
+    the time, and a killed session then leaves what it had cost a moment before.
+
     ``num_parts`` counts the parts that it wrote or was about to write. Without a folder nothing is recorded.
     """
 
@@ -313,6 +317,7 @@ class _Session:
     ) -> None:
         self.num_parts = 0
         self._started = time.time()
+        self._not_before = 0.0
         self._name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
         self._folder = folder
         self._environment = environment
@@ -321,13 +326,17 @@ class _Session:
 
     def write(self, *, tokens: int, closed: bool = False) -> None:
         """Replaces the record; ``tokens`` are those of the session so far, ``closed`` that it has ended."""
-        if self._folder is not None:
+        began = time.monotonic()
+        if self._folder is not None and (closed or began >= self._not_before):
             seconds = round(time.time() - self._started, 3)
             counts = {"tokens_forwarded": tokens, "parts": self.num_parts, "seconds": seconds, "closed": closed}
             told = {"replies": self._model.replies, "workers": self._model.workers, "near": self._near}
             about = {**self._environment, **{name: said for name, said in told.items() if said}}
             # After a kill the record is there to the last part; after a power loss it may be an earlier one.
             self._folder.write_session(self._name, {**about, **counts}, durable=closed)
+            if self._model.workers:
+                took = time.monotonic() - began
+                self._not_before = began + took / _MOST_SHARE_OF_RECORDS
 
 
 class _FolderClaims:

@@ -36,6 +36,11 @@ class WorkLimits:
     bytes_in_memory: int = MOST_HELD
     """Of one large array; see `iclperm.base.arrays`."""
 
+    def tokens_of_unit(self, decoder_parameters: int) -> int:
+        """Tokens that a model of this size takes ``unit_flops`` for, within ``unit_tokens``."""
+        least, most = self.unit_tokens
+        return min(max(self.unit_flops // (2 * decoder_parameters), least), most)
+
 
 DEFAULT = WorkLimits()
 """The sizes of a run unless others are given."""

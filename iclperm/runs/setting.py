@@ -198,11 +198,8 @@ class ResolvedStudy:
 
     @property
     def unit_tokens(self) -> int:
-        """Tokens of one unit: what the model takes `WorkLimits.unit_flops` for, within `WorkLimits.unit_tokens`."""
-        least, most = self.limits.unit_tokens
-        if self.facts is None:
-            return most
-        return int(np.clip(self.limits.unit_flops // (2 * self.facts.decoder_parameters), least, most))
+        """See `WorkLimits.tokens_of_unit`; of an API the most there are."""
+        return self.limits.tokens_of_unit(self.facts.decoder_parameters) if self.facts else self.limits.unit_tokens[1]
 
 
 def identifying_choices(study: Study, task: Task) -> dict[str, Any]:

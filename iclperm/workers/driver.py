@@ -15,6 +15,7 @@ import pyarrow as pa
 from iclperm import errors
 from iclperm.errors import RunError, RunStopped
 from iclperm.runs.answering import Asked, ModelUse
+from iclperm.runs.costs import part_flops
 from iclperm.runs.scorers import Answered, Claims, enough_memory, libraries_of, rows_of
 from iclperm.runs.work import Work
 from iclperm.tasks.answers import Checker
@@ -87,7 +88,7 @@ class Workers:
     def tables(self, parts: Sequence[int], claims: Claims, checker: Checker | None) -> Generator[Answered]:
         """See `iclperm.runs.scorers.Scorer`. Parts come in the order in which they are answered."""
         self._begin()
-        self._shares = Shares(parts)
+        self._shares = Shares(parts, dict(enumerate(part_flops(self._work).tolist())))
         taken: set[int] = set()
         try:
             while True:
@@ -126,17 +127,13 @@ class Workers:
         return [packed(head), *(plan_message(self._work, product) for product in products)]
 
     def _deal(self, claims: Claims, taken: set[int]) -> None:
-        """Gives each idle worker a part, as long as there are some."""
-        waiting, self._idle = self._idle, []
-        for member in waiting:
-            while (part := self._shares.next(member)) is not None:
-                if part in taken or claims.take(part):
-                    taken.add(part)
-                    member.outbox.put(part_message(Asked.of(self._work, part)))
-                    break
-                self._shares.drop(part)
+        """Gives each idle worker a part, as long as there are some: where there is none for one, there is for none."""
+        while self._idle and (part := self._shares.next(self._idle[0])) is not None:
+            if part in taken or claims.take(part):
+                taken.add(part)
+                self._idle.pop(0).outbox.put(part_message(Asked.of(self._work, part)))
             else:
-                self._idle.append(member)
+                self._shares.drop(part)
 
     def _next_answer(self) -> tuple[Member, int, pa.Table] | None:
         """Waits for the next message of a worker; None where it is no answer.
