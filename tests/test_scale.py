@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import iclperm
+import iclperm.api
 from iclperm import Study
 from iclperm.errors import DamagedItem
 from iclperm.prompts.contexts import RowBeginnings, context_id
@@ -155,3 +156,14 @@ def test_contexts_are_named_by_their_content(folder):
     for cell in np.ndindex(prompts.context_of.shape[:2]):
         lengths = [len(prompts.contexts[number]) for number in prompts.context_of[cell]]
         assert lengths == sorted(set(lengths))
+
+
+def test_log_likelihoods_of_some_queries_are_read_in_one_pass(folder, monkeypatch):
+    run = open_one(folder / "run")
+    stored = run.splits["test"].context_logprob
+    contexts, queries = np.arange(stored.shape[0])[::-3], np.array([7, 0, 3])
+    expected = stored[contexts][:, queries]
+    read, files = PartFiles.read, []
+    monkeypatch.setattr(PartFiles, "read", lambda *given: files.append(given[1]) or read(*given))
+    np.testing.assert_array_equal(stored[np.ix_(contexts, queries)], expected)
+    assert len(files) == len(set(files)) <= run.report.num_parts

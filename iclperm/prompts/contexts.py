@@ -142,8 +142,12 @@ def joint_context(text: str, query: str, encoder: JointEncoder) -> EncodedText:
 
 def context_id(ids: Ids) -> int:
     """What a run's tables call the context of these ids."""
-    (content,) = _contents(ids, np.array([len(ids)]))
-    return int.from_bytes(content[:8], "little", signed=True)
+    return context_ids(ids, np.array([len(ids)]))[0]
+
+
+def context_ids(ids: Ids, lengths: NDArray[np.int64]) -> list[int]:
+    """What they call each of the beginnings of a row, of ascending ``lengths``; O(its tokens)."""
+    return [int.from_bytes(content[:8], "little", signed=True) for content in _contents(ids, lengths)]
 
 
 def _contents(row: Ids, lengths: NDArray[Any]) -> Iterator[bytes]:

@@ -32,13 +32,14 @@ _MOST_READINGS = 16  # of all files, however large a run is: its orderings lie s
 class LogLikelihoods(Protocol):
     """Log-likelihoods of labels by distinct context, [C, Q, L] in nats: an array, or what reads them from files.
 
-    ``[contexts]``, int64 [N] without repeats, gives float32 [N, Q, L], NaN where there is no answer. Of a run in a
-    folder it reads the files that hold these contexts, and raises `RunError` where one is damaged or gone by now.
+    ``[contexts]``, int64 [N] without repeats, gives float32 [N, Q, L], NaN where there is no answer, and
+    ``[np.ix_(contexts, queries)]`` that of some queries. Of a run in a folder it reads the files that hold these
+    contexts, and raises `RunError` where one is damaged or gone by now.
     """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
-    def __getitem__(self, contexts: NDArray[np.int64], /) -> NDArray[np.float32]: ...
+    def __getitem__(self, index: NDArray[np.int64] | tuple[NDArray[np.int64], ...], /) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True)

@@ -234,22 +234,22 @@ class ContextAnswers:
         if self._files is None:
             self._tables[part] = table.select([name for name in self._read_back if name in table.column_names])
 
-    def logprob(self, contexts: NDArray[np.int64], queries: slice) -> NDArray[np.float32]:
-        """Log-likelihoods of contexts, int64 [N] without repeats, float32 [N, Q, L] in nats; NaN where there are none.
+    def logprob(self, contexts: NDArray[np.int64], queries: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Log-likelihoods of contexts, int64 [N], and queries [Q], both without repeats, float32 [N, Q, L] in nats; NaN
+        where there are none.
 
         Reads the files of all parts that hold one of the contexts; raises `RunError` where one is damaged or gone.
         """
-        begin, end, _ = queries.indices(self.state.shape[1])
-        places = np.full(len(self.state), -1, dtype=np.int64)
-        places[contexts] = np.arange(len(contexts))
-        values = np.full((len(contexts), end - begin, len(self.scale)), np.nan, dtype=np.float32)
+        places, columns = (np.full(size, -1, dtype=np.int64) for size in self.state.shape)
+        places[contexts], columns[queries] = np.arange(len(contexts)), np.arange(len(queries))
+        values = np.full((len(contexts), len(queries), len(self.scale)), np.nan, dtype=np.float32)
         if self._generated is not None:
             return values  # of no labels
         for part in [part for part, inside in self._contexts.items() if (places[inside] >= 0).any()]:
             rows = self._read_again(part)
             is_ok = rows.state == OK
-            place, query = places[rows.contexts[is_ok]], rows.queries[is_ok] - begin
-            wanted = (place >= 0) & (query >= 0) & (query < end - begin)
+            place, query = places[rows.contexts[is_ok]], columns[rows.queries[is_ok]]
+            wanted = (place >= 0) & (query >= 0)
             values[place[wanted], query[wanted]] = rows.logprob[wanted]
         return values
 
@@ -402,8 +402,12 @@ class _Stored:
         num_contexts, num_queries = self.answers.state[:, self.queries].shape
         return num_contexts, num_queries, len(self.answers.scale)
 
-    def __getitem__(self, contexts: NDArray[np.int64], /) -> NDArray[np.float32]:
-        return self.answers.logprob(contexts, self.queries)
+    def __getitem__(self, index: NDArray[np.int64] | tuple[NDArray[np.int64], ...], /) -> NDArray[np.float32]:
+        queries = np.arange(self.answers.state.shape[1])[self.queries]
+        if isinstance(index, tuple):
+            contexts, some = index
+            return self.answers.logprob(contexts.ravel(), queries[some.ravel()])
+        return self.answers.logprob(index, queries)
 
 
 def predictions(logprob: NDArray[np.float32], scale: NDArray[np.float64]) -> NDArray[np.signedinteger[Any]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from iclperm.base.files import writable
 from iclperm.errors import DamagedItem, DataError, ModelError, RunError, is_out_of_memory
 from iclperm.prompts.chat import Message, TextTokenizer
-from iclperm.prompts.contexts import context_id
+from iclperm.prompts.contexts import context_id, context_ids
 from iclperm.prompts.design import CONTENT_FREE, Design, draw
 from iclperm.prompts.encode import EncodedText, JointEncoder
 from iclperm.prompts.render import DesignTexts
@@ -99,10 +99,7 @@ class RunPrompts:
         if not (self.texts.has_tokens or self.is_of_api):
             return True
         return all(
-            self._name(*cell, shots) == self.context(*cell, shots)
-            for cell in cells
-            for group in self.groups
-            for shots in group.shots
+            self._names(*cell, group) == group.contexts[cell].tolist() for cell in cells for group in self.groups
         )
 
     def text_tokens(self, index_set: int, permutation: int, shots: int, query: Query | None = None) -> EncodedText:
@@ -110,9 +107,16 @@ class RunPrompts:
         (tokens,) = JointEncoder(TextTokenizer(), "")([self.text(index_set, permutation, shots, query)])
         return tokens
 
-    def _name(self, index_set: int, permutation: int, shots: int) -> int:
-        cell = index_set, permutation, shots
-        return context_id((self.tokens(*cell) or self.text_tokens(*cell)).ids)
+    def _names(self, index_set: int, permutation: int, group: OrderingRows) -> list[int]:
+        """What the contexts of an ordering would be called by their tokens."""
+        cell, contexts = (index_set, permutation), group.contexts[index_set, permutation].tolist()
+        if self.texts.has_tokens and self.texts.contexts.keys().isdisjoint(contexts):  # each begins as the next
+            rows = self.rows(*cell, max(group.shots))
+            whole = self.tokens(*cell, max(group.shots))
+            assert whole is not None
+            return context_ids(whole.ids, self.texts.context_lengths(rows)[list(group.shots)])
+        each = (self.tokens(*cell, shots) or self.text_tokens(*cell, shots) for shots in group.shots)
+        return [context_id(tokens.ids) for tokens in each]
 
     def _place(self, shots: int) -> tuple[OrderingRows, int]:
         return next((group, group.shots.index(shots)) for group in self.groups if shots in group.shots)

@@ -134,6 +134,15 @@ class PromptTexts:
         is_single = self.chat["mode"] == "single"
         return conversation(turns, asked, self.chat["system"], self.chat["preface"], is_single=is_single)
 
+    def context_lengths(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        """The numbers of tokens of contexts of 0, 1, ... all of these demonstrations, without tokens of their own."""
+        opening = len(self.start.tokens.ids) + len(self.opening.tokens.ids)
+        pieces = [
+            self.demonstrations[row].tokens if place else self.first.get(row, self.demonstrations[row].tokens)
+            for place, row in enumerate(rows)
+        ]
+        return np.cumsum([opening, *(len(piece.ids) for piece in pieces)], dtype=np.int64)
+
     def tokens(
         self, rows: Sequence[int], context: int | None, query: tuple[str, int] | None = None
     ) -> EncodedText | None:

@@ -228,12 +228,12 @@ def _scores(
 ) -> Mapping[str, Any]:
     """Log-likelihoods of labels in steps of two bytes, [K, S, P, Q, L]; and what they are compared by."""
     distinct, places = np.unique(contexts, return_inverse=True)
-    num_queries, num_labels = items.context_logprob.shape[1:]
+    num_labels = items.context_logprob.shape[2]
     values = np.empty((len(distinct), len(numbers), num_labels), dtype=np.float32)
-    at_once = max(1, bytes_at_once // (4 * num_queries * num_labels))
+    at_once = max(1, bytes_at_once // (4 * len(numbers) * num_labels))
     for begin in range(0, len(distinct), at_once):
         within = slice(begin, begin + at_once)
-        values[within] = items.context_logprob[distinct[within]][:, numbers]
+        values[within] = items.context_logprob[np.ix_(distinct[within], numbers)]
     is_known = np.isfinite(values)
     lowest = float(values[is_known].min(initial=-1.0))
     step = -lowest / (_NO_SCORE - 1)
