@@ -175,7 +175,8 @@ def run_prompt(
     if isinstance(query, int):
         try:
             if (kept := kept_prompts(run)) is not None:
-                return replace(_kept_prompt(run, kept, cell, query), is_held_out=is_held_out, notes=notes)
+                there = _kept_prompt(run, kept, cell, query)
+                return replace(there, is_held_out=is_held_out, notes=(*notes, *there.notes))
         except DamagedItem as error:
             notes = (*notes, str(error))
     try:
@@ -345,7 +346,8 @@ def _of_cell(run: FinishedRun, cell: tuple[int, int, int], **about: Any) -> RunP
     place = run.shots.index(cell[2])
     accuracy, interval, num_queries = _accuracy(run, *cell[:2], place)
     about |= _by_label(run, *cell[:2], place)
-    about["notes"] = tuple(near_notes(run.report.num_near, run.report.num_near_dev))
+    near = near_notes(run.report.num_near, run.report.num_near_dev)
+    about["notes"] = (*about.get("notes", ()), *near)
     return RunPrompt(*cell, accuracy=accuracy, interval=interval, num_queries=num_queries, **about)
 
 
