@@ -129,6 +129,16 @@ def test_the_command_shows_it_and_the_task_goes_on_to_a_report(tmp_path, call):
     assert Task.load(tmp_path / "mine.yaml").name == "mine"
 
 
+def test_other_columns_that_may_be_the_labels_are_named(tmp_path):
+    rows = [[text, label, "ab"[place % 2]] for place, (_, text, label) in enumerate(ticket_rows())]
+    path = tickets(tmp_path / "a.csv", header=("Text", "Team", "Agent"), rows=rows)
+    found = propose(path, tmp_path)
+    assert found.facts["label"] == "Agent"
+    assert "Team may be the labels as well as Agent: name the right one by --label" in found.notes
+    assert not any("may be the labels" in note for note in propose(path, tmp_path, label="Team").notes)
+    assert not any("may be the labels" in note for note in propose(tickets(tmp_path / "b.csv"), tmp_path).notes)
+
+
 def test_columns_that_no_prompt_shows_are_named(tmp_path):
     assert propose(tickets(tmp_path / "a.csv"), tmp_path).facts["not used"] == "Ticket No (--text adds a column)"
 

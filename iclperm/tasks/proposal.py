@@ -105,7 +105,8 @@ def propose(
     """
     keys, columns, rows = _read(path)
     facts = {"file": str(path), "rows": f"{len(rows):,}", "columns": ", ".join(columns), **_in_words(keys)}
-    label_column = _named(label, columns, path) if label else _label_column(columns, rows, path)
+    likely = [_named(label, columns, path)] if label else _label_columns(columns, rows, path)
+    label_column = likely[0]
     text_columns = [_named(text, columns, path) for text in texts] or _text_columns(columns, rows, label_column, path)
     facts |= {"label": label_column, "texts": ", ".join(text_columns)}
     used = [*text_columns, label_column]
@@ -165,6 +166,13 @@ def propose(
         if conflicting
         else []
     )
+    rivals = [
+        column for column in likely[1:] if folded(label_column) not in _LABEL_NAMES and column not in text_columns
+    ]
+    if rivals:
+        notes.append(
+            f"{', '.join(rivals)} may be the labels as well as {label_column}: name the right one with --label"
+        )
     notes += numbered if all(re.fullmatch(r"[-+]?[\d.,]+", word) for word in kept) else []
     notes += unnamed if "columns" in keys else []
     notes += _short_forms(list(kept))
@@ -321,8 +329,8 @@ def _named(column: str, columns: Sequence[str], path: Path) -> str:
     return column
 
 
-def _label_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], path: Path) -> str:
-    """The column with a label's name, else that with the fewest different short values, which repeat."""
+def _label_columns(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
+    """The columns of short values that repeat: first those with a label's name, then those with the fewest values."""
     found: list[tuple[bool, bool, int, str]] = []
     for column in columns:
         values = [folded(text) for row in rows if (text := _written(row.get(column)))]
@@ -344,7 +352,7 @@ def _label_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], pat
             f"{path}: no column looks like labels (2 to {_MOST_CLASSES} short values that repeat); name it with "
             f"--label: {', '.join(columns)}"
         )
-    return min(found)[3]
+    return [column for _, _, _, column in sorted(found)]
 
 
 def _text_columns(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], label: str, path: Path) -> list[str]:
