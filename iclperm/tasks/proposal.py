@@ -166,13 +166,9 @@ def propose(
         if conflicting
         else []
     )
-    rivals = [
-        column for column in likely[1:] if folded(label_column) not in _LABEL_NAMES and column not in text_columns
-    ]
+    rivals = [] if folded(label_column) in _LABEL_NAMES else [name for name in likely[1:] if name not in text_columns]
     if rivals:
-        notes.append(
-            f"{', '.join(rivals)} may be the labels as well as {label_column}: name the right one with --label"
-        )
+        notes.append(f"{', '.join(rivals)} may be the labels as well as {label_column}: name the right one by --label")
     notes += numbered if all(re.fullmatch(r"[-+]?[\d.,]+", word) for word in kept) else []
     notes += unnamed if "columns" in keys else []
     notes += _short_forms(list(kept))
