@@ -20,6 +20,7 @@ from iclperm.errors import ConfigError, DataError, RequestError, TokenizationErr
 from iclperm.prompts.design import CONTENT_FREE, CONTENT_FREE_INPUTS
 from iclperm.prompts.encode import refuse_special_inputs
 from iclperm.reference import contextual as reference
+from iclperm.reference import curves
 from iclperm.reference.scoring import score_one
 from iclperm.runs import audit, layout, preview, scorers, setting
 from iclperm.runs.limits import WorkLimits
@@ -474,7 +475,7 @@ class TestTheEffect:
     def test_nothing_changed_is_no_gain_but_not_beyond_doubt(self):
         raw, _ = self.answers(5)
         found = calibration_effect(raw, raw, shots=(1, 2))
-        half = 4.302653 / 32  # t of 2 degrees; what 30 queries never showed can happen to one in 30
+        half = 4.302653 * curves.unseen_error(30)  # t of 2 degrees
         assert [gain.estimate for gain in found.gain] == [0, 0]
         for gain in found.gain:
             assert (-gain.low, gain.high) == pytest.approx((half, half), rel=1e-6)

@@ -18,6 +18,7 @@ from scipy import special
 
 from iclperm import stats
 from iclperm.errors import DataError, RequestError
+from iclperm.reference import curves
 from iclperm.report.parts import Table
 from iclperm.stats.choosing import STRATEGIES
 from iclperm.stats.intervals import jackknife_interval
@@ -200,7 +201,7 @@ class TestFindings:
         correct = np.random.default_rng(0).integers(0, 2, (1, 3, 5, 2, 40)).astype(np.uint8)
         found = kind.selection(np.concatenate([correct, correct]), strategies=["random", "top"], shots=[0, 2])
         outcome = found.outcomes["top"]
-        half = 4.302653 / 42  # t of 2 degrees; what 40 queries never showed can happen to one in 40
+        half = 4.302653 * curves.unseen_error(40)  # t of 2 degrees
         assert outcome.difference.estimate == 0
         assert (-outcome.difference.low, outcome.difference.high) == pytest.approx((half, half), rel=1e-6)
         assert outcome.spread_difference.estimate == 0
