@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -309,6 +310,7 @@ def compare(
     *others: Comparable,
     shared: str | Sequence[str] | None = None,
     sizes: Sequence[float] | None = None,
+    titles: Sequence[tuple[str, str]] | None = None,
 ) -> Comparing:
     """Two or more finished studies side by side: r, order and selection effect, accuracy, and all of them pooled.
 
@@ -317,10 +319,12 @@ def compare(
     runs have in common is found by the contents of their demonstrations and queries and by what fixed their
     permutations; of other answers that is not known, unless ``shared`` says for all what they share, level by level:
     some of "sets,permutations,queries", or a list of them. ``sizes`` are the numbers of parameters of the studies'
-    models, in the same order, for a slope.
+    models, in the same order, for a slope. ``titles`` say what tables call the task and the model of each, in the
+    same order; else they have the names that are in the runs. Of a study of several runs the tasks keep their own.
 
-    Raises `ConfigError` for fewer than two and for one that is named twice, `RunError` for a run that is not finished,
-    and what `open_run` and `load` raise. Reads every run once; O(S·P·K·Q) for every two of them.
+    Raises `ConfigError` for fewer than two, for other than one title each and for one that is named twice, `RunError`
+    for a run that is not finished, and what `open_run` and `load` raise. Reads every run once; O(S·P·K·Q) for every two
+    of them.
     """
     is_one = isinstance(studies, str | Path | Run | StudyRuns | Tensor) or hasattr(studies, "__array__")
     first: Any = [studies] if is_one else studies
@@ -335,23 +339,24 @@ def compare(
     paths = [Path(given).resolve() for given in studies if isinstance(given, str | Path)]
     if twice := [path for path in dict.fromkeys(paths) if paths.count(path) > 1]:
         raise ConfigError(f"{twice[0]} is named twice; a study differs from others alone")
-    found: list[Run | Tensor] = []
-    for given in studies:
+    if titles is not None and len(titles) != len(studies):
+        raise ConfigError(f"there are {len(studies)} studies and {len(titles)} titles; give a task and model for each")
+    found: list[tuple[Run | Tensor, tuple[str, str]]] = []
+    for given, title in zip(studies, titles or repeat(None), strict=False):
         one = _opened(given) if isinstance(given, str | Path) else given
-        found += one.runs.values() if isinstance(one, StudyRuns) else [one]
-    runs = [one for one in found if not isinstance(one, Tensor)]
-    titles = [(run.task, Path(run.study.model_name).name) for run in runs]
-    names = iter(short_names(titles, [run.folder for run in runs]))
-    said = comparing([_compared(one, names) for one in found], shared=shared, sizes=sizes)
+        found += _titled(one, title)
+    of_runs = [(title, one.folder) for one, title in found if isinstance(one, Run)]
+    names = iter(short_names([title for title, _ in of_runs], [folder for _, folder in of_runs]))
+    said = comparing([_compared(one, title, names) for one, title in found], shared=shared, sizes=sizes)
     own = [
         f"{study.name}: {words}"
-        for study, one in zip(said.studies, found, strict=True)
+        for study, (one, _) in zip(said.studies, found, strict=True)
         if isinstance(one, Run)
         for words in one.warnings
     ]
     return replace(
         said,
-        runs=tuple(None if isinstance(one, Tensor) else one for one in found),
+        runs=tuple(None if isinstance(one, Tensor) else one for one, _ in found),
         warnings=(*said.warnings, *dict.fromkeys(own)),
     )
 
@@ -363,10 +368,20 @@ def _opened(path: str | Path) -> Run | StudyRuns | Tensor:
     return external.load([path])
 
 
-def _compared(one: Run | Tensor, names: Iterator[str]) -> Compared:
+def _titled(one: Run | StudyRuns | Tensor, title: tuple[str, str] | None) -> list[tuple[Run | Tensor, tuple[str, str]]]:
+    """The runs of a study, or its one table of answers, and the task and model that tables name for each."""
+    if isinstance(one, StudyRuns):
+        return [(run, (run.task, title[1] if title else Path(run.study.model_name).name)) for run in one.runs.values()]
+    if isinstance(one, Tensor):
+        return [(one, title or ("", ""))]
+    return [(one, title or (one.task, Path(one.study.model_name).name))]
+
+
+def _compared(one: Run | Tensor, title: tuple[str, str], names: Iterator[str]) -> Compared:
+    task, model = title
     if isinstance(one, Tensor):
         one = without_unanswered(one)
         levels = {axis: tuple(map(str, getattr(one, axis))) for axis in ("sets", "permutations", "queries")}
         found = of_array(one.title, one.values, one.axes, one.state, one.weights, one.shots, one.classes)
-        return replace(found, called=levels, notes=one.notes)
-    return of_run(next(names), one)
+        return replace(found, called=levels, notes=one.notes, task=task, model=model)
+    return replace(of_run(next(names), one), task=task, model=model)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,13 +10,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from tiny import byte_level_tokenizer, make_model, make_task
 
 import iclperm
+from iclperm.cli.cells import print_grid_plan
 from iclperm.cli.main import main
 from iclperm.errors import ConfigError, RunError
-from iclperm.grids.costs import CellCost, in_order
+from iclperm.grids.costs import CellCost, GridPlan, in_order
 from iclperm.grids.grid import Exemption, Grid, builtin_grids, cells
+from iclperm.runs.presence import at_work
 
 SIZES = {"sets": 2, "permutations": 3, "shots": [0, 1, 3], "queries": 6}
 
@@ -326,6 +330,37 @@ class TestCommands:
         assert [*told["compared"]] == ["sensitivity", "curve"]
         (run / "cells/one--hues--curve--0/FORMAT").unlink()
         assert "7 finished, 1 missing" in said(capsys, "status", run, code=3)[0]
+
+    def test_entries_of_one_model_go_by_their_names(self, world, tmp_path, capsys):
+        grid = yaml.safe_load((world / "grid.yaml").read_text()) | {
+            "models": ["one", {"name": "by means", "model": "one", "normalize": "mean"}],
+            "tasks": ["hues.yaml"],
+            "kinds": ["sensitivity"],
+        }
+        (world / "named.yaml").write_text(yaml.safe_dump(grid))
+        said(capsys, "grid", world / "named.yaml", "--out", tmp_path / "run")
+        table = (tmp_path / "run/compare/sensitivity/sensitivity.csv").read_text()
+        assert [line.split(",")[0] for line in table.splitlines()[1:3]] == ["one", "by means"]
+
+    def test_what_is_at_work_says_so(self, world, tmp_path, capsys):
+        with at_work(world / "alone/cells/one--hues--curve--0") as is_seen:
+            assert is_seen
+            assert iclperm.open_grid(world / "alone").at_work == []  # its answers are all there
+        shutil.copytree(world / "alone", tmp_path / "run")
+        cell = tmp_path / "run/cells/one--hues--curve--0"
+        next((cell / "items").iterdir()).unlink()
+        with at_work(cell):
+            assert iclperm.open_grid(tmp_path / "run").at_work == ["one--hues--curve--0"]
+            assert "at work: one--hues--curve--0" in said(capsys, "status", tmp_path / "run", code=3)[0]
+
+    def test_a_long_plan_shows_its_dearest_cells(self, capsys):
+        costs = [CellCost(f"cell {place}", "planned", 1, 1, 3.6e18 * place, 1.0) for place in range(1, 101)]
+        print_grid_plan(Console(width=200), GridPlan(tuple(costs), ()), 1000)
+        out = capsys.readouterr().out
+        assert "and 40 more, none as dear as these:" in out
+        assert "cell 81 " in out
+        assert "cell 80 " not in out
+        assert next(line for line in out.splitlines() if "cell 100 " in line).split()[-2:] == ["100.0", "h"]
 
     @pytest.mark.parametrize(
         ("arguments", "code", "words"),

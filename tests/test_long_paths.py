@@ -57,9 +57,10 @@ def run(engine: Engine, plan: Plan, way: LongPath | None, monkeypatch: pytest.Mo
     return [result.logprob for result in engine.execute(plan)]
 
 
-def over(plan: Plan, engine: Engine, pack_tokens: int = 8) -> int:
-    """A budget that the keys and values of the plan's longest path are over, beside packs of a size."""
-    return engine._sizes.peak(plan, pack_tokens) - plan.core.pool_slots * engine._sizes.kv // 8
+def over(plan: Plan, engine: Engine) -> int:
+    """A budget that the keys and values of the plan's longest path are over, beside packs of any size."""
+    footprints, path = engine._sizes.footprints(plan), plan.core.pool_slots * engine._sizes.kv
+    return min(footprints(size, None).peak for size in engine._sizes.pack_sizes(plan)) - path // 8
 
 
 @pytest.fixture
@@ -203,7 +204,8 @@ def test_what_fits_is_not_looked_at_twice() -> None:
 
 def test_tiny_packs_give_way_where_another_way_is_much_faster() -> None:
     plan, engine = plan_product(CONTEXTS, [ids(50 + n, 30) for n in range(60)], LABELS), engine_of("gemma3")
-    sizes, facts = engine._sizes, engine._model.facts
+    # what a library keeps of each product is most of the memory here, on some processors
+    sizes, facts = replace(engine._sizes, num_products=0, num_first=0, num_last=0), engine._model.facts
     budget = sizes.peak(plan, 8)
     small = sizes.fitted(plan, budget).pack_tokens
     found = {

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -18,6 +19,7 @@ from test_killable import is_running
 from test_workers import files, made_folder, one_thread, pids, study_in  # noqa: F401  (two are fixtures)
 
 import iclperm
+from iclperm import Study
 from iclperm.errors import ConfigError
 from iclperm.workers import cluster as clusters
 from iclperm.workers.cluster import actors
@@ -213,6 +215,25 @@ def test_a_link_whose_machine_is_gone_says_so(monkeypatch):
     assert link.why() == "its actor is gone (RayActorError)"
     monkeypatch.setattr(ray, "kill", Gone().remote)
     link.close()
+
+
+def test_where_nobody_listens_it_is_said_at_once(folder):
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"nobody answers at '127.0.0.1:9' .*; give the address that `ray start"):
+        iclperm.run(study_in(folder), ray="127.0.0.1:9")
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("device", "resources", "num_gpus"),
+    [("auto", {}, 0), ("auto", {"GPU": 1}, 1), ("cuda", {}, 1), ("cpu", {"GPU": 1}, 0)],
+)
+def test_a_gpu_is_asked_for_where_one_is_or_is_wanted(monkeypatch, device, resources, num_gpus):
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
+    monkeypatch.setattr(ray, "nodes", list)
+    work = SimpleNamespace(setting=SimpleNamespace(study=Study(model="m", task="t", device=device)))
+    assert clusters.RayPools(3, "auto", is_mixed=False)._room(work).num_gpus == num_gpus
 
 
 def test_without_a_cluster_a_run_is_refused(folder, monkeypatch):

@@ -198,6 +198,13 @@ def test_a_gpu_each(folder, monkeypatch):
         places(3, study_in(folder))
 
 
+def test_more_workers_than_cores_are_told(folder, monkeypatch):
+    monkeypatch.setattr("iclperm.engine.load.gpus", list)
+    cores = len(os.sched_getaffinity(0))
+    with pytest.warns(UserWarning, match=f"^{cores + 1} workers share {cores} cores, .*; {cores} are as fast"):
+        assert len(places(cores + 1, study_in(folder))) == cores + 1
+
+
 def test_an_api_has_no_workers(folder):
     study = Study(
         endpoint={"base_url": "http://127.0.0.1:9/v1"}, model="m", task=str(folder / "colours.yaml"), scoring="generate"

@@ -14,25 +14,29 @@ from iclperm.models.tables import DEFAULT_RATE
 from iclperm.progress import duration
 from iclperm.report.parts import Table
 
-_MOST_ROWS = 60
+_CHEAPEST, _DEAREST = 40, 20
+"""Cells of a long grid that are shown; those between them are counted."""
 
 
 def print_grid_plan(console: Console, plan: GridPlan, rate: float | None) -> None:
     """What each cell costs, and all of them together on this machine, one GPU and eight."""
     if plan.cells:
-        print_tables(console, [_costs(plan)])
+        print_tables(console, [_costs(plan, DEFAULT_RATE if rate is None else rate)])
     for line in (*_problems(plan), *_totals(plan, rate)):
         console.print(line, markup=False, soft_wrap=True)
 
 
 def print_cells(console: Console, runs: GridRuns) -> None:
     """Each cell, and how far it is."""
-    rows = [(name, _state(runs, name)) for name in runs.cells]
+    at_work = runs.at_work
+    rows = [(name, "at work" if name in at_work else _state(runs, name)) for name in runs.cells]
     print_tables(console, [Table("Cells", ("cell", "state"), rows, texts=(0, 1))])
     counts = {"finished": len(runs.finished), "failed": len(runs.failed), "missing": len(runs.missing)}
     words = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     console.print("", f"{len(runs.cells)} cells: {words}", sep="\n", markup=False)
-    if runs.failed or runs.missing:
+    if at_work:
+        console.print(f"at work: {', '.join(at_work)}", markup=False, soft_wrap=True)
+    elif runs.failed or runs.missing:
         console.print("the same command runs what is not finished", markup=False)
 
 
@@ -42,21 +46,25 @@ def _state(runs: GridRuns, name: str) -> str:
     return f"failed: {printable(runs.failed[name])}" if name in runs.failed else "not finished"
 
 
-def _costs(plan: GridPlan) -> Table:
-    head = ("cell", "prompts", "tokens", "FLOP", "here", "from")
-    rows = [_row(cell) for cell in plan.cells[:_MOST_ROWS]]
-    if (more := len(plan.cells) - _MOST_ROWS) > 0:
-        rows.append((f"and {more} more", "", "", "", "", ""))
-    return Table("Cells that are to be run", head, rows, texts=(0, 5))
+def _costs(plan: GridPlan, rate: float) -> Table:
+    head = ("cell", "prompts", "tokens", "FLOP", "here", "one H100", "from")
+    rows = [_row(cell, rate) for cell in plan.cells]
+    if len(rows) > _CHEAPEST + _DEAREST:
+        shown = {cell.name for cell in sorted(plan.cells, key=lambda cell: -(cell.flops or 0))[:_DEAREST]}
+        dear = [row for row in rows[_CHEAPEST:] if row[0] in shown]
+        left = len(rows) - _CHEAPEST - len(dear)
+        rows = [*rows[:_CHEAPEST], (f"and {left} more, none as dear as these:", "", "", "", "", "", ""), *dear]
+    return Table("Cells that are to be run", head, rows, texts=(0, 6))
 
 
-def _row(cell: CellCost) -> tuple[str, ...]:
+def _row(cell: CellCost, rate: float) -> tuple[str, ...]:
     return (
         cell.name,
         "" if cell.prompts is None else f"{cell.prompts:,}",
         "" if cell.tokens is None else f"{cell.tokens:,}",
         "" if cell.flops is None else f"{cell.flops:.2g}",
         "" if cell.seconds is None else duration(cell.seconds),
+        "" if cell.flops is None else duration(cell.flops / (rate * 1e12)),
         "" if cell.source == "planned" else cell.source,
     )
 

@@ -189,12 +189,14 @@ def grid(
 def _show_grid(console: Console, ran: GridRuns, *, as_json: bool) -> int:
     """The cells, and the comparison of those of each kind that has several; failed where a cell did."""
     compared: dict[str, list[Path]] = {}
-    for kind, places in ran.by_kind().items():
-        if len(places) > 1:
+    for kind, names in ran.by_kind().items():
+        if len(names) > 1:
             target = ran.folder / "compare" / kind
-            compared[kind] = Wanted(target, None, (), ()).written(found := api.compare(places))
+            titles = [(ran.cells[name].task, ran.cells[name].model) for name in names]
+            found = api.compare([ran.place(name) for name in names], titles=titles)
+            compared[kind] = Wanted(target, None, (), ()).written(found)
             if not as_json and not is_quiet():
-                console.print("", f"[bold]{kind}: {len(places)} cells[/bold]", sep="\n")
+                console.print("", f"[bold]{kind}: {len(names)} cells[/bold]", sep="\n")
                 terminal.print_tables(console, found.tables(full=False))
                 console.print(
                     "", f"what differs between them: {compared[kind][-1]}", sep="\n", markup=False, soft_wrap=True

@@ -10,6 +10,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -172,8 +173,18 @@ class Sizes:
 
     def footprints(self, plan: Plan) -> Callable[[int, LongPath | None], Footprint]:
         """As ``footprint`` of a plan in the layers' packs, by the size of packs and how it runs a long path."""
-        fixed = self._fixed(plan)
-        return lambda pack_tokens, way: self._footprint(plan, self._at_most(pack_tokens), way, *fixed)
+        token_rows, working = self._token_rows(plan), self._working(plan)
+
+        @cache
+        def counts(pack_tokens: int) -> _RowCounts:
+            return _RowCounts.of(plan if pack_tokens == plan.pack_tokens else plan.repacked(pack_tokens))
+
+        def footprint(pack_tokens: int, way: LongPath | None) -> Footprint:
+            pack_tokens = self._at_most(pack_tokens)
+            row_counts = counts(pack_tokens) if self.is_host else _RowCounts(0, 0, 0, 0)
+            return self._footprint(plan, pack_tokens, way, token_rows, working, row_counts)
+
+        return footprint
 
     def largest_pack(self, plan: Plan, pack_tokens: int | None = None) -> int:
         """Tokens of the largest pack, where packs have at most ``pack_tokens`` (the plan's own by default)."""
@@ -181,10 +192,6 @@ class Sizes:
 
     def _at_most(self, pack_tokens: int) -> int:
         return min(pack_tokens, self.most_pack or pack_tokens)
-
-    def _fixed(self, plan: Plan) -> tuple[int, int, _RowCounts]:
-        """What is equal in packs of any size: rows by token, working memory, and row counts."""
-        return self._token_rows(plan), self._working(plan), _RowCounts.of(plan)
 
     def pack_sizes(self, plan: Plan) -> list[int]:
         """The sizes of packs that a plan may run in, ascending."""

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from iclperm.base.files import Folder
 from iclperm.errors import IclpermError, is_out_of_memory
 from iclperm.grids.costs import CellCost, GridPlan, cost_of, in_order
 from iclperm.grids.folder import GridFolder
 from iclperm.grids.grid import GridCell
 from iclperm.runs.execute import refuse_other_folder
 from iclperm.runs.folder import RunFolder
-from iclperm.runs.formats import has_begun
+from iclperm.runs.formats import has_begun, is_several
 from iclperm.runs.plan import StudyPlan
+from iclperm.runs.presence import num_at_work
 from iclperm.runs.setting import with_whole_paths
 from iclperm.studies import several
 from iclperm.studies.report import Run
@@ -48,7 +50,7 @@ class GridRuns:
         """A finished cell; raises what opening it raises, and KeyError for another."""
         if name not in self.finished:
             raise KeyError(name)
-        return self.opened(GridFolder(self.folder).place(name))
+        return self.opened(self.place(name))
 
     def runs(self, kind: str | None = None) -> Iterator[tuple[str, Ran]]:
         """The finished cells one after the other; those of a ``kind`` alone where one is named."""
@@ -56,12 +58,21 @@ class GridRuns:
             if kind in (None, self.cells[name].kind):
                 yield name, self[name]
 
-    def by_kind(self) -> dict[str, list[Path]]:
-        """The folders of the finished cells of each kind."""
-        found: dict[str, list[Path]] = {}
+    @property
+    def at_work(self) -> list[str]:
+        """The cells that processes are at work on now, as far as locks tell: of another machine they often do not."""
+        return [name for name in self.cells if name not in self.finished and _is_at_work(self.place(name))]
+
+    def by_kind(self) -> dict[str, list[str]]:
+        """The finished cells of each kind."""
+        found: dict[str, list[str]] = {}
         for name in self.finished:
-            found.setdefault(self.cells[name].kind, []).append(GridFolder(self.folder).place(name))
+            found.setdefault(self.cells[name].kind, []).append(name)
         return found
+
+    def place(self, name: str) -> Path:
+        """The folder of a cell."""
+        return GridFolder(self.folder).place(name)
 
 
 def planned(
@@ -101,6 +112,14 @@ def is_finished(place: Path, study: Study) -> bool:
         folder = RunFolder.open(place).at_extent(study.extent)
         return folder is not None and folder.parts.are_there()
     except IclpermError:
+        return False
+
+
+def _is_at_work(place: Path) -> bool:
+    try:
+        folders = several.begun(place, may_read=False)[0].values() if is_several(place) else [place]
+        return any(num_at_work(Folder(folder)) for folder in folders if has_begun(folder))
+    except IclpermError:  # a damaged folder, which says so where it is opened
         return False
 
 

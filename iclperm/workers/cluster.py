@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from iclperm.workers.local import MemberProcess, Place, number_of, refuse_device
 from iclperm.workers.pool import Pool
 
 _RAY: Any = ray  # whose types know no options of an actor, and leave out what lists nodes
+_SECONDS_TO_CONNECT = 10.0
 _AT_ONCE = 4  # calls of an actor: one speaks, one listens, one asks why it ended
 
 
@@ -109,7 +111,8 @@ class RayPools(PoolOf[Room]):
         refuse_devices(study)
         if not self._is_connected:
             self._is_connected = connect(self._address)
-        has_gpus = study.device != "cpu" and bool(_RAY.cluster_resources().get("GPU"))
+        wants = {"cpu": False, "cuda": True}  # auto: what the cluster has now; nodes with GPUs may join later
+        has_gpus = wants.get(study.device, bool(_RAY.cluster_resources().get("GPU")))
         if not has_gpus:
             refuse_shares(study)
         count, threads = actors(_RAY.nodes(), self._count, os.environ.get("OMP_NUM_THREADS"), has_gpus=has_gpus)
@@ -127,6 +130,7 @@ def connect(address: str) -> bool:
     """
     if ray.is_initialized():
         return False
+    _refuse_unreachable(address)
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -140,6 +144,19 @@ def connect(address: str) -> bool:
         if is_main:
             signal.signal(signal.SIGTERM, before)  # Ray's own would end a run without a word
     return True
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Raises `ConfigError` where nobody listens at a host and port; Ray itself would try for minutes without a word."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(
+            f"nobody answers at {address!r} ({error}); give the address that `ray start --head` has printed there"
+        ) from None
 
 
 def actors(nodes: list[dict[str, Any]], count: int | None, threads: str | None, *, has_gpus: bool) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -105,6 +106,12 @@ def places(count: int, study: Study) -> list[Place]:
     devices = [] if study.device == "cpu" else gpus()
     if not devices:
         refuse_shares(study)
+        if count > len(cores):
+            warnings.warn(
+                f"{count} workers share {len(cores)} cores, each with a model of its own in memory; {len(cores)} are "
+                "as fast",
+                stacklevel=2,
+            )
         return groups
     if count > len(devices):
         raise ConfigError(f"workers is {count}, but there are {len(devices)} GPUs; give one a GPU at most")
