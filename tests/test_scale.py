@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from iclperm.errors import DamagedItem
 from iclperm.prompts.contexts import RowBeginnings, context_id
 from iclperm.runs.execute import run_one
 from iclperm.runs.finish import open_one
+from iclperm.runs.folder import RunFolder
 from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.parts import PartFiles
@@ -100,6 +102,25 @@ def test_a_large_run_is_read_where_its_answers_are_first_asked_for(folder, monke
         _ = run.nothing
 
 
+def test_many_files_are_read_by_several_threads(folder, monkeypatch):
+    by, read = set(), PartFiles.read
+    monkeypatch.setattr(PartFiles, "read", lambda *given: by.add(threading.current_thread().name) or read(*given))
+    alone = open_one(folder / "run")
+    assert by == {"MainThread"}
+    monkeypatch.setattr("iclperm.runs.parts._MANY_FILES", 1)
+    monkeypatch.setattr("iclperm.runs.parts.cores", lambda: [0, 1, 2])
+    by.clear()
+    several = open_one(folder / "run")
+    assert several.digest == alone.digest
+    assert by
+    assert "MainThread" not in by
+    run = RunFolder.open(folder / "run")
+    parts = run.parts.read_each(run.parts.finished().values())
+    next(parts)
+    parts.close()  # ends the readers
+    assert not [each for each in threading.enumerate() if each.name.startswith("reader")]
+
+
 def test_damage_to_a_large_run_is_told_where_it_is_read(folder):
     item = min((folder / "run/items").iterdir())
     raw = item.read_bytes()
@@ -125,7 +146,7 @@ def test_reports_are_those_of_a_run_that_was_read_at_once(folder):
 def test_files_are_read_a_bounded_number_of_times(folder, monkeypatch):
     run = open_one(folder / "run", limits=WorkLimits(bytes_at_once=1))
     read, parts = PartFiles.read_again, []
-    monkeypatch.setattr(PartFiles, "read_again", lambda *given: parts.append(given[1]) or read(*given))
+    monkeypatch.setattr(PartFiles, "read_again", lambda *given: parts.extend(given[1]) or read(*given))
     assert run.digest == open_one(folder / "run").digest
     assert max(parts.count(part) for part in parts) <= 16 + 1  # and once by the second run
 

@@ -421,6 +421,7 @@ class TestProcesses:
         assert len(set.union(*there)) == 1
         assert iclperm.run(study, tmp_path / "alone", limits=LIMITS).digest == chosen.digest
 
+    @pytest.mark.filterwarnings("ignore:4 workers share")  # there may be fewer cores
     @pytest.mark.parametrize("count", [1, 2, 4])
     def test_parts_are_those_of_one_process_byte_for_byte(self, folder, tmp_path, count):
         run = iclperm.run(study_in(folder), tmp_path / "run", limits=LIMITS, workers=count)

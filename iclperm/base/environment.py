@@ -30,6 +30,11 @@ def cache_folder() -> Path:
     return Path(base) / "iclperm"
 
 
+def cores() -> list[int]:
+    """The processor cores that this process may use, ascending."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def hand_back() -> None:
     """Has glibc give the system what is free in its heap; of use after what made many small objects and freed them."""
     if platform.libc_ver()[0] == "glibc":

@@ -64,8 +64,8 @@ def open_one(
     def read() -> FinishedRun:
         reading = reading_of(folder.plan, study)
         scores = ContextAnswers(layout, scale, folder.parts, limits=limits, **reading)
-        for part, file in files.items():
-            scores.fill(part, folder.parts.read(file, scores.columns))
+        for part, table in zip(files, folder.parts.read_each(files.values(), scores.columns), strict=True):
+            scores.fill(part, table)
         scores.refuse_gaps()
         counts = {**layout.counts, "num_parts": len(files), "num_parts_resumed": len(files), "num_quarantined": 0}
         return finish(folder.plan, study, scores, counts, folder, started, is_growing=is_growing, limits=limits)

@@ -31,7 +31,7 @@ class WorkLimits:
     most 16 times."""
     cells_unfinished: int = 1 << 28
     """Of a run that is not finished: of a larger one the parts are checked one by one, not against the plan."""
-    cells_at_opening: int = 1 << 27
+    cells_at_opening: int = 1 << 24
     """Answers of a run that are read when it is opened; those of a larger one are read when they are first used."""
     bytes_in_memory: int = MOST_HELD
     """Of one large array; see `iclperm.base.arrays`."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from iclperm.base.environment import cores
 from iclperm.base.files import Folder, writable
 from iclperm.base.sealed import parsed
 from iclperm.errors import DamagedItem, RunError
 from iclperm.runs.stored import bytes_of, metadata_of, short_digest, table_bytes, table_of
 
+_MANY_FILES, _MOST_READERS = 16, 4
 _ITEM = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 
 
@@ -119,9 +123,29 @@ class PartFiles:
         self._files[part] = path
         return table
 
-    def read_again(self, part: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a part that was read or written before, from its file; raises as `read` does."""
-        return self.read(self._files[part], columns)
+    def read_each(self, paths: Iterable[Path], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """As `read`, one file after the other; of many files the next ones are read meanwhile, by a few threads."""
+        paths = [*paths]
+        num_threads = min(_MOST_READERS, len(cores()))
+        if len(paths) < _MANY_FILES or num_threads == 1:
+            yield from (self.read(path, columns) for path in paths)
+            return
+        ahead: deque[Future[pa.Table]] = deque()
+        with ThreadPoolExecutor(num_threads, "reader") as readers:
+            try:
+                for path in paths:
+                    ahead.append(readers.submit(self.read, path, columns))
+                    if len(ahead) > num_threads:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                for each in ahead:
+                    each.cancel()
+
+    def read_again(self, parts: Iterable[int], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of parts that were read or written before, from their files, as `read_each`."""
+        return self.read_each((self._files[part] for part in parts), columns)
 
     def write(self, part: int, table: pa.Table, numerics: Mapping[str, Any]) -> pa.Table:
         """Commits one part, computed with ``numerics``; returns its rows, those of another process if it was faster.

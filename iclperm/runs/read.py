@@ -245,8 +245,7 @@ class ContextAnswers:
         values = np.full((len(contexts), len(queries), len(self.scale)), np.nan, dtype=np.float32)
         if self._generated is not None:
             return values  # of no labels
-        for part in [part for part, inside in self._contexts.items() if (places[inside] >= 0).any()]:
-            rows = self._read_again(part)
+        for rows in self._read_again([part for part, inside in self._contexts.items() if (places[inside] >= 0).any()]):
             is_ok = rows.state == OK
             place, query = places[rows.contexts[is_ok]], columns[rows.queries[is_ok]]
             wanted = (place >= 0) & (query >= 0)
@@ -264,8 +263,8 @@ class ContextAnswers:
         places[distinct] = np.arange(len(distinct))
         index = np.full((len(distinct), end - begin), -1, dtype=np.int64)
         tables, num_rows = [pa.table({name: pa.array([], kind) for name, kind in _KEPT_KINDS.items()})], 0
-        for part in [part for part, inside in self._contexts.items() if (places[inside] >= 0).any()]:
-            table = self._table(part)
+        wanted_parts = [part for part, inside in self._contexts.items() if (places[inside] >= 0).any()]
+        for part, table in zip(wanted_parts, self._stored(wanted_parts), strict=True):
             rows = self._rows(part, table)
             place, query = places[rows.contexts], rows.queries - begin
             wanted = (place >= 0) & (query >= 0) & (query < end - begin)
@@ -279,11 +278,13 @@ class ContextAnswers:
     def _is_calibrated(self) -> bool:
         return self._content_free.shape[1] > 0
 
-    def _read_again(self, part: int) -> _PartRows:
-        return self._rows(part, self._table(part))
+    def _read_again(self, parts: Sequence[int]) -> Iterator[_PartRows]:
+        return (self._rows(part, table) for part, table in zip(parts, self._stored(parts), strict=True))
 
-    def _table(self, part: int) -> pa.Table:
-        return self._tables[part] if self._files is None else self._files.read_again(part, self._read_back)
+    def _stored(self, parts: Sequence[int]) -> Iterator[pa.Table]:
+        if self._files is None:
+            return (self._tables[part] for part in parts)
+        return self._files.read_again(parts, self._read_back)
 
     def _rows(self, part: int, table: pa.Table) -> _PartRows:
         ids = table["context"].to_numpy()
@@ -352,8 +353,7 @@ class ContextAnswers:
         prediction = large_array(self.prediction.shape, self.prediction.dtype, most_held=self._limits.bytes_in_memory)
         prediction[:] = -1
         is_known = np.asarray(~np.isnan(prior).any(axis=1))
-        for part in self._contexts if predicted else ():
-            rows = self._read_again(part)
+        for rows in self._read_again([*self._contexts] if predicted else []):
             contexts, queries = (numbers[rows.state == OK] for numbers in (rows.contexts, rows.queries))
             chosen = np.argmax(rows.logprob / self.scale - prior[contexts], axis=-1)
             prediction[contexts, queries] = np.where(is_known[contexts], chosen, -1)

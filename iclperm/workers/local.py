@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from iclperm.base.environment import cores
 from iclperm.errors import ConfigError
 from iclperm.study.sizes import parse_budget
 from iclperm.study.study import Study
@@ -101,14 +102,14 @@ def places(count: int, study: Study) -> list[Place]:
     if count < 1:
         raise ConfigError(f"workers is {count}; give a whole number from 1 on")
     refuse_devices(study)
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    groups = core_groups(cores, count, os.environ.get("OMP_NUM_THREADS"))
+    own = cores()
+    groups = core_groups(own, count, os.environ.get("OMP_NUM_THREADS"))
     devices = [] if study.device == "cpu" else gpus()
     if not devices:
         refuse_shares(study)
-        if count > len(cores):
+        if count > len(own):
             warnings.warn(
-                f"{count} workers share {len(cores)} cores, each with a model of its own in memory; {len(cores)} are "
+                f"{count} workers share {len(own)} cores, each with a model of its own in memory; {len(own)} are "
                 "as fast",
                 stacklevel=2,
             )
@@ -121,13 +122,13 @@ def places(count: int, study: Study) -> list[Place]:
     ]
 
 
-def core_groups(cores: Sequence[int], count: int, threads: str | None) -> list[Place]:
-    """The cores in ``count`` groups of one size, as far as they suffice; ``threads`` are those of each, where given."""
-    share = max(1, len(cores) // count)
+def core_groups(own: Sequence[int], count: int, threads: str | None) -> list[Place]:
+    """Cores in ``count`` groups of one size, as far as they suffice; ``threads`` are those of each, where given."""
+    share = max(1, len(own) // count)
     number = number_of(threads) or share
-    fits = number <= share and count * share <= len(cores) and hasattr(os, "sched_setaffinity")
+    fits = number <= share and count * share <= len(own) and hasattr(os, "sched_setaffinity")
     return [
-        Place(cores[worker * share : (worker + 1) * share] if fits else (), thread_variables(number))
+        Place(own[worker * share : (worker + 1) * share] if fits else (), thread_variables(number))
         for worker in range(count)
     ]
 
