@@ -40,6 +40,7 @@ BARS = {
     "status": (None, 4 * GB),
     "resumed": (None, 4 * GB),
     "opened": (5, 4 * GB),
+    "answers": (None, 4 * GB),
     "verified": (None, 4 * GB),
     "curve": (300, 4 * GB),
     "sensitivity": (300, 4 * GB),
@@ -165,7 +166,15 @@ def resumed(folder: Path) -> dict[str, Any]:
 
 
 def opened(folder: Path) -> dict[str, Any]:
-    """Opens the run."""
+    """Opens the run, and looks at what is known of it without its answers."""
+    import iclperm
+
+    run = iclperm.open_run(folder / "run")
+    return {"labels": len(run.labels), "k": len(run.shots)}
+
+
+def answers(folder: Path) -> dict[str, Any]:
+    """Reads all answers of the run."""
     import iclperm
 
     run = iclperm.open_run(folder / "run")
@@ -192,6 +201,7 @@ STAGES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "status": lambda folder: command("status", str(folder / "run")),
     "resumed": resumed,
     "opened": opened,
+    "answers": answers,
     "verified": lambda folder: command("verify", str(folder / "run")),
     "curve": lambda folder: command("report", str(folder / "run"), "--out", str(folder / "curve")),
     "sensitivity": lambda folder: command(
@@ -204,6 +214,10 @@ def measure(stage: str, folder: Path) -> dict[str, Any]:
     """One stage in this process: seconds without imports, the peak of what is resident, and what the run takes."""
     import pyarrow.parquet  # noqa: F401 - counted as imports
 
+    if stage in ("opened", "answers"):
+        import iclperm
+
+        _ = iclperm.open_run  # what comes with it is imported where it is first named
     if stage in ("plan", "worker", "fill", "resumed"):
         import iclperm.runs.execute
         import iclperm.workers.messages  # noqa: F401
