@@ -66,6 +66,9 @@ class ScoresOfUnits:
     def close(self) -> None:
         """Nothing to do."""
 
+    def expect(self, numerics: Any) -> None:
+        """Nothing to do: these are no numerics of a machine."""
+
     def tables(self, parts: Sequence[int], claims: Any, checker: Any) -> Generator[Any]:
         """See `Scorer`."""
         from iclperm.runs.scorers import Answered, rows_of
@@ -220,7 +223,7 @@ def measure(stage: str, folder: Path) -> dict[str, Any]:
         _ = iclperm.open_run  # what comes with it is imported where it is first named
     if stage in ("plan", "worker", "fill", "resumed"):
         import iclperm.runs.execute
-        import iclperm.workers.messages  # noqa: F401
+        import iclperm.workers.messages
     started, processor = time.perf_counter(), time.process_time()
     about = STAGES[stage](folder)
     seconds, processor = time.perf_counter() - started, time.process_time() - processor

@@ -360,7 +360,7 @@ def test_the_option_that_refusals_advise_is_there(tmp_path: Path, capsys: pytest
     assert yaml.safe_load((tmp_path / "run" / "study.yaml").read_text())["plain"] is True
     assert call("run", out)[0] == 0  # the folder knows
     code, said = call("plan", *run, "--plain", "--memory-budget", "1GiB")
-    assert (code, "there is none with 'plain'" in said) == (2, True)
+    assert (code, "there are none with 'plain'" in said) == (2, True)
     assert "plain" in options.SWITCHES <= set(options.STUDY_KEYS)
 
 

@@ -46,6 +46,9 @@ STUDY_KEYS = {
     "device": "auto, cpu, cuda, ..., or balanced: a model over several devices.",
     "memory_budget": "Memory for weights, keys and values, activations and logits: 4GiB, or 50% of what is free.",
     "plain": "Prompt by prompt, at the cost of every token: for an architecture that the prefix tree does not serve.",
+    "attention": "Attention by our C++ kernel (native, on a CPU), our GPU kernel (triton), or torch.",
+    "layers": "Decoder layers: ours where they know the architecture (auto), or those of transformers.",
+    "pack_tokens": "Most tokens of a forward pass.",
     "out": "Run folder; an unfinished run continues.",
 }
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -68,6 +71,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "think": ("keep", "strip"),
     "unparsed": ("wrong", "drop"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "attention": ("auto", "native", "triton", "torch"),
+    "layers": ("auto", "transformers"),
 }
 """Keys that have one of fixed values."""
 SUGGESTED: Mapping[str, tuple[str, ...]] = {
@@ -79,10 +84,12 @@ SUGGESTED: Mapping[str, tuple[str, ...]] = {
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Model options": ("model", "models", "revision", "endpoint", "chat", "max_new_tokens", "plain"),
     "Answer options": ("scoring", "normalize", "calibration", "criterion", "on_overlong", "think", "unparsed"),
-    "Resource options": ("dtype", "device", "memory_budget", "out"),
+    "Resource options": ("dtype", "device", "memory_budget", "attention", "layers", "pack_tokens", "out"),
 }
 """Under which heading a help lists the keys of a study; the others are "Study options"."""
-NUMBERS = frozenset({"sets", "permutations", "shots", "queries", "dev_queries", "seed", "select", "max_new_tokens"})
+NUMBERS = frozenset(
+    {"sets", "permutations", "shots", "queries", "dev_queries", "seed", "select", "max_new_tokens", "pack_tokens"}
+)
 """Keys whose value is a whole number."""
 SWITCHES = frozenset({"plain"})
 """Keys that are on or off; their flags take no value."""

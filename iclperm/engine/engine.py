@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from iclperm import _core
-from iclperm.engine import decode, long_paths, selfcheck
+from iclperm.engine import decode, kernelcheck, long_paths, selfcheck
 from iclperm.engine.decode import DEFAULT_MAX_NEW_TOKENS, Bounds
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
@@ -37,7 +38,7 @@ from iclperm.engine.plan import (
 )
 from iclperm.engine.texts import Ending, Generated, GeneratedUnit, Generations, eos_ids
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
-from iclperm.errors import IclpermError, OutOfMemory, RequestError, is_out_of_memory
+from iclperm.errors import IclpermError, OutOfMemory, RequestError, is_out_of_memory, printable
 from iclperm.study.sizes import Budget
 
 OK, INVALID = 0, 1
@@ -97,6 +98,7 @@ class Engine:
         self.totals = Report()
         self.row_invariant: bool | None = None  # found out on first use, by a call or by ``numerics``
         self._unchecked = self_check
+        self._given_up: list[str] = []  # of ours, by the first-use check
         self._measured_rate: float | None = None
         self._model = PlainModel(model) if plain else TreeModel(model, attention, layers)
         self._checks = self_check and not plain
@@ -188,6 +190,7 @@ class Engine:
             "memory_budget": self._memory_budget if packs_matter else None,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
+            **({"given_up": self._given_up} if self._given_up else {}),
         }
 
     def footprint(self, plan: Plan) -> Footprint:
@@ -539,12 +542,30 @@ class Engine:
         if not isinstance(self._model, TreeModel):
             selfcheck.refuse_unless_causal(self._model)
             return None
-        if not selfcheck.layers_agree(self._model):
-            self._model.use_transformers_layers()
-        if not selfcheck.head_agrees(self._model):
-            self._model.use_logits()
+        self._fall_back("attention kernel", kernelcheck.attention_agrees, self._model.use_torch_attention)
+        self._fall_back("decoder layers", selfcheck.layers_agree, self._model.use_transformers_layers)
+        self._fall_back("kernel of the head", selfcheck.head_agrees, self._model.use_logits)
         is_invariant = selfcheck.check_agreement(self._model)
         return is_invariant and selfcheck.rows_are_invariant(self._model, self.pack_tokens)
+
+    def _fall_back(self, name: str, agrees: Callable[[TreeModel], bool], instead: Callable[[], None]) -> None:
+        """Has torch's or transformers' way take the place of one of ours that gives other numbers or cannot run."""
+        assert isinstance(self._model, TreeModel)
+        try:
+            reason = "" if agrees(self._model) else "its numbers are not those of the reference"
+        except Exception as error:  # a compiler's, a driver's: whatever it is, there is another way
+            if is_out_of_memory(error):
+                raise
+            said = (str(error).strip() or "no reason given").splitlines()[0]
+            reason = f"{type(error).__name__}: {printable(said)[:200]}"
+        if reason:
+            instead()
+            self._given_up.append(name)
+            warnings.warn(
+                f"iclperm's {name} does not work for {self._model.config.model_type!r} on {self._model.device_name} "
+                f"({reason}); the library's own takes its place and may be slower",
+                stacklevel=2,
+            )
 
 
 def _by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:

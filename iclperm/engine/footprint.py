@@ -343,7 +343,7 @@ class _Ways:
             is_native = place.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
             attention = "native" if is_native else "triton" if launches else "torch"
             is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
-            fuses_head = launches and type(head) is nn.Linear
+            fuses_head = launches and place.type != "cpu" and type(head) is nn.Linear
             calls_head = is_native and type(head) is nn.Linear and uses_onednn(place, model.dtype, is_head=True)
         # Of float32, torch itself sends no product to oneDNN.
         has_onednn = uses_onednn(place, model.dtype) and (is_fused or model.dtype != torch.float32)

@@ -279,6 +279,10 @@ class TreeModel(PlainModel):
         """Whether every one of our row-wise replacements is free to run: no module has a forward of somebody else's."""
         return all("forward" not in vars(module) for module, _ in self._overrides)
 
+    def use_torch_attention(self) -> None:
+        """From now on attend by torch's operations."""
+        self.attention = "torch"
+
     def use_transformers_layers(self) -> None:
         """From now on run transformers' own layers."""
         self._may_fuse = False

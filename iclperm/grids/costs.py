@@ -20,7 +20,7 @@ from iclperm.runs.setting import resolved
 from iclperm.studies import several
 from iclperm.studies.stages import stages_of
 from iclperm.study import kinds
-from iclperm.study.study import Study
+from iclperm.study.study import RESOURCES, Study
 from iclperm.tasks.task import Task
 
 Source = Literal["planned", "typical lengths", "unknown"]
@@ -113,7 +113,7 @@ def _dearness(cost: CellCost) -> tuple[bool, float, float, str]:
 
 def _model_key(study: Study) -> tuple[Any, ...]:
     """What decides whether two studies find the same model loaded."""
-    return study.model_name, study.revision, study.device, study.dtype, study.memory_budget, study.plain
+    return study.model_name, study.revision, *(getattr(study, key) for key in RESOURCES)
 
 
 def _typical(cell: GridCell, problem: str) -> CellCost:

@@ -42,6 +42,10 @@ class ModelUse:
     dtype: str
     memory_budget: Budget | None
     plain: bool
+    attention: str
+    layers: str
+    pack_tokens: int | None
+    """Of a forward pass at most; None for as many as the plan has."""
     max_new_tokens: int
     """0 where labels are scored and nothing is generated."""
     stop: list[str]
@@ -58,6 +62,9 @@ class ModelUse:
             dtype=study.dtype,
             memory_budget=study.memory_budget,
             plain=study.plain,
+            attention=study.attention,
+            layers=study.layers,
+            pack_tokens=study.pack_tokens,
             max_new_tokens=setting.max_new_tokens if setting.is_generated else 0,
             stop=setting.stop if setting.is_generated else [],
         )
@@ -102,8 +109,16 @@ class Engines:
             from iclperm.engine.engine import Engine
 
             self._engine = None
+            size: dict[str, Any] = {} if use.pack_tokens is None else {"pack_tokens": use.pack_tokens}
             self._engine = Engine.from_pretrained(
-                Path(use.model), device=use.device, dtype=use.dtype, memory_budget=use.memory_budget, plain=use.plain
+                Path(use.model),
+                device=use.device,
+                dtype=use.dtype,
+                memory_budget=use.memory_budget,
+                plain=use.plain,
+                attention=use.attention,
+                layers=use.layers,
+                **size,
             )
             self._use = alone
         return self._engine
@@ -114,7 +129,8 @@ class Answering:
 
     def __init__(self, use: ModelUse, plans: Sequence[Plan], engines: Engines | None = None) -> None:
         self._use = use
-        self._plans = plans
+        size = use.pack_tokens
+        self._plans = [plan if size in (None, plan.pack_tokens) else plan.repacked(size) for plan in plans]
         self._engines = engines or Engines()
         self._is_in_a_call = False
 

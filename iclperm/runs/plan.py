@@ -85,17 +85,21 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
 
     Raises the errors of `run` that can be known beforehand. Cost: O(tokens of demonstrations and queries), and a second
-    to estimate the time, which is left out for a device that this machine lacks, and prompt by prompt (``plain``).
+    to estimate the time, which is left out for a device that this machine lacks, and where the way of running is chosen
+    (``plain``, ``attention``, ``layers``).
     """
     work = lay_out(ResolvedStudy.of(study, weights=False, limits=limits))
     from iclperm.engine.estimate import estimate  # after what is quickly known to be wrong
     from iclperm.engine.load import has_device
 
     plans = [product.plan for growth in work.growths for product in growth.products]
-    is_possible = bool(plans) and study.endpoint is None and not study.plain and has_device(study.device)
+    is_usual = not study.plain and study.attention == study.layers == "auto"  # the only way with a known rate
+    is_possible = bool(plans) and study.endpoint is None and is_usual and has_device(study.device)
     if not is_possible:
         return _summary(work)
     assert work.setting.model is not None
+    if (size := study.pack_tokens) is not None:
+        plans = [plan.repacked(size) for plan in plans]
     chosen: dict[str, Any] = study.model_dump(include={"device", "dtype", "memory_budget"})
     chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
     return replace(_summary(work), estimate=estimate(work.setting.model, plans, **chosen))

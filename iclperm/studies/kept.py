@@ -17,11 +17,11 @@ from iclperm.base.files import Folder, writable
 from iclperm.base.sealed import canonical, sealed, unsealed
 from iclperm.errors import DamagedItem, RunError
 from iclperm.runs.folder import RunFolder
-from iclperm.study.study import Study
+from iclperm.study.study import WAYS, Study
 
 NAME = "choices.json"
 _MOST_BYTES = 256 << 20
-_NO_MATTER = frozenset({"device", "memory_budget", "out", "endpoint"})  # to what is chosen from finished runs
+_NO_MATTER = frozenset({"device", "memory_budget", *WAYS, "out", "endpoint"})  # to what is chosen from finished runs
 
 
 def made_from(study: Study, runs: Mapping[str, tuple[Path, Study]]) -> str:

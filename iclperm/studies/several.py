@@ -42,7 +42,7 @@ from iclperm.studies.stages import stages_of
 from iclperm.studies.taking import WantedPrompt, recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
-from iclperm.study.study import STATISTICS, Study, is_cut_off
+from iclperm.study.study import STATISTICS, WAYS, Study, is_cut_off
 from iclperm.tasks.task import Task
 
 _NAMED = re.compile(r".+-[0-9a-f]{8}")  # as `_mark` names the folders of what was chosen
@@ -486,6 +486,7 @@ _FREE = (
     "dev_queries",
     "device",
     "memory_budget",
+    *WAYS,
     "out",
     *STATISTICS,
 )

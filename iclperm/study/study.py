@@ -29,10 +29,17 @@ Criterion = Literal[
 ]
 Balance = Literal["classes", "natural"]
 Scoring = Literal["loglikelihood", "first_token", "generate"]
+Attention = Literal["auto", "native", "triton", "torch"]
+Layers = Literal["auto", "transformers"]
+PackTokens = Annotated[int, Field(ge=8, le=1 << 20)]
 STATISTICS = ("normalize", "criterion", "unparsed")
 """Keys that change no answer, only what is made of them."""
 EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
 """The keys that a finished run can be extended in."""
+WAYS = ("plain", "attention", "layers", "pack_tokens")
+"""Keys of how a model is run; they decide about last bits alone, which a run's numerics tell."""
+RESOURCES = ("dtype", "device", "memory_budget", *WAYS)
+"""Keys of a model on this machine."""
 _DEVICE = re.compile(r"auto|balanced|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
@@ -53,10 +60,12 @@ class Study(Choices):
     missing. ``chat`` puts the prompt into the model's chat template (None: only for an endpoint that takes nothing
     else). ``endpoint`` names a model behind an API in place of ``model``. ``memory_budget`` is bytes (a number, "4GiB")
     or a share of what is free (0.5, "50%"); ``plain`` runs an architecture that the prefix tree does not serve, prompt
-    by prompt, at the cost of every token; ``out`` is the run folder. ``demonstrations`` are sets of train rows to use
-    instead of drawn ones. A ``kind`` is one of `iclperm.study.kinds`, with defaults of its own; some run every k up to
-    ``shots``. ``tasks`` and ``models`` are those of a transfer study, ``criterion`` chooses an ordering in a search,
-    ``select`` is how many demonstrations a selection keeps, ``options`` are those of another package's kind. Raises
+    by prompt, at the cost of every token; ``attention``, ``layers`` and ``pack_tokens`` are those of
+    `iclperm.engine.engine.Engine`, for a device where something does not work; ``out`` is the run folder.
+    ``demonstrations`` are sets of train rows to use instead of drawn ones. A ``kind`` is one of `iclperm.study.kinds`,
+    with defaults of its own; some run every k up to ``shots``. ``tasks`` and ``models`` are those of a transfer study,
+    ``criterion`` chooses an ordering in a search, ``select`` is how many demonstrations a selection keeps, ``options``
+    are those of another package's kind. Raises
     `ConfigError` naming the key, the value and the remedy.
     """
 
@@ -93,6 +102,9 @@ class Study(Choices):
     device: Annotated[str, Field(min_length=1)] = "auto"
     memory_budget: int | float | str | None = None
     plain: Annotated[bool, Field(exclude_if=lambda given: not given)] = False
+    attention: Annotated[Attention, Field(exclude_if=lambda given: given == "auto")] = "auto"
+    layers: Annotated[Layers, Field(exclude_if=lambda given: given == "auto")] = "auto"
+    pack_tokens: Annotated[PackTokens | None, Field(exclude_if=lambda given: given is None)] = None
     out: Annotated[str, Field(min_length=1)] | None = None
 
     def __init__(self, /, **choices: Any) -> None:
@@ -128,18 +140,20 @@ class Study(Choices):
         if kind.check is not None:
             with kinds.calling(kind, "check"):
                 kind.check(self)
-        if self.plain and self.memory_budget is not None:
-            raise ConfigError(
-                f"a study's key 'memory_budget' is {self.memory_budget!r}, which bounds the packs of a tree, and there "
-                "is none with 'plain'; leave one out"
-            )
+        if self.plain:
+            for key in ("memory_budget", "attention", "layers", "pack_tokens"):
+                if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                    raise ConfigError(
+                        f"a study's key {key!r} is {value!r}, which is for the passes over a tree, and there are none "
+                        "with 'plain'; leave one out"
+                    )
         if self.endpoint is not None:
             self._refuse_local_choices()
         if self.demonstrations is not None:
             self._refuse_uneven(self.demonstrations)
 
     def _refuse_local_choices(self) -> None:
-        for key in ("model", "revision", "models", "dtype", "device", "memory_budget", "plain"):
+        for key in ("model", "revision", "models", *RESOURCES):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(
                     f"a study's key {key!r} is for a model on this machine, not for an endpoint; leave it out"
