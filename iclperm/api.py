@@ -256,8 +256,8 @@ def open_run(
 ) -> Run | StudyRuns:
     """A finished run, or the runs of a study of several, from its folder alone: see `iclperm.runs.finish.open_one`.
 
-    The answers of a run of more than 134 million are read when one is first asked for; a damaged file of theirs is told
-    then. Of a URL (`iclperm.base.remote`) a copy is fetched, opened, and gone when the interpreter ends.
+    The answers of a run of more than 16.8 million are read when one is first asked for; a damaged file is told then.
+    Of a URL (`iclperm.base.remote`) a copy is fetched, opened, and gone when the interpreter ends.
     """
     path = remote.local(path)
     if is_several(path):

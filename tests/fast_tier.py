@@ -28,6 +28,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_scale": ("test_the_likeliest", "test_beginnings"),
     # trees, plans and kernels: integers and arrays against their oracles
     "test_core_errors": ("",),
+    "test_kernelcheck": ("test_the_shapes", "test_the_kernels_of_a_cpu", "test_another_way"),
     "test_kernels": ("",),
     "test_plan": ("",),
     "test_products": ("",),

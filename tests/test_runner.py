@@ -422,6 +422,33 @@ def test_a_memory_budget_bounds_the_memory_foretold_and_changes_no_result(study)
     assert_same_results(iclperm.run(tight), iclperm.run(study))
 
 
+def test_the_size_of_passes_changes_no_result(tmp_path, study):
+    """--pack-tokens: another cut of the same work, and no part of what a run is."""
+    small = study.model_copy(update={"pack_tokens": 16})
+    assert iclperm.plan(small).estimate.pack_tokens == 16 < iclperm.plan(study).estimate.pack_tokens
+    usual, there = iclperm.run(study, tmp_path / "usual"), iclperm.run(small, tmp_path / "small")
+    assert_same_results(there, usual)
+    assert there.digest == usual.digest
+
+
+@pytest.mark.parametrize("chosen", [{"attention": "torch"}, {"layers": "transformers"}])
+def test_another_way_of_running_a_model_is_taken_and_named(tmp_path, study, chosen):
+    """--attention and --layers: the answers but for rounding, by another way, of which no time is foretold."""
+    other = study.model_copy(update=chosen)
+    assert iclperm.plan(other).estimate is None
+    usual, there = iclperm.run(study), iclperm.run(other, tmp_path / "other")
+    (name,) = chosen
+    assert {each[name] for each in there.numerics} == set(chosen.values())
+    assert there.labels == usual.labels
+    np.testing.assert_allclose(there.label_logprob, usual.label_logprob, atol=1e-4)
+
+
+@pytest.mark.parametrize("chosen", [{"attention": "torch"}, {"layers": "transformers"}, {"pack_tokens": 64}])
+def test_ways_over_a_tree_are_refused_prompt_by_prompt(study, chosen):
+    with pytest.raises(ConfigError, match=f"key '{next(iter(chosen))}' is .* there are none with 'plain'"):
+        Study(**study.model_dump() | {"plain": True} | chosen)
+
+
 def item_files(folder):
     """Names of the result files; a name holds the hash of the content."""
     return sorted(path.name for path in (folder / "items").iterdir())

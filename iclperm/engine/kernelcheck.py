@@ -27,7 +27,8 @@ _LONG = (1023, 1025, 4095, 4096)
 _LONGEST = {"cpu": 300}
 """Positions of the longest path; elsewhere that of `_LONG`."""
 _MANY_ROWS = (150, 70)
-_SMALL_WINDOW, _SMALL_CAP = 70, 30.0
+_SMALL_WINDOWS = (70, 200)
+"""One that ends within a tile, and one within which every shipped size has whole tiles for all rows of a block."""
 _DENSE_ROWS = 256
 
 
@@ -47,7 +48,9 @@ def attention_agrees(model: TreeModel) -> bool:
     if 0 < facts.num_window_layers < facts.num_layers:
         windows.add(0)
     if facts.num_window_layers:
-        windows.add(min(_SMALL_WINDOW, facts.window))  # the model's own may be longer than any path here
+        windows.update(
+            min(small, facts.window) for small in _SMALL_WINDOWS
+        )  # the model's own may be longer than any path
     rules = [AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window) for window in sorted(windows)]
     group = facts.num_heads // facts.num_kv_heads
     case = Case.of(longest, group, facts.head_size, model.dtype)
