@@ -194,8 +194,10 @@ def open_grid(path: str | Path) -> GridRuns:
     """A grid from its folder: which cells are finished, and why others failed. Opens no cell."""
     folder = GridFolder.open(Path(path))
     there = folder.cells()
-    finished = tuple(name for name, cell in there.items() if is_finished(folder.place(name), cell.study))
-    failed = {name: words for name, words in folder.failures().items() if name in there and name not in finished}
+    failed = {name: words for name, words in folder.failures().items() if name in there}
+    finished = tuple(
+        name for name, cell in there.items() if name not in failed and is_finished(folder.place(name), cell.study)
+    )
     return GridRuns(folder.path, there, finished, failed, open_run)
 
 

@@ -52,6 +52,12 @@ def digests(folder):
     return {name: run.digest for name, run in grid.runs()}
 
 
+def exit_code_of(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code
+
+
 def grid_of(**changes):
     return Grid(**choices(**changes))
 
@@ -241,6 +247,58 @@ class TestRuns:
         other = grid.model_copy(update={"models": [{"name": "it", "model": str(world / "two")}]})
         (words,) = iclperm.run_grid(other, tmp_path / "run").failed.values()
         assert "holds another study" in words or "another" in words
+
+    @pytest.fixture
+    def own(self, tmp_path):
+        """A grid of one model and two seeds in a folder of its own, finished; the file that says it."""
+        make_model(tmp_path / "one", byte_level_tokenizer(), seed=0)
+        make_task(tmp_path)
+        small = choices(models=["one"], tasks=["colours.yaml"], kinds=["sensitivity"], seeds=[0, 1])
+        (tmp_path / "grid.yaml").write_text(yaml.safe_dump(small))
+        assert exit_code_of("grid", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "run"), "--quiet") == 0
+        return tmp_path / "grid.yaml"
+
+    def test_another_normalisation_is_that_of_finished_cells_too(self, own, tmp_path):
+        changed = choices(models=["one"], tasks=["colours.yaml"], kinds=["sensitivity"], seeds=[0, 1])
+        changed["study"] = SIZES | {"normalize": "bytes"}
+        own.write_text(yaml.safe_dump(changed))
+        there = iclperm.run_grid(Grid.from_file(own), tmp_path / "run")
+        assert len(there.finished) == 2
+        assert {run.study.normalize for _, run in there.runs()} == {"bytes"}
+        assert iclperm.plan_grid(Grid.from_file(own), tmp_path / "run").cells == ()
+
+    @pytest.mark.parametrize("what", ["wording", "test", "train"])
+    def test_finished_cells_of_other_data_are_named(self, own, tmp_path, what):
+        if what == "wording":
+            task = tmp_path / "colours.yaml"
+            task.write_text(task.read_text().replace("Thing:", "Item:"))
+        else:
+            rows = (tmp_path / f"{what}.jsonl").read_text().splitlines()
+            (tmp_path / f"{what}.jsonl").write_text("\n".join(rows[::-1]) + "\n")
+        there = iclperm.run_grid(Grid.from_file(own), tmp_path / "run")
+        assert len(there.failed) == 2
+        said = "the wording of the task" if what == "wording" else f"its {what} rows"
+        assert all(said in words and "has changed since" in words for words in there.failed.values())
+        assert there.finished == ()
+
+    def test_cells_whose_data_are_gone_stay_finished(self, own, tmp_path):
+        (tmp_path / "train.jsonl").unlink()
+        assert len(iclperm.run_grid(Grid.from_file(own), tmp_path / "run").finished) == 2
+
+    def test_a_damaged_cell_is_named_and_mended_by_the_same_command(self, own, tmp_path, capsys):
+        before = digests(tmp_path / "run")
+        name = sorted(before)[0]
+        part = next((tmp_path / "run/cells" / name / "items").glob("*.parquet"))
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 255
+        part.chmod(0o644)
+        part.write_bytes(content)
+        command = ["grid", str(own), "--out", str(tmp_path / "run")]
+        assert exit_code_of(*command) == 1
+        assert f"failed: {name}: " in capsys.readouterr().err
+        assert [*iclperm.open_grid(tmp_path / "run").failed] == [name]
+        assert exit_code_of(*command) == 0
+        assert digests(tmp_path / "run") == before
 
     def test_other_folders_are_left_alone(self, world, tmp_path):
         grid = Grid.from_file(world / "grid.yaml")

@@ -207,12 +207,15 @@ def test_a_link_whose_machine_is_gone_says_so(monkeypatch):
             return self
 
         def remote(self, *_):
-            raise RayActorError
+            raise RayActorError(error_msg="it died\n\nModuleNotFoundError: No module named 'iclperm'\n")
 
     monkeypatch.setattr(ray, "remote", lambda **_: lambda _: type("", (), {"remote": lambda *_: Gone()}))
     link = clusters.RayLink(1, 0)
     assert link.receive() is None
-    assert link.why() == "its actor is gone (RayActorError)"
+    assert link.why() == (
+        "its actor is gone (RayActorError: ModuleNotFoundError: No module named 'iclperm'); iclperm, of one version, "
+        "must be installed on every node"
+    )
     monkeypatch.setattr(ray, "kill", Gone().remote)
     link.close()
 

@@ -29,7 +29,7 @@ from iclperm.cli.cells import print_cells, print_grid_plan
 from iclperm.cli.failures import FAILED, STOPPED, one_line
 from iclperm.cli.options import is_quiet
 from iclperm.endpoint.keys import named_by_flags
-from iclperm.errors import ConfigError, KeyNotNamed, RunStopped, printable
+from iclperm.errors import ConfigError, DamagedItem, KeyNotNamed, RunStopped, printable
 from iclperm.external import Description, describe, load
 from iclperm.grids.grid import Grid, cells
 from iclperm.grids.running import GridRuns
@@ -190,10 +190,20 @@ def _show_grid(console: Console, ran: GridRuns, *, as_json: bool) -> int:
     """The cells, and the comparison of those of each kind that has several; failed where a cell did."""
     compared: dict[str, list[Path]] = {}
     for kind, names in ran.by_kind().items():
-        if len(names) > 1:
-            target = ran.folder / "compare" / kind
+        found = None
+        while found is None and len(names) > 1:
             titles = [(ran.cells[name].task, ran.cells[name].model) for name in names]
-            found = api.compare([ran.place(name) for name in names], titles=titles)
+            try:
+                found = api.compare([ran.place(name) for name in names], titles=titles)
+            except DamagedItem as error:
+                damaged = next((name for name in names if str(ran.place(name)) in str(error)), None)
+                if damaged is None:
+                    raise
+                ran = ran.without(damaged, str(error))
+                names = [name for name in names if name != damaged]
+                click.echo(f"failed: {damaged}: {printable(str(error))}", err=True)
+        if found is not None:
+            target = ran.folder / "compare" / kind
             compared[kind] = Wanted(target, None, (), ()).written(found)
             if not as_json and not is_quiet():
                 console.print("", f"[bold]{kind}: {len(names)} cells[/bold]", sep="\n")

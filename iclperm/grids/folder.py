@@ -85,8 +85,14 @@ class GridFolder:
         is_whole = isinstance(said, dict) and all(isinstance(words, str) for words in said.values())
         return said if is_whole else {}
 
-    def keep_failures(self, failures: dict[str, str]) -> None:
-        """Replaces them."""
+    def keep_failure(self, name: str, words: str | None) -> None:
+        """Records why a cell failed, or with None that it did not; what another process recorded of others stays."""
+        before = self.failures()
+        failures = {other: said for other, said in before.items() if other != name}
+        if words is not None:
+            failures[name] = words
+        if failures == before:
+            return
         with writable(self.path):
             text = json.dumps(failures, indent=1, ensure_ascii=False)
             self._files.write_whole(self.path / "failures.json", f"{text}\n".encode(errors="replace"))

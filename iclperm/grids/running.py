@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from iclperm.base.files import Folder
@@ -16,12 +16,13 @@ from iclperm.runs.folder import RunFolder
 from iclperm.runs.formats import has_begun, is_several
 from iclperm.runs.plan import StudyPlan
 from iclperm.runs.presence import num_at_work
+from iclperm.runs.run_texts import has_other_data
 from iclperm.runs.setting import with_whole_paths
 from iclperm.studies import several
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.study import kinds
-from iclperm.study.study import Study
+from iclperm.study.study import STATISTICS, Study
 
 _NAMED = ("model", "revision", "task", "data", "dtype")
 Ran = Run | StudyRuns
@@ -63,6 +64,12 @@ class GridRuns:
         """The cells that processes are at work on now, as far as locks tell: of another machine they often do not."""
         return [name for name in self.cells if name not in self.finished and _is_at_work(self.place(name))]
 
+    def without(self, name: str, words: str) -> GridRuns:
+        """The grid with a cell that turned out to be unreadable as failed, which its folder keeps: it is run again."""
+        GridFolder(self.folder).keep_failure(name, words)
+        rest = tuple(other for other in self.finished if other != name)
+        return replace(self, finished=rest, failed={**self.failed, name: words})
+
     def by_kind(self) -> dict[str, list[str]]:
         """The finished cells of each kind."""
         found: dict[str, list[str]] = {}
@@ -81,9 +88,17 @@ def planned(
     plan: Callable[[Study], Plans],
     told: Callable[[str], None],
 ) -> GridPlan:
-    """What the cells cost that are not finished, in the order in which to run them; each is ``told`` of by its name."""
+    """What the cells cost that are not finished, in the order in which to run them; each is ``told`` of by its name.
+
+    A cell that failed, and one whose task or data are others now, is not finished however many answers it has: running
+    it says what is wrong, or mends it.
+    """
     costs: list[CellCost] = []
-    done = [] if folder is None else [name for name in cells if is_finished(folder.place(name), cells[name].study)]
+    done: list[str] = []
+    if folder is not None:
+        failed = folder.failures()
+        there = [name for name in cells if name not in failed and is_finished(folder.place(name), cells[name].study)]
+        done = [name for name in there if not _is_of_other_data(folder.place(name), cells[name].study)]
     for name, cell in cells.items():
         if name in done:
             continue
@@ -107,10 +122,23 @@ def is_finished(place: Path, study: Study) -> bool:
             return False
         refuse_other_folder(place, study, extend=True)
         there, here = with_whole_paths(RunFolder.open(place).study()), with_whole_paths(study)
-        if any(getattr(there, key) != getattr(here, key) for key in _NAMED):
+        if any(getattr(there, key) != getattr(here, key) for key in (*_NAMED, *STATISTICS)):
             return False
         folder = RunFolder.open(place).at_extent(study.extent)
         return folder is not None and folder.parts.are_there()
+    except IclpermError:
+        return False
+
+
+def _is_of_other_data(place: Path, study: Study) -> bool:
+    """Whether a finished cell was run with other wording or other data than its task has now.
+
+    Reads the data. False where they cannot be read any more: the answers are there, and need none.
+    """
+    several_there = kinds.named(study.kind).stages is not None
+    try:
+        runs = several.begun(place, may_read=False)[0].values() if several_there else [place]
+        return any(has_other_data(folder) for folder in runs)
     except IclpermError:
         return False
 
@@ -134,20 +162,15 @@ def run_cells(
 
     ``told`` hears of each cell when it is begun, and then, where it failed, why. An interrupt ends the grid.
     """
-    failed: dict[str, str] = {name: words for name, words in folder.failures().items() if name in cells}
     for cost in plan.cells:
         told(cost.name, None)
+        words: str | None = None
         try:
             run(cells[cost.name].study, folder.place(cost.name))
         except Exception as error:
             if not isinstance(error, IclpermError) and not is_out_of_memory(error):
                 raise
-            failed[cost.name] = " ".join(str(error).split()) or type(error).__name__
-            told(cost.name, failed[cost.name])
-        else:
-            failed.pop(cost.name, None)
-        if failed != folder.failures():
-            folder.keep_failures(failed)
-    if stale := [name for name in failed if name in plan.finished]:
-        folder.keep_failures({name: words for name, words in failed.items() if name not in stale})
-    return {name: words for name, words in failed.items() if name not in plan.finished}
+            words = " ".join(str(error).split()) or type(error).__name__
+            told(cost.name, words)
+        folder.keep_failure(cost.name, words)
+    return {name: words for name, words in folder.failures().items() if name in cells}

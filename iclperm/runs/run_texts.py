@@ -233,6 +233,16 @@ def refuse_other_data(run: FinishedRun, task: Task, examples: Mapping[str, Examp
         raise other_data(run)
 
 
+def has_other_data(path: Path) -> bool:
+    """Whether the task or the data of the run in a folder are others now than it was made with; reads the data."""
+    folder = RunFolder.open(path)
+    given = folder.study()
+    task = Task.load(given.task, given.data)
+    examples, hashes = study_examples(resolved(given, task), task), folder.plan["hashes"]
+    now = {"wording": task.wording_hash(), **{split: examples[split].digest for split in ("train", "test")}}
+    return any(hashes.get(name) != digest for name, digest in now.items())
+
+
 def other_data(run: FinishedRun) -> DataError:
     """That the data is not that of the run."""
     return DataError(

@@ -250,7 +250,10 @@ def is_finished(path: Path, study: Study) -> bool:
     """
     if not is_several(path):
         return False
-    _refuse_other(path, _recorded(path), study)
+    there = _recorded(path)
+    _refuse_other(path, there, study)
+    if any(getattr(there, key) != getattr(study, key) for key in STATISTICS):
+        return False
     known = _known(path, study, may_read=False)
     return known.is_all and all(_is_finished(*place) for place in known.parts.values())
 

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from iclperm.errors import ConfigError
+from iclperm.errors import ConfigError, printable
 from iclperm.runs.work import Work
 from iclperm.workers.driver import PoolOf
 from iclperm.workers.local import MemberProcess, Place, number_of, refuse_devices, refuse_shares, thread_variables
@@ -65,7 +65,12 @@ class RayLink:
         try:
             message: bytes | None = ray.get(self._actor.receive.remote())
         except RayError as error:
-            self._trouble = f"its actor is gone ({type(error).__name__})"
+            said = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = f": {printable(said[-1])[:300]}" if said else ""
+            self._trouble = (
+                f"its actor is gone ({type(error).__name__}{reason}); iclperm, of one version, must be installed on "
+                "every node"
+            )
             return None
         return message
 
