@@ -64,7 +64,7 @@ READ = {
     ("docs/comparing.md", 'found = iclperm.compare(["small"'): "runs of the reader's; how/least-sensitive.md has it",
     ("docs/endpoints.md", "from iclperm.endpoint"): "needs a server",
     ("docs/scaling.md", "pip install"): "needs a cluster; tests/test_ray_workers.py starts one",
-    ("docs/scaling.md", "srun"): "needs SLURM",
+    ("docs/scaling.md", "#!/bin/bash\n#SBATCH"): "needs SLURM",
     ("docs/scaling.md", "kubectl"): "needs Kubernetes; tests/test_kuberay.py reads the manifest",
     ("docs/scaling.md", "git clone"): "needs a network; tests/test_kuberay.py runs the check on a small schema",
     ("docs/scaling.md", "nice python benchmarks/balance.py"): "many minutes; tests/test_balance.py has its parts",

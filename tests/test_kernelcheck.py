@@ -21,7 +21,7 @@ from zoo import ZOO
 
 from iclperm.engine import kernelcheck
 from iclperm.engine.engine import Engine
-from iclperm.engine.kernelcheck import Case
+from iclperm.engine.kernelcheck import AttentionCase
 from iclperm.engine.kernels import triton_attention
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.model import TreeModel
@@ -113,7 +113,7 @@ def verdict(module: Any, shape: Shape, rule: AttentionRule, monkeypatch: pytest.
         return attention
 
     monkeypatch.setattr(kernelcheck, "prepare", prepare)
-    case = Case.of(300, group, head_size, dtype)
+    case = AttentionCase.of(300, group, head_size, dtype)
     is_right = case.is_right(rule, "triton", DEVICE)
     assert launched == [arch]
     return is_right
@@ -185,7 +185,7 @@ def test_another_way_takes_the_place_of_what_fails(
     model = ZOO["llama"].build()
     expected = Engine(model, attention="torch").loglikelihood([([1, 2, 3], [4, 5])])
     engine = Engine(model)
-    with pytest.warns(UserWarning, match="iclperm's attention kernel does not work for 'llama' on cpu") as warned:
+    with pytest.warns(UserWarning, match="iclperm's attention kernel cannot be used for 'llama' on cpu") as warned:
         scores = engine.loglikelihood([([1, 2, 3], [4, 5])])
     assert len(warned) == 1
     (line,) = str(warned[0].message).splitlines()

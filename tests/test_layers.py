@@ -360,8 +360,10 @@ def test_layers_that_differ_on_first_use_are_given_up(monkeypatch: pytest.Monkey
     rule = FusedLayer._rule
     monkeypatch.setattr(FusedLayer, "_rule", lambda self, tree: replace(rule(self, tree), softcap=0.0))
     engine = Engine(model)
-    assert_agrees(engine.loglikelihood(requests), model, requests)
+    with pytest.warns(UserWarning, match="decoder layers cannot be used for 'gemma2'"):
+        assert_agrees(engine.loglikelihood(requests), model, requests)
     assert engine.layers == engine.numerics["layers"] == "transformers"
+    assert engine.numerics["given_up"] == ["decoder layers"]
     assert engine.report.skipped_tokens == 0
 
 

@@ -117,9 +117,11 @@ def test_a_head_that_differs_on_first_use_is_given_up(launches: Counter[str], mo
     monkeypatch.setattr(triton_head, "read_rows", wrong)
     model, requests = ZOO["llama"].build().to(DEVICE), few_requests()
     engine = Engine(model, attention="triton")
-    assert_agrees(engine.loglikelihood(requests), model, requests)
+    with pytest.warns(UserWarning, match="kernel of the head cannot be used for 'llama'"):
+        assert_agrees(engine.loglikelihood(requests), model, requests)
     assert launches["read_rows"] == 1
     assert engine.layers == "fused"
+    assert engine.numerics["given_up"] == ["kernel of the head"]
 
 
 def hooked(model: PreTrainedModel) -> None:

@@ -17,7 +17,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from iclperm import _core
-from iclperm.engine import decode, kernelcheck, long_paths, selfcheck
+from iclperm.engine import decode, long_paths, selfcheck
 from iclperm.engine.decode import DEFAULT_MAX_NEW_TOKENS, Bounds
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
@@ -38,7 +38,7 @@ from iclperm.engine.plan import (
 )
 from iclperm.engine.texts import Ending, Generated, GeneratedUnit, Generations, eos_ids
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
-from iclperm.errors import IclpermError, OutOfMemory, RequestError, is_out_of_memory, printable
+from iclperm.errors import RequestError
 from iclperm.study.sizes import Budget
 
 OK, INVALID = 0, 1
@@ -98,7 +98,7 @@ class Engine:
         self.totals = Report()
         self.row_invariant: bool | None = None  # found out on first use, by a call or by ``numerics``
         self._unchecked = self_check
-        self._given_up: list[str] = []  # of ours, by the first-use check
+        self._given_up: tuple[str, ...] = ()  # of ours, by the first-use check
         self._measured_rate: float | None = None
         self._model = PlainModel(model) if plain else TreeModel(model, attention, layers)
         self._checks = self_check and not plain
@@ -190,7 +190,7 @@ class Engine:
             "memory_budget": self._memory_budget if packs_matter else None,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
-            **({"given_up": self._given_up} if self._given_up else {}),
+            **({"given_up": list(self._given_up)} if self._given_up else {}),
         }
 
     def footprint(self, plan: Plan) -> Footprint:
@@ -522,50 +522,11 @@ class Engine:
     def _first_use(self, report: Report) -> None:
         if self._unchecked:
             started = time.perf_counter()
-            try:
-                self.row_invariant = self._checked()
-            except Exception as error:
-                # The check makes no request of the user's: what the core refuses there is the model's doing.
-                if isinstance(error, IclpermError) and not isinstance(error, RequestError):
-                    raise
-                if is_out_of_memory(error):
-                    raise OutOfMemory(
-                        "memory has no room for the first-use check beside the model; use a smaller model or dtype, or "
-                        "a machine with more memory"
-                    ) from error
-                raise selfcheck.refusal(self._model, error) from error
-            self._unchecked = False
+            found = selfcheck.first_use(self._model, self.pack_tokens)
+            self.row_invariant, self._given_up, self._unchecked = found.row_invariant, found.given_up, False
+            for line in found.said:
+                warnings.warn(line, stacklevel=2)
             report.seconds["self_check"] += time.perf_counter() - started
-
-    def _checked(self) -> bool | None:
-        """Whether rows are invariant, after the first-use check; None prompt by prompt, where it cannot matter."""
-        if not isinstance(self._model, TreeModel):
-            selfcheck.refuse_unless_causal(self._model)
-            return None
-        self._fall_back("attention kernel", kernelcheck.attention_agrees, self._model.use_torch_attention)
-        self._fall_back("decoder layers", selfcheck.layers_agree, self._model.use_transformers_layers)
-        self._fall_back("kernel of the head", selfcheck.head_agrees, self._model.use_logits)
-        is_invariant = selfcheck.check_agreement(self._model)
-        return is_invariant and selfcheck.rows_are_invariant(self._model, self.pack_tokens)
-
-    def _fall_back(self, name: str, agrees: Callable[[TreeModel], bool], instead: Callable[[], None]) -> None:
-        """Has torch's or transformers' way take the place of one of ours that gives other numbers or cannot run."""
-        assert isinstance(self._model, TreeModel)
-        try:
-            reason = "" if agrees(self._model) else "its numbers are not those of the reference"
-        except Exception as error:  # a compiler's, a driver's: whatever it is, there is another way
-            if is_out_of_memory(error):
-                raise
-            said = (str(error).strip() or "no reason given").splitlines()[0]
-            reason = f"{type(error).__name__}: {printable(said)[:200]}"
-        if reason:
-            instead()
-            self._given_up.append(name)
-            warnings.warn(
-                f"iclperm's {name} does not work for {self._model.config.model_type!r} on {self._model.device_name} "
-                f"({reason}); the library's own takes its place and may be slower",
-                stacklevel=2,
-            )
 
 
 def _by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:

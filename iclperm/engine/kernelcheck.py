@@ -53,19 +53,19 @@ def attention_agrees(model: TreeModel) -> bool:
         )  # the model's own may be longer than any path
     rules = [AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window) for window in sorted(windows)]
     group = facts.num_heads // facts.num_kv_heads
-    case = Case.of(longest, group, facts.head_size, model.dtype)
+    case = AttentionCase.of(longest, group, facts.head_size, model.dtype)
     return all(case.is_right(rule, model.attention, model.device) for rule in rules)
 
 
 @dataclass(frozen=True)
-class Case:
+class AttentionCase:
     """What is attended with: one head of keys and values, and the visits [M rows in all] of a pack."""
 
     visits: list[Visit]
     states: LayerStates
 
     @classmethod
-    def of(cls, longest: int, group: int, head_size: int, dtype: torch.dtype) -> Case:
+    def of(cls, longest: int, group: int, head_size: int, dtype: torch.dtype) -> AttentionCase:
         """Paths of up to ``longest`` positions, with ``group`` heads of queries."""
         visits = _visits(longest)
         num_rows, num_slots = visits[-1][1], longest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from iclperm.engine.executor import Report, execute
 from iclperm.engine.footprint import Sizes, checked_tokens
 from iclperm.engine.forward import TreeForward, padded_rows
+from iclperm.engine.kernelcheck import attention_agrees
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.linear import linear
 from iclperm.engine.layers import FusedDecoder, FusedLayer
@@ -22,7 +24,15 @@ from iclperm.engine.memory import PackLimit
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, plan_requests
 from iclperm.engine.tree import IntArray, Rows
-from iclperm.errors import ModelError, SelfCheckError, printable
+from iclperm.errors import (
+    IclpermError,
+    ModelError,
+    OutOfMemory,
+    RequestError,
+    SelfCheckError,
+    is_out_of_memory,
+    printable,
+)
 from iclperm.reference import scoring
 
 # Largest difference in nats per token that passes; half precision differs by its own rounding.
@@ -32,6 +42,69 @@ CAUSAL_TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-2, torch.bfloat16: 1.
 _PROBED_ROWS = (1, 9, 33, 341, 512, 1024, 2048)  # against a whole pack
 # Largest difference between our layers and transformers', as a share of the largest number that comes out of a layer.
 LAYER_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+@dataclass(frozen=True)
+class FirstUse:
+    """What the check found; ``row_invariant`` is None prompt by prompt, where it cannot matter.
+
+    ``given_up`` names what of ours the library's own takes the place of, ``said`` has a line for each.
+    """
+
+    row_invariant: bool | None
+    given_up: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+
+
+def first_use(model: PlainModel, pack_tokens: int) -> FirstUse:
+    """Checks the model before it answers, kernel by kernel and as a whole; changes it where the library's own must do.
+
+    Raises `ModelError` for a model that cannot be run exactly and `OutOfMemory` where memory has no room for the check.
+    """
+    try:
+        if isinstance(model, TreeModel):
+            return _ladder(model, pack_tokens)
+        refuse_unless_causal(model)
+        return FirstUse(None)
+    except Exception as error:
+        # The check makes no request of the user's: what the core refuses there is the model's doing.
+        if isinstance(error, IclpermError) and not isinstance(error, RequestError):
+            raise
+        if is_out_of_memory(error):
+            raise OutOfMemory(
+                "memory has no room for the first-use check beside the model; use a smaller model or dtype, or "
+                "a machine with more memory"
+            ) from error
+        raise refusal(model, error) from error
+
+
+def _ladder(model: TreeModel, pack_tokens: int) -> FirstUse:
+    """Each of ours alone, so that what fails is known and only it is given up; then all together."""
+    given_up, said = [], []
+    for name, agrees, instead in (
+        ("attention kernel", attention_agrees, model.use_torch_attention),
+        ("decoder layers", layers_agree, model.use_transformers_layers),
+        ("kernel of the head", head_agrees, model.use_logits),
+    ):
+        if reason := _why_not(agrees, model):
+            instead()
+            given_up.append(name)
+            said.append(
+                f"iclperm's {name} cannot be used for {model.config.model_type!r} on {model.device_name}: {reason}; "
+                "the library's own takes its place and may be slower"
+            )
+    is_invariant = check_agreement(model) and rows_are_invariant(model, pack_tokens)
+    return FirstUse(is_invariant, tuple(given_up), tuple(said))
+
+
+def _why_not(agrees: Callable[[TreeModel], bool], model: TreeModel) -> str:
+    try:
+        return "" if agrees(model) else "its numbers are not those of the reference"
+    except Exception as error:  # a compiler's, a driver's: whatever it is, there is another way
+        if is_out_of_memory(error):
+            raise
+        said = (str(error).strip() or "no reason given").splitlines()[0]
+        return f"{type(error).__name__}: {printable(said)[:200]}"
 
 
 def layers_agree(model: TreeModel) -> bool:
@@ -100,12 +173,19 @@ def head_agrees(model: TreeModel) -> bool:
 def check_agreement(model: TreeModel) -> bool:
     """Score a few branching prompts both ways; whether they have the same bits in small packs and in one.
 
-    Raises SelfCheckError if the tree and plain scoring disagree, ModelError for a model that is not causal.
+    Raises SelfCheckError if the tree and plain scoring disagree, ModelError for a model that is not causal or
+    that gives NaN whatever it reads.
     Cost: 6 short prompts, three times.
     """
     requests = _prompts(model)
     rows, begins = _rows(requests)
     plain = scoring.loglikelihood(model.model, requests)
+    if not any(score.is_finite for score in plain):
+        name, dtype = type(model.model).__name__, str(model.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"{name} in {dtype} gives no number, only NaN or infinity, for every prompt of the first-use check; "
+            "give another dtype (float32 holds them all), or look at its weights"
+        )
     # In small packs keys and values cross pack borders.
     together, apart = (_through_tree(model, rows, begins, pack) for pack in (1 << 14, max(8, rows.tokens.size // 4)))
     for number, (score, fast) in enumerate(zip(plain, apart, strict=True)):
