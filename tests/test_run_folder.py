@@ -883,3 +883,12 @@ def test_runs_of_every_released_format_are_read(name, digest):
     assert (found.damage, found.digest) == ([], digest)
     assert audit.status(RUNS / name).is_finished
     assert run.summary().num_queries == 4
+
+
+def test_sessions_begun_in_one_second_are_listed_in_the_order_they_began():
+    began = [1_700_000_000.0, 1_700_000_000.000_002, 1_700_000_000.5, 1_700_000_000.999_999_9, 1_700_000_001.25]
+    names = [execute._session_name(at) for at in began]
+    assert names == sorted(names)
+    assert len({execute._session_name(began[0]) for _ in range(50)}) == 50
+    # 0.9999999 s rounds to the next second, in both halves of the name.
+    assert [name[:16] for name in names] == ["20231114T221320Z"] * 3 + ["20231114T221321Z"] * 2

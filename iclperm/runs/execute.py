@@ -318,7 +318,7 @@ class _Session:
         self.num_parts = 0
         self._started = time.time()
         self._not_before = 0.0
-        self._name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
+        self._name = _session_name(self._started)
         self._folder = folder
         self._environment = environment
         self._model = model
@@ -337,6 +337,12 @@ class _Session:
             if self._model.workers:
                 took = time.monotonic() - began
                 self._not_before = began + took / _MOST_SHARE_OF_RECORDS
+
+
+def _session_name(began: float) -> str:
+    """A name no other session has; names sort by when the sessions began, to the microsecond."""
+    second, fraction = divmod(round(began * 1e6), 10**6)
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(second))}-{fraction:05x}{secrets.token_hex(4)}"
 
 
 class _FolderClaims:
