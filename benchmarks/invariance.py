@@ -18,8 +18,8 @@ from token_efficiency import CASES, model
 
 from iclperm.demo import model_path
 from iclperm.engine import Engine
-from iclperm.engine.forward import padded_rows
 from iclperm.engine.kernels.linear import linear
+from iclperm.engine.shapes import padded_rows
 
 
 def start_up(engine: Engine) -> float:
@@ -33,7 +33,7 @@ def start_up(engine: Engine) -> float:
 def products(sizes: list[int], dtype: torch.dtype, repeats: int) -> float:
     """Time of products of padded rows as a share of that of bare ones."""
     module = torch.nn.Linear(512, 1408, bias=False).to(dtype)
-    padded = [torch.randn(padded_rows(rows), 512).to(dtype) for rows in sizes]
+    padded = [torch.randn(padded_rows(rows, torch.device("cpu")), 512).to(dtype) for rows in sizes]
     bare = [x[:rows] for x, rows in zip(padded, sizes, strict=True)]
     ratios = []
     for _ in range(repeats):

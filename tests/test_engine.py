@@ -23,9 +23,10 @@ from iclperm import _core
 from iclperm.engine import ContextPaths, Engine, Scores, plan_product
 from iclperm.engine import layers as layers_module
 from iclperm.engine import model as model_module
-from iclperm.engine.forward import PassLimits, padded_rows
+from iclperm.engine.forward import PassLimits
 from iclperm.engine.kernels import attention as attention_module
 from iclperm.engine.kernels.linear import linear
+from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tree import Rows
 from iclperm.errors import ModelError, PlanError, RequestError, SelfCheckError
 from iclperm.reference import scoring
@@ -305,7 +306,7 @@ def test_reports_and_totals_add_up(llama: PreTrainedModel) -> None:
     report = engine.report
     assert (report.tokens_naive, report.tokens_unique, report.tokens_forwarded) == (3, 4, 4)
     assert (report.kv_peak_tokens, report.num_packs, report.scored_rows) == (4, 1, 2)
-    assert report.padding_rows == padded_rows(4) - 4
+    assert report.padding_rows == padded_rows(4, torch.device("cpu")) - 4
     assert engine.totals.tokens_forwarded == 8
     assert engine.totals.kv_peak_tokens == 4
     assert engine.totals.flops == 2 * report.flops > 0

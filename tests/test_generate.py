@@ -36,7 +36,7 @@ from iclperm.engine import decode as decode_module
 from iclperm.engine.decode import GenerationLimits, RowLimit, generation_bounds
 from iclperm.engine.estimate import estimate
 from iclperm.engine.footprint import Sizes
-from iclperm.engine.forward import KvPool
+from iclperm.engine.forward import TreeForward
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import Pack
 from iclperm.engine.rows import Branches, Slots
@@ -195,10 +195,8 @@ def check_company(name: str, prompts: list[list[int]], num_new: int) -> None:
 
 def test_a_finished_row_is_replaced_at_once(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    forward = TreeModel.forward
-    monkeypatch.setattr(
-        TreeModel, "forward", lambda self, pack, pool: sizes.append(pack.scored_rows.size) or forward(self, pack, pool)
-    )
+    run = TreeModel.run
+    monkeypatch.setattr(TreeModel, "run", lambda self, tree: sizes.append(tree.num_scored) or run(self, tree))
     engine = Engine(llama, self_check=False)
     engine._generation_limits = lambda *_: GenerationLimits(4, 64)
     rng = np.random.default_rng(5)
@@ -214,15 +212,15 @@ def test_keys_stay_where_they_are_and_their_slots_are_used_again(
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, places = list[Pack](), set[int]()
-    forward = TreeModel.forward
+    run = TreeModel.run
 
-    def watched(self: TreeModel, pack: Pack, pool: KvPool) -> Any:
-        out = forward(self, pack, pool)
-        packs.append(pack)
-        places.add(pool._layers[0][0].data_ptr())
+    def watched(self: TreeModel, tree: TreeForward) -> Any:
+        out = run(self, tree)
+        packs.append(tree.pack)
+        places.add(tree.pool._layers[0][0].data_ptr())
         return out
 
-    monkeypatch.setattr(TreeModel, "forward", watched)
+    monkeypatch.setattr(TreeModel, "run", watched)
     rng = np.random.default_rng(2)
     context, num_new = random_ids(rng, 30), 40
     engine = Engine(llama, self_check=False)
@@ -267,7 +265,7 @@ def test_units_of_a_product_agree_with_single_requests(name: str, limits: dict[s
     assert not limits or plan.num_units > 3
     engine = Engine(model, **SMALL_PACKS)
     found = generated(engine, plan)
-    report, bounds = engine.report, generation_bounds(plan, 5, GenerationLimits.on("cpu", engine.pack_tokens))
+    report, bounds = engine.report, generation_bounds(plan, 5, GenerationLimits.on(torch.device("cpu"), engine.pack_tokens))
     assert engine.generation_bounds(plan, 5) == bounds
     assert report.tokens_forwarded <= bounds.tokens
     assert report.kv_peak_tokens <= bounds.kv_peak_tokens
@@ -516,15 +514,15 @@ class OutOfRoom:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         self.sizes: list[int] = []
-        forward = TreeModel.forward
+        run = TreeModel.run
 
-        def limited(model: TreeModel, pack: Any, pool: Any) -> Any:
-            self.sizes.append(len(pack))
-            if len(pack) > most:
+        def limited(model: TreeModel, tree: TreeForward) -> Any:
+            self.sizes.append(len(tree.pack))
+            if len(tree.pack) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return forward(model, pack, pool)
+            return run(model, tree)
 
-        monkeypatch.setattr(TreeModel, "forward", limited)
+        monkeypatch.setattr(TreeModel, "run", limited)
 
 
 def test_where_memory_runs_out_rows_are_halved_and_nothing_changes(

@@ -15,11 +15,13 @@ from transformers import PreTrainedModel
 from zoo import ZOO
 
 from iclperm import _core
-from iclperm.engine import Engine, forward, layers, plan_product, plan_requests, selfcheck
-from iclperm.engine.forward import KvPool, PassLimits, padded_rows
+from iclperm.engine import Engine, layers, plan_product, plan_requests, selfcheck
+from iclperm.engine.forward import KvPool, PassLimits
 from iclperm.engine.layers import FusedLayer, known_decoder
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import Pack
+from iclperm.engine.shapes import padded_rows
+from iclperm.engine.token_rows import TokenRows
 from iclperm.engine.tree import Rows
 from iclperm.errors import ModelError
 from iclperm.reference import scoring
@@ -162,11 +164,11 @@ def test_the_last_layer_multiplies_scored_rows_alone(name: str, monkeypatch: pyt
     for scored in (pack.scored_rows, pack.scored_rows[:0]):
         with model.attached():
             model.forward(replace(pack, scored_rows=scored), pool)
-        rows = padded_rows(scored.size) if scored.size else 0
-        assert rows < padded_rows(len(pack))
+        rows = padded_rows(scored.size, model.device) if scored.size else 0
+        assert rows < padded_rows(len(pack), model.device)
         assert {seen[key] for key in narrow} == {rows}
         others = {seen[key] for key in seen if key[0] in of_last and key not in narrow}
-        assert others == {padded_rows(len(pack))}, "keys and values need all rows"
+        assert others == {padded_rows(len(pack), model.device)}, "keys and values need all rows"
     assert known.scored_only_parameters == q_size * attention.o_proj.out_features + sum(
         module.weight.numel() for module in last.scored_only
     )
@@ -205,18 +207,16 @@ def test_the_first_layer_computes_a_token_once_and_the_same_bits(name: str, monk
 def test_rows_by_token_are_computed_once_until_the_table_is_full() -> None:
     asked: list[list[int]] = []
 
-    def of(rows: forward.TokenRows, ids: list[int]) -> int:
+    def of(rows: TokenRows, ids: list[int]) -> int:
         given = np.array(ids)
-
-        def compute(new: np.ndarray) -> torch.Tensor:
+        places, new = rows.assign(given)
+        if new.size:
             asked.append(given[new].tolist())
-            return torch.from_numpy(given[new])[:, None].float().repeat(1, 4)
+            rows.fill(torch.from_numpy(given[new])[:, None].float().repeat(1, 4))
+        assert rows.table[torch.from_numpy(places), 0].tolist() == ids
+        return int(new.size)
 
-        table, places, num_computed = rows.of(given, compute)
-        assert table[torch.from_numpy(places), 0].tolist() == ids
-        return num_computed
-
-    rows = forward.TokenRows(max_bytes=4 * 16)
+    rows = TokenRows(max_bytes=4 * 16)
     assert [of(rows, ids) for ids in ([7, 3, 7], [3, 3], [9, 7, 1], [5, 3], [9, 8, 7, 6, 5, 4, 3], [3, 9])] == [
         2, 0, 2, 2, 7, 0,
     ]  # fmt: skip

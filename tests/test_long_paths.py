@@ -17,14 +17,15 @@ from zoo import VOCAB, ZOO
 from iclperm.engine import Engine, Plan, layerwise, offload, plan_product
 from iclperm.engine import executor as executor_module
 from iclperm.engine.estimate import estimate, refuse_small_budget
-from iclperm.engine.forward import padded_rows
 from iclperm.engine.long_paths import Rates, fitted
 from iclperm.engine.model import TreeModel
 from iclperm.engine.offload import FileStore, HostStore, OffloadedPool, joined, scratch_folder, store_rate
 from iclperm.engine.plan import OFFLOAD, RECOMPUTE, LongPath, Pack, plan_requests
+from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tree import Rows
 from iclperm.errors import RequestError
 
+CPU = torch.device("cpu")
 HOST = torch.device("cpu")
 READS_ARE_FREE, RECOMPUTING_IS_FREE = Rates(flops=1.0, store=1e30), Rates(flops=1e30, store=1.0)
 
@@ -223,10 +224,10 @@ def test_groups_hold_what_they_need_and_no_more_rows_than_they_may(most_rows: in
     plan = plan_product(CONTEXTS, QUERIES, LABELS, pack_tokens=24)
     packs = list(plan.packs(0))
     most_held = max(pack.held_tokens for pack in packs)
-    found = list(layerwise.groups(packs, most_rows))
+    found = list(layerwise.groups(packs, most_rows, CPU))
     assert [id(pack) for group in found for pack in group.packs] == [id(pack) for pack in packs]
     for group in found:
-        rows = sum(padded_rows(len(pack)) for pack in (*group.again, *group.packs))
+        rows = sum(padded_rows(len(pack), CPU) for pack in (*group.again, *group.packs))
         assert rows <= most_rows or len(group.packs) == 1
         assert sum(map(len, group.again)) <= most_held
         known: dict[int, tuple[int, int]] = {}  # slot -> position and token

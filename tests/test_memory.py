@@ -25,6 +25,7 @@ from iclperm.demo import model_path
 from iclperm.engine import Engine, Plan, footprint, plan_product
 from iclperm.engine import executor as executor_module
 from iclperm.engine.estimate import estimate
+from iclperm.engine.forward import TreeForward
 from iclperm.engine.memory import free_bytes, resolve_budget
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, Pack
@@ -40,7 +41,7 @@ ERRORS = [
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     OSError(errno.ENOMEM, "Cannot allocate memory"),
 ]
-Forward = Callable[..., Any]
+Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +75,15 @@ def ready(model: PreTrainedModel, **options: Any) -> Engine:
 def replace_forward(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Pack], BaseException | None]) -> list[int]:
     """Packs for which ``fails`` gives an error raise it; returns the sizes tried."""
     tried: list[int] = []
-    forward: Forward = TreeModel.forward
+    run: Run = TreeModel.run
 
-    def scarce(self: TreeModel, pack: Pack, pool: Any) -> Any:
-        tried.append(len(pack))
-        if (error := fails(pack)) is not None:
+    def scarce(self: TreeModel, tree: TreeForward) -> Any:
+        tried.append(len(tree.pack))
+        if (error := fails(tree.pack)) is not None:
             raise error
-        return forward(self, pack, pool)
+        return run(self, tree)
 
-    monkeypatch.setattr(TreeModel, "forward", scarce)
+    monkeypatch.setattr(TreeModel, "run", scarce)
     return tried
 
 
@@ -155,17 +156,17 @@ def test_the_failed_pack_is_gone_before_the_next_try(llama: PreTrainedModel, mon
     engine = ready(llama)
     activations: list[weakref.ref[torch.Tensor]] = []
     alive: list[bool] = []
-    forward: Forward = TreeModel.forward
+    run: Run = TreeModel.run
 
-    def scarce(self: TreeModel, pack: Pack, pool: Any) -> Any:
+    def scarce(self: TreeModel, tree: TreeForward) -> Any:
         alive.extend(reference() is not None for reference in activations)
-        if len(pack) > 100:
+        if len(tree.pack) > 100:
             hidden = torch.zeros(8)
             activations.append(weakref.ref(hidden))
             raise MemoryError
-        return forward(self, pack, pool)
+        return run(self, tree)
 
-    monkeypatch.setattr(TreeModel, "forward", scarce)
+    monkeypatch.setattr(TreeModel, "run", scarce)
     engine.score(CONTEXTS, QUERIES, LABELS)
     assert activations
     assert alive
@@ -350,13 +351,13 @@ def test_transformers_layers_take_no_larger_packs(
     assert plan.pack_tokens == DEFAULT_PACK_TOKENS
     assert plan.tokens > DEFAULT_PACK_TOKENS
     sizes: list[int] = []
-    forward = TreeModel.forward
+    run = TreeModel.run
 
-    def watched(model: TreeModel, pack: Pack, *rest: Any, **named: Any) -> Any:
-        sizes.append(len(pack))
-        return forward(model, pack, *rest, **named)
+    def watched(model: TreeModel, tree: TreeForward) -> Any:
+        sizes.append(len(tree.pack))
+        return run(model, tree)
 
-    monkeypatch.setattr(TreeModel, "forward", watched)
+    monkeypatch.setattr(TreeModel, "run", watched)
     by_unit = list(engine.execute(plan))
     assert most // 2 < max(sizes) <= most
     assert engine.footprint(plan) == engine.footprint(plan.repacked(most))

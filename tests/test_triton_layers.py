@@ -29,7 +29,7 @@ KERNELS = [
     (triton_rowwise, "gate"),
     (triton_rowwise, "rms_norm"),
     (triton_rowwise, "rotate"),
-    (triton_head, "read_rows"),
+    (triton_head, "found_in"),
 ]
 
 
@@ -70,7 +70,7 @@ def test_all_in_triton_is_exact(name: str, launches: Counter[str]) -> None:
     norms = {"qwen3": 4, "gemma2": 4, "gemma3": 6, "olmo2": 4}.get(name, 2)
     assert launches == {
         "gate": packs * layers, "rms_norm": packs * (norms * layers + 1), "rotate": 2 * packs * layers,
-        "read_rows": packs,
+        "found_in": packs,
     }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_the_head_alone_serves_layers_that_are_not_ours(launches: Counter[str]) 
     engine = Engine(model, attention="triton", self_check=False)
     assert_agrees(engine.loglikelihood(requests), model, requests)
     assert engine.layers == "transformers"
-    assert launches == {"read_rows": engine.report.num_packs}
+    assert launches == {"found_in": engine.report.num_packs}
 
 
 def test_bfloat16_is_no_worse_than_plain_bfloat16(launches: Counter[str]) -> None:
@@ -97,7 +97,7 @@ def test_bfloat16_is_no_worse_than_plain_bfloat16(launches: Counter[str]) -> Non
         ours += float(np.abs(fast - exact).mean())
         plain += float(np.abs(slow - exact).mean())
     assert ours <= 1.1 * plain
-    assert launches["read_rows"] == 4
+    assert launches["found_in"] == 4
 
 
 def test_the_first_use_check_passes(launches: Counter[str]) -> None:
@@ -119,7 +119,7 @@ def test_a_head_that_differs_on_first_use_is_given_up(launches: Counter[str], mo
     engine = Engine(model, attention="triton")
     with pytest.warns(UserWarning, match="kernel of the head cannot be used for 'llama'"):
         assert_agrees(engine.loglikelihood(requests), model, requests)
-    assert launches["read_rows"] == 1
+    assert launches["found_in"] == 1
     assert engine.layers == "fused"
     assert engine.numerics["given_up"] == ["kernel of the head"]
 
@@ -138,7 +138,7 @@ def test_what_somebody_changed_in_the_head_is_respected(change: Any, launches: C
     change(model)
     engine = Engine(model, attention="triton", self_check=False)
     assert_agrees(engine.loglikelihood(requests), model, requests)
-    assert not launches["read_rows"]
+    assert not launches["found_in"]
 
 
 def test_transformers_layers_come_with_transformers_head(launches: Counter[str]) -> None:

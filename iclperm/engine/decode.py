@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from iclperm.engine.executor import Report
-from iclperm.engine.forward import padded_rows
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import Plan
 from iclperm.engine.rows import Branches, LiveRow, PackBuilder, Segment, Slots
+from iclperm.engine.shapes import padded_rows
 from iclperm.engine.texts import INVALID, LENGTH, Ending, Generated
 from iclperm.engine.tree import IntArray, PrefixTree, Rows, TokenArray, build_tree, path_to_token, path_tokens
 from iclperm.errors import OutOfMemory, PlanError, RequestError, is_out_of_memory
@@ -46,21 +47,26 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationLimits:
-    """Live rows, tokens of a forward pass, and tokens whose keys and values are alive, at most."""
+    """Live rows, tokens of a forward pass, and tokens whose keys and values are alive, at most.
+
+    Packs of fewer than ``least_pack`` tokens take no less memory.
+    """
 
     rows: int
     pack_tokens: int
     kv_tokens: int | None = None  # None: as many as so many rows want
+    least_pack: int = 1
 
     @classmethod
-    def on(cls, device: str, pack_tokens: int) -> GenerationLimits:
-        """The default on a kind of device; new tokens come in small numbers, so prompts go in packs of 1024 at most."""
+    def on(cls, device: torch.device, pack_tokens: int) -> GenerationLimits:
+        """The default on a device; new tokens come in small numbers, so prompts go in packs of 1024 at most."""
         size = min(pack_tokens, _PACK_TOKENS)
-        return cls(min(size, _ROWS_ON_CPU if device == "cpu" else _ROWS_ELSEWHERE), size)
+        rows = min(size, _ROWS_ON_CPU if device.type == "cpu" else _ROWS_ELSEWHERE)
+        return cls(rows, size, least_pack=padded_rows(1, device))
 
     def halved(self) -> GenerationLimits:
         """Half the rows and packs; raises OutOfMemory if there are no fewer."""
-        least = padded_rows(1)
+        least = self.least_pack
         if self.rows == 1 and self.pack_tokens <= least:
             raise OutOfMemory(
                 f"generation does not fit in memory even with one live row and packs of {self.pack_tokens} tokens; "
@@ -273,7 +279,7 @@ def generation_bounds(plan: Plan, max_new_tokens: int, limits: GenerationLimits 
 
     ``limits`` are those of a CPU by default, in the plan's packs. O(units).
     """
-    limits = limits or GenerationLimits.on("cpu", plan.pack_tokens)
+    limits = limits or GenerationLimits.on(torch.device("cpu"), plan.pack_tokens)
     distinct = np.array([np.unique(block.target_token).size for block in plan.blocks])
     depth = plan.core.query_base + max(block.max_depth for block in plan.blocks)
     tokens, peak = 0, 0

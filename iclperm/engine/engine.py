@@ -102,7 +102,7 @@ class Engine:
         self._measured_rate: float | None = None
         self._model = PlainModel(model) if plain else TreeModel(model, attention, layers)
         self._checks = self_check and not plain
-        self._pack_limit = PackLimit(lambda plan, size: self._sizes.peak(plan, size))
+        self._pack_limit = PackLimit(lambda plan, size: self._sizes.peak(plan, size), self._model.device)
         self._row_limit = decode.RowLimit()
         self._memory_budget: int | None = None
         if memory_budget is not None:
@@ -471,7 +471,7 @@ class Engine:
 
     def _generation_limits(self, longest: int, prompt_tokens: int) -> decode.GenerationLimits:
         """Rows, packs and slots to generate texts of at most ``longest`` tokens, prompts included."""
-        limits = decode.GenerationLimits.on(self._model.device.type, self.pack_tokens)
+        limits = decode.GenerationLimits.on(self._model.device, self.pack_tokens)
         if room := room_to_generate(self._memory_budget, self._model.devices):
             limits = self._sizes.generation_limits(limits, room, longest, prompt_tokens)
         self._row_limit.may_shrink = bool(self.row_invariant)

@@ -138,7 +138,7 @@ def refuse_small_budget(
     for plan in plans:
         budget = resolve_budget(memory_budget, sizes.device)
         if max_new_tokens:
-            limits = GenerationLimits.on(sizes.device.type, plan.pack_tokens)
+            limits = GenerationLimits.on(sizes.device, plan.pack_tokens)
             sizes.generation_limits(limits, budget, plan.max_tokens + max_new_tokens, plan.tokens)
         else:
             _fitted(sizes, model, plan, budget, is_measured=False)
@@ -182,7 +182,7 @@ class _GenerationWork(NamedTuple):
 
 
 def _generation(sizes: Sizes, plan: Plan, max_new_tokens: int, budget: int | None) -> _GenerationWork:
-    limits = GenerationLimits.on(sizes.device.type, plan.pack_tokens)
+    limits = GenerationLimits.on(sizes.device, plan.pack_tokens)
     if room := room_to_generate(budget, [sizes.device] if has_device(str(sizes.device)) else []):
         limits = sizes.generation_limits(limits, room, plan.max_tokens + max_new_tokens, plan.tokens)
     bounds, own = generation_bounds(plan, max_new_tokens, limits), max_new_tokens - 1

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from iclperm.engine.forward import KvPool, OneLayerPool, TreeForward
+from iclperm.engine.kernels.head import Reading
 from iclperm.engine.layerwise import forward_by_layer
+from iclperm.engine.link import Link, Mark
 from iclperm.engine.memory import PackLimit
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.offload import OffloadedPool, open_store
@@ -25,7 +26,10 @@ from iclperm.reference.scoring import evaluating, next_token_logprobs
 
 @dataclass
 class Report:
-    """What a call cost. Tokens are counted where they pass the model's first layer; seconds by phase."""
+    """What a call cost. Tokens are counted where they pass the model's first layer; seconds by phase.
+
+    Of a GPU ``forward`` and ``head`` are its own seconds; ``host`` are those in which it was told what to do.
+    """
 
     tokens_naive: int = 0
     tokens_unique: int = 0
@@ -100,6 +104,12 @@ class UnitValues:
         size = int(plan.core.unit_num_values[unit])
         return cls(unit, np.full(size, np.nan, np.float32), np.zeros(size, bool), np.zeros(size, bool))
 
+    def take(self, pack: Pack, reading: Reading) -> None:
+        """Put what was read of a pack where it belongs."""
+        self.logprob[pack.pair_out] = reading.logprob
+        self.is_greedy[pack.pair_out] = reading.is_greedy
+        self.is_finite[pack.pair_out] = reading.is_finite
+
 
 def execute(
     model: TreeModel, plan: Plan, units: Iterable[int], report: Report, limit: PackLimit
@@ -149,8 +159,7 @@ def _attempt(
             _run_by_layer(model, pool, packs, plan.long_path.rows, values, cost)
         else:
             with model.attached():
-                for pack in packs:
-                    _run_pack(model, pool, pack, values, cost)
+                _run_packs(model, pool, packs, values, cost)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -164,15 +173,49 @@ def _attempt(
     return values
 
 
-def _run_pack(model: TreeModel, pool: KvPool, pack: Pack, values: UnitValues, cost: Report) -> None:
-    started = time.perf_counter()
-    hidden, tree = model.forward(pack, pool)
-    forwarded = time.perf_counter()
-    cost.seconds["forward"] += forwarded - started
-    cost.count(pack, tree)
-    if pack.scored_rows.size:
-        _read(model, hidden, pack, values)
-        cost.seconds["head"] += time.perf_counter() - forwarded
+def _run_packs(model: TreeModel, pool: KvPool, packs: list[Pack], values: UnitValues, cost: Report) -> None:
+    """Packs in their order. While one computes on a device of its own, the next is made ready and the last one read."""
+    link, unread = model.link, deque[_Launched]()
+    tree = model.stage(packs[0], pool) if packs else None
+    for number in range(len(packs)):
+        started = time.perf_counter()
+        assert tree is not None
+        unread.append(_Launched.of(model, tree, cost))
+        tree = model.stage(packs[number + 1], pool) if number + 1 < len(packs) else None
+        if link.is_asynchronous:
+            cost.seconds["host"] += time.perf_counter() - started
+        while len(unread) > link.is_asynchronous:
+            unread.popleft().collect(link, values, cost)
+    while unread:
+        unread.popleft().collect(link, values, cost)
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A pack that a device was told to compute, when it begins and ends with layers and head, and what will be read."""
+
+    pack: Pack
+    begin: Mark
+    forwarded: Mark
+    end: Mark
+    reading: Callable[[], Reading] | None
+
+    @classmethod
+    def of(cls, model: TreeModel, tree: TreeForward, cost: Report) -> _Launched:
+        mark, pack = model.link.mark, tree.pack
+        begin = mark()
+        hidden = model.run(tree)
+        forwarded = mark()
+        cost.count(pack, tree)
+        reading = model.read(hidden, tree) if pack.scored_rows.size else None
+        return cls(pack, begin, forwarded, mark(), reading)
+
+    def collect(self, link: Link, values: UnitValues, cost: Report) -> None:
+        """Wait for the results, and take them."""
+        if self.reading is not None:
+            values.take(self.pack, self.reading())
+        cost.seconds["forward"] += link.seconds(self.begin, self.forwarded)
+        cost.seconds["head"] += link.seconds(self.forwarded, self.end)
 
 
 def _run_by_layer(
@@ -190,16 +233,9 @@ def _run_by_layer(
                 cost.recomputed_packs += 1
             started = time.perf_counter()
             if done.pack.scored_rows.size:
-                _read(model, done.hidden, done.pack, values)
+                values.take(done.pack, model.read(done.hidden, done.tree)())
             forwarded = time.perf_counter()
             cost.seconds["head"] += forwarded - started
-
-
-def _read(model: TreeModel, hidden: torch.Tensor, pack: Pack, values: UnitValues) -> None:
-    reading = model.read(hidden, pack)
-    values.logprob[pack.pair_out] = reading.logprob
-    values.is_greedy[pack.pair_out] = reading.is_greedy
-    values.is_finite[pack.pair_out] = reading.is_finite
 
 
 def _check_prediction(plan: Plan, unit: int, held: int, cost: Report) -> None:

@@ -18,17 +18,19 @@ from torch import nn
 
 from iclperm.engine.decode import GenerationLimits
 from iclperm.engine.facts import ModelFacts
-from iclperm.engine.forward import PassLimits, padded_rows
+from iclperm.engine.forward import PassLimits
 from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import LongPath, Plan
+from iclperm.engine.shapes import pack_sizes, padded_rows, whole_rows
 from iclperm.errors import RequestError
 from iclperm.reference.scoring import may_keep_last
 from iclperm.study.sizes import bytes_in_words
 
 _FLOAT32 = 4
+_HOST = torch.device("cpu")
 # glibc's heap takes more than is alive in it, as it reuses the gaps between a layer's tensors badly (measured
 # 1.0-1.8, more in transformers' layers, where it varies from process to process); single tensors from a size on have
 # pages of their own, which go back when they are freed.
@@ -146,9 +148,9 @@ class Sizes:
             scores=3 * _FLOAT32 * facts.num_heads + 10 if paths.attention == "torch" else 0,
             mask=2 if paths.attention == "torch" else 0,
             logits=_logit_bytes(facts, paths),
-            num_checked_logits=_checked_logits(model) if checks else 0,
+            num_checked_logits=_checked_logits(model, place) if checks else 0,
             probed=_probed_bytes(model) if checks and paths.attention == "native" else 0,
-            most_logits=model.limits.logit_rows(facts.vocab_size),
+            most_logits=model.limits.logit_rows(facts.vocab_size, place),
             matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
             num_products=len({(weight.shape, has_bias) for weight, has_bias in body}) if paths.has_onednn else 0,
             num_checked_rows=_CHECKED_ROW_COUNTS.get(model.dtype, 0) if checks else 0,
@@ -195,17 +197,16 @@ class Sizes:
 
     def pack_sizes(self, plan: Plan) -> list[int]:
         """The sizes of packs that a plan may run in, ascending."""
-        most = self._at_most(plan.pack_tokens)
-        return [*range(padded_rows(1), most, 8), most]
+        return pack_sizes(self._at_most(plan.pack_tokens), self.device)
 
     def _footprint(
         self, plan: Plan, pack_tokens: int, way: LongPath | None, token_rows: int, working: int, row_counts: _RowCounts
     ) -> Footprint:
         tokens = self.largest_pack(plan, pack_tokens)
-        rows, scored = padded_rows(tokens), _scored_rows(plan, tokens)
+        rows, scored = padded_rows(tokens, self.device), _scored_rows(plan, tokens)
         activations = self._activations(rows, plan.core.pool_slots + rows)
         read = min(scored, self.most_logits) * self.logits
-        checked = max(self.num_checked_logits * self.logits, padded_rows(pack_tokens) * self.probed)
+        checked = max(self.num_checked_logits * self.logits, padded_rows(pack_tokens, self.device) * self.probed)
         has_own_pages = self.is_host and read >= _own_pages()
         return Footprint(
             weights=self.weights,
@@ -240,7 +241,7 @@ class Sizes:
                 f"memory_budget is {budget} bytes ({bytes_in_words(budget)}), but the weights alone take "
                 f"{self.weights} ({bytes_in_words(self.weights)}); raise it, or use a smaller model or dtype"
             )
-        return max(padded_rows(1), (budget - self.weights) // self.layer // 8 * 8)
+        return whole_rows((budget - self.weights) // self.layer, self.device)
 
     def fitted(self, plan: Plan, budget: int | None) -> Plan:
         """The plan in the largest packs, up to its own, that the layers take and whose footprint is within ``budget``
@@ -260,11 +261,12 @@ class Sizes:
 
     def generation(self, pack_tokens: int, num_rows: int, kv_tokens: int, prompt_tokens: int) -> Footprint:
         """What generation takes at most with so many live rows, slots, and distinct tokens of prompts."""
-        rows = padded_rows(pack_tokens)
+        rows = padded_rows(pack_tokens, self.device)
         activations = self._activations(rows, kv_tokens + rows)
         working = 0
         if self.is_host:
-            seen = (self.num_products + self.num_first) * (rows // 8) + self.num_last * (padded_rows(num_rows) // 8)
+            scored = padded_rows(num_rows, self.device)
+            seen = (self.num_products + self.num_first) * (rows // 8) + self.num_last * (scored // 8)
             seen += self.num_products * self.num_checked_rows
             kept = max(int(os.environ.get(name, _MOST_PRODUCTS)) for name in _CACHES)
             working = (_PACK_BYTES_PER_TOKEN + _NODE_BYTES) * prompt_tokens + self.buffers + self.tokenizer
@@ -291,7 +293,7 @@ class Sizes:
             kv_tokens = (budget - least.peak) // a_slot
             if kv_tokens >= longest:
                 return replace(limits, kv_tokens=kv_tokens)
-            if limits.pack_tokens <= padded_rows(1):
+            if limits.pack_tokens <= limits.least_pack:
                 raise RequestError(
                     f"the memory budget is {budget} bytes, but even in packs of {limits.pack_tokens} tokens "
                     f"{least.peak + longest * a_slot} are needed to generate, {longest * a_slot} of them for the keys "
@@ -432,11 +434,11 @@ def _logit_bytes(facts: ModelFacts, paths: _Ways) -> int:
     return facts.vocab_size * (itemsize + _FLOAT32 * ((itemsize < _FLOAT32) + 2 * has_softcap))
 
 
-def _checked_logits(model: PlainModel) -> int:
+def _checked_logits(model: PlainModel, place: torch.device) -> int:
     """Rows of logits that the first-use check holds: of two products of the probe, or of a prompt's every token where
     the model cannot be asked for the last alone."""
     of_prompt = 0 if may_keep_last(model.model) else checked_tokens(model.facts)
-    return max(2 * padded_rows(64), of_prompt * (3 if model.facts.logit_softcap else 1))
+    return max(2 * padded_rows(64, place), of_prompt * (3 if model.facts.logit_softcap else 1))
 
 
 @dataclass(frozen=True)
@@ -459,11 +461,11 @@ class _RowCounts:
         for unit in range(num_walked):
             for pack in plan.packs(unit, held):
                 ids = np.unique(pack.token_ids)
-                whole.add(padded_rows(len(pack)))
+                whole.add(padded_rows(len(pack), _HOST))
                 if num_new := int(np.count_nonzero(~is_known[ids])):
-                    new.add(padded_rows(num_new))
+                    new.add(padded_rows(num_new, _HOST))
                 if pack.scored_rows.size:
-                    scored.add(padded_rows(pack.scored_rows.size))
+                    scored.add(padded_rows(pack.scored_rows.size, _HOST))
                 is_known[ids] = True
             held = plan.core.held_after(unit)
         return cls(len(whole), len(new), len(scored), plan.num_units - num_walked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import torch
 from torch import nn
 
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
+from iclperm.engine.link import Array
 from iclperm.engine.plan import Pack
+from iclperm.engine.shapes import padded_rows
+from iclperm.engine.tables import PackTables, ScoredRows
+from iclperm.engine.token_rows import TokenPlaces, TokenRows
 from iclperm.engine.tree import IntArray
 from iclperm.errors import ModelError
 
-# A matrix product splits its rows among the threads; a share of fewer than 4 rows, or no multiple of 4, takes another
-# code path and other bits (measured: MKL, fp32, 2 threads: 9, 10 and 11 rows differ from all of 12 to 2048).
-_ROW_MULTIPLE = 8
 _MOST_RUNS = 8  # of rows that are copied by themselves; more go in one indexed copy
 
 
@@ -33,63 +35,9 @@ class PassLimits:
     logit_bytes: int = 64 << 20
     dense_rows: int = 1024
 
-    def logit_rows(self, vocab_size: int) -> int:
+    def logit_rows(self, vocab_size: int, device: torch.device) -> int:
         """Rows of logits that exist at a time."""
-        return padded_rows(self.logit_bytes // (vocab_size * 4))
-
-
-def padded_rows(num_rows: int) -> int:
-    """Rows to run a matrix product with, so that each row's bits do not depend on how many there are."""
-    least = max(num_rows, _ROW_MULTIPLE * torch.get_num_threads())
-    return -(-least // _ROW_MULTIPLE) * _ROW_MULTIPLE
-
-
-def padded_index(rows: IntArray, device: torch.device) -> torch.Tensor:
-    """An index of rows [R], filled up with zeros to as many as a matrix product needs; empty if there are none."""
-    index = torch.zeros(padded_rows(rows.size) if rows.size else 0, dtype=torch.int64)
-    index[: rows.size] = torch.from_numpy(rows)
-    return index.to(device)
-
-
-class TokenRows:
-    """Rows [N] that depend on a token id alone, each computed once: the first layer's q, k, v before rotation.
-
-    When ``max_bytes`` are full, the table is emptied and begins anew with the ids at hand.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._places = np.empty(0, np.int64)  # in the table, of each id; -1 for none
-        self._table: torch.Tensor | None = None
-        self._num_rows = 0
-
-    def of(self, ids: IntArray, compute: Callable[[IntArray], torch.Tensor]) -> tuple[torch.Tensor, IntArray, int]:
-        """A table, the place in it of each of ``ids`` [M], and how many rows had to be computed.
-
-        ``compute`` gives rows [m or more, N] for the ids at m indices into ``ids``.
-        """
-        if int(ids.max()) >= self._places.size:
-            self._places = np.append(self._places, np.full(int(ids.max()) + 1 - self._places.size, -1))
-        new = self._unknown(ids)
-        if new.size and self._table is not None and self._num_rows + new.size > self._table.shape[0]:
-            self._places[:], self._num_rows = -1, 0
-            new = self._unknown(ids)
-        if new.size:
-            rows = compute(new)[: new.size]
-            if self._table is None or new.size > self._table.shape[0]:
-                most = self._max_bytes // (rows.shape[1] * rows.itemsize)
-                self._table = rows.new_empty(max(new.size, most), rows.shape[1])
-            end = self._num_rows + new.size
-            self._table[self._num_rows : end] = rows
-            self._places[ids[new]] = np.arange(self._num_rows, end)
-            self._num_rows = end
-        assert self._table is not None
-        return self._table, self._places[ids], int(new.size)
-
-    def _unknown(self, ids: IntArray) -> IntArray:
-        """Where ids that have no row yet first occur."""
-        unknown = np.flatnonzero(self._places[ids] < 0)
-        return unknown[np.unique(ids[unknown], return_index=True)[1]]
+        return padded_rows(self.logit_bytes // (vocab_size * 4), device)
 
 
 class KvPool:
@@ -135,42 +83,29 @@ class OneLayerPool(KvPool):
         return self._layers[0]
 
 
-class Retention:
-    """Which rows of a pack go to which pool slots: a few runs of them, or, where rows decode, many of one row each."""
+@dataclass(frozen=True)
+class RetainedRows:
+    """Rows of a pack that go to pool slots, and these, int64 [r] each: run after run."""
 
-    def __init__(self, pack: Pack) -> None:
-        self._runs = list(
-            zip(pack.retain_begin.tolist(), pack.retain_end.tolist(), pack.retain_slot.tolist(), strict=True)
-        )
-        self._index: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # layers may lie on several
-        if len(self._runs) > _MOST_RUNS:
-            rows = np.concatenate([np.arange(begin, end) for begin, end, _ in self._runs])
-            slots = np.concatenate([np.arange(slot, slot + end - begin) for begin, end, slot in self._runs])
-            self._index[torch.device("cpu")] = torch.from_numpy(rows), torch.from_numpy(slots)
-            self._are_first = bool((rows == np.arange(rows.size)).all())
+    def arrays(self, tables: PackTables) -> tuple[Array, ...]:
+        runs = _runs(tables.pack)
+        rows = [np.arange(begin, end) for begin, end, _ in runs]
+        slots = [np.arange(slot, slot + end - begin) for begin, end, slot in runs]
+        return (np.concatenate(rows), np.concatenate(slots)) if runs else (np.empty(0, np.int64),) * 2
 
-    def keep(self, new: torch.Tensor, pool: torch.Tensor) -> None:
-        """Copy what later packs need of ``new`` [M, Hkv, d] into ``pool`` [slots, Hkv, d]."""
-        if self._index:
-            if new.device not in self._index:
-                rows, slots = self._index[torch.device("cpu")]
-                self._index[new.device] = rows.to(new.device), slots.to(new.device)
-            rows, slots = self._index[new.device]
-            pool.index_copy_(0, slots, new[: len(rows)] if self._are_first else new[rows])
-            return
-        for begin, end, slot in self._runs:
-            pool[slot : slot + end - begin] = new[begin:end]
+
+def _runs(pack: Pack) -> list[tuple[int, int, int]]:
+    """Half-open runs of rows that later packs need, and the slots that they go to from."""
+    return list(zip(pack.retain_begin.tolist(), pack.retain_end.tolist(), pack.retain_slot.tolist(), strict=True))
 
 
 @dataclass
 class TreeForward:
     """One pack on its way through the layers; the attention function finds it in its keyword ``tree``."""
 
-    pack: Pack
-    num_rows: int  # of the pack with its padding
+    tables: PackTables
     pool: KvPool
     attend: PackAttention
-    retention: Retention
     device: torch.device
     config: Any
     num_layers: int = 0
@@ -181,6 +116,15 @@ class TreeForward:
     _rotations: dict[int, tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = field(default_factory=dict)
 
     @property
+    def pack(self) -> Pack:
+        return self.tables.pack
+
+    @property
+    def num_rows(self) -> int:
+        """Of the pack with its padding."""
+        return self.tables.num_rows
+
+    @property
     def num_scored(self) -> int:
         """Rows of the pack that logits are read of."""
         return int(self.pack.scored_rows.size)
@@ -188,8 +132,8 @@ class TreeForward:
     def narrowed(self) -> tuple[IntArray, torch.Tensor]:
         """The scored rows [R], and the same as an index padded as matrix products need it: for the last layer."""
         self.is_narrowed = True
-        rows = self.pack.scored_rows.astype(np.int64)
-        return rows, padded_index(rows, self.device)
+        (index,) = self.tables.of(ScoredRows(is_padded=True), self.device)
+        return self.pack.scored_rows.astype(np.int64), index
 
     def rotations(self, tables: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """A layer's cosines and sines [1, M, r] as [M, r], on a CPU in float32: once for all layers that share them."""
@@ -204,16 +148,11 @@ class TreeForward:
 
     def by_token(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """A table and each row's place in it [M], of what ``compute`` gives for an index of rows; once a token id."""
-        ids = np.full(self.num_rows, self.pack.token_ids[0], np.int64)
-        ids[: len(self.pack)] = self.pack.token_ids
-        device = self.device
-
-        def rows(new: IntArray) -> torch.Tensor:
-            return compute(padded_index(new, device))
-
-        table, places, num_computed = self.pool.token_rows.of(ids, rows)
-        self.num_looked_up = len(self.pack) - num_computed
-        return table, torch.from_numpy(places).to(device)
+        places, new = self.tables.of(TokenPlaces(), self.device)
+        if new.numel():
+            self.pool.token_rows.fill(compute(new))
+        self.num_looked_up = len(self.pack) - self.tables.num_new_ids
+        return self.pool.token_rows.table, places
 
     def attention(
         self,
@@ -236,11 +175,26 @@ class TreeForward:
             )
         k_pool, v_pool = self.pool.layer(self.num_layers, k, v, rule.window)
         out = self.attend(LayerStates(q, k, v, k_pool, v_pool, query_rows), rule)
-        self.retention.keep(k, k_pool)
-        self.retention.keep(v, v_pool)
+        self._keep(k, k_pool)
+        self._keep(v, v_pool)
         self.pool.leave(self.num_layers)
         self.num_layers += 1
         return out
+
+    def _keep(self, new: torch.Tensor, pool: torch.Tensor) -> None:
+        """Copy what later packs need of ``new`` [M, Hkv, d] into ``pool`` [slots, Hkv, d]."""
+        if self.pack.retain_slot.size > _MOST_RUNS:  # where rows decode, many of one row each
+            rows, slots = self.tables.of(RetainedRows(), new.device)
+            pool.index_copy_(0, slots, new[: len(rows)] if self._retains_first else new[rows])
+            return
+        for begin, end, slot in _runs(self.pack):
+            pool[slot : slot + end - begin] = new[begin:end]
+
+    @cached_property
+    def _retains_first(self) -> bool:
+        """Whether the rows that are kept are the first ones of the pack, in their order."""
+        begin, end = self.pack.retain_begin, self.pack.retain_end
+        return bool(begin[0] == 0 and (begin[1:] == end[:-1]).all())
 
     def refuse_mask(self, module: nn.Module, mask: torch.Tensor | None) -> None:
         """Raise ModelError if a layer brings a mask of its own, which says more than the tree does."""

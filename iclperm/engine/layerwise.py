@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from iclperm.engine.forward import OneLayerPool, TreeForward, padded_rows
+from iclperm.engine.forward import OneLayerPool, TreeForward
 from iclperm.engine.model import TreeModel
 from iclperm.engine.offload import joined
 from iclperm.engine.plan import Pack
+from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tree import IntArray
 
 
@@ -44,20 +45,20 @@ def forward_by_layer(
 
     While the caller holds one, the model is attached.
     """
-    for group in groups(packs, most_rows):
+    for group in groups(packs, most_rows, model.device):
         yield from _sweep(model, pool, group)
 
 
-def groups(packs: Sequence[Pack], most_rows: int) -> Iterator[Group]:
+def groups(packs: Sequence[Pack], most_rows: int, device: torch.device) -> Iterator[Group]:
     """Consecutive packs, as many as ``most_rows`` rows hold with what they need of earlier ones; at least one."""
     slots = _SlotRows()
     first = 0
     while first < len(packs):
         # Whatever is alive when the first begins is what has to be forwarded again at most.
-        again = packs[first].held_tokens + padded_rows(0) * slots.num_packs
-        end, rows = first + 1, again + padded_rows(len(packs[first]))
-        while end < len(packs) and rows + padded_rows(len(packs[end])) <= most_rows:
-            rows += padded_rows(len(packs[end]))
+        again = packs[first].held_tokens + padded_rows(0, device) * slots.num_packs
+        end, rows = first + 1, again + padded_rows(len(packs[first]), device)
+        while end < len(packs) and rows + padded_rows(len(packs[end]), device) <= most_rows:
+            rows += padded_rows(len(packs[end]), device)
             end += 1
         group = list(packs[first:end])
         yield Group(slots.again(packs[:first], group), group)

@@ -14,9 +14,9 @@ import torch
 
 from iclperm.engine.facts import LAYER_SECONDS, ModelFacts
 from iclperm.engine.footprint import Footprint, Sizes, largest_within, too_small
-from iclperm.engine.forward import padded_rows
 from iclperm.engine.offload import room_in_store, store_rate
 from iclperm.engine.plan import OFFLOAD, RECOMPUTE, LongPath, Plan
+from iclperm.engine.shapes import padded_rows, whole_rows
 from iclperm.errors import RequestError
 
 # Packs of so many tokens lose little to what every pack costs: where the budget leaves them, nothing else is looked at.
@@ -91,7 +91,7 @@ def fitted(
     if not found:
         ways: list[LongPath | None] = [None, LongPath(OFFLOAD)]
         if may_recompute:
-            ways.append(LongPath(RECOMPUTE, _least_rows(plan, pack_sizes[0])))
+            ways.append(LongPath(RECOMPUTE, _least_rows(plan, pack_sizes[0], sizes.device)))
         least = min((footprints(pack_sizes[0], way) for way in ways), key=lambda each: each.peak)
         raise too_small(budget, pack_sizes[0], least)
     best = found[0]
@@ -151,20 +151,21 @@ def _recomputed(
 ) -> _Candidate | None:
     """The best size of packs, of halves of the largest, with all the rows that it leaves room for."""
     found: list[_Candidate] = []
-    size = sizes.pack_sizes(plan)[-1]
-    while size >= padded_rows(1):
+    size, least = sizes.pack_sizes(plan)[-1], padded_rows(1, sizes.device)
+    while size >= least:
         left = budget - footprints(size, LongPath(RECOMPUTE)).peak
         # No unit has more rows, padded, with its path.
-        most = int(plan.core.unit_tokens.max(initial=0)) + _least_rows(plan, size)
+        most = int(plan.core.unit_tokens.max(initial=0)) + _least_rows(plan, size, sizes.device)
         rows = min(left // sizes.hidden, most)
-        if rows >= _least_rows(plan, size):
+        if rows >= _least_rows(plan, size, sizes.device):
             way = LongPath(RECOMPUTE, int(rows))
             found.append(_Candidate(way, size, costs.launches(size), costs.again(size, way.rows)))
-        size = size // 2 // 8 * 8
+        size = whole_rows(size // 2, sizes.device) if size // 2 >= least else 0
     return min(found, key=lambda each: each.seconds, default=None)
 
 
-def _least_rows(plan: Plan, pack_tokens: int) -> int:
+def _least_rows(plan: Plan, pack_tokens: int, device: torch.device) -> int:
     """Rows that the longest path and one pack take, each piece of the path padded."""
     path = plan.core.pool_slots
-    return int(path + padded_rows(0) * (-(-path // pack_tokens) + 2) + padded_rows(pack_tokens))
+    padding = padded_rows(0, device) * (-(-path // pack_tokens) + 2)
+    return int(path + padding + padded_rows(pack_tokens, device))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from iclperm.engine.forward import padded_rows
 from iclperm.engine.plan import Plan
+from iclperm.engine.shapes import padded_rows
 from iclperm.errors import OutOfMemory, RequestError
 from iclperm.study.sizes import Budget, parse_budget
 
@@ -69,11 +69,11 @@ class PackLimit:
     """The largest packs that memory is known to hold; one for the life of an engine.
 
     ``pack_tokens`` is None until memory first runs out. ``may_shrink`` says that the size of a pack changes no bit;
-    ``peak`` predicts the bytes that a plan takes in packs of a size.
+    ``peak`` predicts the bytes that a plan takes in packs of a size on ``device``.
     """
 
-    def __init__(self, peak: Callable[[Plan, int], int]) -> None:
-        self._peak = peak
+    def __init__(self, peak: Callable[[Plan, int], int], device: torch.device) -> None:
+        self._peak, self._device = peak, device
         self.pack_tokens: int | None = None
         self.may_shrink = False
 
@@ -88,8 +88,8 @@ class PackLimit:
 
         Raises OutOfMemory if a matrix product would get no smaller, or if smaller packs might change results.
         """
-        halved = padded_rows(tried // 2)
-        if halved >= padded_rows(tried):
+        halved = padded_rows(tried // 2, self._device)
+        if halved >= padded_rows(tried, self._device):
             raise OutOfMemory(
                 f"unit {unit} does not fit in memory even in packs of {tried} tokens, the smallest there are "
                 f"({self._peak(plan, halved)} bytes are foretold, the model's weights among them); "

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,20 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from iclperm.engine.facts import ModelFacts
-from iclperm.engine.forward import KvPool, PassLimits, Retention, TreeForward, padded_rows
-from iclperm.engine.kernels import rowwise
+from iclperm.engine.forward import KvPool, PassLimits, TreeForward
+from iclperm.engine.kernels import head, rowwise
 from iclperm.engine.kernels.attention import prepare
-from iclperm.engine.kernels.head import LikeliestIds, Reading, choose_hidden, choose_logits, read_hidden, read_logits
+from iclperm.engine.kernels.head import LikeliestIds, Reading
 from iclperm.engine.kernels.linear import linear, uses_onednn
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
 from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, known_decoder, may_fuse
+from iclperm.engine.link import Link
 from iclperm.engine.load import bos_ids, load_shapes
 from iclperm.engine.plan import Pack
+from iclperm.engine.shapes import padded_rows
+from iclperm.engine.tables import Inputs, PackTables, ScoredRows, Table, WantedPairs
 from iclperm.errors import ModelError
 from iclperm.reference.scoring import evaluating
 
@@ -265,6 +268,9 @@ class TreeModel(PlainModel):
         self._num_layers, self._softcap = facts.num_layers, facts.logit_softcap
         self._logit_scale = _logit_scale(self.config)
         self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
+        self.link = Link(self.devices)
+        self._is_fused = False  # in our layers, while the model is attached
+        self._wanted: dict[bool, dict[Table, None]] = {False: {}, True: {}}  # by whose layers run
         self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
         self._may_fuse_head = layers == "auto" and may_launch(self.device, self.dtype)
 
@@ -329,6 +335,8 @@ class TreeModel(PlainModel):
                 undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
                 config._attn_implementation = ATTENTION_NAME
             decoder = self.fused_decoder() if fused else None
+            undo.callback(setattr, self, "_is_fused", self._is_fused)
+            self._is_fused = decoder is not None
             ours: Iterable[tuple[nn.Module, Callable[..., Any]]] = ()
             if decoder is not None:
                 ours = decoder.overrides if layer is None else decoder.overrides_of(layer)
@@ -342,11 +350,13 @@ class TreeModel(PlainModel):
     def forward(self, pack: Pack, pool: KvPool) -> tuple[torch.Tensor, TreeForward]:
         """Final hidden states [R, H] of a pack's scored rows; fills the pool as the pack says."""
         tree = self.start(pack, pool)
-        hidden = self._decoder(
-            input_ids=self._padded(pack.token_ids, tree.num_rows),
-            position_ids=self._padded(pack.positions, tree.num_rows),
-            use_cache=False,
-            tree=tree,
+        return self.run(tree), tree
+
+    def run(self, tree: TreeForward) -> torch.Tensor:
+        """As ``forward``, of a pack that ``start`` or ``stage`` has made ready."""
+        ids, positions = tree.tables.of(Inputs(), self.device)
+        hidden: torch.Tensor = self._decoder(
+            input_ids=ids, position_ids=positions, use_cache=False, tree=tree
         ).last_hidden_state[0]
         if tree.num_layers != self._num_layers:
             raise ModelError(
@@ -354,19 +364,19 @@ class TreeModel(PlainModel):
                 f"{tree.num_layers} attend; other kinds of layer cannot be served, use plain=True (--plain)"
             )
         if tree.is_narrowed:
-            return hidden[: tree.num_scored], tree
-        return hidden[torch.from_numpy(pack.scored_rows.astype(np.int64)).to(hidden.device)], tree
+            return hidden[: tree.num_scored]
+        (rows,) = tree.tables.of(ScoredRows(is_padded=False), hidden.device)
+        return hidden[rows]
 
     def forward_layer(self, tree: TreeForward) -> torch.Tensor:
         """Hidden states [M, H] of a pack after its next layer, which is attached alone; after the last as ``forward``.
 
         They are to be ``tree.hidden`` before the one after that.
         """
-        given = {"input_ids": self._padded(tree.pack.token_ids, tree.num_rows)}
-        if tree.hidden is not None:
-            given = {"inputs_embeds": tree.hidden[None]}
+        ids, positions = tree.tables.of(Inputs(), self.device)
+        given = {"input_ids": ids} if tree.hidden is None else {"inputs_embeds": tree.hidden[None]}
         hidden: torch.Tensor = self._decoder(
-            **given, position_ids=self._padded(tree.pack.positions, tree.num_rows), use_cache=False, tree=tree
+            **given, position_ids=positions, use_cache=False, tree=tree
         ).last_hidden_state[0]
         tree.forget_rotations()
         return hidden[: tree.num_scored] if tree.is_narrowed else hidden
@@ -381,56 +391,83 @@ class TreeModel(PlainModel):
 
     def start(self, pack: Pack, pool: KvPool) -> TreeForward:
         """A pack before its first layer."""
-        num_rows = padded_rows(len(pack))
-        pool.start(pack)
-        attend = prepare(pack, num_rows, self.attention, self.limits.dense_rows)
-        return TreeForward(pack, num_rows, pool, attend, Retention(pack), self.device, self.config)
+        return self._started(pack, pool, {})
 
-    def read(self, scored: torch.Tensor, pack: Pack) -> Reading:
-        """Log-probabilities of the pack's wanted pairs from its scored rows' hidden states [R, H]."""
-        read = self.read_fused if self.fuses_head and scored.dtype == self.dtype else self.read_logits
-        return read(scored, pack.pair_row, pack.pair_id)
+    def stage(self, pack: Pack, pool: KvPool) -> TreeForward:
+        """As ``start``; where the device goes on by itself, all that it will be asked of the pack is on its way there.
+
+        What that is the packs before it have shown. To be called while the model is attached, in the order of the
+        packs, each after ``run`` of the one before.
+        """
+        tree = self._started(pack, pool, self._wanted[self._is_fused])
+        if self.link.is_asynchronous:
+            tree.tables.make()
+        return tree
+
+    def _started(self, pack: Pack, pool: KvPool, wanted: dict[Table, None]) -> TreeForward:
+        pool.start(pack)
+        tables = PackTables(pack, self.link, self.device, pool.token_rows, wanted)
+        attend = prepare(pack, tables.num_rows, self.attention, self.limits.dense_rows, tables)
+        return TreeForward(tables, pool, attend, self.device, self.config)
+
+    def read(self, scored: torch.Tensor, tree: TreeForward) -> Callable[[], Reading]:
+        """What waits for the log-probabilities of the pack's wanted pairs, which are read of its scored rows [R, H]."""
+        pack = tree.pack
+        if self.fuses_head and scored.dtype == self.dtype:
+            found = head.find_wanted(scored, self._head, self._logit_scale, self._softcap, tree.tables)
+            return self.link.download(found, partial(head.reading_of_found, pack.pair_row, pack.pair_id))
+        if scored.device.type == "cpu" and scored.dtype in head.NATIVE:
+            reading = self.read_logits(scored, pack.pair_row, pack.pair_id)
+            return lambda: reading
+        rows, ids = tree.tables.of(WantedPairs(), scored.device)
+        parts = [
+            head.read_torch(self._logits(scored[begin:end]), self._softcap, rows[lo:hi] - begin, ids[lo:hi])
+            for begin, end, lo, hi in self._logit_chunks(len(scored), pack.pair_row)
+        ]
+        read = [torch.cat(arrays) for arrays in zip(*parts, strict=True)]
+        return self.link.download(read, partial(head.reading_of_rows, pack.pair_row, pack.pair_id))
 
     def read_fused(
         self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
     ) -> Reading:
         """What ``pair_id`` [X] at rows ``pair_row`` of ``scored`` [R, H] is worth; no logits exist."""
-        return read_hidden(scored, self._head, self._logit_scale, self._softcap, pair_row, pair_id)
+        return head.read_hidden(scored, self._head, self._logit_scale, self._softcap, pair_row, pair_id)
 
     def read_logits(
         self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
     ) -> Reading:
         """As ``read_fused``, rows of ``pair_row`` ascending; logits exist for a chunk of rows at a time."""
-        chunk = self.limits.logit_rows(self.vocab_size)
-        parts: list[Reading] = []
-        for begin in range(0, len(scored), chunk):
-            part = scored[begin : begin + chunk]
-            lo, hi = np.searchsorted(pair_row, [begin, begin + part.shape[0]])
-            parts.append(
-                read_logits(self._logits(part), self._softcap, pair_row[lo:hi] - np.int32(begin), pair_id[lo:hi])
+        parts = [
+            head.read_logits(
+                self._logits(scored[begin:end]), self._softcap, pair_row[lo:hi] - np.int32(begin), pair_id[lo:hi]
             )
+            for begin, end, lo, hi in self._logit_chunks(len(scored), pair_row)
+        ]
         return Reading(*(np.concatenate([getattr(p, name) for p in parts]) for name in Reading.__dataclass_fields__))
+
+    def _logit_chunks(self, num_rows: int, pair_row: npt.NDArray[np.int32]) -> Iterator[tuple[int, int, int, int]]:
+        """Half-open ranges of rows whose logits exist at a time, and the ranges of ``pair_row`` that are of them."""
+        chunk = self.limits.logit_rows(self.vocab_size, self.device)
+        for begin in range(0, num_rows, chunk):
+            end = min(begin + chunk, num_rows)
+            lo, hi = np.searchsorted(pair_row, [begin, end]).tolist()
+            yield begin, end, lo, hi
 
     def choose(self, hidden: torch.Tensor) -> LikeliestIds:
         """The likeliest next token of each row of ``hidden`` [R, H]; logits exist for a chunk of rows at a time."""
         if self.fuses_head and hidden.dtype == self.dtype:
-            return choose_hidden(hidden, self._head, self._logit_scale, self._softcap)
-        chunk = self.limits.logit_rows(self.vocab_size)
+            return head.choose_hidden(hidden, self._head, self._logit_scale, self._softcap)
+        chunk = self.limits.logit_rows(self.vocab_size, self.device)
         starts = range(0, hidden.shape[0], chunk)
-        parts = [choose_logits(self._logits(hidden[begin : begin + chunk]), self._softcap) for begin in starts]
+        parts = [head.choose_logits(self._logits(hidden[begin : begin + chunk]), self._softcap) for begin in starts]
         return LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of hidden [R, H]."""
         num_rows = hidden.shape[0]
-        padding = hidden.new_zeros(padded_rows(num_rows) - num_rows, hidden.shape[1])
+        padding = hidden.new_zeros(padded_rows(num_rows, hidden.device) - num_rows, hidden.shape[1])
         logits = self.multiply_head(torch.cat([hidden, padding]))[:num_rows]
         return logits if self._logit_scale == 1.0 else logits * self._logit_scale
-
-    def _padded(self, values: np.ndarray, num_rows: int) -> torch.Tensor:
-        padded = np.zeros((1, num_rows), np.int64)
-        padded[0, : values.size] = values
-        return torch.from_numpy(padded).to(self.device)
 
     def _row_wise_overrides(self) -> list[tuple[nn.Module, Callable[..., Any]]]:
         overrides: list[tuple[nn.Module, Callable[..., Any]]] = []

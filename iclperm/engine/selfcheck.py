@@ -15,7 +15,7 @@ from torch import nn
 
 from iclperm.engine.executor import Report, execute
 from iclperm.engine.footprint import Sizes, checked_tokens
-from iclperm.engine.forward import TreeForward, padded_rows
+from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernelcheck import attention_agrees
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.linear import linear
@@ -23,6 +23,7 @@ from iclperm.engine.layers import FusedDecoder, FusedLayer
 from iclperm.engine.memory import PackLimit
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, plan_requests
+from iclperm.engine.shapes import pack_sizes, padded_rows
 from iclperm.engine.tree import IntArray, Rows
 from iclperm.errors import (
     IclpermError,
@@ -201,7 +202,7 @@ def check_agreement(model: TreeModel) -> bool:
 
 def _through_tree(model: TreeModel, rows: Rows, begins: IntArray, pack_tokens: int) -> npt.NDArray[np.float64]:
     plan = plan_requests(rows, begins, pack_tokens=pack_tokens)
-    limit = PackLimit(Sizes.of(model, model.device).peak)
+    limit = PackLimit(Sizes.of(model, model.device).peak, model.device)
     units = list(execute(model, plan, range(plan.num_units), Report(), limit))
     values = np.concatenate([unit.logprob for unit in units])[plan.contexts.row_items].astype(np.float64)
     return np.add.reduceat(values, plan.contexts.row_offsets[:-1])
@@ -267,13 +268,16 @@ def _prompts(model: TreeModel) -> list[tuple[list[int], list[int]]]:
 def rows_are_invariant(model: TreeModel, pack_tokens: int = DEFAULT_PACK_TOKENS) -> bool:
     """Whether every layer gives a row the same bits in any company, at any offset: a probe of each shape of product.
 
-    False means that results may differ in their last bits with the requests beside them. It is so of
+    On a GPU that can be so where layers, attention and head are ours, and every number of rows that products are run
+    with is probed. False means that results may differ in their last bits with the requests beside them. It is so of
     mixture-of-experts layers, whose products have as many rows as tokens routed, and of torch's attention, which sums
     over a pack's keys in an order that their number decides (seen in float16, where every short probe had agreed).
     """
-    if model.attention != "native" or not model.is_row_wise:
-        return False
-    if model.facts.num_experts:
+    if model.device.type == "cpu":
+        is_ours = model.attention == "native" and model.is_row_wise
+    else:
+        is_ours = model.attention == "triton" and model.layers == "fused" and model.fuses_head
+    if not is_ours or model.facts.num_experts or len(model.devices) > 1:
         return False
     if any(rowwise.may_depend_on_company(module) for module in model.model.modules()):
         return False
@@ -314,11 +318,13 @@ def _is_invariant(
     pack_tokens: int,
     generator: torch.Generator,
 ) -> bool:
-    most = padded_rows(pack_tokens if shape[0] < model.vocab_size else 64)
-    x = torch.randn(most, shape[1], generator=generator).to(model.device, model.dtype)
+    device = model.device
+    most = padded_rows(pack_tokens if shape[0] < model.vocab_size else 64, device)
+    x = torch.randn(most, shape[1], generator=generator).to(device, model.dtype)
     whole = product(x)
+    wanted = _PROBED_ROWS if device.type == "cpu" else pack_sizes(most, device)
     return all(
         torch.equal(product(x[begin : begin + rows]), whole[begin : begin + rows])
-        for rows in {padded_rows(n) for n in _PROBED_ROWS if padded_rows(n) < most}
+        for rows in sorted({padded_rows(each, device) for each in wanted if padded_rows(each, device) < most})
         for begin in (0, most - rows)
     )

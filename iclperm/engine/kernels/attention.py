@@ -12,19 +12,22 @@ import torch
 from iclperm import _core
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.plan import Pack
+from iclperm.engine.tables import PackTables
 
 
-def prepare(pack: Pack, num_rows: int, backend: str, dense_rows: int) -> PackAttention:
+def prepare(
+    pack: Pack, num_rows: int, backend: str, dense_rows: int, tables: PackTables | None = None
+) -> PackAttention:
     """The attention of ``pack`` run as ``num_rows`` rows; ``backend`` is ``native`` (CPU), ``triton`` or ``torch``.
 
-    torch's holds the scores of ``dense_rows`` rows at once.
+    torch's holds the scores of ``dense_rows`` rows at once. Triton's lists are among the pack's ``tables``, or its own.
     """
     if backend == "native":
         return NativeAttention(pack)
     if backend == "triton":
         from iclperm.engine.kernels.triton_attention import TritonAttention  # Triton is slow to import
 
-        return TritonAttention(pack)
+        return TritonAttention(pack, tables=tables)
     return TorchAttention(pack, num_rows, dense_rows)
 
 

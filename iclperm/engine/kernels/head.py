@@ -16,6 +16,10 @@ from torch import nn
 
 from iclperm import _core
 from iclperm.engine.kernels.attention import as_numpy
+from iclperm.engine.tables import PackTables
+
+NATIVE = (torch.float32, torch.bfloat16)
+"""What the C++ core reads, on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,43 @@ def read_logits(
     logits: torch.Tensor, softcap: float, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
 ) -> Reading:
     """Read ``pair_id`` [X] at rows ``pair_row`` of ``logits`` [R, V], soft-capped first if ``softcap`` > 0."""
-    read = _read_native if logits.device.type == "cpu" and logits.dtype in _NATIVE else _read_torch
-    return _reading(*read(logits, softcap, pair_row, pair_id), pair_row, pair_id)
+    if logits.device.type == "cpu" and logits.dtype in NATIVE:
+        _, argmax, finite, logprob = _core.head_rows(
+            as_numpy(logits), pair_row, pair_id, softcap=softcap, num_threads=torch.get_num_threads()
+        )
+        return reading_of_rows(pair_row, pair_id, argmax, finite, logprob)
+    places = (torch.from_numpy(given.astype(np.int64)).to(logits.device) for given in (pair_row, pair_id))
+    found = read_torch(logits, softcap, *places)
+    return reading_of_rows(pair_row, pair_id, *(each.cpu().numpy() for each in found))
+
+
+def read_torch(
+    logits: torch.Tensor, softcap: float, rows: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of logits [R, V] each row's argmax [R] and whether it is finite [R], and the log-probability of each pair [X].
+
+    ``rows`` and ``ids`` int64 [X], as all else on the device of the logits.
+    """
+    capped = logits.float()
+    if softcap:
+        capped = softcap * torch.tanh(capped / softcap)
+    logprob = capped[rows, ids] - torch.logsumexp(capped, dim=-1)[rows]
+    return capped.argmax(dim=-1).int(), torch.isfinite(logits).all(dim=-1), logprob
+
+
+def reading_of_rows(
+    pair_row: npt.NDArray[np.int32],
+    pair_id: npt.NDArray[np.int32],
+    argmax: npt.NDArray[np.int32],
+    finite: npt.NDArray[np.bool_],
+    logprob: npt.NDArray[np.float32],
+) -> Reading:
+    """What rows [R] and the log-probabilities of pairs [X] say of the pairs."""
+    return Reading(
+        np.where(finite[pair_row], logprob, np.nan).astype(np.float32),
+        (argmax[pair_row] == pair_id) & finite[pair_row],
+        finite[pair_row],
+    )
 
 
 def read_hidden(
@@ -55,17 +94,39 @@ def read_hidden(
     """As ``read_logits`` of the logits scale * head(hidden) of rows ``hidden`` [R, H], left in float32."""
     from iclperm.engine.kernels import triton_head
 
-    bias = None if head.bias is None else head.bias.detach()
-    return _reading(
-        *triton_head.read_rows(hidden, head.weight.detach(), bias, pair_row, pair_id, scale=scale, softcap=softcap),
-        pair_row,
-        pair_id,
-    )
+    found = triton_head.read_rows(hidden, *_weights(head), pair_row, pair_id, scale=scale, softcap=softcap)
+    return reading_of_rows(pair_row, pair_id, *found)
+
+
+def find_wanted(
+    hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float, tables: PackTables
+) -> tuple[torch.Tensor, ...]:
+    """As ``read_hidden``, of a pack's wanted pairs and left on the device, for ``reading_of_found``."""
+    from iclperm.engine.kernels import triton_head
+
+    weight, bias = _weights(head)
+    wanted = tables.of(triton_head.WantedIds.of(weight), hidden.device)
+    return triton_head.found_in(hidden, weight, bias, wanted, scale, softcap)
+
+
+def reading_of_found(
+    pair_row: npt.NDArray[np.int32],
+    pair_id: npt.NDArray[np.int32],
+    *found: npt.NDArray[np.float32],
+) -> Reading:
+    """What ``find_wanted`` has found, as arrays, says of the pairs."""
+    from iclperm.engine.kernels import triton_head
+
+    return reading_of_rows(pair_row, pair_id, *triton_head.logprobs_of(pair_row, *found))
+
+
+def _weights(head: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return head.weight.detach(), None if head.bias is None else head.bias.detach()
 
 
 def choose_logits(logits: torch.Tensor, softcap: float) -> LikeliestIds:
     """The likeliest id of each row of ``logits`` [R, V], soft-capped first if ``softcap`` > 0."""
-    if logits.device.type == "cpu" and logits.dtype in _NATIVE:
+    if logits.device.type == "cpu" and logits.dtype in NATIVE:
         none = np.empty(0, np.int32)
         logsumexp, token, is_finite, _ = _core.head_rows(
             as_numpy(logits), none, none, softcap=softcap, num_threads=torch.get_num_threads()
@@ -87,45 +148,4 @@ def choose_hidden(hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: 
     """As ``choose_logits`` of the logits scale * head(hidden) of rows ``hidden`` [R, H], left in float32."""
     from iclperm.engine.kernels import triton_head
 
-    bias = None if head.bias is None else head.bias.detach()
-    return LikeliestIds(*triton_head.choose_rows(hidden, head.weight.detach(), bias, scale=scale, softcap=softcap))
-
-
-def _reading(
-    argmax: npt.NDArray[np.int32],
-    finite: npt.NDArray[np.bool_],
-    logprob: npt.NDArray[np.float32],
-    pair_row: npt.NDArray[np.int32],
-    pair_id: npt.NDArray[np.int32],
-) -> Reading:
-    """What rows [R] and pairs [X] say of the pairs."""
-    return Reading(
-        np.where(finite[pair_row], logprob, np.nan).astype(np.float32),
-        (argmax[pair_row] == pair_id) & finite[pair_row],
-        finite[pair_row],
-    )
-
-
-_NATIVE = (torch.float32, torch.bfloat16)
-
-
-def _read_native(
-    logits: torch.Tensor, softcap: float, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-    _, argmax, finite, logprob = _core.head_rows(
-        as_numpy(logits), pair_row, pair_id, softcap=softcap, num_threads=torch.get_num_threads()
-    )
-    return argmax, finite, logprob
-
-
-def _read_torch(
-    logits: torch.Tensor, softcap: float, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-    capped = logits.float()
-    if softcap:
-        capped = softcap * torch.tanh(capped / softcap)
-    rows = torch.from_numpy(pair_row.astype(np.int64)).to(logits.device)
-    ids = torch.from_numpy(pair_id.astype(np.int64)).to(logits.device)
-    logprob = capped[rows, ids] - torch.logsumexp(capped, dim=-1)[rows]
-    finite = torch.isfinite(logits).all(dim=-1)
-    return capped.argmax(dim=-1).int().cpu().numpy(), finite.cpu().numpy(), logprob.cpu().numpy()
+    return LikeliestIds(*triton_head.choose_rows(hidden, *_weights(head), scale=scale, softcap=softcap))

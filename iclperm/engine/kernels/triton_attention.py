@@ -14,11 +14,10 @@ that is not finite come out NaN.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -27,8 +26,9 @@ from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.kernels.tiles import list_tiles
 from iclperm.engine.kernels.triton_compilation import ARCHITECTURES, MAX_HEAD_DIM, TYPE_NAMES, Compilation, on_device
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
+from iclperm.engine.link import Array
 from iclperm.engine.plan import Pack
-from iclperm.engine.tree import IntArray
+from iclperm.engine.tables import PackTables
 from iclperm.errors import RequestError
 
 _MAX_GRID_Y = 65535
@@ -105,18 +105,41 @@ def _constants(
     }
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """The tile lists of a pack for one launch configuration and window: of all its rows, or of the scored ones."""
+
+    block_rows: int
+    tile_keys: int
+    window: int
+    is_scored: bool
+
+    def arrays(self, tables: PackTables) -> tuple[Array, ...]:
+        pack = tables.pack
+        if self.window >= _num_positions(pack) and self.window:  # one that nobody leaves is none
+            return tables.arrays_of(replace(self, window=0))
+        num_rows, rows = tables.num_rows, None
+        if self.is_scored:
+            num_rows, rows = tables.num_scored, pack.scored_rows.astype(np.int64)
+        lists = list_tiles(
+            pack, num_rows, rows, block_rows=self.block_rows, tile_keys=self.tile_keys, window=self.window
+        )
+        return lists.blocks, lists.entries, lists.keys, lists.row_pos
+
+
 class TritonAttention:
     """The Triton kernel for one pack: fp32, bf16 and fp16, head dimensions up to 256, products never in TF32.
 
-    Tile lists are built once for each combination of window and query rows, at the first layer that asks. Launch
-    configurations are those of ``architecture`` (a compute capability times ten), by default of the device.
+    Tile lists are built once for each combination of window and query rows, among the pack's ``tables`` or at the first
+    layer that asks. Launch configurations are those of ``architecture`` (a compute capability times ten), by default of
+    the device.
     """
 
-    def __init__(self, pack: Pack, architecture: int | None = None) -> None:
-        self._pack, self._architecture = pack, architecture
-        self._num_positions = int(pack.positions.max(initial=-1)) + 1
+    def __init__(self, pack: Pack, architecture: int | None = None, tables: PackTables | None = None) -> None:
+        self._pack, self._architecture, self._tables = pack, architecture, tables
+        self._alone: dict[tuple[object, ...], PackTables] = {}
+        self._num_positions = _num_positions(pack)
         self._num_slots = int(pack.span_end[pack.span_source == 0].max(initial=0))
-        self._lists: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
 
     def __call__(self, states: LayerStates, rule: AttentionRule) -> torch.Tensor:
         """As `PackAttention` says; raises RequestError for what the kernel cannot read."""
@@ -125,10 +148,11 @@ class TritonAttention:
         num_heads, head_dim = q.shape[1:]
         group = num_heads // k.shape[1]
         launch = _launch(head_dim, q.dtype, self._architecture or _architecture(q.device))
-        window = rule.window if rule.window < self._num_positions else 0  # one that nobody leaves is none
+        window = rule.window if rule.window < self._num_positions else 0
         constants = _constants(launch, head_dim, group, window > 0, rule.softcap > 0, _is_aligned(k, v, k_pool, v_pool))
         heads = constants["HEADS"]
-        lists = self._tile_lists(q, states.query_rows, launch.lines // heads, launch.keys, window)
+        tiles = Tiles(launch.lines // heads, launch.keys, rule.window, states.query_rows is not None)
+        lists = self._tables_of(states).of(tiles, q.device)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         grid = (lists[0].shape[0], k.shape[1] * -(-group // heads))
         if grid[0] == 0:
@@ -147,18 +171,16 @@ class TritonAttention:
             )  # fmt: skip
         return out
 
-    def _tile_lists(
-        self, q: torch.Tensor, query_rows: IntArray | None, block_rows: int, tile_keys: int, window: int
-    ) -> tuple[torch.Tensor, ...]:
-        """Tile lists on the device of q, uploaded in one piece."""
-        chosen = None if query_rows is None else query_rows.tobytes()
-        key = (q.shape[0], chosen, block_rows, tile_keys, window, q.device)
-        if key not in self._lists:
-            lists = list_tiles(
-                self._pack, q.shape[0], query_rows, block_rows=block_rows, tile_keys=tile_keys, window=window
-            )
-            self._lists[key] = _uploaded([lists.blocks, lists.entries, lists.keys, lists.row_pos], q.device)
-        return self._lists[key]
+    def _tables_of(self, states: LayerStates) -> PackTables:
+        """The pack's tables; where it came without, some for the rows that are asked about."""
+        if self._tables is not None:
+            return self._tables
+        num_rows, device, rows = states.q.shape[0], states.q.device, states.query_rows
+        key = num_rows, device, None if rows is None else rows.tobytes()
+        if key not in self._alone:
+            pack = self._pack if rows is None else replace(self._pack, scored_rows=rows.astype(np.int32))
+            self._alone[key] = PackTables.alone(pack, device, num_rows)
+        return self._alone[key]
 
     def _check(self, states: LayerStates, rule: AttentionRule) -> None:
         q, k, query_rows = states.q, states.k, states.query_rows
@@ -193,17 +215,8 @@ class TritonAttention:
                 raise RequestError(f"{name} is not contiguous on its last axis (stride of {x.stride(2)} elements)")
 
 
-def _uploaded(arrays: list[npt.NDArray[np.int32]], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The arrays as views of one tensor, each aligned to 16 bytes, which compiled kernels count on."""
-    sizes = [-(-array.size // 4) * 4 for array in arrays]
-    joined = np.zeros(sum(sizes), np.int32)
-    offsets = np.cumsum([0, *sizes])
-    for array, offset in zip(arrays, offsets, strict=False):
-        joined[offset : offset + array.size] = array.ravel()
-    whole = torch.from_numpy(joined).to(device)
-    return tuple(
-        whole[offset : offset + array.size].view(array.shape) for array, offset in zip(arrays, offsets, strict=False)
-    )
+def _num_positions(pack: Pack) -> int:
+    return int(pack.positions.max(initial=-1)) + 1
 
 
 def _is_aligned(*tensors: torch.Tensor) -> bool:

@@ -13,7 +13,9 @@ oracle ours are closer, and ``is_greedy`` can differ where transformers' logits 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,8 @@ import triton.language as tl
 
 from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, on_device
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
+from iclperm.engine.link import Array
+from iclperm.engine.tables import PackTables
 from iclperm.errors import RequestError
 
 
@@ -174,12 +178,14 @@ def read_rows(
     logits, and for shapes, strides and dtypes that do not fit. Cost: 2 R V H operations; R x 12 bytes for each of
     some hundred programs, and 512 bytes for each wanted id of 128 rows.
     """
-    _check(hidden, weight, bias, pair_row, pair_id)
+    _check(hidden, weight, bias)
+    _check_pairs(hidden, weight, pair_row, pair_id)
     if not hidden.shape[0]:
         return np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.float32)
-    greedy, maximum, log_sum, logits = _launched(hidden, weight, bias, pair_row, pair_id, scale, softcap, least_splits)
-    # The maximum is taken off first: its difference to a likely logit is exact.
-    return greedy, greedy >= 0, (logits - maximum[pair_row]) - log_sum[pair_row]
+    entries = WantedIds.of(weight).entries(pair_row, pair_id, hidden.shape[0])
+    wanted = [torch.from_numpy(each).to(hidden.device) for each in entries]
+    found = found_in(hidden, weight, bias, wanted, scale, softcap, least_splits)
+    return logprobs_of(pair_row, *(each.cpu().numpy() for each in found))
 
 
 def choose_rows(
@@ -192,30 +198,43 @@ def choose_rows(
     least_splits: int = LEAST_SPLITS,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
     """The argmax [R] of logits as of ``read_rows``, its log-probability in nats [R], and whether all are finite [R]."""
+    _check(hidden, weight, bias)
     none = np.empty(0, np.int32)
-    _check(hidden, weight, bias, none, none)
     if not hidden.shape[0]:
         return none, np.empty(0, np.float32), np.empty(0, bool)
-    greedy, _, log_sum, _ = _launched(hidden, weight, bias, none, none, scale, softcap, least_splits)
-    return greedy, -log_sum, greedy >= 0
+    entries = WantedIds.of(weight).entries(none, none, hidden.shape[0])
+    wanted = [torch.from_numpy(each).to(hidden.device) for each in entries]
+    argmax, _, log_sum, _ = found_in(hidden, weight, bias, wanted, scale, softcap, least_splits)
+    greedy, logprob = argmax.cpu().numpy(), -log_sum.cpu().numpy()
+    return greedy, logprob, greedy >= 0
 
 
-def _launched(
+def logprobs_of(
+    pair_row: npt.NDArray[np.int32], argmax: Any, maximum: Any, log_sum: Any, logits: Any
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
+    """What ``read_rows`` returns, from the arrays of ``found_in``."""
+    # The maximum is taken off first: its difference to a likely logit is exact.
+    return argmax, argmax >= 0, (logits - maximum[pair_row]) - log_sum[pair_row]
+
+
+def found_in(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    pair_row: npt.NDArray[np.int32],
-    pair_id: npt.NDArray[np.int32],
+    wanted: Sequence[torch.Tensor],
     scale: float,
     softcap: float,
-    least_splits: int,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Argmax (-1 where not finite), maximum and log of the sum of exponentials below it [R]; wanted logits [X]."""
+    least_splits: int = LEAST_SPLITS,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Argmax (-1 where not finite), maximum and log of the sum of exponentials below it [R]; wanted logits [X].
+
+    As ``read_rows``, with its pairs as ``wanted``, the arrays of `WantedIds` on the device, where the results stay.
+    """
+    tile_entries, entry_ids, pair_place = wanted
     num_rows, num_ids = hidden.shape[0], weight.shape[0]
     launch = _LAUNCHES[hidden.dtype]
     blocks = _blocks(num_ids, launch, least_splits)
     num_splits = blocks["NUM_SPLITS"]
-    wanted_of = _Wanted(pair_row, pair_id, num_rows, num_ids, launch)
 
     def of_rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=hidden.device)
@@ -223,18 +242,18 @@ def _launched(
     maxima, sums = of_rows(num_rows, num_splits), of_rows(num_rows, num_splits)
     first_ids = of_rows(num_rows, num_splits, dtype=torch.int32)
     maximum, log_sum, argmax = of_rows(num_rows), of_rows(num_rows), of_rows(num_rows, dtype=torch.int32)
-    wanted = of_rows(max(1, wanted_of.entry_ids.size), launch.rows)
+    logits = of_rows(max(1, entry_ids.numel()), launch.rows)
     with on_device(hidden):
         _read_tiles_kernel[(triton.cdiv(num_rows, launch.rows), num_splits)](
             hidden,
             weight,
             weight if bias is None else bias,
-            torch.from_numpy(wanted_of.tile_entries).to(hidden.device),
-            torch.from_numpy(wanted_of.entry_ids).to(hidden.device),
+            tile_entries,
+            entry_ids,
             maxima,
             first_ids,
             sums,
-            wanted,
+            logits,
             num_rows,
             hidden.stride(0),
             weight.stride(0),
@@ -261,8 +280,7 @@ def _launched(
             num_warps=1,
             **FUSION,
         )
-    logits = wanted.view(-1)[torch.from_numpy(wanted_of.pair_place).to(hidden.device)].cpu().numpy()
-    return argmax.cpu().numpy(), maximum.cpu().numpy(), log_sum.cpu().numpy(), logits
+    return argmax, maximum, log_sum, logits.view(-1)[pair_place]
 
 
 def _blocks(num_ids: int, launch: _Launch, least_splits: int = LEAST_SPLITS) -> dict[str, int]:
@@ -279,38 +297,40 @@ def _blocks(num_ids: int, launch: _Launch, least_splits: int = LEAST_SPLITS) -> 
     }
 
 
-class _Wanted:
+@dataclass(frozen=True)
+class WantedIds:
     """Wanted pairs as entries: the distinct ids of each block of rows, in the order of the tiles that hold them.
 
     The product stores an entry's logits of all the block's rows; rows that share their labels share their entries.
     """
 
-    def __init__(
-        self,
-        pair_row: npt.NDArray[np.int32],
-        pair_id: npt.NDArray[np.int32],
-        num_rows: int,
-        num_ids: int,
-        launch: _Launch,
-    ) -> None:
-        num_tiles = triton.cdiv(num_ids, launch.ids)
-        num_blocks = triton.cdiv(num_rows, launch.rows)
-        block, place = np.divmod(pair_row.astype(np.int64), launch.rows)
-        entries, entry = np.unique(block * num_ids + pair_id, return_inverse=True)
-        tiles = entries // num_ids * num_tiles + entries % num_ids // launch.ids
+    num_ids: int
+    launch: _Launch
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> WantedIds:
+        """For a head of weight [V, H]."""
+        return cls(weight.shape[0], _LAUNCHES[weight.dtype])
+
+    def arrays(self, tables: PackTables) -> tuple[Array, ...]:
+        pack = tables.pack
+        return self.entries(pack.pair_row, pack.pair_id, pack.scored_rows.size)
+
+    def entries(
+        self, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32], num_rows: int
+    ) -> tuple[Array, ...]:
+        """Where each tile's entries begin int32 [row blocks x tiles + 1], their ids int32 [E], pairs' places [X]."""
+        num_tiles = triton.cdiv(self.num_ids, self.launch.ids)
+        num_blocks = triton.cdiv(num_rows, self.launch.rows)
+        block, place = np.divmod(pair_row.astype(np.int64), self.launch.rows)
+        entries, entry = np.unique(block * self.num_ids + pair_id, return_inverse=True)
+        tiles = entries // self.num_ids * num_tiles + entries % self.num_ids // self.launch.ids
         per_tile = np.bincount(tiles, minlength=num_blocks * num_tiles)
-        self.tile_entries = np.concatenate([[0], np.cumsum(per_tile)]).astype(np.int32)
-        self.entry_ids = (entries % num_ids).astype(np.int32)
-        self.pair_place = entry * launch.rows + place
+        tile_entries = np.concatenate([[0], np.cumsum(per_tile)]).astype(np.int32)
+        return tile_entries, (entries % self.num_ids).astype(np.int32), entry * self.launch.rows + place
 
 
-def _check(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pair_row: npt.NDArray[np.int32],
-    pair_id: npt.NDArray[np.int32],
-) -> None:
+def _check(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     if hidden.dtype not in _LAUNCHES:
         raise RequestError(f"hidden is {hidden.dtype}; the head reads float32, bfloat16 and float16")
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or not weight.numel():
@@ -325,6 +345,11 @@ def _check(
     for name, given in (("hidden", hidden), ("weight", weight), ("bias", bias)):
         if given is not None and given.shape[-1] > 1 and given.stride(-1) != 1:
             raise RequestError(f"the last axis of {name} has stride {given.stride(-1)}; it must be contiguous")
+
+
+def _check_pairs(
+    hidden: torch.Tensor, weight: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
+) -> None:
     outside = (pair_row < 0) | (pair_row >= hidden.shape[0]) | (pair_id < 0) | (pair_id >= weight.shape[0])
     if outside.any():
         first = int(outside.argmax())
