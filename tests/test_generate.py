@@ -265,7 +265,10 @@ def test_units_of_a_product_agree_with_single_requests(name: str, limits: dict[s
     assert not limits or plan.num_units > 3
     engine = Engine(model, **SMALL_PACKS)
     found = generated(engine, plan)
-    report, bounds = engine.report, generation_bounds(plan, 5, GenerationLimits.on(torch.device("cpu"), engine.pack_tokens))
+    report, bounds = (
+        engine.report,
+        generation_bounds(plan, 5, GenerationLimits.on(torch.device("cpu"), engine.pack_tokens)),
+    )
     assert engine.generation_bounds(plan, 5) == bounds
     assert report.tokens_forwarded <= bounds.tokens
     assert report.kv_peak_tokens <= bounds.kv_peak_tokens

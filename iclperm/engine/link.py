@@ -30,7 +30,7 @@ class Link:
 
     def upload(self, arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
         """The arrays on a device: views of one piece, each at a multiple of 16 bytes; nothing waits for the copy."""
-        if device.type == "cpu":
+        if device.type == "cpu" or not arrays:
             return [torch.from_numpy(array) for array in arrays]
         return self._in_one_piece(arrays, device)
 

@@ -1,0 +1,206 @@
+"""A device of its own is kept busy: one upload a pack, nothing waited for, results read one pack late.
+
+The device is the CPU's memory, reached through a link that says it goes on by itself and records what goes over it;
+kernels run in Triton's interpreter. What would make a GPU and its host wait for each other is caught as torch sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton_interpreter
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+from zoo import ZOO
+
+from iclperm.engine import Engine, plan_product
+from iclperm.engine.kernels import rowwise
+from iclperm.engine.link import Array, Link
+from iclperm.engine.model import TreeModel
+
+triton_interpreter.repair()
+
+CPU = torch.device("cpu")
+# Operations after which a host knows a number that a device has made.
+_WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal"}
+# Calls that move numbers between host and device, which the link alone may make.
+_MOVING = {
+    "cpu",
+    "numpy",
+    "tolist",
+    "item",
+    "from_numpy",
+    "tensor",
+    "cuda",
+    "nonzero",
+    "__bool__",
+    "__int__",
+    "__float__",
+}
+
+
+class RecordedLink(Link):
+    """Says that its device goes on by itself; ``log`` has what went over it, in order."""
+
+    def __init__(self) -> None:
+        super().__init__([CPU])
+        self.is_asynchronous = True
+        self.log: list[str] = []
+
+    def upload(self, arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
+        with unwatched():
+            if arrays:
+                self.log.append("upload")
+            return [torch.from_numpy(array.copy()) for array in arrays]
+
+    def download(self, tensors: Sequence[torch.Tensor], finish: Callable[..., Any]) -> Callable[[], Any]:
+        self.log.append("launch")
+
+        def result() -> Any:
+            self.log.append("read")
+            with unwatched():
+                return finish(*(tensor.numpy() for tensor in tensors))
+
+        return result
+
+    def mark(self) -> float:
+        return 0.0
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+_watched = [True]
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Within, numbers go over the link, or a kernel runs."""
+    before, _watched[0] = _watched[0], False
+    try:
+        yield
+    finally:
+        _watched[0] = before
+
+
+class Waits(TorchDispatchMode):
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split(".")[0]
+        by_mask = name in ("aten::index", "aten::index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if _watched[0] and (name in _WAITING or by_mask):
+            self.said.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+class Moves(TorchFunctionMode):
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if _watched[0] and name in _MOVING:
+            self.said.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Everything runs in Triton; while packs run, what would wait for a device is listed."""
+    said: list[str] = []
+    kernel, run, read = GridExecutor.__call__, TreeModel.run, TreeModel.read
+
+    def unseen(self: GridExecutor, *args: Any, **kwargs: Any) -> Any:
+        with unwatched():
+            return kernel(self, *args, **kwargs)
+
+    def watching(do: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any) -> Any:
+            with Waits(said), Moves(said):
+                return do(*args)
+
+        return watched
+
+    from_numpy = torch.from_numpy
+
+    def heard(array: Any) -> torch.Tensor:
+        if _watched[0] and torch.overrides._len_torch_function_stack():
+            said.append("from_numpy")
+        return from_numpy(array)
+
+    monkeypatch.setattr(torch, "from_numpy", heard)
+    monkeypatch.setattr(GridExecutor, "__call__", unseen)
+    monkeypatch.setattr(TreeModel, "run", watching(run))
+    monkeypatch.setattr(TreeModel, "read", watching(read))
+    monkeypatch.setattr(TreeModel, "stage", watching(TreeModel.stage))
+    monkeypatch.setattr(rowwise, "runs_triton", lambda x: True)
+    return said
+
+
+def plan_of_packs() -> Any:
+    """A unit of several packs, some without a scored row, with keys and values that cross their borders."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, 90, 80).tolist()
+    contexts = [ids[:7], ids[:19], ids[:19] + ids[40:46]]
+    return plan_product(contexts, [ids[50:56], ids[56:61], ids[61:66], ids[66:73]], [[3], [4, 5]], pack_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("llama", "fused"), ("gemma3", "fused"), ("qwen2-window", "fused"), ("gpt-neox", "transformers")],
+)
+def test_a_pack_is_one_upload_and_is_read_when_the_next_one_runs(name: str, layers: str, waits: list[str]) -> None:
+    plan, model = plan_of_packs(), ZOO[name].build()
+    engine = Engine(model, attention="triton", self_check=False)
+    engine._model._overrides.clear()  # which stand in on a CPU alone
+    expected = [result.logprob for result in engine.execute(plan)]
+    waits.clear()  # where a device does not go on by itself, waiting costs nothing
+    link = engine._model.link = RecordedLink()
+    for call in range(2):  # the first shows what packs ask for
+        link.log.clear()
+        found = [result.logprob for result in engine.execute(plan)]
+        assert engine.layers == layers
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+        num_packs = engine.report.num_packs
+        assert num_packs > 5
+        assert link.log.count("read") == link.log.count("launch") > 3
+        assert call == 0 or link.log.count("upload") == num_packs
+    assert not waits
+    assert read_late(link.log)
+    assert engine.report.seconds["host"] > 0
+
+
+def read_late(log: list[str]) -> bool:
+    """Whether every result but the last was read after the next pack had been launched."""
+    launched = read = 0
+    total = log.count("launch")
+    for entry in log:
+        launched, read = launched + (entry == "launch"), read + (entry == "read")
+        if entry == "read" and launched < min(read + 1, total):
+            return False
+    return True
+
+
+def test_what_waits_is_seen(waits: list[str]) -> None:
+    x = torch.arange(3.0)
+    with Waits(waits), Moves(waits):
+        assert x.sum().item() == 3.0
+        x[x > 1]
+        x.tolist()
+        x.cpu()
+        torch.from_numpy(np.ones(1))
+    assert {"item", "aten::index", "tolist", "cpu", "from_numpy"} <= set(waits)
+    assert read_late(["launch", "launch", "read", "read"])
+    assert not read_late(["launch", "read", "launch", "read"])
