@@ -21,7 +21,7 @@ from zoo import ZOO
 
 from iclperm.engine import Engine, plan_product
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.link import Array, Link
+from iclperm.engine.link import Array, DeviceLink
 from iclperm.engine.model import TreeModel
 
 triton_interpreter.repair()
@@ -45,7 +45,7 @@ _MOVING = {
 }
 
 
-class RecordedLink(Link):
+class RecordedLink(DeviceLink):
     """Says that its device goes on by itself; ``log`` has what went over it, in order."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from iclperm.engine.forward import KvPool, OneLayerPool, TreeForward
 from iclperm.engine.kernels.head import Reading
 from iclperm.engine.layerwise import forward_by_layer
-from iclperm.engine.link import Link, Mark
+from iclperm.engine.link import DeviceLink, Mark
 from iclperm.engine.memory import PackLimit
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.offload import OffloadedPool, open_store
@@ -210,7 +210,7 @@ class _Launched:
         reading = model.read(hidden, tree) if pack.scored_rows.size else None
         return cls(pack, begin, forwarded, mark(), reading)
 
-    def collect(self, link: Link, values: UnitValues, cost: Report) -> None:
+    def collect(self, link: DeviceLink, values: UnitValues, cost: Report) -> None:
         """Wait for the results, and take them."""
         if self.reading is not None:
             values.take(self.pack, self.reading())

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 _ALIGNMENT = 16  # bytes, which compiled kernels count on
 
 
-class Link:
+class DeviceLink:
     """How a model's devices are reached. One GPU is told what comes next while it computes; several take turns."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:

@@ -28,11 +28,11 @@ from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
 from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, known_decoder, may_fuse
-from iclperm.engine.link import Link
+from iclperm.engine.link import DeviceLink
 from iclperm.engine.load import bos_ids, load_shapes
 from iclperm.engine.plan import Pack
 from iclperm.engine.shapes import padded_rows
-from iclperm.engine.tables import Inputs, PackTables, ScoredRows, Table, WantedPairs
+from iclperm.engine.tables import Inputs, PackTable, PackTables, ScoredRows, WantedPairs
 from iclperm.errors import ModelError
 from iclperm.reference.scoring import evaluating
 
@@ -268,9 +268,9 @@ class TreeModel(PlainModel):
         self._num_layers, self._softcap = facts.num_layers, facts.logit_softcap
         self._logit_scale = _logit_scale(self.config)
         self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
-        self.link = Link(self.devices)
+        self.link = DeviceLink(self.devices)
         self._is_fused = False  # in our layers, while the model is attached
-        self._wanted: dict[bool, dict[Table, None]] = {False: {}, True: {}}  # by whose layers run
+        self._wanted: dict[bool, dict[PackTable, None]] = {False: {}, True: {}}  # by whose layers run
         self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
         self._may_fuse_head = layers == "auto" and may_launch(self.device, self.dtype)
 
@@ -404,7 +404,7 @@ class TreeModel(PlainModel):
             tree.tables.make()
         return tree
 
-    def _started(self, pack: Pack, pool: KvPool, wanted: dict[Table, None]) -> TreeForward:
+    def _started(self, pack: Pack, pool: KvPool, wanted: dict[PackTable, None]) -> TreeForward:
         pool.start(pack)
         tables = PackTables(pack, self.link, self.device, pool.token_rows, wanted)
         attend = prepare(pack, tables.num_rows, self.attention, self.limits.dense_rows, tables)

@@ -13,13 +13,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from iclperm.engine.link import Array, Link
+from iclperm.engine.link import Array, DeviceLink
 from iclperm.engine.plan import Pack
 from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tree import IntArray
 
 
-class Table(Hashable, Protocol):
+class PackTable(Hashable, Protocol):
     """A frozen dataclass: what is to be known of a pack."""
 
     def arrays(self, tables: PackTables) -> tuple[Array, ...]:
@@ -52,10 +52,10 @@ class PackTables:
     def __init__(
         self,
         pack: Pack,
-        link: Link,
+        link: DeviceLink,
         device: torch.device,
         token_rows: IdRows,
-        wanted: dict[Table, None],
+        wanted: dict[PackTable, None],
     ) -> None:
         scored = pack.scored_rows.size
         self.pack, self.device, self.token_rows = pack, device, token_rows
@@ -63,13 +63,13 @@ class PackTables:
         self.num_scored = padded_rows(scored, device) if scored else 0
         self.num_new_ids = 0  # token ids that no pack before this one had
         self._link, self._wanted = link, wanted
-        self._arrays: dict[Table, tuple[Array, ...]] = {}
-        self._there: dict[torch.device, dict[Table, tuple[torch.Tensor, ...]]] = {}
+        self._arrays: dict[PackTable, tuple[Array, ...]] = {}
+        self._there: dict[torch.device, dict[PackTable, tuple[torch.Tensor, ...]]] = {}
 
     @classmethod
     def alone(cls, pack: Pack, device: torch.device, num_rows: int) -> PackTables:
         """Tables for a kernel that runs by itself, on ``num_rows`` rows of either kind."""
-        tables = cls(pack, Link([device]), device, _NoRows(), {})
+        tables = cls(pack, DeviceLink([device]), device, _NoRows(), {})
         tables.num_rows = tables.num_scored = num_rows
         return tables
 
@@ -79,7 +79,7 @@ class PackTables:
             self.arrays_of(table)
         self._send(self.device)
 
-    def of(self, table: Table, device: torch.device) -> tuple[torch.Tensor, ...]:
+    def of(self, table: PackTable, device: torch.device) -> tuple[torch.Tensor, ...]:
         """A table's arrays as tensors on a device."""
         there = self._there.get(device, {})
         if table not in there:
@@ -88,13 +88,13 @@ class PackTables:
             there = self._send(device)
         return there[table]
 
-    def arrays_of(self, table: Table) -> tuple[Array, ...]:
+    def arrays_of(self, table: PackTable) -> tuple[Array, ...]:
         """A table's arrays on the host, made once."""
         if table not in self._arrays:
             self._arrays[table] = table.arrays(self)
         return self._arrays[table]
 
-    def _send(self, device: torch.device) -> dict[Table, tuple[torch.Tensor, ...]]:
+    def _send(self, device: torch.device) -> dict[PackTable, tuple[torch.Tensor, ...]]:
         """Upload what a device lacks, in one piece."""
         there = self._there.setdefault(device, {})
         missing = [table for table in self._arrays if table not in there]
