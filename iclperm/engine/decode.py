@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from iclperm.engine.device import fixed_precision
 from iclperm.engine.executor import Report
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import Plan
@@ -471,7 +472,7 @@ def generate_plainly(model: PlainModel, rows: Iterable[TokenArray], ending: Endi
 
 def _one_plainly(model: PlainModel, prompt: TokenArray, ending: Ending, report: Report) -> Generated:
     try:
-        with evaluating(model.model):
+        with evaluating(model.model), fixed_precision():
             steps = generate_one(model.model, prompt.tolist(), ending.max_new_tokens, ending.eos_ids, ending.stops)
     except Exception as error:
         if not is_out_of_memory(error):

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from iclperm import _core
 from iclperm.engine import decode, long_paths, selfcheck
 from iclperm.engine.decode import DEFAULT_MAX_NEW_TOKENS, Bounds
+from iclperm.engine.device import fixed_precision, gpu_versions
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
 from iclperm.engine.folder import model_folder
@@ -185,7 +186,8 @@ class Engine:
             "triton": None if on_cpu else installed_version(),
             "device": self._model.device_name,
             "dtype": str(self._model.dtype).removeprefix("torch."),
-            "threads": torch.get_num_threads(),
+            "threads": torch.get_num_threads() if on_cpu else None,
+            **({} if on_cpu else {"gpu": gpu_versions(self._model.device)}),
             "pack_tokens": self.pack_tokens if packs_matter else None,
             "memory_budget": self._memory_budget if packs_matter else None,
             "torch": torch.__version__,
@@ -522,7 +524,8 @@ class Engine:
     def _first_use(self, report: Report) -> None:
         if self._unchecked:
             started = time.perf_counter()
-            found = selfcheck.first_use(self._model, self.pack_tokens)
+            with fixed_precision():
+                found = selfcheck.first_use(self._model, self.pack_tokens)
             self.row_invariant, self._given_up, self._unchecked = found.row_invariant, found.given_up, False
             for line in found.said:
                 warnings.warn(line, stacklevel=2)

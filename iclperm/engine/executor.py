@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.engine.device import fixed_precision
 from iclperm.engine.forward import KvPool, OneLayerPool, TreeForward
 from iclperm.engine.kernels.head import Reading
 from iclperm.engine.layerwise import forward_by_layer
@@ -258,7 +259,7 @@ def execute_plain(model: PlainModel, plan: Plan, units: Iterable[int], report: R
         values = UnitValues.empty(plan, unit)
         started = time.perf_counter()
         try:
-            with evaluating(model.model):
+            with evaluating(model.model), fixed_precision():
                 _run_plain(model, plan, values, report)
         except Exception as error:
             if not is_out_of_memory(error):

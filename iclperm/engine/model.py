@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from iclperm.engine.device import fixed_precision
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.forward import KvPool, PassLimits, TreeForward
 from iclperm.engine.kernels import head, rowwise
@@ -330,7 +331,7 @@ class TreeModel(PlainModel):
 
         After: the model as it was, bit for bit. One thread at a time.
         """
-        with _lock_of(self.model), evaluating(self.model), ExitStack() as undo:
+        with _lock_of(self.model), evaluating(self.model), fixed_precision(), ExitStack() as undo:
             for config in self._configs:
                 undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
                 config._attn_implementation = ATTENTION_NAME

@@ -141,8 +141,9 @@ class Answering:
 
     @cached_property
     def numerics(self) -> dict[str, Any]:
-        """What the last bits of an answer depend on: the engine's, and the processor's name."""
-        return {**self.engine.numerics, "processor": _processor()}
+        """What the last bits of an answer depend on: the engine's, and the processor's name where it computes."""
+        numerics = self.engine.numerics
+        return numerics if "gpu" in numerics else {**numerics, "processor": _processor()}
 
     @property
     def tokens(self) -> int:

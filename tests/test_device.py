@@ -1,0 +1,149 @@
+"""What is fixed for the time of a call, and what a fingerprint says of a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from zoo import ZOO
+
+from iclperm.engine import Engine, device
+from iclperm.engine.device import fixed_precision, gpu_versions
+from iclperm.engine.model import TreeModel
+from iclperm.engine.shapes import pack_sizes, padded_rows, whole_rows
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+LOOSE = {
+    "cuda.allow_bf16_reduced_precision_reduction": (True, True),
+    "cuda.allow_fp16_reduced_precision_reduction": (True, True),
+    "cuda.allow_fp16_accumulation": True,
+    "cuda.fp32_precision": "tf32",
+    "mkldnn.fp32_precision": "bf16",
+}
+
+
+@pytest.fixture
+def loose() -> Iterator[None]:
+    """Every switch as somebody in a hurry sets it."""
+    before = device._switches()
+    device._set(LOOSE)
+    yield
+    device._set(before)
+
+
+@pytest.mark.usefixtures("loose")
+def test_precision_is_fixed_within_and_as_before_after() -> None:
+    assert device._switches() == LOOSE
+    with fixed_precision():
+        assert device._switches() == device._FIXED
+        with fixed_precision():
+            pass
+        assert device._switches() == device._FIXED
+    assert device._switches() == LOOSE
+    with pytest.raises(KeyError), fixed_precision():
+        raise KeyError
+    assert device._switches() == LOOSE
+
+
+@pytest.mark.usefixtures("loose")
+def test_calls_of_several_threads_end_in_any_order() -> None:
+    inside, leave = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def other() -> None:
+        with fixed_precision():
+            inside.set()
+            leave.wait(10)
+            found.append(device._switches())
+
+    thread = threading.Thread(target=other)
+    with fixed_precision():
+        thread.start()
+        assert inside.wait(10)
+    assert device._switches() == device._FIXED, "a call that goes on has lost its switches"
+    leave.set()
+    thread.join()
+    assert found == [device._FIXED]
+    assert device._switches() == LOOSE
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": "torch", "layers": "transformers"}, {"plain": True}])
+def test_somebody_s_switches_change_no_answer(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, request = ZOO["llama"].build(), ([1, 2, 3, 4], [5, 6])
+    seen: list[Any] = []
+
+    def answers() -> tuple[list[float], list[int]]:
+        engine = Engine(model, **options)
+        texts = engine.generate([request[0]], max_new_tokens=4)
+        return engine.loglikelihood([request]).logprob.tolist(), texts.token_ids[0].tolist()
+
+    if not options:  # where somebody's hook is, our layers are not
+        run = TreeModel.run
+        monkeypatch.setattr(TreeModel, "run", lambda *given: seen.append(device._switches()) or run(*given))
+    else:
+        model.model.norm.register_forward_pre_hook(lambda *_: seen.append(device._switches()))
+    expected = answers()
+    seen.clear()
+    before = device._switches()
+    device._set(LOOSE)
+    try:
+        assert answers() == expected
+        assert device._switches() == LOOSE
+    finally:
+        device._set(before)
+    assert seen
+    assert all(switches == device._FIXED for switches in seen)
+
+
+def test_a_gpu_s_fingerprint_names_no_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = tmp_path / "version"
+    told.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\nGCC version: 13\n")
+    monkeypatch.setattr(device, "_DRIVER", told)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 6))
+    found = gpu_versions(GPU)
+    assert (found["driver"], found["capability"], found["fp32_precision"]) == ("580.65.06", "8.6", "ieee")
+    assert found["allow_bf16_reduced_precision_reduction"] == [False, True]
+    engine = Engine(ZOO["llama"].build(), self_check=False)
+    assert engine.numerics["threads"] == torch.get_num_threads()
+    assert "gpu" not in engine.numerics
+    monkeypatch.setattr(TreeModel, "device", property(lambda self: GPU, lambda self, value: None), raising=False)
+    monkeypatch.setattr(TreeModel, "device_name", "a card")
+    monkeypatch.setattr(type(engine), "pack_tokens", 4096)
+    told_of = engine.numerics
+    assert told_of["threads"] is None
+    assert told_of["isa"] is None
+    assert told_of["gpu"] == found
+    told.unlink()
+    assert gpu_versions(GPU)["driver"] is None
+
+
+def test_shapes_on_a_gpu_do_not_follow_the_threads() -> None:
+    threads = torch.get_num_threads()
+    found = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        found.append([padded_rows(n, GPU) for n in range(0, 40_000, 7)])
+        assert padded_rows(1, CPU) == 8 * count
+    torch.set_num_threads(threads)
+    assert found[0] == found[1]
+    assert [padded_rows(n, GPU) for n in (0, 1, 128, 129, 1024, 1025, 2049, 32_768)] == [
+        128, 128, 128, 256, 1024, 1152, 2304, 32_768,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", [CPU, GPU])
+def test_every_shape_is_its_own_and_padding_is_an_eighth_at_most(place: torch.device) -> None:
+    for n in range(1, 40_000, 13):
+        padded, whole = padded_rows(n, place), whole_rows(n, place)
+        assert padded >= n
+        assert padded_rows(padded, place) == whole_rows(padded, place) == padded
+        assert padded_rows(whole, place) == whole
+        assert whole <= max(n, padded_rows(1, place))
+        assert n < 1024 or padded - n <= n / 8 + 1
+    sizes = pack_sizes(5000, place)
+    assert sizes[-1] == 5000
+    assert sizes[:-1] == sorted({padded_rows(n, place) for n in range(1, 5000)} - {padded_rows(4999, place)})
