@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from zoo import ZOO
 
-from iclperm.engine import Engine, device
+from iclperm.engine import Engine, device, plan_product
 from iclperm.engine.device import fixed_precision, gpu_versions
-from iclperm.engine.model import TreeModel
+from iclperm.engine.footprint import Sizes
+from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.shapes import pack_sizes, padded_rows, whole_rows
+from iclperm.runs.answering import Answering, ModelUse
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 LOOSE = {
@@ -105,20 +109,20 @@ def test_a_gpu_s_fingerprint_names_no_thread(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(device, "_DRIVER", told)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 6))
     found = gpu_versions(GPU)
-    assert (found["driver"], found["capability"], found["fp32_precision"]) == ("580.65.06", "8.6", "ieee")
-    assert found["allow_bf16_reduced_precision_reduction"] == [False, True]
+    assert (found["gpu_driver"], found["gpu_capability"], found["gpu_fp32_precision"]) == ("580.65.06", "8.6", "ieee")
+    assert found["gpu_allow_bf16_reduced_precision_reduction"] == [False, True]
     engine = Engine(ZOO["llama"].build(), self_check=False)
     assert engine.numerics["threads"] == torch.get_num_threads()
-    assert "gpu" not in engine.numerics
+    assert not any(key.startswith("gpu_") for key in engine.numerics)
     monkeypatch.setattr(TreeModel, "device", property(lambda self: GPU, lambda self, value: None), raising=False)
     monkeypatch.setattr(TreeModel, "device_name", "a card")
     monkeypatch.setattr(type(engine), "pack_tokens", 4096)
     told_of = engine.numerics
     assert told_of["threads"] is None
     assert told_of["isa"] is None
-    assert told_of["gpu"] == found
+    assert {key: told_of[key] for key in found} == found
     told.unlink()
-    assert gpu_versions(GPU)["driver"] is None
+    assert gpu_versions(GPU)["gpu_driver"] is None
 
 
 def test_shapes_on_a_gpu_do_not_follow_the_threads() -> None:
@@ -147,3 +151,30 @@ def test_every_shape_is_its_own_and_padding_is_an_eighth_at_most(place: torch.de
     sizes = pack_sizes(5000, place)
     assert sizes[-1] == 5000
     assert sizes[:-1] == sorted({padded_rows(n, place) for n in range(1, 5000)} - {padded_rows(4999, place)})
+
+
+def test_packs_on_a_gpu_follow_its_memory_and_nothing_else() -> None:
+    sizes = Sizes.of(PlainModel(ZOO["llama"].build()), CPU)
+    on_gpu = replace(sizes, device=GPU, weights=14 << 30, layer=110_000, mask=0)
+    gib = 1 << 30
+    assert [on_gpu.usual_pack(size * gib) for size in (0, 16, 20, 24, 40, 80)] == [
+        4096,
+        4096,
+        4096,
+        8192,
+        32_768,
+        32_768,
+    ]
+    assert replace(on_gpu, mask=2).usual_pack(80 * gib) == 4096, "masks of torch's attention grow with the square"
+    assert sizes.usual_pack(0) == 4096
+
+
+def test_a_run_is_packed_as_its_engine_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_product([[1, 2], [3]], [[4], [5]], [[6], [7]])
+    use = ModelUse("", "", "auto", "auto", None, False, "auto", "auto", None, 0, [])
+    engine = SimpleNamespace(pack_tokens=32_768)
+    monkeypatch.setattr(Answering, "engine", property(lambda self: engine))
+    assert Answering(use, [plan])._plan(0).pack_tokens == 32_768
+    engine.pack_tokens = 1024  # a limit of the layers, which the engine keeps to itself
+    assert Answering(use, [plan])._plan(0) is plan
+    assert Answering(replace(use, pack_tokens=64), [plan])._plan(0).pack_tokens == 64

@@ -67,20 +67,17 @@ def _set(switches: dict[str, Any]) -> None:
 
 def gpu_versions(device: torch.device) -> dict[str, Any]:
     """What besides its name the bits of a CUDA device may depend on: its driver, CUDA, cuBLAS, and the switches as
-    `fixed_precision` sets them; JSON-safe."""
+    `fixed_precision` sets them; JSON-safe, each named gpu_..."""
     major, minor = torch.cuda.get_device_capability(device)
-    return {
+    told = {
         "capability": f"{major}.{minor}",
         "driver": _driver(),
         "cuda": torch.version.cuda,
         "cublas": _version_of("nvidia-cublas"),
         "blas": str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2],
-        **{
-            name.removeprefix("cuda."): list(value) if isinstance(value, tuple) else value
-            for name, value in _FIXED.items()
-            if name.startswith("cuda.")
-        },
+        **{name.removeprefix("cuda."): value for name, value in _FIXED.items() if name.startswith("cuda.")},
     }
+    return {f"gpu_{name}": list(value) if isinstance(value, tuple) else value for name, value in told.items()}
 
 
 def _driver() -> str | None:

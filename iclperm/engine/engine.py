@@ -27,10 +27,9 @@ from iclperm.engine.footprint import Footprint, Sizes, most_pack
 from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
-from iclperm.engine.memory import PackLimit, resolve_budget, room_to_generate
+from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import (
-    DEFAULT_PACK_TOKENS,
     DEFAULT_UNIT_TOKENS,
     ContextPaths,
     Plan,
@@ -71,12 +70,13 @@ class Engine:
     """Scores prompts through a shared-prefix tree, exactly.
 
     Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
-    bit for bit as it was. ``pack_tokens`` is the size of a forward pass at most (1024 in transformers' own layers
-    on a CPU). ``memory_budget`` (bytes, or a share of what is free) bounds weights, keys and values, activations and
-    logits as ``footprint`` predicts them: packs are made small enough, and keys and values of a path that does not fit
-    are offloaded or computed again, whichever is expected to be faster (``fitted``). Where memory runs out even so,
-    packs are halved for the rest of the engine's life if that cannot change a bit (``row_invariant``), else OutOfMemory
-    names a size to start anew with. Decoder layers of our own stand in for those of the architectures they know;
+    bit for bit as it was. ``pack_tokens`` is the size of a forward pass at most: by default 4,096 on a CPU (in
+    transformers' own layers never more than 1,024), 8,192 to 32,768 on one GPU, by its memory. ``memory_budget``
+    (bytes, or a share of what is free) bounds weights, keys and values, activations and logits as ``footprint``
+    predicts them: packs are made small enough, and keys and values of a path that does not fit are offloaded or
+    computed again, whichever is expected to be faster (``fitted``). Where memory runs out even so, packs are halved for
+    the rest of the engine's life if that cannot change a bit (``row_invariant``), else OutOfMemory names a size to
+    start anew with. Decoder layers of our own stand in for those of the architectures they know;
     ``layers="transformers"`` forgoes that. ``plain=True`` serves any architecture prompt by prompt instead, at the full
     cost.
     """
@@ -89,7 +89,7 @@ class Engine:
         attention: str = "auto",
         layers: str = "auto",
         plain: bool = False,
-        pack_tokens: int = DEFAULT_PACK_TOKENS,
+        pack_tokens: int | None = None,
         unit_tokens: int = DEFAULT_UNIT_TOKENS,
         memory_budget: Budget | None = None,
         self_check: bool = True,
@@ -114,6 +114,9 @@ class Engine:
                     "memory_budget bounds what one device holds, and the model lies on several; leave it out"
                 )
             self._memory_budget = resolve_budget(memory_budget, self._model.device, held=self._sizes.weights)
+        if pack_tokens is None:
+            pack_tokens = self._sizes.usual_pack(device_bytes(self._model.devices[:1]))
+        if self._memory_budget is not None:
             pack_tokens = min(pack_tokens, self._sizes.most_pack_tokens(self._memory_budget))
         self._limits = {"pack_tokens": pack_tokens, "unit_tokens": unit_tokens}
         self._encoder = Encoder(tokenizer, self._model.config)
@@ -187,7 +190,7 @@ class Engine:
             "device": self._model.device_name,
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads() if on_cpu else None,
-            **({} if on_cpu else {"gpu": gpu_versions(self._model.device)}),
+            **({} if on_cpu else gpu_versions(self._model.device)),
             "pack_tokens": self.pack_tokens if packs_matter else None,
             "memory_budget": self._memory_budget if packs_matter else None,
             "torch": torch.__version__,

@@ -17,7 +17,7 @@ from iclperm.engine.footprint import Footprint, Sizes
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.load import has_device, load_shapes
 from iclperm.engine.long_paths import Rates
-from iclperm.engine.memory import resolve_budget, room_to_generate
+from iclperm.engine.memory import device_bytes, resolve_budget, room_to_generate
 from iclperm.engine.model import PlainModel, gemm_rate
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
 from iclperm.engine.tokenizer import has_tokenizer
@@ -60,6 +60,7 @@ def estimate(
     dtype: str | torch.dtype = "auto",
     revision: str | None = None,
     memory_budget: Budget | None = None,
+    pack_tokens: int | None = None,
     max_new_tokens: int = 0,
 ) -> Estimate:
     """Estimate the time of an unbroken run of all units of ``plans`` by the model in a folder or of a hub id.
@@ -67,7 +68,8 @@ def estimate(
     Reads the configuration alone; device and dtype are resolved as on loading, except that a configuration without a
     dtype counts as float32. On the CPU where it was measured the time is within a factor of 1.5
     (``benchmarks/estimate.py``); elsewhere, and beside other work, take it for an order of magnitude. Sliding windows
-    are not taken off. With ``max_new_tokens`` generation (`Engine.generate_units`) is estimated, every text that long:
+    are not taken off. Packs have ``pack_tokens`` tokens at most, by default the plans' own, on a GPU those of an engine
+    there. With ``max_new_tokens`` generation (`Engine.generate_units`) is estimated, every text that long:
     an upper bound. Cost: half a second of matrix products. Raises ModelError as loading does, RequestError if a plan
     does not fit into ``memory_budget`` (as the engine's).
     """
@@ -75,16 +77,16 @@ def estimate(
     model = PlainModel(shapes)
     sizes = Sizes.of(model, place, has_tokenizer=has_tokenizer(name, revision))
     budget = None if memory_budget is None else resolve_budget(memory_budget, place)
+    plans = [_packed(sizes, plan, pack_tokens) for plan in plans]
     if max_new_tokens:
-        plans = list(plans)
         works = [_generation(sizes, plan, max_new_tokens, budget) for plan in plans]
         footprints = [work.memory for work in works]
     else:
         plans, works = [_fitted(sizes, model, plan, budget) for plan in plans], []
         footprints = [sizes.footprint(plan) for plan in plans]
     facts = model.facts
-    pack_tokens = max((plan.pack_tokens for plan in plans), default=DEFAULT_PACK_TOKENS)
-    rate = gemm_rate(pack_tokens, facts.hidden_size, model.dtype, place)
+    largest = max((plan.pack_tokens for plan in plans), default=DEFAULT_PACK_TOKENS)
+    rate = gemm_rate(largest, facts.hidden_size, model.dtype, place)
     is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
     flops = sum(plan_flops(facts, plan, is_fused=is_fused) for plan in plans)
     flops += sum(facts.flops(work.tokens, work.tokens, work.pairs) for work in works)
@@ -103,10 +105,10 @@ def estimate(
         weight_bytes=sizes.weights,
         kv_token_bytes=facts.kv_token_bytes,
         memory=max(footprints, key=lambda footprint: footprint.peak, default=None),
-        pack_tokens=pack_tokens,
+        pack_tokens=largest,
         memory_budget=budget,
         long_path=longest,
-        bfloat16_speedup=_bfloat16_rate(model, pack_tokens, place) / rate if _could_be_bfloat16(model, place) else None,
+        bfloat16_speedup=_bfloat16_rate(model, largest, place) / rate if _could_be_bfloat16(model, place) else None,
     )
 
 
@@ -151,6 +153,14 @@ def halved_peaks(
     sizes = _sizes(name, device, dtype)
     peaks = [[sizes.peak(plan, sizes.largest_pack(plan) // share) for plan in plans] for share in (1, 2)]
     return max(peaks[0], default=0), max(peaks[1], default=0)
+
+
+def _packed(sizes: Sizes, plan: Plan, pack_tokens: int | None) -> Plan:
+    """The plan in packs of the size given, else in those of an engine on the device."""
+    if pack_tokens is None:
+        here = [sizes.device] if has_device(str(sizes.device)) else []
+        pack_tokens = plan.pack_tokens if sizes.is_host else sizes.usual_pack(device_bytes(here))
+    return plan if pack_tokens == plan.pack_tokens else plan.repacked(pack_tokens)
 
 
 def _fitted(sizes: Sizes, model: PlainModel, plan: Plan, budget: int | None, *, is_measured: bool = True) -> Plan:

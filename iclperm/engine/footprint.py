@@ -23,13 +23,15 @@ from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import PlainModel, TreeModel
-from iclperm.engine.plan import LongPath, Plan
+from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
 from iclperm.engine.shapes import pack_sizes, padded_rows, whole_rows
 from iclperm.errors import RequestError
 from iclperm.reference.scoring import may_keep_last
 from iclperm.study.sizes import bytes_in_words
 
 _FLOAT32 = 4
+_GPU_PACKS = (32_768, 16_384, 8_192)
+_USED_SHARE = 0.85  # of a GPU's memory; the rest is its driver's, and what allocations lose
 _HOST = torch.device("cpu")
 # glibc's heap takes more than is alive in it, as it reuses the gaps between a layer's tensors badly (measured
 # 1.0-1.8, more in transformers' layers, where it varies from process to process); single tensors from a size on have
@@ -230,6 +232,18 @@ class Sizes:
     def peak(self, plan: Plan, pack_tokens: int) -> int:
         """Bytes at the peak in packs of at most ``pack_tokens``."""
         return self.footprint(plan, pack_tokens).peak
+
+    def usual_pack(self, device_bytes: int) -> int:
+        """Tokens of a pack where nobody says how many: 4,096 on a host.
+
+        On a GPU with ``device_bytes`` of memory (0: not known) as many of 8,192 to 32,768 as take a quarter at most of
+        what weights leave of it; a rule, which what else is on the GPU does not change. Where torch's operations
+        attend, larger packs would only make their masks larger.
+        """
+        if self.is_host or self.mask:
+            return DEFAULT_PACK_TOKENS
+        left = _USED_SHARE * device_bytes - self.weights
+        return next((size for size in _GPU_PACKS if 4 * size * self.layer <= left), DEFAULT_PACK_TOKENS)
 
     def most_pack_tokens(self, budget: int) -> int:
         """Tokens whose activations are within ``budget`` bytes beside the weights; whatever the plan, no more are.

@@ -129,8 +129,7 @@ class Answering:
 
     def __init__(self, use: ModelUse, plans: Sequence[Plan], engines: Engines | None = None) -> None:
         self._use = use
-        size = use.pack_tokens
-        self._plans = [plan if size in (None, plan.pack_tokens) else plan.repacked(size) for plan in plans]
+        self._plans = list(plans)
         self._engines = engines or Engines()
         self._is_in_a_call = False
 
@@ -143,7 +142,15 @@ class Answering:
     def numerics(self) -> dict[str, Any]:
         """What the last bits of an answer depend on: the engine's, and the processor's name where it computes."""
         numerics = self.engine.numerics
-        return numerics if "gpu" in numerics else {**numerics, "processor": _processor()}
+        return numerics if "gpu_driver" in numerics else {**numerics, "processor": _processor()}
+
+    def _plan(self, number: int) -> Plan:
+        """In packs of the size that is wanted: as given, else of a device that takes larger ones in these."""
+        plan, given = self._plans[number], self._use.pack_tokens
+        size = given or (plan.pack_tokens if self._use.plain else max(plan.pack_tokens, self.engine.pack_tokens))
+        if size != plan.pack_tokens:
+            plan = self._plans[number] = plan.repacked(size)
+        return plan
 
     @property
     def tokens(self) -> int:
@@ -183,7 +190,7 @@ class Answering:
         self._is_in_a_call = True
         try:
             # Closed even when the run is interrupted here: only then does the engine count what it forwarded.
-            with closing(self._results(self._plans[one.plan], units())) as results:
+            with closing(self._results(self._plan(one.plan), units())) as results:
                 for result in results:
                     pieces.append(_of_unit(result))
                     if len(pieces) == len(begun[0].units):

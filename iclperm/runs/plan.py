@@ -98,9 +98,8 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     if not is_possible:
         return _summary(work)
     assert work.setting.model is not None
-    if (size := study.pack_tokens) is not None:
-        plans = [plan.repacked(size) for plan in plans]
     chosen: dict[str, Any] = study.model_dump(include={"device", "dtype", "memory_budget"})
+    chosen["pack_tokens"] = study.pack_tokens
     chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
     return replace(_summary(work), estimate=estimate(work.setting.model, plans, **chosen))
 
