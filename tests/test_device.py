@@ -13,7 +13,7 @@ import pytest
 import torch
 from zoo import ZOO
 
-from iclperm.engine import Engine, device, plan_product
+from iclperm.engine import Engine, device, plan_product, selfcheck
 from iclperm.engine.device import fixed_precision, gpu_versions
 from iclperm.engine.footprint import Sizes
 from iclperm.engine.model import PlainModel, TreeModel
@@ -178,3 +178,21 @@ def test_a_run_is_packed_as_its_engine_would(monkeypatch: pytest.MonkeyPatch) ->
     engine.pack_tokens = 1024  # a limit of the layers, which the engine keeps to itself
     assert Answering(use, [plan])._plan(0) is plan
     assert Answering(replace(use, pack_tokens=64), [plan])._plan(0).pack_tokens == 64
+
+
+@pytest.mark.parametrize("broken", [None, 128, 1152, 4096])
+def test_on_a_gpu_every_shape_is_probed(broken: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of a GPU that is not here: one number of rows gives other bits, as another kernel would."""
+    sizes = selfcheck._probed_sizes(8192, GPU)
+    assert sizes == pack_sizes(8192, GPU)[:-1]
+    monkeypatch.setattr(selfcheck, "_probed_sizes", lambda *_: sizes)
+    tried: set[int] = set()
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        tried.add(len(x))
+        return x + (1e-6 if len(x) == broken else 0.0)
+
+    model = SimpleNamespace(device=CPU, dtype=torch.float32, vocab_size=10)
+    found = selfcheck._is_invariant(product, (4, 4, "some"), model, 8192, torch.Generator())
+    assert found == (broken is None)
+    assert broken or tried == {*sizes, 8192}

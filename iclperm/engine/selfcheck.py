@@ -318,13 +318,17 @@ def _is_invariant(
     pack_tokens: int,
     generator: torch.Generator,
 ) -> bool:
-    device = model.device
-    most = padded_rows(pack_tokens if shape[0] < model.vocab_size else 64, device)
-    x = torch.randn(most, shape[1], generator=generator).to(device, model.dtype)
+    most = padded_rows(pack_tokens if shape[0] < model.vocab_size else 64, model.device)
+    x = torch.randn(most, shape[1], generator=generator).to(model.device, model.dtype)
     whole = product(x)
-    wanted = _PROBED_ROWS if device.type == "cpu" else pack_sizes(most, device)
     return all(
         torch.equal(product(x[begin : begin + rows]), whole[begin : begin + rows])
-        for rows in sorted({padded_rows(each, device) for each in wanted if padded_rows(each, device) < most})
+        for rows in _probed_sizes(most, model.device)
         for begin in (0, most - rows)
     )
+
+
+def _probed_sizes(most: int, device: torch.device) -> list[int]:
+    """Numbers of rows below ``most`` that a product is tried with: on a GPU all that it is ever run with."""
+    wanted = _PROBED_ROWS if device.type == "cpu" else pack_sizes(most, device)
+    return sorted({padded for each in wanted for padded in [padded_rows(each, device)] if padded < most})
