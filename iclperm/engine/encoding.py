@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from iclperm.base.tokenizer_file import told_where_it_gives_up
+from iclperm.engine.shared_text import SharedTexts, added_tokens
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
 from iclperm.errors import RequestError
 
 Text = str | Ids
+
+
+@dataclass(frozen=True)
+class TextProduct:
+    """Ids of contexts [C], queries [Q] and labels [Q][L]; ``holds`` [C]: a context's prompts are its and their ids."""
+
+    contexts: list[TokenArray]
+    queries: list[TokenArray]
+    labels: list[list[TokenArray]]
+    holds: npt.NDArray[np.bool_]
 
 
 class Encoder:
@@ -34,7 +48,9 @@ class Encoder:
         for number, request in enumerate(requests):
             if len(request) != 2:
                 raise RequestError(f"request {number} has {len(request)} parts; give (context, continuation)")
-        pairs = [self._pair(number, *request) for number, request in enumerate(requests)]
+            if isinstance(request[0], str) != isinstance(request[1], str):
+                raise RequestError(f"request {number} mixes text and token ids; give both as text or both as ids")
+        pairs = self._pairs(requests)
         rows = Rows.of([np.concatenate(pair) for pair in pairs], "request")
         return rows, np.array([len(context) for context, _ in pairs], np.int64)
 
@@ -57,57 +73,84 @@ class Encoder:
             rows.append(ids if len(ids) else self._instead_of_nothing(number))
         return Rows.of(rows, "request")
 
-    def product(
-        self, contexts: Sequence[str], queries: Sequence[str], labels: Sequence[Sequence[str]]
-    ) -> tuple[list[TokenArray], list[TokenArray], list[list[TokenArray]]] | None:
-        """Ids of the factors if every jointly tokenised prompt is their concatenation, else None.
+    def product(self, contexts: Sequence[str], queries: Sequence[str], labels: Sequence[Sequence[str]]) -> TextProduct:
+        """Ids of the factors, for the contexts after which every jointly tokenised prompt is their concatenation.
 
-        Every context + query + continuation is tokenised whole: exact, and C x Q x L prompts of tokeniser work.
+        Parts are cut out of whole prompts. That they join is looked at for each ending of a context before each
+        beginning of a query, two words of either: no merge of any tokenizer in use reaches farther. Cost: about the
+        characters of the tree of contexts, of the queries, and some dozens for each ending with each beginning.
         """
-        context_ids = [self._encode(context) for context in contexts]
+        ends, heads = _classes([_tail(context) for context in contexts]), _classes([_head(query) for query in queries])
+        lead = min(np.flatnonzero(ends == np.argmax(np.bincount(ends))).tolist(), key=lambda each: len(contexts[each]))
+        context_ids = self._cut(contexts, queries[0] + labels[0][0])
+        parts = self._after(contexts[lead], context_ids[lead], queries, labels)
+        if parts is None:
+            return TextProduct(context_ids, [], [], np.zeros(len(contexts), bool))
+        query_ids, label_ids = parts
+        first = {(int(end), int(head)): (c, q) for c, end in reversed([*enumerate(ends)])
+                 for q, head in reversed([*enumerate(heads)])}  # fmt: skip
+        pairs = list(first.values())
+        whole = self._encode_all([contexts[c] + queries[q] + labels[q][0] for c, q in pairs])
+        failed = {
+            int(ends[c])
+            for (c, q), ids in zip(pairs, whole, strict=True)
+            if not np.array_equal(ids, np.concatenate([context_ids[c], query_ids[q], label_ids[q][0]]))
+        }
+        return TextProduct(context_ids, query_ids, label_ids, ~np.isin(ends, list(failed)))
+
+    def _cut(self, contexts: Sequence[str], follower: str) -> list[TokenArray]:
+        """The ids of each context before ``follower``, up to the last token that ends within it."""
+        if self._shared is None:
+            return self._encode_all(list(contexts))
+        joints = self._shared([context + follower for context in contexts])
+        return [
+            np.concatenate([self._added, joint.ids[: joint.cut(len(context))]])
+            for context, joint in zip(contexts, joints, strict=True)
+        ]
+
+    def _after(
+        self, lead: str, lead_ids: TokenArray, queries: Sequence[str], labels: Sequence[Sequence[str]]
+    ) -> tuple[list[TokenArray], list[list[TokenArray]]] | None:
+        """The ids of each query after a context, and of its labels; None where a query has none of its own."""
         query_ids: list[TokenArray] = []
         label_ids: list[list[TokenArray]] = []
-        for query, row in zip(queries, labels, strict=True):
-            prompt, continuations = self.prompt(contexts[0] + query, row)
-            if prompt.size <= context_ids[0].size:
+        for prompt, continuations in self.prompts_before([lead + query for query in queries], labels):
+            if prompt.size <= lead_ids.size or not np.array_equal(prompt[: lead_ids.size], lead_ids):
                 return None
-            query_ids.append(prompt[context_ids[0].size :])
+            query_ids.append(prompt[lead_ids.size :])
             label_ids.append(continuations)
-        for context, ids in zip(contexts, context_ids, strict=True):
-            texts = [context + query + label for query, row in zip(queries, labels, strict=True) for label in row]
-            parts = [
-                np.concatenate([ids, query, label])
-                for query, row in zip(query_ids, label_ids, strict=True)
-                for label in row
-            ]
-            whole = self._encode_all(texts)
-            if not all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True)):
-                return None
-        return context_ids, query_ids, label_ids
+        return query_ids, label_ids
 
-    def prompt(self, text: str, labels: Sequence[str]) -> tuple[TokenArray, list[TokenArray]]:
-        """Ids of a prompt and of each label after it, from their joint texts.
+    def prompts_before(
+        self, texts: Sequence[str], labels: Sequence[Sequence[str]]
+    ) -> list[tuple[TokenArray, list[TokenArray]]]:
+        """Ids of each prompt and of each of its labels after it, from their joint texts.
 
-        Where the prompt's end merges with a label, the prompt ends at the last token that all labels leave alone.
+        Where a prompt's end merges with a label, the prompt ends at the last token that all its labels leave alone.
         """
-        alone, *joint = self._encode_all([text, *(text + label for label in labels)])
-        stable = min([alone.size, *(_common(alone, ids) for ids in joint)])
-        return alone[:stable], [ids[stable:] for ids in joint]
+        joint = [part for text, row in zip(texts, labels, strict=True) for part in (text, *(text + x for x in row))]
+        encoded = iter(self._encode_all(joint))
+        return [_split([next(encoded) for _ in range(1 + len(row))]) for row in labels]
 
-    def _pair(self, number: int, context: Text, continuation: Text) -> tuple[TokenArray, TokenArray]:
-        if isinstance(context, str) and isinstance(continuation, str):
-            context_ids, continuation_ids = self._encode_pair(context, continuation)
-        elif isinstance(context, str) or isinstance(continuation, str):
-            raise RequestError(f"request {number} mixes text and token ids; give both as text or both as ids")
-        else:
-            context_ids = Rows.of([context], f"request {number} context").tokens
-            continuation_ids = Rows.of([continuation], f"request {number} continuation").tokens
-        if not continuation_ids.size:
-            raise RequestError(
-                f"the continuation of request {number} ({str(continuation)[:40]!r}) has no tokens of its "
-                "own; give at least one token to score"
-            )
-        return context_ids if context_ids.size else self._instead_of_nothing(number), continuation_ids
+    def _pairs(self, requests: Sequence[tuple[Text, Text]]) -> list[tuple[TokenArray, TokenArray]]:
+        texts = [_at_a_word(str(context), str(more)) for context, more in requests if isinstance(context, str)]
+        encoded = iter(self._encode_all([part for context, whole in texts for part in (context, whole)]))
+        pairs = []
+        for number, (context, continuation) in enumerate(requests):
+            if isinstance(context, str):
+                context_ids, whole = next(encoded), next(encoded)
+                continuation_ids = whole[len(context_ids) :]
+            else:
+                context_ids = Rows.of([context], f"request {number} context").tokens
+                assert not isinstance(continuation, str)
+                continuation_ids = Rows.of([continuation], f"request {number} continuation").tokens
+            if not continuation_ids.size:
+                raise RequestError(
+                    f"the continuation of request {number} ({str(continuation)[:40]!r}) has no tokens of its "
+                    "own; give at least one token to score"
+                )
+            pairs.append((context_ids if context_ids.size else self._instead_of_nothing(number), continuation_ids))
+        return pairs
 
     def _instead_of_nothing(self, number: int) -> TokenArray:
         if self.prefix_id is None:
@@ -117,25 +160,21 @@ class Encoder:
             )
         return np.array([self.prefix_id], np.int32)
 
-    def _encode_pair(self, context: str, continuation: str) -> tuple[TokenArray, TokenArray]:
-        trailing = len(context) - len(context.rstrip())
-        if trailing:
-            continuation = context[-trailing:] + continuation
-            context = context[:-trailing]
-        context_ids, whole = self._encode(context), self._encode(context + continuation)
-        return context_ids, whole[len(context_ids) :]
-
-    def _encode(self, text: str) -> TokenArray:
-        return self._encode_all([text])[0]
-
     def _encode_all(self, texts: list[str]) -> list[TokenArray]:
         """Ids with BOS where the tokenizer adds it, and never a trailing EOS."""
+        if not texts:
+            return []
         if self._tokenizer is None:
             raise RequestError(
                 "the engine has no tokenizer, so requests must be token ids; pass Engine(model, tokenizer) for text"
             )
-        eos = self._tokenizer.eos_token_id
-        bos = self._tokenizer.bos_token_id
+        if self._shared is None:
+            return self._encode_whole(texts)
+        return [np.concatenate([self._added, text.ids]) for text in self._shared(texts)]
+
+    def _encode_whole(self, texts: list[str]) -> list[TokenArray]:
+        """As ``_encode_all``, each text by itself."""
+        eos, bos = self._tokenizer.eos_token_id, self._tokenizer.bos_token_id
         with told_where_it_gives_up():
             encoded = self._tokenizer(texts, return_attention_mask=False)["input_ids"]
         rows = [np.asarray(ids, np.int32) for ids in encoded]
@@ -146,8 +185,51 @@ class Encoder:
             for ids, text in zip(rows, texts, strict=True)
         ]
 
+    @cached_property
+    def _added(self) -> TokenArray | None:
+        """What the tokenizer puts before a text; None where texts are tokenised one by one."""
+        return (
+            None
+            if self._tokenizer is None
+            else added_tokens(self._tokenizer, lambda text: self._encode_whole([text])[0])
+        )
+
+    @cached_property
+    def _shared(self) -> SharedTexts | None:
+        return None if self._added is None else SharedTexts(self._tokenizer)
+
+
+def _at_a_word(context: str, continuation: str) -> tuple[str, str]:
+    """The context without the white space at its end, and both joined."""
+    return context.rstrip(), context + continuation
+
+
+def _split(ids: list[TokenArray]) -> tuple[TokenArray, list[TokenArray]]:
+    """A prompt and its labels, cut at the last token that all agree on; given are its ids and the joint ones."""
+    alone, *joint = ids
+    stable = min([alone.size, *(_common(alone, each) for each in joint)])
+    return alone[:stable], [each[stable:] for each in joint]
+
 
 def _common(a: TokenArray, b: TokenArray) -> int:
     n = min(a.size, b.size)
     differs = np.flatnonzero(a[:n] != b[:n])
     return int(differs[0]) if differs.size else n
+
+
+def _tail(text: str) -> str:
+    """The last two words with the white space around them."""
+    words = text.rsplit(None, 2)
+    return text if len(words) < 3 else text[len(words[0]) :]
+
+
+def _head(text: str) -> str:
+    """The first two words, likewise."""
+    words = text.split(None, 2)
+    return text if len(words) < 3 else text[: len(text) - len(words[2])]
+
+
+def _classes(texts: Sequence[str]) -> IntArray:
+    """Equal texts get equal numbers, int64 [N]."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)

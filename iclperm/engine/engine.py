@@ -231,15 +231,21 @@ class Engine:
             shape = (len(contexts), len(queries), len(labels[0]) if labels else 0)
             if 0 in shape:
                 return np.empty(shape, np.float32)
-            factors = self._factors(contexts, queries, labels)
-            if factors is None:
-                return self._score_generally(contexts, queries, labels, report).reshape(shape)
-            plan = self._plan(plan_product, *factors)
-            report.seconds["plan"] += time.perf_counter() - started
-            scores = np.empty((plan.num_contexts, *shape[1:]), np.float32)
-            for result in self._execute(plan, range(plan.num_units), report):
-                scores[np.ix_(result.contexts, result.queries)] = result.logprob
-            return scores[plan.context_index]
+            factors, outside = self._factors(contexts, queries, labels)
+            scores = np.empty(shape, np.float32)
+            if factors is not None:
+                plan = self._plan(plan_product, *factors)
+                report.seconds["plan"] += time.perf_counter() - started
+                found = np.empty((plan.num_contexts, *shape[1:]), np.float32)
+                for result in self._execute(plan, range(plan.num_units), report):
+                    found[np.ix_(result.contexts, result.queries)] = result.logprob
+                scores[~outside] = found[plan.context_index]
+            if outside.any():
+                others: Any = contexts
+                if not outside.all():
+                    others = [others[number] for number in np.flatnonzero(outside)]
+                scores[outside] = self._score_generally(others, queries, labels, report).reshape(-1, *shape[1:])
+            return scores
 
     def execute(self, plan: Plan, units: Iterable[int] | None = None) -> Iterator[UnitResult]:
         """Run units of a product plan (all by default), one result each, in the order given.
@@ -423,22 +429,23 @@ class Engine:
 
     def _factors(
         self, contexts: Any, queries: Any, labels: list[Sequence[Any]]
-    ) -> tuple[Any, Any, Sequence[Any]] | None:
-        """Token ids of the factors; None if they do not factorise."""
+    ) -> tuple[tuple[Any, Any, Sequence[Any]] | None, npt.NDArray[np.bool_]]:
+        """Token ids of the factors, and which contexts [C] are none of them; None if there are none."""
         parts = [*([] if isinstance(contexts, ContextPaths) else contexts), *queries, *labels[0]]
         as_text = [isinstance(part, str) for part in parts]
+        none, every = np.zeros(len(contexts), bool), np.ones(len(contexts), bool)
         if any(as_text) and (isinstance(contexts, ContextPaths) or not all(as_text)):
             raise RequestError(
                 "contexts, queries and continuations mix text and token ids; give all as one or the other"
             )
         if any(as_text):
-            return self._encoder.product(contexts, queries, labels)
+            found = self._encoder.product(contexts, queries, labels)
+            held = [ids for ids, holds in zip(found.contexts, found.holds, strict=True) if holds]
+            return ((held, found.queries, found.labels) if held else None), ~found.holds
+        if any(len(query) == 0 for query in queries):
+            return None, every
         is_shared = all(row is labels[0] for row in labels)
-        return (
-            None
-            if any(len(query) == 0 for query in queries)
-            else (contexts, queries, labels[0] if is_shared else labels)
-        )
+        return (contexts, queries, labels[0] if is_shared else labels), none
 
     def _score_generally(
         self, contexts: Any, queries: Any, labels: list[Sequence[Any]], report: Report
@@ -446,14 +453,14 @@ class Engine:
         """Every prompt on its own path [C * Q * L]: what a product cannot hold."""
         if isinstance(contexts, ContextPaths):
             raise RequestError("an empty query cannot follow ContextPaths; give at least one token a query")
-        requests: list[tuple[str | Ids, str | Ids]] = []
-        for context in contexts:
-            for query, row in zip(queries, labels, strict=True):
-                if isinstance(query, str):
-                    prompt, continuations = self._encoder.prompt(context + query, row)
-                    requests += [(prompt, continuation) for continuation in continuations]
-                else:
-                    requests += [([*context, *query], continuation) for continuation in row]
+        cells = [(context, query, row) for context in contexts for query, row in zip(queries, labels, strict=True)]
+        split: list[tuple[Any, list[Any]]]
+        if isinstance(queries[0], str):
+            prompts = [context + query for context, query, _ in cells]
+            split = [*self._encoder.prompts_before(prompts, [row for *_, row in cells])]
+        else:
+            split = [([*context, *query], list(row)) for context, query, row in cells]
+        requests: list[tuple[str | Ids, str | Ids]] = [(prompt, each) for prompt, row in split for each in row]
         return self._loglikelihood(requests, report).logprob
 
     def _generated(

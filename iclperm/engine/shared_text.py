@@ -1,0 +1,158 @@
+"""Token ids of many texts that begin alike: what they share is tokenised about once, ids are those of each whole.
+
+In sorted order a text shares with its neighbour all that it shares with any before it. So of each only a window is
+tokenised: what is new, and some words before it. Where the words before it come out as they did in the neighbour, token
+for token, the neighbour's ids before them are the text's. Where they do not, the whole text is tokenised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm.base.tokenizer_file import told_where_it_gives_up
+from iclperm.engine.tree import TokenArray
+
+# A window begins so many words before what is new; of these the first may be cut and the last may merge with it. No
+# merge of any tokenizer in use reaches over two words.
+_WORDS, _UNSURE = 7, 2
+_MOST_WINDOW = 400  # characters in which so many words must lie, as they do not where a script has no spaces
+_LEAST_SHARED = 200  # characters, below which a window saves nothing
+_CHECKED = 8  # texts of a call that are tokenised whole besides, to see that windows tell the truth
+_WORD = re.compile(r"\s+\S")
+
+
+@dataclass(frozen=True)
+class SpannedText:
+    """Token ids of a whole text int32 [N], special tokens left out, and where each ends in it int64 [N], ascending."""
+
+    ids: TokenArray
+    ends: npt.NDArray[np.int64]
+
+    def cut(self, place: int) -> int:
+        """How many tokens end at or before a place; one that straddles it belongs to what follows."""
+        return int(np.searchsorted(self.ends, place, side="right"))
+
+
+class SharedTexts:
+    """Tokenises texts with a fast tokenizer, without special tokens.
+
+    ``num_characters`` have been given to the tokenizer, in windows or whole; ``num_whole`` texts had a shared beginning
+    and were tokenised whole all the same, since no window could be told to give the same ids.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.num_characters = 0
+        self.num_whole = 0
+
+    def __call__(self, texts: Sequence[str]) -> list[SpannedText]:
+        """The ids of each text, as if it were tokenised alone. Cost: about the characters of the tree of all texts."""
+        order = sorted(set(texts))
+        shared = [0, *(_common_length(a, b) for a, b in pairwise(order))][: len(order)]
+        begins = [_window_begin(text, length) for text, length in zip(order, shared, strict=True)]
+        windows = self._encoded([text[begin:] for text, begin in zip(order, begins, strict=True)])
+        found: dict[str, SpannedText] = {}
+        before: SpannedText | None = None
+        for text, length, begin, window in zip(order, shared, begins, windows, strict=True):
+            whole = window if not begin else _joined(before, window, text, begin, length)
+            if whole is None:
+                self.num_whole += 1
+                (whole,) = self._encoded([text])
+            found[text] = before = whole
+        self._check(found, [text for text, begin in zip(order, begins, strict=True) if begin])
+        return [found[text] for text in texts]
+
+    def _check(self, found: dict[str, SpannedText], joined: list[str]) -> None:
+        """Some texts once more, whole: if one differs, none of this tokenizer's windows can be trusted."""
+        some = joined[:: -(-len(joined) // _CHECKED)] if joined else []
+        if all(
+            np.array_equal(found[text].ids, whole.ids) for text, whole in zip(some, self._encoded(some), strict=True)
+        ):
+            return
+        self.num_whole += len(joined)
+        found.update(zip(joined, self._encoded(joined), strict=True))
+
+    def _encoded(self, texts: Sequence[str]) -> list[SpannedText]:
+        if not texts:
+            return []
+        self.num_characters += sum(map(len, texts))
+        with told_where_it_gives_up():
+            encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return [
+            SpannedText(
+                np.array(ids, np.int32), np.maximum.accumulate(np.array(offsets, np.int64).reshape(-1, 2)[:, 1])
+            )
+            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        ]
+
+
+def _joined(before: SpannedText | None, window: SpannedText, text: str, begin: int, shared: int) -> SpannedText | None:
+    """The ids of ``text`` from those of the text before it, with which it shares ``shared`` characters, and of a window
+    that begins at ``begin``; None where the two do not agree in between."""
+    assert before is not None
+    low, high = _inner_words(text[begin:shared])
+    low, high, ends = begin + low, begin + high, window.ends + begin
+    ours, theirs = (slice(*np.searchsorted(each, [low, high], side="right")) for each in (ends, before.ends))
+    agree = (
+        ours.start < ours.stop
+        and np.array_equal(ends[ours], before.ends[theirs])
+        and np.array_equal(window.ids[ours], before.ids[theirs])
+    )
+    if not agree:
+        return None
+    return SpannedText(
+        np.concatenate([before.ids[: theirs.stop], window.ids[ours.stop :]]),
+        np.concatenate([before.ends[: theirs.stop], ends[ours.stop :]]),
+    )
+
+
+def _window_begin(text: str, shared: int) -> int:
+    """Where to begin with a text that shares its first characters with another; 0 where nothing is gained."""
+    if shared < _LEAST_SHARED:
+        return 0
+    far = max(0, shared - _MOST_WINDOW)
+    words = [found.start() for found in _WORD.finditer(text, far, shared)]
+    return words[-_WORDS] if len(words) >= _WORDS else 0
+
+
+def _inner_words(window: str) -> tuple[int, int]:
+    """The part of a window, some words, that is neither at its cut nor at what is new."""
+    words = [found.start() for found in _WORD.finditer(window)]
+    return words[_UNSURE], words[-_UNSURE]
+
+
+def _common_length(a: str, b: str) -> int:
+    """Characters that two texts begin with alike. O(log n) comparisons of slices."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def added_tokens(tokenizer: Any, encode: Callable[[str], TokenArray]) -> TokenArray | None:
+    """What a tokenizer puts before every text, int32; None where texts cannot be tokenised as `SharedTexts` does.
+
+    ``encode`` gives ids with what it adds, as they are scored.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    starts = []
+    for probe in ("a", "the other one"):
+        (plain,) = SharedTexts(tokenizer)([probe])
+        whole = encode(probe)
+        if not plain.ids.size or not np.array_equal(whole[whole.size - plain.ids.size :], plain.ids):
+            return None
+        starts.append(whole[: whole.size - plain.ids.size])
+    first, second = starts
+    return first if np.array_equal(first, second) else None
