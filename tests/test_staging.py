@@ -182,6 +182,40 @@ def test_a_pack_is_one_upload_and_is_read_when_the_next_one_runs(name: str, laye
     assert engine.report.seconds["host"] > 0
 
 
+def test_memory_that_runs_out_behind_an_unread_pack_costs_no_answer(
+    waits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unit starts again in smaller packs while a result of the first try is still on its way."""
+    engine = Engine(ZOO["llama"].build(), attention="triton", self_check=False)
+    engine.row_invariant = True
+    engine._model._overrides.clear()
+    expected = [result.logprob for result in engine.execute(plan_of_packs())]
+    link = engine._model.link = RecordedLink()
+    run, failed = TreeModel.run, list[int]()
+
+    def scarce(model: TreeModel, tree: Any) -> torch.Tensor:
+        if len(tree.pack) == 16 and link.log.count("launch") > link.log.count("read"):
+            failed.append(len(tree.pack))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(model, tree)
+
+    monkeypatch.setattr(TreeModel, "run", scarce)
+    found = [result.logprob for result in engine.execute(plan_of_packs())]
+    assert failed
+    assert engine.report.num_splits == len(failed)
+    assert all(np.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_call_that_is_left_early_leaves_nothing_behind(waits: list[str]) -> None:
+    engine = Engine(ZOO["llama"].build(), attention="triton", self_check=False)
+    engine._model._overrides.clear()
+    engine._model.link = RecordedLink()
+    plan = plan_of_packs().repacked(8)
+    first = next(iter(engine.execute(plan)))
+    again = list(engine.execute(plan))
+    assert np.array_equal(first.logprob, again[0].logprob)
+
+
 def read_late(log: list[str]) -> bool:
     """Whether every result but the last was read after the next pack had been launched."""
     launched = read = 0

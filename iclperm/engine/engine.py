@@ -30,6 +30,7 @@ from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import (
+    DEFAULT_PACK_TOKENS,
     DEFAULT_UNIT_TOKENS,
     ContextPaths,
     Plan,
@@ -115,7 +116,9 @@ class Engine:
                 )
             self._memory_budget = resolve_budget(memory_budget, self._model.device, held=self._sizes.weights)
         if pack_tokens is None:
-            pack_tokens = self._sizes.usual_pack(device_bytes(self._model.devices[:1]))
+            on_gpu = isinstance(self._model, TreeModel) and self._model.device.type != "cpu"
+            room = device_bytes(self._model.devices[:1])
+            pack_tokens = self._sizes.usual_pack(room) if on_gpu else DEFAULT_PACK_TOKENS
         if self._memory_budget is not None:
             pack_tokens = min(pack_tokens, self._sizes.most_pack_tokens(self._memory_budget))
         self._limits = {"pack_tokens": pack_tokens, "unit_tokens": unit_tokens}
