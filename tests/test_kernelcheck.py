@@ -19,9 +19,10 @@ import triton_interpreter
 from triton.runtime.errors import OutOfResources
 from zoo import ZOO
 
-from iclperm.engine import kernelcheck
+from iclperm.engine import kernelcases
 from iclperm.engine.engine import Engine
-from iclperm.engine.kernelcheck import AttentionCase
+from iclperm.engine.kernelcases import AttentionCase
+from iclperm.engine.kernelcheck import KERNELS, kernel_checks
 from iclperm.engine.kernels import triton_attention
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.model import TreeModel
@@ -112,11 +113,10 @@ def verdict(module: Any, shape: Shape, rule: AttentionRule, monkeypatch: pytest.
         launched.append(arch)
         return attention
 
-    monkeypatch.setattr(kernelcheck, "prepare", prepare)
-    case = AttentionCase.of(300, group, head_size, dtype)
-    is_right = case.is_right(rule, "triton", DEVICE)
+    monkeypatch.setattr(kernelcases, "prepare", prepare)
+    error = AttentionCase.of(300, group, 1, head_size, dtype).error(rule, "triton", DEVICE)
     assert launched == [arch]
-    return is_right
+    return error <= KERNELS[0].tolerance[dtype]
 
 
 def test_the_shapes_are_all_that_is_shipped() -> None:
@@ -152,9 +152,11 @@ def test_a_broken_kernel_is_seen(name: str, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernels_of_a_cpu_pass(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    attend = kernelcheck.prepare
-    monkeypatch.setattr(kernelcheck, "prepare", lambda *given: ran.append(given[2]) or attend(*given))
-    assert kernelcheck.attention_agrees(TreeModel(ZOO[name].build().to(dtype)))
+    attend = kernelcases.prepare
+    monkeypatch.setattr(kernelcases, "prepare", lambda *given: ran.append(given[2]) or attend(*given))
+    checks = list(kernel_checks(TreeModel(ZOO[name].build().to(dtype))))
+    assert [check.name for check in checks] == [kernel.name for kernel in KERNELS]
+    assert all(check.is_right and not check.reason and 0 <= check.error <= check.tolerance for check in checks), checks
     assert set(ran) == {"native"}
 
 
@@ -181,23 +183,23 @@ class Broken:
 def test_another_way_takes_the_place_of_what_fails(
     error: Exception | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernelcheck, "prepare", lambda *_: Broken(error))
+    monkeypatch.setattr(kernelcases, "prepare", lambda *_: Broken(error))
     model = ZOO["llama"].build()
     expected = Engine(model, attention="torch").loglikelihood([([1, 2, 3], [4, 5])])
     engine = Engine(model)
-    with pytest.warns(UserWarning, match="iclperm's attention kernel cannot be used for 'llama' on cpu") as warned:
+    with pytest.warns(UserWarning, match="iclperm's tree attention kernel cannot be used for 'llama' on cpu") as warned:
         scores = engine.loglikelihood([([1, 2, 3], [4, 5])])
     assert len(warned) == 1
     (line,) = str(warned[0].message).splitlines()
     assert said in line
     assert "\x1b" not in line
     assert engine.numerics["attention"] == "torch"
-    assert engine.numerics["given_up"] == ["attention kernel"]
+    assert engine.numerics["given_up"] == ["tree attention kernel"]
     assert scores.logprob.tolist() == expected.logprob.tolist()
 
 
 def test_memory_that_runs_out_is_not_a_broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernelcheck, "prepare", lambda *_: Broken(torch.OutOfMemoryError("CUDA out of memory")))
+    monkeypatch.setattr(kernelcases, "prepare", lambda *_: Broken(torch.OutOfMemoryError("CUDA out of memory")))
     engine = Engine(ZOO["llama"].build())
     with pytest.raises(OutOfMemory):
         engine.loglikelihood([([1, 2, 3], [4, 5])])

@@ -299,6 +299,11 @@ class TreeModel(PlainModel):
         self._may_fuse_head = False
 
     @property
+    def logit_scale(self) -> float:
+        """What the head's outputs are multiplied by to be logits."""
+        return self._logit_scale
+
+    @property
     def head_is_onednn(self) -> bool:
         """Whether logits are made by oneDNN's product, called by name: the head is a plain matrix on a CPU."""
         weight = self._head.weight

@@ -16,7 +16,7 @@ from torch import nn
 from iclperm.engine.executor import Report, execute
 from iclperm.engine.footprint import Sizes, checked_tokens
 from iclperm.engine.forward import TreeForward
-from iclperm.engine.kernelcheck import attention_agrees
+from iclperm.engine.kernelcheck import kernel_checks, said_by
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.linear import linear
 from iclperm.engine.layers import FusedDecoder, FusedLayer
@@ -80,32 +80,36 @@ def first_use(model: PlainModel, pack_tokens: int) -> FirstUse:
 
 
 def _ladder(model: TreeModel, pack_tokens: int) -> FirstUse:
-    """Each of ours alone, so that what fails is known and only it is given up; then all together."""
-    given_up, said = [], []
-    for name, agrees, instead in (
-        ("attention kernel", attention_agrees, model.use_torch_attention),
-        ("decoder layers", layers_agree, model.use_transformers_layers),
-        ("kernel of the head", head_agrees, model.use_logits),
-    ):
-        if reason := _why_not(agrees, model):
-            instead()
-            given_up.append(name)
-            said.append(
-                f"iclperm's {name} cannot be used for {model.config.model_type!r} on {model.device_name}: {reason}; "
-                "the library's own takes its place and may be slower"
-            )
+    """Each kernel alone, so that what fails is known and only it is given up; then layers, and all together."""
+    instead = {
+        "attention": model.use_torch_attention,
+        "layers": model.use_transformers_layers,
+        "head": model.use_logits,
+    }
+    given_up: dict[str, str] = {}
+    for check in kernel_checks(model):
+        if not check.is_right:
+            instead[check.part]()
+            given_up[f"{check.name} kernel"] = check.reason
+    if reason := _why_layers_differ(model):
+        model.use_transformers_layers()
+        given_up["decoder layers"] = reason
     is_invariant = check_agreement(model) and rows_are_invariant(model, pack_tokens)
-    return FirstUse(is_invariant, tuple(given_up), tuple(said))
+    said = tuple(
+        f"iclperm's {name} cannot be used for {model.config.model_type!r} on {model.device_name}: {reason}; "
+        "the library's own takes its place and may be slower"
+        for name, reason in given_up.items()
+    )
+    return FirstUse(is_invariant, tuple(given_up), said)
 
 
-def _why_not(agrees: Callable[[TreeModel], bool], model: TreeModel) -> str:
+def _why_layers_differ(model: TreeModel) -> str:
     try:
-        return "" if agrees(model) else "its numbers are not those of the reference"
+        return "" if layers_agree(model) else "their numbers are not those of transformers'"
     except Exception as error:  # a compiler's, a driver's: whatever it is, there is another way
         if is_out_of_memory(error):
             raise
-        said = (str(error).strip() or "no reason given").splitlines()[0]
-        return f"{type(error).__name__}: {printable(said)[:200]}"
+        return said_by(error)
 
 
 def layers_agree(model: TreeModel) -> bool:
@@ -155,20 +159,6 @@ def _close(ours: torch.Tensor, theirs: torch.Tensor, tree: TreeForward) -> bool:
     return torch.allclose(
         ours.float(), theirs.float(), rtol=0.0, atol=LAYER_TOLERANCE[ours.dtype] * scale, equal_nan=True
     )
-
-
-@torch.inference_mode()
-def head_agrees(model: TreeModel) -> bool:
-    """Whether the fused head reads what the logits of a few rows say, but for rounding; True where it does not run."""
-    if not model.fuses_head:
-        return True
-    weight = model.model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-    rows = np.repeat(np.arange(9, dtype=np.int32), 4)
-    ids = np.random.default_rng(0).integers(0, model.vocab_size, rows.size).astype(np.int32)
-    hidden = torch.randn(9, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
-    ours, theirs = (read(hidden, rows, ids).logprob for read in (model.read_fused, model.read_logits))
-    atol = LAYER_TOLERANCE[weight.dtype] * float(np.abs(theirs).max())
-    return np.allclose(ours, theirs, rtol=0.0, atol=atol, equal_nan=True)
 
 
 def check_agreement(model: TreeModel) -> bool:

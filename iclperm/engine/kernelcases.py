@@ -1,0 +1,416 @@
+"""What each kernel of ours is checked with, in a model's own sizes, and how far it is from float64 there.
+
+An error is the largest difference as a share of the numbers that went into a result, so that rounding is the same share
+everywhere; infinite where a number stands against none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from iclperm.engine.kernels import rowwise
+from iclperm.engine.kernels.attention import prepare
+from iclperm.engine.kernels.head import (
+    LikeliestIds,
+    Reading,
+    choose_hidden,
+    choose_logits,
+    read_hidden,
+    read_logits,
+)
+from iclperm.engine.kernels.rowwise import RmsNorm
+from iclperm.engine.kernels.rule import AttentionRule, LayerStates
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plan import Pack
+from iclperm.engine.tree import IntArray
+from iclperm.reference import rowwise as exact
+from iclperm.reference.attention import tree_attention
+
+Span = tuple[int, int, int]
+Visit = tuple[int, int, list[Span]]
+Int32s = npt.NDArray[np.int32]
+
+_PATHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 193, 256)
+_LONG = (1023, 1025, 4095, 4096)
+_LONGEST = {"cpu": 300}
+"""Positions of the longest path; elsewhere that of `_LONG`."""
+_MANY_ROWS = (150, 70)
+_SMALL_WINDOWS = (70, 200)
+"""One that ends within a tile, and one within which every shipped size has whole tiles for all rows of a block."""
+_DENSE_ROWS = 256
+_PADDING = 5  # rows that no visit owns
+_NUMBERS = 4096  # of a row-wise case at least: narrow rows share a program
+_FEW_ROWS = 5
+_HEAD_ROWS = 131  # more than a block of them
+_ID_STEP = 32  # an id of every tile of the vocabulary is asked for
+_SPREAD = 25.0  # of logits
+_CHUNK_NUMBERS = 8 << 20  # of the vocabulary's weights that are float64 at once
+_MOST_LOGITS = 4096  # and the rest of the last chunk: what a row of logits has on a CPU, where it is read in chunks
+
+
+def attention_errors(model: TreeModel) -> Iterator[float]:
+    """With the model's heads and dimensions, in each of its windows and with its soft-cap; none where torch attends.
+
+    Paths of 1 to 4,096 positions (300 on a CPU) in the pool, in the pack and in both, of one row and of many, all rows
+    and some of them as in a narrowed last layer, beside slots and rows that hold NaN and may not be seen.
+    """
+    if model.attention == "torch":
+        return
+    facts = model.facts
+    longest = min(_LONGEST.get(model.device.type, max(_LONG)), facts.max_tokens)
+    group = facts.num_heads // facts.num_kv_heads
+    # All heads where strides decide what is compiled; on a CPU two show that each has its own keys.
+    num_kv = min(2, facts.num_kv_heads) if model.device.type == "cpu" else facts.num_kv_heads
+    case = AttentionCase.of(longest, num_kv * group, num_kv, facts.head_size, model.dtype)
+    windows = {0}
+    if facts.num_window_layers:  # the model's own may be longer than any path
+        windows.update(min(small, facts.window) for small in (facts.window, *_SMALL_WINDOWS))
+    for window in sorted(windows):
+        rule = AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window)
+        for device in model.devices:
+            yield case.error(rule, model.attention, device)
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """What is attended with: queries, keys and values, and the visits [M rows in all] of a pack."""
+
+    visits: list[Visit]
+    states: LayerStates
+
+    @classmethod
+    def of(cls, longest: int, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> AttentionCase:
+        """Paths of up to ``longest`` positions."""
+        visits = _visits(longest)
+        num_rows, num_slots = visits[-1][1] + _PADDING, longest
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn(count: int, heads: int) -> torch.Tensor:
+            return torch.randn(count, heads, head_size, generator=generator).to(dtype)
+
+        # Scores spread by more than one nat: of equal weights, long paths would give means near nothing.
+        states = LayerStates(
+            2 * drawn(num_rows, num_heads), drawn(num_rows, num_kv_heads), drawn(num_rows, num_kv_heads),
+            drawn(num_slots + 64, num_kv_heads), drawn(num_slots + 64, num_kv_heads),
+        )  # fmt: skip
+        for pool in (states.k_pool, states.v_pool):
+            pool[num_slots:] = torch.nan
+        # A row that nobody attends to but itself: what is after it, and other branches, may hold anything.
+        states.k[visits[-1][0] :], states.v[visits[-1][0] :] = torch.nan, torch.nan
+        return cls(visits, states)
+
+    def error(self, rule: AttentionRule, backend: str, device: torch.device) -> float:
+        """How far rows are from the reference, all of them and some of them alone; of the first and last heads."""
+        own, pack = self.states, _pack_of(self.visits)
+        num_rows = own.q.shape[0]
+        q, k, v, k_pool, v_pool = (each.to(device) for each in (own.q, own.k, own.v, own.k_pool, own.v_pool))
+        attend = prepare(pack, num_rows, backend, _DENSE_ROWS)
+        some = self._some_rows()
+        narrow = q[torch.from_numpy(np.append(some, np.zeros(_PADDING, np.int64))).to(device)]
+        ours = attend(LayerStates(q, k, v, k_pool, v_pool), rule)
+        ours_of_some = attend(LayerStates(narrow, k, v, k_pool, v_pool, some), rule)
+        num_kv = own.k.shape[1]
+        compared = [0, num_kv - 1] if num_kv > 1 else [0]
+        theirs = tree_attention(
+            _heads_of(own.q, compared, num_kv),
+            *(own.k[:, compared], own.v[:, compared], own.k_pool[:, compared], own.v_pool[:, compared]),
+            self.visits,
+            scaling=rule.scaling,
+            softcap=rule.softcap,
+            window=rule.window,
+        )
+        theirs_of_some = torch.zeros(narrow.shape[0], *theirs.shape[1:], dtype=theirs.dtype)
+        theirs_of_some[: some.size] = theirs[torch.from_numpy(some)]
+        return max(
+            _error(_heads_of(a, compared, num_kv), b, b.abs().amax(dim=(1, 2), keepdim=True))
+            for a, b in ((ours, theirs), (ours_of_some, theirs_of_some))
+        )
+
+    def _some_rows(self) -> IntArray:
+        """The last row of each visit, and some within the long ones."""
+        return np.unique([row for begin, end, _ in self.visits for row in (*range(begin + 3, end, 41), end - 1)])
+
+
+def _heads_of(x: torch.Tensor, kv_heads: list[int], num_kv: int) -> torch.Tensor:
+    """Those of the heads of x [M, Hq, d] that share the keys and values of some of ``num_kv``."""
+    return x.reshape(x.shape[0], num_kv, -1, x.shape[2])[:, kv_heads].flatten(1, 2)
+
+
+def _visits(longest: int) -> list[Visit]:
+    """One row and many behind each path of the pool; behind a path of the pack; and behind both."""
+    paths = [path for path in (*_PATHS, *_LONG) if path < longest] + [longest - 1]
+    visits: list[Visit] = []
+
+    def visit(rows: int, spans: list[Span]) -> tuple[int, int]:
+        begin = visits[-1][1] if visits else 0
+        visits.append((begin, begin + rows, spans))
+        return begin, begin + rows
+
+    for path in paths:
+        visit(1, [(0, 0, path)])
+    many, some = _MANY_ROWS
+    stem = visit(many, [(0, 0, min(193, longest - 1))])
+    visit(some, [(0, 0, longest - 1)])
+    root = visit(many, [])
+    for begin, end in (stem, root):
+        above: list[Span] = [(0, 0, min(193, longest - 1))] if begin == stem[0] else []
+        for length in (1, 63, 64, 65, many):
+            visit(3, [*above, (1, begin, min(begin + length, end))])
+    visit(1, [])  # whose key and value are NaN
+    return visits
+
+
+def _pack_of(visits: list[Visit]) -> Pack:
+    spans = [span for _, _, own in visits for span in own]
+    before = [sum(end - begin for _, begin, end in own) for _, _, own in visits]
+    positions = [first + np.arange(end - begin) for (begin, end, _), first in zip(visits, before, strict=True)]
+    num_rows = visits[-1][1]
+    source, begin, end = np.array(spans, np.int64).reshape(-1, 3).T
+    return Pack.of(
+        held_tokens=0,
+        token_ids=np.zeros(num_rows, np.int32),
+        positions=np.concatenate(positions),
+        visit_row_offsets=[0, *(end for _, end, _ in visits)],
+        visit_pos=before,
+        span_offsets=np.cumsum([0, *(len(own) for _, _, own in visits)]),
+        span_source=source,
+        span_begin=begin,
+        span_end=end,
+    )
+
+
+def norm_errors(model: TreeModel) -> Iterator[float]:
+    """Every width, epsilon and offset of the norms in our layers: plain, in place by head, and of a sum."""
+    decoder = model.fused_decoder()
+    if decoder is None:
+        return
+    facts = model.facts
+    known = {(norm.weight.numel(), norm.eps, norm.offset) for norm in decoder.norms}
+    for width, eps, offset in sorted(known):
+        draw = _Drawing(model.dtype, model.device)
+        norm = RmsNorm(draw(width) if offset else 1 + draw(width), eps, offset)
+        yield norm_error(norm, facts.num_kv_heads if width == facts.head_size else 1, draw)
+        if width == facts.hidden_size:
+            yield norm_of_sum_error(norm, draw)
+
+
+def norm_error(norm: RmsNorm, num_heads: int, draw: _Drawing) -> float:
+    """Rows of more than one block, one of them not finite; of several heads in place, as the layers take them."""
+    width = norm.weight.numel()
+    x = draw(_NUMBERS // width + _FEW_ROWS, num_heads, width)
+    x[1, 0, 0] = torch.nan
+    given = x.clone()
+    out = norm.in_place(x) if num_heads > 1 else norm(x.view(-1, width)).view(x.shape)
+    return _norm_error(norm, out, given)
+
+
+def norm_of_sum_error(norm: RmsNorm, draw: _Drawing) -> float:
+    """The norm and the sum that it leaves, which is rounded first."""
+    width = norm.weight.numel()
+    x, total = draw(_NUMBERS // width + _FEW_ROWS, width), draw(_NUMBERS // width + _FEW_ROWS, width)
+    expected = x.double() + total.double()
+    out = norm.of_sum(x, total)
+    return max(_error(total, expected, expected.abs()), _norm_error(norm, out, total))
+
+
+def _norm_error(norm: RmsNorm, out: torch.Tensor, x: torch.Tensor) -> float:
+    expected = exact.rms_norm(x, norm.weight, eps=norm.eps, offset=norm.offset)
+    plain = exact.rms_norm(x, torch.ones_like(norm.weight), eps=norm.eps)
+    return _error(out, expected, plain.abs() * (abs(norm.offset) + norm.weight.double().abs()))
+
+
+def rotation_errors(model: TreeModel) -> Iterator[float]:
+    """Queries and keys, as many columns of a head turned as the model's tables have."""
+    decoder = model.fused_decoder()
+    if decoder is None:
+        return
+    facts = model.facts
+    tables = model.model.get_decoder().named_buffers()  # type: ignore[no-untyped-call]
+    turned_columns = {2 * table.numel() for name, table in tables if name.endswith("inv_freq")}
+    for num_heads in sorted({facts.num_heads, facts.num_kv_heads}):
+        for turned in sorted(turned_columns):
+            yield rotation_error(num_heads, facts.head_size, turned, _Drawing(model.dtype, model.device))
+
+
+def rotation_error(num_heads: int, head_size: int, turned: int, draw: _Drawing) -> float:
+    """Rows of more than one block, one of them not finite; columns from ``turned`` on stay as they were."""
+    x = draw(_NUMBERS // head_size + _FEW_ROWS, num_heads, head_size)
+    x[1, 0, 0] = torch.nan
+    cosines, sines = (draw(x.shape[0], turned) for _ in range(2))
+    if x.device.type == "cpu":  # as the layers hand them over
+        cosines, sines = cosines.float(), sines.float()
+    expected = exact.rotate(x, cosines, sines)
+    bound = x.double().abs()
+    low, high = bound[..., : turned // 2], bound[..., turned // 2 : turned]
+    crossed = torch.cat([high, low], dim=-1) * sines.double().abs()[:, None]
+    bound[..., :turned] = bound[..., :turned] * cosines.double().abs()[:, None] + crossed
+    stays = x[..., turned:].clone()
+    out = rowwise.rotate(x, cosines, sines)
+    if not torch.equal(out[..., turned:], stays):
+        return float("inf")
+    return _error(out, expected, bound)
+
+
+def gate_errors(model: TreeModel) -> Iterator[float]:
+    """The activation of our layers times its factor, in one matrix or two as the layers have them."""
+    decoder = model.fused_decoder()
+    if decoder is None:
+        return
+    draw = _Drawing(model.dtype, model.device)
+    yield gate_error(decoder.activation, model.facts.inner_size, draw, is_packed=decoder.family.is_packed)
+
+
+def gate_error(activation: nn.Module, width: int, draw: _Drawing, *, is_packed: bool) -> float:
+    """Some rows, one number of them not finite."""
+    gated = rowwise.gate(activation)
+    assert gated is not None
+    both = draw(_FEW_ROWS, 2 * width)
+    both[1, 0] = torch.nan
+    x, factor = both.chunk(2, dim=1)
+    x, factor = (x, factor) if is_packed else (x.contiguous(), factor.contiguous())
+    x *= 4.0
+    wide, factors = x.double(), factor.double()
+    out = gated(x, factor)
+    return _error(out, activation(wide) * factors, (wide * factors).abs())
+
+
+def head_errors(model: TreeModel) -> Iterator[float]:
+    """Log-probabilities and likeliest ids off the model's own head, or on a CPU off logits in chunks as it has them."""
+    facts = model.facts
+    if model.fuses_head:
+        head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        yield from fused_head_errors(head, model.logit_scale, facts.logit_softcap)
+    elif model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16):
+        draw = _Drawing(model.dtype, model.device)
+        yield logits_error(min(facts.vocab_size, _MOST_LOGITS + facts.vocab_size % 2048), facts.logit_softcap, draw)
+
+
+def fused_head_errors(head: nn.Linear, scale: float, softcap: float) -> Iterator[float]:
+    """One row, and rows of more than one block: some likely to have their maximum at either end of the vocabulary, one
+    with equal logits, two that are not finite."""
+    weight = head.weight.detach()
+    kinds = _hidden_rows(weight, scale)
+    logits, capped = _exact_logits(kinds, head, scale, softcap)
+    generator = np.random.default_rng(0)
+    for which in (np.array([3]), np.append(np.arange(len(kinds)), generator.integers(0, len(kinds), _HEAD_ROWS))):
+        hidden = kinds[torch.from_numpy(which).to(kinds.device)]
+        yield _head_error(
+            logits, capped, which,
+            lambda rows, ids, hidden=hidden: read_hidden(hidden, head, scale, softcap, rows, ids),  # type: ignore[misc]
+            lambda hidden=hidden: choose_hidden(hidden, head, scale, softcap),  # type: ignore[misc]
+        )  # fmt: skip
+
+
+def logits_error(num_ids: int, softcap: float, draw: _Drawing) -> float:
+    """Of rows of logits as they are: equal, spread, and not finite."""
+    logits = _SPREAD / 4 * draw(6, num_ids)
+    logits[0] = 0.0
+    logits[1, -1], logits[2, 0] = _SPREAD, _SPREAD
+    logits[4, num_ids // 2], logits[5, -1] = torch.nan, torch.inf
+    exact_logits = logits.double()
+    capped = softcap * torch.tanh(exact_logits / softcap) if softcap else exact_logits
+    return _head_error(
+        exact_logits, capped, np.arange(6),
+        lambda rows, ids: read_logits(logits, softcap, rows, ids),
+        lambda: choose_logits(logits, softcap),
+    )  # fmt: skip
+
+
+def _hidden_rows(weight: torch.Tensor, scale: float) -> torch.Tensor:
+    """Rows [9, H]: zero, four towards ids at the ends of the vocabulary and of its last tile, two drawn, two broken."""
+    num_ids, width = weight.shape
+    ids = torch.tensor([0, num_ids - 1, num_ids // 2, max(0, num_ids - 70)], device=weight.device)
+    towards = weight[ids].float()
+    lengths = towards.norm(dim=1, keepdim=True).clamp(min=1e-3)
+    drawn = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device)
+    rows = torch.cat(
+        [torch.zeros_like(towards[:1]), _SPREAD / abs(scale) * towards / lengths**2,
+         _SPREAD / 4 / abs(scale) * drawn / lengths.mean()]
+    )  # fmt: skip
+    rows = rows.clamp(-1e4, 1e4).to(weight.dtype)
+    rows[7, -1], rows[8, width // 2] = torch.nan, torch.inf
+    return rows
+
+
+def _exact_logits(
+    hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `exact.head_logits`, some ids at a time."""
+    weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
+    step = max(1, _CHUNK_NUMBERS // weight.shape[1])
+    parts = [
+        exact.head_logits(
+            hidden, weight[begin : begin + step], None if bias is None else bias[begin : begin + step],
+            scale=scale, softcap=softcap,
+        )
+        for begin in range(0, weight.shape[0], step)
+    ]  # fmt: skip
+    logits, capped = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+    return logits, capped
+
+
+def _head_error(
+    logits: torch.Tensor,
+    capped: torch.Tensor,
+    which: IntArray,
+    read: Callable[[Int32s, Int32s], Reading],
+    choose: Callable[[], LikeliestIds],
+) -> float:
+    """How far what is read of rows ``which`` of logits [R, V] is from them: in nats, as a share of the largest logit.
+
+    Infinite where a row's likeliest id is not the first of the likeliest but for rounding, or it is wrongly finite.
+    """
+    num_ids = capped.shape[1]
+    is_finite = logits.isfinite().all(dim=1).cpu().numpy()
+    nats = capped - capped.logsumexp(dim=1, keepdim=True)
+    scale = capped.abs().amax(dim=1).clamp(min=1.0).cpu().numpy()
+    # One row is asked for an id of every tile, and every row for ids at both ends, in no order and some of them twice.
+    everywhere = np.arange(num_ids - 1, -1, -_ID_STEP)
+    ends = np.array([0, num_ids - 1, num_ids // 3, max(0, num_ids - 70), 0])
+    asked = which.size - 1 - int(is_finite[which][::-1].argmax())
+    rows = np.concatenate([np.full(everywhere.size, asked), np.repeat(np.arange(which.size), ends.size)])
+    ids = np.concatenate([everywhere, np.tile(ends, which.size)])
+    reading, likeliest = read(rows.astype(np.int32), ids.astype(np.int32)), choose()
+    expected = nats[torch.from_numpy(which[rows]), torch.from_numpy(ids)].cpu().numpy()
+    finite_pairs = is_finite[which[rows]]
+    token = np.where(is_finite[which], likeliest.token, 0)
+    if not (
+        np.array_equal(reading.is_finite, finite_pairs)
+        and np.array_equal(likeliest.is_finite, is_finite[which])
+        and np.array_equal(reading.is_greedy, finite_pairs & (token[rows] == ids))
+        and ((token >= 0) & (token < num_ids)).all()
+        and (token[which == 0] == int(capped[0].cpu().argmax())).all()
+    ):
+        return float("inf")
+    of_pairs = np.abs(reading.logprob - expected) / scale[which[rows]]
+    best = nats.amax(dim=1).cpu().numpy()[which]
+    chosen = nats[torch.from_numpy(which), torch.from_numpy(token.astype(np.int64))].cpu().numpy()
+    of_rows = np.maximum(np.abs(likeliest.logprob - chosen), best - chosen) / scale[which]
+    errors = np.concatenate([of_pairs[finite_pairs], of_rows[is_finite[which]]])
+    return float(np.nan_to_num(errors, nan=np.inf).max(initial=0.0))
+
+
+class _Drawing:
+    """Normal numbers of a dtype on a device, the same in every process."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._generator).to(self._dtype).to(self._device)
+
+
+def _error(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:
+    """The largest difference as a share of ``bound``."""
+    ours, theirs, bound = ours.double().cpu(), theirs.cpu(), bound.cpu()
+    if not torch.equal(ours.isnan(), theirs.isnan()):
+        return float("inf")
+    difference = (ours - theirs).abs()
+    return float((difference / bound).where(difference > 0, 0.0).max())
