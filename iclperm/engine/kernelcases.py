@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,24 +87,36 @@ class AttentionCase:
     states: LayerStates
 
     @classmethod
-    def of(cls, longest: int, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> AttentionCase:
-        """Paths of up to ``longest`` positions."""
-        visits = _visits(longest)
+    def of(
+        cls,
+        longest: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        many_rows: tuple[int, int] = _MANY_ROWS,
+    ) -> AttentionCase:
+        """Paths of up to ``longest`` positions; two visits of as many rows as the first of ``many_rows``, and one of
+        the second."""
+        visits = _visits(longest, *many_rows)
         num_rows, num_slots = visits[-1][1] + _PADDING, longest
         generator = torch.Generator().manual_seed(0)
 
         def drawn(count: int, heads: int) -> torch.Tensor:
             return torch.randn(count, heads, head_size, generator=generator).to(dtype)
 
-        # Scores spread by more than one nat: of equal weights, long paths would give means near nothing.
+        # Scores spread by more than one nat: of equal weights, long paths would give means near nothing. Those of some
+        # rows come to where a soft-cap is flat.
+        q = 2 * drawn(num_rows, num_heads)
+        q[visits[len(visits) // 2][0] :: 3] *= 8
         states = LayerStates(
-            2 * drawn(num_rows, num_heads), drawn(num_rows, num_kv_heads), drawn(num_rows, num_kv_heads),
+            q, drawn(num_rows, num_kv_heads), drawn(num_rows, num_kv_heads),
             drawn(num_slots + 64, num_kv_heads), drawn(num_slots + 64, num_kv_heads),
         )  # fmt: skip
         for pool in (states.k_pool, states.v_pool):
             pool[num_slots:] = torch.nan
-        # A row that nobody attends to but itself: what is after it, and other branches, may hold anything.
-        states.k[visits[-1][0] :], states.v[visits[-1][0] :] = torch.nan, torch.nan
+        # Rows that nobody attends to but themselves: what is after them, and other branches, may hold anything.
+        states.k[visits[-1][0] :], states.v[visits[-2][0] :] = torch.nan, torch.nan
         return cls(visits, states)
 
     def error(self, rule: AttentionRule, backend: str, device: torch.device) -> float:
@@ -133,8 +147,9 @@ class AttentionCase:
         )
 
     def _some_rows(self) -> IntArray:
-        """The last row of each visit, and some within the long ones."""
-        return np.unique([row for begin, end, _ in self.visits for row in (*range(begin + 3, end, 41), end - 1)])
+        """Some within the long visits, and the last row of some visits."""
+        inside = [row for begin, end, _ in self.visits for row in range(begin + 3, end, 41)]
+        return np.unique([*inside, *(end - 1 for _, end, _ in self.visits[::3])])
 
 
 def _heads_of(x: torch.Tensor, kv_heads: list[int], num_kv: int) -> torch.Tensor:
@@ -142,7 +157,7 @@ def _heads_of(x: torch.Tensor, kv_heads: list[int], num_kv: int) -> torch.Tensor
     return x.reshape(x.shape[0], num_kv, -1, x.shape[2])[:, kv_heads].flatten(1, 2)
 
 
-def _visits(longest: int) -> list[Visit]:
+def _visits(longest: int, many: int, some: int) -> list[Visit]:
     """One row and many behind each path of the pool; behind a path of the pack; and behind both."""
     paths = [path for path in (*_PATHS, *_LONG) if path < longest] + [longest - 1]
     visits: list[Visit] = []
@@ -154,7 +169,6 @@ def _visits(longest: int) -> list[Visit]:
 
     for path in paths:
         visit(1, [(0, 0, path)])
-    many, some = _MANY_ROWS
     stem = visit(many, [(0, 0, min(193, longest - 1))])
     visit(some, [(0, 0, longest - 1)])
     root = visit(many, [])
@@ -162,7 +176,8 @@ def _visits(longest: int) -> list[Visit]:
         above: list[Span] = [(0, 0, min(193, longest - 1))] if begin == stem[0] else []
         for length in (1, 63, 64, 65, many):
             visit(3, [*above, (1, begin, min(begin + length, end))])
-    visit(1, [])  # whose key and value are NaN
+    for _ in range(2):
+        visit(1, [])  # whose values are NaN, and the keys of the second
     return visits
 
 
@@ -193,14 +208,14 @@ def norm_errors(model: TreeModel) -> Iterator[float]:
     facts = model.facts
     known = {(norm.weight.numel(), norm.eps, norm.offset) for norm in decoder.norms}
     for width, eps, offset in sorted(known):
-        draw = _Drawing(model.dtype, model.device)
+        draw = Drawing(model.dtype, model.device)
         norm = RmsNorm(draw(width) if offset else 1 + draw(width), eps, offset)
         yield norm_error(norm, facts.num_kv_heads if width == facts.head_size else 1, draw)
         if width == facts.hidden_size:
             yield norm_of_sum_error(norm, draw)
 
 
-def norm_error(norm: RmsNorm, num_heads: int, draw: _Drawing) -> float:
+def norm_error(norm: RmsNorm, num_heads: int, draw: Drawing) -> float:
     """Rows of more than one block, one of them not finite; of several heads in place, as the layers take them."""
     width = norm.weight.numel()
     x = draw(_NUMBERS // width + _FEW_ROWS, num_heads, width)
@@ -210,7 +225,7 @@ def norm_error(norm: RmsNorm, num_heads: int, draw: _Drawing) -> float:
     return _norm_error(norm, out, given)
 
 
-def norm_of_sum_error(norm: RmsNorm, draw: _Drawing) -> float:
+def norm_of_sum_error(norm: RmsNorm, draw: Drawing) -> float:
     """The norm and the sum that it leaves, which is rounded first."""
     width = norm.weight.numel()
     x, total = draw(_NUMBERS // width + _FEW_ROWS, width), draw(_NUMBERS // width + _FEW_ROWS, width)
@@ -235,10 +250,10 @@ def rotation_errors(model: TreeModel) -> Iterator[float]:
     turned_columns = {2 * table.numel() for name, table in tables if name.endswith("inv_freq")}
     for num_heads in sorted({facts.num_heads, facts.num_kv_heads}):
         for turned in sorted(turned_columns):
-            yield rotation_error(num_heads, facts.head_size, turned, _Drawing(model.dtype, model.device))
+            yield rotation_error(num_heads, facts.head_size, turned, Drawing(model.dtype, model.device))
 
 
-def rotation_error(num_heads: int, head_size: int, turned: int, draw: _Drawing) -> float:
+def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing) -> float:
     """Rows of more than one block, one of them not finite; columns from ``turned`` on stay as they were."""
     x = draw(_NUMBERS // head_size + _FEW_ROWS, num_heads, head_size)
     x[1, 0, 0] = torch.nan
@@ -262,11 +277,11 @@ def gate_errors(model: TreeModel) -> Iterator[float]:
     decoder = model.fused_decoder()
     if decoder is None:
         return
-    draw = _Drawing(model.dtype, model.device)
+    draw = Drawing(model.dtype, model.device)
     yield gate_error(decoder.activation, model.facts.inner_size, draw, is_packed=decoder.family.is_packed)
 
 
-def gate_error(activation: nn.Module, width: int, draw: _Drawing, *, is_packed: bool) -> float:
+def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: bool) -> float:
     """Some rows, one number of them not finite."""
     gated = rowwise.gate(activation)
     assert gated is not None
@@ -276,8 +291,8 @@ def gate_error(activation: nn.Module, width: int, draw: _Drawing, *, is_packed: 
     x, factor = (x, factor) if is_packed else (x.contiguous(), factor.contiguous())
     x *= 4.0
     wide, factors = x.double(), factor.double()
-    out = gated(x, factor)
-    return _error(out, activation(wide) * factors, (wide * factors).abs())
+    smallest = torch.finfo(x.dtype).smallest_normal  # below it there are fewer bits
+    return _error(gated(x, factor), activation(wide) * factors, (wide * factors).abs() + smallest)
 
 
 def head_errors(model: TreeModel) -> Iterator[float]:
@@ -287,53 +302,50 @@ def head_errors(model: TreeModel) -> Iterator[float]:
         head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         yield from fused_head_errors(head, model.logit_scale, facts.logit_softcap)
     elif model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16):
-        draw = _Drawing(model.dtype, model.device)
+        draw = Drawing(model.dtype, model.device)
         yield logits_error(min(facts.vocab_size, _MOST_LOGITS + facts.vocab_size % 2048), facts.logit_softcap, draw)
 
 
-def fused_head_errors(head: nn.Linear, scale: float, softcap: float) -> Iterator[float]:
+def fused_head_errors(head: nn.Linear, scale: float, softcap: float, num_rows: int = _HEAD_ROWS) -> Iterator[float]:
     """One row, and rows of more than one block: some likely to have their maximum at either end of the vocabulary, one
-    with equal logits, two that are not finite."""
-    weight = head.weight.detach()
-    kinds = _hidden_rows(weight, scale)
-    logits, capped = _exact_logits(kinds, head, scale, softcap)
+    with equal logits, four that are not finite, of which two are so for a single id."""
+    kinds = _hidden_rows(head.weight.detach(), scale)
+    logits = _Logits.of(*_exact_logits(kinds, head, scale, softcap))
     generator = np.random.default_rng(0)
-    for which in (np.array([3]), np.append(np.arange(len(kinds)), generator.integers(0, len(kinds), _HEAD_ROWS))):
+    each, one = np.arange(len(kinds)), np.array([3])
+    for which in (one, np.append(each, generator.integers(0, len(kinds), num_rows))):
         hidden = kinds[torch.from_numpy(which).to(kinds.device)]
-        yield _head_error(
-            logits, capped, which,
-            lambda rows, ids, hidden=hidden: read_hidden(hidden, head, scale, softcap, rows, ids),  # type: ignore[misc]
-            lambda hidden=hidden: choose_hidden(hidden, head, scale, softcap),  # type: ignore[misc]
-        )  # fmt: skip
+        yield logits.reading_error(which, partial(read_hidden, hidden, head, scale, softcap))
+    yield logits.choice_error(each, choose_hidden(kinds, head, scale, softcap))
 
 
-def logits_error(num_ids: int, softcap: float, draw: _Drawing) -> float:
+def logits_error(num_ids: int, softcap: float, draw: Drawing) -> float:
     """Of rows of logits as they are: equal, spread, and not finite."""
-    logits = _SPREAD / 4 * draw(6, num_ids)
-    logits[0] = 0.0
-    logits[1, -1], logits[2, 0] = _SPREAD, _SPREAD
-    logits[4, num_ids // 2], logits[5, -1] = torch.nan, torch.inf
-    exact_logits = logits.double()
-    capped = softcap * torch.tanh(exact_logits / softcap) if softcap else exact_logits
-    return _head_error(
-        exact_logits, capped, np.arange(6),
-        lambda rows, ids: read_logits(logits, softcap, rows, ids),
-        lambda: choose_logits(logits, softcap),
-    )  # fmt: skip
+    given = _SPREAD / 4 * draw(6, num_ids)
+    given[0] = 0.0
+    given[1, -1], given[2, 0] = _SPREAD, _SPREAD
+    given[4, num_ids // 2], given[5, -1] = torch.nan, torch.inf
+    wide, each = given.double(), np.arange(6)
+    logits = _Logits.of(wide, softcap * torch.tanh(wide / softcap) if softcap else wide)
+    return max(
+        logits.reading_error(each, partial(read_logits, given, softcap)),
+        logits.choice_error(each, choose_logits(given, softcap)),
+    )
 
 
 def _hidden_rows(weight: torch.Tensor, scale: float) -> torch.Tensor:
-    """Rows [9, H]: zero, four towards ids at the ends of the vocabulary and of its last tile, two drawn, two broken."""
+    """Rows [11, H]: zero, four towards ids at the ends of the vocabulary and of its last tile, two drawn, four that are
+    not finite: by one number in the row itself; by the logit of the first or last id, no maximum, where the dtype can
+    hold such a row."""
     num_ids, width = weight.shape
     ids = torch.tensor([0, num_ids - 1, num_ids // 2, max(0, num_ids - 70)], device=weight.device)
     towards = weight[ids].float()
-    lengths = towards.norm(dim=1, keepdim=True).clamp(min=1e-3)
+    squares = towards.square().sum(dim=1, keepdim=True).clamp(min=1e-6)
     drawn = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device)
-    rows = torch.cat(
-        [torch.zeros_like(towards[:1]), _SPREAD / abs(scale) * towards / lengths**2,
-         _SPREAD / 4 / abs(scale) * drawn / lengths.mean()]
-    )  # fmt: skip
-    rows = rows.clamp(-1e4, 1e4).to(weight.dtype)
+    rows = torch.cat([torch.zeros_like(drawn[:1]), towards / squares, drawn / (4 * squares.mean().sqrt())])
+    rows = torch.cat([_SPREAD * rows, 2e38 * (-2 * towards[:2] / squares[:2])]) / abs(scale)
+    most = torch.finfo(weight.dtype).max
+    rows = rows.clamp(-most, most).to(weight.dtype)
     rows[7, -1], rows[8, width // 2] = torch.nan, torch.inf
     return rows
 
@@ -355,48 +367,80 @@ def _exact_logits(
     return logits, capped
 
 
-def _head_error(
-    logits: torch.Tensor,
-    capped: torch.Tensor,
-    which: IntArray,
-    read: Callable[[Int32s, Int32s], Reading],
-    choose: Callable[[], LikeliestIds],
-) -> float:
-    """How far what is read of rows ``which`` of logits [R, V] is from them: in nats, as a share of the largest logit.
+@dataclass(frozen=True)
+class _Logits:
+    """What rows of logits [R, V] say: log-probabilities in nats; by row whether all are finite in float32, the first of
+    the likeliest ids, how far the next one is behind it, and the largest logit (at least 1)."""
 
-    Infinite where a row's likeliest id is not the first of the likeliest but for rounding, or it is wrongly finite.
-    """
-    num_ids = capped.shape[1]
-    is_finite = logits.isfinite().all(dim=1).cpu().numpy()
-    nats = capped - capped.logsumexp(dim=1, keepdim=True)
-    scale = capped.abs().amax(dim=1).clamp(min=1.0).cpu().numpy()
-    # One row is asked for an id of every tile, and every row for ids at both ends, in no order and some of them twice.
-    everywhere = np.arange(num_ids - 1, -1, -_ID_STEP)
-    ends = np.array([0, num_ids - 1, num_ids // 3, max(0, num_ids - 70), 0])
-    asked = which.size - 1 - int(is_finite[which][::-1].argmax())
-    rows = np.concatenate([np.full(everywhere.size, asked), np.repeat(np.arange(which.size), ends.size)])
-    ids = np.concatenate([everywhere, np.tile(ends, which.size)])
-    reading, likeliest = read(rows.astype(np.int32), ids.astype(np.int32)), choose()
-    expected = nats[torch.from_numpy(which[rows]), torch.from_numpy(ids)].cpu().numpy()
-    finite_pairs = is_finite[which[rows]]
-    token = np.where(is_finite[which], likeliest.token, 0)
-    if not (
-        np.array_equal(reading.is_finite, finite_pairs)
-        and np.array_equal(likeliest.is_finite, is_finite[which])
-        and np.array_equal(reading.is_greedy, finite_pairs & (token[rows] == ids))
-        and ((token >= 0) & (token < num_ids)).all()
-        and (token[which == 0] == int(capped[0].cpu().argmax())).all()
-    ):
-        return float("inf")
-    of_pairs = np.abs(reading.logprob - expected) / scale[which[rows]]
-    best = nats.amax(dim=1).cpu().numpy()[which]
-    chosen = nats[torch.from_numpy(which), torch.from_numpy(token.astype(np.int64))].cpu().numpy()
-    of_rows = np.maximum(np.abs(likeliest.logprob - chosen), best - chosen) / scale[which]
-    errors = np.concatenate([of_pairs[finite_pairs], of_rows[is_finite[which]]])
-    return float(np.nan_to_num(errors, nan=np.inf).max(initial=0.0))
+    nats: torch.Tensor
+    is_finite: npt.NDArray[np.bool_]
+    first: IntArray
+    margin: npt.NDArray[np.float64]
+    scale: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, capped: torch.Tensor) -> _Logits:
+        """Of float64 logits before and after the soft-cap; the first row is of equal ones but for a bias."""
+        best = capped.topk(2, dim=1).values
+        return cls(
+            capped - capped.logsumexp(dim=1, keepdim=True),
+            (logits.abs() <= torch.finfo(torch.float32).max).all(dim=1).cpu().numpy(),
+            capped.argmax(dim=1).cpu().numpy(),
+            (best[:, 0] - best[:, 1]).cpu().numpy(),
+            capped.abs().amax(dim=1).clamp(min=1.0).cpu().numpy(),
+        )
+
+    def reading_error(self, which: IntArray, read: Callable[[Int32s, Int32s], Reading]) -> float:
+        """How far what is read of rows ``which`` is off, in nats as a share of the row's largest logit."""
+        # One row is asked for an id of every tile, and every row for ids at both ends, in no order, some of them twice.
+        num_ids = self.nats.shape[1]
+        everywhere = np.arange(num_ids - 1, -1, -_ID_STEP)
+        ends = np.array([0, num_ids - 1, num_ids // 3, max(0, num_ids - 70), 0])
+        asked = which.size - 1 - int(self.is_finite[which][::-1].argmax())
+        rows = np.concatenate([np.full(everywhere.size, asked), np.repeat(np.arange(which.size), ends.size)])
+        ids = np.concatenate([everywhere, np.tile(ends, which.size)])
+        reading = read(rows.astype(np.int32), ids.astype(np.int32))
+        rows = which[rows]
+        return self._error(
+            rows, ids, reading.logprob, reading.is_finite,
+            np.where(reading.is_greedy, ids, np.where(self.first[rows] == ids, -1, self.first[rows])),
+        )  # fmt: skip
+
+    def choice_error(self, which: IntArray, choice: LikeliestIds) -> float:
+        """As ``reading_error``, of the likeliest ids of rows ``which``."""
+        return self._error(which, choice.token, choice.logprob, choice.is_finite, choice.token)
+
+    def _error(
+        self,
+        rows: IntArray,
+        ids: npt.NDArray[Any],
+        logprob: npt.NDArray[np.float32],
+        is_finite: npt.NDArray[np.bool_],
+        likeliest: npt.NDArray[Any],
+    ) -> float:
+        """Of ids with what is said of them and of the rows' likeliest ids, -1 for another than the first.
+
+        Infinite where a row is wrongly finite, or where of equal logits not the first was taken.
+        """
+        are_equal = self.is_finite[rows] & (self.margin[rows] == 0)
+        if not np.array_equal(is_finite, self.is_finite[rows]) or (likeliest != self.first[rows])[are_equal].any():
+            return float("inf")
+        rows, ids, logprob, likeliest = rows[is_finite], ids[is_finite], logprob[is_finite], likeliest[is_finite]
+        if (ids < 0).any() or (ids >= self.nats.shape[1]).any():
+            return float("inf")
+        nats, best = self._nats(rows, ids), self._nats(rows, self.first[rows])
+        behind = np.where(likeliest < 0, self.margin[rows], best - self._nats(rows, np.maximum(likeliest, 0)))
+        errors = np.maximum(np.abs(logprob - nats), behind) / self.scale[rows]
+        return float(np.nan_to_num(errors, nan=np.inf).max(initial=0.0))
+
+    def _nats(self, rows: IntArray, ids: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        of: npt.NDArray[np.float64] = (
+            self.nats[torch.from_numpy(rows), torch.from_numpy(ids.astype(np.int64))].cpu().numpy()
+        )
+        return of
 
 
-class _Drawing:
+class Drawing:
     """Normal numbers of a dtype on a device, the same in every process."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
