@@ -46,7 +46,8 @@ _MANY_ROWS = (150, 70)
 _SMALL_WINDOWS = (70, 200)
 """One that ends within a tile, and one within which every shipped size has whole tiles for all rows of a block."""
 _DENSE_ROWS = 256
-_PADDING = 5  # rows that no visit owns
+_PADDING, _ROW_MULTIPLE = 5, 16
+"""Rows that no visit owns, at least; what the number of rows is a multiple of, as in every pack."""
 _NUMBERS = 4096  # of a row-wise case at least: narrow rows share a program
 _FEW_ROWS = 5
 _HEAD_ROWS = 131  # more than a block of them
@@ -69,14 +70,14 @@ def attention_errors(model: TreeModel) -> Iterator[float]:
     group = facts.num_heads // facts.num_kv_heads
     # All heads where strides decide what is compiled; on a CPU two show that each has its own keys.
     num_kv = min(2, facts.num_kv_heads) if model.device.type == "cpu" else facts.num_kv_heads
-    case = AttentionCase.of(longest, num_kv * group, num_kv, facts.head_size, model.dtype)
+    case = AttentionCase.of(longest, num_kv * group, num_kv, facts.head_size, model.dtype, _MANY_ROWS)
     windows = {0}
     if facts.num_window_layers:  # the model's own may be longer than any path
         windows.update(min(small, facts.window) for small in (facts.window, *_SMALL_WINDOWS))
     for window in sorted(windows):
         rule = AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window)
         for device in model.devices:
-            yield case.error(rule, model.attention, device)
+            yield case.error(rule, model.attention, device, is_by_head=model.layers == "transformers")
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,12 @@ class AttentionCase:
         num_kv_heads: int,
         head_size: int,
         dtype: torch.dtype,
-        many_rows: tuple[int, int] = _MANY_ROWS,
+        many_rows: tuple[int, int],
     ) -> AttentionCase:
         """Paths of up to ``longest`` positions; two visits of as many rows as the first of ``many_rows``, and one of
         the second."""
         visits = _visits(longest, *many_rows)
-        num_rows, num_slots = visits[-1][1] + _PADDING, longest
+        num_rows, num_slots = -(-(visits[-1][1] + _PADDING) // _ROW_MULTIPLE) * _ROW_MULTIPLE, longest
         generator = torch.Generator().manual_seed(0)
 
         def drawn(count: int, heads: int) -> torch.Tensor:
@@ -119,17 +120,19 @@ class AttentionCase:
         states.k[visits[-1][0] :], states.v[visits[-2][0] :] = torch.nan, torch.nan
         return cls(visits, states)
 
-    def error(self, rule: AttentionRule, backend: str, device: torch.device) -> float:
-        """How far rows are from the reference, all of them and some of them alone; of the first and last heads."""
-        own, pack = self.states, _pack_of(self.visits)
-        num_rows = own.q.shape[0]
+    def error(self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False) -> float:
+        """How far rows are from the reference, those of the first and last heads.
+
+        All rows, and some of them alone as a narrowed layer has them; or queries and keys lie head by head, as
+        transformers' layers hand them over, which narrow nothing.
+        """
+        own = self.states
         q, k, v, k_pool, v_pool = (each.to(device) for each in (own.q, own.k, own.v, own.k_pool, own.v_pool))
-        attend = prepare(pack, num_rows, backend, _DENSE_ROWS)
-        some = self._some_rows()
-        narrow = q[torch.from_numpy(np.append(some, np.zeros(_PADDING, np.int64))).to(device)]
-        ours = attend(LayerStates(q, k, v, k_pool, v_pool), rule)
-        ours_of_some = attend(LayerStates(narrow, k, v, k_pool, v_pool, some), rule)
-        num_kv = own.k.shape[1]
+        if is_by_head:
+            q, k = (each.transpose(0, 1).contiguous().transpose(0, 1) for each in (q, k))
+        pack = _pack_of(self.visits)
+        attend = prepare(pack, q.shape[0], backend, _DENSE_ROWS)
+        num_kv = k.shape[1]
         compared = [0, num_kv - 1] if num_kv > 1 else [0]
         theirs = tree_attention(
             _heads_of(own.q, compared, num_kv),
@@ -139,17 +142,26 @@ class AttentionCase:
             softcap=rule.softcap,
             window=rule.window,
         )
-        theirs_of_some = torch.zeros(narrow.shape[0], *theirs.shape[1:], dtype=theirs.dtype)
-        theirs_of_some[: some.size] = theirs[torch.from_numpy(some)]
-        return max(
-            _error(_heads_of(a, compared, num_kv), b, b.abs().amax(dim=(1, 2), keepdim=True))
-            for a, b in ((ours, theirs), (ours_of_some, theirs_of_some))
-        )
+        ours = _heads_of(attend(LayerStates(q, k, v, k_pool, v_pool), rule), compared, num_kv)
+        error = _error(ours, theirs, _row_scale(theirs))
+        if is_by_head:
+            return error
+        some = self._some_rows()
+        rows = torch.from_numpy(np.append(some, np.zeros(_PADDING, np.int64)))
+        narrow = attend(LayerStates(q[rows.to(device)], k, v, k_pool, v_pool, some), rule)
+        theirs = theirs[rows]
+        theirs[some.size :] = 0.0
+        return max(error, _error(_heads_of(narrow, compared, num_kv), theirs, _row_scale(theirs)))
 
     def _some_rows(self) -> IntArray:
         """Some within the long visits, and the last row of some visits."""
         inside = [row for begin, end, _ in self.visits for row in range(begin + 3, end, 41)]
         return np.unique([*inside, *(end - 1 for _, end, _ in self.visits[::3])])
+
+
+def _row_scale(x: torch.Tensor) -> torch.Tensor:
+    """The largest number of each row of x [M, Hq, d], [M, 1, 1]."""
+    return x.abs().amax(dim=(1, 2), keepdim=True)
 
 
 def _heads_of(x: torch.Tensor, kv_heads: list[int], num_kv: int) -> torch.Tensor:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from iclperm.engine.kernelcases import attention_errors, gate_errors, head_errors, norm_errors, rotation_errors
+from iclperm.engine.kernels.launching import GATE, HEAD, NORM, PARTS, ROTATION, TREE_ATTENTION, failure, is_lost
 from iclperm.engine.model import TreeModel
-from iclperm.errors import is_out_of_memory, printable
-
-_MOST_LETTERS = 200
+from iclperm.errors import is_out_of_memory, said_by
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Kernel:
     """How a kernel is checked: ``errors`` yields that of each case for a model, nothing if the model never runs it."""
 
     name: str
-    part: str
     tolerance: Mapping[torch.dtype, float]
     errors: Callable[[TreeModel], Iterator[float]]
 
@@ -56,11 +54,11 @@ def _by_dtype(float32: float, bfloat16: float, float16: float) -> dict[torch.dty
 # In half precision half a unit in the last place of a result, and for attention that of its weights, too. The head
 # stays in float32, whose sums tensor cores cut off rather than round.
 KERNELS = [
-    Kernel("tree attention", "attention", _by_dtype(2e-5, 3e-2, 4e-3), attention_errors),
-    Kernel("RMS norm", "layers", _by_dtype(2e-6, 5e-3, 6e-4), norm_errors),
-    Kernel("rotation", "layers", _by_dtype(1e-6, 5e-3, 6e-4), rotation_errors),
-    Kernel("gated activation", "layers", _by_dtype(3e-6, 5e-3, 6e-4), gate_errors),
-    Kernel("head", "head", _by_dtype(2e-5, 2e-4, 2e-4), head_errors),
+    Kernel(TREE_ATTENTION, _by_dtype(1e-4, 3e-2, 4e-3), attention_errors),
+    Kernel(NORM, _by_dtype(2e-6, 5e-3, 6e-4), norm_errors),
+    Kernel(ROTATION, _by_dtype(1e-6, 5e-3, 6e-4), rotation_errors),
+    Kernel(GATE, _by_dtype(3e-6, 5e-3, 6e-4), gate_errors),
+    Kernel(HEAD, _by_dtype(2e-5, 2e-4, 2e-4), head_errors),
 ]
 
 
@@ -68,8 +66,8 @@ KERNELS = [
 def kernel_checks(model: TreeModel) -> Iterator[KernelCheck]:
     """Each kernel that the model runs, one after the other; the caller may give up a part in between.
 
-    Raises nothing but what says that memory ran out. Cost: some ms on a CPU; on a GPU below a second and about 100 MB,
-    and the compilation of kernels that the study needs as well.
+    Raises only what says that memory ran out, and `KernelError` for a kernel after which a device is lost. Cost: some
+    ms on a CPU; on a GPU below a second and about 100 MB, and the compilation of what the study needs as well.
     """
     for kernel in KERNELS:
         started = time.perf_counter()
@@ -77,21 +75,17 @@ def kernel_checks(model: TreeModel) -> Iterator[KernelCheck]:
         try:
             for of_case in kernel.errors(model):
                 error, has_run = max(error, of_case), True
-        except Exception as failure:  # a compiler's, a driver's: whatever it is, there is another way
-            if is_out_of_memory(failure):
+        except Exception as raised:  # a compiler's, a driver's: whatever it is, there is another way
+            if is_out_of_memory(raised):
                 raise
-            error, reason, has_run = float("inf"), said_by(failure), True
+            if lost := next(filter(is_lost, model.devices), None):  # to all that comes after it in this process
+                raise failure(kernel.name, lost, raised) from raised
+            error, reason, has_run = float("inf"), said_by(raised), True
         if has_run:
             tolerance = kernel.tolerance[model.dtype]
             is_right = error <= tolerance
             if not is_right and not reason:
                 reason = f"its numbers are not those of the reference (off by {error:.1g}, {tolerance:.1g} is allowed)"
             yield KernelCheck(
-                kernel.name, kernel.part, is_right, error, tolerance, time.perf_counter() - started, reason
+                kernel.name, PARTS[kernel.name], is_right, error, tolerance, time.perf_counter() - started, reason
             )
-
-
-def said_by(failure: BaseException) -> str:
-    """An error of somebody else's in one short line."""
-    said = (str(failure).strip() or "no reason given").splitlines()[0]
-    return f"{type(failure).__name__}: {printable(said)[:_MOST_LETTERS]}"
