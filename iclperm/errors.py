@@ -21,6 +21,10 @@ def in_a_notebook(error: BaseException) -> list[str]:
     return [*lines, printable(f"{type(error).__name__}: {error}")]
 
 
+PLAINLY = "run it with plain=True (iclperm run --plain)"
+"""The remedy for a model that the prefix tree cannot serve."""
+
+
 class IclpermError(Exception):
     """Base of every error that iclperm raises on purpose."""
 
@@ -81,6 +85,12 @@ class SelfCheckError(IclpermError):
     """The fast path disagrees with the reference beyond the tolerance."""
 
 
+class KernelError(IclpermError):
+    """A kernel of ours, named by ``kernel``, or the device itself failed while a model ran."""
+
+    kernel: str = ""
+
+
 class RunError(IclpermError):
     """A run directory is locked, incomplete or belongs to another study."""
 
@@ -88,6 +98,17 @@ class RunError(IclpermError):
 def printable(text: str) -> str:
     """Text that cannot steer a terminal: control characters other than line breaks and tabs are escaped."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+
+
+def said_by(error: BaseException) -> str:
+    """An error of somebody else's in one short line; of a `KernelError` what it came of."""
+    if isinstance(error, KernelError) and error.__cause__ is not None:
+        error = error.__cause__
+    said = (str(error).strip() or "no reason given").splitlines()[0]
+    return f"{type(error).__name__}: {printable(said)[:_MOST_LETTERS]}"
+
+
+_MOST_LETTERS = 200
 
 
 class RunStopped(RunError):
@@ -100,6 +121,17 @@ class DamagedItem(RunError):
 
 # What PyTorch's allocators say in a plain RuntimeError: the host's, CUDA's, cuBLAS's.
 _ALLOCATORS_SAY = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed")
+
+
+# What CUDA, cuBLAS and Triton's driver say in a plain RuntimeError.
+_DEVICES_SAY = ("cuda error", "cublas_status", "cudnn_status", "triton error")
+
+
+def is_of_a_device(error: BaseException) -> bool:
+    """Whether an error is a GPU's own or its libraries', known by name and words as in `is_out_of_memory`."""
+    if any(kind.__name__ == "AcceleratorError" for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _DEVICES_SAY)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

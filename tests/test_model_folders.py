@@ -180,7 +180,7 @@ def test_whatever_the_first_use_raises_is_a_refusal_by_name(plain: bool) -> None
     model.model.layers[1].mlp.register_forward_pre_hook(stumble)
     engine = Engine(model, plain=plain)
     way = "prompt by prompt" if plain else "through the prefix tree"
-    remedy = "it cannot be served" if plain else r"run it with plain=True \(--plain\)"
+    remedy = "it cannot be served" if plain else r"run it with plain=True \(iclperm run --plain\)"
     with pytest.raises(
         ModelError, match=rf"^Fickle cannot be run {way} \(KeyError: 'secret handshake'\); {remedy}$"
     ) as e:
@@ -346,7 +346,7 @@ def test_the_option_that_refusals_advise_is_there(tmp_path: Path, capsys: pytest
 
     out = str(tmp_path / "run")
     code, said = call("run", *run, "--out", str(tmp_path / "refused"))
-    assert (code, "run it with plain=True (--plain)" in said) == (1, True)
+    assert (code, "run it with plain=True (iclperm run --plain)" in said) == (1, True)
     assert call("plan", *run, "--plain") == (0, "")
     assert call("run", *run, "--out", out, "--plain")[0] == 0
     (record,) = (tmp_path / "run" / "environment").glob("*.json")

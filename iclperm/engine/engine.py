@@ -24,6 +24,7 @@ from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
 from iclperm.engine.folder import model_folder
 from iclperm.engine.footprint import Footprint, Sizes, most_pack
+from iclperm.engine.kernels.launching import device_failure
 from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
@@ -39,7 +40,7 @@ from iclperm.engine.plan import (
 )
 from iclperm.engine.texts import Ending, Generated, GeneratedUnit, Generations, eos_ids
 from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
-from iclperm.errors import RequestError
+from iclperm.errors import RequestError, is_of_a_device, is_out_of_memory
 from iclperm.study.sizes import Budget
 
 OK, INVALID = 0, 1
@@ -334,6 +335,10 @@ class Engine:
         started = time.perf_counter()
         try:
             yield report
+        except Exception as error:
+            if not is_of_a_device(error) or is_out_of_memory(error):
+                raise
+            raise device_failure(self._model.device_name, error, is_plain=self._model.attention == "plain") from error
         finally:
             report.seconds["total"] += time.perf_counter() - started
             report.flops = self._model.facts.flops(

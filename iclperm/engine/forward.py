@@ -18,7 +18,7 @@ from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tables import PackTables, ScoredRows
 from iclperm.engine.token_rows import TokenPlaces, TokenRows
 from iclperm.engine.tree import IntArray
-from iclperm.errors import ModelError
+from iclperm.errors import PLAINLY, ModelError
 
 _MOST_RUNS = 8  # of rows that are copied by themselves; more go in one indexed copy
 
@@ -171,7 +171,7 @@ class TreeForward:
         if v.shape[-1] != q.shape[-1]:
             raise ModelError(
                 f"{self.config.model_type!r} has values of {v.shape[-1]} and keys of {q.shape[-1]} dimensions a head, "
-                "which the tree cannot serve; run it with plain=True (--plain)"
+                f"which the tree cannot serve; {PLAINLY}"
             )
         k_pool, v_pool = self.pool.layer(self.num_layers, k, v, rule.window)
         out = self.attend(LayerStates(q, k, v, k_pool, v_pool, query_rows), rule)
@@ -200,8 +200,7 @@ class TreeForward:
         """Raise ModelError if a layer brings a mask of its own, which says more than the tree does."""
         if mask is not None:
             raise ModelError(
-                f"{type(module).__name__} gives its attention a mask of its own, which the tree cannot serve; "
-                "run it with plain=True (--plain)"
+                f"{type(module).__name__} gives its attention a mask of its own, which the tree cannot serve; {PLAINLY}"
             )
 
     def window(self, module: nn.Module, arguments: dict[str, Any]) -> int:

@@ -1,145 +1,91 @@
-"""Attention by itself, on the device where a study will run it, against the same in float64.
+"""Every kernel of ours by itself, on the device where a study will run it, against its float64 reference.
 
-Prompts short enough for the check of the whole model never come to the loop over whole tiles, which does nearly all of
-the work of a study. These paths have up to 4,096 positions, and one fewer and one more than any tile's border.
+Prompts short enough for the check of a whole model leave most of a kernel's loops alone. The cases here have the
+model's own sizes, so that what is compiled for them is what a study runs, and come to every loop and border of a
+kernel: paths of 1 to 4,096 positions, the last tile of the vocabulary, rows of more than one block.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from iclperm.engine.kernels.attention import prepare
-from iclperm.engine.kernels.rule import AttentionRule, LayerStates
+from iclperm.engine.kernelcases import attention_errors, gate_errors, head_errors, norm_errors, rotation_errors
+from iclperm.engine.kernels.launching import GATE, HEAD, NORM, PARTS, ROTATION, TREE_ATTENTION, failure, is_lost
 from iclperm.engine.model import TreeModel
-from iclperm.engine.plan import Pack
-from iclperm.reference.attention import tree_attention
-
-Span = tuple[int, int, int]
-Visit = tuple[int, int, list[Span]]
-
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Largest error of a row, as a share of its largest number."""
-_PATHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 193, 256)
-_LONG = (1023, 1025, 4095, 4096)
-_LONGEST = {"cpu": 300}
-"""Positions of the longest path; elsewhere that of `_LONG`."""
-_MANY_ROWS = (150, 70)
-_SMALL_WINDOWS = (70, 200)
-"""One that ends within a tile, and one within which every shipped size has whole tiles for all rows of a block."""
-_DENSE_ROWS = 256
-
-
-def attention_agrees(model: TreeModel) -> bool:
-    """Whether the model's attention is that of float64 but for rounding, with its numbers of heads and dimensions, its
-    windows and its soft-cap; True where torch's operations attend.
-
-    Paths of 1 to 4,096 positions (300 on a CPU) in the pool, in the pack and in both, of one row and of many, beside
-    slots and rows that hold NaN and may not be seen. Cost: some 0.1 s; on a GPU the kernel is compiled, as the study
-    needs it.
-    """
-    if model.attention == "torch":
-        return True
-    facts = model.facts
-    longest = min(_LONGEST.get(model.device.type, max(_LONG)), facts.max_tokens)
-    windows = {facts.window if facts.num_window_layers else 0}
-    if 0 < facts.num_window_layers < facts.num_layers:
-        windows.add(0)
-    if facts.num_window_layers:
-        windows.update(
-            min(small, facts.window) for small in _SMALL_WINDOWS
-        )  # the model's own may be longer than any path
-    rules = [AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window) for window in sorted(windows)]
-    group = facts.num_heads // facts.num_kv_heads
-    case = AttentionCase.of(longest, group, facts.head_size, model.dtype)
-    return all(case.is_right(rule, model.attention, model.device) for rule in rules)
+from iclperm.errors import is_out_of_memory, said_by
 
 
 @dataclass(frozen=True)
-class AttentionCase:
-    """What is attended with: one head of keys and values, and the visits [M rows in all] of a pack."""
+class KernelCheck:
+    """What one kernel gave alone.
 
-    visits: list[Visit]
-    states: LayerStates
+    ``name`` is what users call it; ``part`` what of a model the library's own takes the place of where it is wrong:
+    ``attention``, ``layers`` or ``head``. ``error`` is the largest of all cases, as a share of the numbers that went
+    into a result, and infinite where there is a number in the one and none in the other, or no result; ``seconds``
+    include compilation. ``reason`` says in one line why the kernel cannot be used, and is empty where it is right.
+    """
 
-    @classmethod
-    def of(cls, longest: int, group: int, head_size: int, dtype: torch.dtype) -> AttentionCase:
-        """Paths of up to ``longest`` positions, with ``group`` heads of queries."""
-        visits = _visits(longest)
-        num_rows, num_slots = visits[-1][1], longest
-        generator = torch.Generator().manual_seed(0)
-
-        def drawn(count: int, heads: int) -> torch.Tensor:
-            return torch.randn(count, heads, head_size, generator=generator).to(dtype)
-
-        # Scores spread by more than one nat: of equal weights, long paths would give means near nothing.
-        states = LayerStates(
-            2 * drawn(num_rows, group), drawn(num_rows, 1), drawn(num_rows, 1), drawn(num_slots + 64, 1),
-            drawn(num_slots + 64, 1),
-        )  # fmt: skip
-        for pool in (states.k_pool, states.v_pool):
-            pool[num_slots:] = torch.nan
-        # A row that nobody attends to but itself: what is after it, and other branches, may hold anything.
-        begin, end, _ = visits[-1]
-        states.k[begin:end], states.v[begin:end] = torch.nan, torch.nan
-        return cls(visits, states)
-
-    def is_right(self, rule: AttentionRule, backend: str, device: torch.device) -> bool:
-        """Whether every row is that of the reference but for rounding, on a device."""
-        own, pack = self.states, _pack_of(self.visits)
-        q, k, v, k_pool, v_pool = (each.to(device) for each in (own.q, own.k, own.v, own.k_pool, own.v_pool))
-        on_device = LayerStates(q, k, v, k_pool, v_pool)
-        attend = prepare(pack, len(pack), backend, _DENSE_ROWS)
-        last = self.visits[-1][0]
-        ours = attend(on_device, rule)[:last].double().cpu()
-        theirs = tree_attention(
-            own.q, own.k, own.v, own.k_pool, own.v_pool, self.visits[:-1],
-            scaling=rule.scaling, softcap=rule.softcap, window=rule.window,
-        )[:last]  # fmt: skip
-        error, scale = ((ours - theirs).abs().amax(dim=(1, 2)), theirs.abs().amax(dim=(1, 2)))
-        return bool((error <= TOLERANCE[own.q.dtype] * scale).all())
+    name: str
+    part: str
+    is_right: bool
+    error: float
+    tolerance: float
+    seconds: float
+    reason: str
 
 
-def _visits(longest: int) -> list[Visit]:
-    """One row and many behind each path of the pool; behind a path of the pack; and behind both."""
-    paths = [path for path in (*_PATHS, *_LONG) if path < longest] + [longest - 1]
-    visits: list[Visit] = []
+@dataclass(frozen=True)
+class Kernel:
+    """How a kernel is checked: ``errors`` yields that of each case for a model, nothing if the model never runs it."""
 
-    def visit(rows: int, spans: list[Span]) -> tuple[int, int]:
-        begin = visits[-1][1] if visits else 0
-        visits.append((begin, begin + rows, spans))
-        return begin, begin + rows
-
-    for path in paths:
-        visit(1, [(0, 0, path)])
-    many, some = _MANY_ROWS
-    stem = visit(many, [(0, 0, min(193, longest - 1))])
-    visit(some, [(0, 0, longest - 1)])
-    root = visit(many, [])
-    for begin, end in (stem, root):
-        above: list[Span] = [(0, 0, min(193, longest - 1))] if begin == stem[0] else []
-        for length in (1, 63, 64, 65, many):
-            visit(3, [*above, (1, begin, min(begin + length, end))])
-    visit(1, [])  # whose key and value are NaN
-    return visits
+    name: str
+    tolerance: Mapping[torch.dtype, float]
+    errors: Callable[[TreeModel], Iterator[float]]
 
 
-def _pack_of(visits: list[Visit]) -> Pack:
-    spans = [span for _, _, own in visits for span in own]
-    before = [sum(end - begin for _, begin, end in own) for _, _, own in visits]
-    positions = [first + np.arange(end - begin) for (begin, end, _), first in zip(visits, before, strict=True)]
-    num_rows = visits[-1][1]
-    source, begin, end = np.array(spans, np.int64).reshape(-1, 3).T
-    return Pack.of(
-        held_tokens=0,
-        token_ids=np.zeros(num_rows, np.int32),
-        positions=np.concatenate(positions),
-        visit_row_offsets=[0, *(end for _, end, _ in visits)],
-        visit_pos=before,
-        span_offsets=np.cumsum([0, *(len(own) for _, _, own in visits)]),
-        span_source=source,
-        span_begin=begin,
-        span_end=end,
-    )
+def _by_dtype(float32: float, bfloat16: float, float16: float) -> dict[torch.dtype, float]:
+    return {torch.float32: float32, torch.bfloat16: bfloat16, torch.float16: float16}
+
+
+# In half precision half a unit in the last place of a result, and for attention that of its weights, too. The head
+# stays in float32, whose sums tensor cores cut off rather than round.
+KERNELS = [
+    Kernel(TREE_ATTENTION, _by_dtype(1e-4, 3e-2, 4e-3), attention_errors),
+    Kernel(NORM, _by_dtype(2e-6, 5e-3, 6e-4), norm_errors),
+    Kernel(ROTATION, _by_dtype(1e-6, 5e-3, 6e-4), rotation_errors),
+    Kernel(GATE, _by_dtype(3e-6, 5e-3, 6e-4), gate_errors),
+    Kernel(HEAD, _by_dtype(2e-5, 2e-4, 2e-4), head_errors),
+]
+
+
+@torch.inference_mode()
+def kernel_checks(model: TreeModel) -> Iterator[KernelCheck]:
+    """Each kernel that the model runs, one after the other; the caller may give up a part in between.
+
+    Raises only what says that memory ran out, and `KernelError` for a kernel after which a device is lost. Cost: some
+    ms on a CPU; on a GPU below a second and about 100 MB, and the compilation of what the study needs as well.
+    """
+    for kernel in KERNELS:
+        started = time.perf_counter()
+        error, reason, has_run = 0.0, "", False
+        try:
+            for of_case in kernel.errors(model):
+                error, has_run = max(error, of_case), True
+        except Exception as raised:  # a compiler's, a driver's: whatever it is, there is another way
+            if is_out_of_memory(raised):
+                raise
+            if lost := next(filter(is_lost, model.devices), None):  # to all that comes after it in this process
+                raise failure(kernel.name, lost, raised) from raised
+            error, reason, has_run = float("inf"), said_by(raised), True
+        if has_run:
+            tolerance = kernel.tolerance[model.dtype]
+            is_right = error <= tolerance
+            if not is_right and not reason:
+                reason = f"its numbers are not those of the reference (off by {error:.1g}, {tolerance:.1g} is allowed)"
+            yield KernelCheck(
+                kernel.name, PARTS[kernel.name], is_right, error, tolerance, time.perf_counter() - started, reason
+            )

@@ -94,6 +94,17 @@ class FusedDecoder:
         yield self.norm, _norm(self.norm, self.family) if is_last else _unchanged
 
     @property
+    def norms(self) -> Iterator[RmsNorm]:
+        """Every norm there is, those of the first layer standing for all layers'."""
+        yield from self.layers[0].norms
+        yield _norm(self.norm, self.family)
+
+    @property
+    def activation(self) -> nn.Module:
+        """What gates go through."""
+        return self.layers[0].activation
+
+    @property
     def scored_only_parameters(self) -> int:
         """Entries of the last layer's matrices that meet scored rows alone."""
         return sum(linear.weight.numel() for linear in self.layers[-1].scored_only) + self.layers[-1].num_query_weights
@@ -239,6 +250,23 @@ class FusedLayer:
         yield from ((module, whole) for module in self.scored_only)
 
     @property
+    def norms(self) -> Iterator[RmsNorm]:
+        """The norms of hidden states, queries and keys."""
+        names = [norm for norm in vars(self._family.norms).values() if norm]
+        on_heads = ["q_norm", "k_norm"] if self._family.qk_norm else []
+        for module in (
+            *(getattr(self.module, name) for name in names),
+            *(getattr(self._attention, name) for name in on_heads),
+        ):
+            yield _norm(module, self._family)
+
+    @property
+    def activation(self) -> nn.Module:
+        """What gates go through."""
+        module: nn.Module = getattr(self._mlp, _activation_name(self._family))
+        return module
+
+    @property
     def scored_only(self) -> list[nn.Linear]:
         """The matrices that, beside that of the queries, meet scored rows alone if this is the last layer."""
         linears = [child for child in self._mlp.children() if isinstance(child, nn.Linear)]
@@ -364,7 +392,7 @@ class FusedLayer:
 
     def _gated(self, x: torch.Tensor) -> torch.Tensor:
         """The MLP of x [M, H]."""
-        gated = rowwise.gate(getattr(self._mlp, _activation_name(self._family)))
+        gated = rowwise.gate(self.activation)
         assert gated is not None
         gates, factors = (
             linear(self._mlp.gate_up_proj, x).chunk(2, dim=1)

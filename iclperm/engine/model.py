@@ -34,7 +34,7 @@ from iclperm.engine.load import bos_ids, load_shapes
 from iclperm.engine.plan import Pack
 from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tables import Inputs, PackTable, PackTables, ScoredRows, WantedPairs
-from iclperm.errors import ModelError
+from iclperm.errors import PLAINLY, ModelError
 from iclperm.reference.scoring import evaluating
 
 # Free of "sdpa", "flash" and "flex_attention", which transformers looks for inside implementation names.
@@ -76,13 +76,12 @@ def _tree_attention(
     if forward is None:
         raise ModelError(
             f"{type(module).__name__} is not handed the arguments of its model, so the tree does not reach it; "
-            "run it with plain=True (--plain)"
+            f"{PLAINLY}"
         )
     unknown = sorted(a for a, given in arguments.items() if given is not None and a not in _HARMLESS_ARGUMENTS)
     if unknown:
         raise ModelError(
-            f"{type(module).__name__} passes {unknown[0]!r} to its attention, which the tree cannot serve; "
-            "run it with plain=True (--plain)"
+            f"{type(module).__name__} passes {unknown[0]!r} to its attention, which the tree cannot serve; {PLAINLY}"
         )
     forward.refuse_mask(module, attention_mask)
     scaling = arguments.get("scaling")
@@ -299,6 +298,11 @@ class TreeModel(PlainModel):
         self._may_fuse_head = False
 
     @property
+    def logit_scale(self) -> float:
+        """What the head's outputs are multiplied by to be logits."""
+        return self._logit_scale
+
+    @property
     def head_is_onednn(self) -> bool:
         """Whether logits are made by oneDNN's product, called by name: the head is a plain matrix on a CPU."""
         weight = self._head.weight
@@ -362,7 +366,7 @@ class TreeModel(PlainModel):
         if tree.num_layers != self._num_layers:
             raise ModelError(
                 f"{self.config.model_type!r} has {self._num_layers} layers but only "
-                f"{tree.num_layers} attend; other kinds of layer cannot be served, use plain=True (--plain)"
+                f"{tree.num_layers} attend; other kinds of layer cannot be served; {PLAINLY}"
             )
         if tree.is_narrowed:
             return hidden[: tree.num_scored]
@@ -484,9 +488,7 @@ def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:
     name = f"{type(model).__name__} ({config.model_type!r})"
 
     def refuse(feature: str) -> None:
-        raise ModelError(
-            f"{name} has {feature}, which the prefix tree cannot serve exactly; run it with plain=True (--plain)"
-        )
+        raise ModelError(f"{name} has {feature}, which the prefix tree cannot serve exactly; {PLAINLY}")
 
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{name} has an encoder; give a decoder-only model")

@@ -16,8 +16,9 @@ from torch import nn
 from iclperm.engine.executor import Report, execute
 from iclperm.engine.footprint import Sizes, checked_tokens
 from iclperm.engine.forward import TreeForward
-from iclperm.engine.kernelcheck import attention_agrees
+from iclperm.engine.kernelcheck import kernel_checks
 from iclperm.engine.kernels import rowwise
+from iclperm.engine.kernels.launching import PARTS
 from iclperm.engine.kernels.linear import linear
 from iclperm.engine.layers import FusedDecoder, FusedLayer
 from iclperm.engine.memory import PackLimit
@@ -26,13 +27,16 @@ from iclperm.engine.plan import DEFAULT_PACK_TOKENS, plan_requests
 from iclperm.engine.shapes import pack_sizes, padded_rows
 from iclperm.engine.tree import IntArray, Rows
 from iclperm.errors import (
+    PLAINLY,
     IclpermError,
+    KernelError,
     ModelError,
     OutOfMemory,
     RequestError,
     SelfCheckError,
+    is_of_a_device,
     is_out_of_memory,
-    printable,
+    said_by,
 )
 from iclperm.reference import scoring
 
@@ -60,7 +64,8 @@ class FirstUse:
 def first_use(model: PlainModel, pack_tokens: int) -> FirstUse:
     """Checks the model before it answers, kernel by kernel and as a whole; changes it where the library's own must do.
 
-    Raises `ModelError` for a model that cannot be run exactly and `OutOfMemory` where memory has no room for the check.
+    Raises what a GPU says of itself, `KernelError` for a kernel after which it says nothing more, `ModelError` for a
+    model that cannot be run exactly and `OutOfMemory` where memory has no room for the check.
     """
     try:
         if isinstance(model, TreeModel):
@@ -68,6 +73,8 @@ def first_use(model: PlainModel, pack_tokens: int) -> FirstUse:
         refuse_unless_causal(model)
         return FirstUse(None)
     except Exception as error:
+        if is_of_a_device(error) and not is_out_of_memory(error):
+            raise
         # The check makes no request of the user's: what the core refuses there is the model's doing.
         if isinstance(error, IclpermError) and not isinstance(error, RequestError):
             raise
@@ -80,32 +87,59 @@ def first_use(model: PlainModel, pack_tokens: int) -> FirstUse:
 
 
 def _ladder(model: TreeModel, pack_tokens: int) -> FirstUse:
-    """Each of ours alone, so that what fails is known and only it is given up; then all together."""
-    given_up, said = [], []
-    for name, agrees, instead in (
-        ("attention kernel", attention_agrees, model.use_torch_attention),
-        ("decoder layers", layers_agree, model.use_transformers_layers),
-        ("kernel of the head", head_agrees, model.use_logits),
-    ):
-        if reason := _why_not(agrees, model):
-            instead()
-            given_up.append(name)
-            said.append(
+    """Each kernel alone, so that what fails is known and only it is given up; then layers, and all together."""
+    fallen = _Fallbacks(model)
+    for check in kernel_checks(model):
+        if not check.is_right:
+            fallen.give_up(check.part, f"{check.name} kernel", check.reason)
+    if reason := _why_layers_differ(model):
+        fallen.give_up("layers", "decoder layers", reason)
+    while True:
+        try:
+            is_invariant = check_agreement(model) and rows_are_invariant(model, pack_tokens)
+            return FirstUse(is_invariant, tuple(fallen.reasons), tuple(fallen.lines()))
+        except KernelError as failure:  # in a shape that it was not launched in alone
+            part = PARTS.get(failure.kernel, "")
+            if not part or part in fallen.parts:
+                raise
+            fallen.give_up(part, f"{failure.kernel} kernel", said_by(failure))
+
+
+class _Fallbacks:
+    """What of ours a model runs without, by name with the reason, and the parts that are the library's now."""
+
+    def __init__(self, model: TreeModel) -> None:
+        self._model = model
+        self.reasons: dict[str, str] = {}
+        self.parts: set[str] = set()
+
+    def give_up(self, part: str, name: str, reason: str) -> None:
+        """From now on the library's own runs in place of a part."""
+        {
+            "attention": self._model.use_torch_attention,
+            "layers": self._model.use_transformers_layers,
+            "head": self._model.use_logits,
+        }[part]()
+        self.parts.add(part)
+        self.reasons[name] = reason
+
+    def lines(self) -> Iterator[str]:
+        """What is said of each."""
+        model = self._model
+        for name, reason in self.reasons.items():
+            yield (
                 f"iclperm's {name} cannot be used for {model.config.model_type!r} on {model.device_name}: {reason}; "
                 "the library's own takes its place and may be slower"
             )
-    is_invariant = check_agreement(model) and rows_are_invariant(model, pack_tokens)
-    return FirstUse(is_invariant, tuple(given_up), tuple(said))
 
 
-def _why_not(agrees: Callable[[TreeModel], bool], model: TreeModel) -> str:
+def _why_layers_differ(model: TreeModel) -> str:
     try:
-        return "" if agrees(model) else "its numbers are not those of the reference"
+        return "" if layers_agree(model) else "their numbers are not those of transformers'"
     except Exception as error:  # a compiler's, a driver's: whatever it is, there is another way
         if is_out_of_memory(error):
             raise
-        said = (str(error).strip() or "no reason given").splitlines()[0]
-        return f"{type(error).__name__}: {printable(said)[:200]}"
+        return said_by(error)
 
 
 def layers_agree(model: TreeModel) -> bool:
@@ -157,20 +191,6 @@ def _close(ours: torch.Tensor, theirs: torch.Tensor, tree: TreeForward) -> bool:
     )
 
 
-@torch.inference_mode()
-def head_agrees(model: TreeModel) -> bool:
-    """Whether the fused head reads what the logits of a few rows say, but for rounding; True where it does not run."""
-    if not model.fuses_head:
-        return True
-    weight = model.model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-    rows = np.repeat(np.arange(9, dtype=np.int32), 4)
-    ids = np.random.default_rng(0).integers(0, model.vocab_size, rows.size).astype(np.int32)
-    hidden = torch.randn(9, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
-    ours, theirs = (read(hidden, rows, ids).logprob for read in (model.read_fused, model.read_logits))
-    atol = LAYER_TOLERANCE[weight.dtype] * float(np.abs(theirs).max())
-    return np.allclose(ours, theirs, rtol=0.0, atol=atol, equal_nan=True)
-
-
 def check_agreement(model: TreeModel) -> bool:
     """Score a few branching prompts both ways; whether they have the same bits in small packs and in one.
 
@@ -195,7 +215,7 @@ def check_agreement(model: TreeModel) -> bool:
             refuse_unless_causal(model)
             raise SelfCheckError(
                 f"{model.config.model_type!r}: the tree gives {fast:.4f} nats where plain scoring gives "
-                f"{score.logprob:.4f} (self-check prompt {number}); run it with plain=True (--plain)"
+                f"{score.logprob:.4f} (self-check prompt {number}); {PLAINLY}"
             )
     return np.array_equal(together, apart, equal_nan=True)
 
@@ -210,16 +230,12 @@ def _through_tree(model: TreeModel, rows: Rows, begins: IntArray, pack_tokens: i
 
 def refusal(model: PlainModel, error: Exception) -> ModelError:
     """What to raise for something unforeseen in the first-use check: a model that is not understood is not served."""
-    reason = (str(error).strip() or "no reason given").splitlines()[0]
     way, remedy = (
-        ("through the prefix tree", "run it with plain=True (--plain)")
+        ("through the prefix tree", PLAINLY)
         if isinstance(model, TreeModel)
         else ("prompt by prompt", "it cannot be served")
     )
-    return ModelError(
-        f"{type(model.model).__name__} cannot be run {way} ({type(error).__name__}: {printable(reason)[:200]}); "
-        f"{remedy}"
-    )
+    return ModelError(f"{type(model.model).__name__} cannot be run {way} ({said_by(error)}); {remedy}")
 
 
 @torch.inference_mode()

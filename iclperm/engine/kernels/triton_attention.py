@@ -22,9 +22,10 @@ import torch
 import triton
 import triton.language as tl
 
+from iclperm.engine.kernels.launching import TREE_ATTENTION, launching
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.kernels.tiles import list_tiles
-from iclperm.engine.kernels.triton_compilation import ARCHITECTURES, MAX_HEAD_DIM, TYPE_NAMES, Compilation, on_device
+from iclperm.engine.kernels.triton_compilation import ARCHITECTURES, MAX_HEAD_DIM, TYPE_NAMES, Compilation
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.engine.link import Array
 from iclperm.engine.plan import Pack
@@ -157,7 +158,7 @@ class TritonAttention:
         grid = (lists[0].shape[0], k.shape[1] * -(-group // heads))
         if grid[0] == 0:
             return out
-        with on_device(q):
+        with launching(TREE_ATTENTION, q):
             _tree_attention_kernel[grid](
                 q, k, v, k_pool, v_pool, out, *lists,
                 *(stride for x in (q, k, v, k_pool, v_pool, out) for stride in x.stride()[:2]),

@@ -1,9 +1,8 @@
-"""How Triton kernels are compiled and launched: types, limits, options, and on which device; Triton is not imported."""
+"""How Triton kernels are compiled: types, limits and options; Triton is not imported."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +13,6 @@ MAX_HEAD_DIM = 256  # that tree attention takes
 ARCHITECTURES = (80, 90)  # compute capabilities that launch configurations are made and checked for
 # Said at every launch, since what triton does unasked differs between 3.9 and 3.10.
 FUSION = {"enable_fp_fusion": True}
-
-
-def on_device(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """Within, kernels run on the device of ``x``, in its current stream."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
 
 
 @dataclass(frozen=True)

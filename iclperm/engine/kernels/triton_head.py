@@ -23,7 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
-from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, on_device
+from iclperm.engine.kernels.launching import HEAD, launching
+from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.engine.link import Array
 from iclperm.engine.tables import PackTables
@@ -243,7 +244,7 @@ def found_in(
     first_ids = of_rows(num_rows, num_splits, dtype=torch.int32)
     maximum, log_sum, argmax = of_rows(num_rows), of_rows(num_rows), of_rows(num_rows, dtype=torch.int32)
     logits = of_rows(max(1, entry_ids.numel()), launch.rows)
-    with on_device(hidden):
+    with launching(HEAD, hidden):
         _read_tiles_kernel[(triton.cdiv(num_rows, launch.rows), num_splits)](
             hidden,
             weight,

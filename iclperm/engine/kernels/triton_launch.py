@@ -11,6 +11,7 @@ import warnings
 import torch
 
 from iclperm.engine.kernels.triton_compilation import TYPE_NAMES
+from iclperm.errors import said_by
 
 _SILU_OF_2_TIMES_2 = 3.5231883
 
@@ -41,9 +42,8 @@ def _first_kernel_runs(device: torch.device) -> bool:
         triton_rowwise.gate("silu", x, x, x)
         value = x.item()
     except Exception as error:  # whatever it is, torch's operations serve
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         warnings.warn(
-            f"Triton's kernels do not run on {device} ({reason[:200]}); torch's take their place and are slower",
+            f"Triton's kernels do not run on {device} ({said_by(error)}); torch's take their place and are slower",
             stacklevel=2,
         )
         return False

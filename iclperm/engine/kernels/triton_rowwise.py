@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, on_device
+from iclperm.engine.kernels.launching import GATE, NORM, ROTATION, launching
+from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation
 from iclperm.errors import RequestError
 
 DTYPES = tuple(TYPE_NAMES)
@@ -181,7 +182,7 @@ def gate(kind: str, x: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) ->
     if not x.numel():
         return
     num_rows, num_columns = x.shape
-    with on_device(x):
+    with launching(GATE, x):
         _gate_kernel[(num_rows, triton.cdiv(num_columns, _GATE_COLUMNS))](
             x,
             factor,
@@ -223,7 +224,7 @@ def rms_norm(
     read, written = (y.view(-1, 1, y.shape[-1]) if are_even or y.ndim == 2 else y for y in (x, out))
     width, num_rows = x.shape[-1], read.shape[0] * read.shape[1]
     blocks = _norm_blocks(width)
-    with on_device(x):
+    with launching(NORM, x):
         _rms_norm_kernel[(triton.cdiv(num_rows, blocks["ROWS"]),)](
             read,
             read if total is None else total,
@@ -268,7 +269,7 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
     if not x.numel() or not turned:
         return
     blocks = _rotate_blocks(turned // 2)
-    with on_device(x):
+    with launching(ROTATION, x):
         _rotate_kernel[(triton.cdiv(num_rows, blocks["ROWS"]),)](
             x,
             cosines,

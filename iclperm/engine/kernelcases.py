@@ -1,0 +1,472 @@
+"""What each kernel of ours is checked with, in a model's own sizes, and how far it is from float64 there.
+
+An error is the largest difference as a share of the numbers that went into a result, so that rounding is the same share
+everywhere; infinite where a number stands against none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from iclperm.engine.kernels import rowwise
+from iclperm.engine.kernels.attention import prepare
+from iclperm.engine.kernels.head import (
+    LikeliestIds,
+    Reading,
+    choose_hidden,
+    choose_logits,
+    read_hidden,
+    read_logits,
+)
+from iclperm.engine.kernels.rowwise import RmsNorm
+from iclperm.engine.kernels.rule import AttentionRule, LayerStates
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plan import Pack
+from iclperm.engine.tree import IntArray
+from iclperm.reference import rowwise as exact
+from iclperm.reference.attention import tree_attention
+
+Span = tuple[int, int, int]
+Visit = tuple[int, int, list[Span]]
+Int32s = npt.NDArray[np.int32]
+
+_PATHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 193, 256)
+_LONG = (1023, 1025, 4095, 4096)
+_LONGEST = {"cpu": 300}
+"""Positions of the longest path; elsewhere that of `_LONG`."""
+_MANY_ROWS = (150, 70)
+_SMALL_WINDOWS = (70, 200)
+"""One that ends within a tile, and one within which every shipped size has whole tiles for all rows of a block."""
+_DENSE_ROWS = 256
+_PADDING, _ROW_MULTIPLE = 5, 16
+"""Rows that no visit owns, at least; what the number of rows is a multiple of, as in every pack."""
+_NUMBERS = 4096  # of a row-wise case at least: narrow rows share a program
+_FEW_ROWS = 5
+_HEAD_ROWS = 131  # more than a block of them
+_ID_STEP = 32  # an id of every tile of the vocabulary is asked for
+_SPREAD = 25.0  # of logits
+_CHUNK_NUMBERS = 8 << 20  # of the vocabulary's weights that are float64 at once
+_MOST_LOGITS = 4096  # and the rest of the last chunk: what a row of logits has on a CPU, where it is read in chunks
+
+
+def attention_errors(model: TreeModel) -> Iterator[float]:
+    """With the model's heads and dimensions, in each of its windows and with its soft-cap; none where torch attends.
+
+    Paths of 1 to 4,096 positions (300 on a CPU) in the pool, in the pack and in both, of one row and of many, all rows
+    and some of them as in a narrowed last layer, beside slots and rows that hold NaN and may not be seen.
+    """
+    if model.attention == "torch":
+        return
+    facts = model.facts
+    longest = min(_LONGEST.get(model.device.type, max(_LONG)), facts.max_tokens)
+    group = facts.num_heads // facts.num_kv_heads
+    # All heads where strides decide what is compiled; on a CPU two show that each has its own keys.
+    num_kv = min(2, facts.num_kv_heads) if model.device.type == "cpu" else facts.num_kv_heads
+    case = AttentionCase.of(longest, num_kv * group, num_kv, facts.head_size, model.dtype, _MANY_ROWS)
+    windows = {0}
+    if facts.num_window_layers:  # the model's own may be longer than any path
+        windows.update(min(small, facts.window) for small in (facts.window, *_SMALL_WINDOWS))
+    for window in sorted(windows):
+        rule = AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window)
+        for device in model.devices:
+            yield case.error(rule, model.attention, device, is_by_head=model.layers == "transformers")
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """What is attended with: queries, keys and values, and the visits [M rows in all] of a pack."""
+
+    visits: list[Visit]
+    states: LayerStates
+
+    @classmethod
+    def of(
+        cls,
+        longest: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        many_rows: tuple[int, int],
+    ) -> AttentionCase:
+        """Paths of up to ``longest`` positions; two visits of as many rows as the first of ``many_rows``, and one of
+        the second."""
+        visits = _visits(longest, *many_rows)
+        num_rows, num_slots = -(-(visits[-1][1] + _PADDING) // _ROW_MULTIPLE) * _ROW_MULTIPLE, longest
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn(count: int, heads: int) -> torch.Tensor:
+            return torch.randn(count, heads, head_size, generator=generator).to(dtype)
+
+        # Scores spread by more than one nat: of equal weights, long paths would give means near nothing. Those of some
+        # rows come to where a soft-cap is flat.
+        q = 2 * drawn(num_rows, num_heads)
+        q[visits[len(visits) // 2][0] :: 3] *= 8
+        states = LayerStates(
+            q, drawn(num_rows, num_kv_heads), drawn(num_rows, num_kv_heads),
+            drawn(num_slots + 64, num_kv_heads), drawn(num_slots + 64, num_kv_heads),
+        )  # fmt: skip
+        for pool in (states.k_pool, states.v_pool):
+            pool[num_slots:] = torch.nan
+        # Rows that nobody attends to but themselves: what is after them, and other branches, may hold anything.
+        states.k[visits[-1][0] :], states.v[visits[-2][0] :] = torch.nan, torch.nan
+        return cls(visits, states)
+
+    def error(self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False) -> float:
+        """How far rows are from the reference, those of the first and last heads.
+
+        All rows, and some of them alone as a narrowed layer has them; or queries and keys lie head by head, as
+        transformers' layers hand them over, which narrow nothing.
+        """
+        own = self.states
+        q, k, v, k_pool, v_pool = (each.to(device) for each in (own.q, own.k, own.v, own.k_pool, own.v_pool))
+        if is_by_head:
+            q, k = (each.transpose(0, 1).contiguous().transpose(0, 1) for each in (q, k))
+        pack = _pack_of(self.visits)
+        attend = prepare(pack, q.shape[0], backend, _DENSE_ROWS)
+        num_kv = k.shape[1]
+        compared = [0, num_kv - 1] if num_kv > 1 else [0]
+        theirs = tree_attention(
+            _heads_of(own.q, compared, num_kv),
+            *(own.k[:, compared], own.v[:, compared], own.k_pool[:, compared], own.v_pool[:, compared]),
+            self.visits,
+            scaling=rule.scaling,
+            softcap=rule.softcap,
+            window=rule.window,
+        )
+        ours = _heads_of(attend(LayerStates(q, k, v, k_pool, v_pool), rule), compared, num_kv)
+        error = _error(ours, theirs, _row_scale(theirs))
+        if is_by_head:
+            return error
+        some = self._some_rows()
+        rows = torch.from_numpy(np.append(some, np.zeros(_PADDING, np.int64)))
+        narrow = attend(LayerStates(q[rows.to(device)], k, v, k_pool, v_pool, some), rule)
+        theirs = theirs[rows]
+        theirs[some.size :] = 0.0
+        return max(error, _error(_heads_of(narrow, compared, num_kv), theirs, _row_scale(theirs)))
+
+    def _some_rows(self) -> IntArray:
+        """Some within the long visits, and the last row of some visits."""
+        inside = [row for begin, end, _ in self.visits for row in range(begin + 3, end, 41)]
+        return np.unique([*inside, *(end - 1 for _, end, _ in self.visits[::3])])
+
+
+def _row_scale(x: torch.Tensor) -> torch.Tensor:
+    """The largest number of each row of x [M, Hq, d], [M, 1, 1]."""
+    return x.abs().amax(dim=(1, 2), keepdim=True)
+
+
+def _heads_of(x: torch.Tensor, kv_heads: list[int], num_kv: int) -> torch.Tensor:
+    """Those of the heads of x [M, Hq, d] that share the keys and values of some of ``num_kv``."""
+    return x.reshape(x.shape[0], num_kv, -1, x.shape[2])[:, kv_heads].flatten(1, 2)
+
+
+def _visits(longest: int, many: int, some: int) -> list[Visit]:
+    """One row and many behind each path of the pool; behind a path of the pack; and behind both."""
+    paths = [path for path in (*_PATHS, *_LONG) if path < longest] + [longest - 1]
+    visits: list[Visit] = []
+
+    def visit(rows: int, spans: list[Span]) -> tuple[int, int]:
+        begin = visits[-1][1] if visits else 0
+        visits.append((begin, begin + rows, spans))
+        return begin, begin + rows
+
+    for path in paths:
+        visit(1, [(0, 0, path)])
+    stem = visit(many, [(0, 0, min(193, longest - 1))])
+    visit(some, [(0, 0, longest - 1)])
+    root = visit(many, [])
+    for begin, end in (stem, root):
+        above: list[Span] = [(0, 0, min(193, longest - 1))] if begin == stem[0] else []
+        for length in (1, 63, 64, 65, many):
+            visit(3, [*above, (1, begin, min(begin + length, end))])
+    for _ in range(2):
+        visit(1, [])  # whose values are NaN, and the keys of the second
+    return visits
+
+
+def _pack_of(visits: list[Visit]) -> Pack:
+    spans = [span for _, _, own in visits for span in own]
+    before = [sum(end - begin for _, begin, end in own) for _, _, own in visits]
+    positions = [first + np.arange(end - begin) for (begin, end, _), first in zip(visits, before, strict=True)]
+    num_rows = visits[-1][1]
+    source, begin, end = np.array(spans, np.int64).reshape(-1, 3).T
+    return Pack.of(
+        held_tokens=0,
+        token_ids=np.zeros(num_rows, np.int32),
+        positions=np.concatenate(positions),
+        visit_row_offsets=[0, *(end for _, end, _ in visits)],
+        visit_pos=before,
+        span_offsets=np.cumsum([0, *(len(own) for _, _, own in visits)]),
+        span_source=source,
+        span_begin=begin,
+        span_end=end,
+    )
+
+
+def norm_errors(model: TreeModel) -> Iterator[float]:
+    """Every width, epsilon and offset of the norms in our layers: plain, in place by head, and of a sum."""
+    decoder = model.fused_decoder()
+    if decoder is None:
+        return
+    facts = model.facts
+    known = {(norm.weight.numel(), norm.eps, norm.offset) for norm in decoder.norms}
+    for width, eps, offset in sorted(known):
+        draw = Drawing(model.dtype, model.device)
+        norm = RmsNorm(draw(width) if offset else 1 + draw(width), eps, offset)
+        yield norm_error(norm, facts.num_kv_heads if width == facts.head_size else 1, draw)
+        if width == facts.hidden_size:
+            yield norm_of_sum_error(norm, draw)
+
+
+def norm_error(norm: RmsNorm, num_heads: int, draw: Drawing) -> float:
+    """Rows of more than one block, one of them not finite; of several heads in place, as the layers take them."""
+    width = norm.weight.numel()
+    x = draw(_NUMBERS // width + _FEW_ROWS, num_heads, width)
+    x[1, 0, 0] = torch.nan
+    given = x.clone()
+    out = norm.in_place(x) if num_heads > 1 else norm(x.view(-1, width)).view(x.shape)
+    return _norm_error(norm, out, given)
+
+
+def norm_of_sum_error(norm: RmsNorm, draw: Drawing) -> float:
+    """The norm and the sum that it leaves, which is rounded first."""
+    width = norm.weight.numel()
+    x, total = draw(_NUMBERS // width + _FEW_ROWS, width), draw(_NUMBERS // width + _FEW_ROWS, width)
+    expected = x.double() + total.double()
+    out = norm.of_sum(x, total)
+    return max(_error(total, expected, expected.abs()), _norm_error(norm, out, total))
+
+
+def _norm_error(norm: RmsNorm, out: torch.Tensor, x: torch.Tensor) -> float:
+    expected = exact.rms_norm(x, norm.weight, eps=norm.eps, offset=norm.offset)
+    plain = exact.rms_norm(x, torch.ones_like(norm.weight), eps=norm.eps)
+    return _error(out, expected, plain.abs() * (abs(norm.offset) + norm.weight.double().abs()))
+
+
+def rotation_errors(model: TreeModel) -> Iterator[float]:
+    """Queries and keys, as many columns of a head turned as the model's tables have."""
+    decoder = model.fused_decoder()
+    if decoder is None:
+        return
+    facts = model.facts
+    tables = model.model.get_decoder().named_buffers()  # type: ignore[no-untyped-call]
+    turned_columns = {2 * table.numel() for name, table in tables if name.endswith("inv_freq")}
+    for num_heads in sorted({facts.num_heads, facts.num_kv_heads}):
+        for turned in sorted(turned_columns):
+            yield rotation_error(num_heads, facts.head_size, turned, Drawing(model.dtype, model.device))
+
+
+def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing) -> float:
+    """Rows of more than one block, one of them not finite; columns from ``turned`` on stay as they were."""
+    x = draw(_NUMBERS // head_size + _FEW_ROWS, num_heads, head_size)
+    x[1, 0, 0] = torch.nan
+    cosines, sines = (draw(x.shape[0], turned) for _ in range(2))
+    if x.device.type == "cpu":  # as the layers hand them over
+        cosines, sines = cosines.float(), sines.float()
+    expected = exact.rotate(x, cosines, sines)
+    bound = x.double().abs()
+    low, high = bound[..., : turned // 2], bound[..., turned // 2 : turned]
+    crossed = torch.cat([high, low], dim=-1) * sines.double().abs()[:, None]
+    bound[..., :turned] = bound[..., :turned] * cosines.double().abs()[:, None] + crossed
+    stays = x[..., turned:].clone()
+    out = rowwise.rotate(x, cosines, sines)
+    if not torch.equal(out[..., turned:], stays):
+        return float("inf")
+    return _error(out, expected, bound)
+
+
+def gate_errors(model: TreeModel) -> Iterator[float]:
+    """The activation of our layers times its factor, in one matrix or two as the layers have them."""
+    decoder = model.fused_decoder()
+    if decoder is None:
+        return
+    draw = Drawing(model.dtype, model.device)
+    yield gate_error(decoder.activation, model.facts.inner_size, draw, is_packed=decoder.family.is_packed)
+
+
+def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: bool) -> float:
+    """Some rows, one number of them not finite."""
+    gated = rowwise.gate(activation)
+    assert gated is not None
+    both = draw(_FEW_ROWS, 2 * width)
+    both[1, 0] = torch.nan
+    x, factor = both.chunk(2, dim=1)
+    x, factor = (x, factor) if is_packed else (x.contiguous(), factor.contiguous())
+    x *= 4.0
+    wide, factors = x.double(), factor.double()
+    smallest = torch.finfo(x.dtype).smallest_normal  # below it there are fewer bits
+    return _error(gated(x, factor), activation(wide) * factors, (wide * factors).abs() + smallest)
+
+
+def head_errors(model: TreeModel) -> Iterator[float]:
+    """Log-probabilities and likeliest ids off the model's own head, or on a CPU off logits in chunks as it has them."""
+    facts = model.facts
+    if model.fuses_head:
+        head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        yield from fused_head_errors(head, model.logit_scale, facts.logit_softcap)
+    elif model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16):
+        draw = Drawing(model.dtype, model.device)
+        yield logits_error(min(facts.vocab_size, _MOST_LOGITS + facts.vocab_size % 2048), facts.logit_softcap, draw)
+
+
+def fused_head_errors(head: nn.Linear, scale: float, softcap: float, num_rows: int = _HEAD_ROWS) -> Iterator[float]:
+    """One row, and rows of more than one block: some likely to have their maximum at either end of the vocabulary, one
+    with equal logits, four that are not finite, of which two are so for a single id."""
+    kinds = _hidden_rows(head.weight.detach(), scale)
+    logits = _Logits.of(*_exact_logits(kinds, head, scale, softcap))
+    generator = np.random.default_rng(0)
+    each, one = np.arange(len(kinds)), np.array([3])
+    for which in (one, np.append(each, generator.integers(0, len(kinds), num_rows))):
+        hidden = kinds[torch.from_numpy(which).to(kinds.device)]
+        yield logits.reading_error(which, partial(read_hidden, hidden, head, scale, softcap))
+    yield logits.choice_error(each, choose_hidden(kinds, head, scale, softcap))
+
+
+def logits_error(num_ids: int, softcap: float, draw: Drawing) -> float:
+    """Of rows of logits as they are: equal, spread, and not finite."""
+    given = _SPREAD / 4 * draw(6, num_ids)
+    given[0] = 0.0
+    given[1, -1], given[2, 0] = _SPREAD, _SPREAD
+    given[4, num_ids // 2], given[5, -1] = torch.nan, torch.inf
+    wide, each = given.double(), np.arange(6)
+    logits = _Logits.of(wide, softcap * torch.tanh(wide / softcap) if softcap else wide)
+    return max(
+        logits.reading_error(each, partial(read_logits, given, softcap)),
+        logits.choice_error(each, choose_logits(given, softcap)),
+    )
+
+
+def _hidden_rows(weight: torch.Tensor, scale: float) -> torch.Tensor:
+    """Rows [11, H]: zero, four towards ids at the ends of the vocabulary and of its last tile, two drawn, four that are
+    not finite: by one number in the row itself; by the logit of the first or last id, no maximum, where the dtype can
+    hold such a row."""
+    num_ids, width = weight.shape
+    ids = torch.tensor([0, num_ids - 1, num_ids // 2, max(0, num_ids - 70)], device=weight.device)
+    towards = weight[ids].float()
+    squares = towards.square().sum(dim=1, keepdim=True).clamp(min=1e-6)
+    drawn = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device)
+    rows = torch.cat([torch.zeros_like(drawn[:1]), towards / squares, drawn / (4 * squares.mean().sqrt())])
+    rows = torch.cat([_SPREAD * rows, 2e38 * (-2 * towards[:2] / squares[:2])]) / abs(scale)
+    most = torch.finfo(weight.dtype).max
+    rows = rows.clamp(-most, most).to(weight.dtype)
+    rows[7, -1], rows[8, width // 2] = torch.nan, torch.inf
+    return rows
+
+
+def _exact_logits(
+    hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `exact.head_logits`, some ids at a time."""
+    weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
+    step = max(1, _CHUNK_NUMBERS // weight.shape[1])
+    parts = [
+        exact.head_logits(
+            hidden, weight[begin : begin + step], None if bias is None else bias[begin : begin + step],
+            scale=scale, softcap=softcap,
+        )
+        for begin in range(0, weight.shape[0], step)
+    ]  # fmt: skip
+    logits, capped = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+    return logits, capped
+
+
+@dataclass(frozen=True)
+class _Logits:
+    """What rows of logits [R, V] say: log-probabilities in nats; by row whether all are finite in float32, the first of
+    the likeliest ids, how far the next one is behind it, and the largest logit (at least 1)."""
+
+    nats: torch.Tensor
+    is_finite: npt.NDArray[np.bool_]
+    first: IntArray
+    margin: npt.NDArray[np.float64]
+    scale: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, capped: torch.Tensor) -> _Logits:
+        """Of float64 logits before and after the soft-cap; the first row is of equal ones but for a bias."""
+        best = capped.topk(2, dim=1).values
+        return cls(
+            capped - capped.logsumexp(dim=1, keepdim=True),
+            (logits.abs() <= torch.finfo(torch.float32).max).all(dim=1).cpu().numpy(),
+            capped.argmax(dim=1).cpu().numpy(),
+            (best[:, 0] - best[:, 1]).cpu().numpy(),
+            capped.abs().amax(dim=1).clamp(min=1.0).cpu().numpy(),
+        )
+
+    def reading_error(self, which: IntArray, read: Callable[[Int32s, Int32s], Reading]) -> float:
+        """How far what is read of rows ``which`` is off, in nats as a share of the row's largest logit."""
+        # One row is asked for an id of every tile, and every row for ids at both ends, in no order, some of them twice.
+        num_ids = self.nats.shape[1]
+        everywhere = np.arange(num_ids - 1, -1, -_ID_STEP)
+        ends = np.array([0, num_ids - 1, num_ids // 3, max(0, num_ids - 70), 0])
+        asked = which.size - 1 - int(self.is_finite[which][::-1].argmax())
+        rows = np.concatenate([np.full(everywhere.size, asked), np.repeat(np.arange(which.size), ends.size)])
+        ids = np.concatenate([everywhere, np.tile(ends, which.size)])
+        reading = read(rows.astype(np.int32), ids.astype(np.int32))
+        rows = which[rows]
+        return self._error(
+            rows, ids, reading.logprob, reading.is_finite,
+            np.where(reading.is_greedy, ids, np.where(self.first[rows] == ids, -1, self.first[rows])),
+        )  # fmt: skip
+
+    def choice_error(self, which: IntArray, choice: LikeliestIds) -> float:
+        """As ``reading_error``, of the likeliest ids of rows ``which``."""
+        return self._error(which, choice.token, choice.logprob, choice.is_finite, choice.token)
+
+    def _error(
+        self,
+        rows: IntArray,
+        ids: npt.NDArray[Any],
+        logprob: npt.NDArray[np.float32],
+        is_finite: npt.NDArray[np.bool_],
+        likeliest: npt.NDArray[Any],
+    ) -> float:
+        """Of ids with what is said of them and of the rows' likeliest ids, -1 for another than the first.
+
+        Infinite where a row is wrongly finite, or where of equal logits not the first was taken.
+        """
+        are_equal = self.is_finite[rows] & (self.margin[rows] == 0)
+        if not np.array_equal(is_finite, self.is_finite[rows]) or (likeliest != self.first[rows])[are_equal].any():
+            return float("inf")
+        rows, ids, logprob, likeliest = rows[is_finite], ids[is_finite], logprob[is_finite], likeliest[is_finite]
+        if (ids < 0).any() or (ids >= self.nats.shape[1]).any():
+            return float("inf")
+        nats, best = self._nats(rows, ids), self._nats(rows, self.first[rows])
+        behind = np.where(likeliest < 0, self.margin[rows], best - self._nats(rows, np.maximum(likeliest, 0)))
+        errors = np.maximum(np.abs(logprob - nats), behind) / self.scale[rows]
+        return float(np.nan_to_num(errors, nan=np.inf).max(initial=0.0))
+
+    def _nats(self, rows: IntArray, ids: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        of: npt.NDArray[np.float64] = (
+            self.nats[torch.from_numpy(rows), torch.from_numpy(ids.astype(np.int64))].cpu().numpy()
+        )
+        return of
+
+
+class Drawing:
+    """Normal numbers of a dtype on a device, the same in every process."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._generator).to(self._dtype).to(self._device)
+
+
+def _error(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:
+    """The largest difference as a share of ``bound``."""
+    ours, theirs, bound = ours.double().cpu(), theirs.cpu(), bound.cpu()
+    if not torch.equal(ours.isnan(), theirs.isnan()):
+        return float("inf")
+    difference = (ours - theirs).abs()
+    return float((difference / bound).where(difference > 0, 0.0).max())
