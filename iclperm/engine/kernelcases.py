@@ -64,12 +64,7 @@ def attention_errors(model: TreeModel) -> Iterator[float]:
     """
     if model.attention == "torch":
         return
-    facts = model.facts
-    longest = min(_LONGEST.get(model.device.type, max(_LONG)), facts.max_tokens)
-    group = facts.num_heads // facts.num_kv_heads
-    # All heads where strides decide what is compiled; on a CPU two show that each has its own keys.
-    num_kv = min(2, facts.num_kv_heads) if model.device.type == "cpu" else facts.num_kv_heads
-    case = AttentionCase.of(longest, num_kv * group, num_kv, facts.head_size, model.dtype)
+    facts, case = model.facts, attention_case(model)
     windows = {0}
     if facts.num_window_layers:  # the model's own may be longer than any path
         windows.update(min(small, facts.window) for small in (facts.window, *_SMALL_WINDOWS))
@@ -77,6 +72,16 @@ def attention_errors(model: TreeModel) -> Iterator[float]:
         rule = AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window)
         for device in model.devices:
             yield case.error(rule, model.attention, device)
+
+
+def attention_case(model: TreeModel) -> AttentionCase:
+    """What a model's attention is checked with."""
+    facts = model.facts
+    longest = min(_LONGEST.get(model.device.type, max(_LONG)), facts.max_tokens)
+    group = facts.num_heads // facts.num_kv_heads
+    # All heads where strides decide what is compiled; on a CPU two show that each has its own keys.
+    num_kv = min(2, facts.num_kv_heads) if model.device.type == "cpu" else facts.num_kv_heads
+    return AttentionCase.of(longest, num_kv * group, num_kv, facts.head_size, model.dtype)
 
 
 @dataclass(frozen=True)
@@ -119,16 +124,19 @@ class AttentionCase:
         states.k[visits[-1][0] :], states.v[visits[-2][0] :] = torch.nan, torch.nan
         return cls(visits, states)
 
-    def error(self, rule: AttentionRule, backend: str, device: torch.device) -> float:
-        """How far rows are from the reference, all of them and some of them alone; of the first and last heads."""
-        own, pack = self.states, _pack_of(self.visits)
-        num_rows = own.q.shape[0]
+    def attended(self, rule: AttentionRule, backend: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a kernel gives on a device, for all rows and for some of them alone."""
+        own, some = self.states, self._some_rows()
         q, k, v, k_pool, v_pool = (each.to(device) for each in (own.q, own.k, own.v, own.k_pool, own.v_pool))
-        attend = prepare(pack, num_rows, backend, _DENSE_ROWS)
-        some = self._some_rows()
+        attend = prepare(_pack_of(self.visits), own.q.shape[0], backend, _DENSE_ROWS)
         narrow = q[torch.from_numpy(np.append(some, np.zeros(_PADDING, np.int64))).to(device)]
         ours = attend(LayerStates(q, k, v, k_pool, v_pool), rule)
-        ours_of_some = attend(LayerStates(narrow, k, v, k_pool, v_pool, some), rule)
+        return ours, attend(LayerStates(narrow, k, v, k_pool, v_pool, some), rule)
+
+    def error(self, rule: AttentionRule, backend: str, device: torch.device) -> float:
+        """How far rows are from the reference, all of them and some of them alone; of the first and last heads."""
+        own, some = self.states, self._some_rows()
+        ours, ours_of_some = self.attended(rule, backend, device)
         num_kv = own.k.shape[1]
         compared = [0, num_kv - 1] if num_kv > 1 else [0]
         theirs = tree_attention(
@@ -139,7 +147,7 @@ class AttentionCase:
             softcap=rule.softcap,
             window=rule.window,
         )
-        theirs_of_some = torch.zeros(narrow.shape[0], *theirs.shape[1:], dtype=theirs.dtype)
+        theirs_of_some = torch.zeros(ours_of_some.shape[0], *theirs.shape[1:], dtype=theirs.dtype)
         theirs_of_some[: some.size] = theirs[torch.from_numpy(some)]
         return max(
             _error(_heads_of(a, compared, num_kv), b, b.abs().amax(dim=(1, 2), keepdim=True))

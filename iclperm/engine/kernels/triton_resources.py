@@ -8,11 +8,13 @@ from __future__ import annotations
 import io
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 
+import torch
 import triton
+import triton.testing
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -63,6 +65,12 @@ def resources(case: Compilation, arch: int) -> Resources:
         matrix_unit=_matrix_unit(compiled.asm["ptx"]),
         seconds=seconds,
     )
+
+
+def launch_seconds(launch: Callable[[], object], device: torch.device) -> float:
+    """The median of the seconds that a GPU needs for what is launched, its caches cold. Cost: an eighth of a second."""
+    with torch.cuda.device(device):
+        return float(triton.testing.do_bench(launch, return_mode="median")) / 1e3
 
 
 def _matrix_unit(ptx: str) -> str | None:
