@@ -36,6 +36,7 @@ COMMANDS = (
     "bench",
     "compare",
     "demo",
+    "doctor",
     "export",
     "grid",
     "models",
