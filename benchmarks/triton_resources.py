@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import io
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import triton
 from _machine import publish
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from iclperm.engine.kernels.triton_compilation import Compilation
 from iclperm.engine.kernels.triton_launch import is_interpreted
+from iclperm.engine.kernels.triton_resources import resources
 
 MODULES = ("triton_attention", "triton_head", "triton_rowwise")
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}  # bytes one block may have
 REGISTER_FILE = 65536  # registers of one multiprocessor, on both
-_USAGE = re.compile(
-    r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
-    re.DOTALL,
-)
 
 
 def main(arguments: list[str]) -> int:
@@ -44,7 +36,7 @@ def main(arguments: list[str]) -> int:
     if is_interpreted():
         parser.error("TRITON_INTERPRET is set, so there is nothing to compile; unset it")
     figures = [
-        resources(case, arch)
+        figures_of(case, arch)
         for case in cases()
         for arch in case.architectures
         if re.search(options.match, case.name) and options.arch in (None, arch)
@@ -60,51 +52,22 @@ def cases() -> list[Compilation]:
     return [case for module in modules for case in module.resource_cases()]
 
 
-def resources(case: Compilation, arch: int) -> dict[str, Any]:
+def figures_of(case: Compilation, arch: int) -> dict[str, Any]:
     """What one configuration uses on one architecture: bytes per block, registers and spilled bytes per thread."""
-    order = list(case.signature)
-    aligned = [name for name, kind in case.signature.items() if kind.startswith("*") or name in case.multiples_of_16]
-    source = ASTSource(
-        case.kernel,
-        dict(case.signature),
-        constexprs=dict(case.constexprs),
-        attrs={(order.index(name),): [["tt.divisibility", 16]] for name in aligned},
-    )
-    launch = {"num_warps": case.num_warps, "num_stages": case.num_stages, **case.options}
-    with assembler_report() as report:
-        compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch)
-    used = _USAGE.search(report.getvalue())
-    if used is None:
-        raise RuntimeError(f"the assembler's report on {case.name} for sm_{arch} is not understood")
-    registers = int(used["registers"])
-    shared = int(compiled.metadata.shared)
-    by_registers = REGISTER_FILE // (registers * 32 * case.num_warps)
+    used = resources(case, arch)
+    by_registers = REGISTER_FILE // (used.registers * 32 * case.num_warps)
     return {
         "kernel": case.name,
         "arch": f"sm_{arch}",
         "warps": case.num_warps,
         "stages": case.num_stages,
-        "registers": registers,
-        "shared": shared,
+        "registers": used.registers,
+        "shared": used.shared,
         "shared_limit": SHARED_LIMIT[arch],
-        "spills": int(used["stores"]) + int(used["loads"]),
-        "blocks_per_multiprocessor": min(by_registers, (SHARED_LIMIT[arch] + 1024) // (shared + 1024)),
-        "matrix_unit": matrix_unit(compiled.asm["ptx"]),
+        "spills": used.spills,
+        "blocks_per_multiprocessor": min(by_registers, (SHARED_LIMIT[arch] + 1024) // (used.shared + 1024)),
+        "matrix_unit": used.matrix_unit,
     }
-
-
-def matrix_unit(ptx: str) -> str | None:
-    """Which matrix instructions a kernel uses."""
-    return next((name for name in ("wgmma", "mma") if f"{name}.sync" in ptx or f"{name}.mma_async" in ptx), None)
-
-
-@contextmanager
-def assembler_report() -> Iterator[io.StringIO]:
-    """What the assembler says about the kernels that are compiled within."""
-    with triton.knobs.nvidia.scope(), triton.knobs.compilation.scope(), redirect_stdout(io.StringIO()) as report:
-        triton.knobs.nvidia.dump_ptxas_log = True
-        triton.knobs.compilation.always_compile = True  # a kernel from the cache says nothing
-        yield report
 
 
 def is_bad(row: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from iclperm.base.environment import settle
     from iclperm.endpoint import Endpoint
     from iclperm.engine import Engine
+    from iclperm.engine.doctor import doctor
     from iclperm.errors import IclpermError
     from iclperm.grids.grid import Grid
     from iclperm.report.parts import Findings, Plot, Table
@@ -56,6 +57,7 @@ __all__ = [
     "Task",
     "__version__",
     "compare",
+    "doctor",
     "new_task",
     "open_grid",
     "open_run",
@@ -90,6 +92,7 @@ _HOME = {
     "Table": "iclperm.report.parts",
     "Task": "iclperm.tasks.task",
     "compare": "iclperm.api",
+    "doctor": "iclperm.engine.doctor",
     "new_task": "iclperm.tasks.tables",
     "open_grid": "iclperm.api",
     "open_run": "iclperm.api",

@@ -28,6 +28,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_scale": ("test_the_likeliest", "test_beginnings"),
     # trees, plans and kernels: integers and arrays against their oracles
     "test_core_errors": ("",),
+    "test_stages": ("test_what", "test_other_bits", "test_a_file", "test_without", "test_a_choice_holds"),
     "test_kernelcheck": ("test_the_shapes", "test_the_kernels_of_a_cpu", "test_another_way"),
     "test_kernels": ("",),
     "test_plan": ("",),
@@ -229,6 +230,14 @@ FAST: dict[str, tuple[str, ...]] = {
         "test_the_tokens",
         "test_tasks_are_listed",
     ),
+    "test_doctor": (
+        "TestPrivacy",
+        "TestMachine",
+        "TestCommand::test_the_bundled",
+        "TestCommand::test_a_wrong_call",
+        "TestKernels::test_why",
+        "TestPacks",
+    ),
     "test_endpoint": ("test_replies",),
     "test_endpoint_choices": ("",),
     "test_endpoint_keys": (
@@ -283,6 +292,7 @@ UNTOUCHED = {
     "bench/peers/": "runs in the peers' environments, each with an interpreter of its own",
     "cli/__init__.py": "loads the commands when the first test of them is collected",
     "cli/options.py": "decorates the commands when they are loaded",
+    "engine/kernels/triton_resources.py": "compiles, in processes that do not interpret kernels",
 }
 """What modules' paths begin with of which no test of the tier runs a function, and why."""
 

@@ -36,6 +36,7 @@ COMMANDS = (
     "bench",
     "compare",
     "demo",
+    "doctor",
     "export",
     "grid",
     "models",
@@ -773,7 +774,7 @@ def test_a_run_grows_on_demand(call, study_file, tmp_path):
 def test_results_of_another_machine_are_mixed_on_demand(call, study_file, tmp_path, monkeypatch):
     out = tmp_path / "run"
     run_small(call, study_file, out)
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "processor", lambda: "another processor")
     code, _, complaint = call("run", out, "--sets", 3, "--extend")
     assert code == 1
     assert "accept that with --mixed" in complaint

@@ -62,6 +62,7 @@ READ = {
     ("docs/installing.md", "pip install .\n"): INSTALLS,
     ("docs/installing.md", "uv tool install"): INSTALLS,
     ("docs/comparing.md", 'found = iclperm.compare(["small"'): "runs of the reader's; how/least-sensitive.md has it",
+    ("docs/doctor.md", "iclperm doctor"): "tests/test_doctor.py runs it, in small packs",
     ("docs/endpoints.md", "from iclperm.endpoint"): "needs a server",
     ("docs/scaling.md", "pip install"): "needs a cluster; tests/test_ray_workers.py starts one",
     ("docs/scaling.md", "#!/bin/bash\n#SBATCH"): "needs SLURM",

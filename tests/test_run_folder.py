@@ -309,7 +309,7 @@ def refuse_disk(monkeypatch):
 
 
 def refuse_machine(monkeypatch):
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "processor", lambda: "another processor")
 
 
 @pytest.mark.parametrize(
@@ -693,7 +693,7 @@ def test_parts_of_other_numerics_are_mixed_on_demand_only_and_said_so(tmp_path, 
 
     with pytest.raises(KeyboardInterrupt):
         run_in_parts(study, tmp_path / "run", progress=interrupt)
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "processor", lambda: "another processor")
     with pytest.raises(RunError, match=r"was computed with processor .*, accept that with --mixed, or give another"):
         run_in_parts(study, tmp_path / "run")
     mixed = run_in_parts(study, tmp_path / "run", mixed=True)

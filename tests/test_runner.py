@@ -225,7 +225,7 @@ def test_the_same_content_elsewhere_is_the_same_run(tmp_path, study, model):
 def test_other_numerics_may_not_continue_a_run(tmp_path, study, monkeypatch):
     with pytest.raises(Stop):
         run_in_parts(study, tmp_path / "run", progress=stop_after(1))
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "processor", lambda: "another processor")
     with pytest.raises(RunError, match=r"was computed with processor .*, here it is another processor"):
         run_in_parts(study, tmp_path / "run")
 
@@ -549,7 +549,7 @@ def test_a_session_record_that_cannot_be_read_hides_no_result(tmp_path, study, c
 def test_a_session_that_wrote_nothing_binds_nobody(tmp_path, study, monkeypatch):
     with pytest.raises(Stop):
         run_in_parts(study, tmp_path / "run", progress=stop_after(0))
-    monkeypatch.setattr(answering, "_processor", lambda: "another processor")
+    monkeypatch.setattr(answering, "processor", lambda: "another processor")
     with pytest.raises(Stop):
         run_in_parts(study, tmp_path / "run", progress=stop_after(1))
     continued = run_in_parts(study, tmp_path / "run")

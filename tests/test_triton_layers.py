@@ -151,8 +151,8 @@ def test_transformers_layers_come_with_transformers_head(launches: Counter[str])
 
 def test_where_no_kernel_runs_torch_serves_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device(DEVICE)
-    first_kernel_runs = triton_launch._first_kernel_runs.__wrapped__
-    assert first_kernel_runs(device)
+    why_no_kernel_runs = triton_launch._why_no_kernel_runs.__wrapped__
+    assert not why_no_kernel_runs(device)
 
     def failing(*_: Any) -> None:
         raise RuntimeError("Failed to find C compiler.\nPlease specify one")
@@ -161,9 +161,9 @@ def test_where_no_kernel_runs_torch_serves_with_a_word(monkeypatch: pytest.Monke
     with pytest.warns(
         UserWarning, match=r"do not run on \w+ \(RuntimeError: Failed to find C compiler\.\); torch's take their place"
     ):
-        assert not first_kernel_runs(device)
+        assert why_no_kernel_runs(device) == "Failed to find C compiler."
     monkeypatch.setattr(triton_rowwise, "gate", lambda *_: None)
-    assert not first_kernel_runs(device), "a kernel that does nothing passed"
+    assert why_no_kernel_runs(device) == "silu(2) * 2 gave 2", "a kernel that does nothing passed"
 
 
 def test_an_engine_on_a_cpu_does_not_import_triton() -> None:

@@ -1,4 +1,4 @@
-"""The command line. ``commands``, what the commands do, is loaded on first use, so that ``--help`` stays instant."""
+"""The command line. What commands do (``commands``, ``doctor``) is loaded on first use: ``--help`` stays instant."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iclperm.cli import commands
+    from iclperm.cli import commands, doctor
 
-__all__ = ["commands"]
+__all__ = ["commands", "doctor"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "commands":
-        return import_module("iclperm.cli.commands")
+    if name in __all__:
+        return import_module(f"iclperm.cli.{name}")
     raise AttributeError(f"module 'iclperm.cli' has no attribute {name!r}")

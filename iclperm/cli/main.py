@@ -416,3 +416,36 @@ def bench(
         rows = benchmark.read_rows(table) if table else benchmark.run(benchmark.options(**given), say, out)
         click.echo("\n".join(row.to_json() for row in rows) if as_json else benchmark.render(rows), nl=as_json)
     return None
+
+
+@cli.command()
+@click.argument("model", default="demo", required=False)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:0.")
+@click.option(
+    "--dtype", default="auto", show_default=True, type=click.Choice(CHOICES["dtype"]), help=STUDY_KEYS["dtype"]
+)
+@click.option("--revision", help=STUDY_KEYS["revision"])
+@click.option(
+    "--arch", "architectures", metavar="NAMES", help="Compile for these GPUs, which need not be here: 80,90 and so on."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="A file for the report, beside what is printed.")
+@with_json
+@with_debug
+def doctor(
+    model: str,
+    device: str,
+    dtype: str,
+    revision: str | None,
+    architectures: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """What this machine does with a model: what runs on which device, whether it is right, and how fast.
+
+    MODEL is demo, a folder or a hub id. What is printed names no person, folder or key: paste it into an issue.
+    """
+    try:
+        wanted = [int(word) for word in (architectures or "").split(",") if word.strip()]
+    except ValueError:
+        raise click.UsageError(f"--arch is {architectures!r}; give numbers with commas between: 80,90") from None
+    return rooms.doctor.doctor(model, device, dtype, revision, wanted, out, as_json=as_json)

@@ -71,24 +71,24 @@ def gpu_versions(device: torch.device) -> dict[str, Any]:
     major, minor = torch.cuda.get_device_capability(device)
     told = {
         "capability": f"{major}.{minor}",
-        "driver": _driver(),
+        "driver": driver_version(),
         "cuda": torch.version.cuda,
-        "cublas": _version_of("nvidia-cublas"),
+        "cublas": cublas_version(),
         "blas": str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2],
         **{name.removeprefix("cuda."): value for name, value in _FIXED.items() if name.startswith("cuda.")},
     }
     return {f"gpu_{name}": list(value) if isinstance(value, tuple) else value for name, value in told.items()}
 
 
-def _driver() -> str | None:
+def driver_version() -> str | None:
     """Of the NVIDIA kernel module; None where the system does not say."""
     said = _DRIVER.read_text(encoding="utf-8", errors="replace") if _DRIVER.exists() else ""
     found = re.search(r"Kernel Module.*?(\d+(?:\.\d+)+)", said)
     return found[1] if found else None
 
 
-def _version_of(library: str) -> str | None:
-    """Of a library that came as a package of its own, whatever CUDA's number in its name; None for torch's own."""
+def cublas_version() -> str | None:
+    """Where it came as a package of its own, whatever CUDA's number in its name; None for torch's own."""
     names = (name for dist in importlib.metadata.distributions() if (name := dist.metadata["Name"]))
-    found = sorted(name for name in names if name.startswith(library))
+    found = sorted(name for name in names if name.startswith("nvidia-cublas"))
     return importlib.metadata.version(found[0]) if found else None

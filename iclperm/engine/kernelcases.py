@@ -65,12 +65,7 @@ def attention_errors(model: TreeModel) -> Iterator[float]:
     """
     if model.attention == "torch":
         return
-    facts = model.facts
-    longest = min(_LONGEST.get(model.device.type, max(_LONG)), facts.max_tokens)
-    group = facts.num_heads // facts.num_kv_heads
-    # All heads where strides decide what is compiled; on a CPU two show that each has its own keys.
-    num_kv = min(2, facts.num_kv_heads) if model.device.type == "cpu" else facts.num_kv_heads
-    case = AttentionCase.of(longest, num_kv * group, num_kv, facts.head_size, model.dtype, _MANY_ROWS)
+    facts, case = model.facts, attention_case(model)
     windows = {0}
     if facts.num_window_layers:  # the model's own may be longer than any path
         windows.update(min(small, facts.window) for small in (facts.window, *_SMALL_WINDOWS))
@@ -78,6 +73,16 @@ def attention_errors(model: TreeModel) -> Iterator[float]:
         rule = AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window)
         for device in model.devices:
             yield case.error(rule, model.attention, device, is_by_head=model.layers == "transformers")
+
+
+def attention_case(model: TreeModel) -> AttentionCase:
+    """What a model's attention is checked with."""
+    facts = model.facts
+    longest = min(_LONGEST.get(model.device.type, max(_LONG)), facts.max_tokens)
+    group = facts.num_heads // facts.num_kv_heads
+    # All heads where strides decide what is compiled; on a CPU two show that each has its own keys.
+    num_kv = min(2, facts.num_kv_heads) if model.device.type == "cpu" else facts.num_kv_heads
+    return AttentionCase.of(longest, num_kv * group, num_kv, facts.head_size, model.dtype, _MANY_ROWS)
 
 
 @dataclass(frozen=True)
@@ -120,19 +125,29 @@ class AttentionCase:
         states.k[visits[-1][0] :], states.v[visits[-2][0] :] = torch.nan, torch.nan
         return cls(visits, states)
 
-    def error(self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False) -> float:
-        """How far rows are from the reference, those of the first and last heads.
+    def attended(
+        self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False
+    ) -> list[torch.Tensor]:
+        """What a kernel gives on a device: for all rows, and for some of them alone as a narrowed layer has them.
 
-        All rows, and some of them alone as a narrowed layer has them; or queries and keys lie head by head, as
-        transformers' layers hand them over, which narrow nothing.
+        Or queries and keys lie head by head, as transformers' layers hand them over, which narrow nothing.
         """
-        own = self.states
+        own, some = self.states, self._some_rows()
         q, k, v, k_pool, v_pool = (each.to(device) for each in (own.q, own.k, own.v, own.k_pool, own.v_pool))
         if is_by_head:
             q, k = (each.transpose(0, 1).contiguous().transpose(0, 1) for each in (q, k))
-        pack = _pack_of(self.visits)
-        attend = prepare(pack, q.shape[0], backend, _DENSE_ROWS)
-        num_kv = k.shape[1]
+        attend = prepare(_pack_of(self.visits), q.shape[0], backend, _DENSE_ROWS)
+        whole = attend(LayerStates(q, k, v, k_pool, v_pool), rule)
+        if is_by_head:
+            return [whole]
+        narrow = q[torch.from_numpy(_padded(some)).to(device)]
+        return [whole, attend(LayerStates(narrow, k, v, k_pool, v_pool, some), rule)]
+
+    def error(self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False) -> float:
+        """How far the rows of ``attended`` are from the reference, those of the first and last heads."""
+        own, some = self.states, self._some_rows()
+        whole, *narrow = self.attended(rule, backend, device, is_by_head=is_by_head)
+        num_kv = own.k.shape[1]
         compared = [0, num_kv - 1] if num_kv > 1 else [0]
         theirs = tree_attention(
             _heads_of(own.q, compared, num_kv),
@@ -142,21 +157,22 @@ class AttentionCase:
             softcap=rule.softcap,
             window=rule.window,
         )
-        ours = _heads_of(attend(LayerStates(q, k, v, k_pool, v_pool), rule), compared, num_kv)
-        error = _error(ours, theirs, _row_scale(theirs))
-        if is_by_head:
-            return error
-        some = self._some_rows()
-        rows = torch.from_numpy(np.append(some, np.zeros(_PADDING, np.int64)))
-        narrow = attend(LayerStates(q[rows.to(device)], k, v, k_pool, v_pool, some), rule)
-        theirs = theirs[rows]
-        theirs[some.size :] = 0.0
-        return max(error, _error(_heads_of(narrow, compared, num_kv), theirs, _row_scale(theirs)))
+        errors = [_error(_heads_of(whole, compared, num_kv), theirs, _row_scale(theirs))]
+        for rows in narrow:
+            theirs = theirs[torch.from_numpy(_padded(some))]
+            theirs[some.size :] = 0.0
+            errors.append(_error(_heads_of(rows, compared, num_kv), theirs, _row_scale(theirs)))
+        return max(errors)
 
     def _some_rows(self) -> IntArray:
         """Some within the long visits, and the last row of some visits."""
         inside = [row for begin, end, _ in self.visits for row in range(begin + 3, end, 41)]
         return np.unique([*inside, *(end - 1 for _, end, _ in self.visits[::3])])
+
+
+def _padded(rows: IntArray) -> IntArray:
+    """Some rows, and padding."""
+    return np.append(rows, np.zeros(_PADDING, np.int64))
 
 
 def _row_scale(x: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,6 @@ It knows token ids alone, neither task nor data, so that it runs in this process
 
 from __future__ import annotations
 
-import platform
-import re
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -19,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iclperm.base.environment import processor
 from iclperm.engine.plan import Plan
 from iclperm.engine.tree import Ids
 from iclperm.runs.setting import ResolvedStudy
@@ -142,7 +141,7 @@ class Answering:
     def numerics(self) -> dict[str, Any]:
         """What the last bits of an answer depend on: the engine's, and the processor's name where it computes."""
         numerics = self.engine.numerics
-        return numerics if "gpu_driver" in numerics else {**numerics, "processor": _processor()}
+        return numerics if "gpu_driver" in numerics else {**numerics, "processor": processor()}
 
     def _plan(self, number: int) -> Plan:
         """In packs of the size that is wanted: as given, else of a device that takes larger ones in these."""
@@ -244,9 +243,3 @@ def _written(outputs: Generations) -> pa.Table:
             "state": pa.array(outputs.state, pa.uint8()),
         }
     )
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()

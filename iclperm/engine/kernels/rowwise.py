@@ -47,10 +47,14 @@ def may_depend_on_company(module: nn.Module) -> bool:
     return is_activation and not isinstance(module, _EXACT) and activation(module) is None
 
 
+def kind_of(module: nn.Module) -> str | None:
+    """What our kernels call a known activation module, None for any other."""
+    return None if isinstance(module, nn.GELU) and module.approximate != "none" else _KINDS.get(type(module))
+
+
 def activation(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """A row-wise stand-in for a known activation module, None for any other."""
-    kind = _KINDS.get(type(module))
-    if kind is None or (isinstance(module, nn.GELU) and module.approximate != "none"):
+    if (kind := kind_of(module)) is None:
         return None
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -64,8 +68,7 @@ def activation(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | No
 
 def gate(module: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """activation(x) * factor for rows x and factor [M, N], in the memory of x if it can; None as ``activation``."""
-    kind = _KINDS.get(type(module))
-    if kind is None or activation(module) is None:
+    if (kind := kind_of(module)) is None:
         return None
 
     def forward(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

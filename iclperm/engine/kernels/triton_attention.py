@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,15 @@ import triton.language as tl
 
 from iclperm.engine.kernels.launching import TREE_ATTENTION, launching
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates
+from iclperm.engine.kernels.stages import num_stages
 from iclperm.engine.kernels.tiles import list_tiles
-from iclperm.engine.kernels.triton_compilation import ARCHITECTURES, MAX_HEAD_DIM, TYPE_NAMES, Compilation
+from iclperm.engine.kernels.triton_compilation import (
+    ARCHITECTURES,
+    MAX_HEAD_DIM,
+    TYPE_NAMES,
+    Compilation,
+    KernelShapes,
+)
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.engine.link import Array
 from iclperm.engine.plan import Pack
@@ -156,6 +164,7 @@ class TritonAttention:
         lists = self._tables_of(states).of(tiles, q.device)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         grid = (lists[0].shape[0], k.shape[1] * -(-group // heads))
+        variant = _variant(head_dim, group, q.dtype, window > 0, rule.softcap > 0)
         if grid[0] == 0:
             return out
         with launching(TREE_ATTENTION, q):
@@ -167,7 +176,7 @@ class TritonAttention:
                 window,
                 **constants,
                 num_warps=launch.num_warps,
-                num_stages=launch.num_stages,
+                num_stages=num_stages(variant, launch.num_stages, q.device),
                 **_OPTIONS,
             )  # fmt: skip
         return out
@@ -353,7 +362,7 @@ def _tree_attention_kernel(
 def resource_cases() -> list[Compilation]:
     """The shipped launch configurations: sizes and kinds of head dimension and group, with and without the options."""
     return [
-        _compilation(head_dim, group, dtype, arch, has_options)
+        _compilation(head_dim, group, dtype, arch, has_options, has_options)
         for head_dim in (64, 80, 128, 192, 256)
         for group in (1, 4, 7)
         for dtype in (torch.bfloat16, torch.float32)
@@ -362,17 +371,36 @@ def resource_cases() -> list[Compilation]:
     ]
 
 
-def _compilation(head_dim: int, group: int, dtype: torch.dtype, arch: int, has_options: bool) -> Compilation:
+def model_cases(shapes: KernelShapes, arch: int) -> list[Compilation]:
+    """What a model's layers launch: within a window and without, as packs are longer than it or not."""
+    if not 0 < shapes.head_dim <= MAX_HEAD_DIM:
+        return []
+    windows = (False, True) if shapes.has_window else (False,)
+    return [
+        _compilation(shapes.head_dim, shapes.group, shapes.dtype, arch, has_window, shapes.has_softcap)
+        for has_window in windows
+    ]
+
+
+@cache
+def _variant(head_dim: int, group: int, dtype: torch.dtype, has_window: bool, has_softcap: bool) -> str:
+    """What a variant of the kernel is called."""
+    options = f"{', window' * has_window}{', soft-cap' * has_softcap}"
+    return f"tree_attention {group} x {head_dim} {TYPE_NAMES[dtype]}{options}"
+
+
+def _compilation(
+    head_dim: int, group: int, dtype: torch.dtype, arch: int, has_window: bool, has_softcap: bool
+) -> Compilation:
     launch = _launch(head_dim, dtype, arch)
     value = "*" + TYPE_NAMES[dtype]
     names = _tree_attention_kernel.arg_names
-    constants = _constants(launch, head_dim, group, has_options, has_options, is_aligned=True)
+    constants = _constants(launch, head_dim, group, has_window, has_softcap, is_aligned=True)
     kinds = {name: "constexpr" for name in constants} | {"to_unit": "fp32", "to_log2": "fp32", "window": "i32"}
     kinds |= dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), value)
     kinds |= dict.fromkeys(("blocks", "entries", "keys", "row_pos"), "*i32")
-    suffix = ", window, soft-cap" if has_options else ""
     return Compilation(
-        name=f"tree_attention {group} x {head_dim} {TYPE_NAMES[dtype]}{suffix}",
+        name=_variant(head_dim, group, dtype, has_window, has_softcap),
         kernel=_tree_attention_kernel,
         signature={name: kinds.get(name, "i32") for name in names},
         constexprs=constants,

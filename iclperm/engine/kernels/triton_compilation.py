@@ -33,3 +33,27 @@ class Compilation:
     multiples_of_16: tuple[str, ...] = ()
     architectures: tuple[int, ...] = ARCHITECTURES
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KernelShapes:
+    """What of a model decides which variants of the kernels are compiled.
+
+    Heads of ``head_dim`` columns, ``group`` of queries to one of keys; the head's matrix [``num_ids``, ``width``].
+    ``gates`` are activations by their columns, ``norms`` widths and whether a sum is normed, ``rotations`` heads by
+    half the columns that are turned; all three are empty where transformers' layers run, ``num_ids`` is 0 where
+    transformers' head does.
+    """
+
+    dtype: torch.dtype
+    head_dim: int
+    group: int
+    has_window: bool
+    has_softcap: bool
+    num_ids: int
+    width: int
+    has_bias: bool
+    has_logit_softcap: bool
+    gates: frozenset[tuple[str, int]] = frozenset()
+    norms: frozenset[tuple[int, bool]] = frozenset()
+    rotations: frozenset[tuple[int, int]] = frozenset()

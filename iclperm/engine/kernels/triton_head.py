@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ import triton
 import triton.language as tl
 
 from iclperm.engine.kernels.launching import HEAD, launching
-from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation
+from iclperm.engine.kernels.stages import num_stages
+from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, KernelShapes
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.engine.link import Array
 from iclperm.engine.tables import PackTables
@@ -236,6 +238,7 @@ def found_in(
     launch = _LAUNCHES[hidden.dtype]
     blocks = _blocks(num_ids, launch, least_splits)
     num_splits = blocks["NUM_SPLITS"]
+    variant = _variant(hidden.dtype, num_ids, hidden.shape[1], softcap > 0, bias is not None)
 
     def of_rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=hidden.device)
@@ -266,7 +269,7 @@ def found_in(
             HAS_SOFTCAP=softcap > 0,
             **blocks,
             num_warps=launch.num_warps,
-            num_stages=launch.num_stages,
+            num_stages=num_stages(variant, launch.num_stages, hidden.device),
             **FUSION,
         )
         _merge_kernel[(num_rows,)](
@@ -371,6 +374,20 @@ def resource_cases() -> list[Compilation]:
     return [*products, _merge_case(LEAST_SPLITS + 32)]
 
 
+def model_cases(shapes: KernelShapes) -> list[Compilation]:
+    """What a model's head launches; nothing where transformers' head runs."""
+    if not shapes.num_ids:
+        return []
+    product = _product_case(shapes.dtype, shapes.num_ids, shapes.width, shapes.has_logit_softcap, shapes.has_bias)
+    return [product, _merge_case(product.constexprs["NUM_SPLITS"])]
+
+
+@cache
+def _variant(dtype: torch.dtype, num_ids: int, width: int, has_softcap: bool, has_bias: bool) -> str:
+    """What a variant of the product is called."""
+    return f"head {num_ids} x {width}{' softcap' * has_softcap}{' bias' * has_bias} {TYPE_NAMES[dtype]}"
+
+
 def _product_case(dtype: torch.dtype, num_ids: int, width: int, has_softcap: bool, has_bias: bool) -> Compilation:
     pointer, strides = "*" + TYPE_NAMES[dtype], ("hidden_stride", "weight_stride")
     constexprs = {
@@ -381,7 +398,7 @@ def _product_case(dtype: torch.dtype, num_ids: int, width: int, has_softcap: boo
         **_blocks(num_ids, _LAUNCHES[dtype]),
     }
     return Compilation(
-        name=f"head {num_ids} x {width}{' softcap' * has_softcap}{' bias' * has_bias} {TYPE_NAMES[dtype]}",
+        name=_variant(dtype, num_ids, width, has_softcap, has_bias),
         kernel=_read_tiles_kernel,
         signature=dict.fromkeys(("hidden", "weight", "bias"), pointer)
         | dict.fromkeys(("tile_entries", "entry_ids"), "*i32")

@@ -14,6 +14,7 @@ from iclperm.engine.kernels.triton_compilation import TYPE_NAMES
 from iclperm.errors import said_by
 
 _SILU_OF_2_TIMES_2 = 3.5231883
+_LEAST_CAPABILITY = (8, 0)
 
 
 def is_interpreted() -> bool:
@@ -23,18 +24,30 @@ def is_interpreted() -> bool:
 
 def may_launch(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether Triton is installed and its kernels run on tensors of this device and dtype."""
-    if dtype not in TYPE_NAMES or importlib.util.find_spec("triton") is None:
-        return False
+    return not obstacle(device, dtype)
+
+
+def obstacle(device: torch.device, dtype: torch.dtype) -> str:
+    """Why Triton's kernels do not run on tensors of this device and dtype, in a few words; empty where they do."""
+    if dtype not in TYPE_NAMES:
+        return f"Triton's kernels take no {str(dtype).removeprefix('torch.')}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
     if device.type == "cpu":
-        return is_interpreted()
+        return "" if is_interpreted() else "Triton's kernels run on NVIDIA GPUs"
     # A ROCm build of torch calls its devices cuda too; the launch configurations are not made for them.
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(device) >= (8, 0) and _first_kernel_runs(device)
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "Triton's kernels run on NVIDIA GPUs"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < _LEAST_CAPABILITY:
+        return f"a compute capability of {major}.{minor} is below {'.'.join(map(str, _LEAST_CAPABILITY))}"
+    return _why_no_kernel_runs(device)
 
 
 @functools.cache
-def _first_kernel_runs(device: torch.device) -> bool:
-    """Whether the smallest kernel compiles and runs: it wants a C compiler and Python's headers. Warns if not."""
+def _why_no_kernel_runs(device: torch.device) -> str:
+    """Why the smallest kernel does not compile and run, which wants a C compiler and Python's headers; empty where it
+    does. Warns if not."""
     from iclperm.engine.kernels import triton_rowwise
 
     x = torch.full((1, 1), 2.0, device=device)
@@ -42,12 +55,13 @@ def _first_kernel_runs(device: torch.device) -> bool:
         triton_rowwise.gate("silu", x, x, x)
         value = x.item()
     except Exception as error:  # whatever it is, torch's operations serve
+        reason = said_by(error)
         warnings.warn(
-            f"Triton's kernels do not run on {device} ({said_by(error)}); torch's take their place and are slower",
+            f"Triton's kernels do not run on {device} ({reason}); torch's take their place and are slower",
             stacklevel=2,
         )
-        return False
-    return abs(value - _SILU_OF_2_TIMES_2) < 1e-5
+        return reason
+    return "" if abs(value - _SILU_OF_2_TIMES_2) < 1e-5 else f"silu(2) * 2 gave {value:.6g}"
 
 
 def installed_version() -> str | None:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from iclperm.engine.kernels.launching import GATE, NORM, ROTATION, launching
-from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation
+from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, KernelShapes
 from iclperm.errors import RequestError
 
 DTYPES = tuple(TYPE_NAMES)
@@ -329,70 +329,75 @@ def _check_shape(name: str, given: torch.Tensor, expected: torch.Size) -> None:
 
 def resource_cases() -> list[Compilation]:
     """Every launch configuration at widths of models in use, to be compiled without a device."""
-    return [case for dtype in DTYPES for case in (*_gate_cases(dtype), *_norm_cases(dtype), *_rotate_cases(dtype))]
+    norms = [(1536, False), (1536, True), (4096, True), (8192, True), (12288, True)]
+    rotations = [(14, 32), (12, 64), (8, 128), (32, 40)]
+    return [
+        case
+        for dtype in DTYPES
+        for case in (
+            *(_gate_case(dtype, kind, 8960) for kind in ("silu", "gelu_tanh", "gelu_erf")),
+            *(_norm_case(dtype, 1, *norm) for norm in norms),
+            _norm_case(dtype, 16, 128, False),
+            *(_rotate_case(dtype, *rotation) for rotation in rotations),
+        )
+    ]
 
 
-def _gate_cases(dtype: torch.dtype) -> list[Compilation]:
-    pointer = "*" + TYPE_NAMES[dtype]
+def model_cases(shapes: KernelShapes) -> list[Compilation]:
+    """What a model's layers launch, as it is compiled for them."""
+    return [
+        *(_gate_case(shapes.dtype, *gate) for gate in sorted(shapes.gates)),
+        *(_norm_case(shapes.dtype, 1, *norm) for norm in sorted(shapes.norms)),
+        *(_rotate_case(shapes.dtype, *rotation) for rotation in sorted(shapes.rotations)),
+    ]
+
+
+def _gate_case(dtype: torch.dtype, kind: str, num_columns: int) -> Compilation:
     strides = ("x_stride", "factor_stride", "out_stride")
-    shape = {"NUM_COLUMNS": 8960, "BLOCK": _GATE_COLUMNS}
-    return [
-        Compilation(
-            name=f"{kind} {TYPE_NAMES[dtype]}",
-            kernel=_gate_kernel,
-            signature=dict.fromkeys(("x", "factor", "out"), pointer)
-            | dict.fromkeys(strides, "i32")
-            | dict.fromkeys(("NUM_COLUMNS", "KIND", "BLOCK"), "constexpr"),
-            constexprs={**shape, "KIND": kind},
-            num_warps=4,
-            num_stages=3,
-            multiples_of_16=strides,
-            options=FUSION,
-        )
-        for kind in ("silu", "gelu_tanh", "gelu_erf")
-    ]
+    return Compilation(
+        name=f"{kind} {TYPE_NAMES[dtype]}",
+        kernel=_gate_kernel,
+        signature=dict.fromkeys(("x", "factor", "out"), "*" + TYPE_NAMES[dtype])
+        | dict.fromkeys(strides, "i32")
+        | dict.fromkeys(("NUM_COLUMNS", "KIND", "BLOCK"), "constexpr"),
+        constexprs={"NUM_COLUMNS": num_columns, "BLOCK": _GATE_COLUMNS, "KIND": kind},
+        num_warps=4,
+        num_stages=3,
+        multiples_of_16=strides if num_columns % 16 == 0 else (),
+        options=FUSION,
+    )
 
 
-def _norm_cases(dtype: torch.dtype) -> list[Compilation]:
-    pointer = "*" + TYPE_NAMES[dtype]
+def _norm_case(dtype: torch.dtype, num_heads: int, width: int, adds: bool) -> Compilation:
     strides = ("x_stride", "x_head_stride", "total_stride", "out_stride", "out_head_stride")
-    constexprs = ("NUM_HEADS", "WIDTH", "ADD", "ROWS", "BLOCK")
-    return [
-        Compilation(
-            name=f"rms_norm {num_heads} x {width}{' of sum' * adds} {TYPE_NAMES[dtype]}",
-            kernel=_rms_norm_kernel,
-            signature=dict.fromkeys(("x", "total", "weight", "out"), pointer)
-            | dict.fromkeys(("num_rows", *strides), "i32")
-            | dict.fromkeys(("eps", "offset"), "fp32")
-            | dict.fromkeys(constexprs, "constexpr"),
-            constexprs={"NUM_HEADS": num_heads, "WIDTH": width, "ADD": adds, **_norm_blocks(width)},
-            num_warps=_warps(**_norm_blocks(width)),
-            num_stages=3,
-            multiples_of_16=strides,
-            options=FUSION,
-        )
-        for num_heads, width, adds in [
-            (1, 1536, False), (1, 1536, True), (1, 4096, True), (1, 8192, True), (1, 12288, True), (16, 128, False),
-        ]
-    ]  # fmt: skip
+    constexprs = {"NUM_HEADS": num_heads, "WIDTH": width, "ADD": adds, **_norm_blocks(width)}
+    return Compilation(
+        name=f"rms_norm {num_heads} x {width}{' of sum' * adds} {TYPE_NAMES[dtype]}",
+        kernel=_rms_norm_kernel,
+        signature=dict.fromkeys(("x", "total", "weight", "out"), "*" + TYPE_NAMES[dtype])
+        | dict.fromkeys(("num_rows", *strides), "i32")
+        | dict.fromkeys(("eps", "offset"), "fp32")
+        | dict.fromkeys(constexprs, "constexpr"),
+        constexprs=constexprs,
+        num_warps=_warps(**_norm_blocks(width)),
+        num_stages=3,
+        multiples_of_16=strides if width % 16 == 0 else (),
+        options=FUSION,
+    )
 
 
-def _rotate_cases(dtype: torch.dtype) -> list[Compilation]:
-    pointer = "*" + TYPE_NAMES[dtype]
+def _rotate_case(dtype: torch.dtype, num_heads: int, half: int) -> Compilation:
     strides = ("row_stride", "head_stride", "cosine_stride", "sine_stride")
-    constexprs = ("NUM_HEADS", "HALF", "ROWS", "BLOCK")
-    return [
-        Compilation(
-            name=f"rotate {num_heads} x {2 * half} {TYPE_NAMES[dtype]}",
-            kernel=_rotate_kernel,
-            signature=dict.fromkeys(("x", "cosines", "sines"), pointer)
-            | dict.fromkeys(("num_rows", *strides), "i32")
-            | dict.fromkeys(constexprs, "constexpr"),
-            constexprs={"NUM_HEADS": num_heads, "HALF": half, **_rotate_blocks(half)},
-            num_warps=4,
-            num_stages=3,
-            multiples_of_16=strides,
-            options=FUSION,
-        )
-        for num_heads, half in [(14, 32), (12, 64), (8, 128), (32, 40)]
-    ]
+    constexprs = {"NUM_HEADS": num_heads, "HALF": half, **_rotate_blocks(half)}
+    return Compilation(
+        name=f"rotate {num_heads} x {2 * half} {TYPE_NAMES[dtype]}",
+        kernel=_rotate_kernel,
+        signature=dict.fromkeys(("x", "cosines", "sines"), "*" + TYPE_NAMES[dtype])
+        | dict.fromkeys(("num_rows", *strides), "i32")
+        | dict.fromkeys(constexprs, "constexpr"),
+        constexprs=constexprs,
+        num_warps=4,
+        num_stages=3,
+        multiples_of_16=strides,
+        options=FUSION,
+    )

@@ -1,0 +1,52 @@
+"""What a report may show of a text that others made: a line that steers nothing, and names no person, place or key."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+import re
+from functools import cache
+
+from iclperm.errors import printable
+
+_MOST = 300  # letters of what an error says
+_CUTS = (
+    (re.compile(r"://[^/@\s]+@"), "://"),  # who logs in at a URL
+    # Paths: in quotes, where they may hold spaces, and bare; of Unix, then of Windows.
+    (re.compile(r"""(['"])~?/[^'"]*/([^'"/]*)\1"""), r"\1.../\2\1"),
+    (re.compile(r"""(['"])(?:[A-Za-z]:|\\)\\[^'"]*\\([^'"\\]*)\1"""), r"\1.../\2\1"),
+    (re.compile(r"""(?<![\w/.])~?/(?:[^/\s'":;,()<>|]+/+)+"""), ".../"),
+    (re.compile(r"""(?<![\w\\])(?:[A-Za-z]:|\\)\\(?:[^\\\s'":;,()<>|]+\\+)+"""), ".../"),
+    (re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_)[\w-]{8,}"), "***"),
+    (re.compile(r"\b(GPU|MIG)-[0-9A-Fa-f-]{8,}"), r"\1-***"),
+)
+_SHORTEST_NAME = 3  # letters; what is shorter is part of many words
+
+
+def without_names(text: str) -> str:
+    """The text in one line that steers no terminal and ends no fence of Markdown; of a path its last part is left, of
+    user, machine and keys nothing."""
+    line = printable(" ".join(text.split())).replace("`", "'")
+    for pattern, instead in (*_CUTS, *_names()):
+        line = pattern.sub(instead, line)
+    return line
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, with its kind."""
+    said = (str(error).strip() or "no reason given").splitlines()[0]
+    return without_names(f"{type(error).__name__}: {said}")[:_MOST]
+
+
+@cache
+def _names() -> tuple[tuple[re.Pattern[str], str], ...]:
+    names = {platform.node(): "HOST", platform.node().partition(".")[0]: "HOST"}
+    try:
+        names[getpass.getuser()] = "USER"
+    except (OSError, KeyError):  # in a container a user may have none
+        names[""] = "USER"
+    return tuple(
+        (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE), instead)
+        for name, instead in names.items()
+        if len(name) >= _SHORTEST_NAME and name != "root"
+    )

@@ -1,0 +1,569 @@
+"""What `iclperm doctor` finds, prints and keeps: on a CPU, in Triton's interpreter, and where something is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton_interpreter
+from rich.console import Console
+from tiny import byte_level_tokenizer, make_model
+from zoo import ZOO
+
+import iclperm
+from iclperm.cli import doctor as cli_doctor
+from iclperm.cli import main as cli
+from iclperm.engine import doctor as clinic
+from iclperm.engine import kernelcases
+from iclperm.engine.doctor import choosing, kernels, machine, packs, privacy
+from iclperm.engine.doctor.diagnosis import PARTS, Diagnosis, ModelSummary
+from iclperm.engine.doctor.machine import allocated
+from iclperm.engine.doctor.packs import PackSeconds, enough
+from iclperm.engine.doctor.privacy import first_line, without_names
+from iclperm.engine.kernels import rowwise, triton_attention, triton_head, triton_rowwise
+from iclperm.engine.kernels.rule import AttentionRule, LayerStates
+from iclperm.engine.kernels.triton_compilation import Compilation
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plan import plan_requests
+from iclperm.engine.tree import Rows
+
+triton_interpreter.repair()
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[1]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("private") / "secret-model", byte_level_tokenizer())
+
+
+@pytest.fixture(autouse=True)
+def few_packs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Small packs, and a cache folder of the test's own."""
+    monkeypatch.setattr(packs, "SIZES", (256, 512))
+    monkeypatch.setattr(packs, "_FIRST_ON_A_CPU", 64)
+    monkeypatch.setattr(choosing, "DEFAULT_PACK_TOKENS", 96)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs the command in this process; gives exit code, what was printed, and what was complained."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as done:
+            cli.main(["doctor", *map(str, arguments)])
+        printed = capsys.readouterr()
+        assert isinstance(done.value.code, int)
+        return done.value.code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kernels are Triton's, in its interpreter, and the check has few and short paths."""
+
+    class InTriton(TreeModel):
+        def __init__(self, loaded: Any) -> None:
+            super().__init__(loaded, attention="triton")
+
+    monkeypatch.setattr(rowwise, "runs_triton", lambda x: True)
+    monkeypatch.setattr(clinic, "TreeModel", InTriton)
+    monkeypatch.setattr(kernelcases, "_LONGEST", {"cpu": 70})
+    monkeypatch.setattr(kernelcases, "_PATHS", (1, 33))
+    monkeypatch.setattr(kernelcases, "_MANY_ROWS", (9, 5))
+
+
+class Broken:
+    """In place of the attention that a check prepares."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def __call__(self, states: LayerStates, rule: AttentionRule) -> torch.Tensor:
+        if self._error is not None:
+            raise self._error
+        return torch.zeros_like(states.q)
+
+
+class TestCommand:
+    def test_the_bundled_model_on_a_cpu(self, call: Call, tmp_path: Path) -> None:
+        code, printed, told = call("--device", "cpu", "--out", tmp_path / "report.md")
+        assert (code, told) == (0, f"{tmp_path / 'report.md'}\n")
+        assert (tmp_path / "report.md").read_text() == printed
+        head, fence, verdict = printed.partition("\n```\n\n")
+        assert head.startswith("### iclperm doctor\n\n```text\nmachine\n")
+        assert fence
+        assert re.fullmatch(
+            r"Works: qwen2 in float32 on cpu passes all 8 checks \(attention native, .*\)\..*\n", verdict
+        )
+        titles = [line for line in head.splitlines()[3:] if not line.startswith(" ")]
+        assert titles == list(PARTS)
+        assert re.search(r"passed  tree attention kernel +[\d.e-]+ of [\d.e-]+  [\d.]+ s", head)
+        assert re.search(r"^  isa \w+ of |, isa \w+ of ", head, re.MULTILINE)
+
+    def test_json_is_what_the_docs_say(self, call: Call, model: Path, tmp_path: Path) -> None:
+        code, printed, told = call(model, "--device", "cpu", "--json", "--out", tmp_path / "report.json")
+        assert code == 0
+        assert (tmp_path / "report.json").read_text() == printed
+        found = json.loads(printed)
+        assert (found["format"], found["passed"], found["stopped"], found["failures"]) == (1, True, False, [])
+        page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
+        documented = set(re.findall(r"`(\w+)`", page[page.index("## JSON") :]))
+        named = {"versions", "system", "flags", "environment", "without", "failed"}  # by what they are of
+        assert set(keys(found, but=named)) <= documented
+        assert "checks" not in told
+
+    def test_nothing_private_is_told(
+        self, call: Call, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnop")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6")
+        monkeypatch.setenv("LD_PRELOAD", "")
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+        _, printed, _ = call(model, "--device", "cpu")
+        assert "CUDA_VISIBLE_DEVICES=GPU-***" in printed
+        assert "XDG_CACHE_HOME=(set)" in printed
+        for private in ("hf_", "sk-very", "secret-model", str(tmp_path), str(model), "8932f937"):
+            assert private not in printed
+
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [
+            (RuntimeError("PTXAS error in /home/someone/x.ptx\x1b[0m\nand more"), "PTXAS error in .../x.ptx\\x1b[0m"),
+            (None, "its numbers are not those of the reference"),
+        ],
+    )
+    def test_a_broken_kernel_is_one_line_and_the_rest_goes_on(
+        self, error: Exception | None, said: str, call: Call, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kernelcases, "prepare", lambda *_: Broken(error))
+        code, printed, told = call(model, "--device", "cpu")
+        assert (code, told) == (1, "")
+        (line,) = [line for line in printed.splitlines() if "FAILED" in line]
+        assert "FAILED  tree attention kernel" in line
+        assert said in line
+        assert "someone" not in printed
+        assert "passed  whole model against plain scoring" in printed
+        assert "the library's own takes the place of what failed, and is slower." in printed
+        assert "Not all is well: tree attention kernel: " in printed
+        assert "With --attention torch the kernel is not tried." in printed
+        assert "packs of" in printed
+
+    def test_a_part_that_breaks_is_told_and_the_next_goes_on(
+        self, call: Call, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def failing(_: TreeModel) -> Iterator[PackSeconds]:
+            raise ZeroDivisionError("by\nnothing")
+
+        monkeypatch.setattr(packs, "timed_packs", failing)
+        monkeypatch.setattr(machine, "look", lambda: failing(None))  # type: ignore[arg-type]
+        code, printed, _ = call(model, "--device", "cpu")
+        assert code == 1
+        assert "packs\n  FAILED ZeroDivisionError: by\n" in printed
+        assert "machine\n  FAILED ZeroDivisionError: by\n" in printed
+        assert "passed  tree attention kernel" in printed
+
+    def test_a_model_that_is_not_there(self, call: Call, tmp_path: Path) -> None:
+        code, printed, told = call(tmp_path / "absent")
+        assert (code, told) == (1, "")
+        assert "model\n  FAILED ModelError: there is no model folder '.../absent'" in printed
+        assert "machine\n" in printed
+
+    def test_what_the_tree_does_not_serve(self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = make_model(tmp_path / "model", byte_level_tokenizer())
+        monkeypatch.setattr("iclperm.engine.model._SERVED_LAYERS", set())
+        config = json.loads((folder / "config.json").read_text()) | {"layer_types": ["full_attention"] * 2}
+        (folder / "config.json").write_text(json.dumps(config))
+        code, printed, _ = call(folder, "--device", "cpu")
+        assert code == 1
+        assert re.search(r"FAILED  the prefix tree .*layers of type 'full_attention'", printed)
+        assert "With --plain prompts are scored one by one" in printed
+        assert "passed  a causal model" in printed
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--device", "toaster"], "device 'toaster' is unknown"),
+            (["--dtype", "int4"], "invalid value for '--dtype'"),
+            (["--arch", "80,x"], "--arch is '80,x'"),
+            (["--arch", "8"], "architecture 8 is none"),
+            (["--sometimes"], "no such option '--sometimes'"),
+        ],
+    )
+    def test_a_wrong_call_is_one_line_and_a_code(self, call: Call, arguments: list[str], said: str) -> None:
+        code, printed, told = call(*arguments)
+        assert (code, printed) == (2, "")
+        assert told.startswith(f"error: {said}")
+        assert told.count("\n") == 1
+
+    def test_an_interrupt_ends_with_what_is_known(
+        self, call: Call, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*_: object) -> bool:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("iclperm.engine.doctor.checks.layers_agree", interrupted)
+        code, printed, told = call(model, "--device", "cpu", "--out", tmp_path / "report.md")
+        assert code == 3
+        assert told.endswith("stopped; what is known so far is told\n")
+        assert "passed  tree attention kernel" in printed
+        assert "whole model" not in printed
+        assert printed.endswith("```\n\nStopped before it was finished; what is told holds.\n")
+        assert (tmp_path / "report.md").read_text() == printed
+
+    def test_a_report_that_cannot_be_written(self, call: Call, tmp_path: Path, model: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        code, printed, told = call(model, "--device", "cpu", "--out", tmp_path / "file/report.md")
+        assert code == 3
+        assert "Works: " in printed
+        assert told.startswith("error: cannot write to")
+
+    def test_kernels_are_compiled_for_a_gpu_that_is_not_here(self, model: Path, tmp_path: Path) -> None:
+        """In a process of its own, since the tests' interprets kernels."""
+        environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+        environment |= {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "PYTHONPATH": os.pathsep.join(sys.path[1:])}
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "iclperm",
+            "doctor",
+            str(model),
+            "--device",
+            "cpu",
+            "--arch",
+            "80",
+            "--json",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)["kernels"]
+        assert {each["arch"] for each in found} == {"sm_80"}
+        assert {each["kernel"].split()[0] for each in found} == {"tree_attention", "head", "silu", "rms_norm", "rotate"}
+        assert all(each["registers"] > 0 and each["spills"] == 0 and each["seconds"] > 0 for each in found)
+
+    def test_without_a_compiler_that_is_said(self, call: Call, model: Path) -> None:
+        code, printed, _ = call(model, "--device", "cpu", "--arch", "80")
+        assert code == 0
+        assert "kernels\n  TRITON_INTERPRET is set, so kernels are interpreted and nothing is compiled\n" in printed
+
+
+def keys(value: Any, but: set[str]) -> Iterator[str]:
+    """All keys in a value; of those in ``but`` not what they hold."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            if key not in but:
+                yield from keys(inner, but)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys(inner, but)
+
+
+class TestProgress:
+    def test_on_a_terminal_parts_are_printed_past_a_bar(
+        self, call: Call, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            cli_doctor, "Console", lambda stderr: Console(file=sys.stderr, force_terminal=True, width=80)
+        )
+        code, printed, told = call(model, "--device", "cpu")
+        assert code == 0
+        assert "\x1b" not in printed
+        assert [line for line in printed.splitlines() if line in PARTS] == [*PARTS]
+        assert "\x1b" in told
+
+    def test_elsewhere_lines_are_told_from_time_to_time(
+        self, call: Call, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cli_doctor, "_SECONDS", 0.0)
+        code, printed, told = call(model, "--device", "cpu")
+        assert code == 0
+        assert "checked tree attention kernel" in told.splitlines()
+        assert "checked" not in printed
+        code, printed, told = call(model, "--device", "cpu", "--json")
+        assert (code, told) == (0, "")
+
+
+class TestPrivacy:
+    @pytest.mark.parametrize(
+        ("said", "told"),
+        [
+            ("/home/bob/lib/python3/x.py:12: oops", ".../x.py:12: oops"),
+            ("[Errno 2] No such file: '/data/a b/c d.so'", "[Errno 2] No such file: '.../c d.so'"),
+            ("C:\\Users\\bob\\x.txt is gone", ".../x.txt is gone"),
+            ("at \\\\server\\share\\x", "at .../x"),
+            ("~/mine/x, /a/b.so:/home/bob/c.so", ".../x, .../b.so:.../c.so"),
+            ("see https://a.b/c/d of Qwen/Qwen2.5-0.5B", "see https://a.b/c/d of Qwen/Qwen2.5-0.5B"),
+            ("http://me:word@proxy:80/x", "http://proxy:80/x"),
+            ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,1", "GPU-***,1"),
+            ("token hf_abcdefghijkl was refused", "token *** was refused"),
+            ("50/60 and/or\n\tmore `x`", "50/60 and/or more 'x'"),
+            ("\x1b[2J", "\\x1b[2J"),
+        ],
+    )
+    def test_texts_are_cut(self, said: str, told: str) -> None:
+        assert without_names(said) == told
+
+    def test_names_are_cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("getpass.getuser", lambda: "alice")
+        monkeypatch.setattr("platform.node", lambda: "node17.lab.example")
+        privacy._names.cache_clear()
+        try:
+            said = "alice@node17 and Alice's malice on node17.lab.example"
+            assert without_names(said) == "USER@HOST and USER's malice on HOST"
+        finally:
+            privacy._names.cache_clear()
+
+    def test_an_error_is_one_short_line(self) -> None:
+        assert first_line(ValueError("a\nb")) == "ValueError: a"
+        assert first_line(ValueError()) == "ValueError: no reason given"
+        assert len(first_line(ValueError("x" * 5000))) == 300
+
+
+class TestMachine:
+    @pytest.mark.parametrize(
+        ("total", "most", "expected"),
+        [
+            (80 << 30, 80 << 30, [80, 80]),
+            (80 << 30, 30 << 30, [30, 80]),
+            (64 << 30, 48 << 30, [48, 64]),
+            (0, 0, [0, 0]),
+        ],
+    )
+    def test_what_can_be_allocated(self, total: int, most: int, expected: list[int]) -> None:
+        """In GiB, to within the smallest block; all is given back."""
+        alive: list[int] = []
+
+        class Held:
+            def __init__(self, size: int) -> None:
+                if size > most or sum(alive) + size > total:
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+                self.size = size
+                alive.append(size)
+
+            def __del__(self) -> None:
+                if hasattr(self, "size"):
+                    alive.remove(self.size)
+
+        largest, together = allocated(Held, 80 << 30)
+        assert largest <= most
+        assert together <= total
+        assert [round(size / (1 << 30), 1) for size in (largest, together)] == expected
+        assert alive == []
+
+    def test_an_allocator_that_is_broken_is_an_error(self) -> None:
+        def broken(_: int) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        with pytest.raises(RuntimeError, match="illegal"):
+            allocated(broken, 1 << 30)
+
+    def test_a_gpu_whose_driver_fails_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        about = SimpleNamespace(name="Example GPU", major=9, minor=0, multi_processor_count=132)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 << 30, 80 << 30))
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        found = machine.look()
+        gpu, host = found.devices
+        assert (gpu.name, gpu.device, gpu.capability, gpu.multiprocessors) == ("Example GPU", "cuda:0", "9.0", 132)
+        assert (gpu.total, gpu.free, gpu.allocatable, gpu.shared_memory) == (80 << 30, 70 << 30, 0, None)
+        assert gpu.reason
+        assert (host.device, found.no_gpu) == ("cpu", "")
+        lines = Diagnosis(found).part("machine")
+        assert lines[1] == "  Example GPU (cuda:0), capability 9.0, 132 multiprocessors"
+        assert lines[2].startswith("    memory 80.00 GiB, 70.00 GiB free; allocated 0.0 MiB, in one block 0.0 MiB (")
+
+    def test_flags_that_cannot_be_read_are_told(self) -> None:
+        def failing() -> object:
+            raise RuntimeError("mixed APIs")
+
+        assert machine._read(failing) == "not known: RuntimeError: mixed APIs"
+        assert machine._read(lambda: True) == "on"
+        assert machine._read(lambda: "high") == "high"
+
+
+class TestKernels:
+    @pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3", "gemma2", "gemma3", "olmo2", "phi3"])
+    def test_what_is_compiled_is_what_is_launched(
+        self, name: str, in_triton: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        served = TreeModel(ZOO[name].build(), attention="triton")
+        compiled = {variant_of(case) for case, _ in kernels.variants(kernels.shapes_of(served), [80])}
+        launched = recorded(monkeypatch)
+        ids = torch.randint(0, served.vocab_size, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+        for length in (3, 40):  # within a window, and beyond it
+            plan = plan_requests(Rows.of([ids[:length]]), np.array([length - 1]), pack_tokens=64)
+            (pack,) = plan.packs(0)
+            with served.attached():
+                hidden, tree = served.forward(pack, served.pool(plan.core.pool_slots))
+                served.read(hidden, tree)()
+        assert served.layers == "fused"
+        assert launched == compiled
+
+    def test_a_model_without_layers_of_ours_has_attention_and_head_alone(self) -> None:
+        cases = [case for case, _ in kernels.variants(kernels.shapes_of(TreeModel(ZOO["gpt-neox"].build())), [80, 90])]
+        assert [case.name for case in cases] == 2 * ["tree_attention 1 x 8 fp32", "head 96 x 32 fp32", "head merge 2"]
+
+    def test_a_kernel_that_does_not_compile_is_one_line(self) -> None:
+        case, arch = next(kernels.variants(kernels.shapes_of(TreeModel(ZOO["llama"].build())), [80]))
+        found = Diagnosis(kernels=[kernels.compiled(case, arch)])  # one that is interpreted cannot be compiled
+        assert found.failures[0].startswith("tree_attention 2 x 8 fp32 for sm_80: ")
+        assert not found.passed
+        (line,) = [line for line in found.part("kernels") if "FAILED" in line]
+        assert "sm_80" in line
+
+    @pytest.mark.parametrize(
+        ("change", "part", "reason"),
+        [
+            ({"dtype": torch.float16}, "attention", "our C++ kernel takes float32 and bfloat16, not float16"),
+            ({"dtype": torch.float16}, "layers", "Triton"),
+            ({"name": "gpt-neox"}, "layers", "ours do not know gpt_neox"),
+            ({"hooked": True}, "layers", "its layers lie on several devices, or somebody hooked into them"),
+        ],
+    )
+    def test_why_something_faster_does_not_run(
+        self, change: dict[str, Any], part: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        loaded = ZOO[change.get("name", "llama")].build().to(change.get("dtype", torch.float32))
+        if change.get("hooked"):
+            loaded.model.layers[0].register_forward_hook(lambda *_: None)
+        (way,) = [way for way in kernels.ways(TreeModel(loaded)) if way.part == part]
+        assert reason in way.reason
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """What is launched from now on, as `variant_of`."""
+    launched: set[Any] = set()
+
+    class Recording:
+        def __init__(self, kernel: Any) -> None:
+            self._kernel = kernel
+
+        def __getitem__(self, grid: Any) -> Any:
+            run = self._kernel[grid]
+
+            def launch(*given: Any, **named: Any) -> Any:
+                constants = frozenset((key, value) for key, value in named.items() if key.isupper())
+                dtype = next(each.dtype for each in given if isinstance(each, torch.Tensor))
+                options = (named["num_warps"], named["enable_fp_fusion"])
+                launched.add((self._kernel.fn.__name__, str(dtype), constants, options))
+                return run(*given, **named)
+
+            return launch
+
+    for module in (triton_attention, triton_head, triton_rowwise):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, Recording(getattr(module, name)))
+    return launched
+
+
+def variant_of(case: Compilation) -> Any:
+    types = {"*fp32": "torch.float32", "*bf16": "torch.bfloat16", "*fp16": "torch.float16"}
+    dtype = types[next(kind for kind in case.signature.values() if kind in types)]
+    options = (case.num_warps, case.options["enable_fp_fusion"])
+    return case.kernel.fn.__name__, dtype, frozenset(case.constexprs.items()), options
+
+
+class TestUnderTheInterpreter:
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of rows that are not finite, which a GPU has not
+    def test_a_whole_diagnosis(self, in_triton: None, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packs, "SIZES", (96,))
+        launched = recorded(monkeypatch)
+        steps: list[str] = []
+        parts: list[str] = []
+
+        class Watching:
+            def step(self, words: str) -> None:
+                steps.append(words)
+
+            def part(self, found: Diagnosis, name: str) -> None:
+                parts.append(name)
+
+        found = iclperm.doctor(model, device="cpu", onlooker=Watching())
+        assert found.passed, found.failures
+        assert found.model is not None
+        assert {way.part: way.runs for way in found.model.ways}["attention"] == "triton"
+        assert parts == [*PARTS]
+        assert "checked tree attention kernel" in steps
+        assert "timed packs of 96 tokens" in steps
+        names = {"_tree_attention_kernel", "_read_tiles_kernel", "_rms_norm_kernel", "_rotate_kernel", "_gate_kernel"}
+        assert names <= {name for name, *_ in launched}
+        assert [each.seconds is not None for each in found.packs] == [True, True]
+        assert found.without["stages"] == "nothing is left open but on a GPU by itself"
+
+
+class TestPacks:
+    def test_sizes_go_on_while_something_is_gained(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packs, "SIZES", (64, 128, 256, 512, 1024))
+        monkeypatch.setattr(packs, "_FIRST_ON_A_CPU", 32)
+        monkeypatch.setattr(
+            packs, "_timed", lambda _, plan: PackSeconds(plan.pack_tokens, plan.pack_tokens, 1e-6 * plan.pack_tokens)
+        )
+        found = list(packs.timed_packs(TreeModel(ZOO["llama"].build())))
+        assert [each.size for each in found] == [32, 64, 128, 256]
+        assert found[-1].reason == "not run: nothing was gained from 32 tokens on"
+        assert enough(found) is found[0]
+
+    def test_what_would_take_long_is_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packs, "_timed", lambda _, plan: PackSeconds(plan.pack_tokens, plan.pack_tokens, 30.0))
+        found = list(packs.timed_packs(TreeModel(ZOO["llama"].build())))
+        assert [each.reason for each in found] == ["", "not run: it would take about 240 s"]
+        assert Diagnosis(packs=found).verdict == ""
+
+    def test_what_has_no_room_is_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packs, "free_bytes", lambda _: 1 << 20)
+        (found,) = packs.timed_packs(TreeModel(ZOO["llama"].build()))
+        assert re.fullmatch(r"no room: [\d.]+ MiB are foretold beside the weights, 1\.0 MiB are free", found.reason)
+        assert enough([found]) is None
+
+    def test_memory_that_runs_out_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(packs, "execute", full)
+        found = list(packs.timed_packs(TreeModel(ZOO["llama"].build())))
+        assert [each.reason for each in found] == ["memory ran out"]
+
+    def test_transformers_layers_have_small_packs_on_a_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packs, "SIZES", (2048,))
+        found = list(packs.timed_packs(TreeModel(ZOO["gpt2"].build())))
+        assert found[-1].reason == "packs of these layers have 1,024 tokens at most on this device"
+
+    def test_the_verdict_names_the_size_to_take(self) -> None:
+        on_gpu = [
+            PackSeconds(4096, 4000, 0.040, 0.039, 0.020),
+            PackSeconds(8192, 8000, 0.050, 0.045, 0.040),
+            PackSeconds(16384, 16000, 0.100, 0.045, 0.090),
+        ]
+        found = Diagnosis(model=replace(summary(), pack_tokens=4096), packs=on_gpu)
+        assert found.verdict == (
+            "Packs of more than 8,192 tokens gain nothing. --pack-tokens 8192 takes 38% less time a token than the "
+            "usual 4,096. The host is busy for 90% of a pack's time: the device may wait for it."
+        )
+        lines = found.part("packs")
+        header = ["packs of", "seconds", "of them on the host", "on the device", "microseconds a token"]
+        assert re.split("  +", lines[1].strip()) == header
+        assert lines[2].split() == ["4,000", "0.0400", "0.0390", "0.0200", "10.00"]
+
+
+def summary() -> ModelSummary:
+    return ModelSummary.of(TreeModel(ZOO["llama"].build()), "an example")
