@@ -161,7 +161,7 @@ def test_where_no_kernel_runs_torch_serves_with_a_word(monkeypatch: pytest.Monke
     with pytest.warns(
         UserWarning, match=r"do not run on \w+ \(RuntimeError: Failed to find C compiler\.\); torch's take their place"
     ):
-        assert why_no_kernel_runs(device) == "Failed to find C compiler."
+        assert why_no_kernel_runs(device) == "RuntimeError: Failed to find C compiler."
     monkeypatch.setattr(triton_rowwise, "gate", lambda *_: None)
     assert why_no_kernel_runs(device) == "silu(2) * 2 gave 2", "a kernel that does nothing passed"
 

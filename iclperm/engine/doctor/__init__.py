@@ -144,7 +144,9 @@ class _Examination:
         if self._model is not None and (own := kernels.architecture(self._model.device)):
             architectures = list(dict.fromkeys([own, *architectures]))
         if not architectures:
-            self._found.without["kernels"] = "nothing to compile for without a GPU; --arch 80,90 compiles for some"
+            self._found.without["kernels"] = (
+                "nothing to compile for without a GPU; iclperm doctor --arch 80,90 compiles for some"
+            )
             return
         if self._folder is None:
             return
