@@ -221,7 +221,14 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_balance": ("",),
     "test_kuberay": ("",),
     # endpoints, command line, bench
-    "test_bench": ("test_a_case", "test_whoever", "test_what_cannot", "test_the_table", "test_a_worker"),
+    "test_bench": (
+        "test_a_case",
+        "test_whoever",
+        "test_what_cannot",
+        "test_the_table",
+        "test_a_worker",
+        "test_a_workload_on",
+    ),
     "test_cli": (
         "test_every_key",
         "test_an_error",

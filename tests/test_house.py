@@ -44,6 +44,7 @@ of one floor do not know each other. Imports inside functions and for type hints
 LATE = {
     "iclperm.bench": "numpy",
     "iclperm.engine.decode": "torch",
+    "iclperm.engine.device": "torch",
     "iclperm.engine.engine": "torch",
     "iclperm.engine.estimate": "torch",
     "iclperm.engine.kernels.triton_attention": "triton",
@@ -51,6 +52,7 @@ LATE = {
     "iclperm.engine.kernels.triton_resources": "triton",
     "iclperm.engine.kernels.triton_rowwise": "triton",
     "iclperm.engine.load": "torch",
+    "iclperm.engine.memory": "torch",
     "iclperm.engine.model": "torch",
     "iclperm.engine.tokenizer": "transformers",
     "iclperm.models": "numpy",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from iclperm.bench.cases import CASES
 from iclperm.bench.contenders import PEER_CONTENDERS
-from iclperm.bench.environments import ENVIRONMENTS, PeerError
+from iclperm.bench.environments import PeerError, environment, peers_apart
 from iclperm.bench.measure import BenchOptions, Row, available_cores, read_rows, run
 from iclperm.bench.models import MODELS
 from iclperm.bench.table import render
-from iclperm.errors import ConfigError
 
 __all__ = ["BenchOptions", "PeerError", "Row", "listing", "options", "prepare", "read_rows", "render", "run"]
 
@@ -33,14 +32,15 @@ def options(*, quick: bool, whole: bool, threads: int | None, **given: Any) -> B
     )
 
 
-def prepare(names: str, say: Callable[[str], None]) -> bool:
-    """Make the environments of these peers; whether all could be made. A failure is said, and the next one is tried."""
+def prepare(names: str, say: Callable[[str], None], device: str = "cpu") -> bool:
+    """Make the environments of these peers on a device; whether all could be made.
+
+    A failure is said, and the next one is tried.
+    """
     is_done = True
-    for name in _names(names, ENVIRONMENTS):
-        if name not in ENVIRONMENTS:
-            raise ConfigError(f"{name!r} has no environment of its own; choose among {', '.join(ENVIRONMENTS)}")
+    for wanted in [environment(name, device) for name in _names(names, peers_apart())]:
         try:
-            ENVIRONMENTS[name].prepare(say)
+            wanted.prepare(say)
         except PeerError as error:
             say(f"error: {error}")
             is_done = False
@@ -66,5 +66,5 @@ def _peers(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else _names(text, PEER_CONTENDERS)
 
 
-def _names(text: str, known: Mapping[str, object]) -> tuple[str, ...]:
+def _names(text: str, known: Iterable[str]) -> tuple[str, ...]:
     return tuple(known) if text == "all" else tuple(name.strip() for name in text.split(",") if name.strip())

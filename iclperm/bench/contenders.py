@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base import environment as process
+from iclperm.bench import cards
 from iclperm.bench.cases import even_sample, first_paths
-from iclperm.bench.environments import ENVIRONMENTS, PeerError, last_line
+from iclperm.bench.environments import PeerError, environment, last_line
 from iclperm.bench.peers.protocol import BenchWorkload
 
 PEERS = Path(__file__).parent / "peers"
@@ -32,10 +33,10 @@ _NOT_INHERITED = (*process.VARIABLES, "PYTHONHOME")
 class Contender:
     """A scorer in a process of its own.
 
-    ``script`` is a file of the folder ``peers``, ``environment`` the name of one of ENVIRONMENTS or None for iclperm's
-    own. ``sampling`` says what may stand for a whole case where that takes long: "prompts", scaled by their tokens, or
-    "paths", scaled by their distinct tokens, ``share`` of them. ``tolerance`` is the largest difference from the oracle
-    in float32, in nats a label's token.
+    ``script`` is a file of the folder ``peers``, ``environment`` the peer that an environment is made for, or None for
+    iclperm's own. ``sampling`` says what may stand for a whole case where that takes long: "prompts", scaled by their
+    tokens, or "paths", scaled by their distinct tokens, ``share`` of them. ``tolerance`` is the largest difference from
+    the oracle in float32, in nats a label's token.
     """
 
     name: str
@@ -48,17 +49,21 @@ class Contender:
     tolerance: float = 1e-4
     needs_cuda: bool = False
 
-    @property
-    def python(self) -> str:
-        return sys.executable if self.environment is None else str(ENVIRONMENTS[self.environment].python)
+    def python(self, device: str) -> str:
+        return sys.executable if self.environment is None else str(environment(self.environment, device).python)
 
     def obstacle(self, device: str) -> str | None:
         """Why it cannot run here, with the remedy; None if it can."""
-        if self.needs_cuda and not device.startswith("cuda"):
+        if self.needs_cuda and not cards.is_cuda(device):
             return "it needs a CUDA device; run it with --device cuda where there is one"
-        if self.environment is not None and not ENVIRONMENTS[self.environment].is_ready:
-            return f"its environment is not there; iclperm bench --prepare {self.environment} makes it"
-        return None
+        if absent := cards.absence(device):
+            return absent
+        if self.environment is None or (wanted := environment(self.environment, device)).is_ready:
+            return None
+        if wanted.obstacle:
+            return f"its environment is not there, and cannot be made: {wanted.obstacle}"
+        on = "--device cuda " if wanted.is_cuda else ""
+        return f"its environment is not there; iclperm bench {on}--prepare {self.environment} makes it"
 
 
 OURS = Contender("iclperm", "this package", PEERS / "ours.py", variables=process.VARIABLES)
@@ -115,22 +120,23 @@ PEER_CONTENDERS = {
 class ContenderProcess:
     """The process of a contender, alive between requests and idle while others work.
 
-    Use as a context manager; what it prints goes to ``log``. Raises PeerError with its last words where it fails.
+    Use as a context manager; what it prints goes to ``log``. On a GPU it sees that card alone, as its first. Raises
+    PeerError with its last words where it fails.
     """
 
-    def __init__(self, contender: Contender, log: Path, threads: int) -> None:
-        self._name, self._log = contender.name, log
+    def __init__(self, contender: Contender, log: Path, threads: int, device: str = "cpu") -> None:
+        self._name, self._log, self._device = contender.name, log, cards.within(device)
         kept = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
         if contender.environment is not None:
             kept.pop("PYTHONPATH", None)
         with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
-                [contender.python, str(contender.script)],
+                [contender.python(device), str(contender.script)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 encoding="utf-8",
-                env={**kept, "OMP_NUM_THREADS": str(threads), **contender.variables},
+                env={**kept, "OMP_NUM_THREADS": str(threads), **cards.visible(device), **contender.variables},
             )
 
     def __enter__(self) -> Self:
@@ -155,16 +161,17 @@ class ContenderProcess:
             self._process.kill()
             self._process.wait()
 
-    def load(self, model: Path, dtype: str, threads: int, device: str) -> dict[str, Any]:
-        return self._ask("load", model=str(model), dtype=dtype, threads=threads, device=device)
+    def load(self, model: Path, dtype: str, threads: int) -> dict[str, Any]:
+        return self._ask("load", model=str(model), dtype=dtype, threads=threads, device=self._device)
 
     def warm(self, work: Path) -> dict[str, Any]:
         return self._ask("warm", work=str(work))
 
-    def linear(self) -> dict[str, float]:
-        """Seconds a token of the body's linear layers alone, by ``torch`` and by the ``engine``; iclperm's process."""
+    def linear(self) -> tuple[dict[str, float], str]:
+        """Seconds a token of the body's linear layers alone, by ``torch`` and by the ``engine``, and torch's library;
+        of iclperm's process."""
         answer = self._ask("linear")
-        return {path: float(answer[path]) for path in ("torch", "engine")}
+        return {path: float(answer[path]) for path in ("torch", "engine")}, str(answer["library"])
 
     def score(self, work: Path, out: Path) -> tuple[dict[str, Any], npt.NDArray[np.float32]]:
         """What it says of the pass, and its log-likelihoods [N, L]."""

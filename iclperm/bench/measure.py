@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base.outputs import output
+from iclperm.bench import cards
 from iclperm.bench.cases import CASES, Case, distinct_tokens, even_sample, warm_up
 from iclperm.bench.contenders import ORACLE, OURS, PEER_CONTENDERS, Contender, ContenderProcess, sampled
 from iclperm.bench.environments import PeerError
@@ -31,6 +32,7 @@ Logprobs = npt.NDArray[np.float32]
 _ORACLE_STRIDE = 3  # of a slow peer's sample of prompts, those that the oracle scores as well
 _HALF_PRECISION_SLACK = 2.0  # a contender's error may be this many times that of unpadded transformers
 _WORKER_BYTES = 1.5e9  # beside the weights
+_CARD_WORKER_BYTES = 4e9  # likewise on a GPU: vLLM's 2 GiB of keys and values, CUDA's own, a batch's logits; a guess
 _MEMORY_SHARE = 0.8
 
 
@@ -59,6 +61,8 @@ class BenchOptions:
         _refuse_unknown("model", self.models, MODELS)
         _refuse_unknown("dtype", self.dtypes, ("float32", "bfloat16"))
         _refuse_unknown("peer", self.peers or (), PEER_CONTENDERS)
+        if not cards.DEVICES.fullmatch(self.device):
+            raise ConfigError(f"device is {self.device!r}; the benchmark runs on cpu, cuda or cuda:0, cuda:1, ...")
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,11 @@ class Row:
 
     ``share`` is the part of the case's tokens that a pass scored. Of the same rounds are ``ours_seconds`` and, on all
     distinct tokens, the linear layers alone: ``torch_linear_seconds`` by the model's own modules, ``linear_seconds`` by
-    whichever is faster, those or the engine's products. ``difference`` is the largest from the float32 oracle, in nats
-    a label's token; ``flips`` the share of prompts whose best label is not float32's, ``near_ties`` that of prompts
-    whose two best labels lie within unpadded transformers' own error in this dtype.
+    whichever is faster, those or the engine's products; ``linear_library`` multiplied for torch. ``memory_bytes`` is
+    the most that the process held of the host's memory, ``gpu_memory_bytes`` the most that torch had allocated of the
+    GPU's in a pass (None: on a CPU, or by a contender without torch). ``difference`` is the largest from the float32
+    oracle, in nats a label's token; ``flips`` the share of prompts whose best label is not float32's, ``near_ties``
+    that of prompts whose two best labels lie within unpadded transformers' own error in this dtype.
     """
 
     case: str
@@ -92,6 +98,9 @@ class Row:
     ours_seconds: list[float] = field(default_factory=list)
     linear_seconds: list[float] = field(default_factory=list)
     torch_linear_seconds: list[float] = field(default_factory=list)
+    linear_library: str = ""
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
     load_seconds: float = 0.0
     warm_seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
@@ -147,8 +156,10 @@ def run(options: BenchOptions, say: Say, out: Path | None = None) -> list[Row]:
     """Measure what the options name; rows that ``out`` already holds are not measured again.
 
     Each row is appended to ``out`` as it is finished. A peer that cannot run, fails or disagrees has a row that says
-    why. Raises PeerError if iclperm itself or the oracle fails.
+    why. Raises PeerError if iclperm itself or the oracle fails, or the device is not there.
     """
+    if absent := cards.absence(options.device):
+        raise PeerError(f"{absent}; choose another --device")
     out = None if out is None else output(out, is_folder=True)  # it is appended to: no link either
     finished = [] if out is None or not out.exists() else read_rows(out)
 
@@ -218,7 +229,8 @@ class _Block:
             return
         self.say_of(f"{len(self.work.cells):,} prompts, {', '.join(['iclperm', *(each.name for each in able)])}")
         self._set_yardsticks()
-        for group in _groups(able, about["float32_bytes"] / (1 if self.dtype == "float32" else 2)):
+        weight_bytes = about["float32_bytes"] / (1 if self.dtype == "float32" else 2)
+        for group in _groups(able, weight_bytes, self.options.device):
             yield from _Rounds(self, (OURS, *group)).rows()
 
     def _contenders(self, done: set[str]) -> tuple[list[Contender], list[tuple[Contender, str]]]:
@@ -262,8 +274,9 @@ class _Block:
 
     def _score_once(self, contender: Contender, dtype: str, work: Path) -> Logprobs:
         self.say_of(f"{contender.name} in {dtype}, not timed")
-        with ContenderProcess(contender, self.scratch / f"{contender.name}.log", self.options.threads) as worker:
-            worker.load(self.folder, dtype, self.options.threads, self.options.device)
+        where = self.options.threads, self.options.device
+        with ContenderProcess(contender, self.scratch / f"{contender.name}.log", *where) as worker:
+            worker.load(self.folder, dtype, self.options.threads)
             return worker.score(work, self.scratch / f"{contender.name}.npy")[1]
 
     def difference(self, logprobs: Logprobs, cells: npt.NDArray[np.int64]) -> float:
@@ -300,7 +313,7 @@ class _Block:
         model, case, dtype, device, threads, scale = self.key
         return Row(
             case=case, model=model, dtype=dtype, device=device, threads=threads, scale=scale,
-            contender=contender.name, what=contender.what, machine=machine(), **values,
+            contender=contender.name, what=contender.what, machine=machine(device), **values,
         )  # fmt: skip
 
     def say_of(self, words: str) -> None:
@@ -328,6 +341,7 @@ class _Rounds:
         self.ours_seconds: list[float] = []
         self.linear_seconds: list[float] = []
         self.torch_linear_seconds: list[float] = []
+        self.linear_library = ""
 
     def rows(self) -> Iterator[Row]:
         with ExitStack() as stack:
@@ -354,10 +368,10 @@ class _Rounds:
         block, options = self.block, self.block.options
         self.block.say_of(f"{contender.name} loads")
         worker = stack.enter_context(
-            ContenderProcess(contender, block.scratch / f"{contender.name}.log", options.threads)
+            ContenderProcess(contender, block.scratch / f"{contender.name}.log", options.threads, options.device)
         )
         work = sampled(contender, block.work, block.model.sample, options.is_whole)
-        loaded = worker.load(block.folder, block.dtype, options.threads, options.device)
+        loaded = worker.load(block.folder, block.dtype, options.threads)
         warmed = worker.warm(block.file(warm_up(block.work), "warm"))
         settings = {**loaded.get("settings", {}), **warmed.get("settings", {})}
         about = {"versions": loaded["versions"], "settings": settings,
@@ -386,7 +400,7 @@ class _Rounds:
         entrant.about["answer"] = answer
         if entrant.contender is OURS:
             self.ours_seconds.append(entrant.seconds[-1])
-            linear = entrant.worker.linear()
+            linear, self.linear_library = entrant.worker.linear()
             self.linear_seconds.append(min(linear.values()) * self.block.distinct)
             self.torch_linear_seconds.append(linear["torch"] * self.block.distinct)
 
@@ -427,13 +441,16 @@ class _Rounds:
             ours_seconds=self.ours_seconds,
             linear_seconds=self.linear_seconds,
             torch_linear_seconds=self.torch_linear_seconds,
+            linear_library=self.linear_library,
+            memory_bytes=answer.get("memory_bytes"),
+            gpu_memory_bytes=answer.get("gpu_memory_bytes"),
             phases=answer.get("phases", {}),
             **entrant.about,
         )
 
 
-def machine() -> dict[str, Any]:
-    """Processor, the vector instructions that matter, cores, memory and system."""
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Processor, the vector instructions that matter, cores, memory and system, and the card that runs it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -445,13 +462,17 @@ def machine() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
+        **cards.about(device),
     }
 
 
-def _groups(contenders: Sequence[Contender], weight_bytes: float) -> list[tuple[Contender, ...]]:
-    """Peers that fit in memory at once, beside iclperm."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE
-    size = max(1, int(memory / (weight_bytes + _WORKER_BYTES)) - 1)
+def _groups(contenders: Sequence[Contender], weight_bytes: float, device: str) -> list[tuple[Contender, ...]]:
+    """Peers that fit in memory at once, beside iclperm; on a GPU in both its and the host's."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE
+    size = int(host / (weight_bytes + _WORKER_BYTES))
+    if cards.is_cuda(device):
+        size = min(size, int(cards.memory_bytes(device) * _MEMORY_SHARE / (weight_bytes + _CARD_WORKER_BYTES)))
+    size = max(1, size - 1)
     return [tuple(contenders[begin : begin + size]) for begin in range(0, len(contenders), size)] or [()]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from iclperm.bench.cases import CASES
 from iclperm.bench.measure import Row
@@ -13,6 +14,7 @@ from iclperm.bench.measure import Row
 _OURS = "iclperm"
 _HEADER = ("contender", "seconds", "tokens forwarded", "x linear layers", "iclperm is faster", "largest difference")
 _HALF_HEADER = ("flips",)
+_MEMORY_HEADER, _CARD_HEADER = ("memory",), ("GPU memory",)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def _about(rows: Sequence[Row]) -> str:
     machines = dict.fromkeys(
         f"{row.machine.get('processor')}, {row.machine.get('cores')} cores, "
         f"{', '.join(row.machine.get('simd', []))}, {row.machine.get('system')}, Python {row.machine.get('python')}"
+        f"{_card(row.machine)}"
         for row in rows
     )
     versions = {
@@ -72,6 +75,13 @@ def _about(rows: Sequence[Row]) -> str:
         if row.versions
     }
     return "\n".join(["# iclperm bench", "", *machines, "", *(f"- {line}" for line in sorted(versions))])
+
+
+def _card(machine: Mapping[str, Any]) -> str:
+    if "gpu" not in machine:
+        return ""
+    memory = f"{machine['gpu_memory_bytes'] / 1e9:.0f} GB"
+    return f"; {machine['gpu']}, {memory}, CUDA {machine.get('gpu_cuda')}, driver {machine.get('gpu_driver')}"
 
 
 def _block(rows: Sequence[Row]) -> Iterator[str]:
@@ -87,20 +97,26 @@ def _block(rows: Sequence[Row]) -> Iterator[str]:
         yield (
             f"{first.prompts:,} prompts of {first.tokens_naive:,} tokens, {first.tokens_unique:,} distinct: "
             f"{first.tokens_naive / first.tokens_unique:.1f} times fewer. "
-            f"Linear layers alone: {linear:.2f} s{_by_products(first, linear)}. "
+            f"Linear layers alone: {linear:.2f} s{_by_library(first)}{_by_products(first, linear)}. "
             f"Medians of {len(first.seconds)} (least to most)."
         )
     if half and first.near_ties is not None:
         yield f"Near-ties: {first.near_ties:.1%} of the prompts, their two best labels within the dtype's own error."
     yield ""
-    header = (*_HEADER, *(_HALF_HEADER if half else ()), "notes")
+    has_memory = any(row.memory_bytes for row in rows)  # those of earlier versions have none
+    held = (*(_MEMORY_HEADER if has_memory else ()), *(_CARD_HEADER if first.device != "cpu" else ()))
+    header = (*_HEADER, *(_HALF_HEADER if half else ()), *held, "notes")
     yield f"| {' | '.join(header)} |"
     yield f"|{'|'.join(['---'] * len(header))}|"
-    yield from (f"| {' | '.join(_cells(row, half))} |" for row in rows)
+    yield from (f"| {' | '.join(_cells(row, half, held))} |" for row in rows)
     ours = next((row for row in rows if row.contender == _OURS and row.seconds), None)
     if ours is not None:
         yield ""
         yield f"Where iclperm's time goes: {_phases(ours)}."
+
+
+def _by_library(row: Row) -> str:
+    return f" by {row.linear_library}" if row.linear_library else ""
 
 
 def _by_products(row: Row, linear: float) -> str:
@@ -108,15 +124,20 @@ def _by_products(row: Row, linear: float) -> str:
     return "" if faster >= 0.98 * linear else f", {faster:.2f} s by the products that the engine runs instead"
 
 
-def _cells(row: Row, half: bool) -> list[str]:
+def _cells(row: Row, half: bool, held: tuple[str, ...]) -> list[str]:
     name = f"**{row.contender}**" if row.contender == _OURS else row.contender
-    empty = [""] * (1 if half else 0)
+    empty = [""] * (half + len(held))
     if row.failure is not None:
         return [name, "", "", "", "", _difference(row), *empty, row.failure.replace("|", "/")]
     speed_up = "" if row.contender == _OURS or row.speed_up is None else f"{row.speed_up:.2f} x"
     flips = [] if not half else ["" if row.flips is None else f"{row.flips:.2%}"]
     return [name, _seconds(row), f"{row.tokens_forwarded:,}", _times(row.times_linear), speed_up, _difference(row),
-            *flips, _notes(row)]  # fmt: skip
+            *flips, *(_held(row, kind) for kind in held), _notes(row)]  # fmt: skip
+
+
+def _held(row: Row, kind: str) -> str:
+    held = row.memory_bytes if kind in _MEMORY_HEADER else row.gpu_memory_bytes
+    return "" if held is None else f"{held / 1e9:.2f} GB"
 
 
 def _seconds(row: Row) -> str:

@@ -411,7 +411,7 @@ def bench(
     if is_list:
         click.echo(benchmark.listing(given["device"]))
     elif prepare is not None:
-        return 0 if benchmark.prepare(prepare, say) else FAILED
+        return 0 if benchmark.prepare(prepare, say, given["device"]) else FAILED
     else:
         rows = benchmark.read_rows(table) if table else benchmark.run(benchmark.options(**given), say, out)
         click.echo("\n".join(row.to_json() for row in rows) if as_json else benchmark.render(rows), nl=as_json)

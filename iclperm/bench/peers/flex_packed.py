@@ -129,4 +129,4 @@ def _attend(
 
 
 if __name__ == "__main__":
-    serve(FlexPacked())
+    serve(FlexPacked(), torch.cuda)

@@ -42,4 +42,4 @@ class LmEval:
 
 
 if __name__ == "__main__":
-    serve(LmEval())
+    serve(LmEval(), torch.cuda)

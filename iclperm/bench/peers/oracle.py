@@ -33,4 +33,4 @@ class Oracle:
 
 
 if __name__ == "__main__":
-    serve(Oracle())
+    serve(Oracle(), torch.cuda)

@@ -40,10 +40,10 @@ class Ours:
         return scores[work.cells[:, 0], work.cells[:, 1]], about
 
     @torch.inference_mode()
-    def linear(self) -> dict[str, float]:
+    def linear(self) -> dict[str, Any]:
         """Seconds a token of every linear layer of the body, one after the other, on rows made beforehand.
 
-        Twice: as the module itself runs, and by the products that the engine takes.
+        Twice: as the module itself runs, by the ``library`` named, and by the products that the engine takes.
         """
         model: Any = self.engine.model
         head = model.get_output_embeddings()
@@ -55,6 +55,8 @@ class Ours:
         }
 
         def seconds(product: Callable[[nn.Linear, torch.Tensor], torch.Tensor]) -> float:
+            if like.is_cuda:
+                torch.cuda.synchronize()
             started = time.perf_counter()
             for layer in layers:
                 product(layer, inputs[layer.in_features])
@@ -64,8 +66,17 @@ class Ours:
 
         passes = [(seconds(nn.Linear.__call__), seconds(linear)) for _ in range(1 + LINEAR_PASSES)]
         by_torch, by_engine = (statistics.median(each) / LINEAR_ROWS for each in zip(*passes[1:], strict=True))
-        return {"torch": by_torch, "engine": by_engine}
+        return {"torch": by_torch, "engine": by_engine, "library": _library(like)}
+
+
+def _library(weight: torch.Tensor) -> str:
+    """What multiplies for torch where a weight lies, as far as torch says."""
+    if weight.is_cuda:
+        blas = str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2]  # torch's default picks between two
+        return f"{'cuBLAS or cuBLASLt' if blas == 'Default' else blas} of CUDA {torch.version.cuda}"
+    mkl, onednn = "BLAS_INFO=mkl" in torch.__config__.show(), "USE_MKLDNN=ON" in torch.__config__.show()
+    return "MKL" if mkl and weight.dtype == torch.float32 else "oneDNN" if onednn else "torch's own"
 
 
 if __name__ == "__main__":
-    serve(Ours())
+    serve(Ours(), torch.cuda)

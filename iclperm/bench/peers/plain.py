@@ -67,4 +67,4 @@ def _sums(logprobs: torch.Tensor, labels: tuple[Ids, ...]) -> list[float]:
 
 
 if __name__ == "__main__":
-    serve(Plain())
+    serve(Plain(), torch.cuda)

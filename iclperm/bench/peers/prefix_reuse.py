@@ -100,4 +100,4 @@ def _expanded(cache: DynamicCache, rows: int) -> DynamicCache:
 
 
 if __name__ == "__main__":
-    serve(PrefixReuse())
+    serve(PrefixReuse(), torch.cuda)

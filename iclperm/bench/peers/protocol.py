@@ -98,13 +98,16 @@ class ContenderScorer(Protocol):
         """Log-likelihoods [N, L] in nats of every label after every cell's prompt, and ``tokens``: those forwarded."""
 
 
-def serve(scorer: ContenderScorer) -> None:
-    """Answer requests until standard input ends. What libraries print goes to standard error."""
+def serve(scorer: ContenderScorer, cuda: Any = None) -> None:
+    """Answer requests until standard input ends. What libraries print goes to standard error.
+
+    ``cuda`` is torch.cuda where the contender runs on torch; others end with their results on the host.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
         try:
-            answer = _answer(scorer, json.loads(line))
+            answer = _answer(scorer, json.loads(line), cuda)
         except Exception as error:  # the parent hears of it and goes on with the others
             traceback.print_exc()
             reason = " ".join(str(error).split())[:300]
@@ -113,20 +116,45 @@ def serve(scorer: ContenderScorer) -> None:
         answers.flush()
 
 
-def _answer(scorer: ContenderScorer, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(scorer: ContenderScorer, request: dict[str, Any], cuda: Any) -> dict[str, Any]:
     do = request.pop("do")
     if do == "score":
         work, out = BenchWorkload.load(Path(request["work"])), Path(request["out"])
         prepare: Callable[[], None] = getattr(scorer, "forget", _nothing)
         prepare()
-        started = time.perf_counter()
+        if _is_used(cuda):
+            cuda.reset_peak_memory_stats()
+        started = _clock(cuda)
         logprobs, about = scorer.score(work)
-        seconds = time.perf_counter() - started
+        seconds = _clock(cuda) - started
         np.save(out, logprobs, allow_pickle=False)
-        return {"seconds": seconds, **about}
-    started = time.perf_counter()
+        return {"seconds": seconds, **_memory(cuda), **about}
+    started = _clock(cuda)
     about = scorer.warm(BenchWorkload.load(Path(request["work"]))) if do == "warm" else getattr(scorer, do)(**request)
-    return {"wall": time.perf_counter() - started, **about}
+    return {"wall": _clock(cuda) - started, **about}
+
+
+def _clock(cuda: Any) -> float:
+    """Seconds, read when the GPU has finished what torch gave it."""
+    if _is_used(cuda):
+        cuda.synchronize()
+    return time.perf_counter()
+
+
+def _is_used(cuda: Any) -> bool:
+    return cuda is not None and cuda.is_initialized()
+
+
+def _memory(cuda: Any) -> dict[str, int]:
+    """The most that the process held of the host's memory, on Linux, and the pass of the GPU's, of what torch knows."""
+    status, found = Path("/proc/self/status"), {}
+    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
+    # Not getrusage: that begins with what the process that started this one held.
+    if held := [line.split()[1] for line in lines if line.startswith("VmHWM:")]:
+        found["memory_bytes"] = int(held[0]) * 1024
+    if _is_used(cuda):
+        found["gpu_memory_bytes"] = int(cuda.max_memory_allocated())
+    return found
 
 
 def _nothing() -> None:
@@ -139,7 +167,10 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def fastest(choices: Sequence[Option], run: Callable[[Option], object]) -> Option:
-    """The choice that takes least; the first runs once more before, as it may have to compile."""
+    """The choice that takes least; the first runs once more before, as it may have to compile.
+
+    A run ends with its results on the host.
+    """
 
     def seconds(choice: Option) -> float:
         started = time.perf_counter()
