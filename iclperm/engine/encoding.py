@@ -130,7 +130,7 @@ class Encoder:
         """
         joint = [part for text, row in zip(texts, labels, strict=True) for part in (text, *(text + x for x in row))]
         encoded = iter(self._encode_all(joint))
-        return [_split([next(encoded) for _ in range(1 + len(row))]) for row in labels]
+        return [split_at_labels([next(encoded) for _ in range(1 + len(row))]) for row in labels]
 
     def _pairs(self, requests: Sequence[tuple[Text, Text]]) -> list[tuple[TokenArray, TokenArray]]:
         texts = [_at_a_word(str(context), str(more)) for context, more in requests if isinstance(context, str)]
@@ -196,7 +196,16 @@ class Encoder:
 
     @cached_property
     def _shared(self) -> SharedTexts | None:
-        return None if self._added is None else SharedTexts(self._tokenizer)
+        return self.sharing()
+
+    def sharing(self, *, is_strict: bool = False) -> SharedTexts | None:
+        """What tokenises texts that begin alike; None where each is tokenised by itself."""
+        return None if self._added is None else SharedTexts(self._tokenizer, is_strict=is_strict)
+
+    @property
+    def added(self) -> TokenArray:
+        """What the tokenizer puts before a text, int32."""
+        return np.empty(0, np.int32) if self._added is None else self._added
 
 
 def _at_a_word(context: str, continuation: str) -> tuple[str, str]:
@@ -204,7 +213,7 @@ def _at_a_word(context: str, continuation: str) -> tuple[str, str]:
     return context.rstrip(), context + continuation
 
 
-def _split(ids: list[TokenArray]) -> tuple[TokenArray, list[TokenArray]]:
+def split_at_labels(ids: list[TokenArray]) -> tuple[TokenArray, list[TokenArray]]:
     """A prompt and its labels, cut at the last token that all agree on; given are its ids and the joint ones."""
     alone, *joint = ids
     stable = min([alone.size, *(_common(alone, each) for each in joint)])

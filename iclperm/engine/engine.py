@@ -38,34 +38,14 @@ from iclperm.engine.plan import (
     plan_product,
     plan_requests,
 )
+from iclperm.engine.scores import INVALID, OK, Scores, UnitResult, by_query
+from iclperm.engine.session import Session
 from iclperm.engine.texts import Ending, Generated, GeneratedUnit, Generations, eos_ids
-from iclperm.engine.tree import Ids, IntArray, PrefixTree, Rows
+from iclperm.engine.tree import Ids, PrefixTree, Rows
 from iclperm.errors import RequestError, is_of_a_device, is_out_of_memory
 from iclperm.study.sizes import Budget
 
-OK, INVALID = 0, 1
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One entry a request, in the order given: ``logprob`` in nats (float32), NaN where ``state`` is invalid."""
-
-    logprob: npt.NDArray[np.float32]
-    num_tokens: npt.NDArray[np.int32]
-    is_greedy: npt.NDArray[np.bool_]
-    state: npt.NDArray[np.uint8]  # 0 ok, 1 invalid: a row of logits was not finite
-
-
-@dataclass(frozen=True)
-class UnitResult:
-    """A finished unit of a product: c distinct contexts x q queries x L continuations."""
-
-    unit: int
-    contexts: IntArray  # [c] distinct-context numbers
-    queries: IntArray  # [q]
-    logprob: npt.NDArray[np.float32]  # [c, q, L] nats
-    is_greedy: npt.NDArray[np.bool_]  # [c, q, L]
-    state: npt.NDArray[np.uint8]  # [c, q]
+_MOST_SLOTS = 1 << 24  # of a session; more tokens than any plan has had
 
 
 class Engine:
@@ -231,7 +211,7 @@ class Engine:
         """
         with self._call() as report:
             started = time.perf_counter()
-            labels = _by_query(continuations, len(queries))
+            labels = by_query(continuations, len(queries))
             shape = (len(contexts), len(queries), len(labels[0]) if labels else 0)
             if 0 in shape:
                 return np.empty(shape, np.float32)
@@ -250,6 +230,28 @@ class Engine:
                     others = [others[number] for number in np.flatnonzero(outside)]
                 scores[outside] = self._score_generally(others, queries, labels, report).reshape(-1, *shape[1:])
             return scores
+
+    def session(self, memory_budget: Budget | None = None) -> Session:
+        """A session, whose keys and values stay from call to call: see `Session`.
+
+        ``memory_budget`` (bytes, or a share of what is free) is what they take at most, by default half of what is free
+        now. Raises RequestError where the engine runs prompt by prompt, or on several devices.
+        """
+        if not isinstance(self._model, TreeModel) or len(self._model.devices) > 1:
+            raise RequestError(
+                "a session needs the prefix tree on one device; leave out plain=True and device='balanced'"
+            )
+        room = resolve_budget("50%" if memory_budget is None else memory_budget, self._model.device)
+        with self._call() as report:
+            self._first_use(report)
+        return Session(
+            self._model,
+            self._encoder,
+            self._call,
+            num_slots=max(1, min(room // self._model.facts.kv_token_bytes, _MOST_SLOTS)),
+            pack_tokens=self.pack_tokens,
+            max_tokens=self.max_tokens,
+        )
 
     def execute(self, plan: Plan, units: Iterable[int] | None = None) -> Iterator[UnitResult]:
         """Run units of a product plan (all by default), one result each, in the order given.
@@ -548,23 +550,6 @@ class Engine:
             for line in found.said:
                 warnings.warn(line, stacklevel=2)
             report.seconds["self_check"] += time.perf_counter() - started
-
-
-def _by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:
-    """One list of continuations a query, equally many for each, whether given so or shared by all (then one object)."""
-    if not len(continuations) or _is_continuation(continuations[0]):
-        return [continuations] * num_queries
-    if len(continuations) != num_queries:
-        raise RequestError(f"continuations are given for {len(continuations)} queries, but there are {num_queries}")
-    for query, row in enumerate(continuations):
-        if len(row) != len(continuations[0]):
-            raise RequestError(f"query {query} has {len(row)} continuations, query 0 has {len(continuations[0])}")
-    return list(continuations)
-
-
-def _is_continuation(given: Any) -> bool:
-    """A text or a row of token ids, not a list of them."""
-    return isinstance(given, str) or not len(given) or not isinstance(given[0], str | Sequence | np.ndarray)
 
 
 @dataclass(frozen=True)

@@ -458,6 +458,13 @@ class TreeModel(PlainModel):
             lo, hi = np.searchsorted(pair_row, [begin, end]).tolist()
             yield begin, end, lo, hi
 
+    def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of each row of ``hidden`` [R, H] the log-probability of every token id, float32 [R, V] in nats."""
+        logits = self._logits(hidden).float()
+        if self._softcap:
+            logits = self._softcap * torch.tanh(logits / self._softcap)
+        return logits.log_softmax(dim=-1)
+
     def choose(self, hidden: torch.Tensor) -> LikeliestIds:
         """The likeliest next token of each row of ``hidden`` [R, H]; logits exist for a chunk of rows at a time."""
         if self.fuses_head and hidden.dtype == self.dtype:

@@ -8,7 +8,7 @@ for token, the neighbour's ids before them are the text's. Where they do not, th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,7 @@ from iclperm.engine.tree import TokenArray
 _WORDS, _UNSURE = 7, 2
 _MOST_WINDOW = 400  # characters in which so many words must lie, as they do not where a script has no spaces
 _LEAST_SHARED = 200  # characters, below which a window saves nothing
-_CHECKED = 8  # texts of a call that are tokenised whole besides, to see that windows tell the truth
+_CHECKED, _CHECKED_OF = 16, 128  # texts that are tokenised whole besides, to see that windows tell the truth
 _WORD = re.compile(r"\s+\S")
 
 
@@ -43,35 +43,53 @@ class SpannedText:
 class SharedTexts:
     """Tokenises texts with a fast tokenizer, without special tokens.
 
+    ``is_strict``: a tokenizer that reads any text as one piece, so that nothing bounds how far a merge may reach, is
+    given each text whole. The first windows are held against whole texts, and some of those after them.
+
     ``num_characters`` have been given to the tokenizer, in windows or whole; ``num_whole`` texts had a shared beginning
     and were tokenised whole all the same, since no window could be told to give the same ids.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, is_strict: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._is_whole = is_strict and not cuts_texts(tokenizer)
+        self._num_joined = 0
         self.num_characters = 0
         self.num_whole = 0
 
-    def __call__(self, texts: Sequence[str]) -> list[SpannedText]:
-        """The ids of each text, as if it were tokenised alone. Cost: about the characters of the tree of all texts."""
-        order = sorted(set(texts))
+    def __call__(self, texts: Sequence[str], known: Mapping[str, SpannedText] | None = None) -> list[SpannedText]:
+        """The ids of each text, as if it were tokenised alone; ``known`` are those of texts that others may begin with.
+
+        Cost: about the characters of the tree of all texts, less the known ones.
+        """
+        known = known or {}
+        order = sorted({*texts, *known})
         shared = [0, *(_common_length(a, b) for a, b in pairwise(order))][: len(order)]
         begins = [_window_begin(text, length) for text, length in zip(order, shared, strict=True)]
-        windows = self._encoded([text[begin:] for text, begin in zip(order, begins, strict=True)])
+        if self._is_whole:
+            self.num_whole += sum(begin > 0 and text not in known for text, begin in zip(order, begins, strict=True))
+            begins = [0] * len(order)
+        windows = iter(
+            self._encoded([text[begin:] for text, begin in zip(order, begins, strict=True) if text not in known])
+        )
         found: dict[str, SpannedText] = {}
         before: SpannedText | None = None
-        for text, length, begin, window in zip(order, shared, begins, windows, strict=True):
-            whole = window if not begin else _joined(before, window, text, begin, length)
+        for text, length, begin in zip(order, shared, begins, strict=True):
+            whole = known.get(text)
+            if whole is None:
+                window = next(windows)
+                whole = window if not begin else _joined(before, window, text, begin, length)
             if whole is None:
                 self.num_whole += 1
                 (whole,) = self._encoded([text])
             found[text] = before = whole
-        self._check(found, [text for text, begin in zip(order, begins, strict=True) if begin])
+        self._check(found, [text for text, begin in zip(order, begins, strict=True) if begin and text not in known])
         return [found[text] for text in texts]
 
     def _check(self, found: dict[str, SpannedText], joined: list[str]) -> None:
         """Some texts once more, whole: if one differs, none of this tokenizer's windows can be trusted."""
-        some = joined[:: -(-len(joined) // _CHECKED)] if joined else []
+        before, self._num_joined = self._num_joined, self._num_joined + len(joined)
+        some = [text for place, text in enumerate(joined, before) if place < _CHECKED or place % _CHECKED_OF == 0]
         if all(
             np.array_equal(found[text].ids, whole.ids) for text, whole in zip(some, self._encoded(some), strict=True)
         ):
@@ -138,6 +156,16 @@ def _common_length(a: str, b: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+def cuts_texts(tokenizer: Any) -> bool:
+    """Whether a fast tokenizer cuts a text into words before it merges anything, so that no merge leaves a word."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.pre_tokenizer is None:
+        return False
+    text = "some words and a few more"
+    normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+    return len(backend.pre_tokenizer.pre_tokenize_str(normal)) > 2
 
 
 def added_tokens(tokenizer: Any, encode: Callable[[str], TokenArray]) -> TokenArray | None:

@@ -25,7 +25,8 @@ from iclperm.runs.work import Work
 from iclperm.study.sizes import Budget
 
 if TYPE_CHECKING:
-    from iclperm.engine.engine import Engine, UnitResult
+    from iclperm.engine.engine import Engine
+    from iclperm.engine.scores import UnitResult
     from iclperm.engine.texts import GeneratedUnit, Generations
 
 

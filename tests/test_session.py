@@ -1,0 +1,266 @@
+"""Sessions: every token forwarded once, and the bits of `Engine.score` in any order, company, eviction and budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_shared_text import Small, tokenizer
+from transformers import AutoTokenizer
+from zoo import VOCAB, ZOO
+
+from iclperm.demo import model_path
+from iclperm.engine import Engine, Node, Session
+from iclperm.engine.growing_tree import GrowingTree
+from iclperm.engine.model import TreeModel
+from iclperm.errors import RequestError
+from iclperm.reference import scoring
+
+LABELS = [[3], [4, 5], [4, 6, 7]]
+
+
+def ids(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, count).tolist()
+
+
+CONTEXTS = [ids(1, 30), ids(1, 30)[:17] + ids(2, 9), ids(3, 12), ids(1, 30) + ids(4, 6)]
+QUERIES = [ids(5, 6), ids(5, 6)[:3] + ids(6, 4), ids(7, 1)]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(ZOO["llama"].build())
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Engine:
+    return Engine.from_pretrained(model_path())
+
+
+def slots(engine: Engine, count: int) -> int:
+    return count * engine._model.facts.kv_token_bytes
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma2", "gemma3", "gpt2", "phi3"])
+def test_a_session_answers_as_the_engine_does(name: str) -> None:
+    engine = Engine(ZOO[name].build())
+    expected = engine.score(CONTEXTS, QUERIES, LABELS)
+    distinct = engine.report.tokens_unique
+    assert engine.row_invariant
+    with engine.session() as session:
+        nodes = [session.extend(None, context) for context in CONTEXTS]
+        assert session.num_resident == 0, "a node forwards nothing"
+        assert np.array_equal(session.score(nodes, QUERIES, LABELS), expected)
+        assert engine.report.tokens_forwarded == distinct == session.num_tokens == session.num_resident
+        again = session.score(nodes[::-1], QUERIES[::-1], LABELS)
+        assert np.array_equal(again, expected[::-1, ::-1])
+        read_after = len(CONTEXTS) * len(QUERIES) * 3  # each query's last token, and those of labels before their last
+        assert engine.report.tokens_forwarded == read_after, "what was known was forwarded again"
+
+
+@given(
+    order=st.permutations([(c, q) for c in range(len(CONTEXTS)) for q in range(len(QUERIES))]),
+    room=st.sampled_from([48, 60, 90, 1000]),
+    pack=st.sampled_from([8, 24, 4096]),
+    cuts=st.lists(st.integers(1, 29), max_size=3),
+)
+@settings(max_examples=25)
+def test_in_any_order_budget_and_pack_the_bits_are_the_same(
+    engine: Engine, order: list[tuple[int, int]], room: int, pack: int, cuts: list[int]
+) -> None:
+    expected = engine.score(CONTEXTS, QUERIES, LABELS)
+    with engine.session(memory_budget=slots(engine, room)) as session:
+        session._pack_tokens = pack
+        for c, q in order:
+            node = None
+            for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(CONTEXTS[c])], strict=True):
+                node = session.extend(node, CONTEXTS[c][begin:end])
+            assert isinstance(node, Node)
+            assert np.array_equal(session.score([node], [QUERIES[q]], LABELS)[0, 0], expected[c, q])
+            assert session.num_resident <= room
+        assert (session.num_evicted > 0) == (room < session.num_tokens)
+
+
+def test_loops_forward_each_distinct_token_once(engine: Engine) -> None:
+    """A bandit over orderings, a context grown piece by piece, one context and many queries, all one at a time."""
+    rng = np.random.default_rng(0)
+    pieces = [ids(100 + n, 12) for n in range(6)]
+    queries = [ids(5, 3) + ids(200 + n, 8) for n in range(40)]
+    for loop in ("bandit", "grown", "queries"):
+        forwarded = 0
+        with engine.session() as session:
+            grown: Node | None = None
+            for step in range(40):
+                if loop == "bandit":
+                    node = None
+                    for piece in np.random.default_rng(int(rng.integers(8))).permutation(6):
+                        node = session.extend(node, pieces[piece])
+                elif loop == "grown":
+                    node = grown = session.extend(grown, ids(300 + step, 4))
+                else:
+                    node = session.extend(None, [token for piece in pieces for token in piece])
+                assert node is not None
+                session.score([node], [queries[step]], [[3], [4], [5]])
+                forwarded += engine.report.tokens_forwarded
+            assert forwarded == session.num_tokens, loop
+
+
+def test_equal_extensions_are_one_node(engine: Engine) -> None:
+    with engine.session() as session:
+        whole = session.extend(None, CONTEXTS[0])
+        parts = session.extend(session.extend(None, CONTEXTS[0][:7]), CONTEXTS[0][7:])
+        assert whole == parts
+        assert hash(whole) == hash(parts)
+        assert len(whole) == len(CONTEXTS[0])
+        assert session.num_tokens == len(CONTEXTS[0])
+        assert session.extend(whole, []) == whole
+
+
+def test_what_is_released_makes_room_and_is_computed_again(engine: Engine) -> None:
+    with engine.session() as session:
+        node, other = session.extend(None, CONTEXTS[0]), session.extend(None, CONTEXTS[1])
+        first = session.score([node, other], QUERIES[:1], LABELS)
+        for place in (node, other):
+            session.release(place)
+        assert session.num_resident == session.num_tokens, "tokens beneath a node keep what they stand on"
+        with engine.session() as fresh:
+            alone = fresh.extend(None, CONTEXTS[0])
+            fresh.loglikelihood([(alone, [3])])
+            assert fresh.num_resident == len(CONTEXTS[0])
+            fresh.release(alone)
+            assert fresh.num_resident == fresh.num_evicted == 0
+        assert np.array_equal(session.score([node, other], QUERIES[:1], LABELS), first)
+
+
+def test_a_failed_pass_leaves_no_keys_that_are_none(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = engine.score(CONTEXTS[:1], QUERIES[:1], LABELS)
+    run = TreeModel.run
+    with engine.session() as session:
+        node = session.extend(None, CONTEXTS[0])
+        for error in (KeyboardInterrupt, RuntimeError):
+
+            def failing(*_: Any, error: type[BaseException] = error) -> torch.Tensor:
+                raise error
+
+            monkeypatch.setattr(TreeModel, "run", failing)
+            with pytest.raises(error):
+                session.score([node], QUERIES[:1], LABELS)
+            assert session.num_resident == 0
+        monkeypatch.setattr(TreeModel, "run", run)
+        assert np.array_equal(session.score([node], QUERIES[:1], LABELS), expected)
+
+
+def test_the_next_tokens_are_those_of_the_model(engine: Engine) -> None:
+    with engine.session() as session:
+        nodes = [session.extend(None, context) for context in CONTEXTS]
+        found = session.next_token(nodes, top=5)
+        for node, context in enumerate(CONTEXTS):
+            expected = scoring.next_token_logprobs(engine.model, context)
+            best = np.argsort(-expected)[:5]
+            assert found.ids[node].tolist() == best.tolist()
+            assert np.abs(found.logprob[node] - expected[best]).max() < 1e-4
+        assert session.next_token(nodes[:1], top=VOCAB).ids.shape == (1, VOCAB)
+
+
+TEXTS = ["Article: Oil prices rose on Monday, traders said.\nAnswer: Business\n\n", "Article: Rain.\nAnswer: World\n\n"]
+
+
+def test_text_has_the_ids_of_the_whole(bundled: Engine) -> None:
+    """Also where a seam merges: the child then hangs beside its parent."""
+    with bundled.session() as session:
+        node, text = None, ""
+        for piece in [*TEXTS * 4, "Article: Shar", "es fell", ".\nAns", "wer:", " ", "World", "\n", "\n"]:
+            node, text = session.extend(node, piece), text + piece
+            assert session._tree.ids_of(node.path).tolist() == bundled.tokenizer(text)["input_ids"]
+        assert session.num_whole_texts == 0
+        assert session._shared is not None
+        before = session._shared.num_characters  # the first texts were read whole besides
+        for _ in range(20):
+            node = session.extend(node, TEXTS[1])
+        assert session._shared.num_characters - before < 20 * 300
+
+
+def test_text_is_scored_as_the_engine_does(bundled: Engine) -> None:
+    queries, labels = (
+        ["Article: Rain again.\nAnswer:", "Article: The cup.\nAnswer:"],
+        [" World", " Sports", " Business now"],
+    )
+    with bundled.session() as session:
+        first = session.extend(None, TEXTS[0])
+        nodes = [first, session.extend(first, TEXTS[1])]
+        expected = bundled.score([node.text for node in nodes], queries, labels)
+        assert np.array_equal(session.score(nodes, queries, labels), expected)
+        for n, node in enumerate(nodes):
+            for q, query in enumerate(queries):
+                assert np.array_equal(session.score([node], [query], labels)[0, 0], expected[n, q])
+
+
+def test_where_a_tokenizer_bounds_no_seam_texts_are_read_whole_and_counted() -> None:
+    engine = Engine(ZOO["llama"].build(), Small(tokenizer("one piece")), self_check=False)
+    with engine.session() as session:
+        node = session.extend(None, "".join(TEXTS * 5))
+        assert session.num_whole_texts == 0
+        session.extend(node, TEXTS[0])
+        assert session.num_whole_texts == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda s, n: s.extend(n, "text"), "a node of token ids is extended by token ids"),
+        (lambda s, n: s.extend(None, [VOCAB]), f"token id {VOCAB} is out of range"),
+        (lambda s, n: s.extend(None, [3] * 10_000), "over the model's context window"),
+        (lambda s, n: s.score([n], [[3]], [[]]), "a continuation has no tokens of its own"),
+        (lambda s, n: s.score([n], ["text"], [[3]]), "query 'text' is text after token ids"),
+        (lambda s, n: s.loglikelihood([(n, "text")]), "text is scored after nodes of text"),
+        (lambda s, n: s.next_token([n], top=0), "top is 0; give 1 to"),
+        (lambda s, n: s.loglikelihood([(s.extend(None, []), [3])]), "a continuation needs a token before it"),
+        (lambda s, n: s.loglikelihood([(s.extend(None, [3] * 60), [3])]), "has no room in the session's memory"),
+        (lambda s, n: (s.close(), s.next_token([n])), "the session is closed"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(engine: Engine, wrong: Any, said: str) -> None:
+    with engine.session(memory_budget=slots(engine, 50)) as session, pytest.raises(RequestError, match=said) as told:
+        wrong(session, session.extend(None, CONTEXTS[2]))
+    assert "\n" not in str(told.value)
+
+
+def test_sessions_are_for_the_tree() -> None:
+    with pytest.raises(RequestError, match="a session needs the prefix tree"):
+        Engine(ZOO["llama"].build(), plain=True).session()
+    assert isinstance(Engine(ZOO["llama"].build()).session(), Session)
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.booleans()), max_size=30))
+@settings(max_examples=60)
+def test_a_growing_tree_keeps_whole_beginnings(steps: list[tuple[list[int], bool]]) -> None:
+    """Whatever is held, evicted and released: slots are used once, and a token's ancestors are in the pool with it."""
+    tree, known = GrowingTree(10), set[tuple[int, ...]]()
+    for tokens, is_released in steps:
+        path = tree.insert(np.empty(0, np.int64), np.array(tokens, np.int32))
+        known.update(tuple(tokens[:n]) for n in range(1, len(tokens) + 1))
+        assert len(tree) == len(known)
+        assert tree.ids_of(path).tolist() == tokens
+        missing = path[tree.slots_of(path) < 0]
+        assert tree.hold(missing, path)
+        assert (tree.slots_of(path) >= 0).all()
+        if is_released:
+            tree.release(path)
+        every = np.arange(1, len(tree) + 1)
+        held = every[tree.slots_of(every) >= 0]
+        assert len(set(tree.slots_of(held).tolist())) == held.size == tree.num_resident <= 10
+        parents = tree._parent[held]
+        assert ((parents == 0) | (tree.slots_of(parents) >= 0)).all()
+    whole = tree.insert(np.empty(0, np.int64), np.arange(11, dtype=np.int32))
+    assert not tree.hold(whole, whole)
+
+
+def test_the_bundled_tokenizer_cuts_texts() -> None:
+    from iclperm.engine.shared_text import cuts_texts
+
+    assert cuts_texts(AutoTokenizer.from_pretrained(model_path()))
+    assert not cuts_texts(object())
