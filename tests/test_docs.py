@@ -54,6 +54,7 @@ READ = {
     ("docs/benchmarks.md", "iclperm bench --list"): "minutes to hours; tests/test_bench.py runs the quick one",
     ("docs/performance.md", "iclperm bench"): "hours, and peers in environments of their own",
     ("docs/performance.md", "python benchmarks/generation.py"): "minutes to hours, and peers",
+    ("docs/benchmarks.md", "iclperm bench --device cuda"): "asks for a GPU, and builds of peers for it",
     ("docs/gpu.md", "pip install . && iclperm doctor"): "installs, and asks for a GPU",
     ("docs/chat.md", "iclperm run --task gsm8k"): "needs the hub and a chat model",
     ("docs/chat.md", "from iclperm.prompts"): "names a task and a tokenizer of the reader's",

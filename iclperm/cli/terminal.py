@@ -24,7 +24,7 @@ from iclperm.progress import duration
 from iclperm.prompts.encode import PromptTokens
 from iclperm.prompts.render import PromptText
 from iclperm.report.parts import Table as FoundTable
-from iclperm.runs.audit import RunStatus, Session, Verification
+from iclperm.runs.audit import RunStatus, RunSession, Verification
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.lengths import PromptLengths
 from iclperm.runs.plan import StudyPlan
@@ -272,7 +272,7 @@ def _status_tables(status: RunStatus) -> list[Table]:
     ]
 
 
-def _workers(session: Session) -> Table:
+def _workers(session: RunSession) -> Table:
     """The workers of a session."""
     rows = [
         (

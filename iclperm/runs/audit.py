@@ -37,7 +37,7 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True)
-class Session:
+class RunSession:
     """One call of `iclperm.run` on a folder; ``is_closed`` is False where it was killed, or is still at work.
     ``workers`` are those that were ready in it."""
 
@@ -71,7 +71,7 @@ class RunStatus(ShownFields):
     num_quarantined: int
     disk_bytes: int
     seconds_left: float | None
-    sessions: list[Session]
+    sessions: list[RunSession]
     spent: Spent | None = None
     lost: Spent | None = None
     num_at_work: int = 0
@@ -210,8 +210,8 @@ def _digest(folder: RunFolder, scores: ContextAnswers, num_rows: int) -> str:
     return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items(predicted=False).values())
 
 
-def _session(record: Mapping[str, Any]) -> Session:
-    return Session(
+def _session(record: Mapping[str, Any]) -> RunSession:
+    return RunSession(
         name=record["name"],
         seconds=float(record.get("seconds", 0.0)),
         num_parts=int(record.get("parts", 0)),
