@@ -24,7 +24,7 @@ from iclperm.progress import duration
 from iclperm.prompts.encode import PromptTokens
 from iclperm.prompts.render import PromptText
 from iclperm.report.parts import Table as FoundTable
-from iclperm.runs.audit import RunStatus, RunSession, Verification
+from iclperm.runs.audit import RunSession, RunStatus, Verification
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.lengths import PromptLengths
 from iclperm.runs.plan import StudyPlan
