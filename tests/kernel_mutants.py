@@ -93,6 +93,7 @@ SHAPES = [
     (80, torch.float32, 128, 2),
     (80, torch.float32, 256, 2),
     (80, torch.float32, 192, 1),
+    (75, torch.float32, 192, 2),
 ]
 WIDE_GROUP = (80, torch.float32, 192, 17)
 MANY_ROWS = (86, 20)  # more than a block of any shape, and fewer than the check has: the interpreter is slow

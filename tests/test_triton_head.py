@@ -100,6 +100,20 @@ def test_agrees_with_float64(
         assert (out.logprob <= 0).all()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_tiles_of_data_centres_blackwell_agree_too(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[int] = []
+
+    def architecture(device: torch.device) -> int:
+        launched.append(device.index or 0)
+        return 100
+
+    monkeypatch.setattr(triton_head, "architecture", architecture)
+    for num_rows, num_ids, width, least_splits in [(17, 301, 40, 264), (131, 515, 64, 3)]:
+        test_agrees_with_float64(num_rows, num_ids, width, least_splits, 9.0, dtype)
+    assert launched, "the launch does not follow the architecture"
+
+
 def logits_as_given(logits: Tensor, dtype: str = "float32") -> tuple[Tensor, Tensor]:
     """Hidden rows and weights whose logits are exactly ``logits`` [R, V]."""
     return on_device(torch.eye(logits.shape[0]), dtype), on_device(logits.T.contiguous(), dtype)

@@ -141,7 +141,7 @@ def variants(shapes: KernelShapes, architectures: Sequence[int]) -> Iterator[tup
     for arch in architectures:
         for case in (
             *triton_attention.model_cases(shapes, arch),
-            *triton_head.model_cases(shapes),
+            *triton_head.model_cases(shapes, arch),
             *triton_rowwise.model_cases(shapes),
         ):
             yield case, arch

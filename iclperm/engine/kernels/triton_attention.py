@@ -33,6 +33,8 @@ from iclperm.engine.kernels.triton_compilation import (
     TYPE_NAMES,
     Compilation,
     KernelShapes,
+    architecture,
+    least_architecture,
 )
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.engine.link import Array
@@ -57,45 +59,48 @@ class Launch:
 
 
 # By compute capability and whether the inputs are float32, then by the head dimension they reach to. Chosen, with
-# benchmarks/triton_resources.py, for no spilled register under Triton 3.6 and 3.9 even with window and soft-cap, then
-# for the most lines a warp, as each warp reads all keys of a tile from shared memory. Hopper's matrix unit takes 64
-# lines of 4 warps, so there 8 warps hold 128. float32 is multiplied on the plain cores; registers set its size. What 80
-# has for powers of two also fits cards with 99 KiB of shared memory. Lost: 128 keys a tile on Hopper (a suffix of 40
-# tokens has a tile or two of its own, mostly masked). Spilled: 4 warps with (128, 64) from 128 dimensions on, with
-# (128, 32) at 128 under Triton 3.6, with (64, 32) at 256.
+# benchmarks/triton_resources.py, for no spilled register under Triton 3.9 even with window and soft-cap, then for the
+# most lines a warp, as each warp reads all keys of a tile from shared memory. Hopper's matrix unit takes 64 lines of 4
+# warps, so there 8 warps hold 128, as on the Blackwell of data centres. float32 is multiplied on the plain cores, and
+# so is all on Turing, whose matrix unit Triton left in 3.3; registers set their size. Lost: 128 keys a tile on Hopper
+# (a suffix of 40 tokens has a tile or two of its own, mostly masked). Spilled: on an 80 4 warps with (128, 64) from 128
+# dimensions on, with (128, 32) at 128 under Triton 3.6, with (64, 32) at 256; an 80's rows on an 86 and a 120 in
+# float32 and from 128 dimensions on (2.2 KB at 128 in float32), and an 86's on an 80.
 _FLOAT32 = {64: Launch(64, 32, 8, 2), 128: Launch(32, 32, 4, 2), 256: Launch(32, 16, 8, 2)}
+_TURING = {64: Launch(32, 32, 4, 1), 128: Launch(32, 16, 4, 1), 256: Launch(32, 16, 8, 1)}
 _LAUNCHES: dict[tuple[int, bool], dict[int, Launch]] = {
+    (75, False): _TURING,
     (80, False): {64: Launch(128, 32, 4, 3), 128: Launch(64, 32, 4, 3), 256: Launch(32, 32, 4, 3)},
+    (86, False): {64: Launch(128, 32, 4, 3), 128: Launch(128, 32, 8, 3), 256: Launch(32, 32, 4, 3)},
     (90, False): {64: Launch(128, 64, 8, 3), 128: Launch(128, 64, 8, 3), 256: Launch(64, 32, 8, 3)},
+    (75, True): _TURING,
     (80, True): _FLOAT32,
+    (86, True): {64: Launch(32, 32, 4, 2), 128: Launch(32, 16, 4, 2), 256: Launch(32, 16, 8, 2)},
     (90, True): _FLOAT32,
 }
 # For head dimensions that are no power of two, whose loads are masked: that takes registers.
 _MASKED_FLOAT32 = _FLOAT32 | {128: Launch(32, 16, 4, 2), 256: Launch(16, 16, 4, 3)}
 _MASKED_LAUNCHES = _LAUNCHES | {
+    (75, False): _TURING | {64: Launch(16, 16, 4, 1)},
     (80, False): _LAUNCHES[80, False] | {256: Launch(32, 16, 4, 3)},
+    (86, False): _LAUNCHES[86, False] | {256: Launch(32, 16, 8, 3)},
+    (75, True): _TURING | {64: Launch(16, 16, 4, 1), 256: Launch(32, 8, 8, 1)},
     (80, True): _MASKED_FLOAT32,
     (90, True): _MASKED_FLOAT32,
 }
 
 
 def _launch(head_dim: int, dtype: torch.dtype, arch: int) -> Launch:
-    # The consumers' Blackwell (120) has the shared memory of an 80 and no matrix unit for groups of warps.
+    # The consumers' Blackwell (120) has the shared memory of an 86 (99 KiB) and no matrix unit for groups of warps.
+    of = 86 if arch >= 120 else next(row for row in (90, 86, 80, 75) if row <= arch)
     table = _LAUNCHES if head_dim == _block_d(head_dim) else _MASKED_LAUNCHES
-    row = table[90 if 90 <= arch < 120 else 80, dtype == torch.float32]
+    row = table[of, dtype == torch.float32]
     return next(launch for limit, launch in row.items() if head_dim <= limit)
 
 
 def _block_d(head_dim: int) -> int:
     """Columns that a tile has: a power of two, and no fewer than a matrix product takes."""
     return max(16, 1 << (head_dim - 1).bit_length())
-
-
-def _architecture(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 80
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 def _constants(
@@ -140,12 +145,12 @@ class TritonAttention:
     """The Triton kernel for one pack: fp32, bf16 and fp16, head dimensions up to 256, products never in TF32.
 
     Tile lists are built once for each combination of window and query rows, among the pack's ``tables`` or at the first
-    layer that asks. Launch configurations are those of ``architecture`` (a compute capability times ten), by default of
-    the device.
+    layer that asks. Launch configurations are those of ``arch`` (a compute capability times ten), by default of the
+    device.
     """
 
-    def __init__(self, pack: Pack, architecture: int | None = None, tables: PackTables | None = None) -> None:
-        self._pack, self._architecture, self._tables = pack, architecture, tables
+    def __init__(self, pack: Pack, arch: int | None = None, tables: PackTables | None = None) -> None:
+        self._pack, self._arch, self._tables = pack, arch, tables
         self._alone: dict[tuple[object, ...], PackTables] = {}
         self._num_positions = _num_positions(pack)
         self._num_slots = int(pack.span_end[pack.span_source == 0].max(initial=0))
@@ -156,7 +161,7 @@ class TritonAttention:
         q, k, v, k_pool, v_pool = states.q, states.k, states.v, states.k_pool, states.v_pool
         num_heads, head_dim = q.shape[1:]
         group = num_heads // k.shape[1]
-        launch = _launch(head_dim, q.dtype, self._architecture or _architecture(q.device))
+        launch = _launch(head_dim, q.dtype, self._arch or architecture(q.device))
         window = rule.window if rule.window < self._num_positions else 0
         constants = _constants(launch, head_dim, group, window > 0, rule.softcap > 0, _is_aligned(k, v, k_pool, v_pool))
         heads = constants["HEADS"]
@@ -363,10 +368,10 @@ def resource_cases() -> list[Compilation]:
     """The shipped launch configurations: sizes and kinds of head dimension and group, with and without the options."""
     return [
         _compilation(head_dim, group, dtype, arch, has_options, has_options)
-        for head_dim in (64, 80, 128, 192, 256)
-        for group in (1, 4, 7)
-        for dtype in (torch.bfloat16, torch.float32)
         for arch in ARCHITECTURES
+        for head_dim in (40, 64, 80, 96, 128, 192, 256)
+        for group in (1, 4, 7)
+        for dtype in (torch.bfloat16 if arch >= least_architecture(torch.bfloat16) else torch.float16, torch.float32)
         for has_options in (False, True)
     ]
 

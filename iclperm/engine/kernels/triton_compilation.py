@@ -4,15 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
 TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 MAX_HEAD_DIM = 256  # that tree attention takes
-ARCHITECTURES = (80, 90)  # compute capabilities that launch configurations are made and checked for
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+"""Compute capabilities times ten that launch configurations are checked for, by compilation."""
+_FIRST_WITH_BFLOAT16 = _FIRST_WITH_MATRIX_UNIT = 80
 # Said at every launch, since what triton does unasked differs between 3.9 and 3.10.
 FUSION = {"enable_fp_fusion": True}
+
+
+def least_architecture(dtype: torch.dtype) -> int:
+    """The oldest architecture that the kernels are compiled for in a dtype: what is older has no bfloat16."""
+    return _FIRST_WITH_BFLOAT16 if dtype == torch.bfloat16 else ARCHITECTURES[0]
+
+
+def architectures_of(dtype: torch.dtype) -> tuple[int, ...]:
+    """Those of `ARCHITECTURES` that the kernels are compiled for in a dtype."""
+    return tuple(arch for arch in ARCHITECTURES if arch >= least_architecture(dtype))
+
+
+def multiplies_well(arch: int, dtype: torch.dtype) -> bool:
+    """Whether Triton multiplies with the best that an architecture has for a dtype.
+
+    For half precision that is the matrix unit; Turing has one, but Triton does without it from 3.3 on. float32 goes to
+    the plain cores everywhere, so as not to be rounded to TF32.
+    """
+    return dtype == torch.float32 or arch >= _FIRST_WITH_MATRIX_UNIT
+
+
+@cache
+def architecture(device: torch.device) -> int:
+    """A GPU's compute capability times ten; 80 of a CPU, where kernels are interpreted."""
+    if device.type != "cuda":
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,15 @@ import triton.language as tl
 
 from iclperm.engine.kernels.launching import HEAD, launching
 from iclperm.engine.kernels.stages import num_stages
-from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, KernelShapes
+from iclperm.engine.kernels.triton_compilation import (
+    ARCHITECTURES,
+    FUSION,
+    TYPE_NAMES,
+    Compilation,
+    KernelShapes,
+    architecture,
+    multiplies_well,
+)
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.engine.link import Array
 from iclperm.engine.tables import PackTables
@@ -47,14 +55,20 @@ class _Launch:
 # Half precision: 64 accumulators a thread, with the registers that their reduction takes, are the most that do not
 # spill (128 x 256 ids on 16 warps spill 1 KB a thread); one program a multiprocessor, so four stages. 128 rows multiply
 # in the time that reading the weights takes, so fewer rows want no smaller tile. float32: no tensor cores (they would
-# round to TF32), three programs a multiprocessor.
+# round to TF32), three programs a multiprocessor. Of data centres' Blackwell (100), 128 ids spill 48 bytes with a
+# soft-cap, in any number of stages. Half precision without a matrix unit has no row: there the head is torch's.
 _LAUNCHES = {
     torch.bfloat16: _Launch(rows=128, ids=128, inner=64, num_warps=8, num_stages=4),
     torch.float16: _Launch(rows=128, ids=128, inner=64, num_warps=8, num_stages=4),
     torch.float32: _Launch(rows=64, ids=64, inner=32, num_warps=4, num_stages=2),
 }
+_HALF_ON_BLACKWELL = _Launch(rows=128, ids=64, inner=64, num_warps=8, num_stages=4)
 # Programs that share the vocabulary of a block of rows, at least: two for each multiprocessor of the largest devices.
 LEAST_SPLITS = 264
+
+
+def _launch(dtype: torch.dtype, arch: int) -> _Launch:
+    return _HALF_ON_BLACKWELL if 100 <= arch < 120 and dtype != torch.float32 else _LAUNCHES[dtype]
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -235,7 +249,7 @@ def found_in(
     """
     tile_entries, entry_ids, pair_place = wanted
     num_rows, num_ids = hidden.shape[0], weight.shape[0]
-    launch = _LAUNCHES[hidden.dtype]
+    launch = _launch(hidden.dtype, architecture(hidden.device))
     blocks = _blocks(num_ids, launch, least_splits)
     num_splits = blocks["NUM_SPLITS"]
     variant = _variant(hidden.dtype, num_ids, hidden.shape[1], softcap > 0, bias is not None)
@@ -314,7 +328,7 @@ class WantedIds:
     @classmethod
     def of(cls, weight: torch.Tensor) -> WantedIds:
         """For a head of weight [V, H]."""
-        return cls(weight.shape[0], _LAUNCHES[weight.dtype])
+        return cls(weight.shape[0], _launch(weight.dtype, architecture(weight.device)))
 
     def arrays(self, tables: PackTables) -> tuple[Array, ...]:
         pack = tables.pack
@@ -367,18 +381,20 @@ def resource_cases() -> list[Compilation]:
     """Every launch configuration at vocabularies of models in use, to be compiled without a device."""
     shapes = [(151_936, 1536, False, False), (256_000, 2304, True, False), (51_200, 2576, False, True)]
     products = [
-        _product_case(dtype, num_ids, width, has_softcap, has_bias)
+        _product_case(arch, dtype, *shape)
+        for arch in ARCHITECTURES
         for dtype in _LAUNCHES
-        for num_ids, width, has_softcap, has_bias in shapes
+        if multiplies_well(arch, dtype)
+        for shape in shapes
     ]
     return [*products, _merge_case(LEAST_SPLITS + 32)]
 
 
-def model_cases(shapes: KernelShapes) -> list[Compilation]:
+def model_cases(shapes: KernelShapes, arch: int) -> list[Compilation]:
     """What a model's head launches; nothing where transformers' head runs."""
-    if not shapes.num_ids:
+    if not shapes.num_ids or not multiplies_well(arch, shapes.dtype):
         return []
-    product = _product_case(shapes.dtype, shapes.num_ids, shapes.width, shapes.has_logit_softcap, shapes.has_bias)
+    product = _product_case(arch, shapes.dtype, shapes.num_ids, shapes.width, shapes.has_logit_softcap, shapes.has_bias)
     return [product, _merge_case(product.constexprs["NUM_SPLITS"])]
 
 
@@ -388,14 +404,16 @@ def _variant(dtype: torch.dtype, num_ids: int, width: int, has_softcap: bool, ha
     return f"head {num_ids} x {width}{' softcap' * has_softcap}{' bias' * has_bias} {TYPE_NAMES[dtype]}"
 
 
-def _product_case(dtype: torch.dtype, num_ids: int, width: int, has_softcap: bool, has_bias: bool) -> Compilation:
-    pointer, strides = "*" + TYPE_NAMES[dtype], ("hidden_stride", "weight_stride")
+def _product_case(
+    arch: int, dtype: torch.dtype, num_ids: int, width: int, has_softcap: bool, has_bias: bool
+) -> Compilation:
+    launch, pointer, strides = _launch(dtype, arch), "*" + TYPE_NAMES[dtype], ("hidden_stride", "weight_stride")
     constexprs = {
         "NUM_IDS": num_ids,
         "WIDTH": width,
         "HAS_BIAS": has_bias,
         "HAS_SOFTCAP": has_softcap,
-        **_blocks(num_ids, _LAUNCHES[dtype]),
+        **_blocks(num_ids, launch),
     }
     return Compilation(
         name=_variant(dtype, num_ids, width, has_softcap, has_bias),
@@ -407,9 +425,10 @@ def _product_case(dtype: torch.dtype, num_ids: int, width: int, has_softcap: boo
         | {"scale": "fp32", "softcap": "fp32"}
         | dict.fromkeys(constexprs, "constexpr"),
         constexprs=constexprs,
-        num_warps=_LAUNCHES[dtype].num_warps,
-        num_stages=_LAUNCHES[dtype].num_stages,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
         multiples_of_16=strides if width % 16 == 0 else (),
+        architectures=(arch,),
         options=FUSION,
     )
 

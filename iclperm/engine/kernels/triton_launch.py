@@ -10,11 +10,10 @@ import warnings
 
 import torch
 
-from iclperm.engine.kernels.triton_compilation import TYPE_NAMES
+from iclperm.engine.kernels.triton_compilation import TYPE_NAMES, architecture, least_architecture, multiplies_well
 from iclperm.errors import said_by
 
 _SILU_OF_2_TIMES_2 = 3.5231883
-_LEAST_CAPABILITY = (8, 0)
 
 
 def is_interpreted() -> bool:
@@ -27,10 +26,16 @@ def may_launch(device: torch.device, dtype: torch.dtype) -> bool:
     return not obstacle(device, dtype)
 
 
+def may_read_head(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether, besides, the head's product is not slower than torch's for want of a matrix unit."""
+    return may_launch(device, dtype) and multiplies_well(architecture(device), dtype)
+
+
 def obstacle(device: torch.device, dtype: torch.dtype) -> str:
     """Why Triton's kernels do not run on tensors of this device and dtype, in a few words; empty where they do."""
+    name = str(dtype).removeprefix("torch.")
     if dtype not in TYPE_NAMES:
-        return f"Triton's kernels take no {str(dtype).removeprefix('torch.')}"
+        return f"Triton's kernels take no {name}"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if device.type == "cpu":
@@ -38,9 +43,9 @@ def obstacle(device: torch.device, dtype: torch.dtype) -> str:
     # A ROCm build of torch calls its devices cuda too; the launch configurations are not made for them.
     if device.type != "cuda" or torch.version.hip is not None:
         return "Triton's kernels run on NVIDIA GPUs"
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < _LEAST_CAPABILITY:
-        return f"a compute capability of {major}.{minor} is below {'.'.join(map(str, _LEAST_CAPABILITY))}"
+    least, own = least_architecture(dtype), architecture(device)
+    if own < least:
+        return f"{name} takes a compute capability of {least / 10}, and this one has {own / 10}"
     return _why_no_kernel_runs(device)
 
 

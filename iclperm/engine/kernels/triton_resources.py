@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 
 from iclperm.engine.kernels.triton_compilation import Compilation
 
+_MATRIX_UNITS = {"tcgen05": "tcgen05.mma", "wgmma": "wgmma.mma_async", "mma": "mma.sync"}
 _USAGE = re.compile(
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
     re.DOTALL,
@@ -74,7 +75,7 @@ def launch_seconds(launch: Callable[[], object], device: torch.device) -> float:
 
 
 def _matrix_unit(ptx: str) -> str | None:
-    return next((name for name in ("wgmma", "mma") if f"{name}.sync" in ptx or f"{name}.mma_async" in ptx), None)
+    return next((name for name, instruction in _MATRIX_UNITS.items() if instruction in ptx), None)
 
 
 @contextmanager

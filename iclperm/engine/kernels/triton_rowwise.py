@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from iclperm.engine.kernels.launching import GATE, NORM, ROTATION, launching
-from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, KernelShapes
+from iclperm.engine.kernels.triton_compilation import FUSION, TYPE_NAMES, Compilation, KernelShapes, architectures_of
 from iclperm.errors import RequestError
 
 DTYPES = tuple(TYPE_NAMES)
@@ -364,6 +364,7 @@ def _gate_case(dtype: torch.dtype, kind: str, num_columns: int) -> Compilation:
         num_warps=4,
         num_stages=3,
         multiples_of_16=strides if num_columns % 16 == 0 else (),
+        architectures=architectures_of(dtype),
         options=FUSION,
     )
 
@@ -382,6 +383,7 @@ def _norm_case(dtype: torch.dtype, num_heads: int, width: int, adds: bool) -> Co
         num_warps=_warps(**_norm_blocks(width)),
         num_stages=3,
         multiples_of_16=strides if width % 16 == 0 else (),
+        architectures=architectures_of(dtype),
         options=FUSION,
     )
 
@@ -399,5 +401,6 @@ def _rotate_case(dtype: torch.dtype, num_heads: int, half: int) -> Compilation:
         num_warps=4,
         num_stages=3,
         multiples_of_16=strides,
+        architectures=architectures_of(dtype),
         options=FUSION,
     )
