@@ -21,7 +21,7 @@ from iclperm.engine.kernels.triton_compilation import Compilation
 from iclperm.engine.kernels.triton_launch import is_interpreted
 from iclperm.engine.kernels.triton_resources import resources
 
-MODULES = ("triton_attention", "triton_head", "triton_rowwise")
+MODULES = ("triton_attention", "triton_decode", "triton_head", "triton_rowwise")
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10}  # bytes one block may have
 REGISTER_FILE = 65536  # registers of one multiprocessor, on both
 
