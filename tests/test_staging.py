@@ -118,9 +118,14 @@ class Moves(TorchFunctionMode):
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Everything runs in Triton; while packs run, what would wait for a device is listed."""
+    """What would wait for a device while packs are scored."""
+    return watch(monkeypatch, "stage", "run", "read")
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, *steps: str) -> list[str]:
+    """Everything runs in Triton from now on; what would wait for a device in these methods of the model is listed."""
     said: list[str] = []
-    kernel, run, read = GridExecutor.__call__, TreeModel.run, TreeModel.read
+    kernel = GridExecutor.__call__
 
     def unseen(self: GridExecutor, *args: Any, **kwargs: Any) -> Any:
         with unwatched():
@@ -142,9 +147,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(torch, "from_numpy", heard)
     monkeypatch.setattr(GridExecutor, "__call__", unseen)
-    monkeypatch.setattr(TreeModel, "run", watching(run))
-    monkeypatch.setattr(TreeModel, "read", watching(read))
-    monkeypatch.setattr(TreeModel, "stage", watching(TreeModel.stage))
+    for step in steps:
+        monkeypatch.setattr(TreeModel, step, watching(getattr(TreeModel, step)))
     monkeypatch.setattr(rowwise, "runs_triton", lambda x: True)
     return said
 

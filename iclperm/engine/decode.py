@@ -19,9 +19,12 @@ import torch
 
 from iclperm.engine.device import fixed_precision
 from iclperm.engine.executor import Report
+from iclperm.engine.forward import TreeForward
+from iclperm.engine.kernels.head import LikeliestIds
+from iclperm.engine.link import Mark
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import Plan
-from iclperm.engine.rows import Branches, LiveRow, PackBuilder, Segment, Slots
+from iclperm.engine.rows import Branches, Lanes, LiveRow, PackBuilder, Segment, Slots
 from iclperm.engine.shapes import padded_rows
 from iclperm.engine.texts import INVALID, LENGTH, Ending, Generated
 from iclperm.engine.tree import IntArray, PrefixTree, Rows, TokenArray, build_tree, path_to_token, path_tokens
@@ -76,18 +79,34 @@ class GenerationLimits:
         return replace(self, rows=max(1, self.rows // 2), pack_tokens=max(least, self.pack_tokens // 2))
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A pack that was launched: when its layers begin, end, and its head ends; the rows that a token is chosen for, in
+    its order; the tokens on the device, and what waits for them."""
+
+    tree: TreeForward
+    marks: tuple[Mark, Mark, Mark]
+    rows: list[LiveRow]
+    token_ids: torch.Tensor
+    choice: Callable[[], LikeliestIds]
+
+
 class Decoder:
     """The loop: prompts in, texts out. Pool and path survive from unit to unit, nothing else.
 
-    ``kv_tokens`` slots; ``held`` are segments of contexts by node that a later unit may go on from.
+    ``kv_tokens`` slots, of which a text takes ``longest`` at most; ``held`` are segments of contexts by node that a
+    later unit may go on from. As long as the same rows go on, and no prompt, a GPU makes each step from the one before.
     """
 
-    def __init__(self, model: TreeModel, limits: GenerationLimits, kv_tokens: int, ending: Ending) -> None:
+    def __init__(
+        self, model: TreeModel, limits: GenerationLimits, kv_tokens: int, longest: int, ending: Ending
+    ) -> None:
         self._model, self._limits, self._ending = model, limits, ending
         self.kv_tokens = kv_tokens
         self.slots = Slots(kv_tokens)
         self.held: dict[int, Segment] = {}
         self._pool = model.pool(kv_tokens)
+        self._lanes = Lanes(limits.rows, longest) if model.attention == "triton" else None
         self._rows: list[LiveRow] = []  # ascending numbers
         self._opening: deque[LiveRow] = deque()  # of the rows, those whose prompt is not encoded
         self._num_filled = 0
@@ -98,12 +117,11 @@ class Decoder:
         texts: dict[int, Generated] = {}
         with self._model.attached():
             while waiting or self._rows:
-                builder, readers = self._fill(waiting)
-                for row, token, logprob in self._forward(builder, readers, report):
-                    finish = self._accept(row, token, logprob)
-                    if finish is not None:
-                        texts[row.number] = self._ending.result(row.ids, finish, row.logprob, row.num_tokens)
-                        self._finish(row)
+                step: _Step | None = self._next_pack(waiting, report)
+                while step is not None:
+                    ahead = self._next_step(step, report) if self._may_run_ahead(step) else None
+                    self._read(step, texts, report)
+                    step = ahead or (self._next_step(step, report) if self._goes_on(step) else None)
         return [texts[number] for number in range(len(texts))]
 
     def release(self, segment: Segment) -> None:
@@ -114,15 +132,35 @@ class Decoder:
             self._num_filled -= segment.filled
             segment.slots, segment.filled = [], 0
 
+    def _next_pack(self, waiting: _Peekable, report: Report) -> _Step | None:
+        """The live rows' next tokens with as much of the prompts as there is room for, launched."""
+        builder, readers = self._fill(waiting)
+        if not len(builder):
+            raise PlanError(
+                f"the {self.kv_tokens} tokens of keys and values hold no row; this is a defect of iclperm, "
+                "please report it"
+            )
+        step = self._launched(self._model.stage(builder.pack(), self._pool), readers, report)
+        for segment in builder.fresh:
+            segment.filled, segment.fresh = segment.filled + segment.fresh, 0
+        return step
+
     def _fill(self, waiting: _Peekable) -> tuple[PackBuilder, list[LiveRow]]:
         """The next pack, and the rows that a token is chosen for, in its order."""
         builder = PackBuilder(self._limits.pack_tokens, self._num_filled)
         readers = [row for row in self._rows if row.ids]
-        for row in readers:
-            if not row.unused:
-                left = self._ending.max_new_tokens - 1 - row.num_own
-                row.own(self.slots.take(min(_SLOTS_AT_ONCE, left)))
-            builder.go_on(row)
+        if self._lanes is None:
+            for row in readers:
+                if not row.unused:
+                    left = self._ending.max_new_tokens - 1 - row.num_own
+                    row.own(self.slots.take(min(_SLOTS_AT_ONCE, left)))
+                builder.go_on(row)
+        elif readers:
+            for row in readers:
+                if row.lane < 0:  # what it may come to need is promised to it: all of it now, so that lists last
+                    row.slots = self.slots.take(self._ending.max_new_tokens - 1)
+                    self._lanes.enter(row)
+            builder.go_on_in_lanes(readers, self._lanes.rows(readers))
         while builder.room and (self._opening or self._let_in(waiting)):
             if not builder.encode(self._opening[0].path):
                 break
@@ -147,52 +185,79 @@ class Decoder:
         self._opening.append(row)
         return True
 
-    def _forward(
-        self, builder: PackBuilder, readers: list[LiveRow], report: Report
-    ) -> Iterator[tuple[LiveRow, int, float]]:
-        """Each reader with its next token and that token's log-probability; token -1 where logits are not finite."""
-        if not len(builder):
-            raise PlanError(
-                f"the {self.kv_tokens} tokens of keys and values hold no row; this is a defect of iclperm, "
-                "please report it"
-            )
-        started = time.perf_counter()
-        pack = builder.pack()
-        hidden, tree = self._model.forward(pack, self._pool)
-        forwarded = time.perf_counter()
-        report.seconds["forward"] += forwarded - started
-        report.count(pack, tree)
-        for segment in builder.fresh:
-            segment.filled, segment.fresh = segment.filled + segment.fresh, 0
-        self._num_filled += len(pack)
+    def _launched(self, tree: TreeForward, readers: list[LiveRow], report: Report) -> _Step | None:
+        """The step of a pack that is ready; None if no token is chosen in it."""
+        link, started = self._model.link, time.perf_counter()
+        begin = link.mark()
+        hidden = self._model.run(tree)
+        forwarded = link.mark()
+        report.count(tree.pack, tree)
+        self._num_filled += len(tree.pack)
+        for row in readers:
+            if row.ids:
+                row.num_own += 1
         if not readers:
-            return
-        choice = self._model.choose(hidden)
-        report.seconds["head"] += time.perf_counter() - forwarded
+            report.seconds["forward"] += link.seconds(begin, forwarded)
+            return None
+        token_ids, choice = self._model.choose(hidden, tree)
+        if link.is_asynchronous:
+            report.seconds["host"] += time.perf_counter() - started
+        return _Step(tree, (begin, forwarded, link.mark()), readers, token_ids, choice)
+
+    def _next_step(self, step: _Step, report: Report) -> _Step | None:
+        """One more token of each row of a step, launched."""
+        return self._launched(self._model.go_on(step.tree, step.token_ids), step.rows, report)
+
+    def _goes_on(self, step: _Step) -> bool:
+        """Whether the next pack is made of the same rows alone: all that are live, so there is no place for others."""
+        return step.tree.pack.is_live and len(step.rows) == len(self._rows)
+
+    def _may_run_ahead(self, step: _Step) -> bool:
+        """Whether the next step may run before the tokens of this one are known: no text has as many as it may."""
+        most = self._ending.max_new_tokens
+        has_room = self._goes_on(step) and all(len(row.ids) + 1 < most for row in step.rows)
+        return has_room and self._model.link.is_asynchronous
+
+    def _read(self, step: _Step, texts: dict[int, Generated], report: Report) -> None:
+        """Wait for a step's tokens, and give each row its own."""
+        choice = step.choice()
         for row, token, logprob, is_finite in zip(
-            readers, choice.token.tolist(), choice.logprob.tolist(), choice.is_finite.tolist(), strict=True
+            step.rows, choice.token.tolist(), choice.logprob.tolist(), choice.is_finite.tolist(), strict=True
         ):
+            if row.is_over:  # which was not known when the step was launched
+                report.discarded_tokens += 1
+                continue
+            finish = self._accept(row, token if is_finite else -1, logprob)
+            if finish is not None:
+                texts[row.number] = self._ending.result(row.ids, finish, row.logprob, row.num_tokens)
+                self._finish(row)
+        begin, forwarded, end = step.marks
+        report.seconds["forward"] += self._model.link.seconds(begin, forwarded)
+        report.seconds["head"] += self._model.link.seconds(forwarded, end)
+
+    def _accept(self, row: LiveRow, token: int, logprob: float) -> str | None:
+        """Give a row its next token; how it ends, None if it goes on. -1 is none."""
+        if self._lanes is None:
             if row.ids:
                 slot = row.unused.pop()
                 row.remember(slot, slot + 1)
-            yield row, token if is_finite else -1, logprob
-
-    def _accept(self, row: LiveRow, token: int, logprob: float) -> str | None:
-        """Give a row its next token; how it ends, None if it goes on."""
+            else:
+                for segment in row.path:
+                    for begin, end in segment.slots:
+                        row.remember(begin, end)
         if token < 0:
             return INVALID
-        if not row.num_tokens:
-            for segment in row.path:
-                for begin, end in segment.slots:
-                    row.remember(begin, end)
         row.num_tokens += 1
         row.logprob += logprob
         return self._ending.after(row.ids, token)
 
     def _finish(self, row: LiveRow) -> None:
+        row.is_over = True
         self._rows.remove(row)
         self._num_filled -= row.num_own
         self.slots.give(row.slots)
+        if self._lanes is not None:
+            self._lanes.leave(row)
         for segment in row.path:
             self.release(segment)
 
@@ -282,7 +347,7 @@ def generation_bounds(plan: Plan, max_new_tokens: int, limits: GenerationLimits 
     """
     limits = limits or GenerationLimits.on(torch.device("cpu"), plan.pack_tokens)
     distinct = np.array([np.unique(block.target_token).size for block in plan.blocks])
-    depth = plan.core.query_base + max(block.max_depth for block in plan.blocks)
+    depth = _longest_prompt(plan)
     tokens, peak = 0, 0
     for unit in range(plan.num_units):
         fed, prompts = int(plan.core.unit_tokens[unit]), plan.unit_contexts(unit).size
@@ -292,6 +357,10 @@ def generation_bounds(plan: Plan, max_new_tokens: int, limits: GenerationLimits 
         most = fed + plan.core.query_base
         peak = max(peak, _kv_bound(most, prompts, depth, plan.core.query_base, limits, max_new_tokens))
     return Bounds(tokens, peak)
+
+
+def _longest_prompt(plan: Plan) -> int:
+    return plan.core.query_base + max(block.max_depth for block in plan.blocks)
 
 
 def generate_rows(
@@ -306,7 +375,8 @@ def generate_rows(
     def slots(fitted: GenerationLimits) -> int:
         return _kv_bound(tree.num_tokens, ends.size, tree.max_depth, 0, fitted, ending.max_new_tokens)
 
-    (texts,) = _run(model, [work], slots, ending, limits, limit, report)
+    longest = tree.max_depth + ending.max_new_tokens - 1
+    (texts,) = _run(model, [work], slots, longest, ending, limits, limit, report)
     report.tokens_naive += int(rows.lengths[np.unique(which, return_index=True)[1]].sum())
     report.tokens_unique += tree.num_tokens
     return [texts[place] for place in which.tolist()]
@@ -332,7 +402,8 @@ def generate_units(
     def slots(fitted: GenerationLimits) -> int:
         return generation_bounds(plan, ending.max_new_tokens, fitted).kv_peak_tokens
 
-    for texts in _run(model, works(), slots, ending, limits, limit, report):
+    longest = _longest_prompt(plan) + ending.max_new_tokens - 1
+    for texts in _run(model, works(), slots, longest, ending, limits, limit, report):
         ends, places = _places(plan, unit)
         yield unit, [texts[begin + place] for begin in range(0, len(texts), ends.size) for place in places.tolist()]
 
@@ -341,6 +412,7 @@ def _run(
     model: TreeModel,
     works: Iterable[UnitPrompts],
     slots: Callable[[GenerationLimits], int],
+    longest: int,
     ending: Ending,
     limits: GenerationLimits,
     limit: RowLimit,
@@ -353,7 +425,7 @@ def _run(
         while texts is None:
             fitted = limit.fit(limits)
             if decoder is None:
-                decoder = Decoder(model, fitted, slots(fitted), ending)
+                decoder = Decoder(model, fitted, slots(fitted), longest, ending)
             texts = _attempt(decoder, work, report)
             if texts is None:
                 decoder = None
@@ -381,7 +453,8 @@ def _attempt(decoder: Decoder, work: UnitPrompts, report: Report) -> list[Genera
     report.tokens_naive += fed
     report.tokens_unique += fed
     report.tokens_generated += sum(text.num_tokens for text in texts)
-    measured, planned = (cost.tokens_forwarded, decoder.slots.num_used), (predicted + fed, work.held_after)
+    measured = cost.tokens_forwarded - cost.discarded_tokens, decoder.slots.num_used
+    planned = predicted + fed, work.held_after
     if measured != planned or cost.kv_peak_tokens > decoder.kv_tokens:
         raise PlanError(
             f"{work.name} forwarded and went on holding (tokens) {measured} where the plan says {planned}, and held "

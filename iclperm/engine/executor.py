@@ -37,6 +37,7 @@ class Report:
     tokens_forwarded: int = 0
     recomputed_tokens: int = 0  # of the tokens forwarded, those that were before, for keys and values that did not fit
     recomputed_packs: int = 0  # of the packs, those of such tokens alone
+    discarded_tokens: int = 0  # of the tokens forwarded, those of rows that had ended before a GPU could be told
     padding_rows: int = 0
     kv_peak_tokens: int = 0
     num_packs: int = 0
@@ -82,8 +83,8 @@ class Report:
     def add(self, other: Report) -> None:
         """Accumulate another report; peaks take the maximum."""
         for name in ("tokens_naive", "tokens_unique", "tokens_forwarded", "recomputed_tokens", "recomputed_packs",
-                     "padding_rows", "num_packs", "num_splits", "scored_rows", "tokens_generated", "attention_pairs",
-                     "skipped_tokens", "skipped_pairs", "looked_up_tokens", "flops"):  # fmt: skip
+                     "discarded_tokens", "padding_rows", "num_packs", "num_splits", "scored_rows", "tokens_generated",
+                     "attention_pairs", "skipped_tokens", "skipped_pairs", "looked_up_tokens", "flops"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.kv_peak_tokens = max(self.kv_peak_tokens, other.kv_peak_tokens)
         for phase, seconds in other.seconds.items():

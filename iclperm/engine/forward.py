@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from iclperm.engine.kernels.live import LiveSlots
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.link import Array
 from iclperm.engine.plan import Pack
 from iclperm.engine.shapes import padded_rows
-from iclperm.engine.tables import PackTables, ScoredRows
+from iclperm.engine.tables import EachRow, PackTables, ScoredRows
 from iclperm.engine.token_rows import TokenPlaces, TokenRows
 from iclperm.engine.tree import IntArray
 from iclperm.errors import PLAINLY, ModelError
@@ -43,11 +44,12 @@ class PassLimits:
 class KvPool:
     """Keys and values of the open path: one pair of tensors [slots, Hkv, d] a layer, slots as the plan numbers them.
 
-    What else a pack leaves to later ones is here too: the first layer's rows by token.
+    What else a pack leaves to later ones is here too: the first layer's rows by token, and the slots of live rows.
     """
 
     def __init__(self, num_slots: int, limits: PassLimits) -> None:
         self.token_rows = TokenRows(limits.token_rows_bytes)
+        self.live_slots = LiveSlots()
         self._num_slots = max(1, num_slots)
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -147,7 +149,13 @@ class TreeForward:
         self._rotations.clear()
 
     def by_token(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """A table and each row's place in it [M], of what ``compute`` gives for an index of rows; once a token id."""
+        """A table and each row's place in it [M], of what ``compute`` gives for an index of rows; once a token id.
+
+        Of live rows, whose ids the device alone may know, once a row.
+        """
+        if self.pack.is_live:
+            (rows,) = self.tables.of(EachRow(), self.device)
+            return compute(rows), rows
         places, new = self.tables.of(TokenPlaces(), self.device)
         if new.numel():
             self.pool.token_rows.fill(compute(new))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -270,7 +271,8 @@ class TreeModel(PlainModel):
         self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
         self.link = DeviceLink(self.devices)
         self._is_fused = False  # in our layers, while the model is attached
-        self._wanted: dict[bool, dict[PackTable, None]] = {False: {}, True: {}}  # by whose layers run
+        # By whose layers run, and whether rows are live: some, all.
+        self._wanted = defaultdict[tuple[bool, bool, bool], dict[PackTable, None]](dict)
         self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
         self._may_fuse_head = layers == "auto" and may_launch(self.device, self.dtype)
 
@@ -404,15 +406,25 @@ class TreeModel(PlainModel):
         What that is the packs before it have shown. To be called while the model is attached, in the order of the
         packs, each after ``run`` of the one before.
         """
-        tree = self._started(pack, pool, self._wanted[self._is_fused])
+        tree = self._started(pack, pool, self._wanted[self._is_fused, pack.live is not None, pack.is_live])
         if self.link.is_asynchronous:
             tree.tables.make()
         return tree
 
+    def go_on(self, tree: TreeForward, token_ids: torch.Tensor) -> TreeForward:
+        """The step after a pack of live rows alone, before its first layer; their tokens [R] are on the device.
+
+        Nothing is made on the host or sent to the device.
+        """
+        tree.tables.advance(token_ids)
+        return self._prepared(tree.tables, tree.pool)
+
     def _started(self, pack: Pack, pool: KvPool, wanted: dict[PackTable, None]) -> TreeForward:
         pool.start(pack)
-        tables = PackTables(pack, self.link, self.device, pool.token_rows, wanted)
-        attend = prepare(pack, tables.num_rows, self.attention, self.limits.dense_rows, tables)
+        return self._prepared(PackTables(pack, self.link, self.device, pool.token_rows, wanted), pool)
+
+    def _prepared(self, tables: PackTables, pool: KvPool) -> TreeForward:
+        attend = prepare(tables.pack, tables.num_rows, self.attention, self.limits.dense_rows, tables, pool.live_slots)
         return TreeForward(tables, pool, attend, self.device, self.config)
 
     def read(self, scored: torch.Tensor, tree: TreeForward) -> Callable[[], Reading]:
@@ -465,14 +477,22 @@ class TreeModel(PlainModel):
             logits = self._softcap * torch.tanh(logits / self._softcap)
         return logits.log_softmax(dim=-1)
 
-    def choose(self, hidden: torch.Tensor) -> LikeliestIds:
-        """The likeliest next token of each row of ``hidden`` [R, H]; logits exist for a chunk of rows at a time."""
+    def choose(self, hidden: torch.Tensor, tree: TreeForward) -> tuple[torch.Tensor, Callable[[], LikeliestIds]]:
+        """The likeliest next token of each scored row [R, H] of a pack, on the device, and what waits for it.
+
+        It is -1 where not all logits are finite. Logits exist for a chunk of rows at a time, or not at all.
+        """
         if self.fuses_head and hidden.dtype == self.dtype:
-            return head.choose_hidden(hidden, self._head, self._logit_scale, self._softcap)
+            chosen = head.find_likeliest(hidden, self._head, self._logit_scale, self._softcap, tree.tables)
+            return chosen[0], self.link.download(chosen, head.likeliest_ids)
         chunk = self.limits.logit_rows(self.vocab_size, self.device)
-        starts = range(0, hidden.shape[0], chunk)
-        parts = [head.choose_logits(self._logits(hidden[begin : begin + chunk]), self._softcap) for begin in starts]
-        return LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        logits = (self._logits(hidden[begin : begin + chunk]) for begin in range(0, hidden.shape[0], chunk))
+        if hidden.device.type == "cpu" and hidden.dtype in head.NATIVE:
+            parts = [head.choose_logits(some, self._softcap) for some in logits]
+            choice = LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+            return torch.from_numpy(choice.token), lambda: choice
+        ids, logprob = map(torch.cat, zip(*(head.choose_torch(some, self._softcap) for some in logits), strict=True))
+        return ids, self.link.download([ids, logprob], head.likeliest_ids)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of hidden [R, H]."""

@@ -41,6 +41,27 @@ _PACK_DTYPES: dict[str, npt.DTypeLike] = {"span_source": np.uint8, "pair_out": n
 
 
 @dataclass(frozen=True)
+class LiveRows:
+    """Where the keys of R rows lie that are the newest tokens of paths of their own: all in the pool, theirs too.
+
+    A table [``num_lanes``, ``width``] gives the slot of each position of a path in its lane, ``lanes`` [R];
+    ``changed_place`` int64 (lane x width + position) and ``changed_slot`` are what is new in it. ``lengths`` [R] are
+    positions that have a slot, used or not, and ``shared`` [R] leading positions in common with the row before.
+    """
+
+    num_lanes: int
+    width: int
+    lanes: TokenArray
+    lengths: TokenArray
+    shared: TokenArray
+    changed_place: IntArray
+    changed_slot: TokenArray
+
+    def __len__(self) -> int:
+        return self.lanes.size
+
+
+@dataclass(frozen=True)
 class Pack:
     """One forward pass: M tokens at their positions, what each sees, and what is read off it.
 
@@ -49,7 +70,8 @@ class Pack:
     ``span_offsets`` [V + 1] lists as half-open spans in position order: of pool slots (``span_source`` 0) or of rows of
     this pack (1). After each layer rows ``retain_begin:retain_end`` go to pool slots from ``retain_slot`` on.
     Log-probabilities are wanted of ``pair_id`` at row ``scored_rows[pair_row]``; they belong at ``pair_out`` of the
-    unit's values.
+    unit's values. The first rows may be ``live``: the newest tokens of paths of their own, in no visit; a token id of
+    -1 is known to the device alone.
     """
 
     token_ids: TokenArray
@@ -68,16 +90,31 @@ class Pack:
     pair_id: TokenArray
     pair_out: IntArray
     held_tokens: int
+    live: LiveRows | None = None
 
     @classmethod
-    def of(cls, *, held_tokens: int, **given: Any) -> Pack:
+    def of(cls, *, held_tokens: int, live: LiveRows | None = None, **given: Any) -> Pack:
         """A pack of sequences of integers, by the names of its arrays; those that are not given are empty."""
-        names = (field.name for field in fields(cls) if field.name != "held_tokens")
+        names = (field.name for field in fields(cls) if field.name not in ("held_tokens", "live"))
         arrays = {name: np.array(given.pop(name, ()), _PACK_DTYPES.get(name, np.int32)) for name in names}
-        return cls(**arrays, held_tokens=held_tokens, **given)  # what is left over is no array of a pack
+        return cls(**arrays, held_tokens=held_tokens, live=live, **given)  # what is left over is no array of a pack
 
     def __len__(self) -> int:
         return self.token_ids.size
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there are live rows and no others."""
+        return self.live is not None and len(self.live) == len(self)
+
+    def next_step(self) -> Pack:
+        """The pack after one of live rows alone, each a token further."""
+        return replace(
+            self,
+            token_ids=np.full_like(self.token_ids, -1),
+            positions=self.positions + np.int32(1),
+            held_tokens=self.held_tokens + len(self),
+        )
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from iclperm.engine.plan import Pack
+from iclperm.engine.kernels.chunks import PIECE
+from iclperm.engine.plan import LiveRows, Pack
 from iclperm.engine.tree import IntArray, PrefixTree, TokenArray
 
 Ranges = list[tuple[int, int]]
@@ -122,26 +124,37 @@ class Branches:
 
 @dataclass(slots=True, eq=False)
 class LiveRow:
-    """A live row. Its keys lie, in the order of positions, in pool slots ``span_begin[i]`` to ``span_end[i]``."""
+    """A live row. Its keys lie, in the order of positions, in pool slots ``span_begin[i]`` to ``span_end[i]``.
+
+    In a lane they lie where the table of slots says, and spans are not kept.
+    """
 
     number: int
     path: list[Segment]
     ids: list[int] = field(default_factory=list)
     logprob: float = 0.0
     num_tokens: int = 0
+    num_own: int = 0  # generated tokens whose keys and values are in the pool
+    is_over: bool = False
     span_begin: list[int] = field(default_factory=list)
     span_end: list[int] = field(default_factory=list)
     slots: Ranges = field(default_factory=list)  # its own, for generated tokens
     unused: list[int] = field(default_factory=list)  # of its own slots, the next one last
-
-    @property
-    def num_own(self) -> int:
-        """Generated tokens whose keys and values are in the pool."""
-        return sum(end - begin for begin, end in self.slots) - len(self.unused)
+    lane: int = -1
 
     @property
     def prompt_length(self) -> int:
         return self.path[-1].begin + self.path[-1].tokens.size
+
+    @property
+    def position(self) -> int:
+        """Of its last token."""
+        return self.prompt_length + self.num_own
+
+    @property
+    def num_slots(self) -> int:
+        """Positions that have a slot, used or not."""
+        return self.prompt_length + sum(end - begin for begin, end in self.slots)
 
     def own(self, slots: Ranges) -> None:
         """Give a row more slots, whose turn it is when it has used all."""
@@ -155,6 +168,56 @@ class LiveRow:
         else:
             self.span_begin.append(begin)
             self.span_end.append(end)
+
+
+class Lanes:
+    """Which lane of the table of slots each live row has, and what is new in the table since it was last asked for.
+
+    A lane has room for the longest path, ``longest`` positions.
+    """
+
+    def __init__(self, num_lanes: int, longest: int) -> None:
+        self._num_lanes, self._width = num_lanes, -(-longest // PIECE) * PIECE
+        self._free = list(range(num_lanes))
+        self._new: list[LiveRow] = []
+
+    def enter(self, row: LiveRow) -> None:
+        """Give a lane to a row that has all its slots."""
+        row.lane = self._free.pop()
+        self._new.append(row)
+
+    def leave(self, row: LiveRow) -> None:
+        """Free a row's lane."""
+        if row.lane >= 0:
+            self._free.append(row.lane)
+
+    def rows(self, rows: Sequence[LiveRow]) -> LiveRows:
+        """All rows that are in a lane, in the order of the tree."""
+        places, slots = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        for row in self._new:
+            places.append(row.lane * self._width + np.arange(row.num_slots))
+            ranges = [*(each for segment in row.path for each in segment.slots), *row.slots]
+            slots += [np.arange(begin, end, dtype=np.int32) for begin, end in ranges]
+        self._new.clear()
+        return LiveRows(
+            num_lanes=self._num_lanes,
+            width=self._width,
+            lanes=np.array([row.lane for row in rows], np.int32),
+            lengths=np.array([row.num_slots for row in rows], np.int32),
+            shared=np.array([0, *(_in_common(*pair) for pair in pairwise(rows))], np.int32),
+            changed_place=np.concatenate(places),
+            changed_slot=np.concatenate(slots),
+        )
+
+
+def _in_common(one: LiveRow, other: LiveRow) -> int:
+    """Leading positions that two rows share."""
+    size = 0
+    for mine, theirs in zip(one.path, other.path, strict=False):
+        if mine is not theirs:
+            break
+        size = mine.begin + mine.tokens.size
+    return size
 
 
 class PackBuilder:
@@ -173,6 +236,7 @@ class PackBuilder:
         self._end: list[int] = []
         self._retained: list[tuple[int, int, int]] = []
         self._scored: list[int] = []
+        self._live: LiveRows | None = None
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -183,8 +247,16 @@ class PackBuilder:
         self._begin += row.span_begin
         self._end += row.span_end
         self._scored.append(len(self))
-        position = row.prompt_length + row.num_own
-        self._visit(row.ids[-1:], position, [(row.unused[-1], row.unused[-1] + 1)])
+        self._visit(row.ids[-1:], row.position, [(row.unused[-1], row.unused[-1] + 1)])
+
+    def go_on_in_lanes(self, rows: Sequence[LiveRow], live: LiveRows) -> None:
+        """Take the last token of all live rows, before anything else; where their keys lie ``live`` says."""
+        self._live = live
+        self._ids = [row.ids[-1] for row in rows]
+        self._positions = [row.position for row in rows]
+        self._scored = list(range(len(rows)))
+        self._row_offsets = [len(rows)]
+        self.room -= len(rows)
 
     def encode(self, path: list[Segment]) -> bool:
         """Take what is not encoded of a prompt, as far as there is room; whether its last token is taken."""
@@ -222,6 +294,7 @@ class PackBuilder:
             retain_slot=slots,
             scored_rows=self._scored,
             held_tokens=self._held_tokens,
+            live=self._live,
         )
 
     def _spans_of(self, segment: Segment) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,6 +24,15 @@ class PackTable(Hashable, Protocol):
 
     def arrays(self, tables: PackTables) -> tuple[Array, ...]:
         """The table's arrays for the pack of ``tables``; asked once a pack."""
+        ...
+
+
+@runtime_checkable
+class StepTable(Protocol):
+    """A table that changes between two steps of the same live rows."""
+
+    def advance(self, tensors: tuple[torch.Tensor, ...], token_ids: torch.Tensor) -> None:
+        """Make the tensors those of the next step, in which the rows' tokens are ``token_ids`` [R]."""
         ...
 
 
@@ -94,6 +103,14 @@ class PackTables:
             self._arrays[table] = table.arrays(self)
         return self._arrays[table]
 
+    def advance(self, token_ids: torch.Tensor) -> None:
+        """Become those of the next step of live rows, whose ids [R] are on the device; nothing is made or sent."""
+        self.pack = self.pack.next_step()
+        for there in self._there.values():
+            for table, tensors in there.items():
+                if isinstance(table, StepTable):
+                    table.advance(tensors, token_ids)
+
     def _send(self, device: torch.device) -> dict[PackTable, tuple[torch.Tensor, ...]]:
         """Upload what a device lacks, in one piece."""
         there = self._there.setdefault(device, {})
@@ -109,6 +126,19 @@ class Inputs:
 
     def arrays(self, tables: PackTables) -> tuple[Array, ...]:
         return tuple(filled(given, tables.num_rows)[None] for given in (tables.pack.token_ids, tables.pack.positions))
+
+    def advance(self, tensors: tuple[torch.Tensor, ...], token_ids: torch.Tensor) -> None:
+        ids, positions = (each[0, : token_ids.shape[0]] for each in tensors)
+        ids.copy_(token_ids.clamp(min=0))  # a row that has no next token has ended
+        positions.add_(1)
+
+
+@dataclass(frozen=True)
+class EachRow:
+    """Every row with its padding, int64 [M]."""
+
+    def arrays(self, tables: PackTables) -> tuple[Array, ...]:
+        return (np.arange(tables.num_rows),)
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,38 @@ import numpy as np
 import torch
 
 from iclperm import _core
+from iclperm.engine.kernels.live import LiveSlots
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.plan import Pack
 from iclperm.engine.tables import PackTables
 
 
 def prepare(
-    pack: Pack, num_rows: int, backend: str, dense_rows: int, tables: PackTables | None = None
+    pack: Pack,
+    num_rows: int,
+    backend: str,
+    dense_rows: int,
+    tables: PackTables | None = None,
+    live_slots: LiveSlots | None = None,
 ) -> PackAttention:
     """The attention of ``pack`` run as ``num_rows`` rows; ``backend`` is ``native`` (CPU), ``triton`` or ``torch``.
 
-    torch's holds the scores of ``dense_rows`` rows at once. Triton's lists are among the pack's ``tables``, or its own.
+    torch's holds the scores of ``dense_rows`` rows at once. Triton's lists are among the pack's ``tables``, or its own;
+    it alone attends for live rows, whose keys lie in ``live_slots``.
     """
     if backend == "native":
         return NativeAttention(pack)
     if backend == "triton":
         from iclperm.engine.kernels.triton_attention import TritonAttention  # Triton is slow to import
 
-        return TritonAttention(pack, tables=tables)
+        rest = TritonAttention(pack, tables=tables)
+        if pack.live is None:
+            return rest
+        from iclperm.engine.kernels.triton_decode import DecodeAttention
+
+        assert tables is not None
+        assert live_slots is not None
+        return DecodeAttention(tables, live_slots, None if pack.is_live else rest)
     return TorchAttention(pack, num_rows, dense_rows)
 
 

@@ -135,13 +135,17 @@ def choose_logits(logits: torch.Tensor, softcap: float) -> LikeliestIds:
         # One by one, so that a row's bits do not depend on how many there are.
         capped = [softcap * math.tanh(x / softcap) for x in best] if softcap else best
         return LikeliestIds(token, (np.array(capped) - logsumexp).astype(np.float32), is_finite)
-    capped_logits = logits.float()
+    return likeliest_ids(*(each.cpu().numpy() for each in choose_torch(logits, softcap)))
+
+
+def choose_torch(logits: torch.Tensor, softcap: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``choose_logits``, left on the device: ids [R], -1 where not all logits are finite, and log-probabilities."""
+    capped = logits.float()
     if softcap:
-        capped_logits = softcap * torch.tanh(capped_logits / softcap)
-    top, ids = capped_logits.max(dim=-1)
-    logprob = top - torch.logsumexp(capped_logits, dim=-1)
-    finite = torch.isfinite(logits).all(dim=-1)
-    return LikeliestIds(ids.int().cpu().numpy(), logprob.cpu().numpy(), finite.cpu().numpy())
+        capped = softcap * torch.tanh(capped / softcap)
+    top, ids = capped.max(dim=-1)
+    ids = ids.int().masked_fill_(~torch.isfinite(logits).all(dim=-1), -1)
+    return ids, top - torch.logsumexp(capped, dim=-1)
 
 
 def choose_hidden(hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float) -> LikeliestIds:
@@ -149,3 +153,16 @@ def choose_hidden(hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: 
     from iclperm.engine.kernels import triton_head
 
     return LikeliestIds(*triton_head.choose_rows(hidden, *_weights(head), scale=scale, softcap=softcap))
+
+
+def find_likeliest(
+    hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float, tables: PackTables
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``choose_hidden`` of the scored rows of a pack without wanted pairs, left there as ``choose_torch`` does."""
+    ids, _, log_sum, _ = find_wanted(hidden, head, scale, softcap, tables)
+    return ids, -log_sum
+
+
+def likeliest_ids(ids: npt.NDArray[np.int32], logprob: npt.NDArray[np.float32]) -> LikeliestIds:
+    """What was chosen on the device, as arrays."""
+    return LikeliestIds(ids, logprob, ids >= 0)

@@ -9,8 +9,16 @@ import torch
 
 from iclperm.errors import KernelError, is_out_of_memory, said_by
 
-TREE_ATTENTION, NORM, ROTATION, GATE, HEAD = "tree attention", "RMS norm", "rotation", "gated activation", "head"
-PARTS = {TREE_ATTENTION: "attention", NORM: "layers", ROTATION: "layers", GATE: "layers", HEAD: "head"}
+TREE_ATTENTION, DECODING = "tree attention", "attention of decoding rows"
+NORM, ROTATION, GATE, HEAD = "RMS norm", "rotation", "gated activation", "head"
+PARTS = {
+    TREE_ATTENTION: "attention",
+    DECODING: "attention",
+    NORM: "layers",
+    ROTATION: "layers",
+    GATE: "layers",
+    HEAD: "head",
+}
 """What of a model the library's own takes the place of where a kernel, by its name for users, cannot be used."""
 _INSTEAD = {
     "attention": "attention='torch' (iclperm run --attention torch)",

@@ -157,7 +157,9 @@ class TritonAttention:
 
     def __call__(self, states: LayerStates, rule: AttentionRule) -> torch.Tensor:
         """As `PackAttention` says; raises RequestError for what the kernel cannot read."""
-        self._check(states, rule)
+        rows = states.query_rows
+        num_queries = len(self._pack) if rows is None else rows.size
+        refuse_unreadable(states, rule, num_queries, len(self._pack), self._num_slots)
         q, k, v, k_pool, v_pool = states.q, states.k, states.v, states.k_pool, states.v_pool
         num_heads, head_dim = q.shape[1:]
         group = num_heads // k.shape[1]
@@ -197,37 +199,38 @@ class TritonAttention:
             self._alone[key] = PackTables.alone(pack, device, num_rows)
         return self._alone[key]
 
-    def _check(self, states: LayerStates, rule: AttentionRule) -> None:
-        q, k, query_rows = states.q, states.k, states.query_rows
-        num_heads, head_dim = q.shape[1:]
-        num_kv, num_queries = k.shape[1], len(self._pack) if query_rows is None else query_rows.size
-        if num_heads % num_kv or num_heads > _MAX_GRID_Y:
+
+def refuse_unreadable(
+    states: LayerStates, rule: AttentionRule, num_queries: int, num_rows: int, num_slots: int
+) -> None:
+    """Raise RequestError for what the kernels cannot read, of so many rows and slots at least."""
+    q, k = states.q, states.k
+    (num_heads, head_dim), num_kv = q.shape[1:], k.shape[1]
+    if num_heads % num_kv or num_heads > _MAX_GRID_Y:
+        raise RequestError(
+            f"q has {num_heads} heads, not a multiple up to {_MAX_GRID_Y} of the {num_kv} key-value heads of k"
+        )
+    if not 0 < head_dim <= MAX_HEAD_DIM:
+        raise RequestError(f"q has head dimension {head_dim}; the Triton kernel takes 1 to {MAX_HEAD_DIM}")
+    if not (0 < rule.scaling < math.inf and 0 <= rule.softcap < math.inf and rule.window >= 0):
+        raise RequestError(f"{rule} cannot be: scaling must be positive, softcap and window 0 (for none) or positive")
+    asked = {
+        "q": (q, num_queries, num_heads),
+        "k": (k, num_rows, num_kv),
+        "v": (states.v, k.shape[0], num_kv),
+        "k_pool": (states.k_pool, num_slots, num_kv),
+        "v_pool": (states.v_pool, states.k_pool.shape[0], num_kv),
+    }
+    for name, (x, least_rows, heads) in asked.items():
+        if x.dtype != q.dtype or x.dtype not in TYPE_NAMES or x.device != q.device:
             raise RequestError(
-                f"q has {num_heads} heads, not a multiple up to {_MAX_GRID_Y} of the {num_kv} key-value heads of k"
+                f"{name} is {x.dtype} on {x.device} and q {q.dtype} on {q.device}; float32, bfloat16 or float16, "
+                "and one device, are needed"
             )
-        if not 0 < head_dim <= MAX_HEAD_DIM:
-            raise RequestError(f"q has head dimension {head_dim}; the Triton kernel takes 1 to {MAX_HEAD_DIM}")
-        if not (0 < rule.scaling < math.inf and 0 <= rule.softcap < math.inf and rule.window >= 0):
-            raise RequestError(
-                f"{rule} cannot be: scaling must be positive, softcap and window 0 (for none) or positive"
-            )
-        asked = {
-            "q": (q, num_queries, num_heads),
-            "k": (k, len(self._pack), num_kv),
-            "v": (states.v, k.shape[0], num_kv),
-            "k_pool": (states.k_pool, self._num_slots, num_kv),
-            "v_pool": (states.v_pool, states.k_pool.shape[0], num_kv),
-        }
-        for name, (x, least_rows, heads) in asked.items():
-            if x.dtype != q.dtype or x.dtype not in TYPE_NAMES or x.device != q.device:
-                raise RequestError(
-                    f"{name} is {x.dtype} on {x.device} and q {q.dtype} on {q.device}; float32, bfloat16 or float16, "
-                    "and one device, are needed"
-                )
-            if x.shape[0] < least_rows or x.shape[1:] != (heads, head_dim):
-                raise RequestError(f"{name} is {list(x.shape)}; at least [{least_rows}, {heads}, {head_dim}] is needed")
-            if head_dim > 1 and x.stride(2) != 1:
-                raise RequestError(f"{name} is not contiguous on its last axis (stride of {x.stride(2)} elements)")
+        if x.shape[0] < least_rows or x.shape[1:] != (heads, head_dim):
+            raise RequestError(f"{name} is {list(x.shape)}; at least [{least_rows}, {heads}, {head_dim}] is needed")
+        if head_dim > 1 and x.stride(2) != 1:
+            raise RequestError(f"{name} is not contiguous on its last axis (stride of {x.stride(2)} elements)")
 
 
 def _num_positions(pack: Pack) -> int:
