@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 import os
@@ -18,7 +19,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from iclperm.engine.dtypes import dtype_of, fit_dtype
 from iclperm.engine.folder import (
+    Stored,
     check_generation,
     check_weights,
     first_line,
@@ -30,7 +33,6 @@ from iclperm.engine.folder import (
 from iclperm.engine.tokenizer import load_tokenizer
 from iclperm.errors import ConfigError, ModelError, printable
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Heads that predict something else than the next token.
 _OTHER_HEAD = re.compile(r"For(MaskedLM|(Sequence|Token)Classification|QuestionAnswering|MultipleChoice)$")
 _LAYER_KEY = re.compile(r"\.(layers|h|blocks)\.(\d+)\.")
@@ -49,13 +51,14 @@ def load(
 ) -> tuple[PreTrainedModel, Any]:
     """Model and tokenizer from a folder or a hub id: safetensors only, no remote code.
 
-    ``dtype="auto"``: the checkpoint's on a GPU, float32 on a CPU, so that results do not depend on the machine.
+    ``dtype="auto"``: the checkpoint's on a GPU, float32 on a CPU, so that results do not depend on the machine; for
+    bfloat16 on a GPU without it float32 or float16, with a warning (`fit_dtype`).
     ``device="balanced"`` spreads the layers over all GPUs, and over the host what they cannot hold. Of a checkpoint of
     text and images the text part is loaded. Raises ModelError in one line for a folder without weights, pickled
     weights, remote code, an unknown architecture or weights that do not fill the model, ConfigError for ``balanced``
     without accelerate.
     """
-    place, wanted = _device(device), _dtype(dtype)
+    place, wanted = _device(device), dtype_of(dtype)
     if device == BALANCED:
         _refuse_without_accelerate()
     folder = model_folder(name, revision)
@@ -67,6 +70,9 @@ def load(
         _refuse_few_numbers(folder, config, sum(math.prod(weight.shape) for weight in stored.values()))
     if wanted == "auto" and place.type == "cpu":
         wanted = torch.float32
+    wanted, said = fit_dtype(wanted, _dtype_kept(config, stored), _cards(device), lambda: _num_weights(folder, config))
+    if said:
+        warnings.warn(said, stacklevel=2)
     text_keys = _TEXT_KEYS.get(config.model_type)
     try:
         with _quiet():
@@ -129,12 +135,16 @@ def _reason(error: Exception) -> str:
 
 def _refuse_few_numbers(folder: Path, config: Any, stored: int) -> None:
     """Raises ModelError where a configuration asks for far more numbers than there are, before memory is taken."""
-    asked = sum(parameter.numel() for parameter in _shapes(folder, config, torch.float32).parameters())
+    asked = _num_weights(folder, config)
     if asked > 2 * stored:
         raise ModelError(
             f"config.json of {str(folder)!r} makes a model of {asked:,} numbers, but its weights hold {stored:,}; "
             "use a complete checkpoint and its own config.json"
         )
+
+
+def _num_weights(name: str | Path, config: Any) -> int:
+    return sum(parameter.numel() for parameter in _shapes(name, config, torch.float32).parameters())
 
 
 def load_config(name: str | Path, revision: str | None = None) -> Any:
@@ -246,10 +256,12 @@ def load_shapes(
 
     A configuration that names no dtype counts as float32. Raises ModelError as ``load_config`` does.
     """
-    place, wanted = _device(device), _dtype(dtype)
+    place, wanted = _device(device), dtype_of(dtype)
     config = load_config(name, revision)
+    kept = "float32" if place.type == "cpu" else _dtype_kept(config, {})
+    wanted, _ = fit_dtype(wanted, kept, _cards(device), lambda: _num_weights(name, config))
     if not isinstance(wanted, torch.dtype):
-        wanted = torch.float32 if place.type == "cpu" else _dtype(_named_dtype(config))
+        wanted = dtype_of(kept)
     return _shapes(name, config, wanted), place
 
 
@@ -257,7 +269,9 @@ def _shapes(name: str | Path, config: Any, dtype: str | torch.dtype) -> PreTrain
     auto: Any = AutoModelForCausalLM
     try:
         with torch.device("meta"), _quiet():
-            model: PreTrainedModel = auto.from_config(_text_part(config), dtype=dtype, trust_remote_code=False)
+            # A copy, as transformers writes the dtype into what it is given.
+            own = copy.deepcopy(_text_part(config))
+            model: PreTrainedModel = auto.from_config(own, dtype=dtype, trust_remote_code=False)
     except Exception as error:
         raise ModelError(
             f"the configuration of {str(name)!r} makes no model: {_reason(error)}; use the config.json that came with "
@@ -288,10 +302,12 @@ def bos_ids(folder: Path) -> tuple[int, ...]:
     return (given,) if isinstance(given, int) else tuple(given or ())
 
 
-def _named_dtype(config: Any) -> str:
-    """The dtype that a configuration names, first that of its part on text; float32 if it names none."""
+def _dtype_kept(config: Any, stored: Mapping[str, Stored]) -> str:
+    """The dtype that a configuration names, its part on text first; else bfloat16 if a weight is, or float32."""
     parts = (config.get_text_config(decoder=True), config)
-    return str(next((part.dtype for part in parts if part.dtype), "float32")).removeprefix("torch.")
+    if named := next((part.dtype for part in parts if part.dtype), None):
+        return str(named).removeprefix("torch.")
+    return "bfloat16" if any(weight.kind == "BF16" for weight in stored.values()) else "float32"
 
 
 @contextmanager
@@ -317,6 +333,14 @@ def _device(name: str) -> torch.device:
         raise ModelError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:0, or balanced") from error
 
 
+def _cards(name: str) -> list[torch.device]:
+    """The CUDA devices that a device's name means and this machine has: one, none, or for ``balanced`` all."""
+    place, count = _device(name), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == BALANCED:
+        return [torch.device("cuda", number) for number in range(count)]
+    return [place] if place.type == "cuda" and (place.index or 0) < count else []
+
+
 def _refuse_without_accelerate() -> None:
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigError(
@@ -327,10 +351,3 @@ def _refuse_without_accelerate() -> None:
 def _text_part(config: Any) -> Any:
     """The configuration of a checkpoint's text part; itself where there is no other part, or none that is left out."""
     return config.get_text_config(decoder=True) if config.model_type in _TEXT_KEYS else config
-
-
-def _dtype(name: str | torch.dtype) -> str | torch.dtype:
-    wanted = name if name == "auto" or isinstance(name, torch.dtype) else getattr(torch, name, None)
-    if wanted != "auto" and wanted not in _DTYPES:
-        raise ModelError(f"dtype {name!r} is unknown; give auto, float32, bfloat16 or float16")
-    return wanted
