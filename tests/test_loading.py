@@ -248,7 +248,8 @@ def test_a_cue_that_merges_with_a_label_is_cut_alike_on_both_paths(tmp_path: Pat
     engine = Engine.from_pretrained(make_model(tmp_path, greedy_tokenizer()))
     base, queries, labels = "Thing: The sky\nColour: Blue\n\n", ["Thing: The moss\nColour:"], [" Red", " Blue"]
     alone = engine.score([base], queries, labels)
-    assert engine._encoder.product([base, base + "Th"], ["ing: The moss\nColour:"], [labels]) is None
+    found = engine._encoder.product([base, base + "Th"], ["ing: The moss\nColour:"], [labels])
+    assert not found.holds.all()
     np.testing.assert_allclose(engine.score([base, base + "Th"], ["ing: The moss\nColour:"], labels)[1], alone[0])
 
 
@@ -259,9 +260,10 @@ def test_text_whose_parts_merge_is_served_by_the_general_path(tmp_path: Path) ->
         ["ing: The moss\nCol"],
         ["our: Red"],
     )
-    assert engine._encoder.product(contexts, queries, [labels]) is None
+    assert not engine._encoder.product(contexts, queries, [labels]).holds.all()
     scores = engine.score(contexts, queries, labels)
-    prompts = [engine._encoder.prompt(context + queries[0], labels) for context in contexts]
+    texts = [context + queries[0] for context in contexts]
+    prompts = engine._encoder.prompts_before(texts, [labels] * 2)
     expected = engine.loglikelihood([(prompt, continuations[0]) for prompt, continuations in prompts])
     np.testing.assert_array_equal(scores.ravel(), expected.logprob)
 
