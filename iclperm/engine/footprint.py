@@ -20,7 +20,8 @@ from iclperm.engine.decode import GenerationLimits
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.forward import PassLimits
 from iclperm.engine.kernels.linear import uses_onednn
-from iclperm.engine.kernels.triton_launch import may_launch
+from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
+from iclperm.engine.kernels.triton_launch import may_launch, may_read_head
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import PlainModel, TreeModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
@@ -355,11 +356,11 @@ class _Ways:
             attention, is_fused, fuses_head = model.attention, model.layers == "fused", model.fuses_head
             calls_head = model.head_is_onednn
         else:
-            launches = may_launch(place, model.dtype)
             is_native = place.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
-            attention = "native" if is_native else "triton" if launches else "torch"
+            takes_heads = model.facts.head_size <= MAX_HEAD_DIM and may_launch(place, model.dtype)
+            attention = "native" if is_native else "triton" if takes_heads else "torch"
             is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
-            fuses_head = launches and place.type != "cpu" and type(head) is nn.Linear
+            fuses_head = may_read_head(place, model.dtype) and place.type != "cpu" and type(head) is nn.Linear
             calls_head = is_native and type(head) is nn.Linear and uses_onednn(place, model.dtype, is_head=True)
         # Of float32, torch itself sends no product to oneDNN.
         has_onednn = uses_onednn(place, model.dtype) and (is_fused or model.dtype != torch.float32)

@@ -28,7 +28,7 @@ from iclperm.engine.kernels.head import LikeliestIds, Reading
 from iclperm.engine.kernels.linear import linear, uses_onednn
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
-from iclperm.engine.kernels.triton_launch import may_launch
+from iclperm.engine.kernels.triton_launch import may_launch, may_read_head, say_what_runs_instead
 from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, known_decoder, may_fuse
 from iclperm.engine.link import DeviceLink
 from iclperm.engine.load import bos_ids, load_shapes
@@ -261,6 +261,8 @@ class TreeModel(PlainModel):
             )
         best = "native" if native else "triton" if by_triton and self.device.type == "cuda" else "torch"
         self.attention = best if attention == "auto" else attention
+        if attention == "auto" or layers == "auto":
+            say_what_runs_instead(self.device, self.dtype, facts.head_size if attention == "auto" else 0)
         _refuse_architecture(model, self.config)
         self.max_positions = facts.max_tokens
         self._decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
@@ -274,7 +276,7 @@ class TreeModel(PlainModel):
         # By whose layers run, and whether rows are live: some, all.
         self._wanted = defaultdict[tuple[bool, bool, bool], dict[PackTable, None]](dict)
         self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
-        self._may_fuse_head = layers == "auto" and may_launch(self.device, self.dtype)
+        self._may_fuse_head = layers == "auto" and may_read_head(self.device, self.dtype)
 
     @property
     def layers(self) -> str:  # type: ignore[override]

@@ -12,7 +12,7 @@ from torch import nn
 from iclperm.engine.doctor.privacy import first_line
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM, TYPE_NAMES, Compilation, KernelShapes
-from iclperm.engine.kernels.triton_launch import is_interpreted, obstacle
+from iclperm.engine.kernels.triton_launch import head_obstacle, is_interpreted, obstacle
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import PlainModel, TreeModel
 
@@ -79,9 +79,8 @@ def _why_not_layers(model: TreeModel) -> str:
 
 
 def _why_not_head(model: TreeModel) -> str:
-    return (
-        obstacle(model.device, model.dtype) or "it is no plain matrix of the model's dtype, or somebody hooked into it"
-    )
+    reason = head_obstacle(model.device, model.dtype)
+    return reason or "it is no plain matrix of the model's dtype, or somebody hooked into it"
 
 
 def shapes_of(model: PlainModel) -> KernelShapes:

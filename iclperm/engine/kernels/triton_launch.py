@@ -10,7 +10,13 @@ import warnings
 
 import torch
 
-from iclperm.engine.kernels.triton_compilation import TYPE_NAMES, architecture, least_architecture, multiplies_well
+from iclperm.engine.kernels.triton_compilation import (
+    MAX_HEAD_DIM,
+    TYPE_NAMES,
+    architecture,
+    least_architecture,
+    multiplies_well,
+)
 from iclperm.errors import said_by
 
 _SILU_OF_2_TIMES_2 = 3.5231883
@@ -27,8 +33,8 @@ def may_launch(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def may_read_head(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether, besides, the head's product is not slower than torch's for want of a matrix unit."""
-    return may_launch(device, dtype) and multiplies_well(architecture(device), dtype)
+    """Whether, besides, the head's product is not slower than torch's."""
+    return not head_obstacle(device, dtype)
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str:
@@ -49,10 +55,16 @@ def obstacle(device: torch.device, dtype: torch.dtype) -> str:
     return _why_no_kernel_runs(device)
 
 
+def head_obstacle(device: torch.device, dtype: torch.dtype) -> str:
+    """As ``obstacle``, of the head, which is nearly all product."""
+    if reason := obstacle(device, dtype):
+        return reason
+    return "" if multiplies_well(architecture(device), dtype) else "torch uses this card's matrix unit, and Triton not"
+
+
 @functools.cache
 def _why_no_kernel_runs(device: torch.device) -> str:
-    """Why the smallest kernel does not compile and run, which wants a C compiler and Python's headers; empty where it
-    does. Warns if not."""
+    """Why the smallest kernel does not compile and run, which wants a C compiler and Python's headers; or empty."""
     from iclperm.engine.kernels import triton_rowwise
 
     x = torch.full((1, 1), 2.0, device=device)
@@ -60,13 +72,29 @@ def _why_no_kernel_runs(device: torch.device) -> str:
         triton_rowwise.gate("silu", x, x, x)
         value = x.item()
     except Exception as error:  # whatever it is, torch's operations serve
-        reason = said_by(error)
-        warnings.warn(
-            f"Triton's kernels do not run on {device} ({reason}); torch's take their place and are slower",
-            stacklevel=2,
-        )
-        return reason
+        return said_by(error)
     return "" if abs(value - _SILU_OF_2_TIMES_2) < 1e-5 else f"silu(2) * 2 gave {value:.6g}"
+
+
+def say_what_runs_instead(device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    """Warn in one line, once in a process, of what takes the place of our kernels on a GPU where they do not run."""
+    if device.type == "cpu":
+        return
+    if reason := obstacle(device, dtype):
+        _say_once(
+            f"iclperm's kernels do not run on {device} ({reason}): torch's operations attend and transformers' own "
+            "layers run, which is slower"
+        )
+    elif head_dim > MAX_HEAD_DIM:
+        _say_once(
+            f"torch's operations attend on {device}, which is slower: heads have {head_dim} dimensions, and iclperm's "
+            f"kernel takes up to {MAX_HEAD_DIM}"
+        )
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    warnings.warn(line, stacklevel=4)  # where a model is made
 
 
 def installed_version() -> str | None:
