@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import decode_mutants
 import pytest
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from transformers.activations import GELUTanh
 
 from iclperm.engine import kernelcases
 from iclperm.engine.kernelcheck import KERNELS
-from iclperm.engine.kernels import rowwise, triton_attention, triton_head, triton_math, triton_rowwise
+from iclperm.engine.kernels import rowwise, triton_attention, triton_decode, triton_head, triton_math, triton_rowwise
 from iclperm.engine.kernels.rowwise import RmsNorm
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.plan import Pack
@@ -133,6 +134,17 @@ def wide_group_site() -> Site:
     """Of two wide groups, on short paths: every row of theirs is a block."""
     tolerance = TOLERANCE["tree attention"][WIDE_GROUP[1]]
     return Site(f"{WIDE_GROUP}", partial(attention_error, WIDE_GROUP, PLAIN, 2, 20, (9, 3)), tolerance)
+
+
+def decode_sites(rule: AttentionRule, least_kv: int = 1) -> list[Site]:
+    """Of models with at least so many heads of keys and values."""
+    return [
+        Site(
+            f"{shape}", partial(decode_mutants.decode_error, shape, rule, DEVICE),
+            TOLERANCE["decode attention"][shape.dtype],
+        )
+        for shape in decode_mutants.SHAPES if shape.num_kv >= least_kv
+    ]  # fmt: skip
 
 
 _LOOP = "acc, top, total, b_q, limit, row, entries, {}, {}, keys, k, v, k_pool, v_pool,"
@@ -521,6 +533,11 @@ MUTANTS = {
         *(Mutant(name, triton_attention, old, new, attention_sites(PLAIN, num_kv=2)) for name, old, new in _HEADS),
         *(Mutant(name, triton_attention, old, new, [wide_group_site()]) for name, old, new in _PARTS),
     ],
+    "decode attention": [
+        Mutant(name, triton_decode, old, new, decode_sites(rule, least_kv))
+        for table, least_kv in ((decode_mutants.MUTANTS, 1), (decode_mutants.BY_HEAD, 2))
+        for name, (old, new, rule) in table.items()
+    ],
     "RMS norm": [Mutant(name, triton_rowwise, old, new, sites) for name, old, new, sites in _NORM],
     "rotation": [Mutant(name, triton_rowwise, old, new, rotation_sites()) for name, old, new in _ROTATE],
     "gated activation": [Mutant(name, triton_rowwise, old, new, sites) for name, old, new, sites in _GATE],
@@ -537,6 +554,11 @@ SHIPPED: dict[str, list[tuple[ModuleType, Site]]] = {
             [wide_group_site()],
         )
         for site in sites
+    ],
+    "decode attention": [
+        (triton_decode, site)
+        for rule in (decode_mutants.PLAIN, decode_mutants.SHORT, decode_mutants.OPTIONS)
+        for site in decode_sites(rule)
     ],
     "RMS norm": [
         (triton_rowwise, site)

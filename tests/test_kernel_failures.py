@@ -24,8 +24,8 @@ from zoo import ZOO
 
 import iclperm
 from iclperm.cli import main as cli
-from iclperm.engine import Engine, engine, kernelcases, kernelcheck, selfcheck
-from iclperm.engine.kernels import launching, rowwise, triton_attention, triton_head, triton_rowwise
+from iclperm.engine import Engine, decodecases, engine, kernelcases, kernelcheck, selfcheck
+from iclperm.engine.kernels import launching, rowwise, triton_attention, triton_decode, triton_head, triton_rowwise
 from iclperm.engine.model import TreeModel
 from iclperm.errors import IclpermError, KernelError, ModelError
 from iclperm.runs.limits import WorkLimits
@@ -35,13 +35,15 @@ triton_interpreter.repair()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of numbers beyond float32
 KERNELS = {
     "_tree_attention_kernel": triton_attention,
+    "_attend_items_kernel": triton_decode,
+    "_merge_chunks_kernel": triton_decode,
     "_read_tiles_kernel": triton_head,
     "_merge_kernel": triton_head,
     "_gate_kernel": triton_rowwise,
     "_rms_norm_kernel": triton_rowwise,
     "_rotate_kernel": triton_rowwise,
 }
-NEVER_SPECIALISED = {"num_rows", "window"}
+NEVER_SPECIALISED = {"num_rows", "num_heads", "num_chunks", "window"}
 
 
 class Launches:
@@ -58,6 +60,8 @@ class Launches:
         monkeypatch.setattr(kernelcases, "_LONGEST", {"cpu": 40})
         monkeypatch.setattr(kernelcases, "_HEAD_ROWS", 8)
         monkeypatch.setattr(kernelcases, "_MANY_ROWS", (20, 10))
+        monkeypatch.setattr(decodecases, "_LONGEST", {"cpu": 100})
+        monkeypatch.setattr(decodecases, "_SHARING", {"cpu": 9})
 
     def forget(self) -> set[tuple[object, ...]]:
         """What was launched so far; counting begins anew."""
@@ -122,7 +126,8 @@ def test_the_first_use_launches_all_that_a_study_does(name: str, launches: Launc
     assert studied <= checked, studied - checked
     names = {str(variant[0]) for variant in studied}
     rows = set() if engine.layers == "transformers" else {"_gate_kernel", "_rms_norm_kernel", "_rotate_kernel"}
-    assert names == {"_tree_attention_kernel", "_read_tiles_kernel", "_merge_kernel"} | rows
+    attention = {"_tree_attention_kernel", "_attend_items_kernel", "_merge_chunks_kernel"}
+    assert names == attention | {"_read_tiles_kernel", "_merge_kernel"} | rows
 
 
 @pytest.mark.parametrize(
@@ -155,6 +160,8 @@ def test_a_kernel_that_fails_later_is_one_line(
     ("kernel", "given_up"),
     [
         ("_tree_attention_kernel", "tree attention kernel"),
+        ("_attend_items_kernel", "decode attention kernel"),
+        ("_merge_chunks_kernel", "decode attention kernel"),
         ("_merge_kernel", "head kernel"),
         ("_gate_kernel", "gated activation kernel"),
         ("_rms_norm_kernel", "RMS norm kernel"),
@@ -172,6 +179,7 @@ def test_a_kernel_that_fails_alone_is_given_up_by_name(kernel: str, given_up: st
     assert (scorer.layers == "transformers") == (given_up.split()[0] in ("gated", "RMS", "rotation"))
     assert isinstance(scorer._model, TreeModel)
     assert scorer._model.fuses_head == (given_up != "head kernel")
+    assert scorer._model.attends_live_rows == (given_up.split()[0] not in ("tree", "decode"))
     expected = Engine(model, attention="torch", layers="transformers").loglikelihood(requests())
     np.testing.assert_allclose(scores.logprob, expected.logprob, atol=1e-4)
 

@@ -22,6 +22,7 @@ from iclperm.engine.engine import Engine
 from iclperm.engine.kernelcheck import KERNELS, kernel_checks
 from iclperm.engine.kernels import triton_attention, triton_rowwise
 from iclperm.engine.kernels.attention import prepare
+from iclperm.engine.kernels.launching import DECODE_ATTENTION
 from iclperm.engine.kernels.rule import AttentionRule, PackAttention
 from iclperm.engine.model import TreeModel
 from iclperm.errors import OutOfMemory
@@ -50,7 +51,7 @@ def test_the_shapes_are_all_that_is_shipped() -> None:
 @pytest.mark.parametrize("kernel", SHIPPED)
 def test_the_shipped_kernel_passes(kernel: str) -> None:
     """At sites in turn; ``python tests/test_kernelcheck.py`` tries all."""
-    for module, site in SHIPPED[kernel][:: 5 if kernel == "tree attention" else 4]:
+    for module, site in SHIPPED[kernel][:: 5 if kernel.endswith("attention") else 4]:
         assert site.is_right(module), site.name
 
 
@@ -73,7 +74,7 @@ def test_the_kernels_of_a_cpu_pass(name: str, dtype: torch.dtype, monkeypatch: p
     monkeypatch.setattr(kernelcases, "prepare", counted)
     model = ZOO[name].build()
     checks = list(kernel_checks(TreeModel(model if dtype == torch.float32 else model.bfloat16())))
-    assert [check.name for check in checks] == [kernel.name for kernel in KERNELS]
+    assert [check.name for check in checks] == [kernel.name for kernel in KERNELS if kernel.name != DECODE_ATTENTION]
     assert all(check.is_right and not check.reason and 0 <= check.error <= check.tolerance for check in checks), checks
     assert set(ran) == {"native"}
 

@@ -106,7 +106,7 @@ class Decoder:
         self.slots = Slots(kv_tokens)
         self.held: dict[int, Segment] = {}
         self._pool = model.pool(kv_tokens)
-        self._lanes = Lanes(limits.rows, longest) if model.attention == "triton" else None
+        self._lanes = Lanes(limits.rows, longest) if model.attends_live_rows else None
         self._rows: list[LiveRow] = []  # ascending numbers
         self._opening: deque[LiveRow] = deque()  # of the rows, those whose prompt is not encoded
         self._num_filled = 0

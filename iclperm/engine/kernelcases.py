@@ -150,18 +150,18 @@ class AttentionCase:
         num_kv = own.k.shape[1]
         compared = [0, num_kv - 1] if num_kv > 1 else [0]
         theirs = tree_attention(
-            _heads_of(own.q, compared, num_kv),
+            heads_of(own.q, compared, num_kv),
             *(own.k[:, compared], own.v[:, compared], own.k_pool[:, compared], own.v_pool[:, compared]),
             self.visits,
             scaling=rule.scaling,
             softcap=rule.softcap,
             window=rule.window,
         )
-        errors = [_error(_heads_of(whole, compared, num_kv), theirs, _row_scale(theirs))]
+        errors = [largest_error(heads_of(whole, compared, num_kv), theirs, row_scale(theirs))]
         for rows in narrow:
             theirs = theirs[torch.from_numpy(_padded(some))]
             theirs[some.size :] = 0.0
-            errors.append(_error(_heads_of(rows, compared, num_kv), theirs, _row_scale(theirs)))
+            errors.append(largest_error(heads_of(rows, compared, num_kv), theirs, row_scale(theirs)))
         return max(errors)
 
     def _some_rows(self) -> IntArray:
@@ -175,12 +175,12 @@ def _padded(rows: IntArray) -> IntArray:
     return np.append(rows, np.zeros(_PADDING, np.int64))
 
 
-def _row_scale(x: torch.Tensor) -> torch.Tensor:
+def row_scale(x: torch.Tensor) -> torch.Tensor:
     """The largest number of each row of x [M, Hq, d], [M, 1, 1]."""
     return x.abs().amax(dim=(1, 2), keepdim=True)
 
 
-def _heads_of(x: torch.Tensor, kv_heads: list[int], num_kv: int) -> torch.Tensor:
+def heads_of(x: torch.Tensor, kv_heads: list[int], num_kv: int) -> torch.Tensor:
     """Those of the heads of x [M, Hq, d] that share the keys and values of some of ``num_kv``."""
     return x.reshape(x.shape[0], num_kv, -1, x.shape[2])[:, kv_heads].flatten(1, 2)
 
@@ -259,13 +259,13 @@ def norm_of_sum_error(norm: RmsNorm, draw: Drawing) -> float:
     x, total = draw(_NUMBERS // width + _FEW_ROWS, width), draw(_NUMBERS // width + _FEW_ROWS, width)
     expected = x.double() + total.double()
     out = norm.of_sum(x, total)
-    return max(_error(total, expected, expected.abs()), _norm_error(norm, out, total))
+    return max(largest_error(total, expected, expected.abs()), _norm_error(norm, out, total))
 
 
 def _norm_error(norm: RmsNorm, out: torch.Tensor, x: torch.Tensor) -> float:
     expected = exact.rms_norm(x, norm.weight, eps=norm.eps, offset=norm.offset)
     plain = exact.rms_norm(x, torch.ones_like(norm.weight), eps=norm.eps)
-    return _error(out, expected, plain.abs() * (abs(norm.offset) + norm.weight.double().abs()))
+    return largest_error(out, expected, plain.abs() * (abs(norm.offset) + norm.weight.double().abs()))
 
 
 def rotation_errors(model: TreeModel) -> Iterator[float]:
@@ -297,7 +297,7 @@ def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing) -
     out = rowwise.rotate(x, cosines, sines)
     if not torch.equal(out[..., turned:], stays):
         return float("inf")
-    return _error(out, expected, bound)
+    return largest_error(out, expected, bound)
 
 
 def gate_errors(model: TreeModel) -> Iterator[float]:
@@ -320,7 +320,7 @@ def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: b
     x *= 4.0
     wide, factors = x.double(), factor.double()
     smallest = torch.finfo(x.dtype).smallest_normal  # below it there are fewer bits
-    return _error(gated(x, factor), activation(wide) * factors, (wide * factors).abs() + smallest)
+    return largest_error(gated(x, factor), activation(wide) * factors, (wide * factors).abs() + smallest)
 
 
 def head_errors(model: TreeModel) -> Iterator[float]:
@@ -479,7 +479,7 @@ class Drawing:
         return torch.randn(*shape, generator=self._generator).to(self._dtype).to(self._device)
 
 
-def _error(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:
+def largest_error(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:
     """The largest difference as a share of ``bound``."""
     ours, theirs, bound = ours.double().cpu(), theirs.cpu(), bound.cpu()
     if not torch.equal(ours.isnan(), theirs.isnan()):

@@ -16,7 +16,7 @@ import torch
 from iclperm.engine.decodecases import decode_errors
 from iclperm.engine.kernelcases import attention_errors, gate_errors, head_errors, norm_errors, rotation_errors
 from iclperm.engine.kernels.launching import (
-    DECODING,
+    DECODE_ATTENTION,
     GATE,
     HEAD,
     NORM,
@@ -34,8 +34,8 @@ from iclperm.errors import is_out_of_memory, said_by
 class KernelCheck:
     """What one kernel gave alone.
 
-    ``name`` is what users call it; ``part`` what of a model the library's own takes the place of where it is wrong:
-    ``attention``, ``layers`` or ``head``. ``error`` is the largest of all cases, as a share of the numbers that went
+    ``name`` is what users call it; ``part`` what of a model goes another way where it is wrong: ``attention``,
+    ``decoding``, ``layers`` or ``head``. ``error`` is the largest of all cases, as a share of the numbers that went
     into a result, and infinite where there is a number in the one and none in the other, or no result; ``seconds``
     include compilation. ``reason`` says in one line why the kernel cannot be used, and is empty where it is right.
     """
@@ -66,7 +66,7 @@ def _by_dtype(float32: float, bfloat16: float, float16: float) -> dict[torch.dty
 # stays in float32, whose sums tensor cores cut off rather than round.
 KERNELS = [
     Kernel(TREE_ATTENTION, _by_dtype(1e-4, 3e-2, 4e-3), attention_errors),
-    Kernel(DECODING, _by_dtype(1e-4, 3e-2, 4e-3), decode_errors),
+    Kernel(DECODE_ATTENTION, _by_dtype(1e-4, 3e-2, 4e-3), decode_errors),
     Kernel(NORM, _by_dtype(2e-6, 5e-3, 6e-4), norm_errors),
     Kernel(ROTATION, _by_dtype(1e-6, 5e-3, 6e-4), rotation_errors),
     Kernel(GATE, _by_dtype(3e-6, 5e-3, 6e-4), gate_errors),

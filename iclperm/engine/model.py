@@ -275,6 +275,7 @@ class TreeModel(PlainModel):
         self._is_fused = False  # in our layers, while the model is attached
         # By whose layers run, and whether rows are live: some, all.
         self._wanted = defaultdict[tuple[bool, bool, bool], dict[PackTable, None]](dict)
+        self._may_attend_live_rows = True
         self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
         self._may_fuse_head = layers == "auto" and may_read_head(self.device, self.dtype)
 
@@ -292,6 +293,15 @@ class TreeModel(PlainModel):
     def use_torch_attention(self) -> None:
         """From now on attend by torch's operations."""
         self.attention = "torch"
+
+    @property
+    def attends_live_rows(self) -> bool:
+        """Whether rows that decode are attended by a kernel of their own."""
+        return self.attention == "triton" and self._may_attend_live_rows
+
+    def use_tree_attention(self) -> None:
+        """From now on attend for rows that decode as for all others."""
+        self._may_attend_live_rows = False
 
     def use_transformers_layers(self) -> None:
         """From now on run transformers' own layers."""

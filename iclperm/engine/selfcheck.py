@@ -18,7 +18,7 @@ from iclperm.engine.footprint import Sizes, checked_tokens
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernelcheck import kernel_checks
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.kernels.launching import PARTS
+from iclperm.engine.kernels.launching import DECODE_ATTENTION, PARTS
 from iclperm.engine.kernels.linear import linear
 from iclperm.engine.layers import FusedDecoder, FusedLayer
 from iclperm.engine.memory import PackLimit
@@ -114,9 +114,10 @@ class _Fallbacks:
         self.parts: set[str] = set()
 
     def give_up(self, part: str, name: str, reason: str) -> None:
-        """From now on the library's own runs in place of a part."""
+        """From now on the library's own runs in place of a part; in place of decoding's, the attention of all rows."""
         {
             "attention": self._model.use_torch_attention,
+            "decoding": self._model.use_tree_attention,
             "layers": self._model.use_transformers_layers,
             "head": self._model.use_logits,
         }[part]()
@@ -127,9 +128,10 @@ class _Fallbacks:
         """What is said of each."""
         model = self._model
         for name, reason in self.reasons.items():
+            other = "that of prompts" if name.startswith(DECODE_ATTENTION) else "the library's own"
             yield (
                 f"iclperm's {name} cannot be used for {model.config.model_type!r} on {model.device_name}: {reason}; "
-                "the library's own takes its place and may be slower"
+                f"{other} takes its place and may be slower"
             )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from iclperm.engine.decodecases import decode_case
 from iclperm.engine.doctor.packs import product_of
 from iclperm.engine.doctor.privacy import first_line
 from iclperm.engine.forward import TreeForward
@@ -118,13 +119,17 @@ def _inputs(model: TreeModel) -> Iterator[list[Launched]]:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=model.device).to(model.dtype)
 
+    windows = {0} | ({min(_SHORT_WINDOW, facts.window)} if facts.num_window_layers else set())
+    rules = [AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window) for window in sorted(windows)]
     if model.attention == "triton":
         states = _states(tree, plan.core.pool_slots, model, drawn)
-        windows = {0} | ({min(_SHORT_WINDOW, facts.window)} if facts.num_window_layers else set())
-        for window in sorted(windows):
-            rule = AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window)
+        for rule in rules:
             check = partial(attention_case(model).attended, rule, model.attention, model.device)
             yield [check, lambda rule=rule: (tree.attend(states, rule),)]  # type: ignore[misc]
+    if model.attends_live_rows:
+        case = decode_case(model)
+        for rule in rules:
+            yield [partial(case.attended, rule, model.device)]
     if model.fuses_head:
         head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         hidden = drawn(tree.num_scored, head.weight.shape[1])

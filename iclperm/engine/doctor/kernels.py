@@ -135,11 +135,12 @@ def architecture(device: torch.device) -> int:
 
 def variants(shapes: KernelShapes, architectures: Sequence[int]) -> Iterator[tuple[Compilation, int]]:
     """Every variant of a model's kernels for each of some compute capabilities times ten."""
-    from iclperm.engine.kernels import triton_attention, triton_head, triton_rowwise
+    from iclperm.engine.kernels import triton_attention, triton_decode, triton_head, triton_rowwise
 
     for arch in architectures:
         for case in (
             *triton_attention.model_cases(shapes, arch),
+            *triton_decode.model_cases(shapes),
             *triton_head.model_cases(shapes, arch),
             *triton_rowwise.model_cases(shapes),
         ):

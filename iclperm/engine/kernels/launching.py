@@ -9,26 +9,27 @@ import torch
 
 from iclperm.errors import KernelError, is_out_of_memory, said_by
 
-TREE_ATTENTION, DECODING = "tree attention", "attention of decoding rows"
+TREE_ATTENTION, DECODE_ATTENTION = "tree attention", "decode attention"
 NORM, ROTATION, GATE, HEAD = "RMS norm", "rotation", "gated activation", "head"
 PARTS = {
     TREE_ATTENTION: "attention",
-    DECODING: "attention",
+    DECODE_ATTENTION: "decoding",
     NORM: "layers",
     ROTATION: "layers",
     GATE: "layers",
     HEAD: "head",
 }
-"""What of a model the library's own takes the place of where a kernel, by its name for users, cannot be used."""
+"""The part of a model that goes another way where a kernel, by its name for users, cannot be used."""
 _INSTEAD = {
     "attention": "attention='torch' (iclperm run --attention torch)",
     "layers": "layers='transformers' (iclperm run --layers transformers)",
 }
+_ATTEND = ("attention", "decoding")
 
 
 def without(kernel: str) -> str:
     """How to begin anew without a kernel: transformers' layers come with the head as they make it."""
-    return f"start anew with {_INSTEAD['attention' if PARTS[kernel] == 'attention' else 'layers']}"
+    return f"start anew with {_INSTEAD['attention' if PARTS[kernel] in _ATTEND else 'layers']}"
 
 
 @contextmanager

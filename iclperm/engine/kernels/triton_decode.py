@@ -15,6 +15,7 @@ name all slots a row owns hold until it owns more, and programs find for themsel
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,11 +23,18 @@ import triton
 import triton.language as tl
 
 from iclperm.engine.kernels.chunks import CHUNK
-from iclperm.engine.kernels.launching import DECODING, launching
+from iclperm.engine.kernels.launching import DECODE_ATTENTION, launching
 from iclperm.engine.kernels.live import LiveItems, LivePlaces, LiveSlots, live_rows
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
+from iclperm.engine.kernels.stages import num_stages
 from iclperm.engine.kernels.triton_attention import Launch, _block_d, refuse_unreadable
-from iclperm.engine.kernels.triton_compilation import TYPE_NAMES, Compilation, architectures_of
+from iclperm.engine.kernels.triton_compilation import (
+    MAX_HEAD_DIM,
+    TYPE_NAMES,
+    Compilation,
+    KernelShapes,
+    architectures_of,
+)
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.engine.tables import PackTables
 
@@ -63,7 +71,7 @@ class DecodeAttention:
     def __init__(self, tables: PackTables, slots: LiveSlots, rest: PackAttention | None = None) -> None:
         self._tables, self._slots, self._rest = tables, slots, rest
         self._live = live_rows(tables)
-        self._num_chunks = -(-int(self._live.lengths.max()) // CHUNK)
+        self._longest = int(self._live.lengths.max())
         self._newest: dict[torch.device, torch.Tensor] = {}  # slots of the newest keys int64 [R]
 
     def __call__(self, states: LayerStates, rule: AttentionRule) -> torch.Tensor:
@@ -76,7 +84,7 @@ class DecodeAttention:
         for new, pool in ((states.k, states.k_pool), (states.v, states.v_pool)):
             pool.index_copy_(0, self._newest[q.device], new[: len(self._live)])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if self._rest is None else self._rest(states, rule)
-        with launching(DECODING, q):
+        with launching(DECODE_ATTENTION, q):
             self._attend(states, rule, (slots, lanes, positions), out)
         return out
 
@@ -87,9 +95,11 @@ class DecodeAttention:
         (num_heads, head_dim), num_kv, num_rows = q.shape[1:], k_pool.shape[1], len(self._live)
         group = num_heads // num_kv
         launch = _launch(head_dim, q.dtype)
-        constants = _constants(launch, head_dim, group, rule.window > 0, rule.softcap > 0)
-        heads = constants["HEADS"]
-        states_of = (num_rows, self._num_chunks, num_heads)
+        window = rule.window if rule.window < self._longest else 0  # one that nobody leaves is none
+        constants = _constants(launch, head_dim, group, window > 0, rule.softcap > 0)
+        variant = _variant(head_dim, group, q.dtype, window > 0, rule.softcap > 0)
+        heads, num_chunks = constants["HEADS"], -(-self._longest // CHUNK)
+        states_of = (num_rows, num_chunks, num_heads)
         sums = torch.empty((*states_of, head_dim), dtype=torch.float32, device=q.device)
         marks = torch.empty((*states_of, 2), dtype=torch.float32, device=q.device)
         to_log2 = (rule.softcap or rule.scaling) * _LOG2_E
@@ -98,13 +108,14 @@ class DecodeAttention:
                 _attend_items_kernel[items.shape[0], num_kv * -(-group // heads)](
                     q, k_pool, v_pool, sums, marks, items, *places,
                     *(stride for x in (q, k_pool, v_pool) for stride in x.stride()[:2]), places[0].stride(0),
-                    num_heads, self._num_chunks, rule.scaling / rule.softcap if rule.softcap else 1.0, to_log2,
-                    rule.window, **constants, num_warps=launch.num_warps, num_stages=launch.num_stages, **_OPTIONS,
+                    num_heads, num_chunks, rule.scaling / rule.softcap if rule.softcap else 1.0, to_log2, window,
+                    **constants, num_warps=launch.num_warps,
+                    num_stages=num_stages(variant, launch.num_stages, q.device), **_OPTIONS,
                 )  # fmt: skip
         num_merged = q.shape[0] if self._rest is None else num_rows
         _merge_chunks_kernel[num_merged, -(-num_heads // _MERGED_HEADS)](
-            sums, marks, out, places[2], *out.stride()[:2], num_rows, num_heads, self._num_chunks, to_log2,
-            rule.window, **_merge_constants(head_dim, rule.window > 0), num_warps=_MERGE_WARPS, **_OPTIONS,
+            sums, marks, out, places[2], *out.stride()[:2], num_rows, num_heads, num_chunks, to_log2, window,
+            **_merge_constants(head_dim, window > 0), num_warps=_MERGE_WARPS, **_OPTIONS,
         )  # fmt: skip
 
 
@@ -300,29 +311,47 @@ def resource_cases() -> list[Compilation]:
     """The shipped launch configurations: sizes and kinds of head dimension and group, with and without the options."""
     dtypes = (torch.bfloat16, torch.float32)
     items = [
-        _item_case(head_dim, group, dtype, has_options)
+        _item_case(head_dim, group, dtype, has_options, has_options)
         for head_dim in (64, 80, 128, 192, 256)
         for group in (1, 4, 7)
         for dtype in dtypes
         for has_options in (False, True)
     ]
-    return [*items, *(_merge_case(head_dim, dtype) for head_dim in (64, 80, 128, 256) for dtype in dtypes)]
+    return [*items, *(_merge_case(head_dim, dtype, True) for head_dim in (64, 80, 128, 256) for dtype in dtypes)]
 
 
-def _item_case(head_dim: int, group: int, dtype: torch.dtype, has_options: bool) -> Compilation:
+def model_cases(shapes: KernelShapes) -> list[Compilation]:
+    """What a model's layers launch for rows that decode: within a window and without, as texts outgrow it or not."""
+    if not 0 < shapes.head_dim <= MAX_HEAD_DIM:
+        return []
+    windows = (False, True) if shapes.has_window else (False,)
+    return [
+        *(_item_case(shapes.head_dim, shapes.group, shapes.dtype, each, shapes.has_softcap) for each in windows),
+        *(_merge_case(shapes.head_dim, shapes.dtype, each) for each in windows),
+    ]
+
+
+@cache
+def _variant(head_dim: int, group: int, dtype: torch.dtype, has_window: bool, has_softcap: bool) -> str:
+    """What a variant of the kernel of items is called."""
+    return f"decode {group} x {head_dim} {TYPE_NAMES[dtype]}{', window' * has_window}{', soft-cap' * has_softcap}"
+
+
+def _item_case(head_dim: int, group: int, dtype: torch.dtype, has_window: bool, has_softcap: bool) -> Compilation:
     launch = _launch(head_dim, dtype)
-    constants = _constants(launch, head_dim, group, has_options, has_options)
+    constants = _constants(launch, head_dim, group, has_window, has_softcap)
     kinds = {"sums": "*fp32", "marks": "*fp32"} | dict.fromkeys(("q", "k_pool", "v_pool"), "*" + TYPE_NAMES[dtype])
     kinds |= dict.fromkeys(("items", "slots", "lanes", "positions"), "*i32")
-    suffix = ", window, soft-cap" if has_options else ""
-    name = f"decode {group} x {head_dim} {TYPE_NAMES[dtype]}{suffix}"
+    name = _variant(head_dim, group, dtype, has_window, has_softcap)
     return _compilation(name, dtype, _attend_items_kernel, kinds, constants, launch.num_warps, launch.num_stages)
 
 
-def _merge_case(head_dim: int, dtype: torch.dtype) -> Compilation:
+def _merge_case(head_dim: int, dtype: torch.dtype, has_window: bool) -> Compilation:
     kinds = {"sums": "*fp32", "marks": "*fp32", "out": "*" + TYPE_NAMES[dtype], "positions": "*i32"}
-    name = f"decode merge {head_dim} {TYPE_NAMES[dtype]}, window"
-    return _compilation(name, dtype, _merge_chunks_kernel, kinds, _merge_constants(head_dim, True), _MERGE_WARPS, 3)
+    name = f"decode merge {head_dim} {TYPE_NAMES[dtype]}{', window' * has_window}"
+    return _compilation(
+        name, dtype, _merge_chunks_kernel, kinds, _merge_constants(head_dim, has_window), _MERGE_WARPS, 3
+    )
 
 
 def _compilation(
