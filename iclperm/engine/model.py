@@ -27,7 +27,7 @@ from iclperm.engine.kernels.attention import prepare
 from iclperm.engine.kernels.head import LikeliestIds, Reading
 from iclperm.engine.kernels.linear import linear, uses_onednn
 from iclperm.engine.kernels.rule import AttentionRule
-from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
+from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM, architecture, decoding_architectures
 from iclperm.engine.kernels.triton_launch import may_launch, may_read_head, say_what_runs_instead
 from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, known_decoder, may_fuse
 from iclperm.engine.link import DeviceLink
@@ -275,7 +275,7 @@ class TreeModel(PlainModel):
         self._is_fused = False  # in our layers, while the model is attached
         # By whose layers run, and whether rows are live: some, all.
         self._wanted = defaultdict[tuple[bool, bool, bool], dict[PackTable, None]](dict)
-        self._may_attend_live_rows = True
+        self._may_attend_live_rows = architecture(self.device) >= min(decoding_architectures(self.dtype), default=0)
         self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
         self._may_fuse_head = layers == "auto" and may_read_head(self.device, self.dtype)
 

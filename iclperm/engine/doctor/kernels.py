@@ -140,7 +140,7 @@ def variants(shapes: KernelShapes, architectures: Sequence[int]) -> Iterator[tup
     for arch in architectures:
         for case in (
             *triton_attention.model_cases(shapes, arch),
-            *triton_decode.model_cases(shapes),
+            *(case for case in triton_decode.model_cases(shapes) if arch >= min(case.architectures)),
             *triton_head.model_cases(shapes, arch),
             *triton_rowwise.model_cases(shapes),
         ):

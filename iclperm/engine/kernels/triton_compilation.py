@@ -37,6 +37,14 @@ def multiplies_well(arch: int, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or arch >= _FIRST_WITH_MATRIX_UNIT
 
 
+def decoding_architectures(dtype: torch.dtype) -> tuple[int, ...]:
+    """Those of `ARCHITECTURES` on which rows that decode have a kernel of their own.
+
+    On Turing its shapes spill (1.5 KB a thread in float32 at 128 dimensions): rows go through tree attention there.
+    """
+    return tuple(arch for arch in architectures_of(dtype) if arch >= _FIRST_WITH_MATRIX_UNIT)
+
+
 @cache
 def architecture(device: torch.device) -> int:
     """A GPU's compute capability times ten; 80 of a CPU, where kernels are interpreted."""

@@ -33,7 +33,7 @@ from iclperm.engine.kernels.triton_compilation import (
     TYPE_NAMES,
     Compilation,
     KernelShapes,
-    architectures_of,
+    decoding_architectures,
 )
 from iclperm.engine.kernels.triton_math import hyperbolic_tangent
 from iclperm.engine.tables import PackTables
@@ -372,6 +372,6 @@ def _compilation(
         num_warps=num_warps,
         num_stages=num_stages,
         multiples_of_16=tuple(argument for argument in kernel.arg_names if argument.startswith("stride")),
-        architectures=architectures_of(dtype),
+        architectures=decoding_architectures(dtype),
         options=_OPTIONS,
     )
