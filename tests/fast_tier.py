@@ -35,6 +35,11 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_products": ("",),
     "test_rowwise": ("test_activation_is", "test_many", "test_norm_bits", "test_rotation", "test_agrees", "test_ties"),
     "test_tree": ("",),
+    "test_triton_decode": ("test_takes_any_strides", "test_the_newest_keys", "test_what_rows_share"),
+    "test_session": ("test_equal_extensions", "test_a_growing_tree"),
+    "test_shared_text": ("test_the_common_length", "test_what_is_put_before"),
+    "test_device": ("test_precision", "test_every_shape"),
+    "test_dtypes": ("test_",),
     "test_tree_attention": ("test_shapes", "test_takes", "test_rows", "test_one_row", "test_what_a_row", "test_nan"),
     "test_triton_attention": ("test_large_scores", "test_rows_of_no_visit", "test_takes_any_strides"),
     "test_triton_head": (

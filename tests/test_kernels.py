@@ -52,7 +52,7 @@ def test_both_readings_agree_with_a_plain_log_softmax(dtype: torch.dtype, softca
 
 def torch_reading(given: torch.Tensor, softcap: float, pair_row: np.ndarray, pair_id: np.ndarray) -> head.Reading:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head, "_NATIVE", ())
+        patch.setattr(head, "NATIVE", ())
         return head.read_logits(given, softcap, pair_row, pair_id)
 
 
