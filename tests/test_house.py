@@ -48,6 +48,7 @@ LATE = {
     "iclperm.engine.engine": "torch",
     "iclperm.engine.estimate": "torch",
     "iclperm.engine.kernels.triton_attention": "triton",
+    "iclperm.engine.kernels.triton_decode": "triton",
     "iclperm.engine.kernels.triton_head": "triton",
     "iclperm.engine.kernels.triton_resources": "triton",
     "iclperm.engine.kernels.triton_rowwise": "triton",
