@@ -88,7 +88,7 @@ def first_use(model: PlainModel, pack_tokens: int) -> FirstUse:
 
 def _ladder(model: TreeModel, pack_tokens: int) -> FirstUse:
     """Each kernel alone, so that what fails is known and only it is given up; then layers, and all together."""
-    fallen = _Fallbacks(model)
+    fallen = Fallbacks(model)
     for check in kernel_checks(model):
         if not check.is_right:
             fallen.give_up(check.part, f"{check.name} kernel", check.reason)
@@ -105,7 +105,7 @@ def _ladder(model: TreeModel, pack_tokens: int) -> FirstUse:
             fallen.give_up(part, f"{failure.kernel} kernel", said_by(failure))
 
 
-class _Fallbacks:
+class Fallbacks:
     """What of ours a model runs without, by name with the reason, and the parts that are the library's now."""
 
     def __init__(self, model: TreeModel) -> None:

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 
 from iclperm.engine.doctor.privacy import first_line, without_names
 from iclperm.engine.kernelcheck import kernel_checks
+from iclperm.engine.kernels.launching import PARTS
 from iclperm.engine.model import PlainModel, TreeModel
-from iclperm.engine.selfcheck import check_agreement, layers_agree, refuse_unless_causal, rows_are_invariant
+from iclperm.engine.selfcheck import (
+    Fallbacks,
+    check_agreement,
+    layers_agree,
+    refuse_unless_causal,
+    rows_are_invariant,
+)
+from iclperm.errors import KernelError
 
 
 @dataclass(frozen=True)
@@ -35,31 +43,21 @@ def checked(model: PlainModel, pack_tokens: int) -> Iterator[CheckFinding]:
     if not isinstance(model, TreeModel):
         yield _judged("a causal model", "model", lambda: refuse_unless_causal(model))
         return
-    yield from _kernels(model)
+    fallen = Fallbacks(model)
+    yield from _kernels(model, fallen)
     layers = _judged("decoder layers against transformers'", "layers", lambda: layers_agree(model))
     if not layers.passed:
-        model.use_transformers_layers()
+        fallen.give_up("layers", "decoder layers", layers.reason)
     yield layers
-    has_equal_bits: list[bool] = []
-    agreement = _judged(
-        "whole model against plain scoring", "tree", lambda: has_equal_bits.append(check_agreement(model))
-    )
-    yield agreement
-    if agreement.passed:
-        yield _row_invariance(lambda: all(has_equal_bits) and rows_are_invariant(model, pack_tokens))
+    yield from _whole(model, pack_tokens, fallen)
 
 
-def _kernels(model: TreeModel) -> Iterator[CheckFinding]:
-    instead = {
-        "attention": model.use_torch_attention,
-        "layers": model.use_transformers_layers,
-        "head": model.use_logits,
-    }
+def _kernels(model: TreeModel, fallen: Fallbacks) -> Iterator[CheckFinding]:
     started = time.perf_counter()
     try:
         for check in kernel_checks(model):
             if not check.is_right:
-                instead[check.part]()
+                fallen.give_up(check.part, check.name, check.reason)
             is_measured = math.isfinite(check.error)  # JSON has no infinity
             yield CheckFinding(
                 f"{check.name} kernel",
@@ -70,8 +68,33 @@ def _kernels(model: TreeModel) -> Iterator[CheckFinding]:
                 check.tolerance if is_measured else None,
                 without_names(check.reason),
             )
-    except Exception as error:  # memory ran out, or the check itself is at fault
+    except Exception as error:  # memory ran out, a device is lost, or the check itself is at fault
         yield CheckFinding("kernels", "model", False, time.perf_counter() - started, reason=first_line(error))
+
+
+def _whole(model: TreeModel, pack_tokens: int, fallen: Fallbacks) -> Iterator[CheckFinding]:
+    """The whole model; again where a kernel fails in a shape that it was not launched in alone."""
+    failed: list[KernelError] = []
+    has_equal_bits: list[bool] = []
+
+    def agrees() -> None:
+        try:
+            has_equal_bits.append(check_agreement(model))
+        except KernelError as error:
+            failed.append(error)
+            raise
+
+    agreement = _judged("whole model against plain scoring", "tree", agrees)
+    part = PARTS.get(failed[0].kernel, "") if failed else ""
+    if part and part not in fallen.parts:
+        name = f"{failed[0].kernel} kernel"
+        fallen.give_up(part, name, agreement.reason)
+        yield CheckFinding(f"{name} in the whole model", part, False, agreement.seconds, reason=agreement.reason)
+        yield from _whole(model, pack_tokens, fallen)
+        return
+    yield agreement
+    if agreement.passed:
+        yield _row_invariance(lambda: all(has_equal_bits) and rows_are_invariant(model, pack_tokens))
 
 
 def _judged(name: str, part: str, judge: Callable[[], bool | None]) -> CheckFinding:

@@ -7,9 +7,8 @@ import platform
 import re
 from functools import cache
 
-from iclperm.errors import printable
+from iclperm.errors import printable, said_by
 
-_MOST = 300  # letters of what an error says
 _CUTS = (
     (re.compile(r"://[^/@\s]+@"), "://"),  # who logs in at a URL
     # Paths: in quotes, where they may hold spaces, and bare; of Unix, then of Windows.
@@ -33,9 +32,8 @@ def without_names(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, with its kind."""
-    said = (str(error).strip() or "no reason given").splitlines()[0]
-    return without_names(f"{type(error).__name__}: {said}")[:_MOST]
+    """What an error says first, with its kind; of one in a kernel what it came of."""
+    return without_names(said_by(error))
 
 
 @cache
