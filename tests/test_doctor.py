@@ -37,6 +37,7 @@ from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.kernels.triton_compilation import Compilation
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import plan_requests
+from iclperm.engine.selfcheck import check_agreement
 from iclperm.engine.tree import Rows
 
 triton_interpreter.repair()
@@ -168,14 +169,14 @@ class TestCommand:
     def test_a_kernel_that_fails_in_the_whole_model_alone_is_named_and_the_rest_goes_on(
         self, call: Call, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        agrees, seen = checks.check_agreement, []
+        seen: list[str] = []
 
         def failing(served: TreeModel) -> bool:
             seen.append(served.attention)
             if served.attention == "native":
                 error = RuntimeError("out of resource: shared memory\nand more")
                 raise failure(TREE_ATTENTION, CPU, error) from error
-            return agrees(served)
+            return check_agreement(served)
 
         monkeypatch.setattr(checks, "check_agreement", failing)
         code, printed, _ = call(model, "--device", "cpu")
