@@ -444,6 +444,14 @@ class TestKernels:
         cases = [case for case, _ in kernels.variants(kernels.shapes_of(TreeModel(ZOO["gpt-neox"].build())), [80, 90])]
         assert [case.name for case in cases] == 2 * ["tree_attention 1 x 8 fp32", "head 96 x 32 fp32", "head merge 2"]
 
+    def test_what_is_too_old_for_a_dtype_is_left_out_and_told(self) -> None:
+        shapes = kernels.shapes_of(TreeModel(ZOO["llama"].build().bfloat16()))
+        assert {arch for _, arch in kernels.variants(shapes, [75, 80])} == {80}
+        assert kernels.why_left_out(torch.bfloat16, [75, 80]) == (
+            "bfloat16 takes a compute capability of 8.0: nothing is compiled for sm_75"
+        )
+        assert kernels.why_left_out(torch.float16, [75, 80]) == ""
+
     def test_a_kernel_that_does_not_compile_is_one_line(self) -> None:
         case, arch = next(kernels.variants(kernels.shapes_of(TreeModel(ZOO["llama"].build())), [80]))
         found = Diagnosis(kernels=[kernels.compiled(case, arch)])  # one that is interpreted cannot be compiled

@@ -155,6 +155,8 @@ class _Examination:
         if reason := kernels.why_not_compiled(wanted.dtype):
             self._found.without["kernels"] = reason
             return
+        if reason := kernels.why_left_out(wanted.dtype, architectures):
+            self._found.without["kernels"] = reason
         for case, arch in kernels.variants(wanted, architectures):
             say(f"compiling {case.name} for sm_{arch}")
             self._found.kernels.append(kernels.compiled(case, arch))

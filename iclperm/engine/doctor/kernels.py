@@ -11,7 +11,14 @@ from torch import nn
 
 from iclperm.engine.doctor.privacy import first_line
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM, TYPE_NAMES, Compilation, KernelShapes
+from iclperm.engine.kernels.triton_compilation import (
+    MAX_HEAD_DIM,
+    TYPE_NAMES,
+    Compilation,
+    KernelShapes,
+    least_architecture,
+)
+from iclperm.engine.kernels.triton_compilation import architecture as capability
 from iclperm.engine.kernels.triton_launch import head_obstacle, is_interpreted, obstacle
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import PlainModel, TreeModel
@@ -125,12 +132,17 @@ def why_not_compiled(dtype: torch.dtype) -> str:
     return "TRITON_INTERPRET is set, so kernels are interpreted and nothing is compiled" if is_interpreted() else ""
 
 
+def why_left_out(dtype: torch.dtype, architectures: Sequence[int]) -> str:
+    """Which of these are too old for a dtype; empty where none is."""
+    least = least_architecture(dtype)
+    older = ", ".join(f"sm_{arch}" for arch in architectures if arch < least)
+    name = str(dtype).removeprefix("torch.")
+    return f"{name} takes a compute capability of {least / 10}: nothing is compiled for {older}" if older else ""
+
+
 def architecture(device: torch.device) -> int:
     """A device's compute capability times ten; 0 for what kernels are not compiled for."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return 0
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+    return capability(device) if device.type == "cuda" and torch.version.hip is None else 0
 
 
 def variants(shapes: KernelShapes, architectures: Sequence[int]) -> Iterator[tuple[Compilation, int]]:
@@ -138,6 +150,8 @@ def variants(shapes: KernelShapes, architectures: Sequence[int]) -> Iterator[tup
     from iclperm.engine.kernels import triton_attention, triton_decode, triton_head, triton_rowwise
 
     for arch in architectures:
+        if arch < least_architecture(shapes.dtype):
+            continue
         for case in (
             *triton_attention.model_cases(shapes, arch),
             *(case for case in triton_decode.model_cases(shapes) if arch >= min(case.architectures)),
