@@ -284,7 +284,7 @@ def jump_flops(work: Any) -> np.ndarray:
 def of_the_papers(hub_id: str, kind: str, rate: float) -> tuple[str, Parts]:
     """A study of the papers as parts on GPUs of so many TFLOP/s; the path that a jump computes again is left out."""
     from iclperm.engine.facts import unit_flops
-    from iclperm.engine.model import read_facts
+    from iclperm.engine.plain_model import read_facts
     from iclperm.models.costs import STUDIES, WORKLOADS, study_plan
     from iclperm.models.papers import paper_models
     from iclperm.runs.limits import DEFAULT

@@ -41,6 +41,7 @@ class KeyedAnswers:
     """Stands where the engine stands: answers at once, the same ones for a unit whenever it is asked."""
 
     numerics = {"attention": "none"}  # noqa: RUF012 - as the engine's
+    pack_tokens = 1  # whatever a plan's are
 
     def __init__(self) -> None:
         from iclperm.engine import Report

@@ -34,6 +34,12 @@ class Shape:
     group: int
     num_kv: int
 
+    @property
+    def most_rows(self) -> int:
+        """That an item holds."""
+        lines = triton_decode._launch(self.head_size, self.dtype).lines
+        return lines // min(self.group, lines)
+
     def __str__(self) -> str:
         return f"{self.num_kv} x {self.group} x {self.head_size} {str(self.dtype).removeprefix('torch.')}"
 
@@ -59,10 +65,8 @@ def decode_error(shape: Shape, rule: AttentionRule, device: torch.device, module
         ran.append(pack.is_live)
         return module.DecodeAttention(tables, slots)
 
-    more_than_an_item = 1 + triton_decode._launch(shape.head_size, shape.dtype).lines // shape.group
-    case = DecodeCase.of(
-        LONGEST, shape.num_kv * shape.group, shape.num_kv, shape.head_size, shape.dtype, max(8, more_than_an_item)
-    )
+    num_sharing = max(8, 1 + shape.most_rows)
+    case = DecodeCase.of(LONGEST, shape.num_kv * shape.group, shape.num_kv, shape.head_size, shape.dtype, num_sharing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decodecases, "prepare", prepare)
         patch.setattr(torch, "empty", _nan_filled)
@@ -150,6 +154,16 @@ MUTANTS: dict[str, tuple[str, str, AttentionRule]] = {
     "the last head is not merged": ("is_line = head < num_heads\n", "is_line = head < num_heads - 1\n", PLAIN),
     "sums that are no means": ("acc / tl.where(total == 0.0, 1.0, total)[:, None]", "acc", PLAIN),
 }  # fmt: skip
+# Where an item holds several rows; alone a row shares nothing, and is the lowest and the highest.
+AMONG_ROWS = {
+    "tiles at a window's border are whole",
+    "a window begins with the highest row's",
+    "what rows share is lost",
+    "a window goes on from what it has left behind",
+    "the sums that were left are lost",
+    "the total that was left is lost",
+    "the top that was left is lost",
+}
 # Where there are several heads of keys and values.
 BY_HEAD: dict[str, tuple[str, str, AttentionRule]] = {
     "keys of the first head": ("k_pool += i_kv * stride_kh", "k_pool += 0 * i_kv * stride_kh", PLAIN),

@@ -136,14 +136,14 @@ def wide_group_site() -> Site:
     return Site(f"{WIDE_GROUP}", partial(attention_error, WIDE_GROUP, PLAIN, 2, 20, (9, 3)), tolerance)
 
 
-def decode_sites(rule: AttentionRule, least_kv: int = 1) -> list[Site]:
-    """Of models with at least so many heads of keys and values."""
+def decode_sites(rule: AttentionRule, least_kv: int = 1, least_rows: int = 1) -> list[Site]:
+    """Of models with at least so many heads of keys and values, where an item may hold at least so many rows."""
     return [
         Site(
             f"{shape}", partial(decode_mutants.decode_error, shape, rule, DEVICE),
             TOLERANCE["decode attention"][shape.dtype],
         )
-        for shape in decode_mutants.SHAPES if shape.num_kv >= least_kv
+        for shape in decode_mutants.SHAPES if shape.num_kv >= least_kv and shape.most_rows >= least_rows
     ]  # fmt: skip
 
 
@@ -534,7 +534,7 @@ MUTANTS = {
         *(Mutant(name, triton_attention, old, new, [wide_group_site()]) for name, old, new in _PARTS),
     ],
     "decode attention": [
-        Mutant(name, triton_decode, old, new, decode_sites(rule, least_kv))
+        Mutant(name, triton_decode, old, new, decode_sites(rule, least_kv, 1 + (name in decode_mutants.AMONG_ROWS)))
         for table, least_kv in ((decode_mutants.MUTANTS, 1), (decode_mutants.BY_HEAD, 2))
         for name, (old, new, rule) in table.items()
     ],

@@ -15,7 +15,8 @@ from zoo import ZOO
 
 from iclperm.engine.footprint import Sizes
 from iclperm.engine.kernels import triton_launch
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 _OURS, _TORCH = ("triton", True, True), ("torch", False, False)

@@ -16,7 +16,8 @@ from zoo import ZOO
 from iclperm.engine import Engine, device, plan_product, selfcheck
 from iclperm.engine.device import fixed_precision, gpu_versions
 from iclperm.engine.footprint import Sizes
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.shapes import pack_sizes, padded_rows, whole_rows
 from iclperm.runs.answering import Answering, ModelUse
 

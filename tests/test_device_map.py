@@ -18,7 +18,8 @@ from zoo import VOCAB, ZOO
 from iclperm.engine import Engine, plan_product
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.load import load_shapes
-from iclperm.engine.model import PlainModel, TreeModel, read_facts
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel, read_facts
 from iclperm.errors import ConfigError, RequestError
 from iclperm.reference import scoring
 

@@ -13,7 +13,8 @@ from zoo import ZOO
 from iclperm import Study, demo
 from iclperm.cli import main as cli
 from iclperm.engine.facts import ModelFacts
-from iclperm.engine.model import TreeModel, read_facts
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import read_facts
 from iclperm.errors import ModelError
 from iclperm.models.papers import paper_models
 from iclperm.runs.limits import WorkLimits

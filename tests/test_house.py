@@ -54,7 +54,7 @@ LATE = {
     "iclperm.engine.kernels.triton_rowwise": "triton",
     "iclperm.engine.load": "torch",
     "iclperm.engine.memory": "torch",
-    "iclperm.engine.model": "torch",
+    "iclperm.engine.plain_model": "torch",
     "iclperm.engine.tokenizer": "transformers",
     "iclperm.models": "numpy",
     "iclperm.stats._kernels": "numba",

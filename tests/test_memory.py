@@ -470,7 +470,7 @@ def test_a_check_that_cannot_ask_for_the_last_logits_alone_is_foretold_with_all(
 
     requests = [(ids(0, 40), [7, 8, 9])]
     usual, (score,) = Engine(llama)._sizes.num_checked_logits, scoring.loglikelihood(llama, requests)
-    monkeypatch.setattr(footprint, "checked_tokens", lambda facts: 10_000)
+    monkeypatch.setattr(footprint, "checked_tokens", lambda *_: 10_000)
     assert Engine(llama)._sizes.num_checked_logits == usual
     monkeypatch.setattr(llama, "forward", forward)
     assert not scoring.may_keep_last(llama)

@@ -11,10 +11,10 @@ import torch
 import triton_interpreter
 from zoo import ZOO
 
-from iclperm.engine import Engine, kernelcases
+from iclperm.engine import Engine, decodecases, kernelcases
 from iclperm.engine.doctor import choosing
 from iclperm.engine.doctor.choosing import Launched, StageChoice, choose
-from iclperm.engine.kernels import rowwise, stages, triton_attention, triton_head
+from iclperm.engine.kernels import rowwise, stages, triton_attention, triton_decode, triton_head
 from iclperm.engine.model import TreeModel
 
 triton_interpreter.repair()
@@ -47,6 +47,9 @@ def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernelcases, "_LONGEST", {"cpu": 70})
     monkeypatch.setattr(kernelcases, "_PATHS", (1, 33))
     monkeypatch.setattr(kernelcases, "_MANY_ROWS", (9, 5))
+    monkeypatch.setattr(decodecases, "_LONGEST", {"cpu": 70})
+    monkeypatch.setattr(decodecases, "_PATHS", (1, 33))
+    monkeypatch.setattr(decodecases, "_SHARING", {"cpu": 5})
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
@@ -192,7 +195,12 @@ def launched_stages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
             return launch
 
-    for module, name in ((triton_attention, "_tree_attention_kernel"), (triton_head, "_read_tiles_kernel")):
+    kernels = (
+        (triton_attention, "_tree_attention_kernel"),
+        (triton_decode, "_attend_items_kernel"),
+        (triton_head, "_read_tiles_kernel"),
+    )
+    for module, name in kernels:
         monkeypatch.setattr(module, name, Counting(getattr(module, name)))
     return found
 

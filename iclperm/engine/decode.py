@@ -22,7 +22,8 @@ from iclperm.engine.executor import Report
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels.head import LikeliestIds
 from iclperm.engine.link import Mark
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Plan
 from iclperm.engine.rows import Branches, Lanes, LiveRow, PackBuilder, Segment, Slots
 from iclperm.engine.shapes import padded_rows

@@ -29,7 +29,8 @@ from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import (
     DEFAULT_PACK_TOKENS,
     DEFAULT_UNIT_TOKENS,

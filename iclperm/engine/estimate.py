@@ -18,7 +18,7 @@ from iclperm.engine.layers import may_fuse
 from iclperm.engine.load import has_device, load_shapes
 from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import device_bytes, resolve_budget, room_to_generate
-from iclperm.engine.model import PlainModel, gemm_rate
+from iclperm.engine.plain_model import PlainModel, gemm_rate
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
 from iclperm.engine.tokenizer import has_tokenizer
 from iclperm.study.sizes import Budget

@@ -17,8 +17,9 @@ from iclperm.engine.kernels.head import Reading
 from iclperm.engine.layerwise import forward_by_layer
 from iclperm.engine.link import DeviceLink, Mark
 from iclperm.engine.memory import PackLimit
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
 from iclperm.engine.offload import OffloadedPool, open_store
+from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Pack, Plan
 from iclperm.engine.tree import PrefixTree, path_to_token, path_tokens
 from iclperm.errors import OutOfMemory, PlanError, is_out_of_memory

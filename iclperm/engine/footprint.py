@@ -23,10 +23,12 @@ from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
 from iclperm.engine.kernels.triton_launch import may_launch, may_read_head
 from iclperm.engine.layers import may_fuse
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
 from iclperm.engine.shapes import pack_sizes, padded_rows, whole_rows
 from iclperm.errors import RequestError
+from iclperm.reference.precision import MOST_NUMBERS
 from iclperm.reference.scoring import may_keep_last
 from iclperm.study.sizes import bytes_in_words
 
@@ -54,6 +56,7 @@ _WALKED_UNITS = 16
 # from process to process (0.82-1.24 of the prediction for packs of 4096).
 _MOST_IN_TRANSFORMERS_LAYERS = 1024
 _LONGEST_WINDOW = 600
+_CHECKED_TOKENS = {"cpu": 72, "elsewhere": 3 * 64 + 21}
 # A pack's tokens, positions, visits and spans: 8-10 bytes a token measured, twice while they are handed over.
 _PACK_BYTES_PER_TOKEN = 24
 _NODE_BYTES = 40
@@ -120,6 +123,7 @@ class Sizes:
     logits: int
     num_checked_logits: int  # rows of logits that the first-use check holds at once
     probed: int  # what that check's largest product holds
+    widened: int  # weights of half precision that are float32 at once in that check
     most_logits: int  # rows of logits that are read at once
     matrix: int  # of the largest matrix of a layer
     num_products: int  # shapes of matrices that oneDNN generates code for
@@ -153,6 +157,7 @@ class Sizes:
             logits=_logit_bytes(facts, paths),
             num_checked_logits=_checked_logits(model, place) if checks else 0,
             probed=_probed_bytes(model) if checks and paths.attention == "native" else 0,
+            widened=_widened_bytes(model) if checks else 0,
             most_logits=model.limits.logit_rows(facts.vocab_size, place),
             matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
             num_products=len({(weight.shape, has_bias) for weight, has_bias in body}) if paths.has_onednn else 0,
@@ -209,7 +214,8 @@ class Sizes:
         rows, scored = padded_rows(tokens, self.device), _scored_rows(plan, tokens)
         activations = self._activations(rows, plan.core.pool_slots + rows)
         read = min(scored, self.most_logits) * self.logits
-        checked = max(self.num_checked_logits * self.logits, padded_rows(pack_tokens, self.device) * self.probed)
+        probed = padded_rows(pack_tokens, self.device) * self.probed
+        checked = max(self.num_checked_logits * self.logits, probed, self.widened)
         has_own_pages = self.is_host and read >= _own_pages()
         return Footprint(
             weights=self.weights,
@@ -387,9 +393,12 @@ def most_pack(place: torch.device, *, is_fused: bool) -> int | None:
     return None if is_fused or place.type != "cpu" else _MOST_IN_TRANSFORMERS_LAYERS
 
 
-def checked_tokens(facts: ModelFacts) -> int:
-    """Tokens of the longest context that the first-use check scores: it outgrows a short sliding window."""
-    length = 48 if not 0 < facts.window <= _LONGEST_WINDOW else facts.window + 24
+def checked_tokens(facts: ModelFacts, place: torch.device) -> int:
+    """Tokens of the longest context that the first-use check scores: it outgrows a short sliding window, and a tile of
+    keys; several of the largest tiles where that costs next to nothing."""
+    length = _CHECKED_TOKENS.get(place.type, max(_CHECKED_TOKENS.values()))
+    if 0 < facts.window <= _LONGEST_WINDOW:
+        length = max(length, facts.window + 24)
     return max(4, min(length, facts.max_tokens - 4))
 
 
@@ -402,6 +411,15 @@ def _probed_bytes(model: PlainModel) -> int:
     """What the first-use check's largest product holds of a row: in, out, and out of half the rows again."""
     shapes = [weight.shape[-2:] for weight, _ in _matrices(model)]
     return max(into + out + out // 2 for out, into in shapes) * model.dtype.itemsize
+
+
+def _widened_bytes(model: PlainModel) -> int:
+    """What the first-use check makes float32 at once of weights of half precision: a matrix, or a piece of it."""
+    if model.dtype.itemsize >= _FLOAT32:
+        return 0
+    head: torch.Tensor = model.model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+    matrices = [head, *(weight if weight.ndim == 2 else weight[0] for weight, _ in _matrices(model))]
+    return _FLOAT32 * min(max(matrix.numel() for matrix in matrices), MOST_NUMBERS)
 
 
 def _matrices(model: PlainModel) -> Iterator[tuple[torch.Tensor, bool]]:
@@ -452,7 +470,7 @@ def _logit_bytes(facts: ModelFacts, paths: _Ways) -> int:
 def _checked_logits(model: PlainModel, place: torch.device) -> int:
     """Rows of logits that the first-use check holds: of two products of the probe, or of a prompt's every token where
     the model cannot be asked for the last alone."""
-    of_prompt = 0 if may_keep_last(model.model) else checked_tokens(model.facts)
+    of_prompt = 0 if may_keep_last(model.model) else checked_tokens(model.facts, place)
     return max(2 * padded_rows(64, place), of_prompt * (3 if model.facts.logit_softcap else 1))
 
 

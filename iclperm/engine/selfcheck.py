@@ -9,23 +9,21 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from iclperm.engine.executor import Report, execute
-from iclperm.engine.footprint import Sizes, checked_tokens
+from iclperm.engine import agreement
+from iclperm.engine.agreement import DrawnPrompts
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernelcheck import kernel_checks
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.launching import DECODE_ATTENTION, PARTS
 from iclperm.engine.kernels.linear import linear
 from iclperm.engine.layers import FusedDecoder, FusedLayer
-from iclperm.engine.memory import PackLimit
-from iclperm.engine.model import PlainModel, TreeModel
-from iclperm.engine.plan import DEFAULT_PACK_TOKENS, plan_requests
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
+from iclperm.engine.plan import DEFAULT_PACK_TOKENS
 from iclperm.engine.shapes import pack_sizes, padded_rows
-from iclperm.engine.tree import IntArray, Rows
 from iclperm.errors import (
     PLAINLY,
     IclpermError,
@@ -39,11 +37,10 @@ from iclperm.errors import (
     said_by,
 )
 from iclperm.reference import scoring
+from iclperm.reference.precision import in_float32
 
-# Largest difference in nats per token that passes; half precision differs by its own rounding.
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
-# Largest difference in nats that what follows a token may make to what comes after it.
-CAUSAL_TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-2, torch.bfloat16: 1.0, torch.float16: 0.25}
+CAUSAL_TOLERANCE = 1e-2
+"""Largest difference in nats, in float32, that what follows a token may make to what comes after it."""
 _PROBED_ROWS = (1, 9, 33, 341, 512, 1024, 2048)  # against a whole pack
 # Largest difference between our layers and transformers', as a share of the largest number that comes out of a layer.
 LAYER_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -152,8 +149,7 @@ def layers_agree(model: TreeModel) -> bool:
     decoder = model.fused_decoder()
     if decoder is None:
         return True
-    rows, begins = _rows(_prompts(model))
-    plan = plan_requests(rows, begins, pack_tokens=rows.tokens.size)
+    plan = DrawnPrompts.of(model).plan()
     (pack,) = plan.packs(0)
     ours = model.start(pack, model.pool(plan.core.pool_slots))
     with model.attached(fused=False), _compared(decoder, ours) as verdicts:
@@ -194,40 +190,12 @@ def _close(ours: torch.Tensor, theirs: torch.Tensor, tree: TreeForward) -> bool:
 
 
 def check_agreement(model: TreeModel) -> bool:
-    """Score a few branching prompts both ways; whether they have the same bits in small packs and in one.
-
-    Raises SelfCheckError if the tree and plain scoring disagree, ModelError for a model that is not causal or
-    that gives NaN whatever it reads.
-    Cost: 6 short prompts, three times.
-    """
-    requests = _prompts(model)
-    rows, begins = _rows(requests)
-    plain = scoring.loglikelihood(model.model, requests)
-    if not any(score.is_finite for score in plain):
-        name, dtype = type(model.model).__name__, str(model.dtype).removeprefix("torch.")
-        raise ModelError(
-            f"{name} in {dtype} gives no number, only NaN or infinity, for every prompt of the first-use check; "
-            "give another dtype (float32 holds them all), or look at its weights"
-        )
-    # In small packs keys and values cross pack borders.
-    together, apart = (_through_tree(model, rows, begins, pack) for pack in (1 << 14, max(8, rows.tokens.size // 4)))
-    for number, (score, fast) in enumerate(zip(plain, apart, strict=True)):
-        error = abs(score.logprob - fast) / score.num_tokens
-        if score.is_finite and not error <= TOLERANCE.get(model.dtype, 0.5):
-            refuse_unless_causal(model)
-            raise SelfCheckError(
-                f"{model.config.model_type!r}: the tree gives {fast:.4f} nats where plain scoring gives "
-                f"{score.logprob:.4f} (self-check prompt {number}); {PLAINLY}"
-            )
-    return np.array_equal(together, apart, equal_nan=True)
-
-
-def _through_tree(model: TreeModel, rows: Rows, begins: IntArray, pack_tokens: int) -> npt.NDArray[np.float64]:
-    plan = plan_requests(rows, begins, pack_tokens=pack_tokens)
-    limit = PackLimit(Sizes.of(model, model.device).peak, model.device)
-    units = list(execute(model, plan, range(plan.num_units), Report(), limit))
-    values = np.concatenate([unit.logprob for unit in units])[plan.contexts.row_items].astype(np.float64)
-    return np.add.reduceat(values, plan.contexts.row_offsets[:-1])
+    """As `agreement.check_agreement`; raises ModelError for a model that is not causal if the two disagree."""
+    try:
+        return agreement.check_agreement(model)
+    except SelfCheckError:
+        refuse_unless_causal(model)
+        raise
 
 
 def refusal(model: PlainModel, error: Exception) -> ModelError:
@@ -244,42 +212,21 @@ def refusal(model: PlainModel, error: Exception) -> ModelError:
 def refuse_unless_causal(model: PlainModel) -> None:
     """Raises ModelError where what is predicted after a token depends on the tokens that follow it.
 
-    Cost: a short prompt, twice.
+    Cost: a short prompt, twice, in float32 whatever the weights are.
     """
     rng = np.random.default_rng(1)
     length = max(1, min(8, model.max_positions // 2))
     ids = torch.from_numpy(rng.integers(0, model.vocab_size, (1, 2 * length))).to(scoring.inputs_device(model.model))
-    with scoring.evaluating(model.model):
+    with scoring.evaluating(model.model), in_float32():
         short, whole = (model.model(input_ids=part, use_cache=False).logits for part in (ids[:, :length], ids))
     alone, followed = short[0, :length].float(), whole[0, :length].float()
     both = alone.isfinite() & followed.isfinite()
     difference = (alone.log_softmax(-1) - followed.log_softmax(-1)).abs()[both]
-    if difference.numel() and float(difference.max()) > CAUSAL_TOLERANCE.get(model.dtype, 1.0):
+    if difference.numel() and float(difference.max()) > CAUSAL_TOLERANCE:
         raise ModelError(
             f"{type(model.model).__name__} ({model.config.model_type!r}) is no causal language model: what it predicts "
             "after a token depends on those that follow it; give a decoder-only model"
         )
-
-
-def _rows(requests: list[tuple[list[int], list[int]]]) -> tuple[Rows, IntArray]:
-    begins = np.array([len(context) for context, _ in requests], np.int64)
-    return Rows.of([context + continuation for context, continuation in requests]), begins
-
-
-def _prompts(model: TreeModel) -> list[tuple[list[int], list[int]]]:
-    """Requests that branch at several depths and outgrow a short sliding window."""
-    rng = np.random.default_rng(0)
-    length = checked_tokens(model.facts)
-    ids = [int(i) for i in rng.integers(0, model.vocab_size, length + 16)]
-    stem, other = ids[:length], ids[-8:]
-    return [
-        (stem, other[:3]),
-        (stem, other[:2] + stem[:1]),
-        (stem[: length // 2], other[2:4]),
-        (stem[: length // 2] + other[:1], stem[:2]),
-        (stem[:1], other[4:5]),
-        (other[:4], stem[:3]),
-    ]
 
 
 @torch.inference_mode()

@@ -163,7 +163,7 @@ def _plan(study: PaperStudy, workload: Workload) -> Plan:
 
 @cache
 def _facts(hub_id: str) -> ModelFacts:
-    from iclperm.engine.model import read_facts  # PyTorch, which what is planned here has loaded anyway
+    from iclperm.engine.plain_model import read_facts  # PyTorch, which what is planned here has loaded anyway
 
     model = _paper_model(hub_id)
     assert model is not None

@@ -62,7 +62,7 @@ def markdown(rows: Sequence[ModelRow]) -> str:
 
 
 def _row(model: PaperModel, plans: Sequence[tuple[PaperStudy, Workload, Plan]], rate: float) -> ModelRow:
-    from iclperm.engine.model import read_facts  # PyTorch, which the types of this table do without
+    from iclperm.engine.plain_model import read_facts  # PyTorch, which the types of this table do without
 
     with model.folder() as folder:
         facts = read_facts(folder, device="cpu", dtype="bfloat16")

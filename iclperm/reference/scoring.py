@@ -90,6 +90,23 @@ def next_token_logprobs(model: PreTrainedModel, prompt: Sequence[int]) -> npt.ND
     return torch.log_softmax(logits.double(), dim=-1).cpu().numpy()
 
 
+@torch.no_grad()
+def last_logprobs(
+    model: PreTrainedModel, prompt: Sequence[int], num_last: int, ids: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Log-probabilities in nats of some token ids after each of the last tokens of ``prompt`` [num_last, ids].
+
+    NaN after a token whose logits are not all finite. Cost as of ``score_one``.
+    """
+    with soft_capped(model):
+        fed = torch.tensor([list(prompt)], device=inputs_device(model))
+        last = {"logits_to_keep": num_last} if may_keep_last(model) else {}
+        logits = model(input_ids=fed, use_cache=False, **last).logits[0, -num_last:].double()
+    logprobs = torch.log_softmax(logits, dim=-1)[:, torch.tensor(list(ids), device=logits.device)]
+    is_finite = torch.isfinite(logits).all(dim=-1, keepdim=True)
+    return logprobs.masked_fill(~is_finite, torch.nan).cpu().numpy()
+
+
 def loglikelihood(model: PreTrainedModel, requests: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[PlainScore]:
     """Score (context, continuation) pairs of token ids one by one; cost: every token of every request."""
     with evaluating(model):

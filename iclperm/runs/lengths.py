@@ -26,7 +26,7 @@ class PromptLengths(NamedTuple):
 
 def prompt_lengths(task: Task, model: str) -> PromptLengths:
     """The lengths of all rows of train and test; needs the model's tokenizer and configuration, no weights."""
-    from iclperm.engine.model import read_facts  # PyTorch
+    from iclperm.engine.plain_model import read_facts  # PyTorch
 
     study = Study(model=model)
     folder = study_model_folder(study, weights=False)

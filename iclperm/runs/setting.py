@@ -72,7 +72,7 @@ class ResolvedStudy:
         model = None if study.endpoint else study_model_folder(study, weights=weights)
         design = draw(study, task, examples)
         if model is not None:
-            import_whole("iclperm.engine.model", "iclperm.engine.tokenizer")  # PyTorch, which an API does without
+            import_whole("iclperm.engine.plain_model", "iclperm.engine.tokenizer")  # PyTorch, which an API does without
         return cls(study, task, examples, design, model, limits)
 
     def counts(self, splits: Sequence[str]) -> dict[str, int]:
@@ -131,7 +131,7 @@ class ResolvedStudy:
         """The model in numbers, from its configuration alone; None for a model behind an API."""
         if self.model is None:
             return None
-        from iclperm.engine.model import read_facts
+        from iclperm.engine.plain_model import read_facts
 
         return read_facts(self.model, device=self.study.device, dtype=self.study.dtype)
 

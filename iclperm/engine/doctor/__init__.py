@@ -17,7 +17,8 @@ from iclperm.engine.doctor.diagnosis import Diagnosis, ModelSummary
 from iclperm.engine.doctor.privacy import first_line, without_names
 from iclperm.engine.folder import model_folder
 from iclperm.engine.load import load, load_shapes
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
 from iclperm.errors import ConfigError, ModelError
 
 __all__ = ["Diagnosis", "Onlooker", "doctor"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from iclperm.engine.doctor.privacy import first_line, without_names
 from iclperm.engine.kernelcheck import kernel_checks
 from iclperm.engine.kernels.launching import PARTS
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.selfcheck import (
     Fallbacks,
     check_agreement,

@@ -11,7 +11,7 @@ from iclperm.engine.doctor.choosing import StageChoice
 from iclperm.engine.doctor.kernels import CompiledKernel, PartWay, ways
 from iclperm.engine.doctor.machine import DeviceFacts, MachineFacts
 from iclperm.engine.doctor.packs import PackSeconds, enough, usual_pack
-from iclperm.engine.model import PlainModel
+from iclperm.engine.plain_model import PlainModel
 from iclperm.study.sizes import bytes_in_words
 
 FORMAT = 1

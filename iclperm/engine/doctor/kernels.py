@@ -21,7 +21,8 @@ from iclperm.engine.kernels.triton_compilation import (
 from iclperm.engine.kernels.triton_compilation import architecture as capability
 from iclperm.engine.kernels.triton_launch import head_obstacle, is_interpreted, obstacle
 from iclperm.engine.layers import may_fuse
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from iclperm.engine.doctor.privacy import first_line
 from iclperm.engine.executor import Report, execute
 from iclperm.engine.footprint import Sizes
 from iclperm.engine.memory import PackLimit, device_bytes, free_bytes
-from iclperm.engine.model import PlainModel, TreeModel
+from iclperm.engine.model import TreeModel
+from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Plan, plan_product
 from iclperm.errors import is_out_of_memory
 from iclperm.study.sizes import bytes_in_words
