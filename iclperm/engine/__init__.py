@@ -10,13 +10,14 @@ from iclperm.engine.plan import ContextPaths, Plan, plan_product, plan_requests
 if TYPE_CHECKING:
     from iclperm.engine.engine import Engine
     from iclperm.engine.executor import Report
+    from iclperm.engine.pack_rows import PackRows
     from iclperm.engine.scores import Scores, UnitResult
     from iclperm.engine.session import NextTokens, Node, Session
     from iclperm.engine.texts import GeneratedUnit, Generations
 
 __all__ = [
-    "ContextPaths", "Engine", "GeneratedUnit", "Generations", "NextTokens", "Node", "Plan", "Report", "Scores",
-    "Session", "UnitResult", "plan_product", "plan_requests",
+    "ContextPaths", "Engine", "GeneratedUnit", "Generations", "NextTokens", "Node", "PackRows", "Plan", "Report",
+    "Scores", "Session", "UnitResult", "plan_product", "plan_requests",
 ]  # fmt: skip
 
 __getattr__, __dir__ = loaded_on_use(
@@ -24,6 +25,7 @@ __getattr__, __dir__ = loaded_on_use(
     {
         "iclperm.engine.engine": ("Engine",),
         "iclperm.engine.executor": ("Report",),
+        "iclperm.engine.pack_rows": ("PackRows",),
         "iclperm.engine.scores": ("Scores", "UnitResult"),
         "iclperm.engine.session": ("NextTokens", "Node", "Session"),
         "iclperm.engine.texts": ("GeneratedUnit", "Generations"),

@@ -23,6 +23,7 @@ from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels.head import LikeliestIds
 from iclperm.engine.link import Mark
 from iclperm.engine.model import TreeModel
+from iclperm.engine.pack_rows import running
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Plan
 from iclperm.engine.rows import Branches, Lanes, LiveRow, PackBuilder, Segment, Slots
@@ -33,7 +34,6 @@ from iclperm.errors import OutOfMemory, PlanError, RequestError, is_out_of_memor
 from iclperm.reference.generation import generate_one
 from iclperm.reference.scoring import evaluating
 
-DEFAULT_MAX_NEW_TOKENS = 256
 # Live rows at most: on two cores 256 decode 1.1 to 1.3 times as fast as 128, and 512 1.07 times as fast again for twice
 # the keys and values (benchmarks/generation.py, 25 M parameters); a GPU wants more to be busy.
 _ROWS_ON_CPU, _ROWS_ELSEWHERE = 256, 512
@@ -190,7 +190,8 @@ class Decoder:
         """The step of a pack that is ready; None if no token is chosen in it."""
         link, started = self._model.link, time.perf_counter()
         begin = link.mark()
-        hidden = self._model.run(tree)
+        with running(tree.pack, None):
+            hidden = self._model.run(tree)
         forwarded = link.mark()
         report.count(tree.pack, tree)
         self._num_filled += len(tree.pack)

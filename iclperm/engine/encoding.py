@@ -73,6 +73,22 @@ class Encoder:
             rows.append(ids if len(ids) else self._instead_of_nothing(number))
         return Rows.of(rows, "request")
 
+    def windows(self, number: int, text: Text, most: int) -> list[tuple[TokenArray, TokenArray]]:
+        """Text ``number`` as (context, continuation) pairs of at most ``most`` fed tokens that predict each token once.
+
+        As lm-evaluation-harness cuts it: the first window begins with the prefix token, each other one with the last
+        token of the one before, and a last one that is shorter reads as much before it as there is room for.
+        """
+        if isinstance(text, str):
+            ids = self._encode_all([text])[0][self.added.size :]
+        else:
+            ids = Rows.of([text], f"text {number}").tokens
+        if not ids.size:
+            raise RequestError(f"text {number} has no tokens; give at least one")
+        before = np.concatenate([self._instead_of_nothing(number), ids])
+        ends = ((begin, min(begin + most, ids.size)) for begin in range(0, ids.size, most))
+        return [(before[max(0, end - most) : begin + 1], before[begin + 1 : end + 1]) for begin, end in ends]
+
     def product(self, contexts: Sequence[str], queries: Sequence[str], labels: Sequence[Sequence[str]]) -> TextProduct:
         """Ids of the factors, for the contexts after which every jointly tokenised prompt is their concatenation.
 

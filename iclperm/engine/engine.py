@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from iclperm import _core
 from iclperm.engine import decode, long_paths, selfcheck
-from iclperm.engine.decode import DEFAULT_MAX_NEW_TOKENS, Bounds
+from iclperm.engine.admission import Admission
+from iclperm.engine.decode import Bounds
 from iclperm.engine.device import fixed_precision, gpu_versions
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
@@ -30,6 +31,7 @@ from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate
 from iclperm.engine.model import TreeModel
+from iclperm.engine.pack_rows import PackRows, checking, rows_now
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import (
     DEFAULT_PACK_TOKENS,
@@ -39,10 +41,11 @@ from iclperm.engine.plan import (
     plan_product,
     plan_requests,
 )
-from iclperm.engine.scores import INVALID, OK, Scores, UnitResult, by_query
+from iclperm.engine.sampling import Sampling
+from iclperm.engine.scores import Scores, UnitResult, by_query, states_of, sum_rows
 from iclperm.engine.session import Session
-from iclperm.engine.texts import Ending, Generated, GeneratedUnit, Generations, eos_ids
-from iclperm.engine.tree import Ids, PrefixTree, Rows
+from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, Ending, Generated, GeneratedUnit, Generations, eos_ids
+from iclperm.engine.tree import Ids, IntArray, Rows
 from iclperm.errors import RequestError, is_of_a_device, is_out_of_memory
 from iclperm.study.sizes import Budget
 
@@ -198,6 +201,26 @@ class Engine:
         with self._call() as report:
             return self._loglikelihood(requests, report)
 
+    def loglikelihood_rolling(self, texts: Sequence[str | Ids]) -> Scores:
+        """Log-likelihood of whole texts, every token of them, the first after the prefix token (BOS, else EOS).
+
+        Text is tokenised without BOS. A text over the context window is cut as lm-evaluation-harness cuts it: into
+        windows that follow each other, each token predicted once, after all that its window holds before it. Raises
+        RequestError as ``loglikelihood`` does.
+        """
+        with self._call() as report:
+            windows = [self._encoder.windows(number, text, self.max_tokens) for number, text in enumerate(texts)]
+            scores = self._loglikelihood([window for row in windows for window in row], report)
+            return scores.joined(np.array([len(row) for row in windows], np.int64)) if windows else scores
+
+    @property
+    def rows(self) -> PackRows:
+        """Within a forward pass, for hooks on the model's modules: which of their rows are of which request.
+
+        Raises RequestError outside of one.
+        """
+        return rows_now()
+
     def score(
         self,
         contexts: Sequence[str | Ids] | ContextPaths,
@@ -218,18 +241,20 @@ class Engine:
                 return np.empty(shape, np.float32)
             factors, outside = self._factors(contexts, queries, labels)
             scores = np.empty(shape, np.float32)
+            numbers = np.arange(scores.size, dtype=np.int64).reshape(shape)  # of requests, for `rows`
             if factors is not None:
                 plan = self._plan(plan_product, *factors)
                 report.seconds["plan"] += time.perf_counter() - started
                 found = np.empty((plan.num_contexts, *shape[1:]), np.float32)
-                for result in self._execute(plan, range(plan.num_units), report):
+                for result in self._execute(plan, range(plan.num_units), report, numbers[~outside].ravel()):
                     found[np.ix_(result.contexts, result.queries)] = result.logprob
                 scores[~outside] = found[plan.context_index]
             if outside.any():
                 others: Any = contexts
                 if not outside.all():
                     others = [others[number] for number in np.flatnonzero(outside)]
-                scores[outside] = self._score_generally(others, queries, labels, report).reshape(-1, *shape[1:])
+                found = self._score_generally(others, queries, labels, report, numbers[outside].ravel())
+                scores[outside] = found.reshape(-1, *shape[1:])
             return scores
 
     def session(self, memory_budget: Budget | None = None) -> Session:
@@ -249,6 +274,7 @@ class Engine:
             self._model,
             self._encoder,
             self._call,
+            self._ending,
             num_slots=max(1, min(room // self._model.facts.kv_token_bytes, _MOST_SLOTS)),
             pack_tokens=self.pack_tokens,
             max_tokens=self.max_tokens,
@@ -269,20 +295,32 @@ class Engine:
         contexts: Sequence[str | Ids],
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         stop: str | Sequence[str] = (),
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        num_samples: int = 1,
     ) -> Generations:
-        """What the model says after each context, greedily: always the likeliest token, whatever its file says.
+        """What the model says after each context: by default greedily, always the likeliest token, whatever its file
+        says; by chance at a ``temperature`` over 0 (`iclperm.engine.sampling`), ``num_samples`` texts of a context, one
+        after the other.
 
         Contexts are strings, with BOS as the tokenizer adds it, or token ids; an empty one becomes the prefix token. A
         text ends before an EOS (of the generation configuration, else of the configuration or the tokenizer), where a
         stop string is complete, or after ``max_new_tokens``. Equal contexts are generated once. A text is the same, bit
-        for bit, in any company (see ``row_invariant``). Raises RequestError as ``loglikelihood`` does, and for a prompt
-        that with all new tokens is over the context window. Cost: distinct non-empty prefixes of the contexts, and
-        each generated token that another follows.
+        for bit, in any company (see ``row_invariant``): what chance says follows from ``seed``, prompt, the sample's
+        number and the token's alone. Raises RequestError as ``loglikelihood`` does, and for a prompt that with all new
+        tokens is over the context window. Cost: distinct non-empty prefixes of the contexts, and each generated token
+        that another follows.
         """
+        sampling = Sampling(temperature, top_p, top_k, seed, num_samples)
+        rows = self._encoder.prompts(contexts)
+        self._admission.prompts(rows, max_new_tokens)
+        if not sampling.is_greedy:
+            return self._sampled(rows, max_new_tokens, stop, sampling)
         with self._call() as report:
             ending = self._ending(max_new_tokens, stop)
-            rows = self._encoder.prompts(contexts)
-            self._admit_prompts(rows, max_new_tokens)
             texts: list[Generated] = []
             if isinstance(self._model, TreeModel) and len(rows):
                 self._first_use(report)
@@ -293,6 +331,29 @@ class Engine:
                 prompts = (rows[number] for number in range(len(rows)))
                 texts = decode.generate_plainly(self._model, prompts, ending, report)
             return Generations.of(texts, has_text=ending.has_text)
+
+    def _sampled(self, rows: Rows, max_new_tokens: int, stop: str | Sequence[str], sampling: Sampling) -> Generations:
+        """Texts by chance, in a session of their own."""
+        if not isinstance(self._model, TreeModel):
+            raise RequestError("texts by chance are drawn from the prefix tree; leave out plain=True")
+        ending = self._ending(max_new_tokens, stop)
+        if not len(rows):
+            return Generations.of([], has_text=ending.has_text)
+        wanted = int(rows.lengths.sum()) + len(rows) * sampling.num_samples * max_new_tokens
+        room = self._model.facts.kv_token_bytes * wanted
+        free = resolve_budget("50%", self._model.device) if self._memory_budget is None else self._memory_budget
+        with self.session(min(room, free)) as session:
+            nodes = [session.extend(None, rows[number]) for number in range(len(rows))]
+            return session.generate(
+                nodes,
+                max_new_tokens,
+                stop,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=sampling.seed,
+                num_samples=sampling.num_samples,
+            )
 
     def generate_units(
         self,
@@ -310,7 +371,7 @@ class Engine:
         """
         with self._call() as report:
             ending = self._ending(max_new_tokens, stop)
-            self._admit(plan, max_new_tokens - 1)
+            self._admission.plan(plan, max_new_tokens - 1)
             done: list[int] = []
             try:
                 for unit, texts in self._generated(plan, units, ending, report):
@@ -387,11 +448,13 @@ class Engine:
     def _rates(self, plan: Plan) -> Rates:
         return Rates.measured(self._model.facts, self._gemm_rate(), self._model.device, plan)
 
-    def _execute(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitResult]:
-        for values in self._run(plan, units, report):
+    def _execute(
+        self, plan: Plan, units: Iterable[int], report: Report, numbers: IntArray | None = None
+    ) -> Iterator[UnitResult]:
+        for values in self._run(plan, units, report, numbers):
             block = plan.blocks[plan.core.unit_block[values.unit]]
             contexts, queries = plan.unit_contexts(values.unit), plan.unit_queries(values.unit)
-            rows = _sum_rows(block, [values], num_contexts=len(contexts))
+            rows = sum_rows(block, [values], num_contexts=len(contexts))
             shape = (len(contexts), len(queries), plan.num_labels)
             yield UnitResult(
                 unit=values.unit,
@@ -399,16 +462,16 @@ class Engine:
                 queries=queries,
                 logprob=rows.logprob.reshape(shape),
                 is_greedy=rows.is_greedy.reshape(shape),
-                state=_states(np.logical_and.reduce(rows.is_finite.reshape(shape), axis=-1)),
+                state=states_of(np.logical_and.reduce(rows.is_finite.reshape(shape), axis=-1)),
             )
 
-    def _run(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
-        self._admit(plan)
+    def _run(self, plan: Plan, units: Iterable[int], report: Report, numbers: IntArray | None) -> Iterator[UnitValues]:
+        self._admission.plan(plan)
         self._first_use(report)
         plan = self.fitted(plan)
         done: list[int] = []
         try:
-            for values in self._values(plan, units, report):
+            for values in self._values(plan, units, report, numbers):
                 done.append(values.unit)
                 yield values
         finally:
@@ -416,27 +479,30 @@ class Engine:
             report.tokens_naive += naive
             report.tokens_unique += unique
 
-    def _values(self, plan: Plan, units: Iterable[int], report: Report) -> Iterator[UnitValues]:
+    def _values(
+        self, plan: Plan, units: Iterable[int], report: Report, numbers: IntArray | None
+    ) -> Iterator[UnitValues]:
         if not isinstance(self._model, TreeModel):
             return execute_plain(self._model, plan, units, report)
         self._pack_limit.may_shrink = bool(self.row_invariant)
-        return execute(self._model, plan, units, report, self._pack_limit)
+        return execute(self._model, plan, units, report, self._pack_limit, numbers)
 
-    def _loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]], report: Report) -> Scores:
+    def _loglikelihood(
+        self, requests: Sequence[tuple[str | Ids, str | Ids]], report: Report, numbers: IntArray | None = None
+    ) -> Scores:
         started = time.perf_counter()
         rows, begins = self._encoder.requests(requests)
         if not len(rows):
-            return Scores(np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.uint8))
-        self._admit_rows(rows)
+            return Scores.of(np.empty(0, np.float32), np.empty(0, bool), np.empty(0, bool), np.empty(0, np.int64))
+        self._admission.requests(rows)
         plan = self._plan(plan_requests, rows, begins)
         report.seconds["plan"] += time.perf_counter() - started
-        sums = _sum_rows(plan.contexts, list(self._run(plan, range(plan.num_units), report)), num_contexts=1)
-        return Scores(
-            logprob=sums.logprob[0],
-            num_tokens=(rows.lengths - begins).astype(np.int32),
-            is_greedy=sums.is_greedy[0],
-            state=_states(sums.is_finite)[0],
-        )
+        units = list(self._run(plan, range(plan.num_units), report, numbers))
+
+        def by_token(name: str) -> Any:
+            return np.concatenate([getattr(unit, name) for unit in units])[plan.contexts.row_items]
+
+        return Scores.of(by_token("logprob"), by_token("is_greedy"), by_token("is_finite"), rows.lengths - begins)
 
     def _factors(
         self, contexts: Any, queries: Any, labels: list[Sequence[Any]]
@@ -459,7 +525,7 @@ class Engine:
         return (contexts, queries, labels[0] if is_shared else labels), none
 
     def _score_generally(
-        self, contexts: Any, queries: Any, labels: list[Sequence[Any]], report: Report
+        self, contexts: Any, queries: Any, labels: list[Sequence[Any]], report: Report, numbers: IntArray
     ) -> npt.NDArray[np.float32]:
         """Every prompt on its own path [C * Q * L]: what a product cannot hold."""
         if isinstance(contexts, ContextPaths):
@@ -472,7 +538,7 @@ class Engine:
         else:
             split = [([*context, *query], list(row)) for context, query, row in cells]
         requests: list[tuple[str | Ids, str | Ids]] = [(prompt, each) for prompt, row in split for each in row]
-        return self._loglikelihood(requests, report).logprob
+        return self._loglikelihood(requests, report, numbers).logprob
 
     def _generated(
         self, plan: Plan, units: Iterable[int] | None, ending: Ending, report: Report
@@ -500,82 +566,16 @@ class Engine:
         self._row_limit.may_shrink = bool(self.row_invariant)
         return limits
 
-    def _admit_prompts(self, rows: Rows, max_new_tokens: int) -> None:
-        """As ``_admit``, naming the request."""
-        self._admit_ids(rows)
-        long = np.flatnonzero(rows.lengths + max_new_tokens - 1 > self.max_tokens)
-        if long.size:
-            raise RequestError(
-                f"request {long[0]} has {rows.lengths[long[0]]} tokens, which with {max_new_tokens} new ones are over "
-                f"the model's context window of {self.max_tokens}; shorten it or lower max_new_tokens"
-            )
-
-    def _admit(self, plan: Plan, num_more: int = 0) -> None:
-        """Refuse what the model cannot take with ``num_more`` tokens fed after a prompt, before any forward pass."""
-        if plan.max_id >= self._model.vocab_size:
-            raise RequestError(
-                f"token id {plan.max_id} is out of range: the model has {self._model.vocab_size} token ids; "
-                "is this the model's own tokenizer?"
-            )
-        if plan.max_tokens + num_more > self.max_tokens:
-            raise RequestError(
-                f"the longest prompt feeds {plan.max_tokens + num_more} tokens, over the model's context window of "
-                f"{self.max_tokens}; shorten it or use fewer demonstrations{' or new tokens' if num_more else ''}"
-            )
-
-    def _admit_ids(self, rows: Rows) -> None:
-        beyond = np.flatnonzero(rows.tokens >= self._model.vocab_size)
-        if beyond.size:
-            number = int(np.searchsorted(rows.offsets, beyond[0], side="right")) - 1
-            raise RequestError(
-                f"request {number} holds token id {rows.tokens[beyond[0]]}, out of range: the model has "
-                f"{self._model.vocab_size} token ids; is this the model's own tokenizer?"
-            )
-
-    def _admit_rows(self, rows: Rows) -> None:
-        """As ``_admit``, naming the request."""
-        self._admit_ids(rows)
-        long = np.flatnonzero(rows.lengths - 1 > self.max_tokens)
-        if long.size:
-            raise RequestError(
-                f"request {long[0]} feeds {rows.lengths[long[0]] - 1} tokens, over the model's context "
-                f"window of {self.max_tokens}; shorten it or use fewer demonstrations"
-            )
+    @property
+    def _admission(self) -> Admission:
+        return Admission(self._model.vocab_size, self.max_tokens)
 
     def _first_use(self, report: Report) -> None:
         if self._unchecked:
             started = time.perf_counter()
-            with fixed_precision():
+            with fixed_precision(), checking():
                 found = selfcheck.first_use(self._model, self.pack_tokens)
             self.row_invariant, self._given_up, self._unchecked = found.row_invariant, found.given_up, False
             for line in found.said:
                 warnings.warn(line, stacklevel=2)
             report.seconds["self_check"] += time.perf_counter() - started
-
-
-@dataclass(frozen=True)
-class _RowSums:
-    """Per scored row [c, R]: float64 sums of its targets' log-probabilities as float32, all greedy, all finite."""
-
-    logprob: npt.NDArray[np.float32]
-    is_greedy: npt.NDArray[np.bool_]
-    is_finite: npt.NDArray[np.bool_]
-
-
-def _sum_rows(tree: PrefixTree, units: Sequence[UnitValues], num_contexts: int) -> _RowSums:
-    """Add up the targets of each of the tree's rows, ``units`` holding [c, X] values end to end."""
-    starts = tree.row_offsets[:-1]
-
-    def by_item(values: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        return np.concatenate(values).reshape(num_contexts, -1)[:, tree.row_items]
-
-    logprob = by_item([unit.logprob for unit in units]).astype(np.float64)
-    return _RowSums(
-        np.add.reduceat(logprob, starts, axis=1).astype(np.float32),
-        np.logical_and.reduceat(by_item([unit.is_greedy for unit in units]), starts, axis=1),
-        np.logical_and.reduceat(by_item([unit.is_finite for unit in units]), starts, axis=1),
-    )
-
-
-def _states(is_finite: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    return np.where(is_finite, OK, INVALID).astype(np.uint8)

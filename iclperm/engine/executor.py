@@ -19,9 +19,10 @@ from iclperm.engine.link import DeviceLink, Mark
 from iclperm.engine.memory import PackLimit
 from iclperm.engine.model import TreeModel
 from iclperm.engine.offload import OffloadedPool, open_store
+from iclperm.engine.pack_rows import Asked, PlannedRequests, running
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Pack, Plan
-from iclperm.engine.tree import PrefixTree, path_to_token, path_tokens
+from iclperm.engine.tree import IntArray, PrefixTree, path_to_token, path_tokens
 from iclperm.errors import OutOfMemory, PlanError, is_out_of_memory
 from iclperm.reference.scoring import evaluating, next_token_logprobs
 
@@ -115,10 +116,16 @@ class UnitValues:
 
 
 def execute(
-    model: TreeModel, plan: Plan, units: Iterable[int], report: Report, limit: PackLimit
+    model: TreeModel,
+    plan: Plan,
+    units: Iterable[int],
+    report: Report,
+    limit: PackLimit,
+    numbers: IntArray | None = None,
 ) -> Iterator[UnitValues]:
     """Run units in the order given, adding to ``report``; path KV is kept from a unit to the next that continues it.
 
+    ``numbers`` are what the plan's requests are called in `PackRows`.
     Units are taken one at a time, each after its predecessor's values were. The model is attached only while a unit
     runs, never while the caller holds the iterator. Where memory runs out, the unit starts again in smaller packs, its
     path included; the packs done before count as forwarded. Raises PlanError if the tokens forwarded or the KV alive
@@ -127,7 +134,7 @@ def execute(
     pool, held = _pool(model, plan), 0
     for unit in units:
         plan = limit.fit(plan)
-        while (values := _attempt(model, pool, plan, unit, held, report, limit)) is None:
+        while (values := _attempt(model, pool, plan, unit, held, report, limit, numbers)) is None:
             plan, held = limit.fit(plan), 0
             pool = _pool(model, plan)
             model.release_cached_memory()
@@ -149,7 +156,14 @@ def _pool(model: TreeModel, plan: Plan) -> KvPool:
 
 
 def _attempt(
-    model: TreeModel, pool: KvPool, plan: Plan, unit: int, held: int, report: Report, limit: PackLimit
+    model: TreeModel,
+    pool: KvPool,
+    plan: Plan,
+    unit: int,
+    held: int,
+    report: Report,
+    limit: PackLimit,
+    numbers: IntArray | None,
 ) -> UnitValues | None:
     """A unit's values; None if memory ran out and ``limit`` is lower now. On return the failed tensors are gone."""
     cost = report.open_unit = Report()
@@ -162,7 +176,7 @@ def _attempt(
             _run_by_layer(model, pool, packs, plan.long_path.rows, values, cost)
         else:
             with model.attached():
-                _run_packs(model, pool, packs, values, cost)
+                _run_packs(model, pool, packs, values, cost, PlannedRequests(plan, unit, numbers))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -176,14 +190,16 @@ def _attempt(
     return values
 
 
-def _run_packs(model: TreeModel, pool: KvPool, packs: list[Pack], values: UnitValues, cost: Report) -> None:
+def _run_packs(
+    model: TreeModel, pool: KvPool, packs: list[Pack], values: UnitValues, cost: Report, asked: Asked
+) -> None:
     """Packs in their order. While one computes on a device of its own, the next is made ready and the last one read."""
     link, unread = model.link, deque[_Launched]()
     tree = model.stage(packs[0], pool) if packs else None
     for number in range(len(packs)):
         started = time.perf_counter()
         assert tree is not None
-        unread.append(_Launched.of(model, tree, cost))
+        unread.append(_Launched.of(model, tree, cost, asked))
         tree = model.stage(packs[number + 1], pool) if number + 1 < len(packs) else None
         if link.is_asynchronous:
             cost.seconds["host"] += time.perf_counter() - started
@@ -204,10 +220,11 @@ class _Launched:
     reading: Callable[[], Reading] | None
 
     @classmethod
-    def of(cls, model: TreeModel, tree: TreeForward, cost: Report) -> _Launched:
+    def of(cls, model: TreeModel, tree: TreeForward, cost: Report, asked: Asked) -> _Launched:
         mark, pack = model.link.mark, tree.pack
         begin = mark()
-        hidden = model.run(tree)
+        with running(pack, asked):
+            hidden = model.run(tree)
         forwarded = mark()
         cost.count(pack, tree)
         reading = model.read(hidden, tree) if pack.scored_rows.size else None
@@ -227,7 +244,7 @@ def _run_by_layer(
     """A unit's packs from its path on, where one layer's keys and values are held at a time."""
     assert isinstance(pool, OneLayerPool)
     forwarded = time.perf_counter()
-    with closing(forward_by_layer(model, pool, packs, most_rows)) as passes:
+    with running(None, None), closing(forward_by_layer(model, pool, packs, most_rows)) as passes:
         for done in passes:
             cost.seconds["forward"] += time.perf_counter() - forwarded
             cost.count(done.pack, done.tree)
@@ -261,7 +278,7 @@ def execute_plain(model: PlainModel, plan: Plan, units: Iterable[int], report: R
         values = UnitValues.empty(plan, unit)
         started = time.perf_counter()
         try:
-            with evaluating(model.model), fixed_precision():
+            with evaluating(model.model), fixed_precision(), running(None, None):
                 _run_plain(model, plan, values, report)
         except Exception as error:
             if not is_out_of_memory(error):

@@ -29,6 +29,7 @@ from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, may_f
 from iclperm.engine.link import DeviceLink
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Pack
+from iclperm.engine.sampling import Sampling
 from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tables import Inputs, PackTable, PackTables, ScoredRows, WantedPairs
 from iclperm.errors import PLAINLY, ModelError
@@ -210,10 +211,17 @@ class TreeModel(PlainModel):
         return known if known is not None and is_untouched(self._decoder, self.dtype, self.device) else None
 
     @contextmanager
-    def attached(self, *, fused: bool = True, layer: int | None = None) -> Iterator[None]:
+    def attached(
+        self,
+        *,
+        fused: bool = True,
+        layer: int | None = None,
+        see: Callable[[int, torch.Tensor], None] | None = None,
+    ) -> Iterator[None]:
         """Within: attention through the tree, in our layers if ``fused`` and they may run, or in ``layer`` alone.
 
-        After: the model as it was, bit for bit. One thread at a time.
+        ``see`` is given each layer's number and what comes into it, of the scored rows [R, H]. After: the model as it
+        was, bit for bit. One thread at a time.
         """
         with _lock_of(self.model), evaluating(self.model), fixed_precision(), ExitStack() as undo:
             for config in self._configs:
@@ -229,8 +237,24 @@ class TreeModel(PlainModel):
                 if "forward" not in vars(module):  # a hook of somebody else's stays
                     undo.callback(delattr, module, "forward")
                     module.forward = forward
+            for number, module in enumerate(self._layer_modules() if see else ()):
+                assert see is not None
+                is_ours = "forward" in vars(module)
+                before = module.forward
+                undo.callback(setattr, module, "forward", before) if is_ours else undo.callback(
+                    delattr, module, "forward"
+                )
+                module.forward = _Seen(number, before, see)
             with torch.inference_mode():
                 yield
+
+    def _layer_modules(self) -> list[nn.Module]:
+        """The decoder's layers, in their order; raises ModelError where they are not to be found."""
+        lists = (each for each in self._decoder.modules() if isinstance(each, nn.ModuleList))
+        found = next((list(each) for each in lists if len(each) == self._num_layers), [])
+        if not found:
+            raise ModelError(f"the layers of {self.config.model_type!r} are in no list of {self._num_layers} modules")
+        return found
 
     def forward(self, pack: Pack, pool: KvPool) -> tuple[torch.Tensor, TreeForward]:
         """Final hidden states [R, H] of a pack's scored rows; fills the pool as the pack says."""
@@ -372,6 +396,20 @@ class TreeModel(PlainModel):
         ids, logprob = map(torch.cat, zip(*(head.choose_torch(some, self._softcap) for some in logits), strict=True))
         return ids, self.link.download([ids, logprob], head.likeliest_ids)
 
+    def draw(self, hidden: torch.Tensor, sampling: Sampling, chances: npt.NDArray[np.float64]) -> LikeliestIds:
+        """A next token of each row of ``hidden`` [R, H] by chance, of which ``chances`` [R] are the numbers.
+
+        Its log-probability is the model's own, at temperature 1. Logits exist for a chunk of rows at a time.
+        """
+        chunk = self.limits.logit_rows(self.vocab_size, self.device)
+        parts = []
+        for begin in range(0, hidden.shape[0], chunk):
+            logprobs = self.log_probabilities(hidden[begin : begin + chunk])
+            ids = sampling.drawn(logprobs, chances[begin : begin + chunk])
+            chosen = logprobs.gather(1, ids[:, None])[:, 0]
+            parts.append((ids.int().cpu().numpy(), chosen.cpu().numpy(), logprobs.isfinite().all(dim=1).cpu().numpy()))
+        return LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of hidden [R, H]."""
         num_rows = hidden.shape[0]
@@ -387,6 +425,18 @@ class TreeModel(PlainModel):
             elif (forward := rowwise.activation(module)) is not None and self.dtype in (torch.float32, torch.bfloat16):
                 overrides.append((module, forward))
         return overrides
+
+
+class _Seen:
+    """A layer's forward that first shows the scored rows of what it is given."""
+
+    def __init__(self, number: int, forward: Callable[..., Any], see: Callable[[int, torch.Tensor], None]) -> None:
+        self._number, self._forward, self._see = number, forward, see
+
+    def __call__(self, hidden_states: torch.Tensor, *given: Any, tree: TreeForward, **named: Any) -> Any:
+        (rows,) = tree.tables.of(ScoredRows(is_padded=False), hidden_states.device)
+        self._see(self._number, hidden_states[0, rows])
+        return self._forward(hidden_states, *given, tree=tree, **named)
 
 
 def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,13 @@ from iclperm.engine.encoding import Encoder, split_at_labels
 from iclperm.engine.executor import Report
 from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.growing_tree import ROOT, GrowingTree
+from iclperm.engine.pack_rows import PackRows, running
+from iclperm.engine.packer import Packer, PackPairs, WantedPath
 from iclperm.engine.plan import Pack
-from iclperm.engine.scores import INVALID, OK, Scores, by_query
+from iclperm.engine.sampling import Sampling
+from iclperm.engine.scores import Scores, by_query
 from iclperm.engine.shared_text import SpannedText
+from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, INVALID, LENGTH, Ending, Generations
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
 from iclperm.errors import RequestError
 
@@ -59,16 +64,6 @@ class NextTokens:
     logprob: npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What is asked of one path: the log-probabilities of ``ids`` int32 [X], each after the token of the path at
-    ``places`` int64 [X], rising."""
-
-    path: IntArray
-    places: IntArray
-    ids: TokenArray
-
-
 class Session:
     """Made by `Engine.session`; a context manager, whose end gives its memory back.
 
@@ -80,12 +75,13 @@ class Session:
         model: TreeModel,
         encoder: Encoder,
         call: Callable[[], AbstractContextManager[Report]],
+        ending: Callable[[int, str | Sequence[str]], Ending],
         *,
         num_slots: int,
         pack_tokens: int,
         max_tokens: int,
     ) -> None:
-        self._model, self._encoder, self._call = model, encoder, call
+        self._model, self._encoder, self._call, self._ending = model, encoder, call, ending
         self._tree = GrowingTree(num_slots)
         self._pool: KvPool | None = model.pool(num_slots)
         self._pack_tokens, self._max_tokens = pack_tokens, max_tokens
@@ -155,20 +151,130 @@ class Session:
         made = [self._requests(node, None, [continuation])[0] for node, continuation in requests]
         return self._scored(made)
 
+    def loglikelihood_rolling(self, nodes: Sequence[Node]) -> Scores:
+        """Log-likelihood of all that a node is made of, one entry a node: of every token after its first, which is BOS
+        where the tokenizer adds one. Cost: as of ``score``, every token of the nodes where they are known already.
+        """
+        wanted = []
+        for node in nodes:
+            if len(node) < 2:
+                raise RequestError(f"a node of {len(node)} tokens has none that is predicted; extend it to 2 at least")
+            ids = self._tree.ids_of(node.path)
+            wanted.append(WantedPath(node.path[:-1], np.arange(len(node) - 1), ids[1:]))
+        return self._scored(wanted)
+
     def next_token(self, nodes: Sequence[Node], top: int = 10) -> NextTokens:
         """The ``top`` likeliest next tokens of each node. Cost: as of ``score``, one token a node that is known."""
         vocab_size = self._model.vocab_size
         if not 1 <= top <= vocab_size:
             raise RequestError(f"top is {top}; give 1 to {vocab_size}, the model's token ids")
-        none = np.zeros(1, np.int32)
-        wanted = [_Wanted(node.path, np.array([len(node) - 1]), none) for node in nodes]
         ids, logprob = np.empty((len(nodes), top), np.int32), np.empty((len(nodes), top), np.float32)
         with self._call() as report:
-            for hidden, _, pairs in self._passes(wanted, report):
+            for hidden, _, pairs in self._passes(self._ends(nodes), report):
                 best = torch.topk(self._model.log_probabilities(hidden), top, dim=-1)
                 ids[pairs.number] = best.indices.cpu().numpy()[pairs.row]
                 logprob[pairs.number] = best.values.cpu().numpy()[pairs.row]
         return NextTokens(ids, logprob)
+
+    def next_token_logprobs(self, nodes: Sequence[Node]) -> torch.Tensor:
+        """Of each node the log-probability in nats of every token id: float32 [N, V], on the model's device.
+
+        On a CPU ``.numpy()`` is the same memory, elsewhere ``torch.utils.dlpack`` hands it on without a copy. Memory:
+        what is returned and once more what a pack reads of it. Cost: as of ``next_token``.
+        """
+        model = self._model
+        found = torch.empty(len(nodes), model.vocab_size, dtype=torch.float32, device=model.device)
+        with self._call() as report:
+            for hidden, _, pairs in self._passes(self._ends(nodes), report):
+                found[torch.from_numpy(pairs.number)] = model.log_probabilities(hidden)[torch.from_numpy(pairs.row)]
+        return found
+
+    def hidden_states(self, nodes: Sequence[Node], layers: Sequence[int] | None = None) -> torch.Tensor:
+        """What the model makes of each node's last token: [N, layers, H] in its dtype, on its device.
+
+        Numbered as transformers' ``output_hidden_states``: 0 is the embedding, n comes out of layer n, and the last,
+        which -1 is, has gone through the final norm; all by default. Raises RequestError for a layer that is not there,
+        ModelError where the decoder's layers are not to be found. Cost: as of ``next_token``.
+        """
+        model = self._model
+        count = model.num_layers + 1
+        numbers = list(range(count)) if layers is None else [int(each) for each in layers]
+        for number in numbers:
+            if not -count <= number < count:
+                raise RequestError(f"layer {number} is not there: the model's are 0 (the embedding) to {count - 1}")
+        seen: dict[int, torch.Tensor] = {}  # of the scored rows of the pack that runs
+
+        def see(layer: int, hidden: torch.Tensor) -> None:
+            seen[layer] = hidden
+
+        found: torch.Tensor | None = None
+        with self._call() as report:
+            for hidden, _, pairs in self._passes(self._ends(nodes), report, see):
+                seen[count - 1] = hidden
+                if found is None:
+                    found = hidden.new_empty(len(nodes), len(numbers), hidden.shape[-1])
+                which, rows = torch.from_numpy(pairs.number), torch.from_numpy(pairs.row)
+                for place, number in enumerate(numbers):
+                    found[which, place] = seen[number % count][rows]
+        return torch.empty(0, len(numbers), model.facts.hidden_size, dtype=model.dtype) if found is None else found
+
+    def generate(
+        self,
+        nodes: Sequence[Node],
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        stop: str | Sequence[str] = (),
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        num_samples: int = 1,
+    ) -> Generations:
+        """What the model says after each node, as `Engine.generate`, with its very texts; ``num_samples`` of each node,
+        one after the other.
+
+        Keys and values of what is generated stay like all others, and what is known of it is not forwarded again. Cost:
+        what is missing of the nodes, the last token of each, and each generated token that another follows.
+        """
+        ending = self._ending(max_new_tokens, stop)
+        sampling = Sampling(temperature, top_p, top_k, seed, num_samples)
+        texts = [_GrowingText(node, sampling, draw, self._tree) for node in nodes for draw in range(num_samples)]
+        for node in nodes:
+            if not len(node):
+                raise RequestError("a text needs a token before it; extend the root by BOS first")
+            if len(node) + max_new_tokens - 1 > self._max_tokens:
+                raise RequestError(
+                    f"a node of {len(node)} tokens with {max_new_tokens} new ones is over the model's context window "
+                    f"of {self._max_tokens}; shorten it or lower max_new_tokens"
+                )
+        with self._call() as report:
+            report.tokens_naive += sum(len(node) for node in nodes)
+            live = texts
+            while live:
+                self._go_on(live, sampling, ending, report)
+                live = [text for text in live if text.finish is None]
+            report.tokens_naive += sum(text.num_fed for text in texts)
+            report.tokens_generated += sum(text.num_tokens for text in texts)
+        results = [ending.result(text.ids, text.finish or LENGTH, text.logprob, text.num_tokens) for text in texts]
+        return Generations.of(results, has_text=ending.has_text)
+
+    def _go_on(self, live: Sequence[_GrowingText], sampling: Sampling, ending: Ending, report: Report) -> None:
+        """One more token of each text."""
+        none = np.zeros(1, np.int32)
+        wanted = [WantedPath(text.path, np.array([text.path.size - 1]), none) for text in live]
+        for hidden, tree, pairs in self._passes(wanted, report, is_counted=False):
+            started = time.perf_counter()
+            if sampling.is_greedy:
+                choice = self._model.choose(hidden, tree)[1]()
+                rows = pairs.row
+            else:
+                chances = np.array([live[number].chance(ending.max_new_tokens) for number in pairs.number])
+                choice = self._model.draw(hidden[torch.from_numpy(pairs.row)], sampling, chances)
+                rows = np.arange(pairs.row.size)
+            for number, row in zip(pairs.number.tolist(), rows.tolist(), strict=True):
+                token = int(choice.token[row]) if choice.is_finite[row] else -1
+                live[number].take(token, float(choice.logprob[row]), ending, self._tree)
+            report.seconds["head"] += time.perf_counter() - started
 
     def release(self, node: Node) -> None:
         """Give up the keys and values of a node, as far as no other node that is kept lies beneath them."""
@@ -201,7 +307,7 @@ class Session:
         whole = self._tree.insert(path, ids)
         return Node(whole, int(whole[-1]) if whole.size else ROOT)
 
-    def _requests(self, node: Node, query: Text | None, continuations: Sequence[Text]) -> list[_Wanted]:
+    def _requests(self, node: Node, query: Text | None, continuations: Sequence[Text]) -> list[WantedPath]:
         """One path for each continuation after node + query."""
         if isinstance(continuations[0], str):
             if node.text is None or not (query is None or isinstance(query, str)):
@@ -220,7 +326,7 @@ class Session:
         labels = [_ids(each, "continuation") for each in continuations]
         return [self._after(np.concatenate([before, label]), before.size) for label in labels]
 
-    def _after(self, ids: TokenArray, begin: int) -> _Wanted:
+    def _after(self, ids: TokenArray, begin: int) -> WantedPath:
         """The log-probabilities of ids from ``begin`` on."""
         if begin == ids.size:
             raise RequestError("a continuation has no tokens of its own; give at least one token to score")
@@ -229,52 +335,66 @@ class Session:
         node = self._node(np.empty(0, np.int64), ids[:-1])
         if int(ids[-1]) >= self._model.vocab_size:
             self._node(node.path, ids[-1:])  # which refuses
-        return _Wanted(node.path, np.arange(begin - 1, ids.size - 1), ids[begin:])
+        return WantedPath(node.path, np.arange(begin - 1, ids.size - 1), ids[begin:])
 
     # What is forwarded
 
-    def _scored(self, wanted: Sequence[_Wanted]) -> Scores:
+    def _scored(self, wanted: Sequence[WantedPath]) -> Scores:
         sizes = np.array([one.ids.size for one in wanted], np.int64)
-        begins = np.concatenate([[0], np.cumsum(sizes)])[:-1]
-        logprob, greedy, finite = np.zeros(sizes.sum()), np.ones(sizes.sum(), bool), np.ones(sizes.sum(), bool)
+        begins = np.cumsum(sizes) - sizes
+        logprob = np.zeros(sizes.sum(), np.float32)
+        greedy, finite = np.ones(logprob.size, bool), np.ones(logprob.size, bool)
         with self._call() as report:
             for hidden, tree, pairs in self._passes(wanted, report):
                 reading = self._model.read(hidden, tree)()
                 places = begins[pairs.number] + pairs.place
                 logprob[places], greedy[places] = reading.logprob, reading.is_greedy
                 finite[places] = reading.is_finite
-        is_finite = np.logical_and.reduceat(finite, begins)
-        return Scores(
-            np.add.reduceat(logprob, begins).astype(np.float32),
-            sizes.astype(np.int32),
-            np.logical_and.reduceat(greedy, begins),
-            np.where(is_finite, OK, INVALID).astype(np.uint8),
-        )
+        return Scores.of(logprob, greedy, finite, sizes)
 
-    def _passes(self, wanted: Sequence[_Wanted], report: Report) -> Iterator[tuple[torch.Tensor, TreeForward, _Pairs]]:
-        """Forward what is missing, in as few packs as may be; each with the pairs that are read of its scored rows."""
+    def _ends(self, nodes: Sequence[Node]) -> list[WantedPath]:
+        """What is after the last token of each node is wanted, and no id of it."""
+        if not all(map(len, nodes)):
+            raise RequestError("the root has no token to read after; extend it by BOS first")
+        none = np.zeros(1, np.int32)
+        return [WantedPath(node.path, np.array([len(node) - 1]), none) for node in nodes]
+
+    def _passes(
+        self,
+        wanted: Sequence[WantedPath],
+        report: Report,
+        see: Callable[[int, torch.Tensor], None] | None = None,
+        *,
+        is_counted: bool = True,
+    ) -> Iterator[tuple[torch.Tensor, TreeForward, PackPairs]]:
+        """Forward what is missing, in as few packs as may be; each with the pairs that are read of its scored rows.
+
+        ``see`` is given what comes into each layer, of the scored rows [R, H].
+        """
         if self._pool is None:
             raise RequestError("the session is closed; open another")
-        report.tokens_naive += sum(one.path.size for one in wanted)
-        packer = _Packer(self._tree, self._pack_tokens)
-        with self._model.attached():
+        if is_counted:
+            report.tokens_naive += sum(one.path.size for one in wanted)
+        packer = Packer(self._tree, self._pack_tokens)
+        with self._model.attached(see=see):
             for number, one in enumerate(wanted):
                 read = packer.add(number, one, 0)
                 while read < one.places.size:
                     yield from self._forwarded(packer, report)
-                    packer = _Packer(self._tree, self._pack_tokens)
+                    packer = Packer(self._tree, self._pack_tokens)
                     read = packer.add(number, one, read)
             if len(packer):
                 yield from self._forwarded(packer, report)
 
-    def _forwarded(self, packer: _Packer, report: Report) -> Iterator[tuple[torch.Tensor, TreeForward, _Pairs]]:
+    def _forwarded(self, packer: Packer, report: Report) -> Iterator[tuple[torch.Tensor, TreeForward, PackPairs]]:
         """Run a pack; nothing where nothing is read of it."""
         assert self._pool is not None
         pack, pairs = packer.pack()
         started = time.perf_counter()
         try:
-            tree = self._model.stage(pack, self._pool)
-            hidden = self._model.run(tree)
+            with running(pack, partial(_rows_of, pairs)):
+                tree = self._model.stage(pack, self._pool)
+                hidden = self._model.run(tree)
         except BaseException:
             self._tree.release(packer.new)  # which have slots, and nothing in them
             raise
@@ -284,121 +404,42 @@ class Session:
             yield hidden, tree, pairs
 
 
+def _rows_of(pairs: PackPairs, pack: Pack) -> PackRows:
+    return PackRows.of(pack, np.arange(pairs.number.size), pairs.number, pairs.place)
+
+
+class _GrowingText:
+    """A text of a node that goes on: its path in the tree with all that was generated."""
+
+    def __init__(self, node: Node, sampling: Sampling, draw: int, tree: GrowingTree) -> None:
+        self.path = node.path
+        self.ids: list[int] = []
+        self.finish: str | None = None
+        self.logprob, self.num_tokens, self.num_fed = 0.0, 0, 0
+        self._prompt = tree.ids_of(node.path)
+        self._sampling, self._draw = sampling, draw
+        self._chances: npt.NDArray[np.float64] | None = None
+
+    def chance(self, most: int) -> float:
+        """What its next token is drawn with; it has ``most`` at most."""
+        if self._chances is None:
+            self._chances = self._sampling.uniforms(self._prompt, self._draw, most)
+        return float(self._chances[self.num_tokens])
+
+    def take(self, token: int, logprob: float, ending: Ending, tree: GrowingTree) -> None:
+        """Give it its next token, -1 where logits were not finite."""
+        self.num_fed = len(self.ids)
+        if token < 0:
+            self.finish = INVALID
+            return
+        self.num_tokens += 1
+        self.logprob += logprob
+        self.finish = ending.after(self.ids, token)
+        if self.finish is None:
+            self.path = tree.insert(self.path, np.array([token], np.int32))
+
+
 def _ids(given: Text, what: str) -> TokenArray:
     if isinstance(given, str):
         raise RequestError(f"{what} {given[:40]!r} is text after token ids; give all as one or the other")
     return Rows.of([given], what).tokens
-
-
-class _Pairs(NamedTuple):
-    """What is read of a pack [X]: of which request, which of its ids, and after which of the scored rows."""
-
-    number: IntArray
-    place: IntArray
-    row: IntArray
-
-
-class _Packer:
-    """A pack in the making: what requests lack, and the tokens that something is read after.
-
-    ``new`` are the tokens that have slots since, and will have keys and values when the pack has run.
-    """
-
-    def __init__(self, tree: GrowingTree, room: int) -> None:
-        self._tree, self._room = tree, room
-        self._row = np.full(len(tree) + 1, -1)  # of each token of the tree
-        self._visits: list[IntArray] = []  # tokens of each, one after the other
-        self._spans: list[IntArray] = []  # of each visit [n, 3]: source, begin, end
-        self._new: list[IntArray] = []
-        self._pinned: list[IntArray] = []
-        self._pairs: list[tuple[int, int, int, int]] = []  # request, which of its ids, row, id
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    @property
-    def new(self) -> IntArray:
-        return np.concatenate(self._new) if self._new else np.empty(0, np.int64)
-
-    def add(self, number: int, one: _Wanted, read: int) -> int:
-        """Take what request ``number`` lacks, of whose ids ``read`` are done; how many are when the pack has run.
-
-        Fewer than all if its path has no room here: it goes on in the next pack. Raises RequestError where the pool has
-        no room for one path.
-        """
-        path, asked = one.path, one.path[one.places[read:]]
-        self._tree.touch(path)
-        is_fed = (self._tree.slots_of(path) < 0) & (self._row[path] < 0)
-        is_fed[one.places[read:][self._row[asked] < 0]] = True  # there, but nothing was kept to read it from
-        fed = path[is_fed][: self._room - self._size]
-        new = fed[self._tree.slots_of(fed) < 0]
-        if not self._tree.hold(new, np.concatenate([path, *self._pinned])):
-            if self._size:
-                return read
-            raise RequestError(
-                f"a path of {path.size} tokens has no room in the session's memory; raise memory_budget, or shorten it"
-            )
-        self._pinned.append(path)
-        self._new.append(new)
-        self._visit(path, fed)
-        for place in range(read, one.places.size):
-            row = int(self._row[path[one.places[place]]])
-            if row < 0:
-                return place
-            self._pairs.append((number, place, row, int(one.ids[place])))
-        return one.places.size
-
-    def _visit(self, path: IntArray, fed: IntArray) -> None:
-        """Rows for some tokens of a path, in visits of tokens that follow each other."""
-        place = np.searchsorted(path, fed)  # a token's number is above those of its ancestors
-        for run in np.split(np.arange(fed.size), np.flatnonzero(np.diff(place) != 1) + 1):
-            if run.size:
-                above = path[: place[run[0]]]
-                row = self._row[above]
-                self._spans.append(_runs(row >= 0, np.where(row >= 0, row, self._tree.slots_of(above))))
-                self._visits.append(fed[run])
-                self._row[fed[run]] = self._size + np.arange(run.size)
-                self._size += run.size
-
-    def pack(self) -> tuple[Pack, _Pairs]:
-        """The pack, and what is to be read of it."""
-        tokens, new = np.concatenate(self._visits), self.new
-        new = new[np.argsort(self._row[new])]
-        kept = _runs(np.zeros(new.size, bool), self._row[new], self._tree.slots_of(new))
-        pairs = np.array(sorted(self._pairs, key=lambda pair: pair[2]), np.int64).reshape(-1, 4)
-        scored = np.unique(pairs[:, 2])
-        begins = np.cumsum([0, *(visit.size for visit in self._visits)])
-        spans = np.concatenate(self._spans)
-        depth = self._tree.depth_of(tokens)
-        pack = Pack.of(
-            token_ids=self._tree.ids_of(tokens),
-            positions=depth - 1,
-            visit_row_offsets=begins,
-            visit_pos=depth[begins[:-1]] - 1,
-            span_offsets=np.cumsum([0, *(len(each) for each in self._spans)]),
-            span_source=spans[:, 0],
-            span_begin=spans[:, 1],
-            span_end=spans[:, 2],
-            retain_begin=kept[:, 1],
-            retain_end=kept[:, 2],
-            retain_slot=kept[:, 3],
-            scored_rows=scored,
-            pair_row=np.searchsorted(scored, pairs[:, 2]),
-            pair_id=pairs[:, 3],
-            pair_out=np.arange(len(pairs)),
-            held_tokens=self._tree.num_resident - new.size,
-        )
-        return pack, _Pairs(pairs[:, 0], pairs[:, 1], np.searchsorted(scored, pairs[:, 2]))
-
-
-def _runs(in_pack: npt.NDArray[np.bool_], places: IntArray, slots: IntArray | None = None) -> IntArray:
-    """Consecutive places as half-open ranges [n, 3]: whether they are rows of the pack, begin, end; of rows that go to
-    ``slots`` [n, 4], as long as these follow each other, too, with the first."""
-    breaks = (np.diff(in_pack) != 0) | (np.diff(places) != 1)
-    if slots is not None:
-        breaks |= np.diff(slots) != 1
-    first = np.flatnonzero(np.append(True, breaks))[: places.size]
-    ends = np.append(first, places.size)[1:] - 1
-    columns = [in_pack[first].astype(np.int64), places[first], places[ends] + 1]
-    return np.stack(columns if slots is None else [*columns, slots[first]], axis=1)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from iclperm.engine.tree import IntArray, TokenArray
 from iclperm.errors import RequestError
 
+DEFAULT_MAX_NEW_TOKENS = 256
 STOP, EOS, LENGTH, INVALID = "stop", "eos", "length", "invalid"
 # Tokens before a stop string that are decoded with it, so that no character and no leading space is cut.
 _MARGIN_TOKENS = 8

@@ -1,0 +1,138 @@
+"""Packs of a session: what paths lack, and the tokens that something is read after; integers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iclperm.engine.growing_tree import GrowingTree
+from iclperm.engine.plan import Pack
+from iclperm.engine.tree import IntArray, TokenArray
+from iclperm.errors import RequestError
+
+
+@dataclass(frozen=True)
+class WantedPath:
+    """What is asked of one path: the log-probabilities of ``ids`` int32 [X], each after the token of the path at
+    ``places`` int64 [X], rising."""
+
+    path: IntArray
+    places: IntArray
+    ids: TokenArray
+
+
+class PackPairs(NamedTuple):
+    """What is read of a pack [X]: of which request, which of its ids, and after which of the scored rows."""
+
+    number: IntArray
+    place: IntArray
+    row: IntArray
+
+
+class Packer:
+    """A pack in the making: what requests lack, and the tokens that something is read after.
+
+    ``new`` are the tokens that have slots since, and will have keys and values when the pack has run.
+    """
+
+    def __init__(self, tree: GrowingTree, room: int) -> None:
+        self._tree, self._room = tree, room
+        self._row = np.full(len(tree) + 1, -1)  # of each token of the tree
+        self._visits: list[IntArray] = []  # tokens of each, one after the other
+        self._spans: list[IntArray] = []  # of each visit [n, 3]: source, begin, end
+        self._new: list[IntArray] = []
+        self._pinned: list[IntArray] = []
+        self._pairs: list[tuple[int, int, int, int]] = []  # request, which of its ids, row, id
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def new(self) -> IntArray:
+        return np.concatenate(self._new) if self._new else np.empty(0, np.int64)
+
+    def add(self, number: int, one: WantedPath, read: int) -> int:
+        """Take what request ``number`` lacks, of whose ids ``read`` are done; how many are when the pack has run.
+
+        Fewer than all if its path has no room here: it goes on in the next pack. Raises RequestError where the pool has
+        no room for one path.
+        """
+        path, asked = one.path, one.path[one.places[read:]]
+        self._tree.touch(path)
+        is_fed = (self._tree.slots_of(path) < 0) & (self._row[path] < 0)
+        is_fed[one.places[read:][self._row[asked] < 0]] = True  # there, but nothing was kept to read it from
+        fed = path[is_fed][: self._room - self._size]
+        new = fed[self._tree.slots_of(fed) < 0]
+        if not self._tree.hold(new, np.concatenate([path, *self._pinned])):
+            if self._size:
+                return read
+            raise RequestError(
+                f"a path of {path.size} tokens has no room in the session's memory; raise memory_budget, or shorten it"
+            )
+        self._pinned.append(path)
+        self._new.append(new)
+        self._visit(path, fed)
+        for place in range(read, one.places.size):
+            row = int(self._row[path[one.places[place]]])
+            if row < 0:
+                return place
+            self._pairs.append((number, place, row, int(one.ids[place])))
+        return one.places.size
+
+    def _visit(self, path: IntArray, fed: IntArray) -> None:
+        """Rows for some tokens of a path, in visits of tokens that follow each other."""
+        place = np.searchsorted(path, fed)  # a token's number is above those of its ancestors
+        for run in np.split(np.arange(fed.size), np.flatnonzero(np.diff(place) != 1) + 1):
+            if run.size:
+                above = path[: place[run[0]]]
+                row = self._row[above]
+                self._spans.append(_runs(row >= 0, np.where(row >= 0, row, self._tree.slots_of(above))))
+                self._visits.append(fed[run])
+                self._row[fed[run]] = self._size + np.arange(run.size)
+                self._size += run.size
+
+    def pack(self) -> tuple[Pack, PackPairs]:
+        """The pack, and what is to be read of it."""
+        tokens, new = np.concatenate(self._visits), self.new
+        new = new[np.argsort(self._row[new])]
+        kept = _runs(np.zeros(new.size, bool), self._row[new], self._tree.slots_of(new))
+        pairs = np.array(sorted(self._pairs, key=lambda pair: pair[2]), np.int64).reshape(-1, 4)
+        scored = np.unique(pairs[:, 2])
+        begins = np.cumsum([0, *(visit.size for visit in self._visits)])
+        spans = np.concatenate(self._spans)
+        depth = self._tree.depth_of(tokens)
+        pack = Pack.of(
+            token_ids=self._tree.ids_of(tokens),
+            positions=depth - 1,
+            visit_row_offsets=begins,
+            visit_pos=depth[begins[:-1]] - 1,
+            span_offsets=np.cumsum([0, *(len(each) for each in self._spans)]),
+            span_source=spans[:, 0],
+            span_begin=spans[:, 1],
+            span_end=spans[:, 2],
+            retain_begin=kept[:, 1],
+            retain_end=kept[:, 2],
+            retain_slot=kept[:, 3],
+            scored_rows=scored,
+            pair_row=np.searchsorted(scored, pairs[:, 2]),
+            pair_id=pairs[:, 3],
+            pair_out=np.arange(len(pairs)),
+            held_tokens=self._tree.num_resident - new.size,
+        )
+        return pack, PackPairs(pairs[:, 0], pairs[:, 1], np.searchsorted(scored, pairs[:, 2]))
+
+
+def _runs(in_pack: npt.NDArray[np.bool_], places: IntArray, slots: IntArray | None = None) -> IntArray:
+    """Consecutive places as half-open ranges [n, 3]: whether they are rows of the pack, begin, end; of rows that go to
+    ``slots`` [n, 4], as long as these follow each other, too, with the first."""
+    breaks = (np.diff(in_pack) != 0) | (np.diff(places) != 1)
+    if slots is not None:
+        breaks |= np.diff(slots) != 1
+    first = np.flatnonzero(np.append(True, breaks))[: places.size]
+    ends = np.append(first, places.size)[1:] - 1
+    columns = [in_pack[first].astype(np.int64), places[first], places[ends] + 1]
+    return np.stack(columns if slots is None else [*columns, slots[first]], axis=1)
