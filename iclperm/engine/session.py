@@ -285,7 +285,7 @@ class Session:
     def _of_text(self, parent: Node | None, text: str) -> Node:
         known = {} if parent is None or parent.text is None or parent.spans is None else {parent.text: parent.spans}
         spans = self._spans([text], known)[0]
-        node = self._node(np.empty(0, np.int64), np.concatenate([self._encoder.added, spans.ids]))
+        node = self._going_on(parent, np.concatenate([self._encoder.added, spans.ids]))
         return replace(node, text=text, spans=spans)
 
     def _spans(self, texts: Sequence[str], known: Mapping[str, SpannedText]) -> list[SpannedText]:
@@ -307,6 +307,13 @@ class Session:
         whole = self._tree.insert(path, ids)
         return Node(whole, int(whole[-1]) if whole.size else ROOT)
 
+    def _going_on(self, node: Node | None, ids: TokenArray) -> Node:
+        """The node of whole ``ids``, most of which may be those of another."""
+        path = np.empty(0, np.int64) if node is None else node.path[: ids.size]
+        differs = np.flatnonzero(self._tree.ids_of(path) != ids[: path.size])
+        kept = int(differs[0]) if differs.size else path.size
+        return self._node(path[:kept], ids[kept:])
+
     def _requests(self, node: Node, query: Text | None, continuations: Sequence[Text]) -> list[WantedPath]:
         """One path for each continuation after node + query."""
         if isinstance(continuations[0], str):
@@ -319,20 +326,20 @@ class Session:
             )
             begin, rows = split_at_labels([alone.ids, *(each.ids for each in joint)])
             added = self._encoder.added
-            return [self._after(np.concatenate([added, begin, row]), len(added) + begin.size) for row in rows]
+            return [self._after(node, np.concatenate([added, begin, row]), len(added) + begin.size) for row in rows]
         before = self._tree.ids_of(node.path)
         if query is not None:
             before = np.concatenate([before, _ids(query, "query")])
         labels = [_ids(each, "continuation") for each in continuations]
-        return [self._after(np.concatenate([before, label]), before.size) for label in labels]
+        return [self._after(node, np.concatenate([before, label]), before.size) for label in labels]
 
-    def _after(self, ids: TokenArray, begin: int) -> WantedPath:
-        """The log-probabilities of ids from ``begin`` on."""
+    def _after(self, node: Node, ids: TokenArray, begin: int) -> WantedPath:
+        """The log-probabilities of ids from ``begin`` on, of which the first are mostly a node's."""
         if begin == ids.size:
             raise RequestError("a continuation has no tokens of its own; give at least one token to score")
         if not begin:
             raise RequestError("a continuation needs a token before it; extend the root by BOS first")
-        node = self._node(np.empty(0, np.int64), ids[:-1])
+        node = self._going_on(node, ids[:-1])
         if int(ids[-1]) >= self._model.vocab_size:
             self._node(node.path, ids[-1:])  # which refuses
         return WantedPath(node.path, np.arange(begin - 1, ids.size - 1), ids[begin:])
