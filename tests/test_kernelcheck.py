@@ -55,9 +55,13 @@ def test_the_shipped_kernel_passes(kernel: str) -> None:
         assert site.is_right(module), site.name
 
 
-@pytest.mark.parametrize(("kernel", "number"), [(kernel, n) for kernel in MUTANTS for n in range(len(MUTANTS[kernel]))])
+@pytest.mark.parametrize(
+    ("kernel", "number"),
+    [(kernel, n) for kernel in MUTANTS for n in range(0, len(MUTANTS[kernel]), 3 if kernel == DECODE_ATTENTION else 1)],
+)
 def test_a_broken_kernel_is_seen(kernel: str, number: int, tmp_path: Path) -> None:
-    """At one launch size each, in turn; ``python tests/test_kernelcheck.py`` tries every mutant at every size."""
+    """At one launch size each, in turn, of decoding's a third; ``python tests/test_kernelcheck.py`` tries every mutant
+    at every size."""
     mutant, site = list(in_turn(kernel))[number]
     assert not site.is_right(mutant.build(tmp_path)), (mutant.name, site.name)
 
