@@ -120,7 +120,7 @@ def test_a_checkpoint_that_names_no_dtype_goes_by_its_weights(folder: Path, pret
 def test_bfloat16_by_name_is_refused_in_one_line(folder: Path, pretend: Pretend) -> None:
     pretend((7, 5))
     for read in (load, load_shapes, Engine.from_pretrained):
-        with pytest.raises(ModelError, match=f"^{NO_BFLOAT16}; give --dtype float32 or float16, or auto, .*$"):
+        with pytest.raises(ModelError, match=f"^{NO_BFLOAT16}; give float32 or float16, or auto, .*$"):
             read(folder, device="cuda", dtype="bfloat16")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

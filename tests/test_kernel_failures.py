@@ -285,7 +285,7 @@ def test_what_the_engine_advises_are_options_of_the_command_that_it_names() -> N
                     }
                     continue
                 assert path.name == "errors.py" or not re.search(r"(?<![\w-])--[a-z]", left), (path.name, left)
-    assert advised == {"--plain", "--attention", "--layers", "--device"}
+    assert advised == {"--plain", "--attention", "--layers", "--device", "--dtype"}
     for option in advised:
         assert option in options_of("plan")
         assert option.removeprefix("--") in iclperm.Study.model_fields

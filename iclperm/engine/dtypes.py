@@ -39,14 +39,19 @@ def fit_dtype(
     major, minor = torch.cuda.get_device_capability(old)
     lack = f"{torch.cuda.get_device_name(old)} has no bfloat16 (its compute capability is {major}.{minor})"
     if wanted != "auto":
-        raise ModelError(f"{lack}; give --dtype float32 or float16, or auto, which chooses by what memory holds")
+        raise ModelError(
+            f"{lack}; give float32 or float16, or auto, which chooses by what memory holds (iclperm run --dtype auto)"
+        )
     taken, there = torch.float32.itemsize * num_weights(), device_bytes(cards)
     sizes = f"{taken / _GIB:.1f} of {there / _GIB:.1f} GiB"
     if 2 * taken <= there:
-        return torch.float32, f"{lack}: the model runs in float32, whose weights take {sizes}; --dtype chooses another"
+        return (
+            torch.float32,
+            f"{lack}: the model runs in float32, whose weights take {sizes}; iclperm run --dtype float16 takes half",
+        )
     return torch.float16, (
         f"{lack}: the model runs in float16, as weights in float32 would take {sizes}, more than half; where large "
-        "activations overflow, answers are invalid; --dtype chooses another"
+        "activations overflow, answers are invalid; iclperm run --dtype float32 has none of that"
     )
 
 
