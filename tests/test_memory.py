@@ -204,7 +204,7 @@ def test_the_size_named_is_a_size_that_can_be_used(monkeypatch: pytest.MonkeyPat
     tried = no_room_over(monkeypatch, 60)
     size = DEFAULT_PACK_TOKENS
     while True:
-        engine = Engine(model, pack_tokens=size)
+        engine = Engine(model, pack_tokens=size, self_check=False)
         try:
             scores = engine.score(CONTEXTS, QUERIES, LABELS)
         except OutOfMemory as error:
@@ -213,6 +213,13 @@ def test_the_size_named_is_a_size_that_can_be_used(monkeypatch: pytest.MonkeyPat
             break
     np.testing.assert_allclose(scores, expected, atol=1e-4)
     assert max(tried) > 60 >= size
+
+
+def test_a_check_that_has_no_room_names_no_size_of_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the check's own do not follow."""
+    no_room_over(monkeypatch, 60)
+    with pytest.raises(OutOfMemory, match="^memory has no room for the first-use check beside the model; "):
+        Engine(ZOO["qwen2-moe"].build(), pack_tokens=32).score(CONTEXTS, QUERIES, LABELS)
 
 
 def test_packs_are_never_split_below_eight_rows_a_thread(

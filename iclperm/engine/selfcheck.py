@@ -72,14 +72,14 @@ def first_use(model: PlainModel, pack_tokens: int) -> FirstUse:
     except Exception as error:
         if is_of_a_device(error) and not is_out_of_memory(error):
             raise
-        # The check makes no request of the user's: what the core refuses there is the model's doing.
-        if isinstance(error, IclpermError) and not isinstance(error, RequestError):
-            raise
-        if is_out_of_memory(error):
+        if isinstance(error, OutOfMemory) or is_out_of_memory(error):  # whatever size of packs it names
             raise OutOfMemory(
                 "memory has no room for the first-use check beside the model; use a smaller model or dtype, or "
                 "a machine with more memory"
             ) from error
+        # The check makes no request of the user's: what the core refuses there is the model's doing.
+        if isinstance(error, IclpermError) and not isinstance(error, RequestError):
+            raise
         raise refusal(model, error) from error
 
 
