@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -156,6 +155,41 @@ def test_verbs_tell_how_far_they_are_and_end_when_told_to(verb: str, plain: bool
     assert [sorted(vars(module)) for module in model.modules()] == attributes
 
 
+SESSION_VERBS: dict[str, Callable[[Session, Any, Any], Any]] = {
+    "loglikelihood": lambda session, nodes, progress: (
+        session.loglikelihood([(node, [3, 4]) for node in nodes], progress=progress).logprob
+    ),
+    "loglikelihood_rolling": lambda session, nodes, progress: (
+        session.loglikelihood_rolling(nodes, progress=progress).logprob
+    ),
+    "next_token": lambda session, nodes, progress: session.next_token(nodes, progress=progress).logprob,
+    "next_token_logprobs": lambda session, nodes, progress: session.next_token_logprobs(nodes, progress=progress),
+    "hidden_states": lambda session, nodes, progress: session.hidden_states(nodes, progress=progress),
+    "generate": lambda session, nodes, progress: session.generate(nodes, 5, progress=progress).logprob,
+    "by chance": lambda session, nodes, progress: (
+        session.generate(nodes, 5, temperature=1.0, num_samples=2, progress=progress).logprob
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", SESSION_VERBS)
+def test_verbs_of_sessions_tell_how_far_they_are_and_end_when_told_to(verb: str) -> None:
+    engine = Engine(ZOO["llama"].build(), self_check=False)
+    outs = []
+    for ended in (None, Told(2)):
+        with engine.session() as session:
+            session._pack_tokens = 24
+            nodes = [session.extend(None, context) for context in CONTEXTS]
+            if ended is not None:
+                with pytest.raises(Stopped):
+                    SESSION_VERBS[verb](session, nodes, ended)
+            told = Told()
+            outs.append(np.asarray(SESSION_VERBS[verb](session, nodes, told)))
+            if ended is None:
+                told.assert_whole(engine.report.tokens_forwarded, is_bound=True, may_rise=True)
+    np.testing.assert_array_equal(*outs)
+
+
 def asked(session: Session, progress: Any = None) -> Any:
     nodes = [session.extend(None, context) for context in CONTEXTS]
     return session.score(nodes, QUERIES, LABELS, progress=progress)
@@ -279,8 +313,7 @@ def test_a_closed_engine_frees_its_own_and_answers_no_more() -> None:
     assert engine.totals.tokens_forwarded > 0
     engine.close()
     del session, blocks
-    gc.collect()
-    assert held() is None, "the model that the engine loaded is gone with it"
+    assert held() is None, "the model that the engine loaded is gone with it, at once"
 
 
 class Waiting:

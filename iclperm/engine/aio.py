@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,20 @@ from iclperm.engine.scores import ScoreBlock, Scores
 from iclperm.engine.texts import Generations
 from iclperm.engine.tree import Ids
 
-if TYPE_CHECKING:
-    from iclperm.engine.engine import Engine
-
 _T = TypeVar("_T")
+
+
+class _Verbs(Protocol):
+    """What an engine does."""
+
+    @property
+    def loglikelihood(self) -> Callable[..., Scores]: ...
+    @property
+    def score(self) -> Callable[..., npt.NDArray[np.float32]]: ...
+    @property
+    def generate(self) -> Callable[..., Generations]: ...
+    @property
+    def stream(self) -> Callable[..., Generator[ScoreBlock]]: ...
 
 
 class AsyncEngine:
@@ -32,7 +42,7 @@ class AsyncEngine:
     ``progress`` is called in the worker's thread.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: _Verbs) -> None:
         self._engine = engine
         self._worker = ThreadPoolExecutor(1, "iclperm-engine")
 

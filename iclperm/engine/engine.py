@@ -210,8 +210,7 @@ class Engine:
         # Of two sizes each was probed against eight rows a thread, so equal bits within one are equal bits across.
         packs_matter = isinstance(self._model, TreeModel) and not self.row_invariant
         sizes = (self.pack_tokens, self._memory_budget) if packs_matter else (None, None)
-        given_up = {"given_up": list(self._given_up)} if self._given_up else {}
-        return numerics_of(self._model, *sizes) | given_up
+        return numerics_of(self._model, *sizes) | ({"given_up": list(self._given_up)} if self._given_up else {})
 
     def footprint(self, plan: Plan) -> Footprint:
         """The memory that a plan is predicted to take at its peak, by part, in the packs that it would run in."""
@@ -477,11 +476,9 @@ class Engine:
             asked = self._asked(self._encoder.general_requests(others, queries, labels), report)
         pairs = np.arange(len(queries) * len(labels[0]))  # of requests of a context, for `rows`
         if plan is not None:
-            order = np.argsort(plan.context_index, kind="stable")
             numbers = (held[:, None] * pairs.size + pairs).ravel() if rest.size else None
             for result in self._execute(plan, range(plan.num_units), report, numbers):
-                borders = np.searchsorted(plan.context_index[order], [result.contexts[0], result.contexts[-1] + 1])
-                some = np.sort(order[slice(*borders)])
+                some = plan.given_contexts(result.contexts)
                 rows = plan.context_index[some] - result.contexts[0]
                 yield ScoreBlock(held[some], result.queries, result.logprob[rows])
         if asked is not None:
@@ -506,7 +503,9 @@ class Engine:
                 state=states_of(np.logical_and.reduce(rows.is_finite.reshape(shape), axis=-1)),
             )
 
-    def _run(self, plan: Plan, units: Iterable[int], report: Report, numbers: IntArray | None) -> Iterator[UnitValues]:
+    def _run(
+        self, plan: Plan, units: Iterable[int], report: Report, numbers: IntArray | None = None
+    ) -> Iterator[UnitValues]:
         self._admission.plan(plan)
         self._first_use(report)
         plan = self.fitted(plan)

@@ -56,7 +56,7 @@ class Report:
     looked_up_tokens: int = 0  # of the tokens forwarded, those with q, k, v reused from an earlier token of their id
     flops: float = 0.0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    tokens_expected: int = 0  # to be forwarded, as the call began; of texts at most
+    tokens_expected: int = 0  # to be forwarded in all, as far as is known; at the end those that were
     gemm_rate: Callable[[], float] = field(default=lambda: float("nan"), repr=False, compare=False)
     progress: Progress | None = field(default=None, repr=False, compare=False)
     open_unit: Report | None = field(default=None, repr=False, compare=False)

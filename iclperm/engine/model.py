@@ -219,9 +219,9 @@ class TreeModel(PlainModel):
 
     def fused_decoder(self) -> FusedDecoder | None:
         """The decoder in our layers where they may run; None if it is not known, or if somebody hooked into it."""
-        if not self._may_fuse:
-            return None
-        doubled = self._double()
+        return self._fused(self._double()) if self._may_fuse else None
+
+    def _fused(self, doubled: _Doubled | None) -> FusedDecoder | None:
         known = self.known_decoder if doubled is None else doubled.known
         return known if known is not None and known.is_untouched(self.dtype, self.device) else None
 
@@ -244,7 +244,7 @@ class TreeModel(PlainModel):
                 doubled = self._double()
                 if doubled is None:
                     undo.enter_context(borrowed(self.model))
-                decoder = self.fused_decoder() if fused else None
+                decoder = self._fused(doubled) if fused and self._may_fuse else None
                 undo.callback(setattr, self, "_is_fused", self._is_fused)
                 undo.callback(setattr, self, "_running", self._running)
                 self._is_fused = decoder is not None

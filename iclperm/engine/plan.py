@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -282,6 +283,16 @@ class Plan:
         self._check(unit)
         block = int(self.core.unit_block[unit])
         return self.query_order[self.block_offsets[block] : self.block_offsets[block + 1]]
+
+    def given_contexts(self, contexts: IntArray) -> IntArray:
+        """Places among the contexts given, rising, of distinct contexts that follow each other."""
+        order = self._context_order
+        borders = np.searchsorted(self.context_index[order], [contexts[0], contexts[-1] + 1])
+        return np.sort(order[slice(*borders)])
+
+    @cached_property
+    def _context_order(self) -> IntArray:
+        return np.argsort(self.context_index, kind="stable")
 
     def share(self, units: Sequence[int]) -> tuple[int, int]:
         """Naive and distinct tokens of some units, each counted as if the unit before it had just run."""
