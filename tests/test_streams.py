@@ -378,6 +378,9 @@ def test_verbs_are_awaited_in_turn_and_give_what_they_give() -> None:
         np.testing.assert_array_equal(whole_of(blocks, expected.shape)[0], expected)
         with pytest.raises(RequestError, match="out of range"):
             await aio.score([[1]], [[2]], [[100_000]])
+        engine.close()
+        with pytest.raises(RequestError, match="the engine is closed; make another"):
+            await aio.run(session.score, [node], QUERIES, LABELS)
 
     with asynchronous() as (engine, expected), engine.session() as session:
         asyncio.run(main())

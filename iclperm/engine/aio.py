@@ -17,6 +17,7 @@ from iclperm.engine.plan import ContextPaths
 from iclperm.engine.scores import ScoreBlock, Scores
 from iclperm.engine.texts import Generations
 from iclperm.engine.tree import Ids
+from iclperm.errors import RequestError
 
 _T = TypeVar("_T")
 
@@ -96,7 +97,10 @@ class AsyncEngine:
         self._worker.shutdown()
 
     async def _done(self, call: Callable[[], _T], told: _Cancellable) -> _T:
-        job = self._worker.submit(contextvars.copy_context().run, call)
+        try:
+            job = self._worker.submit(contextvars.copy_context().run, call)
+        except RuntimeError:
+            raise RequestError("the engine is closed; make another") from None
         done = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(done)

@@ -240,7 +240,11 @@ class TreeModel(PlainModel):
         thread at a time.
         """
         try:
-            with self.lock, fixed_precision(), ExitStack() as undo:
+            with ExitStack() as undo:
+                if self._double() is None:  # the model's lock before ours, as engines may call each other
+                    undo.enter_context(lock_of(self.model))
+                undo.enter_context(self.lock)
+                undo.enter_context(fixed_precision())
                 doubled = self._double()
                 if doubled is None:
                     undo.enter_context(borrowed(self.model))
@@ -269,12 +273,13 @@ class TreeModel(PlainModel):
         roots = [self.model.get_decoder(), self._head]  # type: ignore[no-untyped-call]
         if (known := self._doubled) is not None and known.twin.is_current(roots):
             return known
-        self._doubled = None
+        made = None
         if may_have_twins(roots):
             twin = Twin(roots, ATTENTION_NAME)
             row_wise = {module: stand_in(twin[module].forward) for module, stand_in in self._overrides}
-            self._doubled = _Doubled(twin, self.known_decoder, row_wise)
-        return self._doubled
+            made = _Doubled(twin, self.known_decoder, row_wise)
+        self._doubled = made
+        return made
 
     def _put_in(
         self,

@@ -60,11 +60,11 @@ class PlainModel:
     @contextmanager
     def plainly(self) -> Iterator[PreTrainedModel]:
         """Within: what runs as the model does, in evaluation mode: its twin, or the model itself where it has none."""
+        if not may_have_twins([self.model]):
+            with borrowed(self.model), self.lock:
+                yield self.model
+            return
         with self.lock:
-            if not may_have_twins([self.model]):
-                with borrowed(self.model):
-                    yield self.model
-                return
             if self._twin is None or not self._twin.is_current([self.model]):
                 self._twin = Twin([self.model])
             twin: Any = self._twin[self.model]

@@ -7,7 +7,7 @@ written unit by unit when they run. 64 million prompts plan in seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -157,12 +157,10 @@ class Plan:
     query_order: IntArray  # [Q] query numbers, so sorted that a block's queries share what they can
     context_lengths: IntArray  # [C distinct] tokens
     query_lengths: IntArray  # [Q] tokens, 0 for a query equal to an earlier one
-    label_tokens: IntArray  # [Q] of its continuations but their last, equal ones of equal queries once
     context_index: IntArray
     context_nodes: TokenArray  # [C distinct] nodes of the context tree at which the contexts end
     num_labels: int
-    prompt_tokens: int  # of distinct prompts, one by one
-    tokens_naive: int  # these, and for each continuation its tokens before the last
+    tokens_naive: int  # of distinct prompts one by one, and of each continuation those before its last
     tokens_unique: int
     max_tokens: int  # longest fed path: context + query + continuation but its last token
     max_id: int
@@ -170,6 +168,9 @@ class Plan:
     kv_tokens: int  # most tokens whose keys and values may be alive at once
     unit_tokens: int  # wanted size of a unit
     long_path: LongPath | None = None  # None: the keys and values of a path fit, in all layers
+    prompt_tokens: int = 0  # of the naive ones, those of prompts
+    label_tokens: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """[Q] tokens of a query's continuations but their last, equal ones of equal queries once."""
 
     @property
     def num_units(self) -> int:
@@ -423,7 +424,6 @@ def plan_requests(
         query_order=np.empty(0, np.int64),
         context_lengths=np.empty(0, np.int64),
         query_lengths=np.empty(0, np.int64),
-        label_tokens=np.empty(0, np.int64),
         context_index=np.empty(0, np.int64),
         context_nodes=np.empty(0, np.int32),
         num_labels=0,

@@ -79,9 +79,10 @@ class Twin:
 
     def _follow(self, module: nn.Module) -> None:
         """Give a double its module's attributes as they are."""
-        state = {name: self._mapped(value) for name, value in vars(module).items()}
+        # Copies first, which are made in one step: another thread may be in the module.
+        state = {name: self._mapped(value) for name, value in dict(vars(module)).items()}
         state["training"] = False
-        state["_modules"] = {name: self._mapped(child) for name, child in module._modules.items()}
+        state["_modules"] = {name: self._mapped(child) for name, child in dict(module._modules).items()}
         state["_buffers"] = dict(module._buffers)  # which some rotary embeddings replace as they run
         state.pop("_compiled_call_impl", None)  # that runs the module
         state["_forward_hooks"] = _HooksOfModule(module, module._forward_hooks)
@@ -187,7 +188,7 @@ class _HooksOfModule:
 
     def items(self) -> list[tuple[int, Forward]]:
         """Each hook by its number, in their order."""
-        return [(number, self._called(hook)) for number, hook in self._hooks.items()]
+        return [(number, self._called(hook)) for number, hook in list(self._hooks.items())]
 
     def _called(self, hook: Forward) -> Forward:
         def called(_: nn.Module, *given: Any) -> Any:
