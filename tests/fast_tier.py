@@ -77,6 +77,8 @@ FAST: dict[str, tuple[str, ...]] = {
         "test_slots",
     ),
     "test_layers": ("test_known_architectures_run_in_our_layers_and_are_exact[qwen3-",),
+    "test_streams": ("test_verbs_are_awaited", "test_a_stream_that_is_closed"),
+    "test_twin": ("test_what_refers", "test_a_compiled", "test_two_engines"),
     "test_loading": ("",),
     "test_long_paths": (
         "test_a_path_over_the_budget_is_served[gemma3-",

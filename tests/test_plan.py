@@ -120,7 +120,10 @@ def test_requests_forward_every_distinct_prefix_once(
     assert set(replay.prompts) == fed_prefixes(pairs)
     assert set(replay.prompts.values()) <= {1}
     assert plan.tokens == plan.tokens_unique == len(fed_prefixes(pairs))
-    assert plan.tokens_naive == sum(len(c) for c in {tuple(c) for c, _ in pairs})
+    assert plan.prompt_tokens == sum(len(c) for c in {tuple(c) for c, _ in pairs})
+    assert plan.tokens_naive == plan.prompt_tokens + sum(
+        len(t) - 1 for _, t in {(tuple(c), tuple(t)) for c, t in pairs}
+    )
     assert kv is None or plan.kv_peak_tokens <= kv
     assert all(len(p) <= pack for u in range(plan.num_units) for p in plan.packs(u, 0))
     values = list(itertools.chain.from_iterable(replay.values[u] for u in range(plan.num_units)))
@@ -179,7 +182,11 @@ def test_product_scores_every_prompt(
     distinct = {tuple(c) for c in contexts}
     assert plan.num_contexts == len(distinct)
     assert plan.tokens_unique == context_tokens + len(distinct) * query_tokens
-    assert plan.tokens_naive == sum(len(c) + len(q) for c in distinct for q in {tuple(q) for q in queries})
+    assert plan.prompt_tokens == sum(len(c) + len(q) for c in distinct for q in {tuple(q) for q in queries})
+    continued = sum(len(t) - 1 for _, t in {(tuple(q), tuple(t)) for q in queries for t in labels})
+    assert plan.tokens_naive == plan.prompt_tokens + len(distinct) * continued
+    assert plan.share([*range(plan.num_units)]) == (plan.tokens_naive, plan.tokens_unique)
+    assert sum(plan.share([unit])[0] for unit in range(plan.num_units)) == plan.tokens_naive or plan.num_units == 1
     if len(plan.blocks) == 1:
         assert plan.tokens == plan.tokens_unique
 
@@ -257,6 +264,16 @@ def test_the_work_of_requests_is_known_without_their_packs(
     assert plan.scored_rows == len({tuple(c + t[:i]) for c, t in pairs for i in range(len(t))})
 
 
+def test_long_continuations_count_where_prompts_are_short() -> None:
+    long = [[*range(500), 1], [*range(1, 501), 1]]
+    data = Rows.of([[7, *each] for each in long])
+    plan = plan_requests(data, np.array([1, 1]))
+    assert (plan.prompt_tokens, plan.tokens_naive, plan.tokens_unique) == (1, 1001, 1001)
+    product = plan_product([[7]], [[8]], long)
+    assert (product.prompt_tokens, product.tokens_naive, product.tokens_unique) == (2, 1002, 1002)
+    assert plan_requests(Rows.of([]), np.empty(0, np.int64)).tokens_naive == 0
+
+
 def test_no_units_and_repeated_units_are_no_whole_plan() -> None:
     plan = plan_product([[1, 2], [3]], [[4]], [[5]], unit_tokens=1)
     assert plan.num_units == 2
@@ -271,6 +288,8 @@ def test_labels_may_differ_by_query(contexts: list[list[int]], queries: list[lis
     labels = [data.draw(st.lists(label, min_size=2, max_size=2)) for _ in queries]
     plan = plan_product(contexts, queries, labels, pack_tokens=16, unit_tokens=50, repeated_share=np.inf)
     check_product(plan, replay_all(plan), contexts, queries, labels)
+    pairs = {(tuple(q), tuple(t)) for q, row in zip(queries, labels, strict=True) for t in row}
+    assert plan.tokens_naive == plan.prompt_tokens + plan.num_contexts * sum(len(t) - 1 for _, t in pairs)
 
 
 @given(filled_rows, filled_rows, continuations, st.data())

@@ -149,10 +149,10 @@ class HalfErrors:
 
 def plain_logprobs(model: TreeModel, prompts: DrawnPrompts) -> Float64s:
     """What plain scoring says [R, ids], one prompt at a time; R rows in the order of prompts and their last tokens."""
-    with scoring.evaluating(model.model):
+    with model.plainly() as plain:
         return np.concatenate(
             [
-                scoring.last_logprobs(model.model, row, num_last, prompts.ids)
+                scoring.last_logprobs(plain, row, num_last, prompts.ids)
                 for row, num_last in zip(prompts.rows, prompts.num_last, strict=True)
             ]
         )

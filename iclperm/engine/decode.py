@@ -32,7 +32,6 @@ from iclperm.engine.texts import INVALID, LENGTH, Ending, Generated
 from iclperm.engine.tree import IntArray, PrefixTree, Rows, TokenArray, build_tree, path_to_token, path_tokens
 from iclperm.errors import OutOfMemory, PlanError, RequestError, is_out_of_memory
 from iclperm.reference.generation import generate_one
-from iclperm.reference.scoring import evaluating
 
 # Live rows at most: on two cores 256 decode 1.1 to 1.3 times as fast as 128, and 512 1.07 times as fast again for twice
 # the keys and values (benchmarks/generation.py, 25 M parameters); a GPU wants more to be busy.
@@ -378,6 +377,7 @@ def generate_rows(
         return _kv_bound(tree.num_tokens, ends.size, tree.max_depth, 0, fitted, ending.max_new_tokens)
 
     longest = tree.max_depth + ending.max_new_tokens - 1
+    report.tokens_expected = tree.num_tokens + ends.size * (ending.max_new_tokens - 1)
     (texts,) = _run(model, [work], slots, longest, ending, limits, limit, report)
     report.tokens_naive += int(rows.lengths[np.unique(which, return_index=True)[1]].sum())
     report.tokens_unique += tree.num_tokens
@@ -439,7 +439,7 @@ def _run(
 
 def _attempt(decoder: Decoder, work: UnitPrompts, report: Report) -> list[Generated] | None:
     """A unit's texts; None if memory ran out. On return the failed tensors are gone."""
-    cost = report.open_unit = Report()
+    cost = report.open_unit = Report(whole=report)
     try:
         predicted = work.tokens(decoder)
         texts = decoder.run(work.prompts(decoder), cost)
@@ -547,8 +547,8 @@ def generate_plainly(model: PlainModel, rows: Iterable[TokenArray], ending: Endi
 
 def _one_plainly(model: PlainModel, prompt: TokenArray, ending: Ending, report: Report) -> Generated:
     try:
-        with evaluating(model.model), fixed_precision():
-            steps = generate_one(model.model, prompt.tolist(), ending.max_new_tokens, ending.eos_ids, ending.stops)
+        with model.plainly() as plain, fixed_precision():
+            steps = generate_one(plain, prompt.tolist(), ending.max_new_tokens, ending.eos_ids, ending.stops)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -568,6 +568,7 @@ def _one_plainly(model: PlainModel, prompt: TokenArray, ending: Ending, report: 
     report.scored_rows += len(steps)
     report.attention_pairs += (prompt.size + len(steps) - 1) * (prompt.size + len(steps)) // 2
     report.tokens_generated += len(steps)
+    report.tell()
     return ending.result(ids, finish or LENGTH, sum(step.logprob for step in steps), len(steps))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base.tokenizer_file import told_where_it_gives_up
+from iclperm.engine.plan import ContextPaths
 from iclperm.engine.shared_text import SharedTexts, added_tokens
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
 from iclperm.errors import RequestError
@@ -88,6 +89,39 @@ class Encoder:
         before = np.concatenate([self._instead_of_nothing(number), ids])
         ends = ((begin, min(begin + most, ids.size)) for begin in range(0, ids.size, most))
         return [(before[max(0, end - most) : begin + 1], before[begin + 1 : end + 1]) for begin, end in ends]
+
+    def factors(
+        self, contexts: Any, queries: Any, labels: list[Sequence[Any]]
+    ) -> tuple[tuple[Any, Any, Sequence[Any]] | None, npt.NDArray[np.bool_]]:
+        """Token ids of a product's factors, and which contexts [C] are none of them; None if there are none."""
+        parts = [*([] if isinstance(contexts, ContextPaths) else contexts), *queries, *labels[0]]
+        as_text = [isinstance(part, str) for part in parts]
+        none, every = np.zeros(len(contexts), bool), np.ones(len(contexts), bool)
+        if any(as_text) and (isinstance(contexts, ContextPaths) or not all(as_text)):
+            raise RequestError(
+                "contexts, queries and continuations mix text and token ids; give all as one or the other"
+            )
+        if any(as_text):
+            found = self.product(contexts, queries, labels)
+            held = [ids for ids, holds in zip(found.contexts, found.holds, strict=True) if holds]
+            return ((held, found.queries, found.labels) if held else None), ~found.holds
+        if any(len(query) == 0 for query in queries):
+            return None, every
+        is_shared = all(row is labels[0] for row in labels)
+        return (contexts, queries, labels[0] if is_shared else labels), none
+
+    def general_requests(self, contexts: Any, queries: Any, labels: list[Sequence[Any]]) -> list[tuple[Text, Text]]:
+        """Every prompt on its own path [C * Q * L]: what a product cannot hold."""
+        if isinstance(contexts, ContextPaths):
+            raise RequestError("an empty query cannot follow ContextPaths; give at least one token a query")
+        cells = [(context, query, row) for context in contexts for query, row in zip(queries, labels, strict=True)]
+        split: list[tuple[Any, list[Any]]]
+        if isinstance(queries[0], str):
+            prompts = [context + query for context, query, _ in cells]
+            split = [*self.prompts_before(prompts, [row for *_, row in cells])]
+        else:
+            split = [([*context, *query], list(row)) for context, query, row in cells]
+        return [(prompt, each) for prompt, row in split for each in row]
 
     def product(self, contexts: Sequence[str], queries: Sequence[str], labels: Sequence[Sequence[str]]) -> TextProduct:
         """Ids of the factors, for the contexts after which every jointly tokenised prompt is their concatenation.

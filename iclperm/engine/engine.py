@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 from transformers import PreTrainedModel
 
-from iclperm import _core
 from iclperm.engine import decode, long_paths, selfcheck
 from iclperm.engine.admission import Admission
+from iclperm.engine.aio import AsyncEngine
+from iclperm.engine.calls import Calls
 from iclperm.engine.decode import Bounds
-from iclperm.engine.device import fixed_precision, gpu_versions
+from iclperm.engine.device import fixed_precision
 from iclperm.engine.encoding import Encoder
-from iclperm.engine.executor import Report, UnitValues, execute, execute_plain
+from iclperm.engine.executor import Progress, Report, UnitValues, execute, execute_plain
 from iclperm.engine.folder import model_folder
 from iclperm.engine.footprint import Footprint, Sizes, most_pack
-from iclperm.engine.kernels.launching import device_failure
-from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate
 from iclperm.engine.model import TreeModel
+from iclperm.engine.numerics import numerics_of
 from iclperm.engine.pack_rows import PackRows, checking, rows_now
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import (
@@ -42,11 +44,11 @@ from iclperm.engine.plan import (
     plan_requests,
 )
 from iclperm.engine.sampling import Sampling
-from iclperm.engine.scores import Scores, UnitResult, by_query, states_of, sum_rows
+from iclperm.engine.scores import ScoreBlock, Scores, UnitResult, by_query, states_of, sum_rows
 from iclperm.engine.session import Session
 from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, Ending, Generated, GeneratedUnit, Generations, eos_ids
 from iclperm.engine.tree import Ids, IntArray, Rows
-from iclperm.errors import RequestError, is_of_a_device, is_out_of_memory
+from iclperm.errors import RequestError
 from iclperm.study.sizes import Budget
 
 _MOST_SLOTS = 1 << 24  # of a session; more tokens than any plan has had
@@ -55,8 +57,12 @@ _MOST_SLOTS = 1 << 24  # of a session; more tokens than any plan has had
 class Engine:
     """Scores prompts through a shared-prefix tree, exactly.
 
-    Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. After each call the model is
-    bit for bit as it was. ``pack_tokens`` is the size of a forward pass at most: by default 4,096 on a CPU (in
+    Wraps a transformers causal LM already in memory; token-id requests need no tokenizer. The model stays bit for bit
+    as it is and may be used by anyone meanwhile (unless somebody put forwards of their own into it, as accelerate
+    does). Calls of one engine from several threads take turns, unit by unit. A context manager, whose end frees what is
+    the engine's. ``progress`` of a verb is called after each forward pass with the tokens forwarded so far and those
+    expected in all (of texts at most), and at the end with both equal; what it raises ends the call, and leaves engine
+    and sessions usable. ``pack_tokens`` is the size of a forward pass at most: by default 4,096 on a CPU (in
     transformers' own layers never more than 1,024), 8,192 to 32,768 on one GPU, by its memory. ``memory_budget``
     (bytes, or a share of what is free) bounds weights, keys and values, activations and logits as ``footprint``
     predicts them: packs are made small enough, and keys and values of a path that does not fit are offloaded or
@@ -81,13 +87,14 @@ class Engine:
         self_check: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
-        self.report = Report()
-        self.totals = Report()
+        self._calls = Calls()
         self.row_invariant: bool | None = None  # found out on first use, by a call or by ``numerics``
+        self._first_use_lock = threading.RLock()
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._unchecked = self_check
         self._given_up: tuple[str, ...] = ()  # of ours, by the first-use check
         self._measured_rate: float | None = None
-        self._model = PlainModel(model) if plain else TreeModel(model, attention, layers)
+        self._served: PlainModel | None = PlainModel(model) if plain else TreeModel(model, attention, layers)
         self._checks = self_check and not plain
         self._pack_limit = PackLimit(lambda plan, size: self._sizes.peak(plan, size), self._model.device)
         self._row_limit = decode.RowLimit()
@@ -128,6 +135,41 @@ class Engine:
         model, tokenizer = load(folder, device=device, dtype=dtype)
         return cls(model, tokenizer, **options)
 
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free what is the engine's: sessions, worker, and the model if nobody else holds it; it answers no more."""
+        if "aio" in vars(self):
+            self.aio.close()
+        for session in list(self._sessions):
+            session.close()
+        self._served = None
+
+    @property
+    def _model(self) -> PlainModel:
+        if self._served is None:
+            raise RequestError("the engine is closed; make another")
+        return self._served
+
+    @property
+    def report(self) -> Report:
+        """What the last call cost: of calls within others, or in several threads, that which began or ended last."""
+        return self._calls.last
+
+    @property
+    def totals(self) -> Report:
+        """What all calls that ended have cost, each once."""
+        return self._calls.totals
+
+    @cached_property
+    def aio(self) -> AsyncEngine:
+        """The verbs for asyncio: ``await engine.aio.score(...)``."""
+        return AsyncEngine(self)
+
     @property
     def model(self) -> PreTrainedModel:
         """The transformers model that is served, unchanged."""
@@ -167,50 +209,36 @@ class Engine:
                 self._first_use(report)
         # Of two sizes each was probed against eight rows a thread, so equal bits within one are equal bits across.
         packs_matter = isinstance(self._model, TreeModel) and not self.row_invariant
-        on_cpu = self._model.device.type == "cpu"
-        return {
-            "attention": self.attention,
-            "layers": self.layers,
-            "products": "onednn" if self.layers == "fused" and self._model.uses_onednn else "torch",
-            "head": "onednn" if isinstance(self._model, TreeModel) and self._model.head_is_onednn else "torch",
-            "isa": _core.isa() if on_cpu and (self.attention == "native" or self.layers == "fused") else None,
-            "triton": None if on_cpu else installed_version(),
-            "device": self._model.device_name,
-            "dtype": str(self._model.dtype).removeprefix("torch."),
-            "threads": torch.get_num_threads() if on_cpu else None,
-            **({} if on_cpu else gpu_versions(self._model.device)),
-            "pack_tokens": self.pack_tokens if packs_matter else None,
-            "memory_budget": self._memory_budget if packs_matter else None,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            **({"given_up": list(self._given_up)} if self._given_up else {}),
-        }
+        sizes = (self.pack_tokens, self._memory_budget) if packs_matter else (None, None)
+        return numerics_of(self._model, *sizes) | ({"given_up": list(self._given_up)} if self._given_up else {})
 
     def footprint(self, plan: Plan) -> Footprint:
         """The memory that a plan is predicted to take at its peak, by part, in the packs that it would run in."""
         fitted = self.fitted(plan)
         return self._sizes.footprint(replace(plan, long_path=fitted.long_path), fitted.pack_tokens)
 
-    def loglikelihood(self, requests: Sequence[tuple[str | Ids, str | Ids]]) -> Scores:
+    def loglikelihood(
+        self, requests: Sequence[tuple[str | Ids, str | Ids]], *, progress: Progress | None = None
+    ) -> Scores:
         """Log-likelihood of each continuation after its context: the general path.
 
         Requests are pairs of strings, encoded as lm-evaluation-harness does, or of token ids; an empty context becomes
         the prefix token (BOS, else EOS). Raises RequestError naming the request for ids out of range, an empty
         continuation or a prompt over the context window. Cost: distinct non-empty proper prefixes, in tokens.
         """
-        with self._call() as report:
-            return self._loglikelihood(requests, report)
+        with self._call(progress) as report:
+            return self._answered(self._asked(requests, report), report)
 
-    def loglikelihood_rolling(self, texts: Sequence[str | Ids]) -> Scores:
+    def loglikelihood_rolling(self, texts: Sequence[str | Ids], *, progress: Progress | None = None) -> Scores:
         """Log-likelihood of whole texts, every token of them, the first after the prefix token (BOS, else EOS).
 
         Text is tokenised without BOS. A text over the context window is cut as lm-evaluation-harness cuts it: into
         windows that follow each other, each token predicted once, after all that its window holds before it. Raises
         RequestError as ``loglikelihood`` does.
         """
-        with self._call() as report:
+        with self._call(progress) as report:
             windows = [self._encoder.windows(number, text, self.max_tokens) for number, text in enumerate(texts)]
-            scores = self._loglikelihood([window for row in windows for window in row], report)
+            scores = self._answered(self._asked([window for row in windows for window in row], report), report)
             return scores.joined(np.array([len(row) for row in windows], np.int64)) if windows else scores
 
     @property
@@ -226,36 +254,40 @@ class Engine:
         contexts: Sequence[str | Ids] | ContextPaths,
         queries: Sequence[str | Ids],
         continuations: Sequence[Any],
+        *,
+        progress: Progress | None = None,
     ) -> npt.NDArray[np.float32]:
         """Log-likelihoods [C, Q, L] in nats of every continuation after every context + query: the product path.
 
         Continuations are L rows for all queries, or L rows a query. Of token ids, a context may be empty, a query not.
         Strings are tokenised jointly; where a query's ids depend on its context, the general path serves the call. NaN
-        marks invalid (non-finite logits). Cost: context tree + distinct contexts x query tree, in tokens.
+        marks invalid (non-finite logits). Cost: context tree + distinct contexts x query tree, in tokens. What an
+        interrupt leaves is lost: `stream` gives results as they come.
         """
-        with self._call() as report:
-            started = time.perf_counter()
+        with self._call(progress) as report:
             labels = by_query(continuations, len(queries))
-            shape = (len(contexts), len(queries), len(labels[0]) if labels else 0)
-            if 0 in shape:
-                return np.empty(shape, np.float32)
-            factors, outside = self._factors(contexts, queries, labels)
-            scores = np.empty(shape, np.float32)
-            numbers = np.arange(scores.size, dtype=np.int64).reshape(shape)  # of requests, for `rows`
-            if factors is not None:
-                plan = self._plan(plan_product, *factors)
-                report.seconds["plan"] += time.perf_counter() - started
-                found = np.empty((plan.num_contexts, *shape[1:]), np.float32)
-                for result in self._execute(plan, range(plan.num_units), report, numbers[~outside].ravel()):
-                    found[np.ix_(result.contexts, result.queries)] = result.logprob
-                scores[~outside] = found[plan.context_index]
-            if outside.any():
-                others: Any = contexts
-                if not outside.all():
-                    others = [others[number] for number in np.flatnonzero(outside)]
-                found = self._score_generally(others, queries, labels, report, numbers[outside].ravel())
-                scores[outside] = found.reshape(-1, *shape[1:])
+            scores = np.empty((len(contexts), len(queries), len(labels[0]) if labels else 0), np.float32)
+            for block in self._blocks(contexts, queries, labels, report) if scores.size else ():
+                scores[np.ix_(block.contexts, block.queries)] = block.logprob
             return scores
+
+    def stream(
+        self,
+        contexts: Sequence[str | Ids] | ContextPaths,
+        queries: Sequence[str | Ids],
+        continuations: Sequence[Any],
+        *,
+        progress: Progress | None = None,
+    ) -> Generator[ScoreBlock]:
+        """As `score`, block by block as units of work finish, each pair of a context and a query in one block.
+
+        Nothing runs while the caller has a block; closing the iterator ends the call. Contexts on which their queries'
+        ids depend come last, in one block.
+        """
+        with self._call(progress) as report:
+            labels = by_query(continuations, len(queries))
+            if len(contexts) and labels and len(labels[0]):
+                yield from self._blocks(contexts, queries, labels, report)
 
     def session(self, memory_budget: Budget | None = None) -> Session:
         """A session, whose keys and values stay from call to call: see `Session`.
@@ -270,7 +302,7 @@ class Engine:
         room = resolve_budget("50%" if memory_budget is None else memory_budget, self._model.device)
         with self._call() as report:
             self._first_use(report)
-        return Session(
+        session = Session(
             self._model,
             self._encoder,
             self._call,
@@ -279,6 +311,8 @@ class Engine:
             pack_tokens=self.pack_tokens,
             max_tokens=self.max_tokens,
         )
+        self._sessions.add(session)
+        return session
 
     def execute(self, plan: Plan, units: Iterable[int] | None = None) -> Iterator[UnitResult]:
         """Run units of a product plan (all by default), one result each, in the order given.
@@ -301,6 +335,7 @@ class Engine:
         top_k: int = 0,
         seed: int = 0,
         num_samples: int = 1,
+        progress: Progress | None = None,
     ) -> Generations:
         """What the model says after each context: by default greedily, always the likeliest token, whatever its file
         says; by chance at a ``temperature`` over 0 (`iclperm.engine.sampling`), ``num_samples`` texts of a context, one
@@ -318,8 +353,8 @@ class Engine:
         rows = self._encoder.prompts(contexts)
         self._admission.prompts(rows, max_new_tokens)
         if not sampling.is_greedy:
-            return self._sampled(rows, max_new_tokens, stop, sampling)
-        with self._call() as report:
+            return self._sampled(rows, max_new_tokens, stop, sampling, progress)
+        with self._call(progress) as report:
             ending = self._ending(max_new_tokens, stop)
             texts: list[Generated] = []
             if isinstance(self._model, TreeModel) and len(rows):
@@ -328,11 +363,20 @@ class Engine:
                 texts = decode.generate_rows(self._model, rows, ending, limits, self._row_limit, report)
             elif len(rows):
                 self._first_use(report)
-                prompts = (rows[number] for number in range(len(rows)))
+                prompts = [rows[number] for number in range(len(rows))]
+                distinct = {prompt.tobytes(): prompt.size for prompt in prompts}
+                report.tokens_expected = sum(distinct.values()) + len(distinct) * (max_new_tokens - 1)
                 texts = decode.generate_plainly(self._model, prompts, ending, report)
             return Generations.of(texts, has_text=ending.has_text)
 
-    def _sampled(self, rows: Rows, max_new_tokens: int, stop: str | Sequence[str], sampling: Sampling) -> Generations:
+    def _sampled(
+        self,
+        rows: Rows,
+        max_new_tokens: int,
+        stop: str | Sequence[str],
+        sampling: Sampling,
+        progress: Progress | None,
+    ) -> Generations:
         """Texts by chance, in a session of their own."""
         if not isinstance(self._model, TreeModel):
             raise RequestError("texts by chance are drawn from the prefix tree; leave out plain=True")
@@ -344,16 +388,7 @@ class Engine:
         free = resolve_budget("50%", self._model.device) if self._memory_budget is None else self._memory_budget
         with self.session(min(room, free)) as session:
             nodes = [session.extend(None, rows[number]) for number in range(len(rows))]
-            return session.generate(
-                nodes,
-                max_new_tokens,
-                stop,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=sampling.seed,
-                num_samples=sampling.num_samples,
-            )
+            return session.generate(nodes, max_new_tokens, stop, progress=progress, **vars(sampling))
 
     def generate_units(
         self,
@@ -392,28 +427,8 @@ class Engine:
         limits = self._row_limit.fit(self._generation_limits(plan.max_tokens + max_new_tokens, plan.tokens))
         return decode.generation_bounds(plan, max_new_tokens, limits)
 
-    @contextmanager
-    def _call(self) -> Iterator[Report]:
-        """Open a report for one call; what it cost is added to the totals even if it is abandoned."""
-        report = self.report = Report(gemm_rate=self._gemm_rate)
-        started = time.perf_counter()
-        try:
-            yield report
-        except Exception as error:
-            if not is_of_a_device(error) or is_out_of_memory(error):
-                raise
-            raise device_failure(self._model.device_name, error, is_plain=self._model.attention == "plain") from error
-        finally:
-            report.seconds["total"] += time.perf_counter() - started
-            report.flops = self._model.facts.flops(
-                report.tokens_forwarded,
-                report.scored_rows,
-                report.attention_pairs,
-                report.skipped_tokens,
-                report.skipped_pairs,
-                report.looked_up_tokens,
-            )
-            self.totals.add(report)
+    def _call(self, progress: Progress | None = None) -> AbstractContextManager[Report]:
+        return self._calls.call(self._model, self._gemm_rate, progress)
 
     def _gemm_rate(self) -> float:
         if self._measured_rate is None:
@@ -448,6 +463,29 @@ class Engine:
     def _rates(self, plan: Plan) -> Rates:
         return Rates.measured(self._model.facts, self._gemm_rate(), self._model.device, plan)
 
+    def _blocks(self, contexts: Any, queries: Any, labels: list[Sequence[Any]], report: Report) -> Iterator[ScoreBlock]:
+        started = time.perf_counter()
+        factors, outside = self._encoder.factors(contexts, queries, labels)
+        plan = None if factors is None else self._plan(plan_product, *factors)
+        report.seconds["plan"] += time.perf_counter() - started
+        report.tokens_expected = 0 if plan is None else self._expected(plan)
+        held, rest = np.flatnonzero(~outside), np.flatnonzero(outside)
+        asked = None
+        if rest.size:
+            others = [contexts[number] for number in rest] if held.size else contexts
+            asked = self._asked(self._encoder.general_requests(others, queries, labels), report)
+        pairs = np.arange(len(queries) * len(labels[0]))  # of requests of a context, for `rows`
+        if plan is not None:
+            numbers = (held[:, None] * pairs.size + pairs).ravel() if rest.size else None
+            for result in self._execute(plan, range(plan.num_units), report, numbers):
+                some = plan.given_contexts(result.contexts)
+                rows = plan.context_index[some] - result.contexts[0]
+                yield ScoreBlock(held[some], result.queries, result.logprob[rows])
+        if asked is not None:
+            numbers = (rest[:, None] * pairs.size + pairs).ravel()
+            logprob = self._answered(asked, report, numbers).logprob
+            yield ScoreBlock(rest, np.arange(len(queries)), logprob.reshape(rest.size, len(queries), -1))
+
     def _execute(
         self, plan: Plan, units: Iterable[int], report: Report, numbers: IntArray | None = None
     ) -> Iterator[UnitResult]:
@@ -465,7 +503,9 @@ class Engine:
                 state=states_of(np.logical_and.reduce(rows.is_finite.reshape(shape), axis=-1)),
             )
 
-    def _run(self, plan: Plan, units: Iterable[int], report: Report, numbers: IntArray | None) -> Iterator[UnitValues]:
+    def _run(
+        self, plan: Plan, units: Iterable[int], report: Report, numbers: IntArray | None = None
+    ) -> Iterator[UnitValues]:
         self._admission.plan(plan)
         self._first_use(report)
         plan = self.fitted(plan)
@@ -487,58 +527,32 @@ class Engine:
         self._pack_limit.may_shrink = bool(self.row_invariant)
         return execute(self._model, plan, units, report, self._pack_limit, numbers)
 
-    def _loglikelihood(
-        self, requests: Sequence[tuple[str | Ids, str | Ids]], report: Report, numbers: IntArray | None = None
-    ) -> Scores:
+    def _expected(self, plan: Plan) -> int:
+        """Tokens that an unbroken run of a plan forwards."""
+        return plan.tokens if isinstance(self._model, TreeModel) else plan.scored_pairs  # each scored row's whole path
+
+    def _asked(self, requests: Sequence[tuple[str | Ids, str | Ids]], report: Report) -> tuple[Plan, IntArray] | None:
+        """What requests take, and how many tokens the continuation of each has; None if there are none."""
         started = time.perf_counter()
         rows, begins = self._encoder.requests(requests)
         if not len(rows):
-            return Scores.of(np.empty(0, np.float32), np.empty(0, bool), np.empty(0, bool), np.empty(0, np.int64))
+            return None
         self._admission.requests(rows)
         plan = self._plan(plan_requests, rows, begins)
         report.seconds["plan"] += time.perf_counter() - started
+        report.tokens_expected += self._expected(plan)
+        return plan, rows.lengths - begins
+
+    def _answered(self, asked: tuple[Plan, IntArray] | None, report: Report, numbers: IntArray | None = None) -> Scores:
+        if asked is None:
+            return Scores.of(np.empty(0, np.float32), np.empty(0, bool), np.empty(0, bool), np.empty(0, np.int64))
+        plan, sizes = asked
         units = list(self._run(plan, range(plan.num_units), report, numbers))
 
         def by_token(name: str) -> Any:
             return np.concatenate([getattr(unit, name) for unit in units])[plan.contexts.row_items]
 
-        return Scores.of(by_token("logprob"), by_token("is_greedy"), by_token("is_finite"), rows.lengths - begins)
-
-    def _factors(
-        self, contexts: Any, queries: Any, labels: list[Sequence[Any]]
-    ) -> tuple[tuple[Any, Any, Sequence[Any]] | None, npt.NDArray[np.bool_]]:
-        """Token ids of the factors, and which contexts [C] are none of them; None if there are none."""
-        parts = [*([] if isinstance(contexts, ContextPaths) else contexts), *queries, *labels[0]]
-        as_text = [isinstance(part, str) for part in parts]
-        none, every = np.zeros(len(contexts), bool), np.ones(len(contexts), bool)
-        if any(as_text) and (isinstance(contexts, ContextPaths) or not all(as_text)):
-            raise RequestError(
-                "contexts, queries and continuations mix text and token ids; give all as one or the other"
-            )
-        if any(as_text):
-            found = self._encoder.product(contexts, queries, labels)
-            held = [ids for ids, holds in zip(found.contexts, found.holds, strict=True) if holds]
-            return ((held, found.queries, found.labels) if held else None), ~found.holds
-        if any(len(query) == 0 for query in queries):
-            return None, every
-        is_shared = all(row is labels[0] for row in labels)
-        return (contexts, queries, labels[0] if is_shared else labels), none
-
-    def _score_generally(
-        self, contexts: Any, queries: Any, labels: list[Sequence[Any]], report: Report, numbers: IntArray
-    ) -> npt.NDArray[np.float32]:
-        """Every prompt on its own path [C * Q * L]: what a product cannot hold."""
-        if isinstance(contexts, ContextPaths):
-            raise RequestError("an empty query cannot follow ContextPaths; give at least one token a query")
-        cells = [(context, query, row) for context in contexts for query, row in zip(queries, labels, strict=True)]
-        split: list[tuple[Any, list[Any]]]
-        if isinstance(queries[0], str):
-            prompts = [context + query for context, query, _ in cells]
-            split = [*self._encoder.prompts_before(prompts, [row for *_, row in cells])]
-        else:
-            split = [([*context, *query], list(row)) for context, query, row in cells]
-        requests: list[tuple[str | Ids, str | Ids]] = [(prompt, each) for prompt, row in split for each in row]
-        return self._loglikelihood(requests, report, numbers).logprob
+        return Scores.of(by_token("logprob"), by_token("is_greedy"), by_token("is_finite"), sizes)
 
     def _generated(
         self, plan: Plan, units: Iterable[int] | None, ending: Ending, report: Report
@@ -571,7 +585,11 @@ class Engine:
         return Admission(self._model.vocab_size, self.max_tokens)
 
     def _first_use(self, report: Report) -> None:
-        if self._unchecked:
+        if not self._unchecked:
+            return
+        with self._first_use_lock:
+            if not self._unchecked:  # another thread's call was first
+                return
             started = time.perf_counter()
             with fixed_precision(), checking():
                 found = selfcheck.first_use(self._model, self.pack_tokens)

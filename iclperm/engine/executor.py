@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from transformers import PreTrainedModel
 
 from iclperm.engine.device import fixed_precision
 from iclperm.engine.forward import KvPool, OneLayerPool, TreeForward
@@ -24,7 +25,10 @@ from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Pack, Plan
 from iclperm.engine.tree import IntArray, PrefixTree, path_to_token, path_tokens
 from iclperm.errors import OutOfMemory, PlanError, is_out_of_memory
-from iclperm.reference.scoring import evaluating, next_token_logprobs
+from iclperm.reference.scoring import next_token_logprobs
+
+Progress = Callable[[int, int], None]
+"""What is told how far a call is: tokens forwarded, and those that are expected in all."""
 
 
 @dataclass
@@ -52,9 +56,13 @@ class Report:
     looked_up_tokens: int = 0  # of the tokens forwarded, those with q, k, v reused from an earlier token of their id
     flops: float = 0.0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    tokens_expected: int = 0  # to be forwarded in all, as far as is known; at the end those that were
     gemm_rate: Callable[[], float] = field(default=lambda: float("nan"), repr=False, compare=False)
+    progress: Progress | None = field(default=None, repr=False, compare=False)
     open_unit: Report | None = field(default=None, repr=False, compare=False)
     """Of the unit that runs now, which is added when it ends."""
+    whole: Report | None = field(default=None, repr=False, compare=False)
+    """Of the call that this unit is of."""
 
     @property
     def tokens_so_far(self) -> int:
@@ -68,8 +76,15 @@ class Report:
         seconds = self.seconds["forward"] + self.seconds["head"]
         return self.flops / seconds / self.gemm_rate() if seconds else 0.0
 
+    def tell(self) -> None:
+        """Say how far the call is to whoever asked; what that raises ends the call."""
+        whole = self.whole or self
+        if whole.progress is not None:
+            done = whole.tokens_so_far
+            whole.progress(done, max(done, whole.tokens_expected))
+
     def count(self, pack: Pack, tree: TreeForward) -> None:
-        """Add a pack that was forwarded."""
+        """Add a pack that was forwarded, and tell of it."""
         self.num_packs += 1
         self.tokens_forwarded += tree.num_tokens
         self.padding_rows += tree.num_rows - len(pack)
@@ -81,6 +96,7 @@ class Report:
         if tree.is_narrowed:
             self.skipped_tokens += len(pack) - tree.num_scored
             self.skipped_pairs += int(pairs.sum() - pairs[pack.scored_rows].sum())
+        self.tell()
 
     def add(self, other: Report) -> None:
         """Accumulate another report; peaks take the maximum."""
@@ -166,7 +182,7 @@ def _attempt(
     numbers: IntArray | None,
 ) -> UnitValues | None:
     """A unit's values; None if memory ran out and ``limit`` is lower now. On return the failed tensors are gone."""
-    cost = report.open_unit = Report()
+    cost = report.open_unit = Report(whole=report)
     largest = plan.pack_tokens
     try:
         packs = list(plan.packs(unit, held))
@@ -278,8 +294,8 @@ def execute_plain(model: PlainModel, plan: Plan, units: Iterable[int], report: R
         values = UnitValues.empty(plan, unit)
         started = time.perf_counter()
         try:
-            with evaluating(model.model), fixed_precision(), running(None, None):
-                _run_plain(model, plan, values, report)
+            with model.plainly() as plain, fixed_precision(), running(None, None):
+                _run_plain(plain, plan, values, report)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -291,16 +307,17 @@ def execute_plain(model: PlainModel, plan: Plan, units: Iterable[int], report: R
         yield values
 
 
-def _run_plain(model: PlainModel, plan: Plan, values: UnitValues, report: Report) -> None:
+def _run_plain(model: PreTrainedModel, plan: Plan, values: UnitValues, report: Report) -> None:
     place = 0
     for prefix, tree, begin, end in _scored_trees(plan, values.unit):
         for target in range(begin, end):
             if target == begin or tree.target_token[target] != tree.target_token[target - 1]:
                 prompt = [*prefix, *path_to_token(tree, int(tree.target_token[target]))]
-                logprobs = next_token_logprobs(model.model, prompt)
+                logprobs = next_token_logprobs(model, prompt)
                 report.tokens_forwarded += len(prompt)
                 report.scored_rows += 1
                 report.attention_pairs += len(prompt) * (len(prompt) + 1) // 2
+                report.tell()
             wanted = int(tree.target_id[target])
             finite = bool(np.isfinite(logprobs).all())
             values.is_finite[place] = finite

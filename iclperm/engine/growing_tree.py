@@ -90,6 +90,11 @@ class GrowingTree:
             if self._slot[number] != _NO_SLOT and not self._num_beneath[number]:
                 self._evict([number])
 
+    def forget(self) -> None:
+        """Take all tokens out of the pool: what they have there is not known."""
+        self._slot[:], self._num_beneath[:] = _NO_SLOT, 0
+        self._slots = Slots(self._num_slots)
+
     def _append(self, parent: int, ids: TokenArray) -> IntArray:
         begin, end = self._size, self._size + ids.size
         self._grow(end)
@@ -98,8 +103,8 @@ class GrowingTree:
         self._token[begin:end], self._slot[begin:end] = ids, _NO_SLOT
         self._depth[begin:end] = self._depth[parent] + np.arange(1, ids.size + 1)
         keys = zip(self._parent[begin:end].tolist(), ids.tolist(), strict=True)
+        self._size = end  # first, so that no number is given twice if an interrupt comes in between
         self._child.update(zip(keys, range(begin, end), strict=True))
-        self._size = end
         return numbers
 
     def _grow(self, size: int) -> None:
@@ -140,9 +145,9 @@ class GrowingTree:
     def _evict(self, numbers: list[int]) -> None:
         for number in numbers:
             slot = int(self._slot[number])
-            self._slots.give([(slot, slot + 1)])
             self._slot[number] = _NO_SLOT
             self._num_beneath[self._parent[number]] -= 1
+            self._slots.give([(slot, slot + 1)])  # last: an interrupt in between may lose a slot, never give it twice
 
 
 def _listed(ranges: Ranges) -> IntArray:

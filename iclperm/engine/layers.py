@@ -20,6 +20,7 @@ from iclperm.engine.kernels.linear import linear
 from iclperm.engine.kernels.rowwise import RmsNorm
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_launch import may_launch
+from iclperm.engine.twin import all_modules
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -70,17 +71,21 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class FusedDecoder:
-    """A decoder's layers and final norm as we run them; ``overrides`` are the modules with their new forwards."""
+    """A decoder's layers and final norm as we run them; ``overrides`` are the modules with their new forwards.
+
+    ``modules`` are all that there are beneath the decoder, and itself.
+    """
 
     layers: list[FusedLayer]
     norm: nn.Module
     family: _Family
+    modules: list[nn.Module]
 
     @property
     def overrides(self) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         for layer in self.layers:
             yield layer.module, layer
-        yield self.norm, _norm(self.norm, self.family)
+        yield self.norm, self._normed
 
     def overrides_of(self, number: int) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         """As ``overrides``, where layer ``number`` runs alone on ``tree.hidden``, the first on what it is given.
@@ -91,7 +96,20 @@ class FusedDecoder:
             alone = layer if number == 0 else layer.on_hidden
             yield layer.module, alone if place == number else _unchanged
         is_last = number == len(self.layers) - 1
-        yield self.norm, _norm(self.norm, self.family) if is_last else _unchanged
+        yield self.norm, self._normed if is_last else _unchanged
+
+    def _normed(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The final norm, by its weights of now."""
+        return _norm(self.norm, self.family)(hidden_states)
+
+    def is_untouched(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether nobody's hook or forward sits in the decoder, and all its numbers are ``dtype`` on ``device``."""
+        return all(map(is_unhooked, self.modules)) and all(
+            parameter.dtype == dtype and parameter.device == device
+            for module in self.modules
+            for parameter in module._parameters.values()
+            if parameter is not None
+        )
 
     @property
     def norms(self) -> Iterator[RmsNorm]:
@@ -137,17 +155,7 @@ def known_decoder(decoder: nn.Module) -> FusedDecoder | None:
     layers = [
         FusedLayer(module, family, is_first=module is modules[0], is_last=module is modules[-1]) for module in modules
     ]
-    return FusedDecoder(layers, norm, family)
-
-
-def is_untouched(decoder: nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether nobody's hook or forward sits in the decoder, and all its numbers are ``dtype`` on ``device``."""
-    modules = [decoder, *(module for part in _parts(decoder) for module in part.modules())]
-    return all(map(is_unhooked, modules)) and all(
-        parameter.dtype == dtype and parameter.device == device
-        for module in modules
-        for parameter in module.parameters(recurse=False)
-    )
+    return FusedDecoder(layers, norm, family, [decoder, *all_modules(_parts(decoder))])
 
 
 def _parts(decoder: Any) -> tuple[nn.Module, ...]:

@@ -1,12 +1,11 @@
-"""A Hugging Face causal language model with our attention and head attached, for the time of a call."""
+"""A Hugging Face causal language model whose twin runs with our attention and head; the model stays as it is."""
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,15 +24,15 @@ from iclperm.engine.kernels.linear import linear, uses_onednn
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM, architecture, decoding_architectures
 from iclperm.engine.kernels.triton_launch import may_launch, may_read_head, say_what_runs_instead
-from iclperm.engine.layers import FusedDecoder, is_unhooked, is_untouched, may_fuse
+from iclperm.engine.layers import FusedDecoder, is_unhooked, may_fuse
 from iclperm.engine.link import DeviceLink
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Pack
 from iclperm.engine.sampling import Sampling
 from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tables import Inputs, PackTable, PackTables, ScoredRows, WantedPairs
+from iclperm.engine.twin import Forward, Twin, borrowed, lock_of, may_have_twins
 from iclperm.errors import PLAINLY, ModelError
-from iclperm.reference.scoring import evaluating
 
 # Free of "sdpa", "flash" and "flex_attention", which transformers looks for inside implementation names.
 ATTENTION_NAME = "iclperm_tree"
@@ -80,14 +79,27 @@ def _tree_attention(
 AttentionInterface.register(ATTENTION_NAME, _tree_attention)
 
 
-_LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()
-_LOCKS_LOCK = threading.Lock()
+@dataclass(frozen=True)
+class _Doubled:
+    """The twin of decoder and head, the decoder in our layers if they know it, and what the twin runs in each way:
+    in transformers' layers, in ours, or in one of these alone."""
+
+    twin: Twin
+    known: FusedDecoder | None
+    row_wise: Mapping[nn.Module, Forward]
+    ways: dict[tuple[bool, int | None], Mapping[nn.Module, Forward]] = field(default_factory=dict)
+
+    def way(self, decoder: FusedDecoder | None, layer: int | None) -> Mapping[nn.Module, Forward]:
+        key = decoder is not None, layer
+        if key not in self.ways:
+            self.ways[key] = {**self.row_wise, **dict(_overrides(decoder, layer))}
+        return self.ways[key]
 
 
-def _lock_of(model: PreTrainedModel) -> threading.RLock:
-    """One lock a model: engines in several threads that share it take turns."""
-    with _LOCKS_LOCK:
-        return _LOCKS.setdefault(model, threading.RLock())
+def _overrides(decoder: FusedDecoder | None, layer: int | None) -> Iterable[tuple[nn.Module, Forward]]:
+    if decoder is None:
+        return ()
+    return decoder.overrides if layer is None else decoder.overrides_of(layer)
 
 
 class TreeModel(PlainModel):
@@ -122,12 +134,12 @@ class TreeModel(PlainModel):
             say_what_runs_instead(self.device, self.dtype, facts.head_size if attention == "auto" else 0)
         _refuse_architecture(model, self.config)
         self.max_positions = facts.max_tokens
-        self._decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
-        configs = (getattr(module, "config", None) for module in self._decoder.modules())
-        self._configs = list({id(config): config for config in configs if config is not None}.values())
+        self._doubled: _Doubled | None = None  # of the last call
+        self._running: Callable[[nn.Module], Any] = lambda module: module  # while attached, what runs in its place
         self._num_layers, self._softcap = facts.num_layers, facts.logit_softcap
         self._logit_scale = _logit_scale(self.config)
         self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
+        self._row_wise: dict[nn.Module, Forward] = {}  # of a model without a twin
         self.link = DeviceLink(self.devices)
         self._is_fused = False  # in our layers, while the model is attached
         # By whose layers run, and whether rows are live: some, all.
@@ -139,7 +151,7 @@ class TreeModel(PlainModel):
     @property
     def layers(self) -> str:  # type: ignore[override]
         """Whose decoder layers run: ``fused`` (ours) or ``transformers``."""
-        with _lock_of(self.model):
+        with lock_of(self.model):  # which has forwards of ours meanwhile, if it has no twin
             return "transformers" if self.fused_decoder() is None else "fused"
 
     @property
@@ -192,7 +204,7 @@ class TreeModel(PlainModel):
     def multiply_head(self, rows: torch.Tensor) -> torch.Tensor:
         """The head on rows [R, H]: [R, V], before scale and soft-cap."""
         is_ours = rows.dtype == self.dtype and self.head_is_onednn
-        product: torch.Tensor = linear(self._head, rows, is_head=True) if is_ours else self._head(rows)
+        product: torch.Tensor = linear(self._head, rows, is_head=True) if is_ours else self.running(self._head)(rows)
         return product
 
     @property
@@ -207,8 +219,11 @@ class TreeModel(PlainModel):
 
     def fused_decoder(self) -> FusedDecoder | None:
         """The decoder in our layers where they may run; None if it is not known, or if somebody hooked into it."""
-        known = self.known_decoder if self._may_fuse else None
-        return known if known is not None and is_untouched(self._decoder, self.dtype, self.device) else None
+        return self._fused(self._double()) if self._may_fuse else None
+
+    def _fused(self, doubled: _Doubled | None) -> FusedDecoder | None:
+        known = self.known_decoder if doubled is None else doubled.known
+        return known if known is not None and known.is_untouched(self.dtype, self.device) else None
 
     @contextmanager
     def attached(
@@ -220,41 +235,100 @@ class TreeModel(PlainModel):
     ) -> Iterator[None]:
         """Within: attention through the tree, in our layers if ``fused`` and they may run, or in ``layer`` alone.
 
-        ``see`` is given each layer's number and what comes into it, of the scored rows [R, H]. After: the model as it
-        was, bit for bit. One thread at a time.
+        ``see`` is given each layer's number and what comes into it, of the scored rows [R, H]. The model's twin runs,
+        and the model is as it was throughout. Where it has none, the model itself runs, and is as it was after. One
+        thread at a time.
         """
-        with _lock_of(self.model), evaluating(self.model), fixed_precision(), ExitStack() as undo:
-            for config in self._configs:
-                undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
-                config._attn_implementation = ATTENTION_NAME
-            decoder = self.fused_decoder() if fused else None
-            undo.callback(setattr, self, "_is_fused", self._is_fused)
-            self._is_fused = decoder is not None
-            ours: Iterable[tuple[nn.Module, Callable[..., Any]]] = ()
-            if decoder is not None:
-                ours = decoder.overrides if layer is None else decoder.overrides_of(layer)
-            for module, forward in [*self._overrides, *ours]:
-                if "forward" not in vars(module):  # a hook of somebody else's stays
-                    undo.callback(delattr, module, "forward")
-                    module.forward = forward
-            for number, module in enumerate(self._layer_modules() if see else ()):
-                assert see is not None
-                is_ours = "forward" in vars(module)
-                before = module.forward
-                undo.callback(setattr, module, "forward", before) if is_ours else undo.callback(
-                    delattr, module, "forward"
-                )
-                module.forward = _Seen(number, before, see)
-            with torch.inference_mode():
-                yield
+        try:
+            with ExitStack() as undo:
+                if self._double() is None:  # the model's lock before ours, as engines may call each other
+                    undo.enter_context(lock_of(self.model))
+                undo.enter_context(self.lock)
+                undo.enter_context(fixed_precision())
+                doubled = self._double()
+                if doubled is None:
+                    undo.enter_context(borrowed(self.model))
+                decoder = self._fused(doubled) if fused and self._may_fuse else None
+                undo.callback(setattr, self, "_is_fused", self._is_fused)
+                undo.callback(setattr, self, "_running", self._running)
+                self._is_fused = decoder is not None
+                if doubled is None:
+                    self._running = lambda module: module
+                    self._put_in(_overrides(decoder, layer), see, undo)
+                else:
+                    self._running = doubled.twin.__getitem__
+                    placed = doubled.way(decoder, layer)
+                    undo.callback(doubled.twin.place, doubled.twin.place(placed))
+                    if see is not None:
+                        doubled.twin.place({**placed, **self._seeing(see)})
+                with torch.inference_mode():
+                    yield
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt, which may have come between any two steps
+                self._doubled = None
+            raise
+
+    def _double(self) -> _Doubled | None:
+        """The twin of the model as it is now, with what it runs; None if it has none."""
+        roots = [self.model.get_decoder(), self._head]  # type: ignore[no-untyped-call]
+        if (known := self._doubled) is not None and known.twin.is_current(roots):
+            return known
+        made = None
+        if may_have_twins(roots):
+            twin = Twin(roots, ATTENTION_NAME)
+            row_wise = {module: stand_in(twin[module].forward) for module, stand_in in self._overrides}
+            made = _Doubled(twin, self.known_decoder, row_wise)
+        self._doubled = made
+        return made
+
+    def _put_in(
+        self,
+        ours: Iterable[tuple[nn.Module, Forward]],
+        see: Callable[[int, torch.Tensor], None] | None,
+        undo: ExitStack,
+    ) -> None:
+        """Let the model itself run what the twin would, until ``undo``; a forward of somebody else's stays."""
+        configs = (getattr(module, "config", None) for module in self._decoder.modules())
+        for config in {id(config): config for config in configs if config is not None}.values():
+            undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
+            config._attn_implementation = ATTENTION_NAME
+        for module, stand_in in self._overrides:
+            if module not in self._row_wise:
+                self._row_wise[module] = stand_in(module.forward)
+        for module, forward in [*self._row_wise.items(), *ours]:
+            if "forward" not in vars(module):
+                undo.callback(delattr, module, "forward")
+                module.forward = forward
+        for module, forward in self._seeing(see).items() if see is not None else ():
+            if "forward" in vars(module):
+                undo.callback(setattr, module, "forward", module.forward)
+            else:
+                undo.callback(delattr, module, "forward")
+            module.forward = forward
+
+    def _seeing(self, see: Callable[[int, torch.Tensor], None]) -> dict[nn.Module, Forward]:
+        """The layers' forwards of now, which first show what they are given."""
+        return {
+            module: _Seen(number, self.running(module).forward, see)
+            for number, module in enumerate(self._layer_modules())
+        }
 
     def _layer_modules(self) -> list[nn.Module]:
         """The decoder's layers, in their order; raises ModelError where they are not to be found."""
-        lists = (each for each in self._decoder.modules() if isinstance(each, nn.ModuleList))
+        decoder: nn.Module = self.model.get_decoder()  # type: ignore[no-untyped-call]
+        lists = (each for each in decoder.modules() if isinstance(each, nn.ModuleList))
         found = next((list(each) for each in lists if len(each) == self._num_layers), [])
         if not found:
             raise ModelError(f"the layers of {self.config.model_type!r} are in no list of {self._num_layers} modules")
         return found
+
+    def running(self, module: nn.Module) -> Any:
+        """What runs in place of a module: while the model is attached its double, if it has one."""
+        return self._running(module)
+
+    @property
+    def _decoder(self) -> Any:
+        return self.running(self.model.get_decoder())  # type: ignore[no-untyped-call]
 
     def forward(self, pack: Pack, pool: KvPool) -> tuple[torch.Tensor, TreeForward]:
         """Final hidden states [R, H] of a pack's scored rows; fills the pool as the pack says."""
@@ -417,13 +491,14 @@ class TreeModel(PlainModel):
         logits = self.multiply_head(torch.cat([hidden, padding]))[:num_rows]
         return logits if self._logit_scale == 1.0 else logits * self._logit_scale
 
-    def _row_wise_overrides(self) -> list[tuple[nn.Module, Callable[..., Any]]]:
-        overrides: list[tuple[nn.Module, Callable[..., Any]]] = []
+    def _row_wise_overrides(self) -> list[tuple[nn.Module, Callable[[Forward], Forward]]]:
+        """Modules whose forward is replaced on a CPU, and what makes a row-wise forward of theirs."""
+        overrides: list[tuple[nn.Module, Callable[[Forward], Forward]]] = []
         for module in self.model.modules():
             if hasattr(module, "inv_freq") or type(module).__name__.endswith("RotaryEmbedding"):
-                overrides.append((module, rowwise.RotaryTable(module.forward, self.max_positions)))
+                overrides.append((module, partial(rowwise.RotaryTable, limit=self.max_positions)))
             elif (forward := rowwise.activation(module)) is not None and self.dtype in (torch.float32, torch.bfloat16):
-                overrides.append((module, forward))
+                overrides.append((module, partial(_instead, forward)))
         return overrides
 
 
@@ -437,6 +512,10 @@ class _Seen:
         (rows,) = tree.tables.of(ScoredRows(is_padded=False), hidden_states.device)
         self._see(self._number, hidden_states[0, rows])
         return self._forward(hidden_states, *given, tree=tree, **named)
+
+
+def _instead(forward: Forward, _: Forward) -> Forward:
+    return forward
 
 
 def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:

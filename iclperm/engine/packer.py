@@ -47,6 +47,7 @@ class Packer:
         self._pinned: list[IntArray] = []
         self._pairs: list[tuple[int, int, int, int]] = []  # request, which of its ids, row, id
         self._size = 0
+        self.has_run = False
 
     def __len__(self) -> int:
         return self._size
@@ -67,14 +68,15 @@ class Packer:
         is_fed[one.places[read:][self._row[asked] < 0]] = True  # there, but nothing was kept to read it from
         fed = path[is_fed][: self._room - self._size]
         new = fed[self._tree.slots_of(fed) < 0]
+        self._new.append(new)
         if not self._tree.hold(new, np.concatenate([path, *self._pinned])):
+            self._new.pop()
             if self._size:
                 return read
             raise RequestError(
                 f"a path of {path.size} tokens has no room in the session's memory; raise memory_budget, or shorten it"
             )
         self._pinned.append(path)
-        self._new.append(new)
         self._visit(path, fed)
         for place in range(read, one.places.size):
             row = int(self._row[path[one.places[place]]])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +21,7 @@ from iclperm.engine.forward import PassLimits
 from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.layers import FusedDecoder, known_decoder
 from iclperm.engine.load import bos_ids, load_shapes
+from iclperm.engine.twin import Twin, borrowed, may_have_twins
 from iclperm.errors import ModelError
 
 # Rotary types whose scale depends on the length of the prompt beyond their original window.
@@ -27,12 +31,17 @@ _RATE_SECONDS, _RATE_ROWS = 0.5, 1024
 
 
 class PlainModel:
-    """A causal language model as it is: what prompt-by-prompt scoring needs to know of it."""
+    """A causal language model as it is: what prompt-by-prompt scoring needs to know of it.
+
+    ``lock`` is held while it runs: one thread of an engine at a time.
+    """
 
     attention = layers = "plain"
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self.lock = threading.RLock()
+        self._twin: Twin | None = None
         self.limits = PassLimits()
         self.config = model.config.get_text_config(decoder=True)
         self.devices = _placement(model)
@@ -47,6 +56,19 @@ class PlainModel:
         """The kind of device, and which one if it is an accelerator; of several, each kind once."""
         names = [torch.cuda.get_device_name(each) if each.type == "cuda" else str(each) for each in self.devices]
         return " and ".join(sorted(set(names)))
+
+    @contextmanager
+    def plainly(self) -> Iterator[PreTrainedModel]:
+        """Within: what runs as the model does, in evaluation mode: its twin, or the model itself where it has none."""
+        if not may_have_twins([self.model]):
+            with borrowed(self.model), self.lock:
+                yield self.model
+            return
+        with self.lock:
+            if self._twin is None or not self._twin.is_current([self.model]):
+                self._twin = Twin([self.model])
+            twin: Any = self._twin[self.model]
+            yield twin
 
     def release_cached_memory(self) -> None:
         """Hand back what the allocator keeps for later, so that it can be cut anew."""

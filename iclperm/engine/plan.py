@@ -7,7 +7,8 @@ written unit by unit when they run. 64 million prompts plan in seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -159,7 +160,7 @@ class Plan:
     context_index: IntArray
     context_nodes: TokenArray  # [C distinct] nodes of the context tree at which the contexts end
     num_labels: int
-    tokens_naive: int
+    tokens_naive: int  # of distinct prompts one by one, and of each continuation those before its last
     tokens_unique: int
     max_tokens: int  # longest fed path: context + query + continuation but its last token
     max_id: int
@@ -167,6 +168,9 @@ class Plan:
     kv_tokens: int  # most tokens whose keys and values may be alive at once
     unit_tokens: int  # wanted size of a unit
     long_path: LongPath | None = None  # None: the keys and values of a path fit, in all layers
+    prompt_tokens: int = 0  # of the naive ones, those of prompts
+    label_tokens: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """[Q] tokens of a query's continuations but their last, equal ones of equal queries once."""
 
     @property
     def num_units(self) -> int:
@@ -281,6 +285,16 @@ class Plan:
         block = int(self.core.unit_block[unit])
         return self.query_order[self.block_offsets[block] : self.block_offsets[block + 1]]
 
+    def given_contexts(self, contexts: IntArray) -> IntArray:
+        """Places among the contexts given, rising, of distinct contexts that follow each other."""
+        order = self._context_order
+        borders = np.searchsorted(self.context_index[order], [contexts[0], contexts[-1] + 1])
+        return np.sort(order[slice(*borders)])
+
+    @cached_property
+    def _context_order(self) -> IntArray:
+        return np.argsort(self.context_index, kind="stable")
+
     def share(self, units: Sequence[int]) -> tuple[int, int]:
         """Naive and distinct tokens of some units, each counted as if the unit before it had just run."""
         if not units:
@@ -289,9 +303,10 @@ class Plan:
             return self.tokens_naive, self.tokens_unique
         naive = 0
         for unit in units:
-            contexts, queries = self.unit_contexts(unit), self.query_lengths[self.unit_queries(unit)]
-            naive += int(self.context_lengths[contexts].sum()) * int((queries > 0).sum())
-            naive += contexts.size * int(queries.sum())
+            contexts, queries = self.unit_contexts(unit), self.unit_queries(unit)
+            lengths = self.query_lengths[queries]
+            naive += int(self.context_lengths[contexts].sum()) * int((lengths > 0).sum())
+            naive += contexts.size * int(lengths.sum() + self.label_tokens[queries].sum())
         return naive, int(self.core.unit_tokens[list(units)].sum())
 
     def packs(self, unit: int, held: int = 0) -> Iterator[Pack]:
@@ -344,6 +359,10 @@ def plan_product(
         if sum(block.num_tokens for block in blocks) <= (1 + repeated_share) * whole.num_tokens:
             break
         size *= 2
+    label_tokens = np.zeros(len(query_rows), np.int64)
+    label_tokens[order] = _continuation_tokens(whole, rows, begins).reshape(len(query_rows), num_labels).sum(axis=1)
+    prompt_tokens = int(context_lengths.sum()) * int((query_lengths > 0).sum())
+    prompt_tokens += int(ends.size) * int(query_lengths.sum())
     kv_limit = _UNBOUNDED if kv_tokens is None else kv_tokens
     core = _core.Plan(
         tree,
@@ -361,11 +380,12 @@ def plan_product(
         query_order=order,
         context_lengths=context_lengths,
         query_lengths=query_lengths,
+        label_tokens=label_tokens,
         context_index=context_index.astype(np.int64),
         context_nodes=ends,
         num_labels=num_labels,
-        tokens_naive=int(context_lengths.sum()) * int((query_lengths > 0).sum())
-        + int(ends.size) * int(query_lengths.sum()),
+        prompt_tokens=prompt_tokens,
+        tokens_naive=prompt_tokens + int(ends.size) * int(label_tokens.sum()),
         tokens_unique=tree.num_tokens + int(ends.size) * whole.num_tokens,
         max_tokens=tree.max_depth + whole.max_depth,
         max_id=max(_max_id(tree), _max_id(whole)),
@@ -394,7 +414,8 @@ def plan_requests(
         kv_tokens=kv_limit,
         unit_tokens=unit_tokens,
     )
-    prompts = {rows[r][: int(score_begin[r])].tobytes() for r in range(len(rows))}
+    _, first = np.unique(tree.target_token[tree.row_items[tree.row_offsets[:-1]]], return_index=True)
+    prompt_tokens = int(np.asarray(score_begin)[first].sum())  # a prompt is known by its last token in the tree
     return Plan(
         core=core,
         contexts=tree,
@@ -406,7 +427,8 @@ def plan_requests(
         context_index=np.empty(0, np.int64),
         context_nodes=np.empty(0, np.int32),
         num_labels=0,
-        tokens_naive=sum(len(prompt) for prompt in prompts) // np.dtype(np.int32).itemsize,
+        prompt_tokens=prompt_tokens,
+        tokens_naive=prompt_tokens + int(_continuation_tokens(tree, rows, score_begin).sum()),
         tokens_unique=tree.num_tokens,
         max_tokens=tree.max_depth,
         max_id=_max_id(tree),
@@ -490,6 +512,17 @@ def _labelled(queries: Rows, labels: list[list[TokenArray]], order: IntArray) ->
     np.cumsum(lengths.sum(axis=1), out=offsets[1:])
     tokens = np.concatenate(parts) if parts else np.empty(0, np.int32)
     return Rows(tokens, offsets), lengths[:, 0].copy()
+
+
+def _continuation_tokens(tree: PrefixTree, rows: Rows, begins: IntArray) -> IntArray:
+    """Of each row's continuation the tokens but the last [R], 0 where an earlier row has the same after the same."""
+    last = tree.row_items[tree.row_offsets[1:] - 1]
+    keys = np.stack([np.asarray(begins, np.int64), tree.target_id[last], tree.target_token[last]])  # tell the whole row
+    order = np.lexsort(keys)
+    is_first = np.append(True, (np.diff(keys[:, order]) != 0).any(axis=0))[: len(rows)]
+    tokens = np.zeros(len(rows), np.int64)
+    tokens[order[is_first]] = (rows.lengths - begins - 1)[order[is_first]]
+    return tokens
 
 
 def _block_size(tree: PrefixTree, ends: TokenArray, query_tokens: int, num_queries: int, unit_tokens: int) -> int:

@@ -77,6 +77,18 @@ class UnitResult:
     state: npt.NDArray[np.uint8]  # [c, q]
 
 
+@dataclass(frozen=True)
+class ScoreBlock:
+    """What `Engine.stream` has finished: some of the contexts with some of the queries, and all continuations.
+
+    ``whole[np.ix_(block.contexts, block.queries)] = block.logprob`` puts it into what `Engine.score` gives.
+    """
+
+    contexts: IntArray  # [c] places among the contexts given
+    queries: IntArray  # [q] places among the queries
+    logprob: npt.NDArray[np.float32]  # [c, q, L] nats
+
+
 def by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:
     """One list of continuations a query, equally many for each, whether given so or shared by all (then one object)."""
     if not len(continuations) or _is_continuation(continuations[0]):

@@ -152,13 +152,13 @@ def layers_agree(model: TreeModel) -> bool:
     plan = DrawnPrompts.of(model).plan()
     (pack,) = plan.packs(0)
     ours = model.start(pack, model.pool(plan.core.pool_slots))
-    with model.attached(fused=False), _compared(decoder, ours) as verdicts:
+    with model.attached(fused=False), _compared(model, decoder, ours) as verdicts:
         model.forward(pack, model.pool(plan.core.pool_slots))
     return all(verdicts)
 
 
 @contextmanager
-def _compared(decoder: FusedDecoder, ours: TreeForward) -> Iterator[list[bool]]:
+def _compared(model: TreeModel, decoder: FusedDecoder, ours: TreeForward) -> Iterator[list[bool]]:
     """Within: each layer also runs as ours, on the same hidden states; whether the two agree is in the list."""
     verdicts: list[bool] = []
 
@@ -172,8 +172,9 @@ def _compared(decoder: FusedDecoder, ours: TreeForward) -> Iterator[list[bool]]:
 
     with ExitStack() as undo:
         for layer in decoder.layers:
-            layer.module.forward = comparing(layer, layer.module.forward)
-            undo.callback(delattr, layer.module, "forward")
+            runs = model.running(layer.module)
+            runs.forward = comparing(layer, runs.forward)
+            undo.callback(delattr, runs, "forward")
         yield verdicts
 
 
@@ -217,8 +218,8 @@ def refuse_unless_causal(model: PlainModel) -> None:
     rng = np.random.default_rng(1)
     length = max(1, min(8, model.max_positions // 2))
     ids = torch.from_numpy(rng.integers(0, model.vocab_size, (1, 2 * length))).to(scoring.inputs_device(model.model))
-    with scoring.evaluating(model.model), in_float32():
-        short, whole = (model.model(input_ids=part, use_cache=False).logits for part in (ids[:, :length], ids))
+    with model.plainly() as plain, in_float32():
+        short, whole = (plain(input_ids=part, use_cache=False).logits for part in (ids[:, :length], ids))
     alone, followed = short[0, :length].float(), whole[0, :length].float()
     both = alone.isfinite() & followed.isfinite()
     difference = (alone.log_softmax(-1) - followed.log_softmax(-1)).abs()[both]

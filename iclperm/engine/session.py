@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from iclperm.engine.encoding import Encoder, split_at_labels
-from iclperm.engine.executor import Report
+from iclperm.engine.executor import Progress, Report
 from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.growing_tree import ROOT, GrowingTree
 from iclperm.engine.pack_rows import PackRows, running
@@ -67,14 +67,16 @@ class NextTokens:
 class Session:
     """Made by `Engine.session`; a context manager, whose end gives its memory back.
 
-    ``num_slots`` tokens have room for their keys and values. A session is for one thread at a time.
+    ``num_slots`` tokens have room for their keys and values. A session is for one thread at a time. ``progress`` of a
+    verb is as of `Engine`; a call that is ended early leaves the session right, and what it computed is kept (an
+    interrupt from the keyboard, which may come at any time, loses all keys and values, which are computed again).
     """
 
     def __init__(
         self,
         model: TreeModel,
         encoder: Encoder,
-        call: Callable[[], AbstractContextManager[Report]],
+        call: Callable[[Progress | None], AbstractContextManager[Report]],
         ending: Callable[[int, str | Sequence[str]], Ending],
         *,
         num_slots: int,
@@ -134,7 +136,14 @@ class Session:
         ids = Rows.of([more], "extension").tokens
         return self._node(np.empty(0, np.int64) if parent is None else parent.path, ids)
 
-    def score(self, nodes: Sequence[Node], queries: Sequence[Text], continuations: Sequence[Any]) -> FloatArray:
+    def score(
+        self,
+        nodes: Sequence[Node],
+        queries: Sequence[Text],
+        continuations: Sequence[Any],
+        *,
+        progress: Progress | None = None,
+    ) -> FloatArray:
         """Log-likelihoods [N, Q, L] in nats of every continuation after every node + query, as `Engine.score`.
 
         Continuations are L for all queries, or L a query. Text is joined with the node's. NaN marks logits that are not
@@ -143,15 +152,15 @@ class Session:
         labels = by_query(continuations, len(queries))
         cells = [(node, query, row) for node in nodes for query, row in zip(queries, labels, strict=True)]
         requests = [request for node, query, row in cells for request in self._requests(node, query, row)]
-        scores = self._scored(requests)
+        scores = self._scored(requests, progress)
         return scores.logprob.reshape(len(nodes), len(queries), len(labels[0]) if labels else 0)
 
-    def loglikelihood(self, requests: Sequence[tuple[Node, Text]]) -> Scores:
+    def loglikelihood(self, requests: Sequence[tuple[Node, Text]], *, progress: Progress | None = None) -> Scores:
         """Log-likelihood of each continuation right after its node, as `Engine.loglikelihood`."""
         made = [self._requests(node, None, [continuation])[0] for node, continuation in requests]
-        return self._scored(made)
+        return self._scored(made, progress)
 
-    def loglikelihood_rolling(self, nodes: Sequence[Node]) -> Scores:
+    def loglikelihood_rolling(self, nodes: Sequence[Node], *, progress: Progress | None = None) -> Scores:
         """Log-likelihood of all that a node is made of, one entry a node: of every token after its first, which is BOS
         where the tokenizer adds one. Cost: as of ``score``, every token of the nodes where they are known already.
         """
@@ -161,22 +170,22 @@ class Session:
                 raise RequestError(f"a node of {len(node)} tokens has none that is predicted; extend it to 2 at least")
             ids = self._tree.ids_of(node.path)
             wanted.append(WantedPath(node.path[:-1], np.arange(len(node) - 1), ids[1:]))
-        return self._scored(wanted)
+        return self._scored(wanted, progress)
 
-    def next_token(self, nodes: Sequence[Node], top: int = 10) -> NextTokens:
+    def next_token(self, nodes: Sequence[Node], top: int = 10, *, progress: Progress | None = None) -> NextTokens:
         """The ``top`` likeliest next tokens of each node. Cost: as of ``score``, one token a node that is known."""
         vocab_size = self._model.vocab_size
         if not 1 <= top <= vocab_size:
             raise RequestError(f"top is {top}; give 1 to {vocab_size}, the model's token ids")
         ids, logprob = np.empty((len(nodes), top), np.int32), np.empty((len(nodes), top), np.float32)
-        with self._call() as report:
+        with self._call(progress) as report:
             for hidden, _, pairs in self._passes(self._ends(nodes), report):
                 best = torch.topk(self._model.log_probabilities(hidden), top, dim=-1)
                 ids[pairs.number] = best.indices.cpu().numpy()[pairs.row]
                 logprob[pairs.number] = best.values.cpu().numpy()[pairs.row]
         return NextTokens(ids, logprob)
 
-    def next_token_logprobs(self, nodes: Sequence[Node]) -> torch.Tensor:
+    def next_token_logprobs(self, nodes: Sequence[Node], *, progress: Progress | None = None) -> torch.Tensor:
         """Of each node the log-probability in nats of every token id: float32 [N, V], on the model's device.
 
         On a CPU ``.numpy()`` is the same memory, elsewhere ``torch.utils.dlpack`` hands it on without a copy. Memory:
@@ -184,12 +193,14 @@ class Session:
         """
         model = self._model
         found = torch.empty(len(nodes), model.vocab_size, dtype=torch.float32, device=model.device)
-        with self._call() as report:
+        with self._call(progress) as report:
             for hidden, _, pairs in self._passes(self._ends(nodes), report):
                 found[torch.from_numpy(pairs.number)] = model.log_probabilities(hidden)[torch.from_numpy(pairs.row)]
         return found
 
-    def hidden_states(self, nodes: Sequence[Node], layers: Sequence[int] | None = None) -> torch.Tensor:
+    def hidden_states(
+        self, nodes: Sequence[Node], layers: Sequence[int] | None = None, *, progress: Progress | None = None
+    ) -> torch.Tensor:
         """What the model makes of each node's last token: [N, layers, H] in its dtype, on its device.
 
         Numbered as transformers' ``output_hidden_states``: 0 is the embedding, n comes out of layer n, and the last,
@@ -208,7 +219,7 @@ class Session:
             seen[layer] = hidden
 
         found: torch.Tensor | None = None
-        with self._call() as report:
+        with self._call(progress) as report:
             for hidden, _, pairs in self._passes(self._ends(nodes), report, see):
                 seen[count - 1] = hidden
                 if found is None:
@@ -229,6 +240,7 @@ class Session:
         top_k: int = 0,
         seed: int = 0,
         num_samples: int = 1,
+        progress: Progress | None = None,
     ) -> Generations:
         """What the model says after each node, as `Engine.generate`, with its very texts; ``num_samples`` of each node,
         one after the other.
@@ -247,8 +259,10 @@ class Session:
                     f"a node of {len(node)} tokens with {max_new_tokens} new ones is over the model's context window "
                     f"of {self._max_tokens}; shorten it or lower max_new_tokens"
                 )
-        with self._call() as report:
+        with self._call(progress) as report:
             report.tokens_naive += sum(len(node) for node in nodes)
+            if progress is not None:
+                report.tokens_expected = self._num_missing(self._ends(nodes)) + len(texts) * (max_new_tokens - 1)
             live = texts
             while live:
                 self._go_on(live, sampling, ending, report)
@@ -346,12 +360,12 @@ class Session:
 
     # What is forwarded
 
-    def _scored(self, wanted: Sequence[WantedPath]) -> Scores:
+    def _scored(self, wanted: Sequence[WantedPath], progress: Progress | None) -> Scores:
         sizes = np.array([one.ids.size for one in wanted], np.int64)
         begins = np.cumsum(sizes) - sizes
         logprob = np.zeros(sizes.sum(), np.float32)
         greedy, finite = np.ones(logprob.size, bool), np.ones(logprob.size, bool)
-        with self._call() as report:
+        with self._call(progress) as report:
             for hidden, tree, pairs in self._passes(wanted, report):
                 reading = self._model.read(hidden, tree)()
                 places = begins[pairs.number] + pairs.place
@@ -381,34 +395,58 @@ class Session:
         if self._pool is None:
             raise RequestError("the session is closed; open another")
         if is_counted:
-            report.tokens_naive += sum(one.path.size for one in wanted)
+            report.tokens_naive += _tokens_naive(wanted)
+            if report.progress is not None:
+                report.tokens_expected = self._num_missing(wanted)
         packer = Packer(self._tree, self._pack_tokens)
-        with self._model.attached(see=see):
-            for number, one in enumerate(wanted):
-                read = packer.add(number, one, 0)
-                while read < one.places.size:
+        try:
+            with self._model.attached(see=see):
+                for number, one in enumerate(wanted):
+                    read = packer.add(number, one, 0)
+                    while read < one.places.size:
+                        yield from self._forwarded(packer, report)
+                        packer = Packer(self._tree, self._pack_tokens)
+                        read = packer.add(number, one, read)
+                if len(packer):
                     yield from self._forwarded(packer, report)
-                    packer = Packer(self._tree, self._pack_tokens)
-                    read = packer.add(number, one, read)
-            if len(packer):
-                yield from self._forwarded(packer, report)
+        except BaseException as error:
+            if not packer.has_run:
+                self._tree.release(packer.new)  # which have slots, and nothing in them
+            if not isinstance(error, Exception | GeneratorExit):  # it may have come between any two steps
+                self._tree.forget()
+            raise
+
+    def _num_missing(self, wanted: Sequence[WantedPath]) -> int:
+        """Tokens that will be forwarded at least: without keys and values, or to read something after."""
+        paths = [*(one.path for one in wanted), np.empty(0, np.int64)]
+        asked = [*(one.path[one.places] for one in wanted), np.empty(0, np.int64)]
+        tokens = np.unique(np.concatenate(paths))
+        is_fed = (self._tree.slots_of(tokens) < 0) | np.isin(tokens, np.concatenate(asked))
+        return int(np.count_nonzero(is_fed))
 
     def _forwarded(self, packer: Packer, report: Report) -> Iterator[tuple[torch.Tensor, TreeForward, PackPairs]]:
         """Run a pack; nothing where nothing is read of it."""
         assert self._pool is not None
         pack, pairs = packer.pack()
         started = time.perf_counter()
-        try:
-            with running(pack, partial(_rows_of, pairs)):
-                tree = self._model.stage(pack, self._pool)
-                hidden = self._model.run(tree)
-        except BaseException:
-            self._tree.release(packer.new)  # which have slots, and nothing in them
-            raise
+        with running(pack, partial(_rows_of, pairs)):
+            tree = self._model.stage(pack, self._pool)
+            hidden = self._model.run(tree)
+        packer.has_run = True
         report.seconds["forward"] += time.perf_counter() - started
         report.count(pack, tree)
         if pairs.number.size:
             yield hidden, tree, pairs
+
+
+def _tokens_naive(wanted: Sequence[WantedPath]) -> int:
+    """Of each distinct prompt its tokens, and for each continuation its own before the last."""
+    prompts, rows = {}, {}
+    for one in wanted:
+        prompt, size = int(one.path[one.places[0]]), int(one.places[0]) + 1
+        prompts[prompt] = size
+        rows[prompt, int(one.path[-1]), int(one.ids[-1])] = one.path.size - size
+    return sum(prompts.values()) + sum(rows.values())
 
 
 def _rows_of(pairs: PackPairs, pack: Pack) -> PackRows:

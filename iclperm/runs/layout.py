@@ -205,7 +205,7 @@ def _product_tokens(setting: ResolvedStudy, prompts: Prompts, product: Product, 
     """
     if setting.study.endpoint is not None:  # the plan counts bytes
         return TokenCounts(
-            product.plan.tokens_naive // _BYTES_PER_TOKEN, product.plan.tokens_unique // _BYTES_PER_TOKEN
+            product.plan.prompt_tokens // _BYTES_PER_TOKEN, product.plan.tokens_unique // _BYTES_PER_TOKEN
         )
     contexts, queries = (np.zeros(len(all_of), dtype=bool) for all_of in (prompts.contexts, prompts.queries))
     contexts[product.contexts], queries[product.queries] = True, True
@@ -216,7 +216,7 @@ def _product_tokens(setting: ResolvedStudy, prompts: Prompts, product: Product, 
         from iclperm.engine.decode import generation_bounds
 
         kv_peak = generation_bounds(product.plan, setting.max_new_tokens).kv_peak_tokens
-    return TokenCounts(product.plan.tokens_naive - spared, product.plan.tokens_unique, kv_peak)
+    return TokenCounts(product.plan.prompt_tokens - spared, product.plan.tokens_unique, kv_peak)
 
 
 def _general_tokens(setting: ResolvedStudy, cells: Sequence[Cell]) -> TokenCounts:
@@ -226,4 +226,4 @@ def _general_tokens(setting: ResolvedStudy, cells: Sequence[Cell]) -> TokenCount
     ]
     begins = np.array([len(prompt) for prompt, _ in requests], dtype=np.int64)
     requested = plan_requests(Rows.of(list(map(np.concatenate, requests))), begins)
-    return TokenCounts(requested.tokens_naive, requested.tokens_unique, requested.kv_peak_tokens)
+    return TokenCounts(requested.prompt_tokens, requested.tokens_unique, requested.kv_peak_tokens)

@@ -33,7 +33,10 @@ class Product:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Tokens of prompting one by one, distinct tokens, and the most whose keys and values are in memory at once."""
+    """Tokens of all distinct prompts, distinct tokens, and the most whose keys and values are in memory at once.
+
+    ``naive`` counts a prompt without its labels' tokens, unlike the engine's report: that is what run folders record.
+    """
 
     naive: int = 0
     unique: int = 0

@@ -161,5 +161,7 @@ class RotaryTable:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         begin = number * _POSITION_BLOCK
         positions = torch.arange(begin, begin + _POSITION_BLOCK, device=x.device).clamp(max=self._limit - 1)
+        # Some rotary types go on as for a long text that they have seen until they see a short one.
+        self._original(x, positions[None, :1] * 0, *args, **kwargs)
         cos, sin = self._original(x, positions[None], *args, **kwargs)
         return cos[0], sin[0]
