@@ -218,7 +218,7 @@ def test_the_size_named_is_a_size_that_can_be_used(monkeypatch: pytest.MonkeyPat
 def test_a_check_that_has_no_room_names_no_size_of_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which the check's own do not follow."""
     no_room_over(monkeypatch, 60)
-    with pytest.raises(OutOfMemory, match="^memory has no room for the first-use check beside the model; "):
+    with pytest.raises(OutOfMemory, match=r"^memory has no room for the first-use check beside the model; "):
         Engine(ZOO["qwen2-moe"].build(), pack_tokens=32).score(CONTEXTS, QUERIES, LABELS)
 
 

@@ -15,7 +15,7 @@ from zoo import VOCAB, ZOO
 from iclperm.demo import model_path
 from iclperm.engine import Engine, PackRows
 from iclperm.engine.sampling import Sampling
-from iclperm.errors import RequestError
+from iclperm.errors import ModelError, RequestError
 from iclperm.reference import scoring
 from iclperm.reference.sampling import keyed_chances, sampled_ids, walk
 
@@ -86,6 +86,22 @@ def test_distributions_and_hidden_states_are_the_models(engine: Engine) -> None:
     if engine.row_invariant:
         assert torch.equal(known.flip(0), hidden[:, [-1, 0]])
     assert not any("forward" in vars(module) for module in engine.model.modules())
+    probe = torch.nn.Linear(hidden.shape[-1], 1)
+    probe(hidden[:, -1].float()).sum().backward()
+    assert probe.weight.grad is not None
+
+
+def test_a_hook_that_would_never_run_is_refused() -> None:
+    engine = Engine(ZOO["llama"].build())
+    handle = engine.model.register_forward_hook(lambda *_: None)
+    for call in (lambda: engine.loglikelihood([([3], [4])]), lambda: engine.session()):
+        with pytest.raises(ModelError, match="somebody's hook is on 'LlamaForCausalLM', which does not run"):
+            call()
+    handle.remove()
+    assert engine.loglikelihood([([3], [4])]).state.tolist() == [0]
+    engine.model.register_forward_hook(lambda *_: None)
+    with pytest.raises(ModelError, match="somebody's hook is on 'LlamaForCausalLM'"):
+        engine.loglikelihood([([3], [4])])
 
 
 def test_a_model_that_was_asked_for_hidden_states_keeps_our_layers() -> None:
@@ -136,7 +152,7 @@ def test_whole_texts_of_a_session(bundled: Engine) -> None:
         for number, node in enumerate(nodes):
             path = session._tree.ids_of(node.path).tolist()
             assert scores.tokens(number).tolist() == bundled.loglikelihood([(path[:1], path[1:])]).tokens(0).tolist()
-        with pytest.raises(RequestError, match="a node of 1 tokens has none that is predicted"):
+        with pytest.raises(RequestError, match=r"Node\(1 tokens, ''\) has no token that is predicted"):
             session.loglikelihood_rolling([session.extend(None, "")])
 
 
@@ -200,7 +216,7 @@ def test_a_draw_is_the_walk_through_the_probabilities(
 ) -> None:
     logprobs = torch.tensor([logits]).log_softmax(-1)
     sampling = Sampling(temperature, top_p, top_k)
-    (found,) = sampling.drawn(logprobs, np.array([chance])).tolist()
+    (found,) = sampling.drawn(logprobs, np.zeros(1, np.int64), np.array([chance])).tolist()
     near = {
         walk(logprobs[0].tolist(), each, temperature=temperature, top_p=top_p, top_k=top_k)
         for each in (max(0.0, chance - 1e-9), chance, min(1 - 1e-12, chance + 1e-9))
@@ -213,14 +229,15 @@ def test_draws_have_the_probabilities_asked_for() -> None:
     sampling = Sampling(1.0, seed=1)
     chances = sampling.uniforms(np.array([3, 4], np.int32), 0, 20_000)
     assert chances.tolist()[:5] == keyed_chances([3, 4], 5, seed=1, draw=0)
-    drawn = sampling.drawn(logprobs.expand(20_000, 4), chances)
+    one_row = np.zeros(20_000, np.int64)
+    drawn = sampling.drawn(logprobs[None], one_row, chances)
     shares = np.bincount(drawn.numpy(), minlength=4) / 20_000
     assert np.abs(shares - [0.5, 0.2, 0.2, 0.1]).max() < 0.015
     for other in (Sampling(1.0, seed=2).uniforms(np.array([3, 4], np.int32), 0, 5),
                   sampling.uniforms(np.array([3, 5], np.int32), 0, 5),
                   sampling.uniforms(np.array([3, 4], np.int32), 1, 5)):  # fmt: skip
         assert not np.isin(other, chances[:5]).any()
-    narrow = Sampling(1.0, top_p=0.65).drawn(logprobs.expand(20_000, 4), chances)
+    narrow = Sampling(1.0, top_p=0.65).drawn(logprobs[None], one_row, chances)
     assert np.bincount(narrow.numpy()).tolist() == pytest.approx([20_000 * 5 / 7, 20_000 * 2 / 7], rel=0.05)
 
 

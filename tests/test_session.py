@@ -124,16 +124,131 @@ def test_what_is_released_makes_room_and_is_computed_again(engine: Engine) -> No
     with engine.session() as session:
         node, other = session.extend(None, CONTEXTS[0]), session.extend(None, CONTEXTS[1])
         first = session.score([node, other], QUERIES[:1], LABELS)
-        for place in (node, other):
-            session.release(place)
-        assert session.num_resident == session.num_tokens, "tokens beneath a node keep what they stand on"
-        with engine.session() as fresh:
-            alone = fresh.extend(None, CONTEXTS[0])
-            fresh.loglikelihood([(alone, [3])])
-            assert fresh.num_resident == len(CONTEXTS[0])
-            fresh.release(alone)
-            assert fresh.num_resident == fresh.num_evicted == 0
+        session.generate([node], 3)
+        session.release(node)
+        ends = len(QUERIES[0]) + max(map(len, LABELS)) - 1
+        assert len(CONTEXTS[1]) < session.num_resident <= len(CONTEXTS[1]) + ends + 2, (
+            "the other stands on the same beginning"
+        )
+        session.release(other)
+        assert session.num_resident == 0
         assert np.array_equal(session.score([node, other], QUERIES[:1], LABELS), first)
+        session.release(session.extend(None, CONTEXTS[0][:17]))
+        assert session.num_resident == 0, "both go on from there"
+        assert np.array_equal(session.score([node, other], QUERIES[:1], LABELS), first)
+        session.forget()
+        assert session.num_resident == 0
+        assert np.array_equal(session.score([node, other], QUERIES[:1], LABELS), first)
+
+
+def test_keys_of_a_model_that_was_changed_are_computed_again() -> None:
+    engine = Engine(ZOO["llama"].build())
+    layer = engine.model.get_decoder().layers[1]
+
+    def fresh() -> Any:
+        with engine.session() as other:
+            return other.score([other.extend(None, CONTEXTS[0])], QUERIES, LABELS)
+
+    with engine.session() as session:
+        node = session.extend(None, CONTEXTS[0])
+        clean = session.score([node], QUERIES, LABELS)
+        handle = layer.register_forward_hook(lambda _, __, out: out * 1.5)
+        assert np.array_equal(session.score([node], QUERIES, LABELS), fresh())
+        assert not np.allclose(fresh(), clean)
+        handle.remove()
+        assert np.array_equal(session.score([node], QUERIES, LABELS), clean)
+        assert session.num_resident == engine.report.tokens_forwarded
+        with torch.no_grad():
+            layer.mlp.down_proj.weight.mul_(1.5)
+        assert np.array_equal(session.score([node], QUERIES, LABELS), fresh())
+        layer.mlp.down_proj.weight = torch.nn.Parameter(layer.mlp.down_proj.weight.detach() / 1.5)
+        assert np.array_equal(session.score([node], QUERIES, LABELS), fresh())
+        layer.mlp.down_proj.weight.data.mul_(1.5)  # which torch does not notice
+        session.forget()
+        assert np.array_equal(session.score([node], QUERIES, LABELS), fresh())
+
+
+def test_a_node_is_of_one_session(engine: Engine) -> None:
+    with engine.session() as session, engine.session() as other:
+        node, foreign = session.extend(None, [5, 6, 7]), other.extend(None, [5, 6, 7])
+        assert node != foreign
+        for call in (
+            lambda: session.extend(foreign, [3]),
+            lambda: session.score([node, foreign], QUERIES, LABELS),
+            lambda: session.loglikelihood([(foreign, [3])]),
+            lambda: session.loglikelihood_rolling([foreign]),
+            lambda: session.next_token([foreign]),
+            lambda: session.next_token_logprobs([foreign]),
+            lambda: session.hidden_states([foreign]),
+            lambda: session.generate([foreign], 2),
+            lambda: session.release(foreign),
+        ):
+            with pytest.raises(RequestError, match=r"^Node\(3 tokens\) is of another session; extend it in this one$"):
+                call()
+
+
+def test_any_iterable_is_a_list_and_one_text_is_none(bundled: Engine) -> None:
+    labels = [" World", " Sports"]
+    with bundled.session() as session:
+        node = session.extend(None, TEXTS[0])
+        for call in (
+            lambda wrap: bundled.loglikelihood(wrap([("A:", " b")])).logprob,
+            lambda wrap: bundled.loglikelihood_rolling(wrap(["A: b"])).logprob,
+            lambda wrap: bundled.score(wrap(["A: b"]), wrap(["C:"]), wrap(labels)),
+            lambda wrap: bundled.generate(wrap(["A: b"]), 2).logprob,
+            lambda wrap: session.score(wrap([node]), wrap(["C:"]), wrap(labels)),
+            lambda wrap: session.loglikelihood(wrap([(node, " b")])).logprob,
+            lambda wrap: session.loglikelihood_rolling(wrap([node])).logprob,
+            lambda wrap: session.next_token(wrap([node])).logprob,
+            lambda wrap: session.next_token_logprobs(wrap([node])).numpy(),
+            lambda wrap: session.hidden_states(wrap([node]), wrap([0])).numpy(),
+            lambda wrap: session.generate(wrap([node]), 2).logprob,
+        ):
+            expected = call(list)
+            assert expected.size
+            assert np.array_equal(call(iter), expected)
+        for wrong, said in (
+            (lambda: bundled.loglikelihood_rolling("text"), "a list of texts is needed, not the text 'text'"),
+            (lambda: bundled.score("ab", ["c"], labels), "a list of contexts is needed, not the text 'ab'"),
+            (lambda: bundled.score(["ab"], "c", labels), "a list of queries is needed, not the text 'c'"),
+            (lambda: bundled.score(["ab"], ["c"], "d"), "a list of continuations is needed, not the text 'd'"),
+            (lambda: bundled.loglikelihood(["A:", "B:"]), "request 0 is the text 'A:'; give .context, continuation."),
+            (lambda: session.next_token(node), r"a list of nodes is needed, not Node\("),
+            (lambda: session.next_token([None]), "a node is needed, not None; make one with session.extend"),
+            (lambda: session.score(["Hello"], ["c"], labels), "a node is needed, not the text 'Hello'"),
+            (lambda: session.score([node], ["c"], {"a": 1}), "a list of continuations is needed, not {'a': 1}"),
+            (
+                lambda: session.loglikelihood([(node, "x", "y")]),
+                r"request 0 is \(Node\(.*; give \(node, cont",
+            ),
+            (lambda: session.extend(node, None), "a list of token ids is needed, not None"),
+        ):
+            with pytest.raises(RequestError, match=said):
+                wrong()
+        assert session.score([node], ["c"], []).shape == (1, 1, 0)
+
+
+def test_what_a_session_took_is_counted(engine: Engine) -> None:
+    with engine.session() as session:
+        node = session.extend(None, CONTEXTS[0])
+        session.next_token([node])
+        session.generate([node], 4)
+        assert session.totals.tokens_forwarded == session.num_resident + 1
+        assert session.totals.tokens_generated > 0
+        assert session.totals.seconds["total"] > 0
+
+
+def test_a_model_without_numbers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(ZOO["llama"].build(), self_check=False)
+    with engine.session() as session:
+        nodes = [session.extend(None, context) for context in CONTEXTS[:2]]
+        monkeypatch.setattr(
+            TreeModel, "log_probabilities", lambda self, hidden: torch.tensor([[float("nan")] * VOCAB] * len(hidden))
+        )
+        found = session.next_token(nodes, top=2)
+    assert found.state.tolist() == [1, 1]
+    assert (found.ids == -1).all()
+    assert np.isnan(found.logprob).all()
 
 
 def test_a_failed_pass_leaves_no_keys_that_are_none(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +327,7 @@ def test_where_a_tokenizer_bounds_no_seam_texts_are_read_whole_and_counted() -> 
     ("wrong", "said"),
     [
         (lambda s, n: s.extend(n, "text"), "a node of token ids is extended by token ids"),
+        (lambda s, n: s.score([s.extend(n, [3])], ["text"], [" x"]), "text is scored after nodes of text"),
         (lambda s, n: s.extend(None, [VOCAB]), f"token id {VOCAB} is out of range"),
         (lambda s, n: s.extend(None, [3] * 10_000), "over the model's context window"),
         (lambda s, n: s.score([n], [[3]], [[]]), "a continuation has no tokens of its own"),

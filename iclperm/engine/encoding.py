@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base.tokenizer_file import told_where_it_gives_up
+from iclperm.engine.given import listed, shortly
 from iclperm.engine.plan import ContextPaths
 from iclperm.engine.shared_text import SharedTexts, added_tokens
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
@@ -47,6 +48,8 @@ class Encoder:
     def requests(self, requests: Sequence[tuple[Text, Text]]) -> tuple[Rows, IntArray]:
         """Rows context + continuation, and where each continuation begins (>= 1), int64 [R]."""
         for number, request in enumerate(requests):
+            if isinstance(request, str) or not hasattr(request, "__len__"):
+                raise RequestError(f"request {number} is {shortly(request)}; give (context, continuation)")
             if len(request) != 2:
                 raise RequestError(f"request {number} has {len(request)} parts; give (context, continuation)")
             if isinstance(request[0], str) != isinstance(request[1], str):
@@ -57,8 +60,7 @@ class Encoder:
 
     def prompts(self, prompts: Sequence[Text]) -> Rows:
         """A row of each prompt; an empty one becomes the prefix token."""
-        if isinstance(prompts, str):
-            raise RequestError(f"a list of prompts is needed, not the text {prompts[:40]!r}; put it in brackets")
+        prompts = listed(prompts, "prompts")
         for number, prompt in enumerate(prompts):
             if not isinstance(prompt, str | Sequence | np.ndarray):
                 raise RequestError(f"request {number} is {prompt!r}; give text or token ids")
@@ -251,6 +253,10 @@ class Encoder:
     def sharing(self, *, is_strict: bool = False) -> SharedTexts | None:
         """What tokenises texts that begin alike; None where each is tokenised by itself."""
         return None if self._added is None else SharedTexts(self._tokenizer, is_strict=is_strict)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
 
     @property
     def added(self) -> TokenArray:

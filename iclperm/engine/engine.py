@@ -28,6 +28,7 @@ from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Progress, Report, UnitValues, execute, execute_plain
 from iclperm.engine.folder import model_folder
 from iclperm.engine.footprint import Footprint, Sizes, most_pack
+from iclperm.engine.given import listed
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate
@@ -226,6 +227,7 @@ class Engine:
         the prefix token (BOS, else EOS). Raises RequestError naming the request for ids out of range, an empty
         continuation or a prompt over the context window. Cost: distinct non-empty proper prefixes, in tokens.
         """
+        requests = listed(requests, "requests")
         with self._call(progress) as report:
             return self._answered(self._asked(requests, report), report)
 
@@ -236,6 +238,7 @@ class Engine:
         windows that follow each other, each token predicted once, after all that its window holds before it. Raises
         RequestError as ``loglikelihood`` does.
         """
+        texts = listed(texts, "texts")
         with self._call(progress) as report:
             windows = [self._encoder.windows(number, text, self.max_tokens) for number, text in enumerate(texts)]
             scores = self._answered(self._asked([window for row in windows for window in row], report), report)
@@ -264,6 +267,7 @@ class Engine:
         marks invalid (non-finite logits). Cost: context tree + distinct contexts x query tree, in tokens. What an
         interrupt leaves is lost: `stream` gives results as they come.
         """
+        contexts, queries = _contexts(contexts), listed(queries, "queries")
         with self._call(progress) as report:
             labels = by_query(continuations, len(queries))
             scores = np.empty((len(contexts), len(queries), len(labels[0]) if labels else 0), np.float32)
@@ -284,6 +288,7 @@ class Engine:
         Nothing runs while the caller has a block; closing the iterator ends the call. Contexts on which their queries'
         ids depend come last, in one block.
         """
+        contexts, queries = _contexts(contexts), listed(queries, "queries")
         with self._call(progress) as report:
             labels = by_query(continuations, len(queries))
             if len(contexts) and labels and len(labels[0]):
@@ -597,3 +602,7 @@ class Engine:
             for line in found.said:
                 warnings.warn(line, stacklevel=2)
             report.seconds["self_check"] += time.perf_counter() - started
+
+
+def _contexts(given: Any) -> Any:
+    return given if isinstance(given, ContextPaths) else listed(given, "contexts")

@@ -34,7 +34,7 @@ class GrowingTree:
         self._slot[ROOT] = _NO_SLOT
         self._child: dict[tuple[int, int], int] = {}
         self._slots = Slots(num_slots)
-        self._num_slots = num_slots
+        self.num_slots = num_slots
         self._clock = 0.0
         self.num_evicted = 0
 
@@ -90,10 +90,22 @@ class GrowingTree:
             if self._slot[number] != _NO_SLOT and not self._num_beneath[number]:
                 self._evict([number])
 
+    def beneath(self, token: int) -> IntArray:
+        """The tokens in the pool on all paths that go on from ``token``, each after its ancestors."""
+        resident = np.flatnonzero(self._slot[: self._size] != _NO_SLOT)
+        resident = resident[self._depth[resident] > self._depth[token]]
+        is_beneath = np.zeros(self._size, bool)
+        is_beneath[token] = True
+        order = resident[np.argsort(self._depth[resident], kind="stable")]
+        for level in np.split(order, np.flatnonzero(np.diff(self._depth[order])) + 1):
+            is_beneath[level] = is_beneath[self._parent[level]]
+        found: IntArray = order[is_beneath[order]]
+        return found
+
     def forget(self) -> None:
         """Take all tokens out of the pool: what they have there is not known."""
         self._slot[:], self._num_beneath[:] = _NO_SLOT, 0
-        self._slots = Slots(self._num_slots)
+        self._slots = Slots(self.num_slots)
 
     def _append(self, parent: int, ids: TokenArray) -> IntArray:
         begin, end = self._size, self._size + ids.size
@@ -120,7 +132,7 @@ class GrowingTree:
         return 1.0 + self._depth[tokens] / 4096.0
 
     def _make_room(self, count: int, pinned: IntArray) -> bool:
-        missing = count - (self._num_slots - self._slots.num_used)
+        missing = count - (self.num_slots - self._slots.num_used)
         if missing <= 0:
             return True
         is_pinned = np.zeros(self._size, bool)

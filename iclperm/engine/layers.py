@@ -166,14 +166,14 @@ def is_unhooked(module: nn.Module) -> bool:
     """Whether nobody's hook or forward sits in a module itself, or in all modules there are."""
     return not (
         nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
-        or not all(map(_is_idle, module._forward_hooks.values()))
+        or not all(map(is_idle, module._forward_hooks.values()))
         or module._forward_pre_hooks
         or module._compiled_call_impl is not None
         or "forward" in vars(module)
     )
 
 
-def _is_idle(hook: object) -> bool:
+def is_idle(hook: object) -> bool:
     """Whether a hook is one of those that transformers leaves on a model that was once asked for hidden states or
     attentions: they collect nothing but in such a call."""
     return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"

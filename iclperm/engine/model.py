@@ -24,13 +24,14 @@ from iclperm.engine.kernels.linear import linear, uses_onednn
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM, architecture, decoding_architectures
 from iclperm.engine.kernels.triton_launch import may_launch, may_read_head, say_what_runs_instead
-from iclperm.engine.layers import FusedDecoder, is_unhooked, may_fuse
+from iclperm.engine.layers import FusedDecoder, is_idle, is_unhooked, may_fuse
 from iclperm.engine.link import DeviceLink
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Pack
 from iclperm.engine.sampling import Sampling
 from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tables import Inputs, PackTable, PackTables, ScoredRows, WantedPairs
+from iclperm.engine.tree import IntArray
 from iclperm.engine.twin import Forward, Twin, borrowed, lock_of, may_have_twins
 from iclperm.errors import PLAINLY, ModelError
 
@@ -239,6 +240,7 @@ class TreeModel(PlainModel):
         and the model is as it was throughout. Where it has none, the model itself runs, and is as it was after. One
         thread at a time.
         """
+        self._refuse_hooks_above()
         try:
             with ExitStack() as undo:
                 if self._double() is None:  # the model's lock before ours, as engines may call each other
@@ -267,6 +269,37 @@ class TreeModel(PlainModel):
             if not isinstance(error, Exception):  # an interrupt, which may have come between any two steps
                 self._doubled = None
             raise
+
+    @property
+    def condition(self) -> tuple[int, ...]:
+        """Other numbers where a hook, a module or a weight of the decoder is another now.
+
+        A weight that was written through ``.data``, and a hook that does something else than before, do not show.
+        """
+        modules = list(self._decoder.modules())
+        hooks = (
+            number
+            for module in modules
+            for hooks in (module._forward_hooks, module._forward_pre_hooks)
+            for number, hook in hooks.items()
+            if not is_idle(hook)
+        )
+        weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
+        versions = sum(weight._version for weight in weights if not weight.is_inference())
+        forwards = (id(vars(module).get("forward")) for module in modules)
+        return hash(tuple(hooks)), hash(tuple(map(id, [*modules, *weights]))), versions, hash(tuple(forwards))
+
+    def _refuse_hooks_above(self) -> None:
+        """Raises ModelError for a hook on what holds the decoder, which never runs."""
+        for name, module in self.model.named_modules():
+            if module is self._decoder:
+                return
+            hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+            if not all(map(is_idle, hooks)) and any(part is self._decoder for part in module.modules()):
+                raise ModelError(
+                    f"somebody's hook is on {name or type(self.model).__name__!r}, which does not run as a whole; "
+                    f"put it on the decoder or what is beneath it (model.get_decoder()), or {PLAINLY}"
+                )
 
     def _double(self) -> _Doubled | None:
         """The twin of the model as it is now, with what it runs; None if it has none."""
@@ -470,19 +503,26 @@ class TreeModel(PlainModel):
         ids, logprob = map(torch.cat, zip(*(head.choose_torch(some, self._softcap) for some in logits), strict=True))
         return ids, self.link.download([ids, logprob], head.likeliest_ids)
 
-    def draw(self, hidden: torch.Tensor, sampling: Sampling, chances: npt.NDArray[np.float64]) -> LikeliestIds:
-        """A next token of each row of ``hidden`` [R, H] by chance, of which ``chances`` [R] are the numbers.
+    def draw(
+        self, hidden: torch.Tensor, sampling: Sampling, rows: IntArray, chances: npt.NDArray[np.float64]
+    ) -> LikeliestIds:
+        """Next tokens by chance: one for each of ``chances`` [X], after row ``rows[x]`` of ``hidden`` [R, H].
 
         Its log-probability is the model's own, at temperature 1. Logits exist for a chunk of rows at a time.
         """
         chunk = self.limits.logit_rows(self.vocab_size, self.device)
-        parts = []
+        order = np.argsort(rows, kind="stable")
+        found = LikeliestIds(np.empty(rows.size, np.int32), np.empty(rows.size, np.float32), np.empty(rows.size, bool))
         for begin in range(0, hidden.shape[0], chunk):
+            some = order[slice(*np.searchsorted(rows[order], [begin, begin + chunk]))]
             logprobs = self.log_probabilities(hidden[begin : begin + chunk])
-            ids = sampling.drawn(logprobs, chances[begin : begin + chunk])
-            chosen = logprobs.gather(1, ids[:, None])[:, 0]
-            parts.append((ids.int().cpu().numpy(), chosen.cpu().numpy(), logprobs.isfinite().all(dim=1).cpu().numpy()))
-        return LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+            of = rows[some] - begin
+            ids = sampling.drawn(logprobs, of, chances[some])
+            row = torch.from_numpy(of).to(ids.device)
+            found.token[some] = ids.int().cpu().numpy()
+            found.logprob[some] = logprobs[row, ids].cpu().numpy()
+            found.is_finite[some] = logprobs.isfinite().all(dim=1)[row].cpu().numpy()
+        return found
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of hidden [R, H]."""

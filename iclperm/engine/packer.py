@@ -74,7 +74,8 @@ class Packer:
             if self._size:
                 return read
             raise RequestError(
-                f"a path of {path.size} tokens has no room in the session's memory; raise memory_budget, or shorten it"
+                f"a path of {path.size} tokens has no room in the session's memory, which holds "
+                f"{self._tree.num_slots}; raise memory_budget, or shorten it"
             )
         self._pinned.append(path)
         self._visit(path, fed)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from iclperm.engine.tree import TokenArray
+from iclperm.engine.tree import IntArray, TokenArray
 from iclperm.errors import RequestError
 
 _SEEDS = 1 << 63
@@ -68,36 +68,35 @@ class Sampling:
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest.digest(), "little")))
         return generator.random(count)
 
-    def drawn(self, logprobs: torch.Tensor, uniforms: npt.NDArray[np.float64]) -> torch.Tensor:
-        """Ids int64 [R] by the log-probabilities [R, V] and a number of each row [R]; any where a row is not finite.
+    def drawn(self, logprobs: torch.Tensor, rows: IntArray, chances: npt.NDArray[np.float64]) -> torch.Tensor:
+        """Ids int64 [X] by the log-probabilities [R, V] of row ``rows[x]``, rising, and the number ``chances[x]``; any
+        where the row is not finite.
 
-        On a CPU row by row, so that no row's bits follow from how many there are. Cost: float64 [V] some times over,
+        Row by row, so that no row's bits follow from how many there are. Cost: float64 [V] some times over a row,
         sorted where ``top_k`` or ``top_p`` are.
         """
-        chances = torch.from_numpy(uniforms).to(logprobs.device)
-        step = 1 if logprobs.device.type == "cpu" else max(1, logprobs.shape[0])
-        parts = [
-            self._drawn(logprobs[begin : begin + step].double(), chances[begin : begin + step, None])
-            for begin in range(0, logprobs.shape[0], step)
-        ]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=logprobs.device)
+        found = torch.empty(rows.size, dtype=torch.int64, device=logprobs.device)
+        numbers = torch.from_numpy(chances).to(logprobs.device)
+        for row in np.unique(rows).tolist():
+            some = slice(*np.searchsorted(rows, [row, row + 1]))
+            found[some] = self._drawn(logprobs[row].double(), numbers[some])
+        return found
 
     def _drawn(self, logprobs: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
         ids = None
         if self.top_k or self.top_p < 1:
-            logprobs, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+            logprobs, ids = logprobs.sort(descending=True, stable=True)
         if self.top_k:
-            logprobs = logprobs[:, : self.top_k]
+            logprobs = logprobs[: self.top_k]
         weights = torch.softmax(logprobs / self.temperature, dim=-1)
         if self.top_p < 1:
             before = weights.cumsum(dim=-1) - weights
             weights = weights.masked_fill(before >= self.top_p, 0.0)
         sums = weights.cumsum(dim=-1)
-        place = torch.searchsorted(sums, chances * sums[:, -1:], right=True)
+        place = torch.searchsorted(sums, chances * sums[-1], right=True)
         # A product may round up to the sum itself: the last that has a share.
-        last = (weights > 0).long().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
-        place = torch.minimum(place, last)
-        return (place if ids is None else ids.gather(1, place))[:, 0]
+        place = torch.minimum(place, (weights > 0).long().cumsum(dim=-1).argmax())
+        return place if ids is None else ids[place]
 
 
 def _is_number(given: object, *more: type) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.engine.given import listed
 from iclperm.engine.tree import IntArray, PrefixTree
 from iclperm.errors import RequestError
 
@@ -91,6 +92,7 @@ class ScoreBlock:
 
 def by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[Any]]:
     """One list of continuations a query, equally many for each, whether given so or shared by all (then one object)."""
+    continuations = listed(continuations, "continuations")
     if not len(continuations) or _is_continuation(continuations[0]):
         return [continuations] * num_queries
     if len(continuations) != num_queries:

@@ -8,8 +8,8 @@ answers have the bits that `Engine.score` gives, whatever was asked before and w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,16 @@ import torch
 from iclperm.engine.encoding import Encoder, split_at_labels
 from iclperm.engine.executor import Progress, Report
 from iclperm.engine.forward import KvPool, TreeForward
+from iclperm.engine.given import listed, shortly
 from iclperm.engine.growing_tree import ROOT, GrowingTree
 from iclperm.engine.pack_rows import PackRows, running
 from iclperm.engine.packer import Packer, PackPairs, WantedPath
 from iclperm.engine.plan import Pack
 from iclperm.engine.sampling import Sampling
-from iclperm.engine.scores import Scores, by_query
+from iclperm.engine.scores import INVALID, OK, Scores, by_query
 from iclperm.engine.shared_text import SpannedText
-from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, INVALID, LENGTH, Ending, Generations
+from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, LENGTH, Ending, Generations
+from iclperm.engine.texts import INVALID as NOT_FINITE
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
 from iclperm.errors import RequestError
 
@@ -41,15 +43,19 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Node:
-    """A point in a session's tree: what comes after some tokens. Equal tokens are one node.
+    """A point in a session's tree: what comes after some tokens. Equal tokens are one node; it is of one session.
 
     ``text`` is what it was made of, None of token ids.
     """
 
-    path: IntArray = field(repr=False, compare=False)
+    path: IntArray = field(compare=False)
     number: int
-    text: str | None = field(default=None, repr=False)
-    spans: SpannedText | None = field(default=None, repr=False, compare=False)
+    owner: object
+    text: str | None = None
+    spans: SpannedText | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return f"Node({len(self)} tokens{'' if self.text is None else f', {self.text[-40:]!r}'})"
 
     def __len__(self) -> int:
         """Tokens from the beginning, BOS included."""
@@ -58,18 +64,21 @@ class Node:
 
 @dataclass(frozen=True)
 class NextTokens:
-    """The likeliest next tokens of N nodes: ids int32 [N, top], log-probabilities in nats float32 [N, top], falling."""
+    """The likeliest next tokens of N nodes: ids int32 [N, top], log-probabilities in nats float32 [N, top], falling;
+    -1 and NaN where ``state`` is invalid."""
 
     ids: npt.NDArray[np.int32]
     logprob: npt.NDArray[np.float32]
+    state: npt.NDArray[np.uint8]  # 0 ok, 1 invalid: the row of logits was not finite
 
 
 class Session:
     """Made by `Engine.session`; a context manager, whose end gives its memory back.
 
-    ``num_slots`` tokens have room for their keys and values. A session is for one thread at a time. ``progress`` of a
-    verb is as of `Engine`; a call that is ended early leaves the session right, and what it computed is kept (an
-    interrupt from the keyboard, which may come at any time, loses all keys and values, which are computed again).
+    Keys and values are those of the model as it was: where hooks, modules or weights are others now, all are given up
+    and computed again (as `forget` does, for what torch does not notice). A session is for one thread at a time.
+    ``progress`` of a verb is as of `Engine`; a call that is ended early leaves the session right, and what it computed
+    is kept (an interrupt from the keyboard, which may come at any time, loses all keys and values).
     """
 
     def __init__(
@@ -83,12 +92,14 @@ class Session:
         pack_tokens: int,
         max_tokens: int,
     ) -> None:
-        self._model, self._encoder, self._call, self._ending = model, encoder, call, ending
+        self._model, self._encoder, self._engine_call, self._ending = model, encoder, call, ending
+        self._owner, self._condition = object(), model.condition
         self._tree = GrowingTree(num_slots)
+        self._num_slots = num_slots
         self._pool: KvPool | None = model.pool(num_slots)
         self._pack_tokens, self._max_tokens = pack_tokens, max_tokens
         self._shared = encoder.sharing(is_strict=True)
-        self.totals = Report()
+        self._totals = Report()
 
     def __enter__(self) -> Session:
         return self
@@ -99,6 +110,11 @@ class Session:
     def close(self) -> None:
         """Give the memory back; a session that is closed answers no more."""
         self._pool = None
+
+    @property
+    def totals(self) -> Report:
+        """What all calls of the session took together."""
+        return self._totals
 
     @property
     def num_tokens(self) -> int:
@@ -124,17 +140,17 @@ class Session:
         """The node after ``more``, text or token ids, behind ``parent`` (None: at the beginning, where text gets BOS).
 
         Text is joined with the parent's and has the ids of the whole: where its first characters merge with the
-        parent's last token, the new node hangs beside the parent, not beneath it. Forwards nothing. Cost: the new text,
+        parent's last token, the new node hangs beside the parent, not beneath it. Token ids after text make a node of
+        token ids, whatever a tokenizer would have made of the whole. Forwards nothing. Cost: the new text,
         and some words before it.
         """
+        above = None if parent is None else self._own(parent)
         if isinstance(more, str):
-            if parent is not None and parent.text is None:
+            if above is not None and above.text is None:
                 raise RequestError("a node of token ids is extended by token ids; give those of the text")
-            return self._of_text(parent, ("" if parent is None or parent.text is None else parent.text) + more)
-        if parent is not None and parent.text is not None:
-            raise RequestError("a node of text is extended by text; give the text of these token ids")
-        ids = Rows.of([more], "extension").tokens
-        return self._node(np.empty(0, np.int64) if parent is None else parent.path, ids)
+            return self._of_text(above, ("" if above is None or above.text is None else above.text) + more)
+        ids = Rows.of([listed(more, "token ids")], "extension").tokens
+        return self._node(np.empty(0, np.int64) if above is None else above.path, ids)
 
     def score(
         self,
@@ -147,17 +163,29 @@ class Session:
         """Log-likelihoods [N, Q, L] in nats of every continuation after every node + query, as `Engine.score`.
 
         Continuations are L for all queries, or L a query. Text is joined with the node's. NaN marks logits that are not
-        finite. Cost: tokens that no call has asked about before, those that were evicted, and the last of each query.
+        finite. Cost: tokens that no call has asked about before, those that were evicted, and again each token after
+        which something is read: the last of each query, and of a continuation all but its last.
         """
+        nodes, queries = self._nodes(nodes), listed(queries, "queries")
         labels = by_query(continuations, len(queries))
+        if not labels or not len(labels[0]):
+            return np.empty((len(nodes), len(queries), 0), np.float32)
         cells = [(node, query, row) for node in nodes for query, row in zip(queries, labels, strict=True)]
         requests = [request for node, query, row in cells for request in self._requests(node, query, row)]
         scores = self._scored(requests, progress)
         return scores.logprob.reshape(len(nodes), len(queries), len(labels[0]) if labels else 0)
 
     def loglikelihood(self, requests: Sequence[tuple[Node, Text]], *, progress: Progress | None = None) -> Scores:
-        """Log-likelihood of each continuation right after its node, as `Engine.loglikelihood`."""
-        made = [self._requests(node, None, [continuation])[0] for node, continuation in requests]
+        """Log-likelihood of each continuation right after its node, in the order given.
+
+        Text is joined with the node's as in ``score``, white space at the node's end included, which
+        `Engine.loglikelihood` moves to the continuation, as lm-evaluation-harness does. Cost: as of ``score``.
+        """
+        made = []
+        for number, request in enumerate(listed(requests, "requests")):
+            if isinstance(request, str | Node) or not hasattr(request, "__len__") or len(request) != 2:
+                raise RequestError(f"request {number} is {shortly(request)}; give (node, continuation)")
+            made += self._requests(self._own(request[0]), None, [request[1]])
         return self._scored(made, progress)
 
     def loglikelihood_rolling(self, nodes: Sequence[Node], *, progress: Progress | None = None) -> Scores:
@@ -165,9 +193,9 @@ class Session:
         where the tokenizer adds one. Cost: as of ``score``, every token of the nodes where they are known already.
         """
         wanted = []
-        for node in nodes:
+        for node in self._nodes(nodes):
             if len(node) < 2:
-                raise RequestError(f"a node of {len(node)} tokens has none that is predicted; extend it to 2 at least")
+                raise RequestError(f"{node} has no token that is predicted; extend it to 2 tokens at least")
             ids = self._tree.ids_of(node.path)
             wanted.append(WantedPath(node.path[:-1], np.arange(len(node) - 1), ids[1:]))
         return self._scored(wanted, progress)
@@ -177,13 +205,19 @@ class Session:
         vocab_size = self._model.vocab_size
         if not 1 <= top <= vocab_size:
             raise RequestError(f"top is {top}; give 1 to {vocab_size}, the model's token ids")
-        ids, logprob = np.empty((len(nodes), top), np.int32), np.empty((len(nodes), top), np.float32)
+        nodes = self._nodes(nodes)
+        ids, logprob = np.full((len(nodes), top), -1, np.int32), np.full((len(nodes), top), np.nan, np.float32)
+        state = np.full(len(nodes), INVALID, np.uint8)
         with self._call(progress) as report:
             for hidden, _, pairs in self._passes(self._ends(nodes), report):
-                best = torch.topk(self._model.log_probabilities(hidden), top, dim=-1)
-                ids[pairs.number] = best.indices.cpu().numpy()[pairs.row]
-                logprob[pairs.number] = best.values.cpu().numpy()[pairs.row]
-        return NextTokens(ids, logprob)
+                logprobs = self._model.log_probabilities(hidden)
+                best = torch.topk(logprobs, top, dim=-1)
+                is_finite = logprobs.isfinite().all(dim=1).cpu().numpy()[pairs.row]
+                number, row = pairs.number[is_finite], pairs.row[is_finite]
+                ids[number] = best.indices.cpu().numpy()[row]
+                logprob[number] = best.values.cpu().numpy()[row]
+                state[number] = OK
+        return NextTokens(ids, logprob, state)
 
     def next_token_logprobs(self, nodes: Sequence[Node], *, progress: Progress | None = None) -> torch.Tensor:
         """Of each node the log-probability in nats of every token id: float32 [N, V], on the model's device.
@@ -191,7 +225,7 @@ class Session:
         On a CPU ``.numpy()`` is the same memory, elsewhere ``torch.utils.dlpack`` hands it on without a copy. Memory:
         what is returned and once more what a pack reads of it. Cost: as of ``next_token``.
         """
-        model = self._model
+        model, nodes = self._model, self._nodes(nodes)
         found = torch.empty(len(nodes), model.vocab_size, dtype=torch.float32, device=model.device)
         with self._call(progress) as report:
             for hidden, _, pairs in self._passes(self._ends(nodes), report):
@@ -207,9 +241,9 @@ class Session:
         which -1 is, has gone through the final norm; all by default. Raises RequestError for a layer that is not there,
         ModelError where the decoder's layers are not to be found. Cost: as of ``next_token``.
         """
-        model = self._model
+        model, nodes = self._model, self._nodes(nodes)
         count = model.num_layers + 1
-        numbers = list(range(count)) if layers is None else [int(each) for each in layers]
+        numbers = list(range(count)) if layers is None else [int(each) for each in listed(layers, "layers")]
         for number in numbers:
             if not -count <= number < count:
                 raise RequestError(f"layer {number} is not there: the model's are 0 (the embedding) to {count - 1}")
@@ -223,7 +257,8 @@ class Session:
             for hidden, _, pairs in self._passes(self._ends(nodes), report, see):
                 seen[count - 1] = hidden
                 if found is None:
-                    found = hidden.new_empty(len(nodes), len(numbers), hidden.shape[-1])
+                    with torch.inference_mode(False):  # for whoever goes on with it under autograd
+                        found = hidden.new_empty(len(nodes), len(numbers), hidden.shape[-1])
                 which, rows = torch.from_numpy(pairs.number), torch.from_numpy(pairs.row)
                 for place, number in enumerate(numbers):
                     found[which, place] = seen[number % count][rows]
@@ -250,14 +285,15 @@ class Session:
         """
         ending = self._ending(max_new_tokens, stop)
         sampling = Sampling(temperature, top_p, top_k, seed, num_samples)
+        nodes = self._nodes(nodes)
         texts = [_GrowingText(node, sampling, draw, self._tree) for node in nodes for draw in range(num_samples)]
         for node in nodes:
             if not len(node):
                 raise RequestError("a text needs a token before it; extend the root by BOS first")
             if len(node) + max_new_tokens - 1 > self._max_tokens:
                 raise RequestError(
-                    f"a node of {len(node)} tokens with {max_new_tokens} new ones is over the model's context window "
-                    f"of {self._max_tokens}; shorten it or lower max_new_tokens"
+                    f"{node} with {max_new_tokens} new ones is over the model's context window of {self._max_tokens}; "
+                    "shorten it or lower max_new_tokens"
                 )
         with self._call(progress) as report:
             report.tokens_naive += sum(len(node) for node in nodes)
@@ -283,7 +319,7 @@ class Session:
                 rows = pairs.row
             else:
                 chances = np.array([live[number].chance(ending.max_new_tokens) for number in pairs.number])
-                choice = self._model.draw(hidden[torch.from_numpy(pairs.row)], sampling, chances)
+                choice = self._model.draw(hidden, sampling, pairs.row, chances)
                 rows = np.arange(pairs.row.size)
             for number, row in zip(pairs.number.tolist(), rows.tolist(), strict=True):
                 token = int(choice.token[row]) if choice.is_finite[row] else -1
@@ -291,8 +327,41 @@ class Session:
             report.seconds["head"] += time.perf_counter() - started
 
     def release(self, node: Node) -> None:
-        """Give up the keys and values of a node, as far as no other node that is kept lies beneath them."""
-        self._tree.release(node.path)
+        """Give up the keys and values of a node with all that was asked or made beneath it, longer nodes included; its
+        own beginning stays as far as other paths need it. Whatever is asked for again is computed again."""
+        own = self._own(node)
+        self._tree.release(self._tree.beneath(own.number))
+        self._tree.release(own.path)
+
+    def forget(self) -> None:
+        """Give up all keys and values: for a model that was changed in a way that torch does not notice (``.data``, a
+        hook that now does something else). Nodes stay."""
+        self._tree.forget()
+
+    @contextmanager
+    def _call(self, progress: Progress | None) -> Iterator[Report]:
+        report: Report | None = None
+        try:
+            with self._engine_call(progress) as report:
+                yield report
+        finally:
+            if report is not None:
+                self._totals.add(report)
+
+    def _own(self, node: object) -> Node:
+        """A node of this session; raises RequestError for all else, and when the session is closed."""
+        if self._pool is None:
+            raise RequestError("the session is closed; open another")
+        if not isinstance(node, Node):
+            raise RequestError(f"a node is needed, not {shortly(node)}; make one with session.extend")
+        if node.owner is not self._owner:
+            raise RequestError(f"{node} is of another session; extend it in this one")
+        return node
+
+    def _nodes(self, nodes: Iterable[Node]) -> list[Node]:
+        if isinstance(nodes, Node):
+            raise RequestError(f"a list of nodes is needed, not {nodes}; put it in brackets")
+        return [self._own(node) for node in listed(nodes, "nodes")]
 
     # What is asked, as paths
 
@@ -304,7 +373,10 @@ class Session:
 
     def _spans(self, texts: Sequence[str], known: Mapping[str, SpannedText]) -> list[SpannedText]:
         if self._shared is None:
-            raise RequestError("a session reads text with a fast tokenizer alone (tokenizer.json); give token ids")
+            raise RequestError(
+                "a session reads text with a fast tokenizer (tokenizer.json), and the engine has "
+                f"{'another' if self._encoder.has_tokenizer else 'none'}; give token ids"
+            )
         return self._shared(texts, known)
 
     def _node(self, path: IntArray, ids: TokenArray) -> Node:
@@ -319,7 +391,7 @@ class Session:
                 "is this the model's own tokenizer?"
             )
         whole = self._tree.insert(path, ids)
-        return Node(whole, int(whole[-1]) if whole.size else ROOT)
+        return Node(whole, int(whole[-1]) if whole.size else ROOT, self._owner)
 
     def _going_on(self, node: Node | None, ids: TokenArray) -> Node:
         """The node of whole ``ids``, most of which may be those of another."""
@@ -394,6 +466,9 @@ class Session:
         """
         if self._pool is None:
             raise RequestError("the session is closed; open another")
+        if (condition := self._model.condition) != self._condition:
+            self._tree.forget()
+            self._condition = condition
         if is_counted:
             report.tokens_naive += _tokens_naive(wanted)
             if report.progress is not None:
@@ -475,7 +550,7 @@ class _GrowingText:
         """Give it its next token, -1 where logits were not finite."""
         self.num_fed = len(self.ids)
         if token < 0:
-            self.finish = INVALID
+            self.finish = NOT_FINITE
             return
         self.num_tokens += 1
         self.logprob += logprob

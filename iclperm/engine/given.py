@@ -1,0 +1,26 @@
+"""What a caller gives where a list is needed: any iterable is one, a single text is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from iclperm.errors import RequestError
+
+
+def listed(given: Iterable[Any], what: str) -> Sequence[Any]:
+    """The ``what`` that were given, all there; raises RequestError for one text and for what is no list of anything."""
+    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes):
+        return given  # type: ignore[return-value]
+    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
+        raise RequestError(f"a list of {what} is needed, not {shortly(given)}; put it in brackets")
+    return list(given)
+
+
+def shortly(given: object) -> str:
+    """What was given, in one line of a message."""
+    if isinstance(given, str):
+        return f"the text {given[:40]!r}"
+    return f"{given!r}"[:60].splitlines()[0]
