@@ -167,7 +167,11 @@ def test_a_session_generates_what_the_engine_does(engine: Engine) -> None:
         assert engine.report.tokens_forwarded <= session.num_tokens <= sum(map(len, CONTEXTS)) + fed
         assert engine.report.tokens_generated == int(found.num_tokens.sum())
         again = session.generate(nodes[::-1], 6)
-        assert engine.report.tokens_forwarded <= fed, "what was generated was forwarded again"
+        assert engine.report.tokens_forwarded == 0, "what was generated was forwarded again"
+        scored = session.loglikelihood([(node, ids) for node, ids in zip(nodes, found.token_ids, strict=True)])
+        assert engine.report.tokens_forwarded == 0
+        is_whole = [finish != "eos" for finish in found.finish]  # an EOS is in the sum, and no token of the text
+        assert np.allclose(scored.logprob[is_whole], found.logprob[is_whole], atol=1e-5)
         if engine.row_invariant:
             assert np.array_equal(found.logprob, expected.logprob)
             assert np.array_equal(again.logprob[::-1], found.logprob)
@@ -182,7 +186,7 @@ def test_texts_by_chance_are_the_oracles_in_any_company(engine: Engine) -> None:
     if engine.row_invariant:
         alone = engine.generate(CONTEXTS[2:3], 6, num_samples=2, **CHANCE)
         assert np.array_equal(alone.logprob, found.logprob[4:6])
-        with engine.session(memory_budget=engine._model.facts.kv_token_bytes * 25) as session:
+        with engine.session(memory_budget=engine._model.facts.session_token_bytes * 25) as session:
             nodes = [session.extend(None, context) for context in CONTEXTS]
             tight = session.generate(nodes[::-1], 6, num_samples=2, **CHANCE)
             assert session.num_evicted > 0

@@ -308,7 +308,7 @@ def test_a_closed_engine_frees_its_own_and_answers_no_more() -> None:
     blocks.close()
     with pytest.raises(RequestError, match="the engine is closed; make another"):
         engine.loglikelihood([("a", " b")])
-    with pytest.raises(RequestError, match="the engine is closed; make another"):
+    with pytest.raises(RequestError, match="the session, or its engine, is closed; open another"):
         session.score([node], [" a"], [" World"])
     assert engine.totals.tokens_forwarded > 0
     engine.close()

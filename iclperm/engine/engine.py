@@ -312,7 +312,7 @@ class Engine:
             self._encoder,
             self._call,
             self._ending,
-            num_slots=max(1, min(room // self._model.facts.kv_token_bytes, _MOST_SLOTS)),
+            num_slots=max(1, min(room // self._model.facts.session_token_bytes, _MOST_SLOTS)),
             pack_tokens=self.pack_tokens,
             max_tokens=self.max_tokens,
         )
@@ -389,7 +389,7 @@ class Engine:
         if not len(rows):
             return Generations.of([], has_text=ending.has_text)
         wanted = int(rows.lengths.sum()) + len(rows) * sampling.num_samples * max_new_tokens
-        room = self._model.facts.kv_token_bytes * wanted
+        room = self._model.facts.session_token_bytes * wanted
         free = resolve_budget("50%", self._model.device) if self._memory_budget is None else self._memory_budget
         with self.session(min(room, free)) as session:
             nodes = [session.extend(None, rows[number]) for number in range(len(rows))]

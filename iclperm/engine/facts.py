@@ -90,6 +90,11 @@ class ModelFacts:
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.number_bytes
 
     @property
+    def session_token_bytes(self) -> int:
+        """Bytes that a session keeps of one token: keys and values, and what comes out of the last layer."""
+        return self.kv_token_bytes + self.hidden_size * self.number_bytes
+
+    @property
     def reached_share(self) -> float:
         """The share of the rate of matrix products that forward passes of whole packs reach, as measured."""
         return min(_MOST_UTILISATION, self.hidden_size / (self.hidden_size + _HALF_RATE_HIDDEN))

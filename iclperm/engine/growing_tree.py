@@ -31,6 +31,7 @@ class GrowingTree:
             np.zeros(64, np.int64) for _ in range(5)
         )
         self._worth = np.zeros(64)
+        self._is_read = np.zeros(64, bool)
         self._slot[ROOT] = _NO_SLOT
         self._child: dict[tuple[int, int], int] = {}
         self._slots = Slots(num_slots)
@@ -71,6 +72,14 @@ class GrowingTree:
         """The slot of each token, -1 where its keys and values are not there."""
         return self._slot[path]
 
+    def is_read(self, tokens: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether what comes out of the model after each token was kept in its slot, too."""
+        return self._is_read[tokens]
+
+    def mark_read(self, tokens: IntArray) -> None:
+        """What comes out after these, which have slots, is kept now."""
+        self._is_read[tokens] = True
+
     def touch(self, path: IntArray) -> None:
         """A path is used now."""
         self._worth[path] = self._clock + self._cost(path)
@@ -104,7 +113,7 @@ class GrowingTree:
 
     def forget(self) -> None:
         """Take all tokens out of the pool: what they have there is not known."""
-        self._slot[:], self._num_beneath[:] = _NO_SLOT, 0
+        self._slot[:], self._num_beneath[:], self._is_read[:] = _NO_SLOT, 0, False
         self._slots = Slots(self.num_slots)
 
     def _append(self, parent: int, ids: TokenArray) -> IntArray:
@@ -121,7 +130,7 @@ class GrowingTree:
 
     def _grow(self, size: int) -> None:
         if size > self._token.size:
-            for name in ("_parent", "_token", "_depth", "_slot", "_num_beneath", "_worth"):
+            for name in ("_parent", "_token", "_depth", "_slot", "_num_beneath", "_worth", "_is_read"):
                 array = getattr(self, name)
                 setattr(
                     self, name, np.concatenate([array, np.zeros(max(size, 2 * array.size) - array.size, array.dtype)])
@@ -157,7 +166,7 @@ class GrowingTree:
     def _evict(self, numbers: list[int]) -> None:
         for number in numbers:
             slot = int(self._slot[number])
-            self._slot[number] = _NO_SLOT
+            self._slot[number], self._is_read[number] = _NO_SLOT, False
             self._num_beneath[self._parent[number]] -= 1
             self._slots.give([(slot, slot + 1)])  # last: an interrupt in between may lose a slot, never give it twice
 

@@ -453,6 +453,24 @@ class TreeModel(PlainModel):
         read = [torch.cat(arrays) for arrays in zip(*parts, strict=True)]
         return self.link.download(read, partial(head.reading_of_rows, pack.pair_row, pack.pair_id))
 
+    def read_rows(
+        self, hidden: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
+    ) -> Reading:
+        """What ``pair_id`` [X] at rows ``pair_row``, rising, of ``hidden`` [R, H] is worth; the bits of ``read``."""
+        is_fused = self.fuses_head and hidden.dtype == self.dtype
+        return (self.read_fused if is_fused else self.read_logits)(hidden, pair_row, pair_id)
+
+    def choose_rows(self, hidden: torch.Tensor) -> LikeliestIds:
+        """The likeliest next token of each row of ``hidden`` [R, H], with the bits of ``choose``."""
+        if self.fuses_head and hidden.dtype == self.dtype:
+            return head.choose_hidden(hidden, self._head, self._logit_scale, self._softcap)
+        chunk = self.limits.logit_rows(self.vocab_size, self.device)
+        parts = [
+            head.choose_logits(self._logits(hidden[begin : begin + chunk]), self._softcap)
+            for begin in range(0, hidden.shape[0], chunk)
+        ]
+        return LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
     def read_fused(
         self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
     ) -> Reading:

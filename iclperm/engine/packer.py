@@ -25,32 +25,41 @@ class WantedPath:
 
 
 class PackPairs(NamedTuple):
-    """What is read of a pack [X]: of which request, which of its ids, and after which of the scored rows."""
+    """What is read [X], rows rising: of which request, which of its ids, the id, and after which of ``tokens`` [U]."""
 
     number: IntArray
     place: IntArray
+    ids: TokenArray
     row: IntArray
+    tokens: IntArray
 
 
 class Packer:
     """A pack in the making: what requests lack, and the tokens that something is read after.
 
-    ``new`` are the tokens that have slots since, and will have keys and values when the pack has run.
+    ``new`` are the tokens that have slots since, and will have keys and values when the pack has run (``has_run``).
+    Tokens that something was read after before are read again from what was kept of them, unless ``is_anew``.
     """
 
-    def __init__(self, tree: GrowingTree, room: int) -> None:
-        self._tree, self._room = tree, room
+    def __init__(self, tree: GrowingTree, room: int, *, is_anew: bool = False) -> None:
+        self.has_run = False
+        self._tree, self._room, self._is_anew = tree, room, is_anew
         self._row = np.full(len(tree) + 1, -1)  # of each token of the tree
         self._visits: list[IntArray] = []  # tokens of each, one after the other
         self._spans: list[IntArray] = []  # of each visit [n, 3]: source, begin, end
         self._new: list[IntArray] = []
         self._pinned: list[IntArray] = []
-        self._pairs: list[tuple[int, int, int, int]] = []  # request, which of its ids, row, id
+        self._pairs: list[tuple[int, int, int, int]] = []  # request, which of its ids, id, token
         self._size = 0
-        self.has_run = False
 
     def __len__(self) -> int:
+        """Tokens to be forwarded."""
         return self._size
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to forward or to read."""
+        return not (self._size or self._pairs)
 
     @property
     def new(self) -> IntArray:
@@ -65,13 +74,13 @@ class Packer:
         path, asked = one.path, one.path[one.places[read:]]
         self._tree.touch(path)
         is_fed = (self._tree.slots_of(path) < 0) & (self._row[path] < 0)
-        is_fed[one.places[read:][self._row[asked] < 0]] = True  # there, but nothing was kept to read it from
+        is_fed[one.places[read:][(self._row[asked] < 0) & ~self._is_known(asked)]] = True
         fed = path[is_fed][: self._room - self._size]
         new = fed[self._tree.slots_of(fed) < 0]
         self._new.append(new)
         if not self._tree.hold(new, np.concatenate([path, *self._pinned])):
             self._new.pop()
-            if self._size:
+            if not self.is_empty:
                 return read
             raise RequestError(
                 f"a path of {path.size} tokens has no room in the session's memory, which holds "
@@ -79,12 +88,15 @@ class Packer:
             )
         self._pinned.append(path)
         self._visit(path, fed)
-        for place in range(read, one.places.size):
-            row = int(self._row[path[one.places[place]]])
-            if row < 0:
-                return place
-            self._pairs.append((number, place, row, int(one.ids[place])))
-        return one.places.size
+        is_there = (self._row[asked] >= 0) | self._is_known(asked)
+        count = asked.size if is_there.all() else int(is_there.argmin())
+        ids = one.ids[read : read + count].tolist()
+        self._pairs += zip([number] * count, range(read, read + count), ids, asked[:count].tolist(), strict=True)
+        return read + count
+
+    def _is_known(self, tokens: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether what something is read from was kept of each token."""
+        return self._tree.is_read(tokens) & (not self._is_anew)
 
     def _visit(self, path: IntArray, fed: IntArray) -> None:
         """Rows for some tokens of a path, in visits of tokens that follow each other."""
@@ -98,13 +110,21 @@ class Packer:
                 self._row[fed[run]] = self._size + np.arange(run.size)
                 self._size += run.size
 
-    def pack(self) -> tuple[Pack, PackPairs]:
-        """The pack, and what is to be read of it."""
+    def pairs(self) -> PackPairs:
+        """All that is read, from what this pack leaves and from what others left."""
+        number, place, ids, token = np.array(self._pairs, np.int64).reshape(-1, 4).T
+        order = np.argsort(token, kind="stable")
+        tokens, row = np.unique(token[order], return_inverse=True)
+        return PackPairs(number[order], place[order], ids[order].astype(np.int32), row, tokens)
+
+    def pack(self, pairs: PackPairs) -> tuple[Pack, IntArray, IntArray]:
+        """The pack, the tokens that its scored rows are of, and which of ``pairs`` its wanted pairs are."""
         tokens, new = np.concatenate(self._visits), self.new
         new = new[np.argsort(self._row[new])]
         kept = _runs(np.zeros(new.size, bool), self._row[new], self._tree.slots_of(new))
-        pairs = np.array(sorted(self._pairs, key=lambda pair: pair[2]), np.int64).reshape(-1, 4)
-        scored = np.unique(pairs[:, 2])
+        row = self._row[pairs.tokens[pairs.row]]
+        mine = np.argsort(row, kind="stable")[np.count_nonzero(row < 0) :]
+        scored = np.unique(row[mine])
         begins = np.cumsum([0, *(visit.size for visit in self._visits)])
         spans = np.concatenate(self._spans)
         depth = self._tree.depth_of(tokens)
@@ -121,12 +141,12 @@ class Packer:
             retain_end=kept[:, 2],
             retain_slot=kept[:, 3],
             scored_rows=scored,
-            pair_row=np.searchsorted(scored, pairs[:, 2]),
-            pair_id=pairs[:, 3],
-            pair_out=np.arange(len(pairs)),
+            pair_row=np.searchsorted(scored, row[mine]),
+            pair_id=pairs.ids[mine],
+            pair_out=np.arange(mine.size),
             held_tokens=self._tree.num_resident - new.size,
         )
-        return pack, PackPairs(pairs[:, 0], pairs[:, 1], np.searchsorted(scored, pairs[:, 2]))
+        return pack, tokens[scored], mine
 
 
 def _runs(in_pack: npt.NDArray[np.bool_], places: IntArray, slots: IntArray | None = None) -> IntArray:

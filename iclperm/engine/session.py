@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +19,11 @@ import torch
 
 from iclperm.engine.encoding import Encoder, split_at_labels
 from iclperm.engine.executor import Progress, Report
-from iclperm.engine.forward import KvPool, TreeForward
+from iclperm.engine.forward import KvPool
 from iclperm.engine.given import listed, shortly
 from iclperm.engine.growing_tree import ROOT, GrowingTree
 from iclperm.engine.pack_rows import PackRows, running
 from iclperm.engine.packer import Packer, PackPairs, WantedPath
-from iclperm.engine.plan import Pack
 from iclperm.engine.sampling import Sampling
 from iclperm.engine.scores import INVALID, OK, Scores, by_query
 from iclperm.engine.shared_text import SpannedText
@@ -97,6 +95,7 @@ class Session:
         self._tree = GrowingTree(num_slots)
         self._num_slots = num_slots
         self._pool: KvPool | None = model.pool(num_slots)
+        self._kept: torch.Tensor | None = None  # by slot, what comes out of the model after a token that was read after
         self._pack_tokens, self._max_tokens = pack_tokens, max_tokens
         self._shared = encoder.sharing(is_strict=True)
         self._totals = Report()
@@ -109,7 +108,7 @@ class Session:
 
     def close(self) -> None:
         """Give the memory back; a session that is closed answers no more."""
-        self._pool = None
+        self._pool = self._kept = None
 
     @property
     def totals(self) -> Report:
@@ -163,8 +162,8 @@ class Session:
         """Log-likelihoods [N, Q, L] in nats of every continuation after every node + query, as `Engine.score`.
 
         Continuations are L for all queries, or L a query. Text is joined with the node's. NaN marks logits that are not
-        finite. Cost: tokens that no call has asked about before, those that were evicted, and again each token after
-        which something is read: the last of each query, and of a continuation all but its last.
+        finite. Cost: tokens that no call has asked about before, those that were evicted, and once more each after
+        which something is read that was forwarded without it.
         """
         nodes, queries = self._nodes(nodes), listed(queries, "queries")
         labels = by_query(continuations, len(queries))
@@ -190,7 +189,7 @@ class Session:
 
     def loglikelihood_rolling(self, nodes: Sequence[Node], *, progress: Progress | None = None) -> Scores:
         """Log-likelihood of all that a node is made of, one entry a node: of every token after its first, which is BOS
-        where the tokenizer adds one. Cost: as of ``score``, every token of the nodes where they are known already.
+        where the tokenizer adds one. Cost: as of ``score``.
         """
         wanted = []
         for node in self._nodes(nodes):
@@ -201,7 +200,7 @@ class Session:
         return self._scored(wanted, progress)
 
     def next_token(self, nodes: Sequence[Node], top: int = 10, *, progress: Progress | None = None) -> NextTokens:
-        """The ``top`` likeliest next tokens of each node. Cost: as of ``score``, one token a node that is known."""
+        """The ``top`` likeliest next tokens of each node. Cost: as of ``score``."""
         vocab_size = self._model.vocab_size
         if not 1 <= top <= vocab_size:
             raise RequestError(f"top is {top}; give 1 to {vocab_size}, the model's token ids")
@@ -209,11 +208,10 @@ class Session:
         ids, logprob = np.full((len(nodes), top), -1, np.int32), np.full((len(nodes), top), np.nan, np.float32)
         state = np.full(len(nodes), INVALID, np.uint8)
         with self._call(progress) as report:
-            for hidden, _, pairs in self._passes(self._ends(nodes), report):
-                logprobs = self._model.log_probabilities(hidden)
+            for logprobs, number, row in self._distributions(nodes, report):
                 best = torch.topk(logprobs, top, dim=-1)
-                is_finite = logprobs.isfinite().all(dim=1).cpu().numpy()[pairs.row]
-                number, row = pairs.number[is_finite], pairs.row[is_finite]
+                is_finite = logprobs.isfinite().all(dim=1).cpu().numpy()[row]
+                number, row = number[is_finite], row[is_finite]
                 ids[number] = best.indices.cpu().numpy()[row]
                 logprob[number] = best.values.cpu().numpy()[row]
                 state[number] = OK
@@ -222,14 +220,14 @@ class Session:
     def next_token_logprobs(self, nodes: Sequence[Node], *, progress: Progress | None = None) -> torch.Tensor:
         """Of each node the log-probability in nats of every token id: float32 [N, V], on the model's device.
 
-        On a CPU ``.numpy()`` is the same memory, elsewhere ``torch.utils.dlpack`` hands it on without a copy. Memory:
-        what is returned and once more what a pack reads of it. Cost: as of ``next_token``.
+        On a CPU ``.numpy()`` is the same memory, elsewhere ``torch.utils.dlpack`` hands it on without a copy. Cost: as
+        of ``next_token``.
         """
         model, nodes = self._model, self._nodes(nodes)
         found = torch.empty(len(nodes), model.vocab_size, dtype=torch.float32, device=model.device)
         with self._call(progress) as report:
-            for hidden, _, pairs in self._passes(self._ends(nodes), report):
-                found[torch.from_numpy(pairs.number)] = model.log_probabilities(hidden)[torch.from_numpy(pairs.row)]
+            for logprobs, number, row in self._distributions(nodes, report):
+                found[torch.from_numpy(number)] = logprobs[torch.from_numpy(row)]
         return found
 
     def hidden_states(
@@ -239,7 +237,7 @@ class Session:
 
         Numbered as transformers' ``output_hidden_states``: 0 is the embedding, n comes out of layer n, and the last,
         which -1 is, has gone through the final norm; all by default. Raises RequestError for a layer that is not there,
-        ModelError where the decoder's layers are not to be found. Cost: as of ``next_token``.
+        ModelError where the decoder's layers are not to be found. Cost: as of ``score``, each node's last token always.
         """
         model, nodes = self._model, self._nodes(nodes)
         count = model.num_layers + 1
@@ -247,14 +245,11 @@ class Session:
         for number in numbers:
             if not -count <= number < count:
                 raise RequestError(f"layer {number} is not there: the model's are 0 (the embedding) to {count - 1}")
-        seen: dict[int, torch.Tensor] = {}  # of the scored rows of the pack that runs
-
-        def see(layer: int, hidden: torch.Tensor) -> None:
-            seen[layer] = hidden
+        seen: dict[int, torch.Tensor] = {}
 
         found: torch.Tensor | None = None
         with self._call(progress) as report:
-            for hidden, _, pairs in self._passes(self._ends(nodes), report, see):
+            for hidden, pairs in self._passes(self._ends(nodes), report, seen):
                 seen[count - 1] = hidden
                 if found is None:
                     with torch.inference_mode(False):  # for whoever goes on with it under autograd
@@ -280,8 +275,8 @@ class Session:
         """What the model says after each node, as `Engine.generate`, with its very texts; ``num_samples`` of each node,
         one after the other.
 
-        Keys and values of what is generated stay like all others, and what is known of it is not forwarded again. Cost:
-        what is missing of the nodes, the last token of each, and each generated token that another follows.
+        What is generated stays like all else, and what is known of it is not forwarded again. Cost: as of ``score``,
+        and each generated token that another follows.
         """
         ending = self._ending(max_new_tokens, stop)
         sampling = Sampling(temperature, top_p, top_k, seed, num_samples)
@@ -312,10 +307,10 @@ class Session:
         """One more token of each text."""
         none = np.zeros(1, np.int32)
         wanted = [WantedPath(text.path, np.array([text.path.size - 1]), none) for text in live]
-        for hidden, tree, pairs in self._passes(wanted, report, is_counted=False):
+        for hidden, pairs in self._passes(wanted, report, is_counted=False):
             started = time.perf_counter()
             if sampling.is_greedy:
-                choice = self._model.choose(hidden, tree)[1]()
+                choice = self._model.choose_rows(hidden)
                 rows = pairs.row
             else:
                 chances = np.array([live[number].chance(ending.max_new_tokens) for number in pairs.number])
@@ -351,7 +346,7 @@ class Session:
     def _own(self, node: object) -> Node:
         """A node of this session; raises RequestError for all else, and when the session is closed."""
         if self._pool is None:
-            raise RequestError("the session is closed; open another")
+            raise RequestError("the session, or its engine, is closed; open another")
         if not isinstance(node, Node):
             raise RequestError(f"a node is needed, not {shortly(node)}; make one with session.extend")
         if node.owner is not self._owner:
@@ -438,8 +433,8 @@ class Session:
         logprob = np.zeros(sizes.sum(), np.float32)
         greedy, finite = np.ones(logprob.size, bool), np.ones(logprob.size, bool)
         with self._call(progress) as report:
-            for hidden, tree, pairs in self._passes(wanted, report):
-                reading = self._model.read(hidden, tree)()
+            for hidden, pairs in self._passes(wanted, report):
+                reading = self._model.read_rows(hidden, pairs.row.astype(np.int32), pairs.ids)
                 places = begins[pairs.number] + pairs.place
                 logprob[places], greedy[places] = reading.logprob, reading.is_greedy
                 finite[places] = reading.is_finite
@@ -452,20 +447,32 @@ class Session:
         none = np.zeros(1, np.int32)
         return [WantedPath(node.path, np.array([len(node) - 1]), none) for node in nodes]
 
+    def _distributions(
+        self, nodes: Sequence[Node], report: Report
+    ) -> Iterator[tuple[torch.Tensor, IntArray, IntArray]]:
+        """Log-probabilities [R, V], and which nodes [X] they are of, and their rows [X]; some rows at a time."""
+        step = self._model.limits.logit_rows(self._model.vocab_size, self._model.device)
+        for hidden, pairs in self._passes(self._ends(nodes), report):
+            for begin in range(0, hidden.shape[0], step):
+                some = slice(*np.searchsorted(pairs.row, [begin, begin + step]))
+                logprobs = self._model.log_probabilities(hidden[begin : begin + step])
+                yield logprobs, pairs.number[some], pairs.row[some] - begin
+
     def _passes(
         self,
         wanted: Sequence[WantedPath],
         report: Report,
-        see: Callable[[int, torch.Tensor], None] | None = None,
+        seen: dict[int, torch.Tensor] | None = None,
         *,
         is_counted: bool = True,
-    ) -> Iterator[tuple[torch.Tensor, TreeForward, PackPairs]]:
-        """Forward what is missing, in as few packs as may be; each with the pairs that are read of its scored rows.
+    ) -> Iterator[tuple[torch.Tensor, PackPairs]]:
+        """Forward what is missing, in as few packs as may be; after each what may be read: hidden states [U, H] of
+        tokens, and the pairs that are read of them.
 
-        ``see`` is given what comes into each layer, of the scored rows [R, H].
+        Into ``seen`` comes what went into each layer, of the same tokens [U, H], all of which are forwarded then.
         """
         if self._pool is None:
-            raise RequestError("the session is closed; open another")
+            raise RequestError("the session, or its engine, is closed; open another")
         if (condition := self._model.condition) != self._condition:
             self._tree.forget()
             self._condition = condition
@@ -473,17 +480,17 @@ class Session:
             report.tokens_naive += _tokens_naive(wanted)
             if report.progress is not None:
                 report.tokens_expected = self._num_missing(wanted)
-        packer = Packer(self._tree, self._pack_tokens)
+        packer = Packer(self._tree, self._pack_tokens, is_anew=seen is not None)
         try:
-            with self._model.attached(see=see):
+            with self._model.attached(see=None if seen is None else seen.__setitem__):
                 for number, one in enumerate(wanted):
                     read = packer.add(number, one, 0)
                     while read < one.places.size:
-                        yield from self._forwarded(packer, report)
-                        packer = Packer(self._tree, self._pack_tokens)
+                        yield from self._forwarded(packer, report, seen)
+                        packer = Packer(self._tree, self._pack_tokens, is_anew=seen is not None)
                         read = packer.add(number, one, read)
-                if len(packer):
-                    yield from self._forwarded(packer, report)
+                if not packer.is_empty:
+                    yield from self._forwarded(packer, report, seen)
         except BaseException as error:
             if not packer.has_run:
                 self._tree.release(packer.new)  # which have slots, and nothing in them
@@ -492,26 +499,45 @@ class Session:
             raise
 
     def _num_missing(self, wanted: Sequence[WantedPath]) -> int:
-        """Tokens that will be forwarded at least: without keys and values, or to read something after."""
+        """Tokens that will be forwarded at least: without keys and values, or of which nothing was kept to read."""
         paths = [*(one.path for one in wanted), np.empty(0, np.int64)]
         asked = [*(one.path[one.places] for one in wanted), np.empty(0, np.int64)]
         tokens = np.unique(np.concatenate(paths))
-        is_fed = (self._tree.slots_of(tokens) < 0) | np.isin(tokens, np.concatenate(asked))
+        is_fed = (self._tree.slots_of(tokens) < 0) | (
+            np.isin(tokens, np.concatenate(asked)) & ~self._tree.is_read(tokens)
+        )
         return int(np.count_nonzero(is_fed))
 
-    def _forwarded(self, packer: Packer, report: Report) -> Iterator[tuple[torch.Tensor, TreeForward, PackPairs]]:
-        """Run a pack; nothing where nothing is read of it."""
+    def _forwarded(
+        self, packer: Packer, report: Report, seen: dict[int, torch.Tensor] | None
+    ) -> Iterator[tuple[torch.Tensor, PackPairs]]:
+        """Run a pack if there is one, keep what comes out of it; nothing where nothing is read."""
+        pairs = packer.pairs()
+        if len(packer):
+            tokens = self._run(packer, pairs, report)
+            order = torch.from_numpy(np.argsort(tokens))  # as those of the pairs
+            for layer in seen or ():
+                seen[layer] = seen[layer][order]  # type: ignore[index]
+        packer.has_run = True
+        if pairs.number.size:
+            assert self._kept is not None
+            yield self._kept[torch.from_numpy(self._tree.slots_of(pairs.tokens))], pairs
+
+    def _run(self, packer: Packer, pairs: PackPairs, report: Report) -> IntArray:
+        """Forward a pack; the tokens that are read after in it, in the order of their rows."""
         assert self._pool is not None
-        pack, pairs = packer.pack()
+        pack, tokens, mine = packer.pack(pairs)
         started = time.perf_counter()
-        with running(pack, partial(_rows_of, pairs)):
+        with running(pack, lambda _: PackRows.of(pack, np.arange(mine.size), pairs.number[mine], pairs.place[mine])):
             tree = self._model.stage(pack, self._pool)
             hidden = self._model.run(tree)
-        packer.has_run = True
+        if self._kept is None:
+            self._kept = hidden.new_empty(self._num_slots, hidden.shape[1])
+        self._kept[torch.from_numpy(self._tree.slots_of(tokens))] = hidden
+        self._tree.mark_read(tokens)
         report.seconds["forward"] += time.perf_counter() - started
         report.count(pack, tree)
-        if pairs.number.size:
-            yield hidden, tree, pairs
+        return tokens
 
 
 def _tokens_naive(wanted: Sequence[WantedPath]) -> int:
@@ -522,10 +548,6 @@ def _tokens_naive(wanted: Sequence[WantedPath]) -> int:
         prompts[prompt] = size
         rows[prompt, int(one.path[-1]), int(one.ids[-1])] = one.path.size - size
     return sum(prompts.values()) + sum(rows.values())
-
-
-def _rows_of(pairs: PackPairs, pack: Pack) -> PackRows:
-    return PackRows.of(pack, np.arange(pairs.number.size), pairs.number, pairs.place)
 
 
 class _GrowingText:

@@ -83,13 +83,16 @@ class Ending:
 
     def __init__(self, max_new_tokens: int, stop: str | Sequence[str], eos_ids: Iterable[int], tokenizer: Any) -> None:
         self.max_new_tokens = max_new_tokens
-        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
         self.eos_ids = frozenset(eos_ids)
         self._tokenizer = tokenizer
         if not isinstance(max_new_tokens, int | np.integer) or max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}; give a whole number from 1 on")
-        if not all(self.stop):
-            raise RequestError("a stop string is empty; leave it out")
+        for each in self.stop:
+            if not isinstance(each, str):
+                raise RequestError(f"a stop string is {each!r}; give text")
+            if not each:
+                raise RequestError("a stop string is empty; leave it out")
         if self.stop and tokenizer is None:
             raise RequestError(
                 f"the engine has no tokenizer, so it cannot find the stop string {self.stop[0]!r} in token ids; "
