@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from iclperm.engine import model
 from iclperm.engine.kernels import triton_launch
 from iclperm.engine.kernels.triton_compilation import architecture
 from iclperm.engine.model import TreeModel
@@ -41,10 +42,13 @@ def plug_in(card: Card, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: card.name)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: about)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (card.memory // 2, card.memory))
-    monkeypatch.setattr(triton_launch, "architecture", architecture.__wrapped__)
+    for module in (triton_launch, model):
+        monkeypatch.setattr(module, "architecture", architecture.__wrapped__)
     monkeypatch.setattr(triton_launch, "_why_no_kernel_runs", lambda device: "")
 
 
 def lie_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on models say that they lie on the first card."""
-    monkeypatch.setattr(TreeModel, "device", property(lambda self: CUDA, lambda self, value: None), raising=False)
+    for name, said in {"device": CUDA, "devices": (CUDA,)}.items():
+        place = property(lambda self, said=said: said, lambda self, value: None)
+        monkeypatch.setattr(TreeModel, name, place, raising=False)

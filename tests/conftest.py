@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Generator
+from contextlib import nullcontext
 
 # Threads that spin at barriers make tests several times slower where every core has a worker. Before torch.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -15,8 +17,6 @@ from hypothesis import settings
 
 from iclperm import _core
 
-if not torch.cuda.is_available():  # read when a kernel's module is imported: Triton kernels then take CPU tensors
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.pop("COLUMNS", None)  # set for xdist's workers: what is printed has the width that it has in a pipe
 settings.register_profile("iclperm", deadline=None)
 settings.load_profile("iclperm")
@@ -24,6 +24,11 @@ torch.set_num_threads(1)  # models this small only lose by more; what threads ch
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Only ``-m gpu`` shows the tests a GPU: all others, and the interpreter's, are the same on every machine."""
+    if config.option.markexpr != "gpu" and torch.cuda.device_count():  # which does not yet read the variable
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if not torch.cuda.is_available():  # read when a kernel's module is imported: kernels then take CPU tensors
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     config.pluginmanager.register(FastTier(config), "fast tier")
 
 
@@ -32,8 +37,27 @@ def pytest_report_header() -> str:
     return f"iclperm core: {_core.isa()} of {_core.available_isas()}; {versions}"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    import devices
+
+    simulates = item.get_closest_marker("gpu") is not None and not devices.HAS_GPU
+    with devices.as_on_a_gpu() if simulates else nullcontext():
+        return (yield)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that a GPU alone can run says what for: ``gpu(needs="...")``."""
+    marker = item.get_closest_marker("gpu")
+    if marker is not None and marker.kwargs and not torch.cuda.is_available():
+        pytest.skip(f"needs a CUDA device for {marker.kwargs['needs']}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest first, so that no worker is left with one of them at the end."""
+    if torch.cuda.is_available():  # kernels are compiled for every shape
+        for item in items:
+            item.add_marker(pytest.mark.timeout(1800))
     items.sort(key=lambda item: _LONGEST.index(item.path.stem) if item.path.stem in _LONGEST else len(_LONGEST))
 
 

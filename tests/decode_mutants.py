@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import poisoned_empty
 
 from iclperm.engine import decodecases
 from iclperm.engine.decodecases import DecodeCase
@@ -69,15 +70,10 @@ def decode_error(shape: Shape, rule: AttentionRule, device: torch.device, module
     case = DecodeCase.of(LONGEST, shape.num_kv * shape.group, shape.num_kv, shape.head_size, shape.dtype, num_sharing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decodecases, "prepare", prepare)
-        patch.setattr(torch, "empty", _nan_filled)
+        patch.setattr(torch, "empty", poisoned_empty)
         error = case.error(rule, device)
     assert ran == [True, True]
     return error
-
-
-def _nan_filled(*shape: Any, empty: Any = torch.empty, **options: Any) -> torch.Tensor:
-    memory: torch.Tensor = empty(*shape, **options)
-    return memory.fill_(torch.nan) if memory.is_floating_point() else memory
 
 
 _LOOP = "acc, top, total, b_q, limit, slots, {}, seen_end,"

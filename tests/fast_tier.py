@@ -331,9 +331,7 @@ class FastTier:
         self.has_all_tests = (
             config.workerinput["has_all_tests"]  # a worker is given paths, whatever the user gave
             if hasattr(config, "workerinput")
-            else config.args_source is config.ArgsSource.TESTPATHS
-            and not option.keyword
-            and option.markexpr in ("", "not gpu")
+            else config.args_source is config.ArgsSource.TESTPATHS and not option.keyword and not option.markexpr
         )
         self.watches = (self.has_all_tests or option.every_module) and not option.collectonly
         self.ran: set[str] = set()

@@ -18,6 +18,7 @@ from typing import Any
 import decode_mutants
 import pytest
 import torch
+from devices import DEVICE, poisoned_empty
 from torch import nn
 from transformers.activations import GELUTanh
 
@@ -28,7 +29,6 @@ from iclperm.engine.kernels.rowwise import RmsNorm
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.plan import Pack
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {kernel.name: kernel.tolerance for kernel in KERNELS}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -223,21 +223,13 @@ def row_wise_error(error: Callable[[], float], module: ModuleType) -> float:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rowwise, "runs_triton", lambda x: True)
-        patch.setattr(torch, "empty", _poisoned(torch.empty))
+        patch.setattr(torch, "empty", poisoned_empty)
         for name in ("gate", "rms_norm", "rotate"):
             if module is not triton_rowwise:
                 patch.setattr(triton_rowwise, name, counted(name))
         found = error()
     assert ran or module is triton_rowwise
     return found
-
-
-def _poisoned(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def poisoned(*shape: Any, **options: Any) -> torch.Tensor:
-        out = empty(*shape, **options)
-        return out.fill_(torch.nan if out.is_floating_point() else -(1 << 20))
-
-    return poisoned
 
 
 def _drawing(dtype: torch.dtype) -> kernelcases.Drawing:
@@ -444,7 +436,7 @@ def head_error(
             module = original
         for name in ("read_rows", "choose_rows"):
             patch.setattr(triton_head, name, counted(name))
-        patch.setattr(torch, "empty", _poisoned(torch.empty))
+        patch.setattr(torch, "empty", poisoned_empty)
         rows = 1 + triton_head._LAUNCHES[dtype].rows - 8  # with those of each kind, a little more than a block
         error = max(kernelcases.fused_head_errors(head, 0.5, softcap, rows))
     assert set(ran) == {"read_rows", "choose_rows"}

@@ -74,7 +74,7 @@ def test_what_runs_on_a_card(case: OnCard, monkeypatch: pytest.MonkeyPatch) -> N
         assert not said
     assert not served(model)[1], "what was said once is said again"
     ways = Sizes.of(PlainModel(model), CUDA)
-    assert bool(ways.mask) == (made.attention == "torch"), "plans foretell another attention than runs"
+    assert (ways.dense is not None) == (made.attention == "torch"), "plans foretell another attention than runs"
     assert bool(ways.first) == made._may_fuse
     assert (ways.logits == 0) == made._may_fuse_head
 

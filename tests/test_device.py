@@ -15,7 +15,7 @@ from zoo import ZOO
 
 from iclperm.engine import Engine, device, plan_product, selfcheck
 from iclperm.engine.device import fixed_precision, gpu_versions
-from iclperm.engine.footprint import Sizes
+from iclperm.engine.footprint import Sizes, _DenseAttention
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.shapes import pack_sizes, padded_rows, whole_rows
@@ -156,7 +156,7 @@ def test_every_shape_is_its_own_and_padding_is_an_eighth_at_most(place: torch.de
 
 def test_packs_on_a_gpu_follow_its_memory_and_nothing_else() -> None:
     sizes = Sizes.of(PlainModel(ZOO["llama"].build()), CPU)
-    on_gpu = replace(sizes, device=GPU, weights=14 << 30, layer=110_000, mask=0)
+    on_gpu = replace(sizes, device=GPU, weights=14 << 30, layer=110_000, dense=None)
     gib = 1 << 30
     assert [on_gpu.usual_pack(size * gib) for size in (0, 16, 20, 24, 40, 80)] == [
         4096,
@@ -166,7 +166,8 @@ def test_packs_on_a_gpu_follow_its_memory_and_nothing_else() -> None:
         32_768,
         32_768,
     ]
-    assert replace(on_gpu, mask=2).usual_pack(80 * gib) == 4096, "masks of torch's attention grow with the square"
+    dense = _DenseAttention.of(PlainModel(ZOO["llama"].build()).facts)
+    assert replace(on_gpu, dense=dense).usual_pack(80 * gib) == 4096, "masks of torch's attention grow with the square"
     assert sizes.usual_pack(0) == 4096
 
 

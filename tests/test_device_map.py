@@ -1,22 +1,33 @@
-"""Models spread by accelerate over devices, the host and the disk: the same numbers, in transformers' own layers."""
+"""Models spread by accelerate: over devices in layers of ours, with parts on the host or the disk in transformers' own.
+
+The numbers are the same.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate import dispatch_model
+from accelerate.hooks import ModelHook, add_hook_to_module
+from cards import H100, V100, Card, plug_in
 from tiny import make_model
 from tolerances import TOLERANCES
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from zoo import VOCAB, ZOO
 
 from iclperm.engine import Engine, plan_product
+from iclperm.engine.kernels import triton_launch
 from iclperm.engine.kernels.rule import AttentionRule
+from iclperm.engine.layers import FusedLayer
+from iclperm.engine.link import DeviceLink
 from iclperm.engine.load import load_shapes
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plain_model import PlainModel, read_facts
@@ -85,6 +96,94 @@ def test_offloaded_parts_change_nothing(saved: tuple[PreTrainedModel, Path], dev
     assert engine.row_invariant is False, "transformers' rotary embedding runs behind accelerate's hook"
 
 
+def hooked(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with accelerate's hooks, as it has where all weights lie on devices: here all on one."""
+    return dispatch_model(model, ELSEWHERE, force_hooks=True)  # type: ignore[no-any-return]
+
+
+def test_our_layers_run_over_hooks_that_only_bring_what_is_given(saved: tuple[PreTrainedModel, Path]) -> None:
+    model, _ = saved
+    expected = Engine(model, pack_tokens=24).loglikelihood(REQUESTS)
+    plain = [each.logprob for each in scoring.loglikelihood(model, REQUESTS)]
+    forwards = {name: vars(module).get("forward") for name, module in hooked(model).named_modules()}
+    assert sum(forward is not None for forward in forwards.values()) > 20
+    engine = Engine(model, pack_tokens=24)
+    out = engine.loglikelihood(REQUESTS)
+    np.testing.assert_allclose(out.logprob, expected.logprob, rtol=0, atol=PER_TOKEN)
+    assert (engine.layers, engine.attention) == ("fused", "native")
+    assert "given_up" not in engine.numerics
+    assert {name: vars(module).get("forward") for name, module in model.named_modules()} == forwards
+    assert [each.logprob for each in scoring.loglikelihood(model, REQUESTS)] == plain
+
+
+def test_hooks_that_do_more_are_respected() -> None:
+    model = hooked(ZOO["llama"].build())
+    assert TreeModel(model).layers == "fused"
+    layer = model.model.layers[1]
+    brings = layer.mlp.forward
+    layer.mlp.forward = lambda x: 2 * brings(x)
+    assert TreeModel(model).layers == "transformers"
+    layer.mlp.forward = brings
+    assert TreeModel(model).layers == "fused"
+    add_hook_to_module(layer, ModelHook(), append=True)
+    assert TreeModel(model).layers == "transformers"
+
+
+FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+class Borders(TorchFunctionMode):
+    """Two cards that are the CPU's memory; ``crossed`` is what each went to the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crossed: list[torch.device] = []
+        self._lies: dict[int, tuple[torch.device, torch.Tensor]] = {}  # by storages, which are kept: none is used anew
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.to or args[1] not in (FIRST, SECOND):
+            return func(*args, **(kwargs or {}))
+        moved, to = args
+        if self._lies.get(moved.untyped_storage().data_ptr(), (FIRST,))[0] == to:
+            return moved
+        self.crossed.append(to)
+        return self.made(moved.clone(), to)
+
+    def made(self, tensor: torch.Tensor, on: torch.device) -> torch.Tensor:
+        self._lies[tensor.untyped_storage().data_ptr()] = on, tensor
+        return tensor
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_what_layers_need_goes_over_a_border_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden states once a pack, cosines and sines once a device; tables of indices go where they are asked for."""
+    borders, uploads, call = Borders(), set[torch.device](), FusedLayer.__call__
+
+    def upload(self: DeviceLink, arrays: Any, device: torch.device) -> list[torch.Tensor]:
+        uploads.add(device)
+        return [torch.from_numpy(array) for array in arrays]
+
+    def lies(layer: FusedLayer) -> torch.device:
+        return SECOND if layer._attention.layer_idx else FIRST
+
+    model = ZOO[name].build()
+    engine = Engine(model, self_check=False, pack_tokens=24)
+    expected = engine.loglikelihood(REQUESTS).logprob
+    monkeypatch.setattr(FusedLayer, "_device", property(lies))
+
+    def called(self: FusedLayer, *args: Any, **given: Any) -> torch.Tensor:
+        return borders.made(call(self, *args, **given), lies(self))
+
+    monkeypatch.setattr(FusedLayer, "__call__", called)
+    monkeypatch.setattr(DeviceLink, "upload", upload)
+    with borders:
+        found = engine.loglikelihood(REQUESTS).logprob
+    np.testing.assert_array_equal(found, expected)
+    num_rotaries = len(set((model.config.layer_types or ["full"])[1:])) if name == "gemma3" else 1
+    assert borders.crossed == [SECOND] * (engine.report.num_packs * (1 + 2 * num_rotaries))
+    assert uploads == {torch.device("cpu"), SECOND}
+
+
 def test_offloaded_models_say_the_same(saved: tuple[PreTrainedModel, Path]) -> None:
     model, folder = saved
     contexts = [STEM[:5], STEM[:5] + STEM[30:34], STEM[:1]]
@@ -127,8 +226,8 @@ def test_shapes_and_dtype_of_balanced_are_those_of_the_first_device(tmp_path: Pa
     config = make_model(tmp_path) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "bfloat16"}))
     _, place = load_shapes(tmp_path, device="balanced")
-    assert place.type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert read_facts(tmp_path, device="balanced").dtype == ("bfloat16" if place.type == "cuda" else "float32")
+    assert place.type == "cpu"
+    assert read_facts(tmp_path, device="balanced").dtype == "float32"
 
 
 @pytest.mark.parametrize(
@@ -150,9 +249,28 @@ def test_a_model_computes_on_its_accelerators(device_map: Any, devices: list[str
     assert placed.device == placed.devices[0]
 
 
+@pytest.mark.parametrize(("second", "attention"), [(H100, "triton"), (V100, "torch")])
+def test_what_is_ours_runs_where_every_card_can_run_it(
+    second: Card, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ZOO["llama"].build()
+    model.hf_device_map = {"model": 0, "lm_head": 1}
+    plug_in(H100, monkeypatch, count=2)
+    cards = {FIRST: H100, SECOND: second}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: cards[device].capability)
+    triton_launch._say_once.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        served = TreeModel(model)
+    assert ["do not run on cuda:1" in str(line.message) for line in said] == [True] * (attention == "torch")
+    assert (served.attention, served._may_fuse, served._may_fuse_head) == (attention, *[attention == "triton"] * 2)
+    assert served.attends_live_rows == (attention == "triton")
+    assert not served.link.is_asynchronous
+
+
 def test_a_budget_is_for_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ZOO["llama"].build()
-    devices = property(lambda self: (torch.device("cpu"), torch.device("meta")), lambda self, value: None)
+    devices = property(lambda self: (torch.device("cpu"), torch.device("cpu", 1)), lambda self, value: None)
     monkeypatch.setattr(PlainModel, "devices", devices, raising=False)
     monkeypatch.setattr(PlainModel, "device", torch.device("cpu"), raising=False)
     with pytest.raises(RequestError, match="memory_budget bounds what one device holds, and the model lies on several"):

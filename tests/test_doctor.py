@@ -382,7 +382,7 @@ class TestKernels:
             ({"dtype": torch.float16}, "attention", "our C++ kernel takes float32 and bfloat16, not float16"),
             ({"dtype": torch.float16}, "layers", "Triton"),
             ({"name": "gpt-neox"}, "layers", "ours do not know gpt_neox"),
-            ({"hooked": True}, "layers", "its layers lie on several devices, or somebody hooked into them"),
+            ({"hooked": True}, "layers", "parts of it are offloaded, or somebody hooked into it"),
         ],
     )
     def test_why_something_faster_does_not_run(

@@ -135,17 +135,6 @@ def test_bfloat16_is_no_worse_than_plain_bfloat16(dtype: torch.dtype) -> None:
         assert np.abs(fast - exact).mean() <= 1.25 * np.abs(plain - exact).mean()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ZOO)
-def test_every_architecture_is_exact_on_a_gpu(name: str) -> None:
-    model, requests = ZOO[name].build().cuda(), branching_requests()
-    engine = Engine(model, **SMALL_PACKS)
-    assert_agrees(engine.loglikelihood(requests), model, requests)
-    assert engine.attention == "torch"
-    assert engine.numerics["device"] == torch.cuda.get_device_name()
-
-
 def product_parts(seed: int = 0) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
     rng = np.random.default_rng(seed)
     stem = random_ids(rng, 30)

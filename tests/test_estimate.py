@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from cards import A100, V100, Card, plug_in
 from safetensors import safe_open
 from zoo import ZOO
 
+from iclperm.cli.terminal import _estimated
 from iclperm.demo import model_path
 from iclperm.engine import Engine, plan_product, plan_requests
 from iclperm.engine import estimate as module
 from iclperm.engine.estimate import estimate
+from iclperm.engine.facts import PassCosts
 from iclperm.engine.tree import Rows
 from iclperm.errors import ModelError
 
@@ -65,12 +70,40 @@ def test_seconds_follow_from_the_work_the_rate_and_the_packs(tmp_path: Path, kno
     layers = 3
     reached = 32 / (32 + 100)
     assert one.flops_per_second == RATE
-    assert one.seconds == pytest.approx(one.flops / RATE / reached + plan.num_packs * layers * module.LAYER_SECONDS)
+    assert one.seconds == pytest.approx(one.flops / RATE / reached + plan.num_packs * layers * 0.0008)
+    assert one.is_measured
     assert one.utilisation == pytest.approx(one.flops / RATE / one.seconds)
     assert both.flops == one.flops + estimate(folder, [other]).flops
     assert both.seconds == pytest.approx(one.seconds + estimate(folder, [other]).seconds)
     assert plan.num_packs > 3
     assert estimate(folder, []).seconds == 0
+
+
+@pytest.mark.parametrize("card", [A100, V100], ids=lambda card: card.name)
+def test_a_gpu_has_constants_of_its_own(
+    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_rate: list[tuple[Any, ...]]
+) -> None:
+    """It computes while it is told what comes next: what takes longer of the two is the time."""
+    folder = save_config("llama", tmp_path)
+    plan = plan_product(CONTEXTS, QUERIES, LABELS, pack_tokens=8)
+    plug_in(card, monkeypatch)
+    found = estimate(folder, [plan], pack_tokens=8)
+    assert (found.device, known_rate[0][3]) == ("cuda", torch.device("cuda"))
+    assert not found.is_measured
+    computing, telling = found.flops / RATE / (32 / (32 + 500)), plan.num_packs * 3 * 0.0003
+    assert found.seconds == pytest.approx(computing)
+    assert 1000 * telling > computing > telling
+    monkeypatch.setattr(module, "gemm_rate", lambda *_: 1000 * RATE)
+    assert estimate(folder, [plan], pack_tokens=8).seconds == pytest.approx(telling)
+    assert PassCosts.on("cuda:1") == PassCosts.on("cuda") != PassCosts.on("cpu")
+    assert [PassCosts.on("cuda").reached_share(size) for size in (500, 20_000)] == [0.5, 0.85]
+
+
+def test_plan_calls_a_time_on_a_gpu_an_estimate() -> None:
+    here = estimate(model_path(), [])
+    on_gpu, on_cpu = (_estimated(Mock(estimate=replace(here, device=name))) for name in ("cuda:1", "cpu"))
+    assert on_gpu.endswith("(cuda:1, float32, 1 GFLOP/s; an estimate, never measured on a GPU)")
+    assert on_cpu.endswith("(cpu, float32, 1 GFLOP/s)")
 
 
 def test_experts_that_a_token_does_not_see_cost_nothing() -> None:

@@ -325,3 +325,18 @@ def test_sources_are_free_of_markers_and_private_paths():
         text = path.read_text(encoding="utf-8")
         for marker in ("TODO", "FIXME", "XXX", "/work/", "/home/"):
             assert marker not in text, f"{path} holds {marker}"
+
+
+def test_what_a_gpu_runs_has_run_without_one():
+    """A test marked ``gpu`` skips nothing for the lack of a GPU unless it says what it needs one for."""
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        tree = ast.parse(path.read_text())
+        named = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        assert "pytest.mark.gpu" not in named or not {"pytest.mark.skipif", "pytest.skip"} & set(named), path
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            assert name != "torch.cuda.is_available", path
+            if name == "pytest.mark.gpu":
+                ((needs, reason),) = ((each.arg, ast.literal_eval(each.value)) for each in call.keywords)
+                assert needs == "needs", path
+                assert len(reason.split()) > 2, path

@@ -156,7 +156,6 @@ def test_unknown_devices_and_dtypes_get_one_line(folder: Path, options: dict[str
         Engine.from_pretrained(folder, **options)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_gets_one_line(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot put .* on cuda") as error:
         Engine.from_pretrained(folder, device="cuda")

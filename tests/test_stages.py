@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import triton_interpreter
+from devices import quick_check
 from zoo import ZOO
 
-from iclperm.engine import Engine, decodecases, kernelcases
+from iclperm.engine import Engine
 from iclperm.engine.doctor import choosing
 from iclperm.engine.doctor.choosing import Launched, StageChoice, choose
 from iclperm.engine.kernels import rowwise, stages, triton_attention, triton_decode, triton_head
@@ -44,12 +45,7 @@ def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """All kernels are Triton's, in its interpreter; packs are small, and the check has few and short paths."""
     monkeypatch.setattr(rowwise, "runs_triton", lambda x: True)
     monkeypatch.setattr(choosing, "DEFAULT_PACK_TOKENS", 96)
-    monkeypatch.setattr(kernelcases, "_LONGEST", {"cpu": 70})
-    monkeypatch.setattr(kernelcases, "_PATHS", (1, 33))
-    monkeypatch.setattr(kernelcases, "_MANY_ROWS", (9, 5))
-    monkeypatch.setattr(decodecases, "_LONGEST", {"cpu": 70})
-    monkeypatch.setattr(decodecases, "_PATHS", (1, 33))
-    monkeypatch.setattr(decodecases, "_SHARING", {"cpu": 5})
+    quick_check(monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])

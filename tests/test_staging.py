@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import triton_interpreter
+from devices import DEVICE
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
@@ -229,6 +230,23 @@ def read_late(log: list[str]) -> bool:
         if entry == "read" and launched < min(read + 1, total):
             return False
     return True
+
+
+@pytest.mark.gpu
+def test_what_goes_to_a_device_comes_back() -> None:
+    link = DeviceLink([DEVICE])
+    assert link.is_asynchronous
+    sent = [np.arange(5), np.ones((3, 7), np.float32), np.empty((0, 4), np.int32), np.array([True, False])]
+    begin = link.mark()
+    there = link.upload(sent, DEVICE)
+    assert all(tensor.device == DEVICE and tensor.data_ptr() % 16 == 0 for tensor in there)
+    wait = link.download([tensor.clone() for tensor in there], lambda *arrays: arrays)
+    end = link.mark()
+    for tensor in there:  # what is told to a device afterwards comes too late
+        tensor.zero_()
+    back = wait()
+    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(sent, back, strict=True))
+    assert link.seconds(begin, end) > 0
 
 
 def test_what_waits_is_seen(waits: list[str]) -> None:

@@ -1,13 +1,10 @@
 """Triton's tree attention: exact against plain attention, blind to everything off a row's path, whatever its company.
 
-With a CUDA device all of this runs on it; without one in Triton's interpreter, on CPU tensors.
+It runs on a CUDA device, else in Triton's interpreter (`devices`).
 """
 
 import random
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import triton_interpreter
+from devices import DEVICE, DTYPES, HAS_GPU, interpreted, moved, poisoned_empty
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tree_attention import NUM_SLOTS, Case, Visit, alone, assert_same_bits, cut, forests, random_case, visit_arrays
@@ -34,13 +32,13 @@ from iclperm.reference import scoring
 
 triton_interpreter.repair()
 # NumPy, which the interpreter computes with, warns of NaN and Inf that are there on purpose.
-pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning", "ignore:invalid value:RuntimeWarning"),
+]
 
-ROOT = Path(__file__).resolve().parents[1]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # On a device its own launch configurations run; the interpreter runs all that are shipped.
-ARCHITECTURES = [75, 80, 86, 90] if DEVICE.type == "cpu" else [0]
+ARCHITECTURES = [0] if HAS_GPU else [75, 80, 86, 90]
 
 
 def pack_of(visits: list[Visit]) -> Pack:
@@ -56,15 +54,10 @@ def pack_of(visits: list[Visit]) -> Pack:
 def attend(case: Case, query_rows: npt.NDArray[np.int64] | None = None, arch: int = ARCHITECTURES[0]) -> Tensor:
     """The kernel's output, in memory that held NaN before, brought to the CPU."""
     rule = AttentionRule(case.scaling, case.softcap, case.window)
-    inputs = [x.to(DEVICE) for x in (case.q, case.k_new, case.v_new, case.k_pool, case.v_pool)]
+    inputs = [moved(x) for x in (case.q, case.k_new, case.v_new, case.k_pool, case.v_pool)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", nan_filled)
+        patch.setattr(torch, "empty", poisoned_empty)
         return TritonAttention(pack_of(case.visits), arch or None)(LayerStates(*inputs, query_rows), rule).cpu()
-
-
-def nan_filled(*shape: Any, empty: Any = torch.empty, **options: Any) -> Tensor:
-    memory: Tensor = empty(*shape, **options)
-    return memory.fill_(torch.nan) if memory.is_floating_point() else memory
 
 
 def in_dtype(case: Case, name: str) -> Case:
@@ -268,27 +261,26 @@ def test_tile_lists_hold_every_path_once(
     assert len(walked) == num_rows
 
 
-def product_visits(num_queries: int) -> list[Visit]:
-    """A context of 500 tokens, and below it queries of 40 tokens with four labels of two: what packs are made of."""
-    visits: list[Visit] = [(0, 500, [])]
-    for row in range(500, 500 + 48 * num_queries, 48):
-        visits.append((row, row + 40, [(1, 0, 500)]))
+def product_visits(num_tokens: int, num_queries: int) -> list[Visit]:
+    """A context, and below it queries of 40 tokens with four labels of two: what packs are made of."""
+    visits: list[Visit] = [(0, num_tokens, [])]
+    for row in range(num_tokens, num_tokens + 48 * num_queries, 48):
+        visits.append((row, row + 40, [(1, 0, num_tokens)]))
         labels = range(row + 40, row + 48, 2)
-        visits += [(label, label + 2, [(1, 0, 500), (1, row, row + 40)]) for label in labels]
+        visits += [(label, label + 2, [(1, 0, num_tokens), (1, row, row + 40)]) for label in labels]
     return visits
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256] if HAS_GPU else [80])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (50.0, 128)])
-def test_a_pack_of_real_size_on_a_gpu(head_dim: int, dtype: str, softcap: float, window: int) -> None:
-    visits = product_visits(num_queries=60)
+def test_a_pack_as_in_a_study(head_dim: int, dtype: str, softcap: float, window: int) -> None:
+    """On a GPU of real size."""
+    visits = product_visits(*((500, 60) if HAS_GPU else (70, 2)))
     case = make_case(visits, 3, dtype, group_size=6, num_kv_heads=2, head_dim=head_dim, softcap=softcap, window=window)
     together = attend(case)
     assert_close(case, together)
-    for visit in visits[::37]:
+    for visit in visits[:: 37 if HAS_GPU else 4]:
         assert_same_bits(attend(alone(case, visit, visit[0], visit[1])), together[visit[0] : visit[1]])
     rows = np.array([end - 1 for _, end, _ in visits], np.int64)
     assert_same_bits(attend(replace(case, q=case.q[rows]), rows), together[rows])
@@ -297,7 +289,7 @@ def test_a_pack_of_real_size_on_a_gpu(head_dim: int, dtype: str, softcap: float,
 def call_with(**changes: Any) -> Tensor:
     case = random_case([(0, 3, [(0, 0, 9)]), (3, 5, [(0, 0, 9), (1, 0, 3)])], group_size=2, num_kv_heads=2, head_dim=16)
     arguments = {"q": case.q, "k": case.k_new, "v": case.v_new, "k_pool": case.k_pool, "v_pool": case.v_pool}
-    arguments = {name: changes.pop(name, x).to(DEVICE) for name, x in arguments.items()}
+    arguments = {name: moved(changes.pop(name, x)) for name, x in arguments.items()}
     query_rows = changes.pop("query_rows", None)
     rule = AttentionRule(**({"scaling": 1.0, "softcap": 0.0, "window": 0} | changes))
     return TritonAttention(pack_of(case.visits))(LayerStates(**arguments, query_rows=query_rows), rule)
@@ -373,7 +365,7 @@ def test_an_engine_on_triton_agrees_with_plain_transformers(name: str, monkeypat
         return original(self, *args)
 
     monkeypatch.setattr(TritonAttention, "__call__", counted)
-    engine = Engine(model, attention="triton", pack_tokens=24, self_check=False)
+    engine = Engine(model, pack_tokens=24, self_check=False)
     assert engine.attention == "triton"
     scores = engine.loglikelihood(requests)
     assert len(calls) == engine.report.num_packs * model.config.num_hidden_layers
@@ -382,20 +374,16 @@ def test_an_engine_on_triton_agrees_with_plain_transformers(name: str, monkeypat
         assert abs(fast - plain.logprob) <= TOLERANCES["loglikelihood per token"]["float32"] * plain.num_tokens
 
 
-def test_triton_is_the_choice_on_a_gpu_and_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ZOO["llama"].build().to(DEVICE)
-    assert Engine(model, self_check=False).attention == ("triton" if DEVICE.type == "cuda" else "native")
+def test_attention_in_float64_is_refused() -> None:
     with pytest.raises(ModelError, match=NOT_SERVED):
-        Engine(model.double(), attention="triton", self_check=False)
-    if DEVICE.type == "cpu":
-        monkeypatch.delenv("TRITON_INTERPRET")
-        with pytest.raises(ModelError, match=r"not torch.float32 with \d+ on cpu"):
-            Engine(ZOO["llama"].build(), attention="triton", self_check=False)
+        Engine(ZOO["llama"].build().to(DEVICE).double(), attention="triton", self_check=False)
 
 
-def test_an_engine_on_a_cpu_does_without_triton() -> None:
-    script = "import sys, iclperm.engine; sys.exit('triton' in sys.modules)"
-    assert subprocess.run([sys.executable, "-P", "-c", script]).returncode == 0
+@interpreted("a CPU is asked")
+def test_triton_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ModelError, match=r"not torch.float32 with \d+ on cpu"):
+        Engine(ZOO["llama"].build(), attention="triton", self_check=False)
 
 
 NOT_SERVED = (

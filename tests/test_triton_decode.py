@@ -1,6 +1,6 @@
 """Attention of decoding rows: exact against plain attention, blind to all but a row's path, the same in any company.
 
-With a CUDA device all of this runs on it; without one in Triton's interpreter, on CPU tensors.
+It runs on a CUDA device, else in Triton's interpreter (`devices`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import triton_interpreter
+from devices import DEVICE, DTYPES, moved, poisoned_empty
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import TOLERANCES
@@ -32,10 +33,11 @@ from iclperm.reference.attention import path_attention
 
 triton_interpreter.repair()
 # NumPy, which the interpreter computes with, warns of NaN and Inf that are there on purpose.
-pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning", "ignore:invalid value:RuntimeWarning"),
+]
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Slots = npt.NDArray[np.int64]
 
 
@@ -150,23 +152,18 @@ def live_pack(scene: Scene, lanes: npt.NDArray[np.int32] | None = None, width: i
 
 def attend(scene: Scene) -> Tensor:
     """The kernels' output, in memory that held NaN before, brought to the CPU."""
-    states = copied(scene.states, DEVICE)
+    states = on_device(scene.states)
     tables = PackTables.alone(live_pack(scene), DEVICE, states.q.shape[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", nan_filled)
+        patch.setattr(torch, "empty", poisoned_empty)
         return DecodeAttention(tables, LiveSlots())(states, scene.rule).cpu()
 
 
 STATES = ("q", "k", "v", "k_pool", "v_pool")
 
 
-def copied(states: LayerStates, device: torch.device) -> LayerStates:
-    return LayerStates(**{name: getattr(states, name).to(device, copy=True) for name in STATES})
-
-
-def nan_filled(*shape: Any, empty: Any = torch.empty, **options: Any) -> Tensor:
-    memory: Tensor = empty(*shape, **options)
-    return memory.fill_(torch.nan) if memory.is_floating_point() else memory
+def on_device(states: LayerStates) -> LayerStates:
+    return LayerStates(**{name: moved(getattr(states, name)) for name in STATES})
 
 
 def assert_same_bits(a: Tensor, b: Tensor) -> None:
@@ -313,7 +310,7 @@ def test_what_a_window_has_left_behind_cannot_reach_a_row(name: str) -> None:
 
 def test_the_newest_keys_are_in_the_pool_afterwards() -> None:
     scene = scene_of([CONTEXT, *QUERIES], num_kv_heads=2, head_dim=16)
-    states = copied(scene.states, DEVICE)
+    states = on_device(scene.states)
     tables = PackTables.alone(live_pack(scene), DEVICE, 5)
     DecodeAttention(tables, LiveSlots())(states, scene.rule)
     newest = [int(path[length - 1]) for path, length in zip(scene.paths, scene.lengths, strict=True)]
@@ -332,9 +329,9 @@ def test_steps_that_go_on_have_the_bits_of_steps_made_anew(window: int, monkeypa
     counted(monkeypatch, live, "list_items", made)
     counted(monkeypatch, DeviceLink, "upload", made)
     tables, slots = PackTables.alone(live_pack(scene), DEVICE, 5), LiveSlots()
-    states = copied(scene.states, DEVICE)
+    states = on_device(scene.states)
     for step in range(steps):
-        before = copied(states, torch.device("cpu"))
+        before = LayerStates(**{name: getattr(states, name).to("cpu", copy=True) for name in STATES})
         made.clear()
         going_on = DecodeAttention(tables, slots)(states, scene.rule).cpu()
         assert made.count("list_items") == (step == 0)
@@ -417,7 +414,7 @@ def test_neighbours_of_two_contexts_are_not_read_together() -> None:
 )  # fmt: skip
 def test_bad_input_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     scene = scene_of([CONTEXT, *QUERIES], group_size=2, num_kv_heads=2, head_dim=16)
-    given = {name: changes.get(name, getattr(scene.states, name)).to(DEVICE) for name in STATES}
+    given = {name: moved(changes.get(name, getattr(scene.states, name))) for name in STATES}
     rule = replace(scene.rule, window=changes.get("window", 0))
     tables = PackTables.alone(live_pack(scene), DEVICE, 5)
     with pytest.raises(RequestError, match=f"^{message}$"):

@@ -1,6 +1,6 @@
 """Triton's norms, rotations and gates: accurate, each row by itself, and nothing beside their rows touched.
 
-Without a CUDA device they run in Triton's interpreter, on CPU tensors.
+They run on a CUDA device, else in Triton's interpreter (`devices`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton_interpreter
 from activations import ACTIVATIONS
+from devices import DEVICE, DTYPES
 from tolerances import TOLERANCES
 from torch import Tensor
 
@@ -20,8 +21,7 @@ from iclperm.reference import rowwise as reference
 
 triton_interpreter.repair()
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+pytestmark = pytest.mark.gpu
 
 
 def test_every_activation_of_the_cpu_has_a_branch_here():

@@ -499,6 +499,8 @@ def _estimated(planned: StudyPlan) -> str:
     if estimate is None:
         return "-"
     rate = f"{estimate.flops_per_second / 1e9:,.0f} GFLOP/s"
+    if not estimate.is_measured:
+        rate += "; an estimate, never measured on a GPU"
     return f"about {duration(estimate.seconds)} on this machine ({estimate.device}, {estimate.dtype}, {rate})"
 
 

@@ -28,7 +28,7 @@ from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Progress, Report, UnitValues, execute, execute_plain
 from iclperm.engine.folder import model_folder
 from iclperm.engine.footprint import Footprint, Sizes, most_pack
-from iclperm.engine.given import listed
+from iclperm.engine.given import given_contexts, listed
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate
@@ -51,8 +51,6 @@ from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, Ending, Generated, Gene
 from iclperm.engine.tree import Ids, IntArray, Rows
 from iclperm.errors import RequestError
 from iclperm.study.sizes import Budget
-
-_MOST_SLOTS = 1 << 24  # of a session; more tokens than any plan has had
 
 
 class Engine:
@@ -267,7 +265,7 @@ class Engine:
         marks invalid (non-finite logits). Cost: context tree + distinct contexts x query tree, in tokens. What an
         interrupt leaves is lost: `stream` gives results as they come.
         """
-        contexts, queries = _contexts(contexts), listed(queries, "queries")
+        contexts, queries = given_contexts(contexts), listed(queries, "queries")
         with self._call(progress) as report:
             labels = by_query(continuations, len(queries))
             scores = np.empty((len(contexts), len(queries), len(labels[0]) if labels else 0), np.float32)
@@ -288,7 +286,7 @@ class Engine:
         Nothing runs while the caller has a block; closing the iterator ends the call. Contexts on which their queries'
         ids depend come last, in one block.
         """
-        contexts, queries = _contexts(contexts), listed(queries, "queries")
+        contexts, queries = given_contexts(contexts), listed(queries, "queries")
         with self._call(progress) as report:
             labels = by_query(continuations, len(queries))
             if len(contexts) and labels and len(labels[0]):
@@ -312,7 +310,7 @@ class Engine:
             self._encoder,
             self._call,
             self._ending,
-            num_slots=max(1, min(room // self._model.facts.session_token_bytes, _MOST_SLOTS)),
+            room=room,
             pack_tokens=self.pack_tokens,
             max_tokens=self.max_tokens,
         )
@@ -385,13 +383,11 @@ class Engine:
         """Texts by chance, in a session of their own."""
         if not isinstance(self._model, TreeModel):
             raise RequestError("texts by chance are drawn from the prefix tree; leave out plain=True")
-        ending = self._ending(max_new_tokens, stop)
         if not len(rows):
-            return Generations.of([], has_text=ending.has_text)
+            return Generations.of([], has_text=self.tokenizer is not None)
         wanted = int(rows.lengths.sum()) + len(rows) * sampling.num_samples * max_new_tokens
-        room = self._model.facts.session_token_bytes * wanted
-        free = resolve_budget("50%", self._model.device) if self._memory_budget is None else self._memory_budget
-        with self.session(min(room, free)) as session:
+        free = self._memory_budget or resolve_budget("50%", self._model.device)
+        with self.session(min(wanted * self._model.facts.session_token_bytes, free)) as session:
             nodes = [session.extend(None, rows[number]) for number in range(len(rows))]
             return session.generate(nodes, max_new_tokens, stop, progress=progress, **vars(sampling))
 
@@ -602,7 +598,3 @@ class Engine:
             for line in found.said:
                 warnings.warn(line, stacklevel=2)
             report.seconds["self_check"] += time.perf_counter() - started
-
-
-def _contexts(given: Any) -> Any:
-    return given if isinstance(given, ContextPaths) else listed(given, "contexts")

@@ -12,7 +12,7 @@ import torch
 from iclperm import _core
 from iclperm.engine import long_paths
 from iclperm.engine.decode import GenerationLimits, generation_bounds
-from iclperm.engine.facts import LAYER_SECONDS, ModelFacts, plan_flops
+from iclperm.engine.facts import ModelFacts, PassCosts, plan_flops
 from iclperm.engine.footprint import Footprint, Sizes
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.load import has_device, load_shapes
@@ -51,6 +51,11 @@ class Estimate:
     long_path: LongPath | None
     bfloat16_speedup: float | None
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether what ``seconds`` rest on beside the rate was measured on such a device, or only derived."""
+        return PassCosts.on(self.device).is_measured
+
 
 def estimate(
     name: str | Path,
@@ -67,7 +72,8 @@ def estimate(
 
     Reads the configuration alone; device and dtype are resolved as on loading, except that a configuration without a
     dtype counts as float32. On the CPU where it was measured the time is within a factor of 1.5
-    (``benchmarks/estimate.py``); elsewhere, and beside other work, take it for an order of magnitude. Sliding windows
+    (``benchmarks/estimate.py``); elsewhere, and beside other work, take it for an order of magnitude. On a GPU
+    what it rests on beside the rate was never measured (``is_measured``). Sliding windows
     are not taken off. Packs have ``pack_tokens`` tokens at most, by default the plans' own, on a GPU those of an engine
     there. With ``max_new_tokens`` generation (`Engine.generate_units`) is estimated, every text that long:
     an upper bound. Cost: half a second of matrix products. Raises ModelError as loading does, RequestError if a plan
@@ -90,9 +96,10 @@ def estimate(
     is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
     flops = sum(plan_flops(facts, plan, is_fused=is_fused) for plan in plans)
     flops += sum(facts.flops(work.tokens, work.tokens, work.pairs) for work in works)
-    reached = facts.reached_share
+    costs = PassCosts.on(place.type)
+    reached = costs.reached_share(facts.hidden_size)
     num_packs = sum(plan.num_packs for plan in plans) + sum(work.steps for work in works)
-    seconds = flops / (rate * reached) + LAYER_SECONDS * facts.num_layers * num_packs
+    seconds = costs.seconds(flops / (rate * reached), facts.num_layers * num_packs)
     longest = max((plan.long_path for plan in plans if plan.long_path), key=lambda way: way.seconds, default=None)
     seconds += sum(plan.long_path.seconds for plan in plans if plan.long_path)
     return Estimate(
@@ -116,7 +123,8 @@ def reached_rate(facts: ModelFacts) -> float:
     """About the FLOP/s that a model reaches in float32 on this machine's processor, by its measured rate
     of matrix products; what small packs cost beside them is not in it. Takes half a second."""
     place = torch.device("cpu")
-    return gemm_rate(DEFAULT_PACK_TOKENS, facts.hidden_size, torch.float32, place) * facts.reached_share
+    share = PassCosts.on(place.type).reached_share(facts.hidden_size)
+    return gemm_rate(DEFAULT_PACK_TOKENS, facts.hidden_size, torch.float32, place) * share
 
 
 def refuse_small_budget(

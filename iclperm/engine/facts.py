@@ -30,13 +30,48 @@ TOKENIZER_FILE = "tokenizer.json"
 MAKES_A_TOKENIZER = (TOKENIZER_FILE, "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 """Files one of which is needed: a folder with none of them has no tokenizer."""
 
-# The share of the matrix-product rate that forward passes reach grows with the hidden size, as the work between the
-# products shrinks beside them. Measured in float32 on a CPU: 0.4-0.6 at 128 (benchmarks/estimate.py), 0.70-0.85 at 512
-# (benchmarks/results/token_efficiency.json); hidden / (hidden + 100) follows that.
-_HALF_RATE_HIDDEN = 100
+
+@dataclass(frozen=True)
+class PassCosts:
+    """What forward passes take on a kind of device beside what its measured rate of matrix products says.
+
+    ``layer_seconds`` are what a layer costs a pack however few its tokens; where the device ``goes_on`` by itself they
+    are its host's, who tells it of one pack while it computes another. Half of the rate is reached at a hidden size of
+    ``half_rate_hidden``.
+    """
+
+    layer_seconds: float
+    half_rate_hidden: int
+    goes_on: bool
+    is_measured: bool
+
+    @classmethod
+    def on(cls, device: str) -> PassCosts:
+        """Those of a device by its name, as ``cpu`` or ``cuda:1``."""
+        return _PASS_COSTS["cpu" if device == "cpu" else "gpu"]
+
+    def reached_share(self, hidden_size: int) -> float:
+        """The share of the rate of products that passes of whole packs reach: it grows with the hidden size, as the
+        work between the products shrinks beside them."""
+        return min(_MOST_UTILISATION, hidden_size / (hidden_size + self.half_rate_hidden))
+
+    def seconds(self, computing: float, layer_passes: int) -> float:
+        """Of so many passes through a layer in which the device computes so long."""
+        telling = self.layer_seconds * layer_passes
+        return max(computing, telling) if self.goes_on else computing + telling
+
+
 _MOST_UTILISATION = 0.85
-LAYER_SECONDS = 0.0008
-"""What a layer costs a pack however few its tokens: 0.7-1.2 ms, measured with packs of 44 tokens."""
+_PASS_COSTS = {
+    # Measured in float32. A layer: 0.7-1.2 ms in packs of 44 tokens. The share: 0.4-0.6 at 128
+    # (benchmarks/estimate.py), 0.70-0.85 at 512 (benchmarks/results/token_efficiency.json).
+    "cpu": PassCosts(layer_seconds=0.0008, half_rate_hidden=100, goes_on=False, is_measured=True),
+    # Derived, never measured. A layer: some 15 launches of 20 us each from Python, half of them Triton's. The share: 24
+    # multiplications by the square of the hidden size H for a token and layer, and beside them some 64 bytes by H that
+    # go to memory or come from there; at 250 TFLOP/s and 1.6 TB/s, or 700 and 3, both take as long at 400 to 600.
+    "gpu": PassCosts(layer_seconds=0.0003, half_rate_hidden=500, goes_on=True, is_measured=False),
+}
+"""By kind of device."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +128,6 @@ class ModelFacts:
     def session_token_bytes(self) -> int:
         """Bytes that a session keeps of one token: keys and values, and what comes out of the last layer."""
         return self.kv_token_bytes + self.hidden_size * self.number_bytes
-
-    @property
-    def reached_share(self) -> float:
-        """The share of the rate of matrix products that forward passes of whole packs reach, as measured."""
-        return min(_MOST_UTILISATION, self.hidden_size / (self.hidden_size + _HALF_RATE_HIDDEN))
 
     @property
     def decoder_parameters(self) -> int:

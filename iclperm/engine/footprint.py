@@ -104,6 +104,35 @@ class Footprint:
 
 
 @dataclass(frozen=True)
+class _DenseAttention:
+    """Bytes that torch's operations take for attention beside a layer's own."""
+
+    mask: int  # for a row of a pack and a key: whether it is seen, once more where rows are chosen
+    joined: int  # for a key: it and its value side by side with others, while these become what is multiplied
+    key: int  # for a key: it and its value in float32, and where they lie
+    scores: int  # for a row of those attended at once and a key: scores, weights, and whether it is seen
+    row: int  # for a row of those attended at once: its query and what comes out, in float32 too
+
+    @classmethod
+    def of(cls, facts: ModelFacts) -> _DenseAttention:
+        itemsize, (heads, kv) = facts.number_bytes, _head_columns(facts)
+        # One of the two is looked through for what is not finite, or both are in float32 and one of them as it was.
+        copies = max(3 * itemsize + 3, itemsize + 2 * _FLOAT32)
+        return cls(
+            mask=2,
+            joined=kv // 2 * copies + 32,
+            key=kv * _FLOAT32 + 32,
+            scores=2 * _FLOAT32 * facts.num_heads + 2,
+            row=heads * (2 * _FLOAT32 + itemsize),
+        )
+
+    def taken(self, rows: int, at_once: int, keys: int) -> int:
+        """Of a pack of so many rows and keys, some of the rows at a time."""
+        attended = self.key * keys + at_once * (self.scores * keys + self.row)
+        return rows * self.mask * keys + max(self.joined * keys, attended)
+
+
+@dataclass(frozen=True)
 class Sizes:
     """The sizes that a model's memory follows from: bytes for one token, unless a comment says otherwise."""
 
@@ -118,8 +147,7 @@ class Sizes:
     heap: float  # what the heap takes of what is alive in it
     layer: int  # what the layer that needs most needs
     inner: int  # gates, or their factors, where our layers make them
-    scores: int  # torch's attention: for one token and one key, of the rows taken at once
-    mask: int  # torch's attention: for one token and one key
+    dense: _DenseAttention | None  # where torch's operations attend
     logits: int
     num_checked_logits: int  # rows of logits that the first-use check holds at once
     probed: int  # what that check's largest product holds
@@ -152,8 +180,7 @@ class Sizes:
             heap=_HEAP_FACTOR if paths.is_fused else _HEAP_FACTOR_IN_TRANSFORMERS_LAYERS,
             layer=_layer_bytes(model, facts, paths),
             inner=facts.inner_size * model.dtype.itemsize if paths.is_fused else 0,
-            scores=3 * _FLOAT32 * facts.num_heads + 10 if paths.attention == "torch" else 0,
-            mask=2 if paths.attention == "torch" else 0,
+            dense=_DenseAttention.of(facts) if paths.attention == "torch" else None,
             logits=_logit_bytes(facts, paths),
             num_checked_logits=_checked_logits(model, place) if checks else 0,
             probed=_probed_bytes(model) if checks and paths.attention == "native" else 0,
@@ -229,8 +256,9 @@ class Sizes:
 
     def _activations(self, rows: int, keys: int) -> int:
         """What a pack takes in the layer that needs most, with what the heap loses."""
-        dense = (min(rows, self.limits.dense_rows) * self.scores + rows * self.mask) * keys
-        whole = rows * self.layer + dense
+        whole = rows * self.layer
+        if self.dense is not None:
+            whole += self.dense.taken(rows, min(rows, self.limits.dense_rows), keys)
         if not self.is_host:
             return whole
         outside = 2 * rows * self.inner if rows * self.inner >= _own_pages() else 0
@@ -247,7 +275,7 @@ class Sizes:
         what weights leave of it; a rule, which what else is on the GPU does not change. Where torch's operations
         attend, larger packs would only make their masks larger.
         """
-        if self.is_host or self.mask:
+        if self.is_host or self.dense is not None:
             return DEFAULT_PACK_TOKENS
         left = _USED_SHARE * device_bytes - self.weights
         return next((size for size in _GPU_PACKS if 4 * size * self.layer <= left), DEFAULT_PACK_TOKENS)
@@ -448,12 +476,11 @@ def _layer_bytes(model: PlainModel, facts: ModelFacts, paths: _Ways) -> int:
     if paths.is_fused:
         is_packed = any("gate_up_proj" in name for name, _ in model.model.named_parameters())
         return (5 * hidden + 2 * heads + kv + (3 if is_packed else 2) * inner) * itemsize + tables
-    # Norms and rotations of transformers' make copies, those of norms in float32, and so does torch's attention.
+    # Norms and rotations of transformers' make copies, those of norms in float32.
     in_mlp = (4 * hidden + 3 * inner) * itemsize
     in_attention = (3 * hidden + 4 * heads + 2 * kv) * itemsize
-    in_torch = _FLOAT32 * (2 * heads + kv) if paths.attention == "torch" else 0
     in_norm = 3 * hidden * (itemsize + _FLOAT32)
-    return max(in_mlp, in_attention + in_torch, in_norm) + tables
+    return max(in_mlp, in_attention, in_norm) + tables
 
 
 def _logit_bytes(facts: ModelFacts, paths: _Ways) -> int:

@@ -108,14 +108,15 @@ class TreeForward:
     tables: PackTables
     pool: KvPool
     attend: PackAttention
-    device: torch.device
     config: Any
     num_layers: int = 0
     num_tokens: int = 0  # rows of the pack that the first layer saw, padding not counted
     is_narrowed: bool = False  # the last layer went on with the scored rows alone
     hidden: torch.Tensor | None = None  # [M, H] before the next layer, where layers run one at a time
     num_looked_up: int = 0  # tokens whose first q, k, v were computed for an earlier one of the same id
-    _rotations: dict[int, tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = field(default_factory=dict)
+    _rotations: dict[tuple[int, torch.device], tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = field(
+        default_factory=dict
+    )
 
     @property
     def pack(self) -> Pack:
@@ -131,32 +132,39 @@ class TreeForward:
         """Rows of the pack that logits are read of."""
         return int(self.pack.scored_rows.size)
 
-    def narrowed(self) -> tuple[IntArray, torch.Tensor]:
-        """The scored rows [R], and the same as an index padded as matrix products need it: for the last layer."""
+    def narrowed(self, device: torch.device) -> tuple[IntArray, torch.Tensor]:
+        """The scored rows [R], and the same as an index on a device, padded as matrix products need it: for the last
+        layer."""
         self.is_narrowed = True
-        (index,) = self.tables.of(ScoredRows(is_padded=True), self.device)
+        (index,) = self.tables.of(ScoredRows(is_padded=True), device)
         return self.pack.scored_rows.astype(np.int64), index
 
-    def rotations(self, tables: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """A layer's cosines and sines [1, M, r] as [M, r], on a CPU in float32: once for all layers that share them."""
-        if id(tables[0]) not in self._rotations:
-            rows = tuple(table[0].float() if table.device.type == "cpu" else table[0] for table in tables)
-            self._rotations[id(tables[0])] = tables, rows  # those given too, so that nothing else gets their id
-        return self._rotations[id(tables[0])][1]
+    def rotations(self, tables: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+        """A layer's cosines and sines [1, M, r] as [M, r] on its device, on a CPU in float32: once for all layers there
+        that share them."""
+        key = id(tables[0]), device
+        if key not in self._rotations:
+            rows = tuple(table[0].to(device) for table in tables)
+            rows = tuple(map(torch.Tensor.float, rows)) if device.type == "cpu" else rows
+            self._rotations[key] = tables, rows  # those given too, so that nothing else gets their id
+        return self._rotations[key][1]
 
     def forget_rotations(self) -> None:
         """Layers that run one at a time are given tables of their own each."""
         self._rotations.clear()
 
-    def by_token(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """A table and each row's place in it [M], of what ``compute`` gives for an index of rows; once a token id.
+    def by_token(
+        self, compute: Callable[[torch.Tensor], torch.Tensor], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A table and each row's place in it [M], of what ``compute`` gives for an index of rows; once a token id, all
+        on the first layer's device.
 
         Of live rows, whose ids the device alone may know, once a row.
         """
         if self.pack.is_live:
-            (rows,) = self.tables.of(EachRow(), self.device)
+            (rows,) = self.tables.of(EachRow(), device)
             return compute(rows), rows
-        places, new = self.tables.of(TokenPlaces(), self.device)
+        places, new = self.tables.of(TokenPlaces(), device)
         if new.numel():
             self.pool.token_rows.fill(compute(new))
         self.num_looked_up = len(self.pack) - self.tables.num_new_ids

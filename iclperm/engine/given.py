@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from iclperm.engine.plan import ContextPaths
 from iclperm.errors import RequestError
 
 
@@ -17,6 +18,11 @@ def listed(given: Iterable[Any], what: str) -> Sequence[Any]:
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
         raise RequestError(f"a list of {what} is needed, not {shortly(given)}; put it in brackets")
     return list(given)
+
+
+def given_contexts(given: Any) -> Any:
+    """As ``listed``, the compact form as it is."""
+    return given if isinstance(given, ContextPaths) else listed(given, "contexts")
 
 
 def shortly(given: object) -> str:

@@ -7,7 +7,8 @@ rows alone that logits are read of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,16 +100,22 @@ class FusedDecoder:
         yield self.norm, self._normed if is_last else _unchanged
 
     def _normed(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The final norm, by its weights of now."""
-        return _norm(self.norm, self.family)(hidden_states)
+        """The final norm, by its weights of now and where they lie."""
+        norm = _norm(self.norm, self.family)
+        return norm(hidden_states.to(norm.weight.device))
 
-    def is_untouched(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether nobody's hook or forward sits in the decoder, and all its numbers are ``dtype`` on ``device``."""
-        return all(map(is_unhooked, self.modules)) and all(
-            parameter.dtype == dtype and parameter.device == device
-            for module in self.modules
-            for parameter in module._parameters.values()
-            if parameter is not None
+    def is_untouched(self, dtype: torch.dtype, devices: Sequence[torch.device]) -> bool:
+        """Whether nobody's hook or forward sits in the decoder, but for accelerate's where a model is spread, and all
+        its numbers are ``dtype`` on ``devices``, each layer's on one."""
+        return (
+            all(map(is_unhooked, self.modules))
+            and all(
+                parameter.dtype == dtype and parameter.device in devices
+                for module in self.modules
+                for parameter in module._parameters.values()
+                if parameter is not None
+            )
+            and (len(devices) == 1 or all(layer.is_in_one_place for layer in self.layers))
         )
 
     @property
@@ -163,13 +170,14 @@ def _parts(decoder: Any) -> tuple[nn.Module, ...]:
 
 
 def is_unhooked(module: nn.Module) -> bool:
-    """Whether nobody's hook or forward sits in a module itself, or in all modules there are."""
+    """Whether nobody's hook or forward sits in a module itself, or in all modules there are; one of accelerate's that
+    brings what it is given to where its weights lie is none."""
     return not (
         nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
         or not all(map(is_idle, module._forward_hooks.values()))
         or module._forward_pre_hooks
         or module._compiled_call_impl is not None
-        or "forward" in vars(module)
+        or ("forward" in vars(module) and not _only_brings(module))
     )
 
 
@@ -177,6 +185,25 @@ def is_idle(hook: object) -> bool:
     """Whether a hook is one of those that transformers leaves on a model that was once asked for hidden states or
     attentions: they collect nothing but in such a call."""
     return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
+
+
+def _only_brings(module: Any) -> bool:
+    """Whether a module's forward is accelerate's, which moves inputs to a device and leaves weights where they are."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    name = type(hook).__module__, type(hook).__qualname__
+    if name != ("accelerate.hooks", "AlignDevicesHook") or hook.offload:
+        return False
+    own = type(module).forward.__get__(module)
+    return bool(getattr(module.forward, "__wrapped__", None) == module._old_forward == own)
+
+
+def put_forward(module: nn.Module, forward: Callable[..., Any], undo: ExitStack) -> None:
+    """Until ``undo`` is closed a module's forward is this one."""
+    if "forward" in vars(module):
+        undo.callback(setattr, module, "forward", module.forward)
+    else:
+        undo.callback(delattr, module, "forward")
+    module.forward = forward
 
 
 def _is(module: object, name: str, cls: str) -> bool:
@@ -297,6 +324,17 @@ class FusedLayer:
         return 2 * self._sizes[1] * self._hidden_size
 
     @property
+    def _device(self) -> torch.device:
+        """Where the layer's weights lie."""
+        device: torch.device = self._attention.o_proj.weight.device
+        return device
+
+    @property
+    def is_in_one_place(self) -> bool:
+        """Whether all its weights lie on one device."""
+        return {weight.device for weight in self.module.parameters()} == {self._device}
+
+    @property
     def _hidden_size(self) -> int:
         return int(self._attention.o_proj.out_features)
 
@@ -310,10 +348,11 @@ class FusedLayer:
         **_: object,
     ) -> torch.Tensor:
         tree.refuse_mask(self._attention, attention_mask)
-        hidden = hidden_states[0]
-        rows, index = tree.narrowed() if self._is_last else (None, None)
+        device = self._device
+        hidden = hidden_states[0].to(device)  # from one device to the next, where layers lie on several
+        rows, index = tree.narrowed(device) if self._is_last else (None, None)
         q, k, v = self._first_heads(hidden, tree, index) if self._is_first else self._heads(hidden, index)
-        cosines, sines = tree.rotations(position_embeddings)
+        cosines, sines = tree.rotations(position_embeddings, device)
         k = rowwise.rotate(k, cosines, sines)
         q = rowwise.rotate(q, cosines, sines) if index is None else rowwise.rotate(q, cosines[index], sines[index])
         attended = tree.attention(q, k, v, self._rule(tree), rows)
@@ -350,7 +389,7 @@ class FusedLayer:
         def rows(some: torch.Tensor) -> torch.Tensor:
             return torch.cat([part.flatten(1) for part in self._heads(hidden[some], None)], dim=1)
 
-        table, places = tree.by_token(rows)
+        table, places = tree.by_token(rows, hidden.device)
         q_size, kv_size = self._sizes
         q, k, v = torch.split(table, [q_size, kv_size, kv_size], dim=1)
         q = q[places if index is None else places[index]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from iclperm.engine.facts import LAYER_SECONDS, ModelFacts
+from iclperm.engine.facts import ModelFacts, PassCosts
 from iclperm.engine.footprint import Footprint, Sizes, largest_within, too_small
 from iclperm.engine.offload import room_in_store, store_rate
 from iclperm.engine.plan import OFFLOAD, RECOMPUTE, LongPath, Plan
@@ -37,7 +37,8 @@ class Rates:
     @classmethod
     def measured(cls, facts: ModelFacts, gemm_rate: float, place: torch.device, plan: Plan) -> Rates:
         """Those of this machine; a tenth of a second beside the rate of matrix products, which is given."""
-        return cls(gemm_rate * facts.reached_share, store_rate(place, plan.core.pool_slots * facts.kv_token_bytes))
+        share = PassCosts.on(place.type).reached_share(facts.hidden_size)
+        return cls(gemm_rate * share, store_rate(place, plan.core.pool_slots * facts.kv_token_bytes))
 
     @classmethod
     def assumed(cls, place: torch.device) -> Rates:
@@ -80,7 +81,7 @@ def fitted(
     assert budget is not None
     plan = sizes.fitted(plan, None)
     footprints, pack_sizes = sizes.footprints(plan), sizes.pack_sizes(plan)
-    costs = _Costs(facts, plan, rates(plan))
+    costs = _Costs(facts, plan, rates(plan), sizes.device)
     others = [_offloaded, *([_recomputed] if may_recompute else [])]
     candidates = (find(sizes, plan, budget, footprints, costs) for find in others)
     found = sorted((each for each in candidates if each is not None), key=lambda each: each.seconds)
@@ -102,8 +103,9 @@ def fitted(
 class _Costs:
     """Seconds that a plan is expected to take, by what differs between the ways of running it."""
 
-    def __init__(self, facts: ModelFacts, plan: Plan, rates: Rates) -> None:
+    def __init__(self, facts: ModelFacts, plan: Plan, rates: Rates, place: torch.device) -> None:
         self._facts, self._plan, self._rates = facts, plan, rates
+        self._layer_seconds = PassCosts.on(place.type).layer_seconds
         self._units = np.asarray(plan.core.unit_tokens, np.int64)
         lengths = plan.context_lengths
         self._path = int(plan.core.query_base)
@@ -112,7 +114,7 @@ class _Costs:
 
     def launches(self, pack_tokens: int) -> float:
         """What packs cost however few their tokens."""
-        return self._num_packs(pack_tokens) * self._facts.num_layers * LAYER_SECONDS
+        return self._num_packs(pack_tokens) * self._facts.num_layers * self._layer_seconds
 
     def reads(self, pack_tokens: int) -> float:
         """Every pack reads what it attends to of its path, in layers with a window that much of it."""
@@ -129,7 +131,7 @@ class _Costs:
         num_groups = -(-np.maximum(0, self._units + known - rows) // max(1, rows - path))
         num_paths = float(num_groups.sum()) + self._units.size * known / max(1, path)
         one = facts.flops(path, 0, path * (path + 1) // 2) / self._rates.flops
-        return num_paths * (one + -(-path // pack_tokens) * facts.num_layers * LAYER_SECONDS)
+        return num_paths * (one + -(-path // pack_tokens) * facts.num_layers * self._layer_seconds)
 
     def _num_packs(self, pack_tokens: int) -> int:
         return int((-(-self._units // pack_tokens)).sum())

@@ -13,18 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
+from iclperm.engine.attention_function import ATTENTION_NAME
 from iclperm.engine.device import fixed_precision
 from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.kernels import head, rowwise
 from iclperm.engine.kernels.attention import prepare
 from iclperm.engine.kernels.head import LikeliestIds, Reading
 from iclperm.engine.kernels.linear import linear, uses_onednn
-from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM, architecture, decoding_architectures
 from iclperm.engine.kernels.triton_launch import may_launch, may_read_head, say_what_runs_instead
-from iclperm.engine.layers import FusedDecoder, is_idle, is_unhooked, may_fuse
+from iclperm.engine.layers import FusedDecoder, is_idle, is_unhooked, may_fuse, put_forward
 from iclperm.engine.link import DeviceLink
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import Pack
@@ -35,49 +35,7 @@ from iclperm.engine.tree import IntArray
 from iclperm.engine.twin import Forward, Twin, borrowed, lock_of, may_have_twins
 from iclperm.errors import PLAINLY, ModelError
 
-# Free of "sdpa", "flash" and "flex_attention", which transformers looks for inside implementation names.
-ATTENTION_NAME = "iclperm_tree"
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
-# What an attention layer may pass on without changing what it computes.
-_HARMLESS_ARGUMENTS = {
-    "dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids", "use_cache", "output_attentions",
-    "output_hidden_states", "output_router_logits", "past_key_values", "cache_position", "position_embeddings",
-    "return_dict", "tree",
-}  # fmt: skip
-
-
-def _tree_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **arguments: Any,
-) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls: query [1, Hq, M, d], key and value [1, Hkv, M, d]."""
-    forward: TreeForward | None = arguments.get("tree")
-    if forward is None:
-        raise ModelError(
-            f"{type(module).__name__} is not handed the arguments of its model, so the tree does not reach it; "
-            f"{PLAINLY}"
-        )
-    unknown = sorted(a for a, given in arguments.items() if given is not None and a not in _HARMLESS_ARGUMENTS)
-    if unknown:
-        raise ModelError(
-            f"{type(module).__name__} passes {unknown[0]!r} to its attention, which the tree cannot serve; {PLAINLY}"
-        )
-    forward.refuse_mask(module, attention_mask)
-    scaling = arguments.get("scaling")
-    rule = AttentionRule(
-        scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        softcap=float(arguments.get("softcap") or 0.0),
-        window=forward.window(module, arguments),
-    )
-    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    return forward.attention(q, k, v, rule)[None], None
-
-
-AttentionInterface.register(ATTENTION_NAME, _tree_attention)
 
 
 @dataclass(frozen=True)
@@ -122,7 +80,7 @@ class TreeModel(PlainModel):
                 "choose attention='torch'"
             )
         facts = self.facts
-        by_triton = facts.head_size <= MAX_HEAD_DIM and may_launch(self.device, self.dtype)
+        by_triton = facts.head_size <= MAX_HEAD_DIM and self._everywhere(may_launch)
         if attention == "triton" and not by_triton:
             raise ModelError(
                 f"triton attention runs float32, bfloat16 and float16 with heads of up to {MAX_HEAD_DIM} dimensions on "
@@ -132,7 +90,8 @@ class TreeModel(PlainModel):
         best = "native" if native else "triton" if by_triton and self.device.type == "cuda" else "torch"
         self.attention = best if attention == "auto" else attention
         if attention == "auto" or layers == "auto":
-            say_what_runs_instead(self.device, self.dtype, facts.head_size if attention == "auto" else 0)
+            for device in self.devices:
+                say_what_runs_instead(device, self.dtype, facts.head_size if attention == "auto" else 0)
         _refuse_architecture(model, self.config)
         self.max_positions = facts.max_tokens
         self._doubled: _Doubled | None = None  # of the last call
@@ -145,9 +104,14 @@ class TreeModel(PlainModel):
         self._is_fused = False  # in our layers, while the model is attached
         # By whose layers run, and whether rows are live: some, all.
         self._wanted = defaultdict[tuple[bool, bool, bool], dict[PackTable, None]](dict)
-        self._may_attend_live_rows = architecture(self.device) >= min(decoding_architectures(self.dtype), default=0)
-        self._may_fuse = layers == "auto" and may_fuse(self.device, self.dtype)
-        self._may_fuse_head = layers == "auto" and may_read_head(self.device, self.dtype)
+        least = min(decoding_architectures(self.dtype), default=0)
+        self._may_attend_live_rows = self._everywhere(lambda device, _: architecture(device) >= least)
+        self._may_fuse = layers == "auto" and self._everywhere(may_fuse)
+        self._may_fuse_head = layers == "auto" and self._everywhere(may_read_head)
+
+    def _everywhere(self, runs: Callable[[torch.device, torch.dtype], bool]) -> bool:
+        """Whether something runs in the model's dtype on every device that layers lie on."""
+        return all(runs(device, self.dtype) for device in self.devices)
 
     @property
     def layers(self) -> str:  # type: ignore[override]
@@ -224,7 +188,7 @@ class TreeModel(PlainModel):
 
     def _fused(self, doubled: _Doubled | None) -> FusedDecoder | None:
         known = self.known_decoder if doubled is None else doubled.known
-        return known if known is not None and known.is_untouched(self.dtype, self.device) else None
+        return known if known is not None and known.is_untouched(self.dtype, self.devices) else None
 
     @contextmanager
     def attached(
@@ -328,16 +292,13 @@ class TreeModel(PlainModel):
         for module, stand_in in self._overrides:
             if module not in self._row_wise:
                 self._row_wise[module] = stand_in(module.forward)
-        for module, forward in [*self._row_wise.items(), *ours]:
+        for module, forward in self._row_wise.items():
             if "forward" not in vars(module):
-                undo.callback(delattr, module, "forward")
-                module.forward = forward
+                put_forward(module, forward, undo)
+        for module, forward in ours:
+            put_forward(module, forward, undo)
         for module, forward in self._seeing(see).items() if see is not None else ():
-            if "forward" in vars(module):
-                undo.callback(setattr, module, "forward", module.forward)
-            else:
-                undo.callback(delattr, module, "forward")
-            module.forward = forward
+            put_forward(module, forward, undo)
 
     def _seeing(self, see: Callable[[int, torch.Tensor], None]) -> dict[nn.Module, Forward]:
         """The layers' forwards of now, which first show what they are given."""
@@ -434,11 +395,11 @@ class TreeModel(PlainModel):
 
     def _prepared(self, tables: PackTables, pool: KvPool) -> TreeForward:
         attend = prepare(tables.pack, tables.num_rows, self.attention, self.limits.dense_rows, tables, pool.live_slots)
-        return TreeForward(tables, pool, attend, self.device, self.config)
+        return TreeForward(tables, pool, attend, self.config)
 
     def read(self, scored: torch.Tensor, tree: TreeForward) -> Callable[[], Reading]:
         """What waits for the log-probabilities of the pack's wanted pairs, which are read of its scored rows [R, H]."""
-        pack = tree.pack
+        pack, scored = tree.pack, self._brought(scored)
         if self.fuses_head and scored.dtype == self.dtype:
             found = head.find_wanted(scored, self._head, self._logit_scale, self._softcap, tree.tables)
             return self.link.download(found, partial(head.reading_of_found, pack.pair_row, pack.pair_id))
@@ -509,6 +470,7 @@ class TreeModel(PlainModel):
 
         It is -1 where not all logits are finite. Logits exist for a chunk of rows at a time, or not at all.
         """
+        hidden = self._brought(hidden)
         if self.fuses_head and hidden.dtype == self.dtype:
             chosen = head.find_likeliest(hidden, self._head, self._logit_scale, self._softcap, tree.tables)
             return chosen[0], self.link.download(chosen, head.likeliest_ids)
@@ -541,6 +503,10 @@ class TreeModel(PlainModel):
             found.logprob[some] = logprobs[row, ids].cpu().numpy()
             found.is_finite[some] = logprobs.isfinite().all(dim=1)[row].cpu().numpy()
         return found
+
+    def _brought(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows where the head lies, if layers lie on several devices; offloaded, it moves them itself."""
+        return rows.to(self._head.weight.device) if len(self.devices) > 1 and self._head_is_plain() else rows
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of hidden [R, H]."""

@@ -19,7 +19,7 @@ from iclperm.engine.kernelcheck import kernel_checks
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.launching import DECODE_ATTENTION, PARTS
 from iclperm.engine.kernels.linear import linear
-from iclperm.engine.layers import FusedDecoder, FusedLayer
+from iclperm.engine.layers import FusedDecoder, FusedLayer, put_forward
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS
@@ -173,8 +173,7 @@ def _compared(model: TreeModel, decoder: FusedDecoder, ours: TreeForward) -> Ite
     with ExitStack() as undo:
         for layer in decoder.layers:
             runs = model.running(layer.module)
-            runs.forward = comparing(layer, runs.forward)
-            undo.callback(delattr, runs, "forward")
+            put_forward(runs, comparing(layer, runs.forward), undo)
         yield verdicts
 
 

@@ -21,6 +21,7 @@ from iclperm.engine.encoding import Encoder, split_at_labels
 from iclperm.engine.executor import Progress, Report
 from iclperm.engine.forward import KvPool
 from iclperm.engine.given import listed, shortly
+from iclperm.engine.growing_text import GrowingText
 from iclperm.engine.growing_tree import ROOT, GrowingTree
 from iclperm.engine.pack_rows import PackRows, running
 from iclperm.engine.packer import Packer, PackPairs, WantedPath
@@ -28,7 +29,6 @@ from iclperm.engine.sampling import Sampling
 from iclperm.engine.scores import INVALID, OK, Scores, by_query
 from iclperm.engine.shared_text import SpannedText
 from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, LENGTH, Ending, Generations
-from iclperm.engine.texts import INVALID as NOT_FINITE
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
 from iclperm.errors import RequestError
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from iclperm.engine.model import TreeModel
 
 Text = str | Ids
+_MOST_SLOTS = 1 << 24  # more tokens than any plan has had
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -86,12 +87,13 @@ class Session:
         call: Callable[[Progress | None], AbstractContextManager[Report]],
         ending: Callable[[int, str | Sequence[str]], Ending],
         *,
-        num_slots: int,
+        room: int,
         pack_tokens: int,
         max_tokens: int,
     ) -> None:
         self._model, self._encoder, self._engine_call, self._ending = model, encoder, call, ending
         self._owner, self._condition = object(), model.condition
+        num_slots = max(1, min(room // model.facts.session_token_bytes, _MOST_SLOTS))
         self._tree = GrowingTree(num_slots)
         self._num_slots = num_slots
         self._pool: KvPool | None = model.pool(num_slots)
@@ -281,7 +283,7 @@ class Session:
         ending = self._ending(max_new_tokens, stop)
         sampling = Sampling(temperature, top_p, top_k, seed, num_samples)
         nodes = self._nodes(nodes)
-        texts = [_GrowingText(node, sampling, draw, self._tree) for node in nodes for draw in range(num_samples)]
+        texts = [GrowingText(node.path, sampling, draw, self._tree) for node in nodes for draw in range(num_samples)]
         for node in nodes:
             if not len(node):
                 raise RequestError("a text needs a token before it; extend the root by BOS first")
@@ -303,7 +305,7 @@ class Session:
         results = [ending.result(text.ids, text.finish or LENGTH, text.logprob, text.num_tokens) for text in texts]
         return Generations.of(results, has_text=ending.has_text)
 
-    def _go_on(self, live: Sequence[_GrowingText], sampling: Sampling, ending: Ending, report: Report) -> None:
+    def _go_on(self, live: Sequence[GrowingText], sampling: Sampling, ending: Ending, report: Report) -> None:
         """One more token of each text."""
         none = np.zeros(1, np.int32)
         wanted = [WantedPath(text.path, np.array([text.path.size - 1]), none) for text in live]
@@ -548,37 +550,6 @@ def _tokens_naive(wanted: Sequence[WantedPath]) -> int:
         prompts[prompt] = size
         rows[prompt, int(one.path[-1]), int(one.ids[-1])] = one.path.size - size
     return sum(prompts.values()) + sum(rows.values())
-
-
-class _GrowingText:
-    """A text of a node that goes on: its path in the tree with all that was generated."""
-
-    def __init__(self, node: Node, sampling: Sampling, draw: int, tree: GrowingTree) -> None:
-        self.path = node.path
-        self.ids: list[int] = []
-        self.finish: str | None = None
-        self.logprob, self.num_tokens, self.num_fed = 0.0, 0, 0
-        self._prompt = tree.ids_of(node.path)
-        self._sampling, self._draw = sampling, draw
-        self._chances: npt.NDArray[np.float64] | None = None
-
-    def chance(self, most: int) -> float:
-        """What its next token is drawn with; it has ``most`` at most."""
-        if self._chances is None:
-            self._chances = self._sampling.uniforms(self._prompt, self._draw, most)
-        return float(self._chances[self.num_tokens])
-
-    def take(self, token: int, logprob: float, ending: Ending, tree: GrowingTree) -> None:
-        """Give it its next token, -1 where logits were not finite."""
-        self.num_fed = len(self.ids)
-        if token < 0:
-            self.finish = NOT_FINITE
-            return
-        self.num_tokens += 1
-        self.logprob += logprob
-        self.finish = ending.after(self.ids, token)
-        if self.finish is None:
-            self.path = tree.insert(self.path, np.array([token], np.int32))
 
 
 def _ids(given: Text, what: str) -> TokenArray:

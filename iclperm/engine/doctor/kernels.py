@@ -83,7 +83,7 @@ def _why_not_layers(model: TreeModel) -> str:
         return obstacle(model.device, model.dtype) or f"our layers take no {model.facts.dtype} on a CPU"
     if model.known_decoder is None:
         return f"ours do not know {model.facts.model_type}"
-    return "its layers lie on several devices, or somebody hooked into them"
+    return "parts of it are offloaded, or somebody hooked into it"
 
 
 def _why_not_head(model: TreeModel) -> str:

@@ -117,16 +117,16 @@ class TorchAttention:
             visible, row_pos, num_owned = visible[rows], row_pos[rows], query_rows.size
         # A weight of zero times NaN is NaN: rows that see no such key must not be touched by it.
         broken = ~(torch.isfinite(keys).all(dim=-1) & torch.isfinite(values).all(dim=-1)).all(dim=0)
-        keys, values = keys.float(), values.float().masked_fill(broken[:, None], 0.0)
-        parts = []
+        keys = keys.float()
+        values = values.float().masked_fill_(broken[:, None], 0.0)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for begin in range(0, q.shape[0], self._dense_rows):
             some = slice(begin, begin + self._dense_rows)
             seen = visible[some]
             if rule.window:
                 seen = seen & (row_pos[some, None] - key_pos[None, :] < rule.window)
             part = _attended(q[some], keys, values, seen, rule)
-            parts.append(part.masked_fill_((seen & broken).any(dim=-1)[:, None, None], torch.nan))
-        out = torch.cat(parts) if parts else torch.empty_like(q)
+            out[some] = part.masked_fill_((seen & broken).any(dim=-1)[:, None, None], torch.nan)
         out[num_owned:] = 0
         return out
 
@@ -141,11 +141,13 @@ def _attended(
 ) -> torch.Tensor:
     """Attention of q [m, Hq, d] over keys and values [Hkv, k, d], all of it at once, where ``visible`` [m, k]."""
     num_kv, num_heads = keys.shape[0], q.shape[1]
-    grouped = q.transpose(0, 1).reshape(num_kv, num_heads // num_kv, *q.shape[::2])
-    scores = torch.einsum("hgmd,hkd->hgmk", grouped.float(), keys) * rule.scaling
+    grouped = q.transpose(0, 1).reshape(num_kv, num_heads // num_kv, *q.shape[::2]).float()
+    # In place: two copies of the scores are what `footprint` counts on.
+    scores = torch.einsum("hgmd,hkd->hgmk", grouped, keys).mul_(rule.scaling)
     if rule.softcap:
-        scores = rule.softcap * torch.tanh(scores / rule.softcap)
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+        scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
+    weights = scores.masked_fill_(~visible, -torch.inf).softmax(dim=-1)
+    del scores
     out = torch.einsum("hgmk,hkd->hgmd", weights, values)
     return out.reshape(num_heads, *q.shape[::2]).transpose(0, 1).to(q.dtype)
 
