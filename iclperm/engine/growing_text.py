@@ -15,18 +15,18 @@ class GrowingText:
     """What goes on after a node: its ``path`` in the tree, with all that was generated."""
 
     def __init__(self, path: IntArray, sampling: Sampling, draw: int, tree: GrowingTree) -> None:
-        self.path = path
+        self.path, self.start, self.draw = path, int(path[-1]) if path.size else 0, draw
         self.ids: list[int] = []
         self.finish: str | None = None
         self.logprob, self.num_tokens, self.num_fed = 0.0, 0, 0
         self._prompt = tree.ids_of(path)
-        self._sampling, self._draw = sampling, draw
+        self._sampling = sampling
         self._chances: npt.NDArray[np.float64] | None = None
 
     def chance(self, most: int) -> float:
         """What its next token is drawn with; it has ``most`` at most."""
         if self._chances is None:
-            self._chances = self._sampling.uniforms(self._prompt, self._draw, most)
+            self._chances = self._sampling.uniforms(self._prompt, self.draw, most)
         return float(self._chances[self.num_tokens])
 
     def take(self, token: int, logprob: float, ending: Ending, tree: GrowingTree) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Scores:
     num_tokens: npt.NDArray[np.int32]
     is_greedy: npt.NDArray[np.bool_]
     state: npt.NDArray[np.uint8]  # 0 ok, 1 invalid: a row of logits was not finite
-    token_logprob: npt.NDArray[np.float32]
+    token_logprob: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     @classmethod
     def of(

@@ -293,14 +293,14 @@ class Session:
                     "shorten it or lower max_new_tokens"
                 )
         with self._call(progress) as report:
-            report.tokens_naive += sum(len(node) for node in nodes)
+            report.tokens_naive += sum({node.number: len(node) for node in nodes}.values())
             if progress is not None:
                 report.tokens_expected = self._num_missing(self._ends(nodes)) + len(texts) * (max_new_tokens - 1)
             live = texts
             while live:
                 self._go_on(live, sampling, ending, report)
                 live = [text for text in live if text.finish is None]
-            report.tokens_naive += sum(text.num_fed for text in texts)
+            report.tokens_naive += sum({(text.start, text.draw): text.num_fed for text in texts}.values())
             report.tokens_generated += sum(text.num_tokens for text in texts)
         results = [ending.result(text.ids, text.finish or LENGTH, text.logprob, text.num_tokens) for text in texts]
         return Generations.of(results, has_text=ending.has_text)
