@@ -4,10 +4,11 @@
 
 Three loops through a session: a bandit over orderings with one query a pull, a context grown piece by piece with a
 query after each, one context with its queries one at a time; on a Qwen2 shape of 25 M parameters with random weights
-and on the models given. Token ids are random. Distinct are the nodes of the tree that a loop has asked about. A query's
-time is the median over the last loop, beside the linear layers at as many rows and the head at one, run alone in turns
-with it, and beside a prefix cache kept by hand in transformers. Bars: forwarded at most 1.02 of distinct, and a query
-of 32 tokens or more at most 1.2 of its products.
+and on the models given. Token ids are random. Distinct are the nodes of the tree that a loop has asked about. Then a
+query on contexts of three lengths: the median time beside the linear layers at as many rows and the head at one, run
+alone in turns with it, and beside a prefix cache kept by hand in transformers. Bars: forwarded at most 1.02 of
+distinct, and a query of 32 tokens or more at most 1.2 of its products; attention is no product and grows with the
+context, so the shortest shows what everything else takes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from iclperm.engine.kernels.linear import linear
 from iclperm.engine.shapes import padded_rows
 
 PIECES, PIECE, QUERY, LABELS = 16, 48, 40, 4
+CONTEXTS = (48, 256, 768)
 STEPS = 40
 
 
@@ -84,10 +86,10 @@ def products(engine: Engine) -> Callable[[], object]:
     return run
 
 
-def one_query(engine: Engine, plain: PreTrainedModel, vocab: int) -> dict[str, Any]:
+def one_query(engine: Engine, plain: PreTrainedModel, vocab: int, length: int) -> dict[str, Any]:
     """Milliseconds of a query on a kept context: through a session, its products alone, and a cache kept by hand."""
     rng = np.random.default_rng(1)
-    context = rng.integers(3, vocab, PIECES * PIECE).tolist()
+    context = rng.integers(3, vocab, length).tolist()
     labels = [[int(label)] for label in rng.choice(vocab, LABELS, replace=False)]
     alone, seconds = products(engine), {"session": list[float](), "products": list[float](), "by hand": list[float]()}
     with torch.inference_mode():
@@ -116,7 +118,7 @@ def one_query(engine: Engine, plain: PreTrainedModel, vocab: int) -> dict[str, A
             assert np.abs(answers["session"][0, 0] - answers["by hand"].numpy()).max() < 1e-3
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     return {
-        "loop": "a query of 40 tokens on 768",
+        "loop": f"a query of {QUERY} tokens on {length}",
         **{f"{name}, ms": 1e3 * median for name, median in medians.items()},
         "session / products": medians["session"] / medians["products"],
         "by hand / session": medians["by hand"] / medians["session"],
@@ -134,7 +136,8 @@ def main() -> None:
         plain.eval()
         engine, vocab = Engine(plain), int(plain.config.vocab_size)
         name = "25 M Qwen2 shape" if folder is None else folder.name
-        figures += [{"model": name, **row} for row in (*loops(engine, vocab), one_query(engine, plain, vocab))]
+        figures += [{"model": name, **row} for row in loops(engine, vocab)]
+        figures += [{"model": name, **one_query(engine, plain, vocab, length)} for length in CONTEXTS]
     publish(f"sessions, float32, {torch.get_num_threads()} threads", figures, given.json)
 
 

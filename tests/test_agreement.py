@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from iclperm.demo import model_path
 from iclperm.engine import Engine, agreement, selfcheck
 from iclperm.engine.agreement import MOST_TIMES, DrawnPrompts, HalfErrors
 from iclperm.engine.footprint import Sizes
+from iclperm.engine.layers import FusedLayer
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plain_model import PlainModel
 from iclperm.errors import ModelError, SelfCheckError
@@ -117,6 +119,20 @@ def test_a_broken_engine_does_not(defect: str, dtype: str, defects: dict[str, An
     )
     with broken, pytest.raises(SelfCheckError, match=said):
         selfcheck.check_agreement(model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("change", [{"window": 7}, {"window": 0}, {"scaling": 0.36}, {"softcap": 0.0}])
+def test_a_rule_of_attention_that_is_not_the_models_is_seen_in_every_precision(
+    change: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half precision hides in a short prompt what a window or a scale does to a long one."""
+    model = ZOO["gemma2"].build()
+    model = TreeModel(model.bfloat16() if dtype == "bfloat16" else model)
+    assert selfcheck.layers_agree(model)
+    rule = FusedLayer._rule
+    monkeypatch.setattr(FusedLayer, "_rule", lambda self, tree: dataclasses.replace(rule(self, tree), **change))
+    assert not selfcheck.layers_agree(model)
 
 
 def test_the_defects_are_those_of_the_benchmark(defects: dict[str, Any]) -> None:

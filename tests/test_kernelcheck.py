@@ -5,6 +5,7 @@ Without a CUDA device the mutants (`kernel_mutants`) run in Triton's interpreter
 
 from __future__ import annotations
 
+import ast
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +21,7 @@ from zoo import ZOO
 from iclperm.engine import kernelcases
 from iclperm.engine.engine import Engine
 from iclperm.engine.kernelcheck import KERNELS, kernel_checks
-from iclperm.engine.kernels import triton_attention, triton_rowwise
+from iclperm.engine.kernels import launching, triton_attention, triton_rowwise
 from iclperm.engine.kernels.attention import prepare
 from iclperm.engine.kernels.launching import DECODE_ATTENTION
 from iclperm.engine.kernels.rule import AttentionRule, PackAttention
@@ -35,6 +36,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 def test_every_kernel_has_mutants() -> None:
     assert list(MUTANTS) == list(SHIPPED) == [kernel.name for kernel in KERNELS]
+
+
+def test_every_kernel_that_is_launched_is_checked() -> None:
+    """By name: what is launched under a name that no check has would run unchecked."""
+    launched = set()
+    for path in Path(triton_attention.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "launching":
+                (name, _) = node.args
+                assert isinstance(name, ast.Name)
+                launched.add(getattr(launching, name.id))
+    assert launched == {kernel.name for kernel in KERNELS}
 
 
 def test_the_shapes_are_all_that_is_shipped() -> None:

@@ -17,6 +17,7 @@ from iclperm.demo import model_path
 from iclperm.engine import Engine, Node, Session
 from iclperm.engine.growing_tree import GrowingTree
 from iclperm.engine.model import TreeModel
+from iclperm.engine.token_rows import TokenRows
 from iclperm.errors import RequestError
 from iclperm.reference import scoring
 
@@ -165,6 +166,54 @@ def test_keys_of_a_model_that_was_changed_are_computed_again() -> None:
         layer.mlp.down_proj.weight.data.mul_(1.5)  # which torch does not notice
         session.forget()
         assert np.array_equal(session.score([node], QUERIES, LABELS), fresh())
+        # The first layer's queries, keys and values are kept by token id.
+        first = engine.model.get_decoder().layers[0]
+        embedding = engine.model.get_input_embeddings()
+        for weight in (first.self_attn.v_proj.weight, first.input_layernorm.weight, embedding.weight):
+            before = session.score([node], QUERIES, LABELS)
+            with torch.no_grad():
+                weight.mul_(1.5)
+            assert np.array_equal(session.score([node], QUERIES, LABELS), fresh())
+            assert not np.allclose(before, fresh())
+        first.self_attn.v_proj.weight.data.mul_(2)
+        session.forget()
+        assert np.array_equal(session.score([node], QUERIES, LABELS), fresh())
+
+
+def test_a_pass_that_fails_within_the_first_layer_leaves_no_rows_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(ZOO["llama"].build())
+    expected = engine.score(CONTEXTS[:1], QUERIES[:1], LABELS)
+    fill = TokenRows.fill
+    with engine.session() as session:
+        node = session.extend(None, CONTEXTS[0])
+        for error in (RuntimeError, KeyboardInterrupt):
+
+            def failing(*_: Any, error: type[BaseException] = error) -> None:
+                raise error
+
+            monkeypatch.setattr(TokenRows, "fill", failing)
+            with pytest.raises(error):
+                session.score([node], QUERIES[:1], LABELS)
+            monkeypatch.setattr(TokenRows, "fill", fill)
+            assert np.array_equal(session.score([node], QUERIES[:1], LABELS), expected)
+            session.forget()
+
+
+def test_weights_that_change_between_blocks_are_honoured_from_then_on() -> None:
+    engine, changed = (Engine(ZOO["llama"].build(), unit_tokens=40, pack_tokens=32) for _ in range(2))
+    after = changed.model.get_decoder().layers[0].self_attn.v_proj.weight
+    before = {tuple(block.contexts): block.logprob for block in changed.stream(CONTEXTS, QUERIES, LABELS)}
+    with torch.no_grad():
+        after.mul_(1.5)
+    then = {tuple(block.contexts): block.logprob for block in changed.stream(CONTEXTS, QUERIES, LABELS)}
+    assert len(before) > 1
+    blocks = engine.stream(CONTEXTS, QUERIES, LABELS)
+    first = next(blocks)
+    assert np.array_equal(first.logprob, before[tuple(first.contexts)])
+    with torch.no_grad():
+        engine.model.get_decoder().layers[0].self_attn.v_proj.weight.mul_(1.5)
+    for block in blocks:
+        assert np.array_equal(block.logprob, then[tuple(block.contexts)])
 
 
 def test_a_node_is_of_one_session(engine: Engine) -> None:

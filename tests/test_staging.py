@@ -260,3 +260,42 @@ def test_what_waits_is_seen(waits: list[str]) -> None:
     assert {"item", "aten::index", "tolist", "cpu", "from_numpy"} <= set(waits)
     assert read_late(["launch", "launch", "read", "read"])
     assert not read_late(["launch", "read", "launch", "read"])
+
+
+class SlowEvent:
+    """A point on the slowest device there may be, which goes on only where somebody waits; torch refuses times of
+    points that were not passed."""
+
+    passed = -1
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def synchronize(self) -> None:
+        SlowEvent.passed = max(SlowEvent.passed, self.number)
+
+    def elapsed_time(self, other: SlowEvent) -> float:
+        assert max(self.number, other.number) <= SlowEvent.passed, "both events must be completed"
+        return 1.0
+
+
+@pytest.mark.parametrize("pack_tokens", [16, 64, 4096])
+def test_times_are_asked_of_what_was_passed(pack_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of packs that nothing is read of: long prompts, and contexts without a query."""
+    SlowEvent.passed, made = -1, []
+
+    def mark(self: Any) -> SlowEvent:
+        made.append(SlowEvent(len(made)))
+        return made[-1]
+
+    monkeypatch.setattr(RecordedLink, "mark", mark)
+    monkeypatch.setattr(RecordedLink, "seconds", DeviceLink.seconds)
+    engine = Engine(ZOO["llama"].build(), pack_tokens=pack_tokens, self_check=False)
+    engine._model.link = RecordedLink()  # type: ignore[union-attr]
+    prompts = [[3 + (7 * n + place) % 60 for place in range(50)] for n in range(3)]
+    expected = Engine(ZOO["llama"].build(), self_check=False).generate(prompts, 4)
+    texts = engine.generate(prompts, 4)
+    assert [ids.tolist() for ids in texts.token_ids] == [ids.tolist() for ids in expected.token_ids]
+    engine.loglikelihood([(prompt, [5]) for prompt in prompts])
+    assert len(made) > 4
+    assert engine.report.seconds["forward"] > 0

@@ -110,6 +110,7 @@ class Decoder:
         self._rows: list[LiveRow] = []  # ascending numbers
         self._opening: deque[LiveRow] = deque()  # of the rows, those whose prompt is not encoded
         self._num_filled = 0
+        self._untimed: list[tuple[Mark, Mark]] = []  # of packs that nothing was read of since the last that was read
 
     def run(self, prompts: Iterable[list[Segment]], report: Report) -> list[Generated]:
         """The text after every prompt, in their order, paths coming in tree order."""
@@ -198,7 +199,7 @@ class Decoder:
             if row.ids:
                 row.num_own += 1
         if not readers:
-            report.seconds["forward"] += link.seconds(begin, forwarded)
+            self._untimed.append((begin, forwarded))
             return None
         token_ids, choice = self._model.choose(hidden, tree)
         if link.is_asynchronous:
@@ -233,7 +234,9 @@ class Decoder:
                 texts[row.number] = self._ending.result(row.ids, finish, row.logprob, row.num_tokens)
                 self._finish(row)
         begin, forwarded, end = step.marks
-        report.seconds["forward"] += self._model.link.seconds(begin, forwarded)
+        for passed in (*self._untimed, (begin, forwarded)):
+            report.seconds["forward"] += self._model.link.seconds(*passed)
+        self._untimed.clear()
         report.seconds["head"] += self._model.link.seconds(forwarded, end)
 
     def _accept(self, row: LiveRow, token: int, logprob: float) -> str | None:
@@ -420,10 +423,14 @@ def _run(
     limit: RowLimit,
     report: Report,
 ) -> Iterator[list[Generated]]:
-    """The texts of each unit. Where memory runs out, the unit starts again with half the rows."""
+    """The texts of each unit. Where memory runs out, the unit starts again with half the rows; where the model was
+    changed since, nothing is kept."""
     decoder: Decoder | None = None
+    condition = model.condition
     for work in works:
         texts = None
+        if (now := model.condition) != condition:
+            decoder, condition = None, now
         while texts is None:
             fitted = limit.fit(limits)
             if decoder is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,6 +111,16 @@ class DecodeCase:
             attend = prepare(tables.pack, num_rows, "triton", _DENSE_ROWS, tables, slots)
             outputs.append(attend(LayerStates(q, k, v, k_pool, v_pool), rule))
         return outputs
+
+    def launched(self, rule: AttentionRule, device: torch.device) -> Callable[[], tuple[torch.Tensor]]:
+        """The first step's attention alone, on what lies on the device; it may be run any number of times."""
+        step, num_rows = self.steps[0], self.steps[0].q.shape[0]
+        q, k, v, k_pool, v_pool = (each.to(device) for each in (step.q, step.k, step.v, *self._pools(rule)))
+        states = LayerStates(q, k, v, k_pool, v_pool)
+        attend = prepare(
+            self._pack(), num_rows, "triton", _DENSE_ROWS, PackTables.alone(self._pack(), device, num_rows), LiveSlots()
+        )
+        return lambda: (attend(states, rule),)
 
     def error(self, rule: AttentionRule, device: torch.device, *, is_by_head: bool = False) -> float:
         """How far the rows of ``attended`` are from the reference, those of the first and last heads."""

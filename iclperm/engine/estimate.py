@@ -211,7 +211,9 @@ def _generation(sizes: Sizes, plan: Plan, max_new_tokens: int, budget: int | Non
         tokens=tokens,
         pairs=own * plan.tokens_naive + num_texts * own * (own + 1) // 2,
         steps=own * sum(-(-texts // limits.rows) for texts in per_unit),
-        memory=sizes.generation(limits.pack_tokens, limits.rows, bounds.kv_peak_tokens, plan.tokens),
+        memory=sizes.generation(
+            limits.pack_tokens, limits.rows, bounds.kv_peak_tokens, plan.tokens, plan.max_tokens + max_new_tokens
+        ),
     )
 
 

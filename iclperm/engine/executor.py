@@ -141,15 +141,17 @@ def execute(
 ) -> Iterator[UnitValues]:
     """Run units in the order given, adding to ``report``; path KV is kept from a unit to the next that continues it.
 
-    ``numbers`` are what the plan's requests are called in `PackRows`.
-    Units are taken one at a time, each after its predecessor's values were. The model is attached only while a unit
-    runs, never while the caller holds the iterator. Where memory runs out, the unit starts again in smaller packs, its
+    ``numbers`` are what the plan's requests are called in `PackRows`. Units are taken one at a time, each after its
+    predecessor's values were. The model is attached only while a unit runs, never while the caller holds the iterator;
+    where it was changed meanwhile, nothing is kept. Where memory runs out, the unit starts again in smaller packs, its
     path included; the packs done before count as forwarded. Raises PlanError if the tokens forwarded or the KV alive
     differ from the prediction, OutOfMemory as ``limit`` does.
     """
-    pool, held = _pool(model, plan), 0
+    pool, held, condition = _pool(model, plan), 0, model.condition
     for unit in units:
         plan = limit.fit(plan)
+        if (now := model.condition) != condition:
+            pool, held, condition = _pool(model, plan), 0, now
         while (values := _attempt(model, pool, plan, unit, held, report, limit, numbers)) is None:
             plan, held = limit.fit(plan), 0
             pool = _pool(model, plan)

@@ -19,6 +19,7 @@ from torch import nn
 from iclperm.engine.decode import GenerationLimits
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.forward import PassLimits
+from iclperm.engine.kernels.chunks import CHUNK
 from iclperm.engine.kernels.linear import uses_onednn
 from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
 from iclperm.engine.kernels.triton_launch import may_launch, may_read_head
@@ -60,6 +61,7 @@ _CHECKED_TOKENS = {"cpu": 72, "elsewhere": 3 * 64 + 21}
 # A pack's tokens, positions, visits and spans: 8-10 bytes a token measured, twice while they are handed over.
 _PACK_BYTES_PER_TOKEN = 24
 _NODE_BYTES = 40
+_SLOT_BYTES = 4  # of a position in the table of live rows' slots
 # A tokenizer's maps of tokens, ids and merges, by token id: 380-440 measured with tokenizers 0.23, two merges an id.
 _TOKENIZER_BYTES_PER_ID = 440
 
@@ -151,6 +153,7 @@ class Sizes:
     logits: int
     num_checked_logits: int  # rows of logits that the first-use check holds at once
     probed: int  # what that check's largest product holds
+    live_chunk: int  # states of a live row's heads for a chunk of its path; 0 where they are none
     widened: int  # weights of half precision that are float32 at once in that check
     most_logits: int  # rows of logits that are read at once
     matrix: int  # of the largest matrix of a layer
@@ -184,6 +187,7 @@ class Sizes:
             logits=_logit_bytes(facts, paths),
             num_checked_logits=_checked_logits(model, place) if checks else 0,
             probed=_probed_bytes(model) if checks and paths.attention == "native" else 0,
+            live_chunk=_live_chunk_bytes(model),
             widened=_widened_bytes(model) if checks else 0,
             most_logits=model.limits.logit_rows(facts.vocab_size, place),
             matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
@@ -308,8 +312,11 @@ class Sizes:
             raise too_small(budget, sizes[0], footprints(sizes[0], None))
         return plan if fitting == plan.pack_tokens else plan.repacked(fitting)
 
-    def generation(self, pack_tokens: int, num_rows: int, kv_tokens: int, prompt_tokens: int) -> Footprint:
-        """What generation takes at most with so many live rows, slots, and distinct tokens of prompts."""
+    def generation(
+        self, pack_tokens: int, num_rows: int, kv_tokens: int, prompt_tokens: int, longest: int = 0
+    ) -> Footprint:
+        """What generation takes at most with so many live rows, slots, and distinct tokens of prompts; the longest text
+        has ``longest`` tokens."""
         rows = padded_rows(pack_tokens, self.device)
         activations = self._activations(rows, kv_tokens + rows)
         working = 0
@@ -320,6 +327,8 @@ class Sizes:
             kept = max(int(os.environ.get(name, _MOST_PRODUCTS)) for name in _CACHES)
             working = (_PACK_BYTES_PER_TOKEN + _NODE_BYTES) * prompt_tokens + self.buffers + self.tokenizer
             working += _PRODUCT_BYTES * min(seen, kept)
+        elif self.live_chunk:
+            working = num_rows * (-(-longest // CHUNK) * self.live_chunk + longest * _SLOT_BYTES)
         return Footprint(
             weights=self.weights,
             kv=kv_tokens * self.kv,
@@ -337,8 +346,8 @@ class Sizes:
         The longest has ``longest`` tokens. Raises RequestError if the smallest packs leave no room for it.
         """
         while True:
-            least = self.generation(limits.pack_tokens, limits.rows, 0, prompt_tokens)
-            a_slot = self.generation(limits.pack_tokens, limits.rows, 1, prompt_tokens).peak - least.peak
+            least = self.generation(limits.pack_tokens, limits.rows, 0, prompt_tokens, longest)
+            a_slot = self.generation(limits.pack_tokens, limits.rows, 1, prompt_tokens, longest).peak - least.peak
             kv_tokens = (budget - least.peak) // a_slot
             if kv_tokens >= longest:
                 return replace(limits, kv_tokens=kv_tokens)
@@ -439,6 +448,13 @@ def _probed_bytes(model: PlainModel) -> int:
     """What the first-use check's largest product holds of a row: in, out, and out of half the rows again."""
     shapes = [weight.shape[-2:] for weight, _ in _matrices(model)]
     return max(into + out + out // 2 for out, into in shapes) * model.dtype.itemsize
+
+
+def _live_chunk_bytes(model: PlainModel) -> int:
+    """Weighted sums, top and total of each head in float32 (`iclperm.engine.kernels.triton_decode`)."""
+    if not (isinstance(model, TreeModel) and model.attends_live_rows):
+        return 0
+    return _FLOAT32 * model.facts.num_heads * (model.facts.head_size + 2)
 
 
 def _widened_bytes(model: PlainModel) -> int:

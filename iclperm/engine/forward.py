@@ -48,10 +48,15 @@ class KvPool:
     """
 
     def __init__(self, num_slots: int, limits: PassLimits) -> None:
-        self.token_rows = TokenRows(limits.token_rows_bytes)
+        self._token_rows_bytes = limits.token_rows_bytes
+        self.token_rows = TokenRows(self._token_rows_bytes)
         self.live_slots = LiveSlots()
         self._num_slots = max(1, num_slots)
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def forget_token_rows(self) -> None:
+        """What the first layer made of token ids is another's, or was never finished: each is computed again."""
+        self.token_rows = TokenRows(self._token_rows_bytes)
 
     def start(self, pack: Pack) -> None:
         """A pack comes, which goes through all layers, or through all that are left of them."""
@@ -113,6 +118,7 @@ class TreeForward:
     num_tokens: int = 0  # rows of the pack that the first layer saw, padding not counted
     is_narrowed: bool = False  # the last layer went on with the scored rows alone
     hidden: torch.Tensor | None = None  # [M, H] before the next layer, where layers run one at a time
+    rule: AttentionRule | None = None  # of the layer that attended last
     num_looked_up: int = 0  # tokens whose first q, k, v were computed for an earlier one of the same id
     _rotations: dict[tuple[int, torch.device], tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = field(
         default_factory=dict
@@ -189,6 +195,7 @@ class TreeForward:
                 f"{self.config.model_type!r} has values of {v.shape[-1]} and keys of {q.shape[-1]} dimensions a head, "
                 f"which the tree cannot serve; {PLAINLY}"
             )
+        self.rule = rule
         k_pool, v_pool = self.pool.layer(self.num_layers, k, v, rule.window)
         out = self.attend(LayerStates(q, k, v, k_pool, v_pool, query_rows), rule)
         self._keep(k, k_pool)

@@ -79,8 +79,11 @@ class DeviceLink:
         return event
 
     def seconds(self, begin: Mark, end: Mark) -> float:
-        """Seconds between two points that have been passed."""
-        return float(begin.elapsed_time(end)) / 1e3 if self.is_asynchronous else float(end - begin)
+        """Seconds between two points; waits until the second has been passed."""
+        if not self.is_asynchronous:
+            return float(end - begin)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
 
 
 def _arrival(device: torch.device) -> Callable[[], object]:

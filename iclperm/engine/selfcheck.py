@@ -165,7 +165,9 @@ def _compared(model: TreeModel, decoder: FusedDecoder, ours: TreeForward) -> Ite
     def comparing(layer: FusedLayer, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def both(hidden: torch.Tensor, **arguments: Any) -> torch.Tensor:
             theirs = forward(hidden, **arguments)
-            verdicts.append(_close(layer(hidden, **{**arguments, "tree": ours})[0], theirs[0], ours))
+            out = layer(hidden, **{**arguments, "tree": ours})
+            # Windows and scales by name: half precision may hide what they do to a prompt as short as this.
+            verdicts.append(ours.rule == arguments["tree"].rule and _close(out[0], theirs[0], ours))
             return theirs
 
         return both
@@ -246,7 +248,7 @@ def rows_are_invariant(model: TreeModel, pack_tokens: int = DEFAULT_PACK_TOKENS)
         return False
     if any(rowwise.may_depend_on_company(module) for module in model.model.modules()):
         return False
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(model.device).manual_seed(0)
     return all(
         _is_invariant(product, shape, model, pack_tokens, generator) for shape, product in _products(model).items()
     )
@@ -284,7 +286,7 @@ def _is_invariant(
     generator: torch.Generator,
 ) -> bool:
     most = padded_rows(pack_tokens if shape[0] < model.vocab_size else 64, model.device)
-    x = torch.randn(most, shape[1], generator=generator).to(model.device, model.dtype)
+    x = torch.randn(most, shape[1], generator=generator, device=model.device).to(model.dtype)
     whole = product(x)
     return all(
         torch.equal(product(x[begin : begin + rows]), whole[begin : begin + rows])

@@ -334,6 +334,8 @@ class Session:
         """Give up all keys and values: for a model that was changed in a way that torch does not notice (``.data``, a
         hook that now does something else). Nodes stay."""
         self._tree.forget()
+        if self._pool is not None:
+            self._pool.forget_token_rows()
 
     @contextmanager
     def _call(self, progress: Progress | None) -> Iterator[Report]:
@@ -476,7 +478,7 @@ class Session:
         if self._pool is None:
             raise RequestError("the session, or its engine, is closed; open another")
         if (condition := self._model.condition) != self._condition:
-            self._tree.forget()
+            self.forget()
             self._condition = condition
         if is_counted:
             report.tokens_naive += _tokens_naive(wanted)
@@ -496,8 +498,9 @@ class Session:
         except BaseException as error:
             if not packer.has_run:
                 self._tree.release(packer.new)  # which have slots, and nothing in them
+                self._pool.forget_token_rows()  # some may have a place, and nothing there
             if not isinstance(error, Exception | GeneratorExit):  # it may have come between any two steps
-                self._tree.forget()
+                self.forget()
             raise
 
     def _num_missing(self, wanted: Sequence[WantedPath]) -> int:

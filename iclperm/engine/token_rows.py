@@ -11,6 +11,7 @@ from iclperm.engine.link import Array
 from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tables import PackTables, filled
 from iclperm.engine.tree import IntArray
+from iclperm.errors import PlanError
 
 
 class TokenRows:
@@ -35,7 +36,10 @@ class TokenRows:
 
     def assign(self, ids: IntArray) -> tuple[IntArray, IntArray]:
         """The place of each of ``ids`` [M], and where among them ids [m] that have no row yet first occur."""
-        assert not self._num_new, "rows were assigned and never filled"
+        if self._num_new:
+            raise PlanError(
+                "rows of token ids were assigned and never filled; this is a defect of iclperm, please report it"
+            )
         if int(ids.max()) >= self._places.size:
             self._places = np.append(self._places, np.full(int(ids.max()) + 1 - self._places.size, -1))
         new = self._unknown(ids)

@@ -109,7 +109,7 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def _inputs(model: TreeModel) -> Iterator[list[Launched]]:
-    """For each variant the inputs to try it on, the last of them a pack as studies have it."""
+    """For each variant the inputs to try it on, the last of them a pack as studies have it, or live rows of a check."""
     facts = model.facts
     plan = product_of(model, DEFAULT_PACK_TOKENS, 1)
     pack = max(plan.packs(0), key=len)
@@ -129,7 +129,7 @@ def _inputs(model: TreeModel) -> Iterator[list[Launched]]:
     if model.attends_live_rows:
         case = decode_case(model)
         for rule in rules:
-            yield [partial(case.attended, rule, model.device)]
+            yield [partial(case.attended, rule, model.device), case.launched(rule, model.device)]
     if model.fuses_head:
         head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         hidden = drawn(tree.num_scored, head.weight.shape[1])
