@@ -55,7 +55,7 @@ READ = {
     ("docs/performance.md", "iclperm bench"): "hours, and peers in environments of their own",
     ("docs/performance.md", "python benchmarks/generation.py"): "minutes to hours, and peers",
     ("docs/benchmarks.md", "iclperm bench --device cuda"): "asks for a GPU, and builds of peers for it",
-    ("docs/gpu.md", "pip install . && iclperm doctor"): "installs, and asks for a GPU",
+    ("docs/gpu.md", "pip install '.[test]' && iclperm doctor"): "installs, and asks for a GPU",
     ("docs/chat.md", "iclperm run --task gsm8k"): "needs the hub and a chat model",
     ("docs/chat.md", "from iclperm.prompts"): "names a task and a tokenizer of the reader's",
     ("docs/comparing.md", "iclperm compare RUN RUN...  "): "runs of the reader's; how/least-sensitive.md compares two",

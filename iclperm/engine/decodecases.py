@@ -120,7 +120,12 @@ class DecodeCase:
         attend = prepare(
             self._pack(), num_rows, "triton", _DENSE_ROWS, PackTables.alone(self._pack(), device, num_rows), LiveSlots()
         )
-        return lambda: (attend(states, rule),)
+
+        @torch.inference_mode()
+        def launch() -> tuple[torch.Tensor]:
+            return (attend(states, rule),)
+
+        return launch
 
     def error(self, rule: AttentionRule, device: torch.device, *, is_by_head: bool = False) -> float:
         """How far the rows of ``attended`` are from the reference, those of the first and last heads."""
