@@ -567,7 +567,10 @@ def test_who_interrupts_twice_is_told_nothing_of_what_was_on_its_way_and_it_coun
     calm = f"import contextlib\nwith contextlib.suppress(KeyboardInterrupt):\n{textwrap.indent(KILLED, '    ')}"
     with faulty_server(["ok"] * 10 + ["stall"] * 4) as server:
         arguments = [sys.executable, "-c", calm, server.url, str(tmp_path)]
-        process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which tests in the background ignore
+        )  # fmt: skip
         while len(server.seen) < 14:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
