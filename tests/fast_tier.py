@@ -80,6 +80,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_streams": ("test_verbs_are_awaited", "test_a_stream_that_is_closed"),
     "test_twin": ("test_what_refers", "test_a_compiled", "test_two_engines"),
     "test_loading": ("",),
+    "test_readouts": ("test_texts_by_chance_are_the_oracles_in_any_company[llama", "test_a_session_generates_what"),
     "test_long_paths": (
         "test_a_path_over_the_budget_is_served[gemma3-",
         "test_the_cheaper",
