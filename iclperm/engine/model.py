@@ -474,12 +474,11 @@ class TreeModel(PlainModel):
         if self.fuses_head and hidden.dtype == self.dtype:
             chosen = head.find_likeliest(hidden, self._head, self._logit_scale, self._softcap, tree.tables)
             return chosen[0], self.link.download(chosen, head.likeliest_ids)
+        if hidden.device.type == "cpu" and hidden.dtype in head.NATIVE:
+            choice = self.choose_rows(hidden)
+            return torch.from_numpy(choice.token), lambda: choice
         chunk = self.limits.logit_rows(self.vocab_size, self.device)
         logits = (self._logits(hidden[begin : begin + chunk]) for begin in range(0, hidden.shape[0], chunk))
-        if hidden.device.type == "cpu" and hidden.dtype in head.NATIVE:
-            parts = [head.choose_logits(some, self._softcap) for some in logits]
-            choice = LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-            return torch.from_numpy(choice.token), lambda: choice
         ids, logprob = map(torch.cat, zip(*(head.choose_torch(some, self._softcap) for some in logits), strict=True))
         return ids, self.link.download([ids, logprob], head.likeliest_ids)
 

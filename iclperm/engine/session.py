@@ -95,7 +95,6 @@ class Session:
         self._owner, self._condition = object(), model.condition
         num_slots = max(1, min(room // model.facts.session_token_bytes, _MOST_SLOTS))
         self._tree = GrowingTree(num_slots)
-        self._num_slots = num_slots
         self._pool: KvPool | None = model.pool(num_slots)
         self._kept: torch.Tensor | None = None  # by slot, what comes out of the model after a token that was read after
         self._pack_tokens, self._max_tokens = pack_tokens, max_tokens
@@ -521,8 +520,8 @@ class Session:
         if len(packer):
             tokens = self._run(packer, pairs, report)
             order = torch.from_numpy(np.argsort(tokens))  # as those of the pairs
-            for layer in seen or ():
-                seen[layer] = seen[layer][order]  # type: ignore[index]
+            if seen is not None:
+                seen.update({layer: states[order] for layer, states in seen.items()})
         packer.has_run = True
         if pairs.number.size:
             assert self._kept is not None
@@ -537,7 +536,7 @@ class Session:
             tree = self._model.stage(pack, self._pool)
             hidden = self._model.run(tree)
         if self._kept is None:
-            self._kept = hidden.new_empty(self._num_slots, hidden.shape[1])
+            self._kept = hidden.new_empty(self._tree.num_slots, hidden.shape[1])
         self._kept[torch.from_numpy(self._tree.slots_of(tokens))] = hidden
         self._tree.mark_read(tokens)
         report.seconds["forward"] += time.perf_counter() - started
