@@ -24,7 +24,7 @@ from iclperm.errors import ConfigError
 from iclperm.runs.generated import KEPT, GeneratedAnswers
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.stats.calibration import calibrated_scores
-from iclperm.study.states import OK, STATES
+from iclperm.study.states import NAMES, OK
 
 _MOST_READINGS = 16  # of all files, however large a run is: its orderings lie scattered over them
 
@@ -262,7 +262,7 @@ def cell_table(
         "gold": right,
         "prediction": chosen,
         "correct": pa.array(is_right, mask=is_missing | (gold < 0)),
-        "state": pa.array(STATES, pa.string()).take(pa.array(state)),
+        "state": pa.array(NAMES, pa.string()).take(pa.array(state)),
     }
     scored = labels if written is None else ()
     columns |= {

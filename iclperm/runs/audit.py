@@ -170,7 +170,7 @@ def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:
     is_known = len(files) == folder.num_parts or folder.num_cells <= limits.cells_unfinished
     scores = checked(_scores, folder, limits) if is_known and not (damage or unwritten) else None
     num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
-    is_whole = not (damage or unwritten) and len(files) == folder.num_parts
+    is_whole = not (damage or unwritten) and len(files) == folder.num_parts and not folder.is_open
     digest = checked(_digest, folder, scores, num_rows) if is_whole else None
     damage += checked(damage_to_replies, folder.path) or []
     damage += (checked(damage_to_texts, folder) or []) if is_whole else []
@@ -206,6 +206,8 @@ def _digest(folder: RunFolder, scores: ContextAnswers, num_rows: int) -> str:
     """The digest of a finished run; raises where its parts do not hold every cell of the plans once."""
     if num_rows != folder.num_cells:
         raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {folder.num_cells} cells")
+    if folder.decisions:
+        scores.give_up_unasked()
     scores.refuse_gaps()
     return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items(predicted=False).values())
 

@@ -9,22 +9,25 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from iclperm.base.outputs import output
 from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunInterrupted, RunStopped
 from iclperm.runs.finish import finish, finished
-from iclperm.runs.folder import RunFolder, mend_format, recorded_extents, refuse_other_choices
-from iclperm.runs.layout import lay_out
+from iclperm.runs.folder import RunFolder, mend_format, recorded_decisions, recorded_extents, refuse_other_choices
+from iclperm.runs.layout import lay_out, with_wave
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.plan import tokens_within
 from iclperm.runs.presence import at_work
-from iclperm.runs.progress import FINISHING, LOADING, TOKENISING, Progress, RunWatch, Watcher
+from iclperm.runs.progress import DECIDING, FINISHING, LOADING, TOKENISING, Progress, RunWatch, Watcher
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.reading import open_reader
 from iclperm.runs.run import FinishedRun
@@ -32,6 +35,7 @@ from iclperm.runs.run_texts import drop_texts, keep_texts
 from iclperm.runs.scorers import Scorer, scorer_of
 from iclperm.runs.setting import ResolvedStudy, identifying_choices, resolved, with_whole_paths
 from iclperm.runs.tables import tables
+from iclperm.runs.waves import Decision, Racing, basis_of
 from iclperm.runs.work import Work
 from iclperm.study.study import Study
 from iclperm.tasks.task import Task
@@ -109,40 +113,126 @@ def _run(
     is_seen = is_ours and present.enter_context(at_work(output(path or "", is_folder=True)))
     watch.begin(TOKENISING)
     work = lay_out(setting, _grown_from(path, setting, extend))
-    by_growth = [tables(work, number) for number in range(len(work.growths))]
-    model = scorer_of(work, path, keys, local)
-    present.callback(model.close)  # where something stops it before it computes
-    if path is not None:
-        _refuse_bad_growth(path, work, by_growth, model, mixed)
-    folder = None if path is None else RunFolder.create(path, work.identities(), _canonical_study(setting), by_growth)
-    if folder is not None:
-        if not is_seen:
-            present.enter_context(at_work(folder.path))
-        _settle_texts(folder, setting, with_text, work)
-    if folder is not None and keys is not None and study.endpoint is not None:
-        keys.record(study.endpoint, folder.run_id)
-    layout = Layout.of_tables(by_growth[-1]["demonstrations"], by_growth[-1]["queries"], work.identities())
-    plan = work.identities()[0]
-    scores = ContextAnswers(
-        layout,
-        layout.scale(plan, study),
-        None if folder is None else folder.parts,
-        limits=limits,
-        **reading_of(plan, study),
-    )
-    quarantined = mended + (0 if folder is None else _recover(folder, scores))
-    missing = [part for part in range(len(work.parts)) if part not in scores.parts]
-    forwarded = _compute(work, missing, scores, folder, model, mixed, watch) if missing else 0
-    watch.begin(FINISHING)
-    scores.refuse_gaps()
-    counts = {
-        **layout.counts,
-        "num_parts": len(work.parts),
-        "num_parts_resumed": len(work.parts) - len(missing),
-        "num_quarantined": quarantined,
-    }
-    near = {} if folder is not None else setting.near
-    return finish(plan, study, scores, counts | near, folder, started, forwarded, model.replies, limits=limits)
+    racing, answers = None, _AnswersSoFar(path, setting, mixed, watch, limits, keys, with_text, local, present, is_seen)
+    if study.is_adaptive:
+        there = [] if path is None else recorded_decisions(path, setting.identity)
+        decided = list(map(Decision.from_dict, there))
+        racing = Racing.of(setting, work.prompts, partial(tokens_within, work), decided)
+        for decision in decided or [racing.first()]:
+            work = with_wave(work, decision)
+    while True:
+        answers.complete(work)
+        decisions = [growth.decision for growth in work.growths if growth.decision is not None]
+        if racing is None or decisions[-1].is_last:
+            return answers.finished(work, mended, started)
+        watch.begin(DECIDING)
+        work = with_wave(work, racing.next(answers.scores, decisions, answers.context_of, answers.basis))
+
+
+class _AnswersSoFar:
+    """The answers of a run and the folder that keeps them, growth by growth."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        setting: ResolvedStudy,
+        mixed: bool,
+        watch: RunWatch,
+        limits: WorkLimits,
+        keys: KeyHosts | None,
+        with_text: bool | None,
+        local: Local | None,
+        present: ExitStack,
+        is_seen: bool,
+    ) -> None:
+        self._path, self._setting, self._mixed, self._watch, self._limits = path, setting, mixed, watch, limits
+        self._keys, self._with_text, self._local, self._present = keys, with_text, local, present
+        self._is_seen = is_seen
+        self._folder: RunFolder | None = None
+        self._scores: ContextAnswers | None = None
+        self._replies: Mapping[str, int] = {}
+        self._forwarded = self._num_computed = self._quarantined = 0
+
+    @property
+    def scores(self) -> ContextAnswers:
+        """All answers so far."""
+        assert self._scores is not None
+        return self._scores
+
+    @property
+    def context_of(self) -> NDArray[np.int64]:
+        """The number of each ordering's context among the answers, int64 [S, P], at the largest number of shots."""
+        return self._layout.context_of[:, :, -1]
+
+    @property
+    def basis(self) -> str | None:
+        """A digest of the files of all answers so far, whose names are digests themselves; None in memory."""
+        return None if self._folder is None else basis_of(self._folder.parts.finished())
+
+    def complete(self, work: Work) -> None:
+        """Has every part of ``work`` answered that is not there yet, and written where there is a folder."""
+        setting, path, study = self._setting, self._path, self._setting.study
+        by_growth = [tables(work, number) for number in range(len(work.growths))]
+        model = scorer_of(work, path, self._keys, self._local)
+        self._present.callback(model.close)  # where something stops it before it computes
+        if path is not None:
+            _refuse_bad_growth(path, work, by_growth, model, self._mixed)
+        if path is not None:
+            self._folder = RunFolder.create(path, work.identities(), _canonical_study(setting), by_growth)
+        folder = self._folder
+        if folder is not None and not self._is_seen:
+            self._present.enter_context(at_work(folder.path))
+            self._is_seen = True
+        if folder is not None and self._scores is None:
+            _settle_texts(folder, setting, self._with_text, work)
+        if folder is not None and self._keys is not None and study.endpoint is not None:
+            self._keys.record(study.endpoint, folder.run_id)
+        identities = work.identities()
+        self._layout = Layout.of_tables(by_growth[-1]["demonstrations"], by_growth[-1]["queries"], identities)
+        if self._scores is None:
+            plan = identities[0]
+            self._scores = ContextAnswers(
+                self._layout,
+                self._layout.scale(plan, study),
+                None if folder is None else folder.parts,
+                limits=self._limits,
+                **reading_of(plan, study),
+            )
+            self._quarantined = 0 if folder is None else _recover(folder, self._scores)
+        elif folder is not None:
+            self._scores.keep_in(folder.parts)
+        missing = [part for part in range(len(work.parts)) if part not in self._scores.parts]
+        if missing:
+            self._forwarded += _compute(work, missing, self._scores, folder, model, self._mixed, self._watch)
+        self._num_computed += len(missing)
+        self._replies = model.replies
+
+    def finished(self, work: Work, mended: int, started: float) -> FinishedRun:
+        """The run of these answers; raises `RunError` where one of the plan's is in no part."""
+        self._watch.begin(FINISHING)
+        decisions = tuple(growth.decision.to_dict() for growth in work.growths if growth.decision is not None)
+        if decisions:
+            self.scores.give_up_unasked()
+        self.scores.refuse_gaps()
+        counts = {
+            **self._layout.counts,
+            "num_parts": len(work.parts),
+            "num_parts_resumed": len(work.parts) - self._num_computed,
+            "num_quarantined": mended + self._quarantined,
+        }
+        near = {} if self._folder is not None else self._setting.near
+        return finish(
+            work.identities()[0],
+            self._setting.study,
+            self.scores,
+            counts | near,
+            self._folder,
+            started,
+            self._forwarded,
+            self._replies,
+            limits=self._limits,
+            decisions=decisions,
+        )
 
 
 def _settle_texts(folder: RunFolder, setting: ResolvedStudy, with_text: bool | None, work: Work | None = None) -> None:
@@ -166,7 +256,13 @@ def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list
     Raises `RunError` where the study is smaller than the run, or larger without ``extend``.
     """
     there = [] if path is None else recorded_extents(path, setting.identity)
-    return _growths(path, there, setting.study.extent, extend)
+    grown = _growths(path, there, setting.study.extent, extend)
+    if setting.study.is_adaptive and there and there[-1] != setting.study.extent:
+        raise RunError(
+            f"{path} holds a search that decides as it goes, which cannot grow: what was asked followed from its size; "
+            "give another folder"
+        )
+    return [] if setting.study.is_adaptive else grown
 
 
 def refuse_other_folder(path: Path, study: Study, extend: bool) -> None:
@@ -289,7 +385,10 @@ def _compute(
 
 def _tokens_wanted(work: Work, num_missing: int) -> int | None:
     """About how many tokens so many of the parts take; None where answers are generated, whose lengths nobody knows."""
-    return None if work.setting.is_generated else round(work.tokens.unique * num_missing / len(work.parts))
+    if work.setting.is_generated:
+        return None
+    asked = sum(growth.tokens.unique for growth in work.growths)
+    return round((work.tokens.unique if len(work.growths) == 1 else asked) * num_missing / len(work.parts))
 
 
 def _read_others(folder: RunFolder, missing: Sequence[int], scores: ContextAnswers) -> None:

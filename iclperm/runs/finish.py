@@ -52,6 +52,16 @@ def open_one(
             f"{path} is not finished ({len(files)} of {folder.num_parts} parts); run the same study into it to "
             f"continue (iclperm run {shlex.quote(str(path))})"
         )
+    if folder.is_open:
+        raise RunError(
+            f"{path} is not finished (wave {len(folder.plans)} of an adaptive search is answered, the next not yet "
+            f"asked); run the same study into it to continue (iclperm run {shlex.quote(str(path))})"
+        )
+    if folder.decisions and criterion not in (None, folder.plan["study"].get("criterion")):
+        raise ConfigError(
+            f"criterion is {criterion!r}, but what this search asked was decided by "
+            f"{folder.plan['study'].get('criterion')}; run a search by that criterion into another folder"
+        )
     layout = Layout.of_folder(folder)
     given = {"normalize": normalize, "criterion": criterion, "unparsed": unparsed}
     changes = folder.extents[-1] | {key: value for key, value in given.items() if value is not None}
@@ -66,6 +76,8 @@ def open_one(
         scores = ContextAnswers(layout, scale, folder.parts, limits=limits, **reading)
         for part, table in zip(files, folder.parts.read_each(files.values(), scores.columns), strict=True):
             scores.fill(part, table)
+        if folder.decisions:
+            scores.give_up_unasked()
         scores.refuse_gaps()
         counts = {**layout.counts, "num_parts": len(files), "num_parts_resumed": len(files), "num_quarantined": 0}
         return finish(folder.plan, study, scores, counts, folder, started, is_growing=is_growing, limits=limits)
@@ -99,6 +111,7 @@ def finish(
     replies: Mapping[str, int] | None = None,
     is_growing: bool = False,
     limits: WorkLimits = DEFAULT,
+    decisions: tuple[Mapping[str, Any], ...] = (),
 ) -> FinishedRun:
     """The run of a ``plan`` whose answers are all in ``scores``.
 
@@ -107,6 +120,8 @@ def finish(
     all sessions instead.
     """
     items, is_complete = scores.items(), True
+    if folder is not None:
+        decisions = tuple(folder.decisions)
     numerics: tuple[Mapping[str, Any], ...] = ()
     if folder is not None:
         forwarded, is_complete = forwarded_tokens(folder)
@@ -133,6 +148,7 @@ def finish(
         report=report,
         content_free=items.get(CONTENT_FREE),
         numerics=numerics,
+        decisions=decisions,
     )
 
 
@@ -175,7 +191,7 @@ def finished(path: Path, setting: ResolvedStudy) -> FinishedRun | None:
         if known != setting.identity or folder.extents[-1] != setting.study.extent:
             return None
         run = open_one(path, normalize=setting.study.normalize, unparsed=setting.study.unparsed, limits=setting.limits)
-        if run.report.is_growing or folder.has_other_damage():
+        if run.report.is_growing or folder.has_other_damage() or folder.is_open:
             return None
         folder.record_statistics(setting.study)
         return replace(run, study=setting.study)

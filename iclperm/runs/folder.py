@@ -136,14 +136,27 @@ class RunFolder:
         """How far the run went, growth by growth."""
         return list(self.plans[-1]["extents"])
 
+    @property
+    def decisions(self) -> list[Mapping[str, Any]]:
+        """What each wave of an adaptive run asks (`iclperm.runs.waves.Decision`); empty of any other run."""
+        return [plan["decision"] for plan in self.plans if "decision" in plan]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an adaptive run has not yet decided what it chooses."""
+        return bool(self.decisions) and not self.decisions[-1]["is_last"]
+
     def at_finished_extent(self) -> RunFolder:
-        """This run as it was at the last extent whose parts are all there; itself where not even the first is."""
+        """This run as it was at the last extent whose parts are all there; itself where not even the first is, and
+        where it asks in waves, which are one extent."""
+        if self.decisions:
+            return self
         earlier = (RunFolder(self.path, self.plans[:number]) for number in range(len(self.plans), 0, -1))
         return next((folder for folder in earlier if folder.parts.are_there()), self)
 
     def at_extent(self, extent: Mapping[str, int]) -> RunFolder | None:
         """This run as it was at an extent; None where it never had that."""
-        plans = (self.plans[: number + 1] for number in range(len(self.plans)))
+        plans = (self.plans[:number] for number in range(len(self.plans), 0, -1))
         return next((RunFolder(self.path, there) for there in plans if there[-1]["extents"][-1] == extent), None)
 
     @property
@@ -197,8 +210,8 @@ class RunFolder:
         return found
 
     def table_path(self, name: str, number: int) -> Path:
-        """``demonstrations`` or ``queries`` as they were after a growth."""
-        return self.path / _of_growth(f"{name}.parquet", number)
+        """``demonstrations`` or ``queries`` as they were after a growth; all waves of a run have the first."""
+        return self.path / _of_growth(f"{name}.parquet", 0 if self.decisions else number)
 
     def table(self, name: str, number: int = -1) -> pa.Table:
         """``demonstrations`` or ``queries`` as they were after a growth, by default the last; raises `DamagedItem` for
@@ -388,6 +401,21 @@ def recorded_extents(path: str | Path, identity: Mapping[str, Any]) -> list[dict
     return extents
 
 
+def recorded_decisions(path: str | Path, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the waves of the adaptive run in a folder ask, as far as plans can be read in their order; as
+    `recorded_extents`."""
+    decisions: list[dict[str, Any]] = []
+    files = Folder(path)
+    for number, file in enumerate(_plan_files(files)):
+        with suppress(DamagedItem):
+            plan = _read_plan(files, file)
+            if number == 0 and any(plan.get(key) != value for key, value in identity.items()):
+                return []
+            if len(decisions) == number and "decision" in plan:
+                decisions.append(plan["decision"])
+    return decisions
+
+
 def mend_format(path: Path, identity: Mapping[str, Any]) -> bool:
     """Writes the FORMAT of a run of this ``identity`` (`ResolvedStudy.identity`) anew where it is damaged or gone, and
     moves its damaged bytes to ``quarantine``; returns whether it did. That of another run is left alone.
@@ -480,7 +508,7 @@ def _read_plan(files: Folder, path: Path) -> dict[str, Any]:
     return plan
 
 
-_LATER_KEYS = {"balance": "classes"}
+_LATER_KEYS = {"balance": "classes", "budget": "exhaustive", "rule": "calibrated", "tolerance": 0.01}
 """Keys of the study that plans leave out where they have this value, as all of earlier versions do."""
 
 

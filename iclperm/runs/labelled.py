@@ -9,7 +9,7 @@ import numpy as np
 
 from iclperm.errors import ConfigError
 from iclperm.runs.answers import Items
-from iclperm.study.states import OK, STATES
+from iclperm.study.states import NAMES, OK
 
 if TYPE_CHECKING:
     import xarray
@@ -26,7 +26,7 @@ def dataset_of(
     except ImportError:
         raise ConfigError("xarray is not installed; run pip install 'iclperm[xarray]', or use to_arrow()") from None
     is_there = items.state == OK
-    described = {"flag_values": list(range(len(STATES))), "flag_meanings": " ".join(STATES)}
+    described = {"flag_values": list(range(len(NAMES))), "flag_meanings": " ".join(NAMES)}
     found: dict[str, Any] = {
         "correct": (AXES, np.where(is_there, items.correct, np.float32(np.nan)), {"units": "1"}),
         "state": (AXES, items.state, described),

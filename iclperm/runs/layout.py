@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from iclperm.prompts.tokenise import Cell, Prompts, tokenise
 from iclperm.runs.checks import fitting_queries, refuse_foreign_tokenizer, refuse_small_budget
 from iclperm.runs.reading import right_answers
 from iclperm.runs.setting import ResolvedStudy, scoring_of, tokenizer_of
+from iclperm.runs.waves import Decision
 from iclperm.runs.work import Growth, Product, TokenCounts, Work
 
 _BYTES_PER_TOKEN = 4  # of English, about
+_FEWEST_OF_A_PRODUCT, _FEWEST_CELLS = 4, 256  # contexts, and cells: smaller ones are answered with others in one tree
 _UNKNOWN = (np.zeros(1, dtype=np.int32),)  # in the place of labels for what will be generated; it is never fed
 
 
@@ -40,6 +43,77 @@ def lay_out(setting: ResolvedStudy, grown_from: Sequence[Mapping[str, int]] = ()
     refuse_small_budget(setting, growths)
     opening = tuple(tokenizer.convert_ids_to_tokens(prompts.start.tolist()))
     return Work(setting, prompts, right_answers(setting), kept, growths, opening)
+
+
+def with_wave(work: Work, decision: Decision) -> Work:
+    """The work of a run that asks in waves, and of one more. O(asked cells, and contexts x queries bits)."""
+    setting, prompts = work.setting, work.prompts
+    begins, num_queries = work.begins, len(prompts.queries)
+    seen = np.zeros((len(prompts.contexts), num_queries), dtype=bool)
+    in_product = np.zeros_like(seen)
+    kept = np.zeros(num_queries, dtype=bool)
+    kept[work.kept] = True
+    earlier = (
+        work.growths if work.growths[0].decision is not None else ()
+    )  # the first wave follows a plan of everything
+    for growth in earlier:
+        for product in growth.products:
+            seen[np.ix_(product.contexts, product.queries)] = True
+            in_product[np.ix_(product.contexts, product.queries)] = True
+        for cell in growth.general:
+            seen[cell.context, cell.query] = True
+    apart = {(cell.context, cell.query): cell for cell in prompts.general}
+    general: list[Cell] = []
+    masks: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
+    num_cells = 0
+    for ask in decision.asks:
+        contexts = np.unique(
+            [prompts.context_of[index_set, permutation, -1] for index_set, permutation in ask.orderings]
+        )
+        queries = begins[ask.split] + np.array(ask.queries, dtype=np.int64)
+        queries = queries[kept[queries]]
+        block = np.ix_(contexts, queries)
+        is_new = ~seen[block]
+        num_cells += int(is_new.sum())
+        # What was answered outside a product may be in one: its answers there are not used.
+        is_product = is_new.any(axis=1) & ~in_product[block].any(axis=1)
+        if np.count_nonzero(is_product) < _FEWEST_OF_A_PRODUCT and len(contexts) * len(queries) < _FEWEST_CELLS:
+            is_product[:] = False
+        for place in np.flatnonzero(~is_product):
+            general += [_cell(prompts, apart, int(contexts[place]), int(query)) for query in queries[is_new[place]]]
+        inside = [(context, query) for context, query in apart if context in contexts[is_product] and query in queries]
+        general += [apart[key] for key in inside if not seen[key]]
+        seen[block] = True
+        if is_product.any():
+            in_product[np.ix_(contexts[is_product], queries)] = True
+            wanted, columns = np.zeros(len(seen), dtype=bool), np.zeros(num_queries, dtype=bool)
+            wanted[contexts[is_product]], columns[queries] = True, True
+            masks.append((wanted, columns))
+    here = {(cell.context, cell.query) for cell in general}
+    products = [_plan_product(setting, prompts, *pair, [apart[key] for key in here & apart.keys()]) for pair in masks]
+    step = setting.limits.general_cells
+    costs = [_product_tokens(setting, prompts, product, ()) for product in products if product]
+    costs += [_general_tokens(setting, general[begin : begin + step]) for begin in range(0, len(general), step)]
+    wave = Growth(
+        extent=dict(setting.study.extent),
+        num_cells=num_cells,
+        products=tuple(product for product in products if product),
+        general=general,
+        first_cells=_first_cells(prompts, setting.study.extent),
+        tokens=sum(costs, TokenCounts()),
+        whole=work.tokens,
+        decision=decision,
+    )
+    return replace(work, growths=(*earlier, wave))
+
+
+def _cell(prompts: Prompts, apart: Mapping[tuple[int, int], Cell], context: int, query: int) -> Cell:
+    """One prompt by itself: of those whose parts do not join as they are, else its parts joined."""
+    if (found := apart.get((context, query))) is not None:
+        return found
+    return Cell(
+        context, query, np.concatenate([prompts.contexts[context], prompts.queries[query]]), prompts.continuations
+    )
 
 
 def tokenised(setting: ResolvedStudy, tokenizer: Any) -> Prompts:

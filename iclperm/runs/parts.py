@@ -70,6 +70,10 @@ class PartFiles:
                 )
         return found
 
+    def know(self, others: PartFiles) -> None:
+        """Takes over which files were read or written before the run grew."""
+        self._files.update(others._files)
+
     def are_there(self) -> bool:
         """Whether all of them are finished."""
         return set(self.finished()).issuperset(range(self._num_parts))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from iclperm.base.help import fields_in_help
 from iclperm.endpoint.bill import Bill, product_bill
+from iclperm.errors import ConfigError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.tokenise import PromptCounts
 from iclperm.report.notebook import ShownFields
@@ -14,6 +15,7 @@ from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.runs.work import Work
+from iclperm.study.sizes import SearchBudget
 from iclperm.study.study import Study
 
 if TYPE_CHECKING:
@@ -102,6 +104,34 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     chosen["pack_tokens"] = study.pack_tokens
     chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
     return replace(_summary(work), estimate=estimate(work.setting.model, plans, **chosen))
+
+
+def tokens_within(work: Work, budget: SearchBudget) -> float:
+    """The tokens that a budget buys of a study that asks everything: as many as it has of its tokens, its time as
+    estimated on this machine, or its price.
+
+    Raises `ConfigError` where time or price are not known.
+    """
+    whole, study = float(work.tokens.unique), work.setting.study
+    if budget.unit in ("tokens", "share"):
+        return budget.amount * (1.0 if budget.unit == "tokens" else whole)
+    if budget.unit == "cost":
+        bill = None if work.setting.model is not None else _bill(work)
+        if bill is None or not bill.cost:
+            raise ConfigError(
+                f"budget is {study.budget!r}, but no price is known; give the endpoint's 'price', or tokens"
+            )
+        return whole * budget.amount / bill.cost
+    from iclperm.engine.estimate import estimate
+
+    if work.setting.model is None:
+        raise ConfigError(
+            f"budget is {study.budget!r}, but how fast an API answers is not known; give tokens or dollars"
+        )
+    chosen: dict[str, Any] = study.model_dump(include={"device", "dtype", "memory_budget"})
+    chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
+    plans = [product.plan for growth in work.growths for product in growth.products]
+    return whole * budget.amount / estimate(work.setting.model, plans, **chosen).seconds
 
 
 def _summary(work: Work) -> StudyPlan:

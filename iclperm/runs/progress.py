@@ -11,14 +11,15 @@ from typing import Protocol, Self, runtime_checkable
 
 Progress = Callable[[int, int], None]
 """Called with the numbers of finished parts and of all parts: once the model is loaded, and after each part."""
-READING, TOKENISING, LOADING, ANSWERING, FINISHING = (
+READING, TOKENISING, LOADING, ANSWERING, DECIDING, FINISHING = (
     "reading data",
     "tokenising",
     "loading the model",
     "scoring",
+    "deciding what to ask",
     "reading results",
 )
-"""The stages of a run; texts are generated in the fourth, too."""
+"""The stages of a run; texts are generated in the fourth, too. An adaptive one decides and answers by turns."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Advance:
         return self.seconds * (1 / self.share - 1) if self.share > 0 else None
 
 
-STAGES = (READING, TOKENISING, LOADING, ANSWERING, FINISHING)
+STAGES = (READING, TOKENISING, LOADING, ANSWERING, DECIDING, FINISHING)
 
 
 @runtime_checkable

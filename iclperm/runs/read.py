@@ -21,7 +21,8 @@ from iclperm.runs.generated import DRAWS_GIVEN_UP, KEPT, READ_BACK, GeneratedAns
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.parts import PartFiles
 from iclperm.stats.calibration import content_free_prior
-from iclperm.study.states import OK, STATES
+from iclperm.stats.criteria import by_query_criterion
+from iclperm.study.states import NOT_ASKED, OK, STATES
 from iclperm.study.study import Study
 
 _PENDING = 255
@@ -358,6 +359,35 @@ class ContextAnswers:
             chosen = np.argmax(rows.logprob / self.scale - prior[contexts], axis=-1)
             prediction[contexts, queries] = np.where(is_known[contexts], chosen, -1)
         return prediction
+
+    def criterion(self, name: str, queries: NDArray[np.int64], gold: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What a criterion of a search that is a mean over queries gives each context for some ``queries`` [N] with the
+        right labels ``gold`` [N]: float64 [C, N], NaN where there is no answer."""
+        is_there = self.state[:, queries] == OK
+        if name == "dev_accuracy":
+            generated = self._generated
+            right = self.prediction[:, queries] == gold if generated is None else generated.correct[:, queries]
+            return np.where(is_there, right, np.nan).astype(np.float64)
+        asked = np.flatnonzero(is_there.any(axis=1))
+        found = np.full(is_there.shape, np.nan)
+        scores = self.logprob(asked, queries).astype(np.float64) / self.scale
+        found[asked] = by_query_criterion(name, scores, gold)
+        return np.where(is_there, found, np.nan)
+
+    def give_up_unasked(self) -> None:
+        """What no part holds was not asked, and never will be: see `iclperm.study.states.NOT_ASKED`."""
+        self.state[self.state == _PENDING] = NOT_ASKED
+
+    def keep_in(self, files: PartFiles) -> None:
+        """Where log-likelihoods are read again from now on: the files of the same run, grown."""
+        if self._files is not None:
+            files.know(self._files)
+        self._files = files
+
+    @property
+    def begins(self) -> dict[str, int]:
+        """Where each split begins among all queries."""
+        return self._begins
 
     def refuse_gaps(self) -> None:
         """Raises `RunError` where an answer is in none of the parts."""

@@ -48,6 +48,18 @@ class _WrittenCounts(_Written):
     num_conflicting: _Count
 
 
+class _WrittenAsk(_Written):
+    split: str
+    queries: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]]
+    orderings: list[list[_Count]]
+
+
+class _WrittenDecision(_Written):
+    asks: list[_WrittenAsk]
+    known: dict[str, JsonValue]
+    is_last: bool
+
+
 class _WrittenGrowth(_Written):
     """The plan of a growth, which leaves out what identifies the run."""
 
@@ -56,6 +68,7 @@ class _WrittenGrowth(_Written):
     tokens: _WrittenTokens
     tables: dict[str, str]
     counts: _WrittenCounts
+    decision: _WrittenDecision | None = None
 
 
 class _WrittenChoices(_Written):

@@ -35,7 +35,7 @@ _PAID = (
     "num_lost_requests",
     "num_lost_tokens",
 )
-_READ_LATER = ("splits", "report", "content_free", "numerics")
+_READ_LATER = ("splits", "report", "content_free", "numerics", "decisions")
 REPLIES = ("num_listed", "num_bounds", "num_drawn", "num_damaged_replies", *_PAID)
 """The counts of an API's replies that a session's record holds; fields of `RunReport`."""
 
@@ -134,6 +134,8 @@ class FinishedRun:
     content_free: Items | None = field(default_factory=lambda: None)  # a plain default would be found on the class
     limits: WorkLimits = DEFAULT
     numerics: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
+    decisions: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
+    """Of a run that asked in waves what each asked and why (`iclperm.runs.waves.Decision`); else none."""
 
     @classmethod
     def later(cls, read: Callable[[], FinishedRun], **known: Any) -> Self:

@@ -39,6 +39,9 @@ _IDENTITY_KEYS = (
     "on_overlong",
     "chat",
     "options",
+    "budget",
+    "rule",
+    "tolerance",
 )
 # They need no scores of labels; the last counts labels.
 _ANSWER_CRITERIA = ("dev_accuracy", "majority_agreement", "global_entropy")
@@ -208,6 +211,7 @@ def identifying_choices(study: Study, task: Task) -> dict[str, Any]:
     return {
         **study.model_dump(include=set(_IDENTITY_KEYS)),
         **({} if study.demonstrations is None else {"demonstrations": study.demonstrations}),
+        **({"criterion": study.criterion} if study.is_adaptive else {}),  # which decides what is asked
         "shots": list(study.shot_list(task.shots)),
     }
 

@@ -15,6 +15,7 @@ from iclperm.engine.plan import Plan
 from iclperm.prompts.tokenise import Cell, Prompts
 from iclperm.runs.reading import published_answers
 from iclperm.runs.setting import ResolvedStudy
+from iclperm.runs.waves import Decision
 from iclperm.study.states import OK, OVERLONG
 
 
@@ -74,6 +75,8 @@ class Growth:
     """Those of the added cells."""
     whole: TokenCounts
     """Those of all cells of the extent, had they been computed at once."""
+    decision: Decision | None = None
+    """What it asks, of a run that asks in waves."""
 
     @property
     def num_units(self) -> int:
@@ -192,6 +195,13 @@ class Work:
         usual = [len(ids) for ids in self.prompts.continuations]
         return sum([len(ids) for ids in cell.continuations] != usual for cell in growth.general)
 
+    def _num_apart(self, growth: Growth) -> int:
+        """How many of its cells have parts that do not simply join."""
+        if growth.decision is None:
+            return len(growth.general)
+        apart = {id(cell) for cell in self.prompts.general}
+        return sum(id(cell) in apart for cell in growth.general)
+
     def _growth_identity(self, number: int) -> dict[str, Any]:
         growth, setting = self.growths[number], self.setting
         has_dev = growth.extent["dev_queries"] > 0
@@ -200,12 +210,13 @@ class Work:
             "dev": setting.examples["dev"].digest if has_dev else None,
             "tokens": {"naive": growth.whole.naive, "unique": growth.whole.unique},
             "counts": setting.counts(["test", "dev"] if has_dev else ["test"]),
+            **({} if growth.decision is None else {"decision": growth.decision.to_dict()}),
             "work": {
                 "cells": growth.num_cells,
                 "units": growth.num_units,
                 "parts": sum(part.growth == number for part in self.parts),
                 "cut": _cut_hash(self.prompts, growth),
-                "general_cells": len(growth.general),
+                "general_cells": self._num_apart(growth),
                 "odd_labels": self._num_odd_labels(growth),
             },
         }

@@ -78,6 +78,18 @@ def criteria_scores(
     return scores
 
 
+def by_query_criterion(name: str, scores: npt.ArrayLike, gold: npt.ArrayLike) -> FloatArray:
+    """[..., Q] what each query adds to a criterion that is a mean over queries, from log-likelihoods [..., Q, L] of the
+    labels and the right ones [Q]: `dev_log_likelihood` or `local_entropy`, in nats; NaN where there are none."""
+    values = np.asarray(scores, dtype=np.float64)
+    values = values - np.logaddexp.reduce(values, axis=-1, keepdims=True)
+    if name == "local_entropy":
+        return np.asarray(special.entr(np.exp(values)).sum(axis=-1))
+    if name == "dev_log_likelihood":
+        return np.asarray(values[..., np.arange(values.shape[-2]), np.asarray(gold)])
+    raise RequestError(f"criterion {name!r} is no mean over queries of label scores")
+
+
 def majority_agreement(predictions: npt.ArrayLike, state: npt.ArrayLike | None = None) -> npt.NDArray[np.uint8]:
     """[S, P, Q] 1 where an answer is that of most permutations of its set; ties to the lowest label.
 

@@ -12,7 +12,7 @@ from iclperm.report.parts import percent, spread_in_points, with_bounds
 from iclperm.stats.intervals import Interval, side_of
 from iclperm.stats.sensitivity import query_weights
 from iclperm.studies.sensitivity_summary import Extreme, SensitivitySummary
-from iclperm.study.states import name_of
+from iclperm.study.states import NOT_ASKED, OK, name_of
 
 MANY = 0.02
 """Share of queries left out, or of answers missing, from which a report begins with them."""
@@ -60,6 +60,16 @@ def missing_of(state: npt.ArrayLike | None, weights: npt.ArrayLike | None = None
         by_code[code] = float(share @ of_query) / len(cells)
     named = {name_of(code): value for code, value in by_code.items()}
     return Missing(sum(by_code.values()), float(share[lacks == len(cells)].sum()), float(share[lacks > 0].sum()), named)
+
+
+def missing_of_asked(state: npt.NDArray[np.uint8], weights: npt.ArrayLike) -> Missing:
+    """The same of states [..., Q] in which some cells were never asked; these are not missing, and no query is left
+    out for them."""
+    share = np.asarray(weights, dtype=np.float64) * (state != NOT_ASKED)
+    total = float(share.sum()) or 1.0
+    codes = [int(code) for code in np.unique(state) if code not in (OK, NOT_ASKED)]
+    named = {name_of(code): float(share[state == code].sum()) / total for code in codes}
+    return Missing(sum(named.values()), 0.0, 0.0, named)
 
 
 def filled_words(share: float) -> str:

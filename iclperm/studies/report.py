@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from iclperm.base.files import writable
-from iclperm.errors import RunError
+from iclperm.errors import ConfigError, RunError
 from iclperm.report import write_report
 from iclperm.report.notebook import summary_html, three_lines
 from iclperm.report.parts import Findings, number, percent, plain
@@ -21,10 +21,11 @@ from iclperm.runs.prompt import RunPrompt
 from iclperm.runs.run import FinishedRun, RunReport
 from iclperm.stats import Curve
 from iclperm.studies import calibration, classes, findings_of, generation
+from iclperm.studies.adaptive import refuse_other_kinds
 from iclperm.studies.calibration import ContextualCalibration
 from iclperm.studies.classes import AnswersByLabel
 from iclperm.studies.generation import Generation
-from iclperm.studies.missing import Missing, missing_of
+from iclperm.studies.missing import Missing, missing_of, missing_of_asked
 from iclperm.studies.sensitivity import Sensitivity
 from iclperm.studies.sensitivity_over_shots import SensitivityOverShots
 from iclperm.studies.sensitivity_summary import SensitivitySummary
@@ -113,6 +114,8 @@ class Run(FinishedRun):
     def missing(self) -> Missing:
         """How many answers to test queries are not there, over the distinct contexts."""
         test = self.splits["test"]
+        if self.decisions:
+            return missing_of_asked(test.context_state, test.weights)
         return missing_of(test.context_state[np.unique(test.context_of)], test.weights)
 
     def curve(self) -> Curve | None:
@@ -130,6 +133,7 @@ class Run(FinishedRun):
         """
         kind = kind or self.study.kind
         if kind not in self._findings:
+            refuse_other_kinds(self, kind)
             self._findings[kind] = findings_of(self, kind)
         return self._findings[kind]
 
@@ -157,6 +161,8 @@ class Run(FinishedRun):
         what the run was made with.
         """
         wanted = WantedPrompt(index_set, permutation, shots, query, best)
+        if best and self.decisions:
+            raise ConfigError("this search asked each ordering other queries; what it recommends is the best it knows")
         return take(self, wanted, recommended_by(self.findings()) if wanted.is_open else None)
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
@@ -175,13 +181,15 @@ class Run(FinishedRun):
 
     @cached_property
     def generation(self) -> Generation | None:
-        """How generated answers were come by, k by k; None for a study that generates none."""
-        return None if self.splits["test"].generated is None else generation.findings(self)
+        """How generated answers were come by, k by k; None for a study that generates none, and for
+        an adaptive search."""
+        return None if self.splits["test"].generated is None or self.decisions else generation.findings(self)
 
     @cached_property
     def classes(self) -> AnswersByLabel | None:
-        """Recall, F1 and confusion label by label, by ordering and k by k; None for a task without labels."""
-        return classes.findings(self) if self.labels else None
+        """Recall, F1 and confusion label by label, by ordering and k by k; None for a task without labels, and
+        where an adaptive search asked each ordering other queries."""
+        return classes.findings(self) if self.labels and not self.decisions else None
 
     @property
     def asides(self) -> dict[str, Findings]:

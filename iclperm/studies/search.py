@@ -22,6 +22,8 @@ from iclperm.stats.search import TIE_DECIMALS, OpenChoice, Search, choices, open
 from iclperm.stats.search_curves import search_over_dev_queries, search_over_permutations
 from iclperm.stats.texts import lexical_similarity
 from iclperm.stats.winners_curse import noise_within_sets, winners_curse
+from iclperm.studies import adaptive
+from iclperm.studies.adaptive import AdaptiveFindings
 from iclperm.studies.bearing import Bearing, Reason, by_query, covers_everything, of_run
 from iclperm.studies.classes import classes_by_design
 from iclperm.studies.missing import filled_words
@@ -128,14 +130,17 @@ def search_findings(
     return replace(found, warnings=tuple(_warnings(found)))
 
 
-def findings(run: FinishedRun) -> SearchFindings:
+def findings(run: FinishedRun) -> SearchFindings | AdaptiveFindings:
     """The findings of a run that has a dev split, at its largest number of shots; the study names the criterion.
+    Of a run that asked in waves `AdaptiveFindings`.
 
     Raises DataError without a dev split. Features are left out, with a warning, where the demonstrations' texts cannot
     be had.
     """
     if "dev" not in run.splits:
         raise DataError("this run has no dev queries to choose by; run the study with 'dev_queries', such as 1000")
+    if run.decisions:
+        return adaptive.findings(run)
     features, last_labels, warning = _features(run)
     found = search_findings(
         _answers(run, "test"),

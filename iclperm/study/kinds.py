@@ -82,6 +82,33 @@ def _needs_dev_queries(study: Any) -> None:
         )
 
 
+_RACING = ("dev_accuracy", "dev_log_likelihood", "local_entropy")
+
+
+def _is_a_search(study: Any) -> None:
+    _needs_dev_queries(study)
+    if not study.is_adaptive:
+        for key in ("rule", "tolerance"):
+            if getattr(study, key) != type(study).model_fields[key].default:
+                raise ConfigError(f"a study's key {key!r} is for an adaptive search; set its 'budget', or leave it out")
+        return
+    if study.criterion not in _RACING:
+        raise ConfigError(
+            f"criterion is {study.criterion!r}, which is no mean over dev queries, so a part of them says nothing; "
+            f"an adaptive search chooses by {in_words(_RACING)}"
+        )
+    for key, value in (("calibration", "none"), ("resample", "none")):
+        if getattr(study, key) != value:
+            raise ConfigError(
+                f"a study's key {key!r} is {getattr(study, key)!r}, which asks every context; set it to "
+                f"{value}, or budget to exhaustive"
+            )
+    if (isinstance(study.shots, list) and len(study.shots) > 1) or study.shots == "all":
+        raise ConfigError("an adaptive search is one of a single number of 'shots'; name one")
+    if study.rule == "certified" and study.criterion != "dev_accuracy":
+        raise ConfigError("rule is 'certified', which bounds answers in 0..1; set criterion to dev_accuracy")
+
+
 _CRITERION = "What a search chooses an order by: dev_accuracy, majority_agreement, global_entropy, ..."
 _OVER_ALL_SHOTS = {"sets": 5, "permutations": 20, "shots": 20, "queries": 256}
 
@@ -96,8 +123,13 @@ SEARCH = Kind(
     question="how good an order does a dev set find, and how much of that is luck?",
     findings="iclperm.studies.search:findings",
     defaults={"permutations": 128, "dev_queries": 1000},
-    keys={"criterion": _CRITERION},
-    check=_needs_dev_queries,
+    keys={
+        "criterion": _CRITERION,
+        "budget": 'What a search asks: exhaustive, adaptive (what it needs), "5 %", "2M tokens", "10 min" or "$5".',
+        "rule": "When an adaptive search stops: calibrated (measured on whole searches) or certified (proved).",
+        "tolerance": "How far below the best the choice may be, as a share (0.01 is a point of accuracy).",
+    },
+    check=_is_a_search,
     page="docs/studies/search.md",
 )
 CURVE = Kind(

@@ -1,14 +1,21 @@
-"""Sizes of memory in words: what a budget may be, and bytes as people read them."""
+"""Sizes in words: what a budget of memory or of a search may be, and bytes as people read them."""
 
 from __future__ import annotations
 
 import re
-from typing import TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 Budget: TypeAlias = int | float | str
 """Bytes (an int, or text such as "4GiB" and "500MB"), or a share of what is free (0.5, "50%")."""
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]i?b|b)?", re.IGNORECASE)
 _POWERS = "bkmgt"
+_AMOUNT = r"(\d+(?:\.\d+)?)"
+_OF_SEARCH = (
+    (re.compile(rf"{_AMOUNT}\s*%"), "share", {"": 0.01}),
+    (re.compile(rf"{_AMOUNT}\s*([kmg]?)\s*(?:tokens?)"), "tokens", {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}),
+    (re.compile(rf"{_AMOUNT}\s*(s|min|h)"), "seconds", {"s": 1.0, "min": 60.0, "h": 3600.0}),
+    (re.compile(rf"\$\s*{_AMOUNT}"), "cost", {"": 1.0}),
+)
 
 
 def parse_budget(given: Budget) -> int | float:
@@ -37,3 +44,24 @@ def _number(text: str) -> int | float | None:
         return float(number) if "." in number else int(number)
     base = 1024 if "i" in unit else 1000
     return int(float(number) * base ** _POWERS.index(unit[0]))
+
+
+class SearchBudget(NamedTuple):
+    """What a search may take: a share of what asking everything takes, tokens, seconds, or US dollars."""
+
+    unit: Literal["share", "tokens", "seconds", "cost"]
+    amount: float
+
+
+def parse_search_budget(given: str) -> SearchBudget | None:
+    """The budget of a search in numbers; None for ``exhaustive`` and ``adaptive``, which have none. Raises ValueError
+    for anything else than these, "5 %", "2M tokens", "10 min" and "$5"."""
+    text = given.strip().lower()
+    if text in ("exhaustive", "adaptive"):
+        return None
+    for form, unit, factors in _OF_SEARCH:
+        if found := form.fullmatch(text):
+            amount = float(found[1]) * factors[found[2] if len(found.groups()) > 1 else ""]
+            if amount > 0 and (unit != "share" or amount < 1):
+                return SearchBudget(unit, amount)  # type: ignore[arg-type]  # one of the four
+    raise ValueError('give exhaustive, adaptive, or a budget such as "5 %", "2M tokens", "10 min" or "$5"')

@@ -7,8 +7,12 @@ STATES = ("ok", "invalid", "overlong", "unparsed", "api_missing")
 NO_ANSWER = 255
 """The code of an answer from elsewhere that is not there, whatever the reason."""
 OK, INVALID, OVERLONG, UNPARSED, API_MISSING = range(len(STATES))
+NOT_ASKED = len(STATES)
+"""The code of an answer that an adaptive run had no need of; no file holds one."""
+NAMES = (*STATES, "not_asked")
+"""The names of all codes that a run's answers can have."""
 
 
 def name_of(code: int) -> str:
     """The name of a state by its code."""
-    return "no answer" if code == NO_ANSWER else STATES[code] if code < len(STATES) else f"state {code}"
+    return "no answer" if code == NO_ANSWER else NAMES[code] if code < len(NAMES) else f"state {code}"

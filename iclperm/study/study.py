@@ -13,7 +13,7 @@ from iclperm.errors import ConfigError, UnknownKind
 from iclperm.study import kinds
 from iclperm.study.choices import Choices, refuse_other_keys, shown, yaml_in
 from iclperm.study.endpoint import EndpointChoices
-from iclperm.study.sizes import parse_budget
+from iclperm.study.sizes import parse_budget, parse_search_budget
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Shots = Annotated[int, Field(ge=0, le=100_000)]
@@ -32,6 +32,7 @@ Scoring = Literal["loglikelihood", "first_token", "generate"]
 Attention = Literal["auto", "native", "triton", "torch"]
 Layers = Literal["auto", "transformers"]
 PackTokens = Annotated[int, Field(ge=8, le=1 << 20)]
+RaceRules = Literal["calibrated", "certified"]
 STATISTICS = ("normalize", "criterion", "unparsed")
 """Keys that change no answer, only what is made of them."""
 EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
@@ -64,8 +65,9 @@ class Study(Choices):
     `iclperm.engine.engine.Engine`, for a device where something does not work; ``out`` is the run folder.
     ``demonstrations`` are sets of train rows to use instead of drawn ones. A ``kind`` is one of `iclperm.study.kinds`,
     with defaults of its own; some run every k up to ``shots``. ``tasks`` and ``models`` are those of a transfer study,
-    ``criterion`` chooses an ordering in a search, ``select`` is how many demonstrations a selection keeps, ``options``
-    are those of another package's kind. Raises
+    ``criterion`` chooses an ordering in a search, ``budget`` (adaptive, "5 %", "2M tokens", "10 min", "$5") has it ask
+    only what the choice needs, by a ``rule`` and to a ``tolerance``; ``select`` is how many demonstrations a selection
+    keeps, ``options`` are those of another package's kind. Raises
     `ConfigError` naming the key, the value and the remedy.
     """
 
@@ -90,6 +92,9 @@ class Study(Choices):
     normalize: Literal["sum", "mean", "bytes"] = "sum"
     calibration: Literal["none", "contextual"] = "none"
     criterion: Criterion = "dev_accuracy"
+    budget: Annotated[str, Field(exclude_if=lambda given: given == "exhaustive")] = "exhaustive"
+    rule: Annotated[RaceRules, Field(exclude_if=lambda given: given == "calibrated")] = "calibrated"
+    tolerance: Annotated[float, Field(ge=0, lt=1, exclude_if=lambda given: given == 0.01)] = 0.01
     select: Count = 6
     on_overlong: Literal["error", "drop"] = "error"
     chat: Literal["none", "single", "multiturn"] | None = None
@@ -185,6 +190,12 @@ class Study(Choices):
     def _budget(cls, budget: Any) -> Any:
         return None if budget is None else parse_budget(budget)
 
+    @field_validator("budget")
+    @classmethod
+    def _search_budget(cls, budget: str) -> str:
+        parse_search_budget(budget)
+        return budget
+
     @field_validator("shots")
     @classmethod
     def _distinct(cls, shots: Any) -> Any:
@@ -208,6 +219,11 @@ class Study(Choices):
     def model_name(self) -> str:
         """What to call the model."""
         return self.model if self.endpoint is None else self.endpoint.model
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether what is asked follows from answers, so that most cells may never be."""
+        return self.budget != "exhaustive"
 
     @property
     def query_counts(self) -> dict[AskedSplit, int]:
