@@ -93,6 +93,8 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     oversampled = planned.num_asked - planned.num_queries
     uneven = uneven_labels(planned.label_tokens, study.normalize)
     notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
+    if study.is_adaptive:
+        notes.insert(0, f"with budget {study.budget!r} a search asks a part of this; how much follows from the answers")
     print_notes(console, [*notes, *_faster_dtype(planned)])
 
 
@@ -238,6 +240,10 @@ def _state(status: RunStatus) -> str:
     return "not finished: run the same study into it to continue"
 
 
+def _waves(status: RunStatus) -> str:
+    return f"{status.num_waves:,}{', more to come' if status.is_open else ''}"
+
+
 def _status_tables(status: RunStatus) -> list[Table]:
     extent, left = status.extents[-1], status.seconds_left
     forwarded = f"{'' if status.is_token_count_complete else 'at least '}{status.tokens_forwarded:,}"
@@ -247,6 +253,7 @@ def _status_tables(status: RunStatus) -> list[Table]:
         "shots": listed(status.shots),
         **{name.replace("_", " "): f"{size:,}" for name, size in extent.items()},
         "grown from": "; ".join(_sizes(before) for before in status.extents[:-1]) or "-",
+        **({"waves": _waves(status)} if status.num_waves else {}),
         "parts": f"{status.num_parts_done:,} of {status.num_parts:,}",
         "tokens forwarded": f"{forwarded} of {status.tokens_unique:,} distinct",
         "time left": "-" if left is None or status.is_finished else f"about {duration(left)}",

@@ -75,11 +75,15 @@ class RunStatus(ShownFields):
     spent: Spent | None = None
     lost: Spent | None = None
     num_at_work: int = 0
+    num_waves: int = 0
+    """Of an adaptive run, so far; its parts are those of these waves."""
+    is_open: bool = False
+    """Whether an adaptive run has not yet decided what it chooses."""
 
     @property
     def is_finished(self) -> bool:
         """Whether every part is there."""
-        return self.num_parts_done == self.num_parts
+        return self.num_parts_done == self.num_parts and not self.is_open
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe."""
@@ -110,12 +114,12 @@ def status(path: str | Path) -> RunStatus:
     done, unique = len(folder.parts.finished()), int(folder.plans[-1]["tokens"]["unique"])
     seconds = sum(session.seconds for session in sessions if session.num_parts)
     books = paid(folder.path) if (folder.path / "api").is_dir() else None
-    share = 1 - done / folder.num_parts
+    share = 1 - done / max(folder.num_parts, 1)
     return RunStatus(
         folder=folder.path,
         task=plan["task"],
         model=folder.study().model,
-        extents=folder.extents,
+        extents=folder.extents[-1:] if folder.decisions else folder.extents,
         shots=plan["study"]["shots"],
         num_parts_done=done,
         num_parts=folder.num_parts,
@@ -124,11 +128,13 @@ def status(path: str | Path) -> RunStatus:
         is_token_count_complete=is_complete,
         num_quarantined=len(folder.files.names(folder.path / "quarantine")),
         disk_bytes=folder.files.num_bytes(),
-        seconds_left=share * unique * seconds / forwarded if forwarded and seconds else None,
+        seconds_left=share * unique * seconds / forwarded if forwarded and seconds and not folder.decisions else None,
         sessions=sessions,
         spent=None if books is None else books.spent,
         lost=None if books is None else books.lost,
         num_at_work=num_at_work(folder.files),
+        num_waves=sum(bool(decision["asks"]) for decision in folder.decisions),
+        is_open=folder.is_open,
     )
 
 

@@ -205,7 +205,7 @@ class _AnswersSoFar:
         if missing:
             self._forwarded += _compute(work, missing, self._scores, folder, model, self._mixed, self._watch)
         self._num_computed += len(missing)
-        self._replies = model.replies
+        self._replies = {name: self._replies.get(name, 0) + count for name, count in model.replies.items()}
 
     def finished(self, work: Work, mended: int, started: float) -> FinishedRun:
         """The run of these answers; raises `RunError` where one of the plan's is in no part."""

@@ -4,10 +4,10 @@ All orderings of a set answer the same few dev queries; those that can hardly be
 rest answer more. Whatever is decided is a pure function of the answers so far (`next_step`), so that a race which was
 interrupted goes on as if it had not been. Two rules say when enough is known:
 
-*calibrated* draws from the posterior of the orderings' means over all N dev queries: the queries that were asked are
-weighted at random (Bayesian bootstrap, Rubin 1981), which keeps what the orderings have in common; deviations shrink by
-√(1 - n/N), as what was asked of a finite split is known, and means towards each other as far as their spread at the
-first block is noise (empirical Bayes). Its errors are those measured on stored searches (benchmarks/racing.py).
+*calibrated* draws from the posterior of the orderings' means over all N dev queries: an ordering's lead over the others
+is its true lead plus noise; how true leads are distributed is estimated from all orderings (empirical Bayes), what was
+asked of the finite split is known, and what was not adds noise. Its errors are those measured on whole searches
+(benchmarks/racing.py).
 
 *certified* bets against every statement "this ordering is more than the tolerance above the leader", as sampling
 without replacement from the finite split lets it (Waudby-Smith & Ramdas 2024, section 5): a capital that reaches
@@ -31,10 +31,10 @@ from iclperm.stats.sensitivity import FloatArray
 
 IntArray = npt.NDArray[np.int64]
 RuleName = Literal["calibrated", "certified"]
-_DRAWS = 512
-_UNSEEN = 4.0  # queries' worth of noise that is put in for disagreements too rare to have been seen
-_LEAST_NOISE = 0.02  # variance of a single answer that is taken for granted, of those that lie in 0..1
-_STOP, _DROP = 0.6, 1.5  # shares of the error that stopping and all that one wave leaves out may take
+_DRAWS = 2048
+_GRID, _SWEEPS = 64, 60
+_UNSEEN = 1.0  # answers of an ordering that differ from the others, but were not yet seen to
+_STOP, _DROP = 0.7, 0.2  # of the error: what stopping may take, and what leaving out may as queries double
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RaceRule:
     name: RuleName = "calibrated"
     tolerance: float = 0.01
     error: float = 0.05
-    first: int = 16
+    first: int = 28
     growth: float = 2.0
 
     def __post_init__(self) -> None:
@@ -144,16 +144,15 @@ def _calibrated(
 ) -> RaceStep:
     number, total = int(asked.max()), table.shape[1]
     alive = np.flatnonzero(asked == number)
-    answers, weight = table[alive, :number], counts[:number]
-    means, left = answers @ weight / weight.sum(), 1 - number / total
+    means = table[alive, :number] @ counts[:number] / counts[:number].sum()
     if number == total or len(alive) == 1:
         return RaceStep(np.empty(0, np.int64), 0, int(alive[means.round(TIE_DECIMALS).argmax()]), 0.0, len(alive))
+    draws = _posterior(table, asked, counts, seed)
     leader = int(means.round(TIE_DECIMALS).argmax())
-    draws = _posterior(answers, weight, left, seed)
     failure = float((draws.max(axis=0) > draws[leader] + rule.tolerance).mean())
     if failure <= _STOP * rule.error:
         return RaceStep(np.empty(0, np.int64), 0, int(alive[leader]), failure, len(alive))
-    likeliest = np.argsort((draws > draws[leader] + rule.tolerance).mean(axis=1), kind="stable")
+    likeliest = np.argsort((draws > draws[leader] + rule.tolerance).mean(axis=1) + draws.mean(axis=1), kind="stable")
     ranked = np.append(likeliest[likeliest != leader], leader)
     out = np.maximum.accumulate(draws[ranked], axis=0)[:-1]
     kept = np.maximum.accumulate(draws[ranked[::-1]], axis=0)[::-1][1:]
@@ -170,20 +169,49 @@ def _calibrated(
     return RaceStep(alive[stay], following, int(alive[leader]), failure, len(stay))
 
 
-def _posterior(answers: FloatArray, weight: FloatArray, left: float, seed: int) -> FloatArray:
-    """Draws [A, draws] of the means over all queries from those asked [A, n], under two priors: orderings whose true
-    means differ as much as they seem to, and as little as they may. What is decided must hold under both."""
-    means = answers @ weight / weight.sum()
-    effective = float(weight.sum() ** 2 / (weight @ weight))
-    noise = max(_noise(answers), _LEAST_NOISE)
-    stream = np.random.Generator(np.random.Philox(key=[seed, answers.shape[1]]))
-    exponential = -np.log1p(-stream.random((answers.shape[1], _DRAWS))) * weight[:, None]
-    drawn = answers @ (exponential / exponential.sum(axis=0)) - means[:, None]
-    drawn += math.sqrt(_UNSEEN * noise) / effective * stream.standard_normal(drawn.shape)
-    luck = noise / effective * left  # variance of what the queries asked say beside what all would
-    spread = max(float(means.var(ddof=1)) - luck, 0.0) + noise / effective * (1 - left)
-    shrink = spread / (spread + luck)
-    return np.asarray(means.mean() + shrink * (means - means.mean())[:, None] + math.sqrt(left * shrink) * drawn)
+def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, seed: int) -> FloatArray:
+    """Draws [A, draws] of the means over all queries of those still in the race, less what all have in common.
+
+    Each ordering's lead (`leads`) is its true lead plus noise. How true leads are distributed over the orderings is
+    estimated from all of them, those left out among them, on a grid (Kiefer & Wolfowitz 1956, by `_SWEEPS` steps of EM
+    from a uniform start, which keeps it smooth). What was asked is known; the queries that are left add noise of their
+    own.
+    """
+    number = int(asked.max())
+    alive = np.flatnonzero(asked == number)
+    sizes = np.array([_effective(counts[:size]) for size in asked])
+    lead = leads(table, asked, counts)
+    noise = max(_noise(table[alive, :number]), _UNSEEN / number)
+    grid = np.linspace(lead.min(), lead.max(), _GRID)
+    width = max(float(grid[1] - grid[0]), 1e-12)
+    likely = np.exp(-((lead[:, None] - grid) ** 2) / (2 * noise / sizes[:, None] + width**2 / 6))
+    shares = np.full(_GRID, 1 / _GRID)
+    for _ in range(_SWEEPS):
+        found = likely * shares + 1e-300
+        shares = (found / found.sum(axis=1, keepdims=True)).mean(axis=0)
+    found = (likely * shares + 1e-300)[alive]
+    chances = np.cumsum(found / found.sum(axis=1, keepdims=True), axis=1)
+    stream = np.random.Generator(np.random.Philox(key=[seed, number]))
+    uniform = stream.random((len(alive), _DRAWS))
+    places = np.array([np.searchsorted(row, each) for row, each in zip(chances, uniform, strict=True)])
+    true = grid[np.minimum(places, _GRID - 1)] + width * (stream.random(places.shape) - 0.5)
+    left = _effective(counts[number:])
+    share = counts[:number].sum() / counts.sum()
+    unseen = true + math.sqrt(noise / left) * stream.standard_normal(true.shape)
+    return np.asarray(share * lead[alive][:, None] + (1 - share) * unseen)
+
+
+def leads(table: FloatArray, asked: IntArray, counts: FloatArray) -> FloatArray:
+    """[P] how much more each ordering got than those with the most answers, in the mean, on the queries it answered."""
+    number = int(asked.max())
+    common = table[asked == number, :number].mean(axis=0)
+    gaps = (row[:size] - common[:size] for row, size in zip(table, asked, strict=True))
+    return np.array([gap @ counts[: len(gap)] / counts[: len(gap)].sum() for gap in gaps])
+
+
+def _effective(counts: FloatArray) -> float:
+    """How many queries of equal weight these are worth (Kish)."""
+    return float(counts.sum() ** 2 / (counts @ counts))
 
 
 def _noise(answers: FloatArray) -> float:
@@ -385,7 +413,7 @@ def gain_on_test(
             units = (by_set.sum(axis=1)[:, None] - by_set) / (num_sets - 1)
         else:
             units = np.stack(
-                [_without(pair, shares, others, average, p) for p in np.flatnonzero(others[0].any(axis=1))], 1
+                [_without(pair, shares, others, average, p) for p in np.flatnonzero(others[0].any(axis=1)).tolist()], 1
             )
         sums = np.where(known, pair, 0.0) * shares
         without = (sums.sum(axis=2)[:, :, None] - sums) / (shares.sum(axis=1)[:, None] - shares)

@@ -207,7 +207,8 @@ class AdaptiveFindings(ShownFindings):
             ("test accuracy", "value", "95 % interval"),
             [(name, number(value.estimate), interval_words(value)) for name, value in rows.items()],
             caption=f"Means over sets, on {r.num_queries:,} test queries. Average: each query answered by a few "
-            "orderings drawn at random. Intervals: jackknife over sets (of one set: orderings) and test queries, choices held.",
+            "orderings drawn at random. Intervals: jackknife over sets (of one set: orderings) and test "
+            "queries, choices held.",
         )
 
     def _sets_table(self) -> Table:

@@ -1,0 +1,213 @@
+"""Races: what is asked next, what is chosen, and what that promises, against slow oracles and populations."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iclperm.errors import RequestError
+from iclperm.reference import racing as oracle
+from iclperm.stats.racing import RaceRule, RaceStep, gain_on_test, halving, leads, log_capital, next_step, replay
+
+RULE = RaceRule()
+
+
+def population(seed: int, spread: float, orderings: int = 24, queries: int = 240) -> np.ndarray:
+    """Answers of orderings whose logits differ by ``spread``."""
+    rng = np.random.default_rng(seed)
+    effect, difficulty = rng.normal(0, spread, (orderings, 1)), rng.normal(1, 1.5, queries)
+    mixed = rng.normal(0, 0.7, (orderings, queries))
+    return (rng.random((orderings, queries)) < 1 / (1 + np.exp(-effect - difficulty - mixed))).astype(float)
+
+
+@given(
+    st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=30),
+    st.integers(0, 40),
+    st.sampled_from([0.0, 0.005, 0.02, 0.1]),
+)
+def test_the_capital_is_the_gamblers(differences: list[float], more: int, tolerance: float) -> None:
+    total = len(differences) + more
+    expected = oracle.capital(differences, total, tolerance)
+    found = log_capital(differences, total, tolerance)
+    assert math.isinf(found) == math.isinf(expected)
+    if not math.isinf(found):
+        assert math.exp(found) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("answers", "tolerance"),
+    [((1, 0, 0, 0, 0, 0, 0), 0.0), ((1, 1, 0, 0, -1, 0, 0), 0.0), ((1, 1, 1, -1, 0, 0, 0), 0.1)],
+)
+def test_what_is_true_is_seldom_refuted(answers: tuple[int, ...], tolerance: float) -> None:
+    assert sum(answers) / len(answers) > tolerance  # the statement that is bet against holds
+    for error in (0.05, 0.2, 0.5):
+        assert oracle.chance_of_refuting(answers, 1, tolerance, error) <= error
+    assert oracle.chance_of_refuting(tuple(-x for x in answers), 1, tolerance, 0.5) > 0  # and what is false, often
+
+
+@pytest.mark.parametrize("budget", [100.0, 3_000.0, 20_000.0, 1e6])
+def test_halving_begins_with_the_most_that_a_budget_lets_it(budget: float) -> None:
+    sizes = 33, 200, 20.0, 7.0
+    first = halving(*sizes, budget)
+    if first is None:
+        assert oracle.halving_cost(*sizes, 2) > budget
+    else:
+        assert oracle.halving_cost(*sizes, first) <= budget
+        assert first == 200 or oracle.halving_cost(*sizes, first + 1) > budget
+
+
+@given(st.integers(0, 1000), st.integers(1, 3), st.integers(2, 5))
+def test_a_gain_is_the_oracles(seed: int, sets: int, orderings: int) -> None:
+    rng = np.random.default_rng(seed)
+    correct, state = rng.integers(0, 2, (sets, orderings, 12)), rng.integers(0, 2, (sets, orderings, 12))
+    chosen = rng.integers(0, orderings, sets)
+    state[:, :, :2] = 0
+    found = gain_on_test(correct, state, chosen)
+    average, own = oracle.gain_on_test(correct, state, chosen)
+    assert found.average.estimate == pytest.approx(average)
+    assert found.chosen.estimate == pytest.approx(own)
+    assert found.gain.estimate == pytest.approx(own - average)
+    assert found.by_set.mean(axis=1) == pytest.approx([average, own])
+
+
+def test_a_gain_has_an_interval_that_holds_it() -> None:
+    """Of 200 simulated searches with a known gain, by 5 sets and by one."""
+    for sets, least in ((5, 0.9), (1, 0.9)):
+        held = []
+        for seed in range(200):
+            rng = np.random.default_rng(seed)
+            chance = np.clip(0.6 + rng.normal(0, 0.1, (sets, 20, 1)), 0.05, 0.95)
+            correct = (rng.random((sets, 20, 200)) < chance).astype(int)
+            state = np.ones_like(correct)
+            for place in range(20):  # 4 orderings answer a query
+                state[:, place, (np.arange(place * 40, place * 40 + 40)) % 200] = 0
+            state[:, 3] = 0
+            gain = float((chance[:, 3] - chance.mean(axis=1)).mean())
+            found = gain_on_test(correct, state, [3] * sets).gain
+            held.append(found.low <= gain <= found.high)
+        assert np.mean(held) >= least
+
+
+def test_leads_are_the_oracles() -> None:
+    table, asked = population(0, 0.5)[:6, :40], np.array([40, 8, 40, 20, 8, 40])
+    assert leads(table, asked, np.ones(40)) == pytest.approx(oracle.leads(table, asked))
+
+
+@pytest.mark.parametrize("name", ["calibrated", "certified"])
+def test_a_race_ends_with_a_choice_and_never_costs_much_more_than_everything(name: str) -> None:
+    for seed, spread in enumerate((0.0, 0.05, 0.3, 1.0)):
+        table = population(seed, spread)
+        found = replay(table, RaceRule(name, 0.02), seed=seed)
+        everything = 100.0 * len(table) + 20.0 * table.size
+        assert found.cost(np.full(len(table), 100.0), np.full(table.shape[1], 20.0)) <= 1.05 * everything
+        assert found.num_asked.max() <= table.shape[1]
+        assert all(np.diff([wave.num_queries for wave in found.waves]) > 0) or name == "certified"
+
+
+def test_what_is_chosen_is_within_the_tolerance_as_often_as_is_promised() -> None:
+    kept, asked = [], []
+    for seed in range(100):
+        table = population(seed, (0.1, 0.3, 0.6)[seed % 3])
+        found = replay(table, RULE, seed=seed)
+        kept.append(table.mean(axis=1).max() - table[found.chosen].mean() <= RULE.tolerance + 1e-12)
+        asked.append(found.num_asked.sum() / table.size)
+    assert np.mean(kept) >= 0.93  # of 100, promised .95
+    assert np.mean(asked) < 0.6
+
+
+def test_a_certified_race_asks_until_nothing_better_is_possible() -> None:
+    for seed in range(20):
+        table = population(seed, 0.8, orderings=6)
+        found = replay(table, RaceRule("certified", 0.02), seed=seed)
+        assert table.mean(axis=1).max() - table[found.chosen].mean() <= 0.02 + 1e-12
+        assert found.failure <= 0.05
+        assert found.num_asked.sum() < table.size
+
+
+def test_a_step_is_a_function_of_the_answers_alone() -> None:
+    table, asked = population(1, 0.4), np.full(24, 48)
+    asked[5:] = 24
+    known = np.where(np.arange(240) < asked[:, None], table, np.nan)
+    first, again = (next_step(values, asked, RULE, seed=7) for values in (table, known))
+    assert first.candidates.tolist() == again.candidates.tolist()
+    assert first.failure == again.failure
+    assert set(first.candidates.tolist()) <= set(range(5))
+
+
+def test_the_first_step_asks_everybody_and_the_last_one_nobody() -> None:
+    table = population(0, 0.5)
+    first = next_step(table, np.zeros(24, int), RULE)
+    assert first.candidates.tolist() == list(range(24))
+    assert (first.num_queries, first.leader, first.is_decided) == (RULE.first, -1, False)
+    last = next_step(table, np.full(24, 240), RULE)
+    assert last.is_decided
+    assert last.leader == int(table.mean(axis=1).round(12).argmax())
+    assert last.failure == 0
+
+
+def test_ties_go_to_the_lowest_and_one_ordering_needs_no_race() -> None:
+    table = np.repeat(population(0, 0.5)[:1], 4, axis=0)
+    assert replay(table, RULE).chosen == 0
+    assert replay(table[:1], RULE).num_asked.tolist() == [RULE.first]
+
+
+def test_missing_answers_neither_win_nor_lose() -> None:
+    table = population(2, 0.5)
+    holes = table.copy()
+    holes[:, ::9] = np.nan
+    holes[3, :] = np.nan  # nothing is known of it
+    found = replay(holes, RULE)
+    assert found.chosen != 3
+    assert not math.isnan(found.failure)
+
+
+def test_weights_count_as_often_as_they_say() -> None:
+    table = population(3, 0.5, queries=80)
+    doubled = np.repeat(table, 2, axis=1)
+    weighted = next_step(table, np.full(24, 80), RULE, weights=np.full(80, 2))
+    assert weighted.leader == next_step(doubled, np.full(24, 160), RULE).leader
+    with pytest.raises(RequestError, match="certified race needs dev queries that count alike"):
+        next_step(table, np.full(24, 8), RaceRule("certified"), weights=np.arange(1, 81))
+
+
+def test_at_most_half_go_on_where_a_budget_halves() -> None:
+    table = population(4, 0.0)
+    found = replay(table, RaceRule(first=8), halved=True)
+    sizes = [len(wave.candidates) for wave in found.waves]
+    assert all(size <= -(-24 // 2**place) for place, size in enumerate(sizes))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tolerance": -0.1}, "tolerance must be 0 or more, got -0.1"),
+        ({"tolerance": math.nan}, "tolerance must be 0 or more, got nan"),
+        ({"error": 0}, "error must lie between 0 and 1, got 0"),
+        ({"first": 1}, "first must be at least 2"),
+        ({"growth": 1.0}, "growth above 1, got 28 and 1.0"),
+    ],
+)
+def test_bad_rules_are_refused(change: dict, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        RaceRule(**change)
+
+
+@pytest.mark.parametrize(
+    ("values", "asked", "weights", "said"),
+    [
+        (np.zeros((3, 4)), [1, 1], None, "values must be"),
+        (np.zeros(3), [1, 1, 1], None, "values must be"),
+        (np.zeros((2, 4)), [5, 1], None, r"num_asked must lie in 0\.\.4, got 1 to 5"),
+        (np.zeros((2, 4)), [1, 1], [1, 1], "weights must be 4 numbers above 0"),
+        (np.zeros((2, 4)), [1, 1], [1, 1, 0, 1], "weights must be 4 numbers above 0"),
+    ],
+)
+def test_bad_tables_are_refused(values: np.ndarray, asked: list[int], weights: list | None, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        next_step(values, asked, RULE, weights=weights)
+
+
+def test_a_step_that_is_decided_asks_nobody() -> None:
+    assert RaceStep(np.empty(0, np.int64), 0, 1, 0.0, 1).is_decided
