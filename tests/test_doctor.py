@@ -27,7 +27,7 @@ from iclperm.engine import kernelcases
 from iclperm.engine.doctor import checks, choosing, kernels, machine, packs
 from iclperm.engine.doctor.diagnosis import PARTS, Diagnosis
 from iclperm.engine.doctor.packs import PackSeconds
-from iclperm.engine.kernels import rowwise, triton_attention, triton_decode, triton_head, triton_rowwise
+from iclperm.engine.kernels import rowwise, stages, triton_attention, triton_decode, triton_head, triton_rowwise
 from iclperm.engine.kernels.launching import TREE_ATTENTION, failure
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.kernels.triton_compilation import Compilation
@@ -455,3 +455,26 @@ class TestUnderTheInterpreter:
         assert names <= {name for name, *_ in launched}
         assert [each.seconds is not None for each in found.packs] == [True, True]
         assert found.without["stages"] == "nothing is left open but on a GPU by itself"
+
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    def test_choices_that_are_kept_are_not_what_is_checked(
+        self, in_triton: None, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that the device does not launch would cost the kernel, and then nothing would choose anew."""
+        monkeypatch.setattr(packs, "SIZES", ())
+        asked: list[str] = []
+
+        def kept(device: torch.device) -> dict[str, int]:
+            asked.append(str(device))
+            return {}
+
+        def launched(variant: str, shipped: int, _: object, launch: Any) -> None:
+            stages.launched(variant, shipped, torch.device("cuda", 0), launch)
+
+        monkeypatch.setattr(stages, "_kept", kept)
+        monkeypatch.setattr(clinic.packs, "timed_packs", lambda _: ())
+        for module in (triton_attention, triton_head):
+            monkeypatch.setattr(module, "launched", launched)
+        found = iclperm.doctor(model, device="cpu")
+        assert found.passed, found.failures
+        assert not asked
