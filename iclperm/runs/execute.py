@@ -292,7 +292,10 @@ def _compute(
 
 def _tokens_wanted(work: Work, num_missing: int) -> int | None:
     """About how many tokens so many of the parts take; None where answers are generated, whose lengths nobody knows."""
-    return None if work.setting.is_generated else round(work.tokens.unique * num_missing / len(work.parts))
+    if work.setting.is_generated:
+        return None
+    tokens = work.plain_tokens if work.setting.study.plain else work.tokens.unique
+    return round(tokens * num_missing / len(work.parts))
 
 
 def _read_others(folder: RunFolder, missing: Sequence[int], scores: ContextAnswers) -> None:

@@ -125,7 +125,8 @@ def _sources() -> str:
 
 @cache
 def _kept(device: torch.device) -> dict[str, int]:
-    """What is kept of a device, by variant, but what it did not launch; nothing, with a warning, where the file is not understood."""
+    """What is kept of a device, by variant, but what it did not launch; nothing, with a warning, where the file is not
+    understood."""
     try:
         place = cache_folder() / NAME
         entries = _entries(place)
