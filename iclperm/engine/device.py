@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from iclperm import _core
+from iclperm.errors import ConfigError, RequestError
+
 _DRIVER = Path("/proc/driver/nvidia/version")
 _LOCK = threading.Lock()
 _users = 0  # calls that run with fixed precision now, in whatever thread
@@ -96,6 +99,14 @@ def _set_older(switches: dict[str, Any]) -> None:
         torch.set_float32_matmul_precision(switches["matmul"])
     if "cudnn" in switches:
         torch.backends.cudnn.allow_tf32 = switches["cudnn"]
+
+
+def refuse_unknown_isa() -> None:
+    """Raises ConfigError where ICLPERM_ISA names instructions that our core, or this processor, has not."""
+    try:
+        _core.isa()
+    except RequestError as error:
+        raise ConfigError(f"{error}; name another, or leave the variable unset") from None
 
 
 def gpu_versions(device: torch.device) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from iclperm.engine.attention_function import ATTENTION_NAME
-from iclperm.engine.device import fixed_precision
+from iclperm.engine.device import fixed_precision, refuse_unknown_isa
 from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.kernels import head, rowwise
 from iclperm.engine.kernels.attention import prepare
@@ -73,6 +73,8 @@ class TreeModel(PlainModel):
             raise ModelError(f"layers {layers!r} are unknown; choose auto or transformers")
         if attention not in ("auto", "native", "triton", "torch"):
             raise ModelError(f"attention {attention!r} is unknown; choose auto, native, triton or torch")
+        if self.device.type == "cpu":
+            refuse_unknown_isa()
         facts = self.facts
         refuse_attention(attention, self.devices, self.dtype, facts.head_size)
         native, by_triton = (
