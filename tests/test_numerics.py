@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -9,11 +10,14 @@ import sys
 
 import pytest
 import torch
+import triton_interpreter
 from zoo import ZOO
 
 from iclperm.engine import Engine, numerics
 from iclperm.engine.numerics import probe
 from iclperm.runs.parts import NAMED_LATER, other_numerics
+
+triton_interpreter.repair()
 
 WAYS = {"ours": {}, "torch": {"attention": "torch", "layers": "transformers"}, "plain": {"plain": True}}
 _PROBES = """
@@ -85,6 +89,12 @@ def test_it_is_made_once_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model.use_torch_attention()
     assert engine.numerics["probe"] != first
     assert len(made) == 2
+
+
+def test_kernels_in_the_interpreter_are_of_a_version_of_triton() -> None:
+    triton, native = (Engine(ZOO["llama"].build(), attention=way, self_check=False) for way in ("triton", "native"))
+    assert triton.numerics["triton"] == importlib.metadata.version("triton")
+    assert native.numerics["triton"] is None
 
 
 def test_what_older_parts_do_not_name_is_passed_over() -> None:
