@@ -65,6 +65,10 @@ class ModelError(IclpermError):
     """A model cannot be loaded or its architecture is not supported."""
 
 
+class NoNumbers(ModelError):
+    """A model gives NaN or infinity whatever it reads."""
+
+
 class TokenizationError(IclpermError):
     """A prompt or a label does not tokenise the way the scorer needs."""
 

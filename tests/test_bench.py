@@ -346,6 +346,11 @@ def test_the_command_lists_shows_and_measures(tmp_path, monkeypatch, capsys):
         return ended.value.code, *capsys.readouterr()
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for device in ("", "toaster"):
+        for flags in (["--list"], ["--prepare", "all"]):
+            code, listed, told = run(*flags, "--device", device)
+            assert (code, listed) == (2, "")
+            assert told.startswith(f"error: device is {device!r}; the benchmark runs on cpu, cuda or cuda:0")
     code, listed, _ = run("--list")
     assert code == 0
     assert "iclperm bench --prepare vllm makes it" in listed

@@ -27,7 +27,11 @@ LOOSE = {
     "cuda.allow_fp16_reduced_precision_reduction": (True, True),
     "cuda.allow_fp16_accumulation": True,
     "cuda.fp32_precision": "tf32",
+    "cudnn.conv.fp32_precision": "tf32",
+    "cudnn.rnn.fp32_precision": "tf32",
     "mkldnn.fp32_precision": "bf16",
+    "mkldnn.conv.fp32_precision": "bf16",
+    "mkldnn.rnn.fp32_precision": "bf16",
 }
 
 
@@ -52,6 +56,39 @@ def test_precision_is_fixed_within_and_as_before_after() -> None:
     with pytest.raises(KeyError), fixed_precision():
         raise KeyError
     assert device._switches() == LOOSE
+
+
+def _older() -> tuple[Any, ...]:
+    matmul = torch.backends.cuda.matmul
+    return matmul.allow_tf32, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("given", ["highest", "high", "medium"])
+def test_torch_s_older_switches_can_be_read_within_and_are_as_before_after(given: str) -> None:
+    """A hook of somebody's may look at them, whichever were set."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision(given)
+        for is_allowed in (True, False):
+            torch.backends.cudnn.allow_tf32 = is_allowed
+            outside = _older(), device._switches()
+            with fixed_precision():
+                assert _older() == (False, "highest", False)
+                assert device._switches() == device._FIXED
+            assert (_older(), device._switches()) == outside
+            assert outside[0] == (given != "highest", given, is_allowed)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_convolutions_and_recurrences_are_in_float32_too() -> None:
+    cudnn = torch.backends.cudnn
+    assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("tf32", "tf32"), "as torch has them"
+    with fixed_precision():
+        assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("ieee", "ieee")
+        assert torch.backends.mkldnn.conv.fp32_precision == "ieee"
+    assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("tf32", "tf32")
 
 
 @pytest.mark.usefixtures("loose")
@@ -108,10 +145,17 @@ def test_a_gpu_s_fingerprint_names_no_thread(monkeypatch: pytest.MonkeyPatch, tm
     told = tmp_path / "version"
     told.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\nGCC version: 13\n")
     monkeypatch.setattr(device, "_DRIVER", told)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 6))
     found = gpu_versions(GPU)
     assert (found["gpu_driver"], found["gpu_capability"], found["gpu_fp32_precision"]) == ("580.65.06", "8.6", "ieee")
     assert found["gpu_allow_bf16_reduced_precision_reduction"] == [False, True]
+    assert (found["gpu_cudnn_conv_fp32_precision"], found["gpu_cudnn_rnn_fp32_precision"]) == ("ieee", "ieee")
+    assert not any("mkldnn" in key for key in found)
+    assert found["gpu_cublas_workspace"] is None
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    found = gpu_versions(GPU)
+    assert found["gpu_cublas_workspace"] == ":4096:8", "it decides which of cuBLAS' kernels run"
     engine = Engine(ZOO["llama"].build(), self_check=False)
     assert engine.numerics["threads"] == torch.get_num_threads()
     assert not any(key.startswith("gpu_") for key in engine.numerics)

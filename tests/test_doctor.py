@@ -16,6 +16,7 @@ import pytest
 import torch
 import triton_interpreter
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 from tiny import byte_level_tokenizer, make_model
 from zoo import ZOO
 
@@ -27,7 +28,7 @@ from iclperm.engine import kernelcases
 from iclperm.engine.doctor import checks, choosing, kernels, machine, packs
 from iclperm.engine.doctor.diagnosis import PARTS, Diagnosis
 from iclperm.engine.doctor.packs import PackSeconds
-from iclperm.engine.kernels import rowwise, triton_attention, triton_decode, triton_head, triton_rowwise
+from iclperm.engine.kernels import rowwise, stages, triton_attention, triton_decode, triton_head, triton_rowwise
 from iclperm.engine.kernels.launching import TREE_ATTENTION, failure
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.kernels.triton_compilation import Compilation
@@ -199,7 +200,7 @@ class TestCommand:
     def test_a_model_that_is_not_there(self, call: Call, tmp_path: Path) -> None:
         code, printed, told = call(tmp_path / "absent")
         assert (code, told) == (1, "")
-        assert "model\n  FAILED ModelError: there is no model folder '.../absent'" in printed
+        assert "model\n  FAILED ModelError: there is no model folder '.../FOLDER'" in printed
         assert "machine\n" in printed
 
     def test_what_the_tree_does_not_serve(self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,15 +209,50 @@ class TestCommand:
         config = json.loads((folder / "config.json").read_text()) | {"layer_types": ["full_attention"] * 2}
         (folder / "config.json").write_text(json.dumps(config))
         code, printed, _ = call(folder, "--device", "cpu")
-        assert code == 1
-        assert re.search(r"FAILED  the prefix tree .*layers of type 'full_attention'", printed)
+        assert code == 0, "it is known, and no fault"
+        assert re.search(r"told    the prefix tree .*layers of type 'full_attention'", printed)
+        assert "Works: llama in float32 on cpu passes all 1 checks (prompts plain)." in printed
+        assert "The model runs without the prefix tree: ModelError: " in printed
         assert "With --plain prompts are scored one by one" in printed
         assert "passed  a causal model" in printed
+        assert "send this report" not in printed
+
+    def test_weights_that_are_no_numbers_are_the_model_s(self, call: Call, tmp_path: Path) -> None:
+        folder = make_model(tmp_path / "model", byte_level_tokenizer())
+        weights = load_file(folder / "model.safetensors")
+        broken = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
+        save_file(broken, folder / "model.safetensors", metadata={"format": "pt"})
+        code, printed, _ = call(folder, "--device", "cpu")
+        verdict = printed.rpartition("```")[2]
+        assert code == 1
+        assert re.search(r"FAILED  whole model against plain scoring .*gives no number, only NaN or infinity", printed)
+        assert "Another --dtype, --device or model may do." in verdict
+        assert "--plain" not in verdict, "it would give NaN as well"
+        assert "send this report" not in verdict
+
+    def test_layers_over_several_cards(self, call: Call, model: Path) -> None:
+        pytest.importorskip("accelerate")
+        code, printed, _ = call(model, "--device", "balanced")
+        assert code == 0
+        assert "Works: llama in float32 on cpu passes all" in printed
+
+    def test_the_name_of_a_folder_is_cut_where_it_cannot_be_read(self, call: Call, tmp_path: Path) -> None:
+        folder = tmp_path / "my-unpublished-model"
+        folder.mkdir()
+        for where in (folder, tmp_path / "my-unpublished-model-2"):
+            code, printed, _ = call(where, "--device", "cpu")
+            assert code == 1
+            assert "FOLDER" in printed
+            assert "unpublished" not in printed
+        assert call("org/hub-model", "--device", "cpu")[1].count("org/hub-model") >= 1, "who may download it knows it"
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--device", "toaster"], "device 'toaster' is unknown"),
+            (["--device", "toaster"], "device 'toaster' is unknown; give auto, cpu, cuda or cuda:0, or balanced"),
+            (["--device", "meta"], "device 'meta' is unknown"),
+            (["--out", "."], ". cannot be written: it is a folder; name another file with --out"),
+            (["--out", "/nosuch/x.md"], "/nosuch/x.md cannot be written: no such file or directory; name another"),
             (["--dtype", "int4"], "invalid value for '--dtype'"),
             (["--arch", "80,x"], "--arch is '80,x'"),
             (["--arch", "8"], "architecture 8 is none"),
@@ -247,9 +283,32 @@ class TestCommand:
     def test_a_report_that_cannot_be_written(self, call: Call, tmp_path: Path, model: Path) -> None:
         (tmp_path / "file").write_text("x")
         code, printed, told = call(model, "--device", "cpu", "--out", tmp_path / "file/report.md")
+        assert (code, printed) == (2, ""), "nothing is looked at before"
+        assert re.fullmatch(r"error: .*/file/report.md cannot be written: not a directory; name .*\n", told)
+
+    def test_a_disk_that_fills_meanwhile(
+        self, call: Call, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(cli_doctor, "write_whole", full)
+        code, printed, told = call(model, "--device", "cpu", "--out", tmp_path / "report.md")
         assert code == 3
         assert "Works: " in printed
-        assert told.startswith("error: cannot write to")
+        assert told.endswith("report.md: no space left on device; the report is what is printed\n")
+        assert [*tmp_path.glob("report*")] == []
+
+    def test_instructions_that_are_none_are_the_variable_s(self, tmp_path: Path) -> None:
+        """In a process of its own, as the core reads them once."""
+        environment = {**os.environ, "ICLPERM_ISA": "foo", "PYTHONPATH": os.pathsep.join(sys.path[1:])}
+        small = ["--sets", "1", "--permutations", "1", "--queries", "4"]
+        for command in (["doctor"], ["run", *small, "--out", str(tmp_path / "run")]):
+            line = [sys.executable, "-P", "-m", "iclperm", *command]
+            done = subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+            assert done.returncode == 2
+            assert done.stderr.splitlines()[-1].startswith("error: ICLPERM_ISA=foo is none of baseline, avx2")
+            assert "prefix tree" not in done.stderr
 
     def test_kernels_are_compiled_for_a_gpu_that_is_not_here(self, model: Path, tmp_path: Path) -> None:
         """In a process of its own, since the tests' interprets kernels."""
@@ -455,3 +514,26 @@ class TestUnderTheInterpreter:
         assert names <= {name for name, *_ in launched}
         assert [each.seconds is not None for each in found.packs] == [True, True]
         assert found.without["stages"] == "nothing is left open but on a GPU by itself"
+
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    def test_choices_that_are_kept_are_not_what_is_checked(
+        self, in_triton: None, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that the device does not launch would cost the kernel, and then nothing would choose anew."""
+        monkeypatch.setattr(packs, "SIZES", ())
+        asked: list[str] = []
+
+        def kept(device: torch.device) -> dict[str, int]:
+            asked.append(str(device))
+            return {}
+
+        def launched(variant: str, shipped: int, _: object, launch: Any) -> None:
+            stages.launched(variant, shipped, torch.device("cuda", 0), launch)
+
+        monkeypatch.setattr(stages, "_kept", kept)
+        monkeypatch.setattr(clinic.packs, "timed_packs", lambda _: ())
+        for module in (triton_attention, triton_head):
+            monkeypatch.setattr(module, "launched", launched)
+        found = iclperm.doctor(model, device="cpu")
+        assert found.passed, found.failures
+        assert not asked

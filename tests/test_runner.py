@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import iclperm
 from iclperm import Study
-from iclperm.engine import footprint
+from iclperm.engine import engine, footprint, numerics
 from iclperm.errors import ConfigError, DataError, ModelError, RunError, RunStopped
 from iclperm.prompts.tokenise import Cell
 from iclperm.reference.scoring import score_one
@@ -228,6 +228,33 @@ def test_other_numerics_may_not_continue_a_run(tmp_path, study, monkeypatch):
     monkeypatch.setattr(answering, "processor", lambda: "another processor")
     with pytest.raises(RunError, match=r"was computed with processor .*, here it is another processor"):
         run_in_parts(study, tmp_path / "run")
+
+
+def test_other_bits_of_the_libraries_may_not_continue_a_run(tmp_path, study, monkeypatch):
+    """As with ONEDNN_MAX_CPU_ISA, which no version names."""
+    with pytest.raises(Stop):
+        run_in_parts(study, tmp_path / "run", progress=stop_after(1))
+    monkeypatch.setattr(numerics, "probe", lambda _: "other bits")
+    with pytest.raises(RunError, match=r"was computed with probe [0-9a-f]{16}, here it is other bits.*ONEDNN_MAX_CPU"):
+        run_in_parts(study, tmp_path / "run")
+
+
+def test_a_run_of_before_there_were_probes_goes_on(tmp_path, study, monkeypatch):
+    with monkeypatch.context() as older:
+        older.setattr(answering, "processor", lambda: "this one")
+        older.setattr(
+            engine, "numerics_of", lambda *of: {k: v for k, v in numerics.numerics_of(*of).items() if k != "probe"}
+        )
+        with pytest.raises(Stop):
+            run_in_parts(study, tmp_path / "run", progress=stop_after(1))
+    monkeypatch.setattr(answering, "processor", lambda: "another")
+    with pytest.raises(RunError, match=r"was computed with processor this one"):
+        run_in_parts(study, tmp_path / "run")
+    monkeypatch.setattr(answering, "processor", lambda: "this one")
+    run = run_in_parts(study, tmp_path / "run")
+    assert run.report.num_parts_resumed
+    assert run.report.num_numerics == 2, "what the first parts were computed with is known in part alone"
+    assert iclperm.open_run(tmp_path / "run").digest == run.digest == run_in_parts(study).digest
 
 
 def test_the_files_can_be_read_without_us(tmp_path, study):

@@ -115,6 +115,81 @@ def test_what_is_kept_is_read_at_launch(identities: Any, monkeypatch: pytest.Mon
     assert asked == {"a kernel": 2}
 
 
+class OutOfResources(Exception):
+    """As Triton's own, which wants numbers."""
+
+
+def launching(stages_of: list[int], most: int) -> Any:
+    """A launch that fails with more stages than ``most``."""
+
+    def launch(num_stages: int) -> None:
+        stages_of.append(num_stages)
+        if num_stages > most:
+            raise OutOfResources("out of resource: shared memory")
+
+    return launch
+
+
+def test_a_kept_choice_that_is_not_launched_gives_way_to_the_shipped_one(identities: Any) -> None:
+    stages.keep(FIRST, {"a kernel": 8})
+    tried: list[int] = []
+    with pytest.warns(UserWarning, match="keeps 8 stages for a kernel, which cuda:0 does not launch") as warned:
+        stages.launched("a kernel", 2, FIRST, launching(tried, 5))
+    assert len(warned) == 1
+    assert tried == [8, 2]
+    stages.launched("a kernel", 2, FIRST, launching(tried, 5))
+    assert tried == [8, 2, 2], "it is tried and told once"
+    stages.keep(FIRST, {"a kernel": 3})
+    stages.launched("a kernel", 2, FIRST, launching(tried, 5))
+    assert tried[3:] == [3]
+
+
+def test_what_fails_as_shipped_or_for_want_of_memory_fails(identities: Any) -> None:
+    stages.keep(FIRST, {"a kernel": 8})
+    tried: list[int] = []
+    with pytest.raises(OutOfResources):
+        stages.launched("a kernel", 2, FIRST, launching(tried, 1))
+    with pytest.raises(OutOfResources):
+        stages.launched("another kernel", 2, FIRST, launching(tried, 1))
+    with pytest.raises(OutOfResources), stages.trying(7):
+        stages.launched("a kernel", 2, FIRST, launching(tried, 5))
+    assert tried == [8, 2, 2, 7]
+
+    def full(num_stages: int) -> None:
+        tried.append(num_stages)
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        stages.launched("a kernel", 2, FIRST, full)
+    assert tried[4:] == [8]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of rows that are not finite, which a GPU has not
+def test_a_kept_choice_that_is_not_launched_costs_no_kernel_and_is_replaced(
+    identities: Any, in_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's choices, on a CPU: attention of the first-use check runs as shipped, and a new choice is kept."""
+    tried = launched_stages(monkeypatch, most=5)
+    for module in (triton_attention, triton_decode, triton_head):
+        monkeypatch.setattr(
+            module, "launched", lambda variant, shipped, _, launch: stages.launched(variant, shipped, FIRST, launch)
+        )
+    engine = Engine(ZOO["llama"].build(), attention="triton")
+    facts = engine._model.facts
+    group = facts.num_heads // facts.num_kv_heads
+    variant = triton_attention._variant(facts.head_size, group, torch.float32, False, False)
+    stages.keep(FIRST, {variant: 8})
+    with pytest.warns(UserWarning, match="keeps 8 stages for .*it runs as shipped; iclperm doctor chooses anew"):
+        assert "given_up" not in engine.numerics
+    assert engine.attention == "triton"
+    assert 8 in tried
+    assert isinstance(engine._model, TreeModel)
+    choices = list(choosing.chosen_stages(engine._model, lambda launch: float(len(launch()))))
+    assert variant in [choice.kernel for choice in choices]
+    assert not choosing.kept(choices, FIRST)
+    assert stages.num_stages(variant, 2, FIRST) <= 5
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -176,8 +251,8 @@ def test_a_choice_changes_no_bit_of_a_study(in_triton: None, monkeypatch: pytest
     assert (before, set(tried)) == ({2}, {4})
 
 
-def launched_stages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The stages of every launch from now on of the kernels that leave them open."""
+def launched_stages(monkeypatch: pytest.MonkeyPatch, most: int = stages.MOST_STAGES) -> list[int]:
+    """The stages of every launch from now on of the kernels that leave them open; more than ``most`` fail."""
     found: list[int] = []
 
     class Counting:
@@ -186,7 +261,7 @@ def launched_stages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         def __getitem__(self, grid: Any) -> Any:
             def launch(*given: Any, **named: Any) -> Any:
-                found.append(named["num_stages"])
+                launching(found, most)(named["num_stages"])
                 return self._kernel[grid](*given, **named)
 
             return launch

@@ -338,6 +338,20 @@ class TestPool:
         assert lost.exists()
         assert files(tmp_path / "run") == files(folder / "alone")
 
+    def test_what_parts_of_an_older_version_do_not_name_the_first_worker_says(self, folder, recorded, tmp_path):
+        older = {key: value for key, value in recorded.numerics.items() if key != "probe"}
+        recorded.run(folder, tmp_path / "run", lambda: recorded(changes={"numerics": older}))
+        for lost in sorted((tmp_path / "run/items").iterdir())[1:]:
+            lost.unlink()
+
+        def late():
+            time.sleep(0.3)
+            return recorded(numerics={"probe": "others"})
+
+        with pytest.warns(UserWarning, match=r"worker 1 .* is refused: its probe is others, that of the run [0-9a-f]+"):
+            recorded.run(folder, tmp_path / "run", lambda: recorded(pause=0.1), late)
+        assert iclperm.open_run(tmp_path / "run").report.num_numerics == 2
+
     def test_a_worker_that_differs_is_welcome_to_a_mixed_run(self, folder, recorded, tmp_path):
         run = recorded.run(folder, tmp_path / "run", recorded, lambda: recorded(numerics={"threads": 7}), is_mixed=True)
         assert run.report.num_parts == len(recorded.answers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from iclperm.bench import cards
 from iclperm.bench.cases import CASES
 from iclperm.bench.contenders import PEER_CONTENDERS
 from iclperm.bench.environments import PeerError, environment, peers_apart
@@ -35,8 +36,9 @@ def options(*, quick: bool, whole: bool, threads: int | None, **given: Any) -> B
 def prepare(names: str, say: Callable[[str], None], device: str = "cpu") -> bool:
     """Make the environments of these peers on a device; whether all could be made.
 
-    A failure is said, and the next one is tried.
+    A failure is said, and the next one is tried. Raises `ConfigError` for a device that is none.
     """
+    cards.refuse_unknown(device)
     is_done = True
     for wanted in [environment(name, device) for name in _names(names, peers_apart())]:
         try:
@@ -48,7 +50,8 @@ def prepare(names: str, say: Callable[[str], None], device: str = "cpu") -> bool
 
 
 def listing(device: str) -> str:
-    """Cases, models and peers, one a line."""
+    """Cases, models and peers, one a line; raises `ConfigError` for a device that is none."""
+    cards.refuse_unknown(device)
     obstacles = {name: peer.obstacle(device) for name, peer in PEER_CONTENDERS.items()}
     peers = {name: f"{peer.what}{_doubt(obstacles[name])}" for name, peer in PEER_CONTENDERS.items()}
     scales = {name: f"{model.scale:.3g} of a case" for name, model in MODELS.items()}

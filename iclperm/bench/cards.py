@@ -5,8 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from iclperm.errors import ConfigError
+
 DEVICES = re.compile(r"cpu|cuda(:\d+)?")
 """The devices that contenders are measured on."""
+
+
+def refuse_unknown(device: str) -> None:
+    """Raises `ConfigError` for a device that nothing is measured on."""
+    if not DEVICES.fullmatch(device):
+        raise ConfigError(f"device is {device!r}; the benchmark runs on cpu, cuda or cuda:0, cuda:1, ...")
 
 
 def is_cuda(device: str) -> bool:

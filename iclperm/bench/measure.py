@@ -61,8 +61,7 @@ class BenchOptions:
         _refuse_unknown("model", self.models, MODELS)
         _refuse_unknown("dtype", self.dtypes, ("float32", "bfloat16"))
         _refuse_unknown("peer", self.peers or (), PEER_CONTENDERS)
-        if not cards.DEVICES.fullmatch(self.device):
-            raise ConfigError(f"device is {self.device!r}; the benchmark runs on cpu, cuda or cuda:0, cuda:1, ...")
+        cards.refuse_unknown(self.device)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import click
 from rich.console import Console
 from rich.progress import Progress as Bar
 
-from iclperm.base.files import writable, write_whole
+from iclperm.base.files import write_whole
 from iclperm.base.outputs import output
 from iclperm.cli.failures import FAILED, STOPPED
 from iclperm.engine import doctor as clinic
 from iclperm.engine.doctor.diagnosis import HEAD, PARTS, Diagnosis, foot
+from iclperm.errors import ConfigError, RunStopped
 from iclperm.progress import columns
 
 _SECONDS = 25.0  # between lines, where there is no bar
@@ -32,8 +34,11 @@ def doctor(
     *,
     as_json: bool,
 ) -> int:
-    """Prints what is found, and writes the same into ``out``; failed where a check is, stopped after Ctrl-C."""
-    path = None if out is None else output(out)
+    """Prints what is found, and writes the same into ``out``; failed where a check is, stopped after Ctrl-C.
+
+    Raises `ConfigError` where ``out`` cannot be written, before anything is looked at.
+    """
+    path = None if out is None else _place(out)
     with _shown(as_json) as shown:
         found = clinic.doctor(
             model, device=device, dtype=dtype, revision=revision, architectures=architectures, onlooker=shown
@@ -41,13 +46,33 @@ def doctor(
     report = json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n" if as_json else found.report()
     click.echo(report if as_json else "\n".join(foot(found)), nl=not as_json)
     if path is not None:
-        with writable(path):
+        try:
             write_whole(path, report.encode())
+        except OSError as error:
+            raise RunStopped(f"cannot write to {path}: {_reason(error)}; the report is what is printed") from None
         click.echo(path, err=True)
     if found.stopped:
         click.echo("stopped; what is known so far is told", err=True)
         return STOPPED
     return 0 if found.passed else FAILED
+
+
+def _place(out: Path) -> Path:
+    """A file that can be written, as far as is known before the work; raises `ConfigError`."""
+    path = output(out)
+    reason = "it is a folder" if path.is_dir() else ""
+    try:
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        reason = _reason(error)
+    if reason:
+        raise ConfigError(f"{path} cannot be written: {reason}; name another file with --out")
+    return path
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 @contextmanager

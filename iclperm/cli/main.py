@@ -420,7 +420,7 @@ def bench(
 
 @cli.command()
 @click.argument("model", default="demo", required=False)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:0.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:0, or balanced.")
 @click.option(
     "--dtype", default="auto", show_default=True, type=click.Choice(CHOICES["dtype"]), help=STUDY_KEYS["dtype"]
 )

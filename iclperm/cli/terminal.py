@@ -429,6 +429,11 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 def _local_cost(planned: StudyPlan) -> dict[str, str]:
+    if planned.plain_tokens is not None:
+        return {
+            "tokens, prompt by prompt": f"{planned.plain_tokens:,}, all of them forwarded",
+            "estimated time": _estimated(planned),
+        }
     return {
         "tokens, prompt by prompt": f"{planned.tokens_naive:,}",
         "tokens, distinct": f"{planned.tokens_unique:,}",
@@ -463,9 +468,16 @@ def _together(bills: Sequence[Bill]) -> Bill:
 
 
 def _local_total(planned: Sequence[StudyPlan]) -> dict[str, str]:
-    seconds = [part.estimate.seconds for part in planned if part.estimate is not None]
+    timed = [part.estimate.seconds for part in planned if part.estimate is not None]
+    seconds = [each for each in timed if each is not None]
+    plain = [part.plain_tokens for part in planned if part.plain_tokens is not None]
+    tokens = (
+        {"tokens, prompt by prompt": sum(plain)}
+        if plain
+        else {"tokens, distinct": sum(part.tokens_unique for part in planned)}
+    )
     return {
-        "tokens, distinct": f"{sum(part.tokens_unique for part in planned):,}",
+        **{name: f"{count:,}" for name, count in tokens.items()},
         "estimated time": f"about {duration(sum(seconds))}" if len(seconds) == len(planned) else "-",
     }
 
@@ -503,8 +515,8 @@ def _memory(planned: StudyPlan) -> str:
 
 def _estimated(planned: StudyPlan) -> str:
     estimate = planned.estimate
-    if estimate is None:
-        return "-"
+    if estimate is None or estimate.seconds is None:
+        return f"- ({planned.untimed})" if planned.untimed else "-"
     rate = f"{estimate.flops_per_second / 1e9:,.0f} GFLOP/s"
     if not estimate.is_measured:
         rate += "; an estimate, never measured on a GPU"

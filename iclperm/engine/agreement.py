@@ -20,7 +20,7 @@ from iclperm.engine.memory import PackLimit
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import Plan, plan_requests
 from iclperm.engine.tree import Rows
-from iclperm.errors import PLAINLY, ModelError, SelfCheckError
+from iclperm.errors import PLAINLY, NoNumbers, SelfCheckError
 from iclperm.reference import scoring
 from iclperm.reference.precision import in_float32
 
@@ -86,7 +86,7 @@ class DrawnPrompts:
 def check_agreement(model: TreeModel, seed: int = 0) -> bool:
     """Score a few branching prompts both ways; whether they have the same bits in small packs and in one.
 
-    Raises SelfCheckError if the tree and plain scoring disagree, ModelError for a model that gives NaN whatever it
+    Raises SelfCheckError if the tree and plain scoring disagree, NoNumbers for a model that gives NaN whatever it
     reads. Cost: 6 prompts of up to 76 tokens (217 on an accelerator, more for a window up to 600), three times; in half
     precision three times more, two of them in float32.
     """
@@ -94,7 +94,7 @@ def check_agreement(model: TreeModel, seed: int = 0) -> bool:
     plain = plain_logprobs(model, prompts)
     name, dtype = type(model.model).__name__, str(model.dtype).removeprefix("torch.")
     if np.isnan(plain).all():
-        raise ModelError(
+        raise NoNumbers(
             f"{name} in {dtype} gives no number, only NaN or infinity, for every prompt of the first-use check; "
             "give another dtype (float32 holds them all), or look at its weights"
         )

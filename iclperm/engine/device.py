@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from iclperm import _core
+from iclperm.errors import ConfigError, RequestError
+
 _DRIVER = Path("/proc/driver/nvidia/version")
 _LOCK = threading.Lock()
 _users = 0  # calls that run with fixed precision now, in whatever thread
 _before: dict[str, Any] = {}
+_older_before: dict[str, Any] = {}
 
 
 @contextmanager
@@ -28,6 +33,8 @@ def fixed_precision() -> Iterator[None]:
     with _LOCK:
         if not _users:
             _before.update(_switches())
+            _older_before.update(_older_switches())
+            _set_older({name: _STRICT[name] for name in _older_before})
             _set(_FIXED)
         _users += 1
     try:
@@ -36,6 +43,8 @@ def fixed_precision() -> Iterator[None]:
         with _LOCK:
             _users -= 1
             if not _users:
+                _set_older(_older_before)
+                _older_before.clear()
                 _set(_before)
 
 
@@ -45,29 +54,64 @@ _FIXED: dict[str, Any] = {
     "cuda.allow_fp16_reduced_precision_reduction": (False, True),
     "cuda.allow_fp16_accumulation": False,
     "cuda.fp32_precision": "ieee",
+    "cudnn.conv.fp32_precision": "ieee",
+    "cudnn.rnn.fp32_precision": "ieee",
     "mkldnn.fp32_precision": "ieee",
+    "mkldnn.conv.fp32_precision": "ieee",
+    "mkldnn.rnn.fp32_precision": "ieee",
 }
+# torch's older names for some of these. Where they say other than the newer ones, reading them is an error, so that
+# somebody's hook that looks at them would fail within a call.
+_STRICT: dict[str, Any] = {"matmul": "highest", "cudnn": False}
 
 
-def _matmul(name: str) -> tuple[Any, str]:
-    owner, _, switch = name.partition(".")
-    return (torch.backends.mkldnn if owner == "mkldnn" else torch.backends.cuda).matmul, switch
+def _place(name: str) -> tuple[Any, str]:
+    owner, *part, switch = name.split(".")
+    return getattr(getattr(torch.backends, owner), part[0] if part else "matmul"), switch
 
 
 def _switches() -> dict[str, Any]:
-    found = {name: getattr(*_matmul(name)) for name in _FIXED}
-    splits = {name: getattr(*_matmul(f"{name}_split_k")) for name, fixed in _FIXED.items() if isinstance(fixed, tuple)}
+    found = {name: getattr(*_place(name)) for name in _FIXED}
+    splits = {name: getattr(*_place(f"{name}_split_k")) for name, fixed in _FIXED.items() if isinstance(fixed, tuple)}
     return found | {name: (found[name], split) for name, split in splits.items()}
 
 
 def _set(switches: dict[str, Any]) -> None:
     for name, value in switches.items():
-        setattr(*_matmul(name), value)
+        setattr(*_place(name), value)
+
+
+def _older_switches() -> dict[str, Any]:
+    """Those of `_STRICT` that say otherwise now; one that the newer switches contradict is nobody's word."""
+    readers: dict[str, Callable[[], Any]] = {
+        "matmul": torch.get_float32_matmul_precision,
+        "cudnn": lambda: torch.backends.cudnn.allow_tf32,
+    }
+    found: dict[str, Any] = {}
+    for name, read in readers.items():
+        with suppress(RuntimeError):
+            found[name] = read()
+    return {name: value for name, value in found.items() if value != _STRICT[name]}
+
+
+def _set_older(switches: dict[str, Any]) -> None:
+    if "matmul" in switches:
+        torch.set_float32_matmul_precision(switches["matmul"])
+    if "cudnn" in switches:
+        torch.backends.cudnn.allow_tf32 = switches["cudnn"]
+
+
+def refuse_unknown_isa() -> None:
+    """Raises ConfigError where ICLPERM_ISA names instructions that our core, or this processor, has not."""
+    try:
+        _core.isa()
+    except RequestError as error:
+        raise ConfigError(f"{error}; name another, or leave the variable unset") from None
 
 
 def gpu_versions(device: torch.device) -> dict[str, Any]:
-    """What besides its name the bits of a CUDA device may depend on: its driver, CUDA, cuBLAS, and the switches as
-    `fixed_precision` sets them; JSON-safe, each named gpu_..."""
+    """What besides its name the bits of a CUDA device may depend on: its driver, CUDA, cuBLAS with the workspace that
+    it is given, and the switches as `fixed_precision` sets them; JSON-safe, each named gpu_..."""
     major, minor = torch.cuda.get_device_capability(device)
     told = {
         "capability": f"{major}.{minor}",
@@ -75,7 +119,8 @@ def gpu_versions(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cublas": cublas_version(),
         "blas": str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2],
-        **{name.removeprefix("cuda."): value for name, value in _FIXED.items() if name.startswith("cuda.")},
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        **{name.removeprefix("cuda.").replace(".", "_"): _FIXED[name] for name in _FIXED if name.startswith("cud")},
     }
     return {f"gpu_{name}": list(value) if isinstance(value, tuple) else value for name, value in told.items()}
 

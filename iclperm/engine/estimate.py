@@ -13,11 +13,11 @@ from iclperm import _core
 from iclperm.engine import long_paths
 from iclperm.engine.decode import GenerationLimits, generation_bounds
 from iclperm.engine.facts import ModelFacts, PassCosts, plan_flops
-from iclperm.engine.footprint import Footprint, Sizes
-from iclperm.engine.layers import may_fuse
+from iclperm.engine.footprint import Footprint, Sizes, runs_our_layers
 from iclperm.engine.load import has_device, load_shapes
 from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import device_bytes, resolve_budget, room_to_generate
+from iclperm.engine.model import refuse_attention
 from iclperm.engine.plain_model import PlainModel, gemm_rate
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
 from iclperm.engine.tokenizer import has_tokenizer
@@ -29,7 +29,8 @@ class Estimate:
     """What plans would cost a model on this machine, unbroken and after loading.
 
     ``flops`` are those of the matrix products and the attention, ``flops_per_second`` is the machine's measured rate of
-    matrix products, and ``utilisation`` the share of it that is expected: ``seconds`` is their quotient.
+    matrix products, and ``utilisation`` the share of it that is expected: ``seconds`` is their quotient. Both are None
+    where a slower way of running was chosen, of which no share is known.
     ``memory`` is the largest footprint of the plans, in packs of at most ``pack_tokens``; ``memory_budget`` is what was
     given, in bytes, and ``long_path`` says how the keys and values of a path over it are served (None: they fit).
     ``weight_bytes`` counts tied weights once, ``kv_token_bytes`` is what one token's keys and values
@@ -37,10 +38,10 @@ class Estimate:
     runs in float32 on a processor that multiplies bfloat16.
     """
 
-    seconds: float
+    seconds: float | None
     flops: float
     flops_per_second: float
-    utilisation: float
+    utilisation: float | None
     device: str
     dtype: str
     weight_bytes: int
@@ -67,6 +68,8 @@ def estimate(
     memory_budget: Budget | None = None,
     pack_tokens: int | None = None,
     max_new_tokens: int = 0,
+    attention: str = "auto",
+    layers: str = "auto",
 ) -> Estimate:
     """Estimate the time of an unbroken run of all units of ``plans`` by the model in a folder or of a hub id.
 
@@ -74,26 +77,30 @@ def estimate(
     dtype counts as float32. On the CPU where it was measured the time is within a factor of 1.5
     (``benchmarks/estimate.py``); elsewhere, and beside other work, take it for an order of magnitude. On a GPU
     what it rests on beside the rate was never measured (``is_measured``). Sliding windows
-    are not taken off. Packs have ``pack_tokens`` tokens at most, by default the plans' own, on a GPU those of an engine
-    there. With ``max_new_tokens`` generation (`Engine.generate_units`) is estimated, every text that long:
-    an upper bound. Cost: half a second of matrix products. Raises ModelError as loading does, RequestError if a plan
-    does not fit into ``memory_budget`` (as the engine's).
+    are not taken off. ``attention`` and ``layers`` are an engine's: where they are slower ones than it would choose by
+    itself, memory is foretold and no time. Packs have ``pack_tokens`` tokens at most, by default the plans' own, on a
+    GPU those of an engine there. With ``max_new_tokens`` generation (`Engine.generate_units`) is estimated, every text
+    that long: an upper bound. Cost: half a second of matrix products. Raises ModelError as loading does, RequestError
+    if a plan does not fit into ``memory_budget`` (as the engine's).
     """
     shapes, place = load_shapes(name, device=device, dtype=dtype, revision=revision)
     model = PlainModel(shapes)
-    sizes = Sizes.of(model, place, has_tokenizer=has_tokenizer(name, revision))
+    refuse_attention(attention, [place], model.dtype, model.facts.head_size)
+    has_text = has_tokenizer(name, revision)
+    sizes = Sizes.of(model, place, has_tokenizer=has_text, attention=attention, layers=layers)
+    is_usual = sizes == Sizes.of(model, place, has_tokenizer=has_text)
     budget = None if memory_budget is None else resolve_budget(memory_budget, place)
     plans = [_packed(sizes, plan, pack_tokens) for plan in plans]
     if max_new_tokens:
         works = [_generation(sizes, plan, max_new_tokens, budget) for plan in plans]
         footprints = [work.memory for work in works]
     else:
-        plans, works = [_fitted(sizes, model, plan, budget) for plan in plans], []
+        plans, works = [_fitted(sizes, model, plan, budget, layers) for plan in plans], []
         footprints = [sizes.footprint(plan) for plan in plans]
     facts = model.facts
     largest = max((plan.pack_tokens for plan in plans), default=DEFAULT_PACK_TOKENS)
     rate = gemm_rate(largest, facts.hidden_size, model.dtype, place)
-    is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
+    is_fused = runs_our_layers(model, place, layers)
     flops = sum(plan_flops(facts, plan, is_fused=is_fused) for plan in plans)
     flops += sum(facts.flops(work.tokens, work.tokens, work.pairs) for work in works)
     costs = PassCosts.on(place.type)
@@ -103,10 +110,10 @@ def estimate(
     longest = max((plan.long_path for plan in plans if plan.long_path), key=lambda way: way.seconds, default=None)
     seconds += sum(plan.long_path.seconds for plan in plans if plan.long_path)
     return Estimate(
-        seconds=seconds,
+        seconds=seconds if is_usual else None,
         flops=flops,
         flops_per_second=rate,
-        utilisation=flops / (rate * seconds) if seconds else reached,
+        utilisation=None if not is_usual else flops / (rate * seconds) if seconds else reached,
         device=str(place),
         dtype=facts.dtype,
         weight_bytes=sizes.weights,
@@ -135,6 +142,8 @@ def refuse_small_budget(
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
     max_new_tokens: int = 0,
+    attention: str = "auto",
+    layers: str = "auto",
 ) -> None:
     """Raise RequestError where a plan does not fit into ``memory_budget`` however small its packs; no weights are read.
 
@@ -144,21 +153,39 @@ def refuse_small_budget(
         return
     shapes, place = load_shapes(name, device=device, dtype=dtype)
     model = PlainModel(shapes)
-    sizes = Sizes.of(model, place, has_tokenizer=has_tokenizer(name))
+    sizes = Sizes.of(model, place, has_tokenizer=has_tokenizer(name), attention=attention, layers=layers)
     for plan in plans:
         budget = resolve_budget(memory_budget, sizes.device)
         if max_new_tokens:
             limits = GenerationLimits.on(sizes.device, plan.pack_tokens)
             sizes.generation_limits(limits, budget, plan.max_tokens + max_new_tokens, plan.tokens)
         else:
-            _fitted(sizes, model, plan, budget, is_measured=False)
+            _fitted(sizes, model, plan, budget, layers, is_measured=False)
+
+
+def refuse_ways(name: str | Path, attention: str, *, device: str = "auto", dtype: str | torch.dtype = "auto") -> None:
+    """Raise ModelError where a model can never attend in a way on a device, as loading it would; reads no weights.
+
+    A device that this machine lacks runs what some device of its kind does.
+    """
+    shapes, place = load_shapes(name, device=device, dtype=dtype)
+    if has_device(device) or attention == "native":
+        refuse_attention(attention, [place], shapes.dtype, PlainModel(shapes).facts.head_size)
 
 
 def halved_peaks(
-    name: str | Path, plans: Sequence[Plan], *, device: str = "auto", dtype: str | torch.dtype = "auto"
+    name: str | Path,
+    plans: Sequence[Plan],
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    attention: str = "auto",
+    layers: str = "auto",
 ) -> tuple[int, int]:
     """Bytes that a run of all ``plans`` is predicted to take at its peak, and in packs of half the size."""
-    sizes = _sizes(name, device, dtype)
+    shapes, place = load_shapes(name, device=device, dtype=dtype)
+    tokenizer = has_tokenizer(name)
+    sizes = Sizes.of(PlainModel(shapes), place, has_tokenizer=tokenizer, attention=attention, layers=layers)
     peaks = [[sizes.peak(plan, sizes.largest_pack(plan) // share) for plan in plans] for share in (1, 2)]
     return max(peaks[0], default=0), max(peaks[1], default=0)
 
@@ -171,7 +198,9 @@ def _packed(sizes: Sizes, plan: Plan, pack_tokens: int | None) -> Plan:
     return plan if pack_tokens == plan.pack_tokens else plan.repacked(pack_tokens)
 
 
-def _fitted(sizes: Sizes, model: PlainModel, plan: Plan, budget: int | None, *, is_measured: bool = True) -> Plan:
+def _fitted(
+    sizes: Sizes, model: PlainModel, plan: Plan, budget: int | None, layers: str, *, is_measured: bool = True
+) -> Plan:
     """As the engine's ``fitted``, of a model without weights."""
     place, facts = sizes.device, model.facts
 
@@ -180,14 +209,10 @@ def _fitted(sizes: Sizes, model: PlainModel, plan: Plan, budget: int | None, *, 
             return Rates.assumed(place)
         return Rates.measured(facts, gemm_rate(plan.pack_tokens, facts.hidden_size, model.dtype, place), place, plan)
 
-    is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
-    may_recompute = is_fused and place.type == "cpu"  # elsewhere rows are not taken to be invariant
+    may_recompute = (
+        runs_our_layers(model, place, layers) and place.type == "cpu"
+    )  # elsewhere rows are not taken to be invariant
     return long_paths.fitted(sizes, facts, plan, budget, may_recompute=may_recompute, rates=rates)
-
-
-def _sizes(name: str | Path, device: str, dtype: str | torch.dtype) -> Sizes:
-    shapes, place = load_shapes(name, device=device, dtype=dtype)
-    return Sizes.of(PlainModel(shapes), place, has_tokenizer=has_tokenizer(name))
 
 
 class _GenerationWork(NamedTuple):

@@ -165,12 +165,22 @@ class Sizes:
     tokenizer: int  # what that beside the model keeps in all
 
     @classmethod
-    def of(cls, model: PlainModel, place: torch.device, *, checks: bool = True, has_tokenizer: bool = False) -> Sizes:
+    def of(
+        cls,
+        model: PlainModel,
+        place: torch.device,
+        *,
+        checks: bool = True,
+        has_tokenizer: bool = False,
+        attention: str = "auto",
+        layers: str = "auto",
+    ) -> Sizes:
         """The sizes of a model that is, or will be, served on ``place``, with a tokenizer or none.
 
-        ``checks``: its first-use check runs.
+        ``checks``: its first-use check runs. ``attention`` and ``layers`` are those asked for, of a model without
+        weights.
         """
-        facts, paths, body = model.facts, _Ways.of(model, place), list(_matrices(model))
+        facts, paths, body = model.facts, _Ways.of(model, place, attention, layers), list(_matrices(model))
         return cls(
             device=place,
             limits=model.limits,
@@ -392,8 +402,9 @@ class _Ways:
     has_onednn_head: bool
 
     @classmethod
-    def of(cls, model: PlainModel, place: torch.device) -> _Ways:
-        """Those of a model that is served; of one without weights, those that it would have on ``place``."""
+    def of(cls, model: PlainModel, place: torch.device, attention: str = "auto", layers: str = "auto") -> _Ways:
+        """Those of a model that is served; of one without weights, those that it would have on ``place`` if these were
+        asked for."""
         head: object = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if isinstance(model, TreeModel):
             attention, is_fused, fuses_head = model.attention, model.layers == "fused", model.fuses_head
@@ -401,14 +412,21 @@ class _Ways:
         else:
             is_native = place.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
             takes_heads = model.facts.head_size <= MAX_HEAD_DIM and may_launch(place, model.dtype)
-            attention = "native" if is_native else "triton" if takes_heads else "torch"
-            is_fused = may_fuse(place, model.dtype) and model.known_decoder is not None
-            fuses_head = may_read_head(place, model.dtype) and place.type != "cpu" and type(head) is nn.Linear
-            calls_head = is_native and type(head) is nn.Linear and uses_onednn(place, model.dtype, is_head=True)
+            best = "native" if is_native else "triton" if takes_heads else "torch"
+            attention = best if attention == "auto" else attention
+            is_fused = runs_our_layers(model, place, layers)
+            is_plain = layers == "auto" and type(head) is nn.Linear
+            fuses_head = is_plain and may_read_head(place, model.dtype) and place.type != "cpu"
+            calls_head = is_plain and is_native and uses_onednn(place, model.dtype, is_head=True)
         # Of float32, torch itself sends no product to oneDNN.
         has_onednn = uses_onednn(place, model.dtype) and (is_fused or model.dtype != torch.float32)
         has_onednn_head = calls_head or (has_onednn and model.dtype != torch.float32)
         return cls(attention, is_fused, fuses_head, has_onednn, has_onednn_head)
+
+
+def runs_our_layers(model: PlainModel, place: torch.device, layers: str = "auto") -> bool:
+    """Whether a model without weights would run in our layers on ``place`` where these were asked for."""
+    return layers == "auto" and may_fuse(place, model.dtype) and model.known_decoder is not None
 
 
 def largest_within(budget: int, sizes: list[int], peak: Callable[[int], int]) -> int | None:

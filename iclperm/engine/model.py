@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from iclperm.engine.attention_function import ATTENTION_NAME
-from iclperm.engine.device import fixed_precision
+from iclperm.engine.device import fixed_precision, refuse_unknown_isa
 from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.kernels import head, rowwise
 from iclperm.engine.kernels.attention import prepare
@@ -73,20 +73,13 @@ class TreeModel(PlainModel):
             raise ModelError(f"layers {layers!r} are unknown; choose auto or transformers")
         if attention not in ("auto", "native", "triton", "torch"):
             raise ModelError(f"attention {attention!r} is unknown; choose auto, native, triton or torch")
-        native = self.device.type == "cpu" and self.dtype in (torch.float32, torch.bfloat16)
-        if attention == "native" and not native:
-            raise ModelError(
-                f"native attention runs float32 and bfloat16 on a CPU, not {self.dtype} on {self.device}; "
-                "choose attention='torch'"
-            )
+        if self.device.type == "cpu":
+            refuse_unknown_isa()
         facts = self.facts
-        by_triton = facts.head_size <= MAX_HEAD_DIM and self._everywhere(may_launch)
-        if attention == "triton" and not by_triton:
-            raise ModelError(
-                f"triton attention runs float32, bfloat16 and float16 with heads of up to {MAX_HEAD_DIM} dimensions on "
-                f"CUDA devices where triton is installed, not {self.dtype} with {facts.head_size} on {self.device}; "
-                "choose attention='torch'"
-            )
+        refuse_attention(attention, self.devices, self.dtype, facts.head_size)
+        native, by_triton = (
+            runs(self.devices, self.dtype, facts.head_size) for runs in (_attends_natively, _attends_by_triton)
+        )
         best = "native" if native else "triton" if by_triton and self.device.type == "cuda" else "torch"
         self.attention = best if attention == "auto" else attention
         if attention == "auto" or layers == "auto":
@@ -539,6 +532,29 @@ class _Seen:
 
 def _instead(forward: Forward, _: Forward) -> Forward:
     return forward
+
+
+def refuse_attention(attention: str, devices: Sequence[torch.device], dtype: torch.dtype, head_size: int) -> None:
+    """Raises ModelError where a way to attend that is asked for by name runs no such heads on these devices."""
+    where = devices[0]
+    if attention == "native" and not _attends_natively(devices, dtype, head_size):
+        raise ModelError(
+            f"native attention runs float32 and bfloat16 on a CPU, not {dtype} on {where}; choose attention='torch'"
+        )
+    if attention == "triton" and not _attends_by_triton(devices, dtype, head_size):
+        raise ModelError(
+            f"triton attention runs float32, bfloat16 and float16 with heads of up to {MAX_HEAD_DIM} dimensions on "
+            f"CUDA devices where triton is installed, not {dtype} with {head_size} on {where}; "
+            "choose attention='torch'"
+        )
+
+
+def _attends_natively(devices: Sequence[torch.device], dtype: torch.dtype, _: int) -> bool:
+    return devices[0].type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+
+
+def _attends_by_triton(devices: Sequence[torch.device], dtype: torch.dtype, head_size: int) -> bool:
+    return head_size <= MAX_HEAD_DIM and all(may_launch(device, dtype) for device in devices)
 
 
 def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:

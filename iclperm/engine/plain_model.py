@@ -42,6 +42,7 @@ class PlainModel:
         self.model = model
         self.lock = threading.RLock()
         self._twin: Twin | None = None
+        self.probes: dict[tuple[Any, ...], str] = {}  # of `iclperm.engine.numerics.probe`, by the way of running
         self.limits = PassLimits()
         self.config = model.config.get_text_config(decoder=True)
         self.devices = _placement(model)

@@ -237,6 +237,11 @@ class Plan:
         beneath = self.num_contexts * sum(map(_target_pairs, self.blocks))
         return beneath + int(self.context_lengths.sum()) * sum(map(_distinct_targets, self.blocks))
 
+    @property
+    def plain_tokens(self) -> int:
+        """Tokens that are forwarded prompt by prompt, without a tree: for each scored row all before it, and itself."""
+        return self.scored_pairs
+
     def unit_pairs(self) -> tuple[IntArray, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Of a product what each unit adds, [U] each: scored rows, ``attention_pairs``, and ``scored_pairs`` of these.
 

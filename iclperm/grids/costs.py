@@ -47,15 +47,16 @@ class CellCost(ShownFields):
     def of_plans(cls, name: str, plans: Sequence[StudyPlan]) -> CellCost:
         """Of the plans of its runs."""
         estimates = [plan.estimate for plan in plans if plan.estimate is not None]
+        seconds = [each.seconds for each in estimates if each.seconds is not None]
         is_whole = len(estimates) == len(plans)
         bills = [plan.bill.cost for plan in plans if plan.bill is not None]
         return cls(
             name,
             "planned",
             prompts=sum(plan.num_prompts for plan in plans),
-            tokens=sum(plan.tokens_unique for plan in plans),
+            tokens=sum(plan.tokens_unique if plan.plain_tokens is None else plan.plain_tokens for plan in plans),
             flops=sum(each.flops for each in estimates) if is_whole else None,
-            seconds=sum(each.seconds for each in estimates) if is_whole else None,
+            seconds=sum(seconds) if is_whole and len(seconds) == len(estimates) else None,
             paid=sum(cost for cost in bills if cost is not None) if bills and None not in bills else None,
         )
 

@@ -34,11 +34,26 @@ def refuse_small_budget(setting: ResolvedStudy, growths: Sequence[Growth]) -> No
 
     plans = [product.plan for growth in growths for product in growth.products]
     max_new_tokens = setting.max_new_tokens if setting.is_generated else 0
-    chosen: dict[str, Any] = {"device": study.device, "dtype": study.dtype, "max_new_tokens": max_new_tokens}
+    chosen: dict[str, Any] = {**_ways(study), "max_new_tokens": max_new_tokens}
     try:
         estimate.refuse_small_budget(setting.model, plans, study.memory_budget, **chosen)
     except RequestError as error:
         raise ConfigError(str(error)) from None
+
+
+def refuse_ways(setting: ResolvedStudy) -> None:
+    """Raises `ModelError` where the study's model can never attend as it asks for on its device; loads no weights."""
+    study = setting.study
+    if study.attention in ("auto", "torch") or setting.model is None:
+        return
+    from iclperm.engine import estimate
+
+    estimate.refuse_ways(setting.model, study.attention, device=study.device, dtype=study.dtype)
+
+
+def _ways(study: Study) -> dict[str, Any]:
+    """How a study's model is run, as `iclperm.engine.estimate` takes it."""
+    return {key: getattr(study, key) for key in ("device", "dtype", "attention", "layers")}
 
 
 def halved_peaks(work: Work) -> tuple[int, int]:
@@ -48,7 +63,7 @@ def halved_peaks(work: Work) -> tuple[int, int]:
     study, model = work.setting.study, work.setting.model
     assert model is not None
     plans = [product.plan for growth in work.growths for product in growth.products]
-    return estimate.halved_peaks(model, plans, device=study.device, dtype=study.dtype)
+    return estimate.halved_peaks(model, plans, **_ways(study))
 
 
 def fitting_queries(setting: ResolvedStudy, prompts: Prompts) -> NDArray[np.int64]:

@@ -25,6 +25,7 @@ from iclperm.runs.finish import finish, finished
 from iclperm.runs.folder import RunFolder, mend_format, recorded_decisions, recorded_extents, refuse_other_choices
 from iclperm.runs.layout import lay_out, with_wave
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.parts import other_numerics
 from iclperm.runs.plan import tokens_within
 from iclperm.runs.presence import at_work
 from iclperm.runs.progress import DECIDING, FINISHING, LOADING, TOKENISING, Progress, RunWatch, Watcher
@@ -51,6 +52,8 @@ _REMEDIES = {
     "torch": "install torch=={there}",
     "transformers": "install transformers=={there}",
     "memory_budget": "set memory_budget to {there} (null for none)",
+    "probe": "run with the variables that it had (ONEDNN_MAX_CPU_ISA, MKL_CBWR, ATEN_CPU_CAPABILITY and such)",
+    "gpu_cublas_workspace": "set CUBLAS_WORKSPACE_CONFIG to {there} (None: leave it unset)",
 }
 
 
@@ -387,8 +390,10 @@ def _tokens_wanted(work: Work, num_missing: int) -> int | None:
     """About how many tokens so many of the parts take; None where answers are generated, whose lengths nobody knows."""
     if work.setting.is_generated:
         return None
-    asked = sum(growth.tokens.unique for growth in work.growths)
-    return round((work.tokens.unique if len(work.growths) == 1 else asked) * num_missing / len(work.parts))
+    tokens = work.plain_tokens if work.setting.study.plain else work.tokens.unique
+    if work.growths[-1].decision is not None:
+        tokens = sum(growth.tokens.unique for growth in work.growths)
+    return round(tokens * num_missing / len(work.parts))
 
 
 def _read_others(folder: RunFolder, missing: Sequence[int], scores: ContextAnswers) -> None:
@@ -498,14 +503,13 @@ def _environment(model: Scorer) -> dict[str, Any]:
 
 def _refuse_other_numerics(folder: RunFolder, recorded: Mapping[str, Any], numerics: Mapping[str, Any]) -> None:
     """Raises `RunError` where the numerics of a part in the folder are not these."""
-    for key, here in numerics.items():
-        there = recorded.get(key)
-        if there != here:
-            remedy = _REMEDIES.get(key, "continue where it began").format(there=there)
-            raise RunError(
-                f"{folder.path} was computed with {key} {there}, here it is {here}, and results could differ in "
-                f"the last bits; {remedy}, accept that with --mixed, or give another folder"
-            )
+    if (key := other_numerics(recorded, numerics)) is not None:
+        here, there = numerics.get(key), recorded.get(key)
+        remedy = _REMEDIES.get(key, "continue where it began").format(there=there)
+        raise RunError(
+            f"{folder.path} was computed with {key} {there}, here it is {here}, and results could differ in "
+            f"the last bits; {remedy}, accept that with --mixed, or give another folder"
+        )
 
 
 def _canonical_study(setting: ResolvedStudy) -> Study:

@@ -16,7 +16,7 @@ from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, CONTENT_FREE_INPUTS
 from iclperm.prompts.encode import Ids
 from iclperm.prompts.tokenise import Cell, Prompts, tokenise
-from iclperm.runs.checks import fitting_queries, refuse_foreign_tokenizer, refuse_small_budget
+from iclperm.runs.checks import fitting_queries, refuse_foreign_tokenizer, refuse_small_budget, refuse_ways
 from iclperm.runs.reading import right_answers
 from iclperm.runs.setting import ResolvedStudy, scoring_of, tokenizer_of
 from iclperm.runs.waves import Decision
@@ -33,6 +33,7 @@ def lay_out(setting: ResolvedStudy, grown_from: Sequence[Mapping[str, int]] = ()
     ``grown_from`` are the extents that the run already had, in order: their parts stay as they are. Raises
     `TokenizationError`, `DataError` or `ConfigError` for what cannot be run (`iclperm.runs.checks`).
     """
+    refuse_ways(setting)
     tokenizer = tokenizer_of(setting)
     prompts = tokenised(setting, tokenizer)
     refuse_foreign_tokenizer(tokenizer, setting, prompts)

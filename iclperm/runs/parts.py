@@ -20,6 +20,10 @@ from iclperm.base.sealed import parsed
 from iclperm.errors import DamagedItem, RunError
 from iclperm.runs.stored import bytes_of, metadata_of, short_digest, table_bytes, table_of
 
+NAMED_LATER = frozenset({
+    "probe", "gpu_cublas_workspace", "gpu_cudnn_conv_fp32_precision", "gpu_cudnn_rnn_fp32_precision"
+})  # fmt: skip
+"""Numerics that parts of older versions do not name; what they were is not known."""
 _MANY_FILES, _MOST_READERS = 16, 4
 _ITEM = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 
@@ -192,6 +196,13 @@ class PartFiles:
         if match is None or short_digest(raw) != match[2]:
             raise DamagedItem(f"{path} is damaged: its content is not what its name says; run the study again")
         return raw
+
+
+def other_numerics(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """The first name under which two records of numerics differ; None where they hold the same. What older versions
+    did not name (`NAMED_LATER`) is passed over where one of the two lacks it."""
+    names = (name for name in dict.fromkeys([*here, *recorded]) if recorded.get(name) != here.get(name))
+    return next((name for name in names if name not in NAMED_LATER or (name in recorded and name in here)), None)
 
 
 def _numerics(path: Path, raw: bytes) -> dict[str, Any]:

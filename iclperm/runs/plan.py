@@ -38,7 +38,10 @@ class StudyPlan(ShownFields):
     an answer can be, ``tokens_unique`` are those of the prompts alone, and the peak of keys and values is that of a
     unit whose answers are all so long. Where labels are scored, ``kv_peak_bytes`` is what these tokens would take in
     all layers; only the open path does, and ``estimate`` says what is held. ``bill`` is for a model behind an API,
-    ``estimate`` for this machine.
+    ``estimate`` for this machine; ``untimed`` says why there is no time.
+
+    With ``plain`` nothing is shared: ``plain_tokens`` are those that are forwarded, every prompt, and once more before
+    each further token of a label; there is no saving (1), and no peak of keys and values. Else they are None.
     """
 
     task: str
@@ -69,11 +72,13 @@ class StudyPlan(ShownFields):
     max_new_tokens: int | None = None
     bill: Bill | None = None
     estimate: Estimate | None = None
+    plain_tokens: int | None = None
+    untimed: str = ""
 
     @property
     def saving(self) -> float:
-        """Tokens of plain prompting over distinct tokens."""
-        return self.tokens_naive / self.tokens_unique
+        """Tokens of plain prompting over distinct tokens; 1 where prompts are run so."""
+        return 1.0 if self.plain_tokens is not None else self.tokens_naive / self.tokens_unique
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe."""
@@ -87,23 +92,29 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
 
     Raises the errors of `run` that can be known beforehand. Cost: O(tokens of demonstrations and queries), and a second
-    to estimate the time, which is left out for a device that this machine lacks, and where the way of running is chosen
-    (``plain``, ``attention``, ``layers``).
+    to estimate the time, which is left out for a device that this machine lacks, and where a slower way of running is
+    chosen (``plain``, ``attention``, ``layers``).
     """
     work = lay_out(ResolvedStudy.of(study, weights=False, limits=limits))
     from iclperm.engine.estimate import estimate  # after what is quickly known to be wrong
     from iclperm.engine.load import has_device
 
     plans = [product.plan for growth in work.growths for product in growth.products]
-    is_usual = not study.plain and study.attention == study.layers == "auto"  # the only way with a known rate
-    is_possible = bool(plans) and study.endpoint is None and is_usual and has_device(study.device)
-    if not is_possible:
+    if not plans or study.endpoint is not None:
         return _summary(work)
+    if study.plain:
+        return replace(_summary(work), untimed="how fast prompts run one by one is not known")
+    if not has_device(study.device):
+        return replace(_summary(work), untimed=f"this machine has no {study.device}")
     assert work.setting.model is not None
-    chosen: dict[str, Any] = study.model_dump(include={"device", "dtype", "memory_budget"})
-    chosen["pack_tokens"] = study.pack_tokens
+    keys = ("device", "dtype", "memory_budget", "pack_tokens", "attention", "layers")
+    chosen: dict[str, Any] = {key: getattr(study, key) for key in keys}
     chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
-    return replace(_summary(work), estimate=estimate(work.setting.model, plans, **chosen))
+    found = estimate(work.setting.model, plans, **chosen)
+    ways = " and ".join(f"{key} {value}" for key in ("attention", "layers") if (value := getattr(study, key)) != "auto")
+    return replace(
+        _summary(work), estimate=found, untimed=f"how fast {ways} runs is not known" if found.seconds is None else ""
+    )
 
 
 def tokens_within(work: Work, budget: SearchBudget) -> float:
@@ -136,7 +147,7 @@ def tokens_within(work: Work, budget: SearchBudget) -> float:
 
 def _summary(work: Work) -> StudyPlan:
     """The plan in numbers."""
-    setting, design = work.setting, work.setting.design
+    setting, design, is_plain = work.setting, work.setting.design, work.setting.study.plain
     counts = setting.counts([queries.split for queries in design.queries])
     num_content_free = len(work.prompts.queries[setting.content_free])
     return StudyPlan(
@@ -150,8 +161,8 @@ def _summary(work: Work) -> StudyPlan:
         num_prompts=len(work.prompts.context_ids) * len(work.kept),
         tokens_naive=work.tokens.naive,
         tokens_unique=work.tokens.unique,
-        kv_peak_tokens=work.tokens.kv_peak,
-        kv_peak_bytes=0 if setting.facts is None else work.tokens.kv_peak * setting.facts.kv_token_bytes,
+        kv_peak_tokens=0 if is_plain else work.tokens.kv_peak,
+        kv_peak_bytes=0 if setting.facts is None or is_plain else work.tokens.kv_peak * setting.facts.kv_token_bytes,
         num_units=sum(growth.num_units for growth in work.growths),
         num_parts=len(work.parts),
         num_overlong=design.num_queries - len(work.kept),
@@ -169,6 +180,7 @@ def _summary(work: Work) -> StudyPlan:
         num_content_free=num_content_free,
         max_new_tokens=setting.max_new_tokens if setting.is_generated else None,
         bill=None if setting.model is not None else _bill(work),
+        plain_tokens=work.plain_tokens if is_plain else None,
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iclperm.engine.plan import Plan
+from iclperm.engine.plan import Plan, plan_requests
+from iclperm.engine.tree import Rows
 from iclperm.prompts.tokenise import Cell, Prompts
 from iclperm.runs.reading import published_answers
 from iclperm.runs.setting import ResolvedStudy
@@ -117,6 +118,19 @@ class Work:
     def tokens(self) -> TokenCounts:
         """Those of the whole study, had it been computed at once."""
         return self.growths[-1].whole
+
+    @cached_property
+    def plain_tokens(self) -> int:
+        """Tokens that a model forwards prompt by prompt: every prompt, and before each label's later tokens once more;
+        of generated answers those of the prompts alone."""
+        cells = [cell for growth in self.growths for cell in growth.general]
+        if self.setting.is_generated:
+            in_products = sum(product.plan.prompt_tokens for product in self.products)
+            return in_products + sum(len(cell.prompt) for cell in cells)
+        requests = [(cell.prompt, ids) for cell in cells for ids in cell.continuations]
+        begins = np.array([len(prompt) for prompt, _ in requests], dtype=np.int64)
+        outside = plan_requests(Rows.of(list(map(np.concatenate, requests))), begins)
+        return sum(product.plan.plain_tokens for product in self.products) + outside.plain_tokens
 
     @cached_property
     def products(self) -> tuple[Product, ...]:

@@ -16,6 +16,7 @@ from iclperm import errors
 from iclperm.errors import RunError, RunStopped
 from iclperm.runs.answering import Asked, ModelUse
 from iclperm.runs.costs import part_flops
+from iclperm.runs.parts import NAMED_LATER, other_numerics
 from iclperm.runs.scorers import Answered, Claims, enough_memory, libraries_of, rows_of
 from iclperm.runs.work import Work
 from iclperm.tasks.answers import Checker
@@ -184,23 +185,26 @@ class Workers:
             warnings.warn(words, stacklevel=2)
             return
         member.numerics = head["numerics"]
+        there = head["numerics"]
         if self._numerics is None:
-            self._numerics = head["numerics"]
+            self._numerics = there
+        elif not self._is_mixed:  # of parts of an older version, which named less
+            newer = NAMED_LATER & there.keys() - self._numerics.keys()
+            self._numerics = {**self._numerics, **{name: there[name] for name in newer}}
         self._idle.append(member)
 
     def _difference(self, head: dict[str, Any]) -> str:
         """Why a worker's answers could be others than those of this run; empty where they are the same."""
-        if head["version"] != (ours := version("iclperm")):
-            return f"it has iclperm {head['version']}, and this is {ours}; install the same there"
+        if head["version"] != (own := version("iclperm")):
+            return f"it has iclperm {head['version']}, and this is {own}; install the same there"
         if head["digest"] is not None and head["digest"] != self._work.setting.identity["hashes"]["model"]:
             return "the files of the model are others there; copy the same to all machines"
-        for key, there in head["numerics"].items():
-            here = there if self._numerics is None or self._is_mixed else self._numerics.get(key)
-            if there != here:
-                return (
-                    f"its {key} is {there}, that of the run {here}, and results could differ in the last "
-                    "bits; accept that with --mixed, or make them equal"
-                )
+        ours = head["numerics"] if self._numerics is None or self._is_mixed else self._numerics
+        if (key := other_numerics(ours, head["numerics"])) is not None:
+            return (
+                f"its {key} is {head['numerics'].get(key)}, that of the run {ours.get(key)}, and results could differ "
+                "in the last bits; accept that with --mixed, or make them equal"
+            )
         return ""
 
     def _raise(self, member: Member, head: dict[str, Any]) -> None:

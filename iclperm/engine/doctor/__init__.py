@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from iclperm import demo
-from iclperm.engine.device import fixed_precision
+from iclperm.engine.device import fixed_precision, refuse_unknown_isa
 from iclperm.engine.doctor import checks, choosing, kernels, machine, packs
-from iclperm.engine.doctor.checks import CheckFinding
+from iclperm.engine.doctor.checks import WITHOUT_TREE, CheckFinding
 from iclperm.engine.doctor.diagnosis import Diagnosis, ModelSummary
-from iclperm.engine.doctor.privacy import first_line, without_names
+from iclperm.engine.doctor.privacy import first_line, naming_no_folder, without_names
 from iclperm.engine.folder import model_folder
-from iclperm.engine.load import load, load_shapes
+from iclperm.engine.kernels.stages import trying
+from iclperm.engine.load import BALANCED, load, load_shapes
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plain_model import PlainModel
 from iclperm.errors import ConfigError, ModelError
@@ -25,6 +25,8 @@ __all__ = ["Diagnosis", "Onlooker", "doctor"]
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _ARCHITECTURES = range(70, 200)
+_DEVICE = re.compile(rf"auto|{BALANCED}|(cpu|cuda|mps|xpu)(:\d+)?")
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 Say = Callable[[str], None]
 
 
@@ -75,24 +77,25 @@ def doctor(
     found = Diagnosis()
     examination = _Examination(found, str(model), device, dtype, revision, architectures)
     watched = onlooker or _Nobody()
-    for name, fill in examination.parts().items():
-        try:
-            fill(watched.step)
-        except KeyboardInterrupt:
-            found.stopped = True
-        except Exception as error:  # whatever it is, it is told, and the next part goes on
-            found.failed[name] = first_line(error)
-        watched.part(found, name)
-        if found.stopped:
-            break
+    is_public = str(model) == "demo" or (_HUB_ID.fullmatch(str(model)) and not Path(model).is_dir())
+    with naming_no_folder("" if is_public else str(model)):
+        for name, fill in examination.parts().items():
+            try:
+                fill(watched.step)
+            except KeyboardInterrupt:
+                found.stopped = True
+            except Exception as error:  # whatever it is, it is told, and the next part goes on
+                found.failed[name] = first_line(error)
+            watched.part(found, name)
+            if found.stopped:
+                break
     return found
 
 
 def _refuse(device: str, dtype: str, architectures: Sequence[int]) -> None:
-    try:
-        torch.device("cpu" if device == "auto" else device)
-    except RuntimeError:
-        raise ConfigError(f"device {device!r} is unknown; give auto, cpu, cuda or cuda:0") from None
+    if not _DEVICE.fullmatch(device):
+        raise ConfigError(f"device {device!r} is unknown; give auto, cpu, cuda or cuda:0, or balanced")
+    refuse_unknown_isa()
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown; give one of {', '.join(_DTYPES)}")
     for arch in architectures:
@@ -136,7 +139,8 @@ class _Examination:
             self._model = TreeModel(loaded)
         except ModelError as error:
             self._model = PlainModel(loaded)
-            self._found.checks.append(CheckFinding("the prefix tree", "tree", False, 0.0, reason=first_line(error)))
+            # Known, and no fault: such a model is run without it.
+            self._found.checks.append(CheckFinding(WITHOUT_TREE, "tree", None, 0.0, reason=first_line(error)))
         name = "demo, the bundled model" if is_bundled else "a folder" if is_folder else self._name
         self._found.model = ModelSummary.of(self._model, without_names(name))
 
@@ -167,7 +171,8 @@ class _Examination:
             return
         say("checking kernels and layers")
         assert self._found.model is not None
-        with fixed_precision():
+        # With stages as shipped: a choice that was kept and does not run is to be replaced, not to cost the kernel.
+        with fixed_precision(), trying(None):
             for finding in checks.checked(self._model, self._found.model.pack_tokens):
                 self._found.checks.append(finding)
                 say(f"checked {finding.name}")

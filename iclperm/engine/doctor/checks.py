@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iclperm.engine.doctor.privacy import first_line, without_names
 from iclperm.engine.kernelcheck import kernel_checks
@@ -19,7 +19,10 @@ from iclperm.engine.selfcheck import (
     refuse_unless_causal,
     rows_are_invariant,
 )
-from iclperm.errors import KernelError
+from iclperm.errors import KernelError, NoNumbers
+
+WITHOUT_TREE = "the prefix tree"
+"""What is told of, by this name, where a model cannot be run through it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ def _kernels(model: TreeModel, fallen: Fallbacks) -> Iterator[CheckFinding]:
 def _whole(model: TreeModel, pack_tokens: int, fallen: Fallbacks) -> Iterator[CheckFinding]:
     """The whole model; again where a kernel fails in a shape that it was not launched in alone."""
     failed: list[KernelError] = []
+    numberless: list[NoNumbers] = []
     has_equal_bits: list[bool] = []
 
     def agrees() -> None:
@@ -83,6 +87,9 @@ def _whole(model: TreeModel, pack_tokens: int, fallen: Fallbacks) -> Iterator[Ch
             has_equal_bits.append(check_agreement(model))
         except KernelError as error:
             failed.append(error)
+            raise
+        except NoNumbers as error:
+            numberless.append(error)
             raise
 
     agreement = _judged("whole model against plain scoring", "tree", agrees)
@@ -93,7 +100,7 @@ def _whole(model: TreeModel, pack_tokens: int, fallen: Fallbacks) -> Iterator[Ch
         yield CheckFinding(f"{name} in the whole model", part, False, agreement.seconds, reason=agreement.reason)
         yield from _whole(model, pack_tokens, fallen)
         return
-    yield agreement
+    yield replace(agreement, part="model") if numberless else agreement  # its weights', whatever runs them
     if agreement.passed:
         yield _row_invariance(lambda: all(has_equal_bits) and rows_are_invariant(model, pack_tokens))
 

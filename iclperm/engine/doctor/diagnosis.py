@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from iclperm.engine.doctor.checks import CheckFinding
+from iclperm.engine.doctor.checks import WITHOUT_TREE, CheckFinding
 from iclperm.engine.doctor.choosing import StageChoice
 from iclperm.engine.doctor.kernels import CompiledKernel, PartWay, ways
 from iclperm.engine.doctor.machine import DeviceFacts, MachineFacts
@@ -200,9 +200,14 @@ class Diagnosis:
             where = f"{self.model.dtype} on {self.model.device}"
             yield f"Works: {self.model.type} in {where} passes all {passed} checks ({ways})."
         yield from (
+            f"The model runs without {each.name}: {each.reason}. {_REMEDIES['tree']}."
+            for each in self.checks
+            if each.part == "tree" and each.passed is None and each.name == WITHOUT_TREE
+        )
+        yield from (
             f"{way.part.capitalize()} could be faster: {way.reason}."
             for way in (self.model.ways if self.model else ())
-            if way.reason
+            if way.reason and way.part != "prompts"
         )
         if self.machine is not None and self.machine.no_gpu and self.machine.versions["driver"]:
             yield f"There is an NVIDIA driver, but no GPU is used: {self.machine.no_gpu}."
@@ -213,10 +218,11 @@ class Diagnosis:
     def _remedies(self) -> Iterator[str]:
         parts = dict.fromkeys(each.part for each in self.checks if each.passed is False)
         parts |= {"model": None} if "model" in self.failed else {}
+        is_its_own = parts.keys() == {"model"} and self.failed.keys() <= {"model"}
         if parts.keys() & _REPLACED:
             yield "Studies run all the same: the library's own takes the place of what failed, and is slower."
         yield from (f"{_REMEDIES[part]}." for part in parts)
-        if self.failed.keys() != {"model"} or self.checks:
+        if not is_its_own or any(each.reason for each in self.kernels):
             yield "Please send this report."
 
     def _about_packs(self) -> Iterator[str]:
@@ -226,8 +232,8 @@ class Diagnosis:
         if best is None or best.per_token is None or best.seconds is None:
             return
         if best is not [each for each in self.packs if each.seconds is not None][-1]:
-            yield f"Packs of more than {best.size:,} tokens gain nothing."
-        if usual is not None and usual.per_token is not None and best.per_token < usual.per_token:
+            yield f"Packs of more than {best.tokens:,} tokens gain nothing."
+        if usual is not None and usual.per_token is not None and best.is_surely_faster(usual):
             share = 1 - best.per_token / usual.per_token
             yield f"--pack-tokens {best.size} takes {share:.0%} less time a token than the usual {usual.size:,}."
         if best.host is not None and best.host > _MUCH_ON_THE_HOST * best.seconds:

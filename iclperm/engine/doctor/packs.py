@@ -21,19 +21,21 @@ from iclperm.study.sizes import bytes_in_words
 SIZES = (4096, 8192, 16384, 32768)
 """Tokens of a pack."""
 _FIRST_ON_A_CPU = 1024
-_MOST_SECONDS, _MOST_SECONDS_ON_A_CPU = 60.0, 10.0  # of one size, as the size before it foretells
+_MOST_SECONDS, _MOST_SECONDS_ON_A_CPU = 60.0, 20.0  # of one size, as the size before it foretells
 _PACKS, _PACKS_ON_A_CPU = 4, 1  # a unit: the next one is made ready while one computes
-_PASSES, _PASSES_ON_A_CPU = 3, 1  # after one that compiles and fills caches
+_PASSES = 3  # after one that compiles and fills caches
 _CONTEXT, _QUERY, _LABELS = 256, 48, 4  # tokens: a short context, and what studies ask behind one
 _GAIN = 0.05
+_MORE = 1.1  # times the tokens of the packs before: else they are nearly the same ones
 
 
 @dataclass(frozen=True)
 class PackSeconds:
     """Packs of at most ``size`` tokens, of ``tokens`` each on average. ``seconds`` are those of one from its start
     until its results are read, beside the others; ``host`` those of making it ready and launching it, ``device`` those
-    between its first and last kernel. On a CPU, where host and device are one, both are None. All are None, with the
-    ``reason``, where nothing was timed."""
+    between its first and last kernel. On a CPU, where host and device are one, both are None. ``fastest`` and
+    ``slowest`` are the least and the most seconds of a pack in any pass. All are None, with the ``reason``, where
+    nothing was timed."""
 
     size: int
     tokens: int
@@ -41,10 +43,18 @@ class PackSeconds:
     host: float | None = None
     device: float | None = None
     reason: str = ""
+    fastest: float | None = None
+    slowest: float | None = None
 
     @property
     def per_token(self) -> float | None:
         return None if self.seconds is None else self.seconds / self.tokens
+
+    def is_surely_faster(self, other: PackSeconds) -> bool:
+        """Whether even the slowest pass took a twentieth less time a token than the fastest of the other."""
+        if self.slowest is None or other.fastest is None:
+            return False
+        return self.slowest / self.tokens < other.fastest / other.tokens * (1 - _GAIN)
 
 
 def usual_pack(model: PlainModel) -> int:
@@ -61,7 +71,8 @@ def timed_packs(model: TreeModel) -> Iterator[PackSeconds]:
     done: list[PackSeconds] = []
     for size in (_FIRST_ON_A_CPU, *SIZES) if is_host else SIZES:
         plan = product_of(model, size, _PACKS_ON_A_CPU if is_host else _PACKS)
-        reason = _obstacle(model, plan) or _pointless(done, size, is_host=is_host)
+        tokens = plan.tokens // plan.num_packs
+        reason = _obstacle(model, plan) or _pointless(done, size, tokens, is_host=is_host)
         found = PackSeconds(size, size, reason=reason) if reason else _timed(model, plan)
         yield found
         if found.reason:
@@ -101,15 +112,15 @@ def _obstacle(model: TreeModel, plan: Plan) -> str:
     return ""
 
 
-def _pointless(done: Sequence[PackSeconds], size: int, *, is_host: bool) -> str:
+def _pointless(done: Sequence[PackSeconds], size: int, tokens: int, *, is_host: bool) -> str:
     """Why larger packs are not tried; empty where they may tell something."""
     best = enough(done)
     if best is None or done[-1].per_token is None:
         return ""
-    num_packs, passes, most = (
-        (_PACKS_ON_A_CPU, _PASSES_ON_A_CPU, _MOST_SECONDS_ON_A_CPU) if is_host else (_PACKS, _PASSES, _MOST_SECONDS)
-    )
-    seconds = done[-1].per_token * size * num_packs * (1 + passes)
+    if tokens < _MORE * done[-1].tokens:
+        return f"not run: what is asked of this model fills no packs of more than {tokens:,} tokens"
+    num_packs, most = (_PACKS_ON_A_CPU, _MOST_SECONDS_ON_A_CPU) if is_host else (_PACKS, _MOST_SECONDS)
+    seconds = done[-1].per_token * tokens * num_packs * (1 + _PASSES)
     if seconds > most:
         return f"not run: it would take about {seconds:.0f} s"
     if is_host and list(done).index(best) <= len(done) - 3:
@@ -120,9 +131,9 @@ def _pointless(done: Sequence[PackSeconds], size: int, *, is_host: bool) -> str:
 def _timed(model: TreeModel, plan: Plan) -> PackSeconds:
     """One unit of several packs, the median of some passes."""
     limit = PackLimit(Sizes.of(model, model.device).peak, model.device)
-    is_host, rounds = model.device.type == "cpu", []
+    rounds = []
     try:
-        for _ in range(1 + (_PASSES_ON_A_CPU if is_host else _PASSES)):
+        for _ in range(1 + _PASSES):
             report, started = Report(), time.perf_counter()
             for _unit in execute(model, plan, range(plan.num_units), report, limit):
                 pass  # its values are of random ids
@@ -135,4 +146,13 @@ def _timed(model: TreeModel, plan: Plan) -> PackSeconds:
     whole, host, device = (float(np.median(column)) / report.num_packs for column in zip(*rounds[1:], strict=True))
     tokens = report.tokens_forwarded // report.num_packs
     is_known = model.link.is_asynchronous
-    return PackSeconds(plan.pack_tokens, tokens, whole, host if is_known else None, device if is_known else None)
+    fastest, slowest = (pick(seconds for seconds, *_ in rounds[1:]) / report.num_packs for pick in (min, max))
+    return PackSeconds(
+        plan.pack_tokens,
+        tokens,
+        whole,
+        host if is_known else None,
+        device if is_known else None,
+        fastest=fastest,
+        slowest=slowest,
+    )

@@ -5,7 +5,11 @@ from __future__ import annotations
 import getpass
 import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from pathlib import Path
 
 from iclperm.errors import printable, said_by
 
@@ -19,6 +23,8 @@ _CUTS = (
     (re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_)[\w-]{8,}"), "***"),
     (re.compile(r"\b(GPU|MIG)-[0-9A-Fa-f-]{8,}"), r"\1-***"),
 )
+_NEVER = r"(?!)"
+_FOLDER_NAME: ContextVar[re.Pattern[str]] = ContextVar("the name of a model's folder", default=re.compile(_NEVER))
 _SHORTEST_NAME = 3  # letters; what is shorter is part of many words
 
 
@@ -28,7 +34,18 @@ def without_names(text: str) -> str:
     line = printable(" ".join(text.split())).replace("`", "'")
     for pattern, instead in (*_CUTS, *_names()):
         line = pattern.sub(instead, line)
-    return line
+    return _FOLDER_NAME.get().sub("FOLDER", line)
+
+
+@contextmanager
+def naming_no_folder(path: str) -> Iterator[None]:
+    """Within, `without_names` cuts the name of this folder, too, in a path or in quotes; of "" nothing."""
+    name = re.escape(Path(path).resolve().name) if path else ""
+    token = _FOLDER_NAME.set(re.compile(rf"""(?<=['"/\\]){name}(?![\w-])""" if name else _NEVER))
+    try:
+        yield
+    finally:
+        _FOLDER_NAME.reset(token)
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from iclperm.base.environment import cache_folder
 from iclperm.base.files import read_given, write_whole
 from iclperm.engine.device import driver_version
 from iclperm.engine.kernels.triton_launch import installed_version
-from iclperm.errors import IclpermError
+from iclperm.errors import IclpermError, is_out_of_memory, said_by
 
 NAME = "kernels.json"
 """In the user's cache folder: ``{"format": 1, "devices": [{"is": {...}, "stages": {variant: stages}}]}``."""
@@ -49,6 +49,27 @@ def num_stages(variant: str, shipped: int, device: torch.device) -> int:
         trial.asked[variant] = shipped
         return trial.stages or shipped
     return _kept(device).get(variant, shipped) if device.type == "cuda" else shipped
+
+
+def launched(variant: str, shipped: int, device: torch.device, launch: Callable[[int], object]) -> None:
+    """Launches a variant of a kernel with its `num_stages`; raises what the launch raises.
+
+    A kept choice that the device does not launch, as of a file that was changed, is passed over from then on, with a
+    line, and the shipped one launched in its place.
+    """
+    stages = num_stages(variant, shipped, device)
+    try:
+        launch(stages)
+    except Exception as error:
+        if stages == shipped or _trial.get() is not None or is_out_of_memory(error):
+            raise
+        launch(shipped)
+        _kept(device).pop(variant, None)
+        warnings.warn(
+            f"{NAME} in the cache folder keeps {stages} stages for {variant}, which {device} does not launch "
+            f"({said_by(error)}): it runs as shipped; iclperm doctor chooses anew",
+            stacklevel=3,
+        )
 
 
 @contextmanager
@@ -103,8 +124,9 @@ def _sources() -> str:
 
 
 @cache
-def _kept(device: torch.device) -> Mapping[str, int]:
-    """What is kept of a device, by variant; nothing, with a warning, where the file is not understood."""
+def _kept(device: torch.device) -> dict[str, int]:
+    """What is kept of a device, by variant, but what it did not launch; nothing, with a warning, where the file is not
+    understood."""
     try:
         place = cache_folder() / NAME
         entries = _entries(place)
@@ -117,7 +139,7 @@ def _kept(device: torch.device) -> Mapping[str, int]:
             stacklevel=2,
         )
         return {}
-    kept: Mapping[str, int] = next((entry["stages"] for entry in entries if entry["is"] == identity(device)), {})
+    kept: dict[str, int] = next((entry["stages"] for entry in entries if entry["is"] == identity(device)), {})
     return kept
 
 

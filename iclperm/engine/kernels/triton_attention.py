@@ -25,7 +25,7 @@ import triton.language as tl
 
 from iclperm.engine.kernels.launching import TREE_ATTENTION, launching
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates
-from iclperm.engine.kernels.stages import num_stages
+from iclperm.engine.kernels.stages import launched
 from iclperm.engine.kernels.tiles import list_tiles
 from iclperm.engine.kernels.triton_compilation import (
     ARCHITECTURES,
@@ -174,7 +174,8 @@ class TritonAttention:
         variant = _variant(head_dim, group, q.dtype, window > 0, rule.softcap > 0)
         if grid[0] == 0:
             return out
-        with launching(TREE_ATTENTION, q):
+
+        def launch_with(num_stages: int) -> None:
             _tree_attention_kernel[grid](
                 q, k, v, k_pool, v_pool, out, *lists,
                 *(stride for x in (q, k, v, k_pool, v_pool, out) for stride in x.stride()[:2]),
@@ -183,9 +184,12 @@ class TritonAttention:
                 window,
                 **constants,
                 num_warps=launch.num_warps,
-                num_stages=num_stages(variant, launch.num_stages, q.device),
+                num_stages=num_stages,
                 **_OPTIONS,
             )  # fmt: skip
+
+        with launching(TREE_ATTENTION, q):
+            launched(variant, launch.num_stages, q.device, launch_with)
         return out
 
     def _tables_of(self, states: LayerStates) -> PackTables:

@@ -15,7 +15,7 @@ name all slots a row owns hold until it owns more, and programs find for themsel
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from iclperm.engine.kernels.chunks import CHUNK
 from iclperm.engine.kernels.launching import DECODE_ATTENTION, launching
 from iclperm.engine.kernels.live import LiveItems, LivePlaces, LiveSlots, live_rows
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
-from iclperm.engine.kernels.stages import num_stages
+from iclperm.engine.kernels.stages import launched
 from iclperm.engine.kernels.triton_attention import Launch, _block_d, refuse_unreadable
 from iclperm.engine.kernels.triton_compilation import (
     MAX_HEAD_DIM,
@@ -103,15 +103,18 @@ class DecodeAttention:
         sums = torch.empty((*states_of, head_dim), dtype=torch.float32, device=q.device)
         marks = torch.empty((*states_of, 2), dtype=torch.float32, device=q.device)
         to_log2 = (rule.softcap or rule.scaling) * _LOG2_E
+
+        def launch_with(items: torch.Tensor, num_stages: int) -> None:
+            _attend_items_kernel[items.shape[0], num_kv * -(-group // heads)](
+                q, k_pool, v_pool, sums, marks, items, *places,
+                *(stride for x in (q, k_pool, v_pool) for stride in x.stride()[:2]), places[0].stride(0),
+                num_heads, num_chunks, rule.scaling / rule.softcap if rule.softcap else 1.0, to_log2, window,
+                **constants, num_warps=launch.num_warps, num_stages=num_stages, **_OPTIONS,
+            )  # fmt: skip
+
         for items in self._tables.of(LiveItems(launch.lines // heads), q.device):
             if items.shape[0]:
-                _attend_items_kernel[items.shape[0], num_kv * -(-group // heads)](
-                    q, k_pool, v_pool, sums, marks, items, *places,
-                    *(stride for x in (q, k_pool, v_pool) for stride in x.stride()[:2]), places[0].stride(0),
-                    num_heads, num_chunks, rule.scaling / rule.softcap if rule.softcap else 1.0, to_log2, window,
-                    **constants, num_warps=launch.num_warps,
-                    num_stages=num_stages(variant, launch.num_stages, q.device), **_OPTIONS,
-                )  # fmt: skip
+                launched(variant, launch.num_stages, q.device, partial(launch_with, items))
         num_merged = q.shape[0] if self._rest is None else num_rows
         _merge_chunks_kernel[num_merged, -(-num_heads // _MERGED_HEADS)](
             sums, marks, out, places[2], *out.stride()[:2], num_rows, num_heads, num_chunks, to_log2, window,

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from iclperm.engine.kernels.launching import HEAD, launching
-from iclperm.engine.kernels.stages import num_stages
+from iclperm.engine.kernels.stages import launched
 from iclperm.engine.kernels.triton_compilation import (
     ARCHITECTURES,
     FUSION,
@@ -261,7 +261,8 @@ def found_in(
     first_ids = of_rows(num_rows, num_splits, dtype=torch.int32)
     maximum, log_sum, argmax = of_rows(num_rows), of_rows(num_rows), of_rows(num_rows, dtype=torch.int32)
     logits = of_rows(max(1, entry_ids.numel()), launch.rows)
-    with launching(HEAD, hidden):
+
+    def launch_with(num_stages: int) -> None:
         _read_tiles_kernel[(triton.cdiv(num_rows, launch.rows), num_splits)](
             hidden,
             weight,
@@ -283,9 +284,12 @@ def found_in(
             HAS_SOFTCAP=softcap > 0,
             **blocks,
             num_warps=launch.num_warps,
-            num_stages=num_stages(variant, launch.num_stages, hidden.device),
+            num_stages=num_stages,
             **FUSION,
         )
+
+    with launching(HEAD, hidden):
+        launched(variant, launch.num_stages, hidden.device, launch_with)
         _merge_kernel[(num_rows,)](
             maxima,
             first_ids,

@@ -1,0 +1,181 @@
+"""What a plan says where the way of running is chosen: what it costs, what is not known, and what can never run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton_interpreter
+from cards import A100, plug_in
+from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, make_model, make_task
+
+import iclperm
+from iclperm import Study
+from iclperm.cli import main as cli
+from iclperm.engine import Engine, plan_product
+from iclperm.engine import estimate as module
+from iclperm.engine.estimate import estimate, refuse_ways
+from iclperm.errors import ModelError
+from iclperm.runs import execute, layout, setting
+
+triton_interpreter.repair()
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """Labels of several tokens each."""
+    model, task = make_model(tmp_path / "model", byte_level_tokenizer()), make_task(tmp_path)
+    return Study(model=str(model), task=str(task), sets=2, permutations=2, shots=[0, 2], queries=5)
+
+
+@pytest.fixture
+def call(study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Plans it with other flags; gives code and output."""
+    path = tmp_path / "study.yaml"
+    keys = ("model", "task", "sets", "permutations", "shots", "queries")
+    path.write_text(json.dumps({key: getattr(study, key) for key in keys}))
+
+    def run(*flags: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as done:
+            cli.main(["plan", str(path), *flags])
+        printed = capsys.readouterr()
+        return int(done.value.code or 0), printed.out + printed.err
+
+    return run
+
+
+@pytest.mark.parametrize("make_tokenizer", [byte_level_tokenizer, dummy_prefix_tokenizer])
+def test_prompt_by_prompt_a_plan_counts_what_is_forwarded(
+    study: Study, make_tokenizer: Callable[[], Any], tmp_path: Path
+) -> None:
+    """A prompt is forwarded whole, and once more before every further token of a label; some are outside products."""
+    model = make_model(tmp_path / "another", make_tokenizer())
+    plain = study.model_copy(update={"plain": True, "model": str(model)})
+    planned, run = iclperm.plan(plain), iclperm.run(plain)
+    assert planned.plain_tokens == run.report.tokens_forwarded
+    if make_tokenizer is dummy_prefix_tokenizer:
+        assert max(planned.label_tokens) > 1
+        assert run.report.tokens_forwarded > planned.tokens_naive
+    assert (planned.saving, planned.kv_peak_tokens, planned.kv_peak_bytes) == (1.0, 0, 0)
+    content = json.loads(json.dumps(planned.to_dict()))
+    assert (content["saving"], content["plain_tokens"]) == (1.0, planned.plain_tokens)
+    tree = iclperm.plan(study)
+    assert (tree.plain_tokens, tree.untimed) == (None, "")
+
+
+def test_generated_prompts_are_forwarded_once(tmp_path: Path) -> None:
+    answer, fields = {"field": "label", "check": "exact"}, {"text": "text", "label": "label"}
+    task = make_task(tmp_path, labels=None, fields=fields, answer=answer, stop=["\n"], max_new_tokens=1)
+    model = make_model(tmp_path / "model", byte_level_tokenizer())
+    study = Study(model=str(model), task=str(task), sets=2, permutations=2, shots=[0, 2], queries=5, plain=True)
+    planned, run = iclperm.plan(study), iclperm.run(study)
+    assert planned.plain_tokens == run.report.tokens_forwarded == planned.tokens_naive
+
+
+def test_a_plain_run_says_how_far_it_is_by_what_it_forwards(study: Study) -> None:
+    plain = study.model_copy(update={"plain": True})
+    work = layout.lay_out(setting.ResolvedStudy.of(plain))
+    assert execute._tokens_wanted(work, len(work.parts)) == iclperm.plan(plain).plain_tokens
+    tree = layout.lay_out(setting.ResolvedStudy.of(study))
+    assert execute._tokens_wanted(tree, len(tree.parts)) == iclperm.plan(study).tokens_unique
+
+
+def test_nothing_of_a_tree_is_told_where_there_is_none(call: Call) -> None:
+    code, printed = call("--plain")
+    assert code == 0
+    assert not [name for name in ("saving", "distinct  ", "peak", "memory", "pack") if name in printed]
+    assert "all of them forwarded" in printed
+    assert "estimated time                - (how fast prompts run one by one is not known)" in printed
+    code, printed = call("--plain", "--kind", "curve", "--sets", "1")
+    assert code == 0
+    assert "saving" not in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen"),
+    [
+        (["--attention", "torch"], {"attention": "torch"}),
+        (["--layers", "transformers"], {"layers": "transformers"}),
+        (["--attention", "torch", "--layers", "transformers"], {"attention": "torch", "layers": "transformers"}),
+    ],
+    ids=lambda given: "",
+)
+def test_a_slower_way_has_its_memory_and_no_time(
+    call: Call, study: Study, flags: list[str], chosen: dict[str, str]
+) -> None:
+    """What is foretold is what an engine foretells that runs so."""
+    code, printed = call(*flags, "--device", "cpu")
+    assert code == 0
+    ways = " and ".join(" ".join(pair) for pair in chosen.items())
+    assert f"- (how fast {ways} runs is not known)" in " ".join(printed.split())
+    assert "memory                        weights" in printed
+    plan = plan_product([[1, 2, 3] * 20, [4] * 30], [[5, 6], [7]], [[8], [9]], pack_tokens=64)
+    found = estimate(study.model, [plan], device="cpu", **chosen)
+    assert (found.seconds, found.utilisation) == (None, None)
+    engine = Engine.from_pretrained(study.model, device="cpu", **chosen)
+    assert found.memory == engine.footprint(plan)
+    assert found.memory != estimate(study.model, [plan], device="cpu").memory
+    assert found.flops == estimate(study.model, [plan], device="cpu").flops or "layers" in chosen
+
+
+def test_the_way_that_is_taken_anyhow_has_a_time(study: Study) -> None:
+    planned = iclperm.plan(study.model_copy(update={"attention": "native", "device": "cpu"}))
+    assert planned.untimed == ""
+    assert planned.estimate is not None
+    assert planned.estimate.seconds is not None
+
+
+def test_dense_attention_is_foretold_on_a_gpu(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(A100, monkeypatch)
+    monkeypatch.setattr(module, "gemm_rate", lambda *_: 1e12)
+    plan = plan_product([[1, 2, 3] * 20, [4] * 30], [[5, 6], [7]], [[8], [9]], pack_tokens=64)
+    usual, dense = (
+        estimate(study.model, [plan], device="cuda", pack_tokens=64, attention=attention)
+        for attention in ("auto", "torch")
+    )
+    assert usual.memory is not None
+    assert dense.memory is not None
+    assert dense.memory.activations > usual.memory.activations
+    assert usual.seconds is not None
+    assert dense.seconds is None
+
+
+def test_a_device_that_is_not_here_is_the_reason(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, printed = call("--device", "cuda")
+    assert code == 0
+    assert "- (this machine has no cuda)" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--attention", "triton", "--device", "cpu"], "triton attention runs"),
+        (["--attention", "native", "--dtype", "float16"], "native attention runs float32 and bfloat16 on a CPU, not"),
+        (["--attention", "native", "--device", "cuda"], "native attention runs float32 and bfloat16 on a CPU, not"),
+    ],
+)
+def test_what_can_never_run_is_refused_as_run_does(
+    call: Call, study: Study, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    code, printed = call(*flags)
+    assert code == 1
+    assert printed.startswith(f"error: {said}")
+    assert printed.count("\n") == 1
+    if "cuda" not in flags:
+        keys = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2], strict=True))
+        with pytest.raises(ModelError) as loading:
+            Engine.from_pretrained(study.model, **keys)
+        assert printed == f"error: {loading.value}\n"
+
+
+def test_what_may_run_elsewhere_is_planned(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refuse_ways(study.model, "triton", device="cuda")
+    assert iclperm.plan(study.model_copy(update={"attention": "triton", "device": "cuda"})).estimate is None
