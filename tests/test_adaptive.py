@@ -1,4 +1,4 @@
-"""An adaptive search: what it asks follows from answers, whoever is interrupted; what it says, what is refused of it."""
+"""An adaptive search: what it asks follows from answers, whoever is interrupted; what it says, what is refused."""
 
 import json
 import shutil

@@ -142,7 +142,10 @@ def tokens_within(work: Work, budget: SearchBudget) -> float:
     chosen: dict[str, Any] = study.model_dump(include={"device", "dtype", "memory_budget"})
     chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
     plans = [product.plan for growth in work.growths for product in growth.products]
-    return whole * budget.amount / estimate(work.setting.model, plans, **chosen).seconds
+    seconds = estimate(work.setting.model, plans, **chosen).seconds
+    if not seconds:
+        raise ConfigError(f"budget is {study.budget!r}, but how long this way of running takes is not known; give tokens")
+    return whole * budget.amount / seconds
 
 
 def _summary(work: Work) -> StudyPlan:
