@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from iclperm.engine.attention_function import ATTENTION_NAME
+from iclperm.engine.condition import Condition
 from iclperm.engine.device import fixed_precision
 from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.kernels import head, rowwise
@@ -96,10 +97,9 @@ class TreeModel(PlainModel):
         self.max_positions = facts.max_tokens
         self._doubled: _Doubled | None = None  # of the last call
         self._running: Callable[[nn.Module], Any] = lambda module: module  # while attached, what runs in its place
-        self._num_layers, self._softcap = facts.num_layers, facts.logit_softcap
-        self._logit_scale = _logit_scale(self.config)
-        self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
-        self._row_wise: dict[nn.Module, Forward] = {}  # of a model without a twin
+        self._condition: Condition | None = None  # when it was last asked for
+        self._numbers = self._numbers_now()
+        self._num_layers = facts.num_layers
         self.link = DeviceLink(self.devices)
         self._is_fused = False  # in our layers, while the model is attached
         # By whose layers run, and whether rows are live: some, all.
@@ -122,7 +122,7 @@ class TreeModel(PlainModel):
     @property
     def is_row_wise(self) -> bool:
         """Whether every one of our row-wise replacements is free to run: no module has a forward of somebody else's."""
-        return all("forward" not in vars(module) for module, _ in self._overrides)
+        return all("forward" not in vars(module) for module, _ in self._row_wise_overrides())
 
     def use_torch_attention(self) -> None:
         """From now on attend by torch's operations."""
@@ -158,7 +158,12 @@ class TreeModel(PlainModel):
     @property
     def logit_scale(self) -> float:
         """What the head's outputs are multiplied by to be logits."""
-        return self._logit_scale
+        return _logit_scale(self.config)
+
+    @property
+    def logit_softcap(self) -> float:
+        """What logits are soft-capped by, 0 for nothing."""
+        return float(getattr(self.config, "final_logit_softcapping", None) or 0.0)
 
     @property
     def head_is_onednn(self) -> bool:
@@ -204,6 +209,7 @@ class TreeModel(PlainModel):
         and the model is as it was throughout. Where it has none, the model itself runs, and is as it was after. One
         thread at a time.
         """
+        self._refuse_other_numbers()
         self._refuse_hooks_above()
         try:
             with ExitStack() as undo:
@@ -235,23 +241,25 @@ class TreeModel(PlainModel):
             raise
 
     @property
-    def condition(self) -> tuple[int, ...]:
-        """Other numbers where a hook, a module or a weight of the decoder is another now.
+    def condition(self) -> object:
+        """Another object where anything of the decoder is another now that matters to what it computes: `Condition`."""
+        decoder: nn.Module = self.model.get_decoder()  # type: ignore[no-untyped-call]
+        known = self._condition
+        if known is None or not known.holds(decoder):
+            self._condition = known = Condition(decoder, known)
+        return known.token
 
-        A weight that was written through ``.data``, and a hook that does something else than before, do not show.
-        """
-        modules = list(self._decoder.modules())
-        hooks = (
-            number
-            for module in modules
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-            for number, hook in hooks.items()
-            if not is_idle(hook)
-        )
-        weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
-        versions = sum(weight._version for weight in weights if not weight.is_inference())
-        forwards = (id(vars(module).get("forward")) for module in modules)
-        return hash(tuple(hooks)), hash(tuple(map(id, [*modules, *weights]))), versions, hash(tuple(forwards))
+    def _numbers_now(self) -> tuple[torch.dtype, torch.device | None]:
+        """Type and, where no hook brings weights to another, device of the model's numbers."""
+        embedding: Any = self.model.get_input_embeddings()
+        weight: torch.Tensor = embedding.weight
+        return weight.dtype, None if getattr(self.model, "hf_device_map", None) else weight.device
+
+    def _refuse_other_numbers(self) -> None:
+        """Raises ModelError where the model has others than the engine was made for."""
+        if (now := self._numbers_now()) != self._numbers:
+            was, of = (" on ".join(map(str, filter(None, each))) for each in (self._numbers, now))
+            raise ModelError(f"the model is {of} now, and its engine was made for {was}; make another Engine of it")
 
     def _refuse_hooks_above(self) -> None:
         """Raises ModelError for a hook on what holds the decoder, which never runs."""
@@ -273,7 +281,7 @@ class TreeModel(PlainModel):
         made = None
         if may_have_twins(roots):
             twin = Twin(roots, ATTENTION_NAME)
-            row_wise = {module: stand_in(twin[module].forward) for module, stand_in in self._overrides}
+            row_wise = {module: stand_in(twin[module].forward) for module, stand_in in self._row_wise_overrides()}
             made = _Doubled(twin, self.known_decoder, row_wise)
         self._doubled = made
         return made
@@ -289,12 +297,9 @@ class TreeModel(PlainModel):
         for config in {id(config): config for config in configs if config is not None}.values():
             undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
             config._attn_implementation = ATTENTION_NAME
-        for module, stand_in in self._overrides:
-            if module not in self._row_wise:
-                self._row_wise[module] = stand_in(module.forward)
-        for module, forward in self._row_wise.items():
+        for module, stand_in in self._row_wise_overrides():
             if "forward" not in vars(module):
-                put_forward(module, forward, undo)
+                put_forward(module, stand_in(module.forward), undo)
         for module, forward in ours:
             put_forward(module, forward, undo)
         for module, forward in self._seeing(see).items() if see is not None else ():
@@ -401,14 +406,14 @@ class TreeModel(PlainModel):
         """What waits for the log-probabilities of the pack's wanted pairs, which are read of its scored rows [R, H]."""
         pack, scored = tree.pack, self._brought(scored)
         if self.fuses_head and scored.dtype == self.dtype:
-            found = head.find_wanted(scored, self._head, self._logit_scale, self._softcap, tree.tables)
+            found = head.find_wanted(scored, self._head, self.logit_scale, self.logit_softcap, tree.tables)
             return self.link.download(found, partial(head.reading_of_found, pack.pair_row, pack.pair_id))
         if scored.device.type == "cpu" and scored.dtype in head.NATIVE:
             reading = self.read_logits(scored, pack.pair_row, pack.pair_id)
             return lambda: reading
         rows, ids = tree.tables.of(WantedPairs(), scored.device)
         parts = [
-            head.read_torch(self._logits(scored[begin:end]), self._softcap, rows[lo:hi] - begin, ids[lo:hi])
+            head.read_torch(self._logits(scored[begin:end]), self.logit_softcap, rows[lo:hi] - begin, ids[lo:hi])
             for begin, end, lo, hi in self._logit_chunks(len(scored), pack.pair_row)
         ]
         read = [torch.cat(arrays) for arrays in zip(*parts, strict=True)]
@@ -424,10 +429,10 @@ class TreeModel(PlainModel):
     def choose_rows(self, hidden: torch.Tensor) -> LikeliestIds:
         """The likeliest next token of each row of ``hidden`` [R, H], with the bits of ``choose``."""
         if self.fuses_head and hidden.dtype == self.dtype:
-            return head.choose_hidden(hidden, self._head, self._logit_scale, self._softcap)
+            return head.choose_hidden(hidden, self._head, self.logit_scale, self.logit_softcap)
         chunk = self.limits.logit_rows(self.vocab_size, self.device)
         parts = [
-            head.choose_logits(self._logits(hidden[begin : begin + chunk]), self._softcap)
+            head.choose_logits(self._logits(hidden[begin : begin + chunk]), self.logit_softcap)
             for begin in range(0, hidden.shape[0], chunk)
         ]
         return LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
@@ -436,7 +441,7 @@ class TreeModel(PlainModel):
         self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
     ) -> Reading:
         """What ``pair_id`` [X] at rows ``pair_row`` of ``scored`` [R, H] is worth; no logits exist."""
-        return head.read_hidden(scored, self._head, self._logit_scale, self._softcap, pair_row, pair_id)
+        return head.read_hidden(scored, self._head, self.logit_scale, self.logit_softcap, pair_row, pair_id)
 
     def read_logits(
         self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
@@ -444,7 +449,7 @@ class TreeModel(PlainModel):
         """As ``read_fused``, rows of ``pair_row`` ascending; logits exist for a chunk of rows at a time."""
         parts = [
             head.read_logits(
-                self._logits(scored[begin:end]), self._softcap, pair_row[lo:hi] - np.int32(begin), pair_id[lo:hi]
+                self._logits(scored[begin:end]), self.logit_softcap, pair_row[lo:hi] - np.int32(begin), pair_id[lo:hi]
             )
             for begin, end, lo, hi in self._logit_chunks(len(scored), pair_row)
         ]
@@ -461,8 +466,8 @@ class TreeModel(PlainModel):
     def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of each row of ``hidden`` [R, H] the log-probability of every token id, float32 [R, V] in nats."""
         logits = self._logits(hidden).float()
-        if self._softcap:
-            logits = self._softcap * torch.tanh(logits / self._softcap)
+        if self.logit_softcap:
+            logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
         return logits.log_softmax(dim=-1)
 
     def choose(self, hidden: torch.Tensor, tree: TreeForward) -> tuple[torch.Tensor, Callable[[], LikeliestIds]]:
@@ -472,14 +477,14 @@ class TreeModel(PlainModel):
         """
         hidden = self._brought(hidden)
         if self.fuses_head and hidden.dtype == self.dtype:
-            chosen = head.find_likeliest(hidden, self._head, self._logit_scale, self._softcap, tree.tables)
+            chosen = head.find_likeliest(hidden, self._head, self.logit_scale, self.logit_softcap, tree.tables)
             return chosen[0], self.link.download(chosen, head.likeliest_ids)
         if hidden.device.type == "cpu" and hidden.dtype in head.NATIVE:
             choice = self.choose_rows(hidden)
             return torch.from_numpy(choice.token), lambda: choice
         chunk = self.limits.logit_rows(self.vocab_size, self.device)
         logits = (self._logits(hidden[begin : begin + chunk]) for begin in range(0, hidden.shape[0], chunk))
-        ids, logprob = map(torch.cat, zip(*(head.choose_torch(some, self._softcap) for some in logits), strict=True))
+        ids, logprob = map(torch.cat, zip(*(head.choose_torch(some, self.logit_softcap) for some in logits), strict=True))
         return ids, self.link.download([ids, logprob], head.likeliest_ids)
 
     def draw(
@@ -512,12 +517,12 @@ class TreeModel(PlainModel):
         num_rows = hidden.shape[0]
         padding = hidden.new_zeros(padded_rows(num_rows, hidden.device) - num_rows, hidden.shape[1])
         logits = self.multiply_head(torch.cat([hidden, padding]))[:num_rows]
-        return logits if self._logit_scale == 1.0 else logits * self._logit_scale
+        return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 
     def _row_wise_overrides(self) -> list[tuple[nn.Module, Callable[[Forward], Forward]]]:
-        """Modules whose forward is replaced on a CPU, and what makes a row-wise forward of theirs."""
+        """Modules whose forward is replaced on a CPU, and what makes a row-wise forward of theirs; none elsewhere."""
         overrides: list[tuple[nn.Module, Callable[[Forward], Forward]]] = []
-        for module in self.model.modules():
+        for module in self.model.modules() if self.device.type == "cpu" else ():
             if hasattr(module, "inv_freq") or type(module).__name__.endswith("RotaryEmbedding"):
                 overrides.append((module, partial(rowwise.RotaryTable, limit=self.max_positions)))
             elif (forward := rowwise.activation(module)) is not None and self.dtype in (torch.float32, torch.bfloat16):

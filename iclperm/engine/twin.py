@@ -42,7 +42,7 @@ class Twin:
         self._attention = attention
         self._placed: Mapping[nn.Module, Forward] = {}
         watched = [part for module in self._modules for part in (vars(module), module._modules, module._buffers)]
-        self._live = [part.values() for part in [*watched, *map(vars, _configs(self._modules))]]
+        self._live = [part.values() for part in [*watched, *map(vars, configs_of(self._modules))]]
         self._values = list(chain.from_iterable(self._live))
         self._live_names = [module._parameters.keys() for module in self._modules]
         self._names = list(chain.from_iterable(self._live_names))
@@ -150,7 +150,7 @@ def borrowed(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
-def _configs(modules: Sequence[nn.Module]) -> list[PreTrainedConfig]:
+def configs_of(modules: Sequence[nn.Module]) -> list[PreTrainedConfig]:
     """The configurations of modules, and those that are parts of them."""
     found: dict[int, PreTrainedConfig] = {}
     waiting = [value for module in modules for value in vars(module).values() if isinstance(value, PreTrainedConfig)]
