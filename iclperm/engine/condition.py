@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from operator import attrgetter, is_
-from typing import Any
+from operator import attrgetter, is_, itemgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 # Of what every module has beside its parts and these hooks, nothing matters to a forward pass in evaluation mode.
 _OF_ANY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
 _GLOBAL_HOOKS = (nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks)
+_Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 _version = attrgetter("_version")
 
 
@@ -41,13 +42,24 @@ class Condition:
         self._root = root
         self._modules = all_modules([root])
         self._kinds = list(map(type, self._modules))
-        self._live = [hooks.values() for hooks in _GLOBAL_HOOKS]
-        self._live += chain.from_iterable(_watched(each) for each in [*self._modules, *configs_of(self._modules)])
-        self._values = list(chain.from_iterable(self._live))
-        registered = [each for module in self._modules for each in (*module._parameters.values(), *module._buffers.values())]
+        self._attributes = list(map(vars, self._modules))
+        self._own = list(map(_own_values, self._attributes))
+        self._containers: list[_Container] = [*_GLOBAL_HOOKS]
+        for one in [*self._modules, *configs_of(self._modules)]:
+            self._containers += _watched(one)
+        self._live: list[Iterable[Any]] = []  # of those that hold anything
+        for each in filter(None, self._containers):
+            self._live += [each.keys(), each.values()] if isinstance(each, dict) else [each]
+        self._sizes, self._values = self._now()
+        registered = [
+            each for module in self._modules for each in (*module._parameters.values(), *module._buffers.values())
+        ]
         self._registered = _Written([each for each in registered if each is not None])
-        self._loose = [value for module in self._modules for value in vars(module).values() if isinstance(value, torch.Tensor)]
+        self._loose = [
+            value for module in self._modules for value in vars(module).values() if isinstance(value, torch.Tensor)
+        ]
         self._set = _Written(self._loose)
+        self._hooks = {number for module in self._modules for name in _HOOKS for number in vars(module)[name]}
         self._said = list(self._described())
         self.token: object = before.token if before is not None and self._is_of(before) else object()
 
@@ -55,12 +67,28 @@ class Condition:
         """Whether ``root`` is the module that this was made of, and everything is as it was."""
         if root is not self._root or self._registered.is_changed() or self._set.is_changed():
             return False
-        values = list(chain.from_iterable(self._live))
+        try:
+            sizes, values = self._now()
+        except KeyError:  # an attribute is gone
+            return False
         return (
-            len(values) == len(self._values)
+            sizes == self._sizes
+            and len(values) == len(self._values)
             and all(map(is_, values, self._values))
-            and all(map(is_, map(type, self._modules), self._kinds))
+            and list(map(type, self._modules)) == self._kinds
         )
+
+    def _now(self) -> tuple[list[int], list[Any]]:
+        """How much everything holds, and all that it does."""
+        sizes = [*map(len, self._containers), *map(len, self._attributes)]
+        own = chain.from_iterable(
+            [get(attributes) for get, attributes in zip(self._own, self._attributes, strict=True)]
+        )
+        return sizes, [*own, *chain.from_iterable(self._live)]
+
+    def knows(self, ran: Mapping[int, object]) -> bool:
+        """Whether hooks that ran, by their number, were all there when this was made."""
+        return all(number in self._hooks or is_idle(hook) for number, hook in ran.items())
 
     def _is_of(self, before: Condition) -> bool:
         return (
@@ -86,8 +114,11 @@ class Condition:
                     yield from item
             for name in _HOOKS:
                 yield name
-                yield from (hook for hook in list(vars(module)[name].values()) if not is_idle(hook))
-            yield from _values_of({name: value for name, value in list(vars(module).items()) if name not in _OF_ANY_MODULE})
+                for item in list(vars(module)[name].items()):  # with its number, which no other hook has had
+                    yield from () if is_idle(item[1]) else item
+            yield from _values_of(
+                {name: value for name, value in list(vars(module).items()) if name not in _OF_ANY_MODULE}
+            )
         for config in configs_of(self._modules):
             yield from _values_of(dict(vars(config)))
 
@@ -113,31 +144,28 @@ class _Written:
         )
 
 
-def _watched(one: Any) -> Iterator[Iterable[Any]]:
-    """Live views of a module's or configuration's attributes, and of what containers among them hold."""
-    own = vars(one)
-    yield own.values()
-    parts = (*_PARTS, *_HOOKS) if isinstance(one, nn.Module) else ()
-    for name in parts:
-        yield own[name].values()
-        yield own[name].keys()
-    for name, value in list(own.items()):
-        if not (parts and name in _OF_ANY_MODULE):
-            yield from _containers(value, _DEPTH)
+def _own_values(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """What gets those of a module's attributes that matter, two at least."""
+    return itemgetter(*_PARTS, *_HOOKS, *(name for name in attributes if name not in _OF_ANY_MODULE))
 
 
-def _containers(value: Any, depth: int) -> Iterator[Iterable[Any]]:
-    if isinstance(value, dict):
-        yield value.keys()
-        yield value.values()
-        inner = list(value.values())
-    elif isinstance(value, list | set):
-        yield value
-        inner = list(value)
+def _watched(one: Any) -> Iterator[_Container]:
+    """Containers that a module or configuration holds, and those that these hold."""
+    attributes = vars(one)
+    if isinstance(one, nn.Module):
+        yield from (attributes[name] for name in (*_PARTS, *_HOOKS))
+        attributes = {name: value for name, value in list(attributes.items()) if name not in _OF_ANY_MODULE}
     else:
-        inner = list(value) if isinstance(value, tuple) else []
-    for each in inner if depth else ():
-        if isinstance(each, dict | list | set | tuple):
+        yield attributes
+    for value in list(attributes.values()):
+        yield from _containers(value, _DEPTH)
+
+
+def _containers(value: Any, depth: int) -> Iterator[_Container]:
+    if isinstance(value, dict | list | set):
+        yield value
+    if depth and isinstance(value, dict | list | set | tuple):
+        for each in list(value.values() if isinstance(value, dict) else value):
             yield from _containers(each, depth - 1)
 
 

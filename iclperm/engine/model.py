@@ -98,6 +98,7 @@ class TreeModel(PlainModel):
         self._doubled: _Doubled | None = None  # of the last call
         self._running: Callable[[nn.Module], Any] = lambda module: module  # while attached, what runs in its place
         self._condition: Condition | None = None  # when it was last asked for
+        self._ran: dict[int, Forward] | None = None  # while the twin is attached, hooks that ran in its last pass
         self._numbers = self._numbers_now()
         self._num_layers = facts.num_layers
         self.link = DeviceLink(self.devices)
@@ -223,6 +224,8 @@ class TreeModel(PlainModel):
                 decoder = self._fused(doubled) if fused and self._may_fuse else None
                 undo.callback(setattr, self, "_is_fused", self._is_fused)
                 undo.callback(setattr, self, "_running", self._running)
+                undo.callback(setattr, self, "_ran", self._ran)
+                self._ran = None if doubled is None else doubled.twin.ran
                 self._is_fused = decoder is not None
                 if doubled is None:
                     self._running = lambda module: module
@@ -248,6 +251,17 @@ class TreeModel(PlainModel):
         if known is None or not known.holds(decoder):
             self._condition = known = Condition(decoder, known)
         return known.token
+
+    def runs_as(self, condition: object) -> bool:
+        """While attached: whether the model that runs is known to be that of ``condition``. Of one that has no twin,
+        and forwards of ours meanwhile, it is not."""
+        return self._ran is not None and self.condition is condition
+
+    def ran_as(self, condition: object) -> bool:
+        """While attached: whether the pass that has run did as ``condition`` says all along, without a hook that was
+        there for a moment alone. A model that has no twin must not be changed meanwhile."""
+        known = self._condition
+        return self._ran is None or (known is not None and known.knows(self._ran) and self.condition is condition)
 
     def _numbers_now(self) -> tuple[torch.dtype, torch.device | None]:
         """Type and, where no hook brings weights to another, device of the model's numbers."""
@@ -337,6 +351,8 @@ class TreeModel(PlainModel):
     def run(self, tree: TreeForward) -> torch.Tensor:
         """As ``forward``, of a pack that ``start`` or ``stage`` has made ready."""
         ids, positions = tree.tables.of(Inputs(), self.device)
+        if self._ran is not None:
+            self._ran.clear()
         hidden: torch.Tensor = self._decoder(
             input_ids=ids, position_ids=positions, use_cache=False, tree=tree
         ).last_hidden_state[0]
@@ -484,7 +500,9 @@ class TreeModel(PlainModel):
             return torch.from_numpy(choice.token), lambda: choice
         chunk = self.limits.logit_rows(self.vocab_size, self.device)
         logits = (self._logits(hidden[begin : begin + chunk]) for begin in range(0, hidden.shape[0], chunk))
-        ids, logprob = map(torch.cat, zip(*(head.choose_torch(some, self.logit_softcap) for some in logits), strict=True))
+        ids, logprob = map(
+            torch.cat, zip(*(head.choose_torch(some, self.logit_softcap) for some in logits), strict=True)
+        )
         return ids, self.link.download([ids, logprob], head.likeliest_ids)
 
     def draw(
