@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any, TypeAlias
@@ -21,14 +21,14 @@ _DEPTH = 3  # of containers in containers
 _PARTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 # Of what every module has beside its parts and these hooks, nothing matters to a forward pass in evaluation mode.
-_OF_ANY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
+_OF_ANY_MODULE = frozenset(vars(nn.Module()))
 _GLOBAL_HOOKS = (nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks)
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 _version = attrgetter("_version")
 
 
 class Condition:
-    """What every module at and beneath ``root`` is now, and the hooks that run with any module.
+    """What every module at and beneath ``roots`` is now, and the hooks that run with any module.
 
     ``holds`` as long as modules, their classes, forwards, hooks and attributes, what lists, dictionaries and sets among
     these hold, configurations, weights and buffers are the same objects, and no tensor was written. ``token`` is that
@@ -38,9 +38,9 @@ class Condition:
     CPU, so those that change a tensor as a whole do. Cost: below 2 us a module to ask, some 20 us to make.
     """
 
-    def __init__(self, root: nn.Module, before: Condition | None = None) -> None:
-        self._root = root
-        self._modules = all_modules([root])
+    def __init__(self, roots: Sequence[nn.Module], before: Condition | None = None) -> None:
+        self._roots = list(roots)
+        self._modules = all_modules(roots)
         self._kinds = list(map(type, self._modules))
         self._attributes = list(map(vars, self._modules))
         self._own = list(map(_own_values, self._attributes))
@@ -63,9 +63,13 @@ class Condition:
         self._said = list(self._described())
         self.token: object = before.token if before is not None and self._is_of(before) else object()
 
-    def holds(self, root: nn.Module) -> bool:
-        """Whether ``root`` is the module that this was made of, and everything is as it was."""
-        if root is not self._root or self._registered.is_changed() or self._set.is_changed():
+    def holds(self, roots: Sequence[nn.Module]) -> bool:
+        """Whether this was made of ``roots``, and everything is as it was."""
+        if (
+            list(map(id, roots)) != list(map(id, self._roots))
+            or self._registered.is_changed()
+            or self._set.is_changed()
+        ):
             return False
         try:
             sizes, values = self._now()
@@ -92,7 +96,7 @@ class Condition:
 
     def _is_of(self, before: Condition) -> bool:
         return (
-            self._root is before._root
+            list(map(id, self._roots)) == list(map(id, before._roots))
             and self._kinds == before._kinds
             and self._registered.numbers == before._registered.numbers
             and len(self._said) == len(before._said)
@@ -108,7 +112,6 @@ class Condition:
             yield from list(hooks.values())
         for module in self._modules:
             yield module
-            yield vars(module).get("forward")
             for name in _PARTS:
                 for item in list(vars(module)[name].items()):
                     yield from item

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from iclperm.engine.architecture import logit_scale, logit_softcap, refuse_architecture
 from iclperm.engine.attention_function import ATTENTION_NAME
 from iclperm.engine.condition import Condition
 from iclperm.engine.device import fixed_precision
@@ -36,8 +37,6 @@ from iclperm.engine.tree import IntArray
 from iclperm.engine.twin import Forward, Twin, borrowed, lock_of, may_have_twins
 from iclperm.errors import PLAINLY, ModelError
 
-_SERVED_LAYERS = {"full_attention", "sliding_attention"}
-
 
 @dataclass(frozen=True)
 class _Doubled:
@@ -45,7 +44,9 @@ class _Doubled:
     in transformers' layers, in ours, or in one of these alone."""
 
     twin: Twin
+    of: Condition  # when it was last looked at
     known: FusedDecoder | None
+    is_fused: bool  # whether nobody sits in what is known
     row_wise: Mapping[nn.Module, Forward]
     ways: dict[tuple[bool, int | None], Mapping[nn.Module, Forward]] = field(default_factory=dict)
 
@@ -93,7 +94,7 @@ class TreeModel(PlainModel):
         if attention == "auto" or layers == "auto":
             for device in self.devices:
                 say_what_runs_instead(device, self.dtype, facts.head_size if attention == "auto" else 0)
-        _refuse_architecture(model, self.config)
+        refuse_architecture(model, self.config)
         self.max_positions = facts.max_tokens
         self._doubled: _Doubled | None = None  # of the last call
         self._running: Callable[[nn.Module], Any] = lambda module: module  # while attached, what runs in its place
@@ -159,12 +160,12 @@ class TreeModel(PlainModel):
     @property
     def logit_scale(self) -> float:
         """What the head's outputs are multiplied by to be logits."""
-        return _logit_scale(self.config)
+        return logit_scale(self.config)
 
     @property
     def logit_softcap(self) -> float:
         """What logits are soft-capped by, 0 for nothing."""
-        return float(getattr(self.config, "final_logit_softcapping", None) or 0.0)
+        return logit_softcap(self.config)
 
     @property
     def head_is_onednn(self) -> bool:
@@ -193,7 +194,9 @@ class TreeModel(PlainModel):
         return self._fused(self._double()) if self._may_fuse else None
 
     def _fused(self, doubled: _Doubled | None) -> FusedDecoder | None:
-        known = self.known_decoder if doubled is None else doubled.known
+        if doubled is not None:
+            return doubled.known if doubled.is_fused else None
+        known = self.known_decoder
         return known if known is not None and known.is_untouched(self.dtype, self.devices) else None
 
     @contextmanager
@@ -203,22 +206,20 @@ class TreeModel(PlainModel):
         fused: bool = True,
         layer: int | None = None,
         see: Callable[[int, torch.Tensor], None] | None = None,
-    ) -> Iterator[None]:
+    ) -> Iterator[object]:
         """Within: attention through the tree, in our layers if ``fused`` and they may run, or in ``layer`` alone.
 
-        ``see`` is given each layer's number and what comes into it, of the scored rows [R, H]. The model's twin runs,
-        and the model is as it was throughout. Where it has none, the model itself runs, and is as it was after. One
-        thread at a time.
+        Gives the ``condition`` of what runs. ``see`` is given each layer's number and what comes into it, of the scored
+        rows [R, H]. The model's twin runs, and the model is as it was throughout. Where it has none, the model itself
+        runs, and is as it was after. One thread at a time.
         """
         self._refuse_other_numbers()
         self._refuse_hooks_above()
         try:
             with ExitStack() as undo:
-                if self._double() is None:  # the model's lock before ours, as engines may call each other
-                    undo.enter_context(lock_of(self.model))
-                undo.enter_context(self.lock)
+                doubled = self._locked(undo)
+                condition = self._known().token if doubled is None else doubled.of.token
                 undo.enter_context(fixed_precision())
-                doubled = self._double()
                 if doubled is None:
                     undo.enter_context(borrowed(self.model))
                 decoder = self._fused(doubled) if fused and self._may_fuse else None
@@ -237,7 +238,7 @@ class TreeModel(PlainModel):
                     if see is not None:
                         doubled.twin.place({**placed, **self._seeing(see)})
                 with torch.inference_mode():
-                    yield
+                    yield condition
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt, which may have come between any two steps
                 self._doubled = None
@@ -245,12 +246,18 @@ class TreeModel(PlainModel):
 
     @property
     def condition(self) -> object:
-        """Another object where anything of the decoder is another now that matters to what it computes: `Condition`."""
-        decoder: nn.Module = self.model.get_decoder()  # type: ignore[no-untyped-call]
-        known = self._condition
-        if known is None or not known.holds(decoder):
-            self._condition = known = Condition(decoder, known)
-        return known.token
+        """Another object where anything of decoder and head is another now that matters to what they compute:
+        `Condition`."""
+        return self._known().token
+
+    def _known(self) -> Condition:
+        roots, known = self._roots(), self._condition
+        if known is None or not known.holds(roots):
+            self._condition = known = Condition(roots, known)
+        return known
+
+    def _roots(self) -> list[nn.Module]:
+        return [self.model.get_decoder(), self._head]  # type: ignore[no-untyped-call]
 
     def runs_as(self, condition: object) -> bool:
         """While attached: whether the model that runs is known to be that of ``condition``. Of one that has no twin,
@@ -287,17 +294,35 @@ class TreeModel(PlainModel):
                     f"put it on the decoder or what is beneath it (model.get_decoder()), or {PLAINLY}"
                 )
 
+    def _locked(self, undo: ExitStack) -> _Doubled | None:
+        """As ``_double``, under the engine's lock until ``undo``; of a model that has no twin first under the model's,
+        as engines may call each other."""
+        runs_itself = self._doubled is None and self._double() is None
+        while True:
+            with ExitStack() as locks:
+                if runs_itself:
+                    locks.enter_context(lock_of(self.model))
+                locks.enter_context(self.lock)
+                if (doubled := self._double()) is not None or runs_itself:
+                    undo.push(locks.pop_all())
+                    return doubled
+            runs_itself = True
+
     def _double(self) -> _Doubled | None:
         """The twin of the model as it is now, with what it runs; None if it has none."""
-        roots = [self.model.get_decoder(), self._head]  # type: ignore[no-untyped-call]
-        if (known := self._doubled) is not None and known.twin.is_current(roots):
+        now, known = self._known(), self._doubled
+        if known is not None and known.of is now:
             return known
-        made = None
+        roots, made = self._roots(), None
         if may_have_twins(roots):
-            twin = Twin(roots, ATTENTION_NAME)
-            row_wise = {module: stand_in(twin[module].forward) for module, stand_in in self._row_wise_overrides()}
-            made = _Doubled(twin, self.known_decoder, row_wise)
-        self._doubled = made
+            if known is not None and known.twin.is_current(roots):
+                decoder, row_wise, ways, twin = known.known, known.row_wise, known.ways, known.twin
+            else:
+                decoder, twin, ways = self.known_decoder, Twin(roots, ATTENTION_NAME), {}
+                row_wise = {module: stand_in(twin[module].forward) for module, stand_in in self._row_wise_overrides()}
+            is_fused = decoder is not None and decoder.is_untouched(self.dtype, self.devices)
+            made = _Doubled(twin, now, decoder, is_fused, row_wise, ways)
+        self._doubled = made if self._known() is now else None  # changed as it was made: for this once
         return made
 
     def _put_in(
@@ -562,31 +587,3 @@ class _Seen:
 
 def _instead(forward: Forward, _: Forward) -> Forward:
     return forward
-
-
-def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:
-    name = f"{type(model).__name__} ({config.model_type!r})"
-
-    def refuse(feature: str) -> None:
-        raise ModelError(f"{name} has {feature}, which the prefix tree cannot serve exactly; {PLAINLY}")
-
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name} has an encoder; give a decoder-only model")
-    if not getattr(model, "_supports_attention_backend", False):
-        refuse("attention that transformers' AttentionInterface does not reach")
-    other = sorted(set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYERS)
-    if other:
-        refuse(f"layers of type {other[0]!r}")
-    if both := getattr(config, "use_bidirectional_attention", None):
-        if both != "vision":  # the text of Gemma's multimodal models is causal
-            raise ModelError(f"{name} has bidirectional attention; give a decoder-only model")
-        refuse("bidirectional attention")
-
-
-def _logit_scale(config: Any) -> float:
-    """Constant factor between the head's output and the logits (Cohere multiplies, Granite divides)."""
-    if (scale := getattr(config, "logit_scale", None)) is not None:
-        return float(scale)
-    if (scaling := getattr(config, "logits_scaling", None)) is not None:
-        return 1.0 / float(scaling)
-    return 1.0

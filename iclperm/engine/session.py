@@ -514,10 +514,10 @@ class Session:
         num_again = 0  # times that the model was found changed since a request was done
         try:
             while number < len(wanted):
-                num_again += self._renew() if num_again < _MOST_AGAIN else 0
-                if is_counted and report.progress is not None and not report.tokens_expected:
-                    report.tokens_expected = self._num_missing(wanted)
-                with self._model.attached(see=None if seen is None else seen.__setitem__):
+                with self._model.attached(see=None if seen is None else seen.__setitem__) as condition:
+                    num_again += self._renew(condition) if num_again < _MOST_AGAIN else 0
+                    if is_counted and report.progress is not None and not report.tokens_expected:
+                        report.tokens_expected = self._num_missing(wanted)
                     is_current = True
                     while is_current and number < len(wanted):
                         if num_again == _MOST_AGAIN:
@@ -541,9 +541,9 @@ class Session:
                 self._give_up()
             raise
 
-    def _renew(self) -> bool:
+    def _renew(self, condition: object) -> bool:
         """Give up what was computed of a model that is another now; whether it is."""
-        if (condition := self._model.condition) is self._condition:
+        if condition is self._condition:
             return False
         self._give_up()
         self._condition = condition
