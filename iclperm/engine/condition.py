@@ -20,8 +20,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _DEPTH = 3  # of containers in containers
 _PARTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-# Of what every module has beside its parts and these hooks, nothing matters to a forward pass in evaluation mode.
-_OF_ANY_MODULE = frozenset(vars(nn.Module()))
+# Of what any module has beside its parts and these hooks, nothing matters to a forward pass in evaluation mode.
+_OF_ANY_MODULE = frozenset(vars(nn.Module())) | {"_output_capturing_hooks_installed"}
 _GLOBAL_HOOKS = (nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks)
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 _version = attrgetter("_version")
