@@ -267,14 +267,16 @@ def test_between_units_the_model_is_free(llama: PreTrainedModel) -> None:
         assert not torch.is_inference_mode_enabled()
 
 
-def test_the_self_check_runs_once_and_refuses_a_model_that_disagrees(llama: PreTrainedModel) -> None:
+def test_the_self_check_runs_once_and_refuses_a_model_that_disagrees(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Engine(llama)
     engine.loglikelihood([([1], [2])])
     assert engine.report.seconds["self_check"] > 0
     engine.loglikelihood([([1], [2])])
     assert "self_check" not in engine.report.seconds
     wrong = Engine(llama)
-    wrong._model._softcap = 0.5
+    monkeypatch.setattr(model_module.TreeModel, "logit_softcap", 0.5)
     for _ in range(2):
         with pytest.raises(SelfCheckError, match=r"'llama': the tree gives .* where plain scoring gives"):
             wrong.loglikelihood([([1], [2])])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -397,6 +399,157 @@ def test_sessions_are_for_the_tree() -> None:
     with pytest.raises(RequestError, match="a session needs the prefix tree"):
         Engine(ZOO["llama"].build(), plain=True).session()
     assert isinstance(Engine(ZOO["llama"].build()).session(), Session)
+
+
+def test_what_a_pack_computed_stays_when_progress_ends_the_call_after_it(engine: Engine) -> None:
+    expected = engine.score(CONTEXTS[:1], QUERIES[:1], LABELS)
+
+    def stop(*_: int) -> None:
+        raise KeyError("stop")
+
+    for pack, resident in ((4096, None), (8, 8)):
+        with engine.session() as session:
+            session._pack_tokens = pack
+            node = session.extend(None, CONTEXTS[0])
+            with pytest.raises(KeyError):
+                session.score([node], QUERIES[:1], LABELS, progress=stop)
+            assert session.num_resident == engine.report.tokens_forwarded > 0
+            assert resident in (None, session.num_resident)
+            assert np.array_equal(session.score([node], QUERIES[:1], LABELS), expected)
+            assert session.totals.tokens_forwarded == session.num_resident, "nothing was forwarded twice"
+
+
+def test_what_a_held_node_needs_stays_when_another_is_released(engine: Engine) -> None:
+    with engine.session() as session:
+        base = session.extend(None, CONTEXTS[0])
+        session.next_token([base])
+        candidate = session.extend(base, [9, 9, 9])
+        session.score([candidate], QUERIES[:1], LABELS)
+        session.release(candidate)
+        assert session.num_resident == len(base)
+        session.next_token([base])
+        assert engine.report.tokens_forwarded == 0
+        # Two that begin alike, and the beginning is no node; what is not held any more needs nothing.
+        other = session.extend(None, [*CONTEXTS[0][:20], 7, 7])
+        session.release(base)
+        assert session.num_resident == 20
+        session.next_token([other])
+        assert engine.report.tokens_forwarded == 2
+        del other
+        session.release(session.extend(base, [9]))
+        assert session.num_resident == 22, "which was released, and asked for again"
+        session.release(base)
+        assert session.num_resident == 22, "what was asked goes on beneath the other beginning"
+        session.release(session.extend(None, CONTEXTS[0][:20]))
+        assert session.num_resident == 0
+
+
+@pytest.mark.parametrize("name", ["score", "next_token", "extend", "release", "forget"])
+def test_a_call_within_a_call_is_refused(engine: Engine, name: str) -> None:
+    with engine.session(memory_budget=slots(engine, 60)) as session:
+        node, other = session.extend(None, CONTEXTS[0]), session.extend(None, CONTEXTS[2])
+        calls = {
+            "score": lambda: session.score([other], QUERIES, LABELS),
+            "next_token": lambda: session.next_token([other]),
+            "extend": lambda: session.extend(other, [3]),
+            "release": lambda: session.release(other),
+            "forget": session.forget,
+        }
+        told: list[str] = []
+
+        def within(*_: int) -> None:
+            with pytest.raises(RequestError) as refused:
+                calls[name]()
+            told.append(str(refused.value))
+
+        found = session.score([node], QUERIES, LABELS, progress=within)
+        assert np.array_equal(found, engine.score(CONTEXTS[:1], QUERIES, LABELS))
+        assert told[0].startswith("another call of this session runs now")
+        assert "a lock, or open a session for each" in told[0]
+        assert "\n" not in told[0]
+        calls[name]()
+
+
+def test_threads_on_one_session_are_refused_or_right(engine: Engine) -> None:
+    contexts = [ids(seed, 30) for seed in range(30)]
+    expected = engine.score(contexts, QUERIES[:1], LABELS)
+    with engine.session(memory_budget=slots(engine, 100)) as session:
+        inside, may_end = threading.Event(), threading.Event()
+
+        def wait(*_: int) -> None:
+            inside.set()
+            assert may_end.wait(60)
+
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(session.score, [session.extend(None, contexts[0])], QUERIES[:1], LABELS, progress=wait)
+            assert inside.wait(60)
+            for verb in (lambda: session.extend(None, [3]), lambda: session.score([], QUERIES, LABELS)):
+                with pytest.raises(RequestError, match="another call of this session runs now"):
+                    verb()
+            may_end.set()
+            assert np.array_equal(held.result(60), expected[:1])
+
+        def ask(number: int) -> Any:
+            try:
+                return session.score([session.extend(None, contexts[number])], QUERIES[:1], LABELS)
+            except RequestError as refused:
+                return str(refused)
+
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(ask, range(len(contexts))))
+        for answer, right in zip(found, expected, strict=True):
+            if isinstance(answer, str):
+                assert answer.startswith("another call")
+            else:
+                assert np.array_equal(answer[0], right)
+        again = np.concatenate([ask(number) for number in range(len(contexts))])
+        assert np.array_equal(again, expected)
+
+
+def test_an_interrupt_leaves_a_session_free(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with engine.session() as session:
+        node = session.extend(None, CONTEXTS[0])
+        monkeypatch.setattr(TreeModel, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.next_token([node])
+        monkeypatch.undo()
+        session.next_token([node])
+
+
+def test_a_session_that_is_closed_within_a_call_says_so(engine: Engine) -> None:
+    session = engine.session()
+    node = session.extend(None, CONTEXTS[0])
+    with pytest.raises(RequestError, match="the session, or its engine, is closed; open another"):
+        session.score([node], QUERIES, LABELS, progress=lambda *_: session.close())
+
+
+def test_text_and_ids_are_not_mixed_up(bundled: Engine) -> None:
+    with bundled.session() as session:
+        text, tokens = session.extend(None, TEXTS[0]), session.extend(None, [5, 6, 7])
+        for node, query in ((text, " q"), (tokens, [8])):
+            for wrong in ([" World", [5, 6]], [[5, 6], " World"], [" World", 5], [" World", None], [" World", b"x"]):
+                with pytest.raises(RequestError, match=r"^continuations mix text and token ids; give all as one"):
+                    session.score([node], [query], wrong)
+            for wrong in (5, None, b"x", {3, 1}):
+                with pytest.raises(RequestError) as told:
+                    session.loglikelihood([(node, wrong)])
+                assert "\n" not in str(told.value)
+        for wrong in ([5], [None], [b"x"], [[[5, 6]], 3], [5, " World"]):
+            with pytest.raises(RequestError):
+                session.score([tokens], [[8]], wrong)
+            with pytest.raises(RequestError):
+                bundled.score([[5, 6, 7]], [[8]], wrong)
+        for unordered in ({3, 1}, frozenset([3])):
+            with pytest.raises(RequestError, match=r"a list of token ids is needed, and .* has no order; give a list"):
+                session.extend(None, unordered)
+
+
+def test_a_budget_that_is_over_all_memory_is_refused(engine: Engine) -> None:
+    with pytest.raises(RequestError, match=r"^memory_budget is '500TiB', and cpu has .* GiB; give less, or a share$"):
+        engine.session(memory_budget="500TiB")
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.booleans()), max_size=30))

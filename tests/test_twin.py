@@ -118,7 +118,7 @@ def test_the_twin_is_kept_and_made_anew_when_the_model_changes() -> None:
 
     def twin() -> Any:
         engine.loglikelihood(requests[:1])
-        return engine._model._doubled  # type: ignore[attr-defined]
+        return engine._model._doubled.twin  # type: ignore[attr-defined]
 
     first = twin()
     assert twin() is first
@@ -231,7 +231,8 @@ def test_adapters_and_their_switches_are_seen() -> None:
     without = engine.loglikelihood(requests).logprob
     attention, adapted = model.model.layers[1].self_attn, LowRank(model.model.layers[1].self_attn.q_proj)
     attention.q_proj = adapted
-    model.lm_head = LowRank(model.lm_head)  # which the engine has looked up before
+    model.lm_head = LowRank(model.lm_head)
+    assert_agrees(engine.loglikelihood(requests), model, requests)
     model.lm_head.disable_adapters = True
     assert_agrees(engine.loglikelihood(requests), model, requests)
     assert engine.layers == "transformers"

@@ -31,7 +31,7 @@ from iclperm.engine.footprint import Footprint, Sizes, most_pack
 from iclperm.engine.given import given_contexts, listed
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
-from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate
+from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate, session_budget
 from iclperm.engine.model import TreeModel
 from iclperm.engine.numerics import numerics_of
 from iclperm.engine.pack_rows import PackRows, checking, rows_now
@@ -296,13 +296,13 @@ class Engine:
         """A session, whose keys and values stay from call to call: see `Session`.
 
         ``memory_budget`` (bytes, or a share of what is free) is what they take at most, by default half of what is free
-        now. Raises RequestError where the engine runs prompt by prompt, or on several devices.
+        now. Raises RequestError where the engine runs prompt by prompt or on several devices, or has not so much.
         """
         if not isinstance(self._model, TreeModel) or len(self._model.devices) > 1:
             raise RequestError(
                 "a session needs the prefix tree on one device; leave out plain=True and device='balanced'"
             )
-        room = resolve_budget("50%" if memory_budget is None else memory_budget, self._model.device)
+        room = session_budget(memory_budget, self._model.device)
         with self._call() as report:
             self._first_use(report)
         session = Session(

@@ -1,4 +1,4 @@
-"""What a caller gives where a list is needed: any iterable is one, a single text is not."""
+"""What a caller gives where a list is needed: any iterable in an order is one, a single text is not."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ def listed(given: Iterable[Any], what: str) -> Sequence[Any]:
     """The ``what`` that were given, all there; raises RequestError for one text and for what is no list of anything."""
     if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes):
         return given  # type: ignore[return-value]
+    if isinstance(given, set | frozenset):
+        raise RequestError(f"a list of {what} is needed, and {shortly(given)} has no order; give a list")
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
         raise RequestError(f"a list of {what} is needed, not {shortly(given)}; put it in brackets")
     return list(given)

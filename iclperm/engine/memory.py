@@ -12,7 +12,7 @@ import torch
 from iclperm.engine.plan import Plan
 from iclperm.engine.shapes import padded_rows
 from iclperm.errors import OutOfMemory, RequestError
-from iclperm.study.sizes import Budget, parse_budget
+from iclperm.study.sizes import Budget, bytes_in_words, parse_budget
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 _SHARE_OF_DEVICE = 0.85
@@ -28,6 +28,28 @@ def resolve_budget(given: Budget, device: torch.device, held: int = 0, control_g
     except ValueError as error:
         raise RequestError(f"memory_budget is {given!r}; {error}") from None
     return budget if isinstance(budget, int) else int(budget * (free_bytes(device, control_group) + held))
+
+
+def session_budget(given: Budget | None, device: torch.device, control_group: Path = CONTROL_GROUP) -> int:
+    """What the keys and values of a session may take, in bytes: by default half of what is free.
+
+    Raises RequestError for what is no budget, and for more than there is.
+    """
+    budget = resolve_budget("50%" if given is None else given, device, control_group=control_group)
+    if budget > (most := all_bytes(device, control_group)):
+        raise RequestError(
+            f"memory_budget is {given!r}, and {device} has {bytes_in_words(most)}; give less, or a share"
+        )
+    return budget
+
+
+def all_bytes(device: torch.device, control_group: Path = CONTROL_GROUP) -> int:
+    """All the memory of a device, in use or not; of the host, what this process's control group may have."""
+    if device.type == "cuda":
+        return device_bytes([device])
+    most, host = control_group / "memory.max", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = most.read_text().strip() if most.exists() else "max"
+    return host if limit == "max" else min(host, int(limit))
 
 
 def free_bytes(device: torch.device, control_group: Path = CONTROL_GROUP) -> int:

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from iclperm.engine.architecture import logit_scale, logit_softcap, refuse_architecture
 from iclperm.engine.attention_function import ATTENTION_NAME
+from iclperm.engine.condition import Condition
 from iclperm.engine.device import fixed_precision, refuse_unknown_isa
 from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.kernels import head, rowwise
@@ -35,8 +37,6 @@ from iclperm.engine.tree import IntArray
 from iclperm.engine.twin import Forward, Twin, borrowed, lock_of, may_have_twins
 from iclperm.errors import PLAINLY, ModelError
 
-_SERVED_LAYERS = {"full_attention", "sliding_attention"}
-
 
 @dataclass(frozen=True)
 class _Doubled:
@@ -44,7 +44,9 @@ class _Doubled:
     in transformers' layers, in ours, or in one of these alone."""
 
     twin: Twin
+    of: Condition  # when it was last looked at
     known: FusedDecoder | None
+    is_fused: bool  # whether nobody sits in what is known
     row_wise: Mapping[nn.Module, Forward]
     ways: dict[tuple[bool, int | None], Mapping[nn.Module, Forward]] = field(default_factory=dict)
 
@@ -85,14 +87,14 @@ class TreeModel(PlainModel):
         if attention == "auto" or layers == "auto":
             for device in self.devices:
                 say_what_runs_instead(device, self.dtype, facts.head_size if attention == "auto" else 0)
-        _refuse_architecture(model, self.config)
+        refuse_architecture(model, self.config)
         self.max_positions = facts.max_tokens
         self._doubled: _Doubled | None = None  # of the last call
         self._running: Callable[[nn.Module], Any] = lambda module: module  # while attached, what runs in its place
-        self._num_layers, self._softcap = facts.num_layers, facts.logit_softcap
-        self._logit_scale = _logit_scale(self.config)
-        self._overrides = self._row_wise_overrides() if self.device.type == "cpu" else []
-        self._row_wise: dict[nn.Module, Forward] = {}  # of a model without a twin
+        self._condition: Condition | None = None  # when it was last asked for
+        self._ran: dict[int, Forward] | None = None  # while the twin is attached, hooks that ran in its last pass
+        self._numbers = self._numbers_now()
+        self._num_layers = facts.num_layers
         self.link = DeviceLink(self.devices)
         self._is_fused = False  # in our layers, while the model is attached
         # By whose layers run, and whether rows are live: some, all.
@@ -115,7 +117,7 @@ class TreeModel(PlainModel):
     @property
     def is_row_wise(self) -> bool:
         """Whether every one of our row-wise replacements is free to run: no module has a forward of somebody else's."""
-        return all("forward" not in vars(module) for module, _ in self._overrides)
+        return all("forward" not in vars(module) for module, _ in self._row_wise_overrides())
 
     def use_torch_attention(self) -> None:
         """From now on attend by torch's operations."""
@@ -151,7 +153,12 @@ class TreeModel(PlainModel):
     @property
     def logit_scale(self) -> float:
         """What the head's outputs are multiplied by to be logits."""
-        return self._logit_scale
+        return logit_scale(self.config)
+
+    @property
+    def logit_softcap(self) -> float:
+        """What logits are soft-capped by, 0 for nothing."""
+        return logit_softcap(self.config)
 
     @property
     def head_is_onednn(self) -> bool:
@@ -180,7 +187,9 @@ class TreeModel(PlainModel):
         return self._fused(self._double()) if self._may_fuse else None
 
     def _fused(self, doubled: _Doubled | None) -> FusedDecoder | None:
-        known = self.known_decoder if doubled is None else doubled.known
+        if doubled is not None:
+            return doubled.known if doubled.is_fused else None
+        known = self.known_decoder
         return known if known is not None and known.is_untouched(self.dtype, self.devices) else None
 
     @contextmanager
@@ -190,26 +199,27 @@ class TreeModel(PlainModel):
         fused: bool = True,
         layer: int | None = None,
         see: Callable[[int, torch.Tensor], None] | None = None,
-    ) -> Iterator[None]:
+    ) -> Iterator[object]:
         """Within: attention through the tree, in our layers if ``fused`` and they may run, or in ``layer`` alone.
 
-        ``see`` is given each layer's number and what comes into it, of the scored rows [R, H]. The model's twin runs,
-        and the model is as it was throughout. Where it has none, the model itself runs, and is as it was after. One
-        thread at a time.
+        Gives the ``condition`` of what runs. ``see`` is given each layer's number and what comes into it, of the scored
+        rows [R, H]. The model's twin runs, and the model is as it was throughout. Where it has none, the model itself
+        runs, and is as it was after. One thread at a time.
         """
+        self._refuse_other_numbers()
         self._refuse_hooks_above()
         try:
             with ExitStack() as undo:
-                if self._double() is None:  # the model's lock before ours, as engines may call each other
-                    undo.enter_context(lock_of(self.model))
-                undo.enter_context(self.lock)
+                doubled = self._locked(undo)
+                condition = self._known().token if doubled is None else doubled.of.token
                 undo.enter_context(fixed_precision())
-                doubled = self._double()
                 if doubled is None:
                     undo.enter_context(borrowed(self.model))
                 decoder = self._fused(doubled) if fused and self._may_fuse else None
                 undo.callback(setattr, self, "_is_fused", self._is_fused)
                 undo.callback(setattr, self, "_running", self._running)
+                undo.callback(setattr, self, "_ran", self._ran)
+                self._ran = None if doubled is None else doubled.twin.ran
                 self._is_fused = decoder is not None
                 if doubled is None:
                     self._running = lambda module: module
@@ -221,30 +231,49 @@ class TreeModel(PlainModel):
                     if see is not None:
                         doubled.twin.place({**placed, **self._seeing(see)})
                 with torch.inference_mode():
-                    yield
+                    yield condition
         except BaseException as error:
             if not isinstance(error, Exception):  # an interrupt, which may have come between any two steps
                 self._doubled = None
             raise
 
     @property
-    def condition(self) -> tuple[int, ...]:
-        """Other numbers where a hook, a module or a weight of the decoder is another now.
+    def condition(self) -> object:
+        """Another object where anything of decoder and head is another now that matters to what they compute:
+        `Condition`."""
+        return self._known().token
 
-        A weight that was written through ``.data``, and a hook that does something else than before, do not show.
-        """
-        modules = list(self._decoder.modules())
-        hooks = (
-            number
-            for module in modules
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-            for number, hook in hooks.items()
-            if not is_idle(hook)
-        )
-        weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
-        versions = sum(weight._version for weight in weights if not weight.is_inference())
-        forwards = (id(vars(module).get("forward")) for module in modules)
-        return hash(tuple(hooks)), hash(tuple(map(id, [*modules, *weights]))), versions, hash(tuple(forwards))
+    def _known(self) -> Condition:
+        roots, known = self._roots(), self._condition
+        if known is None or not known.holds(roots):
+            self._condition = known = Condition(roots, known)
+        return known
+
+    def _roots(self) -> list[nn.Module]:
+        return [self.model.get_decoder(), self._head]  # type: ignore[no-untyped-call]
+
+    def runs_as(self, condition: object) -> bool:
+        """While attached: whether the model that runs is known to be that of ``condition``. Of one that has no twin,
+        and forwards of ours meanwhile, it is not."""
+        return self._ran is not None and self.condition is condition
+
+    def ran_as(self, condition: object) -> bool:
+        """While attached: whether the pass that has run did as ``condition`` says all along, without a hook that was
+        there for a moment alone. A model that has no twin must not be changed meanwhile."""
+        known = self._condition
+        return self._ran is None or (known is not None and known.knows(self._ran) and self.condition is condition)
+
+    def _numbers_now(self) -> tuple[torch.dtype, torch.device | None]:
+        """Type and, where no hook brings weights to another, device of the model's numbers."""
+        embedding: Any = self.model.get_input_embeddings()
+        weight: torch.Tensor = embedding.weight
+        return weight.dtype, None if getattr(self.model, "hf_device_map", None) else weight.device
+
+    def _refuse_other_numbers(self) -> None:
+        """Raises ModelError where the model has others than the engine was made for."""
+        if (now := self._numbers_now()) != self._numbers:
+            was, of = (" on ".join(map(str, filter(None, each))) for each in (self._numbers, now))
+            raise ModelError(f"the model is {of} now, and its engine was made for {was}; make another Engine of it")
 
     def _refuse_hooks_above(self) -> None:
         """Raises ModelError for a hook on what holds the decoder, which never runs."""
@@ -258,17 +287,35 @@ class TreeModel(PlainModel):
                     f"put it on the decoder or what is beneath it (model.get_decoder()), or {PLAINLY}"
                 )
 
+    def _locked(self, undo: ExitStack) -> _Doubled | None:
+        """As ``_double``, under the engine's lock until ``undo``; of a model that has no twin first under the model's,
+        as engines may call each other."""
+        runs_itself = self._doubled is None and self._double() is None
+        while True:
+            with ExitStack() as locks:
+                if runs_itself:
+                    locks.enter_context(lock_of(self.model))
+                locks.enter_context(self.lock)
+                if (doubled := self._double()) is not None or runs_itself:
+                    undo.push(locks.pop_all())
+                    return doubled
+            runs_itself = True
+
     def _double(self) -> _Doubled | None:
         """The twin of the model as it is now, with what it runs; None if it has none."""
-        roots = [self.model.get_decoder(), self._head]  # type: ignore[no-untyped-call]
-        if (known := self._doubled) is not None and known.twin.is_current(roots):
+        now, known = self._known(), self._doubled
+        if known is not None and known.of is now:
             return known
-        made = None
+        roots, made = self._roots(), None
         if may_have_twins(roots):
-            twin = Twin(roots, ATTENTION_NAME)
-            row_wise = {module: stand_in(twin[module].forward) for module, stand_in in self._overrides}
-            made = _Doubled(twin, self.known_decoder, row_wise)
-        self._doubled = made
+            if known is not None and known.twin.is_current(roots):
+                decoder, row_wise, ways, twin = known.known, known.row_wise, known.ways, known.twin
+            else:
+                decoder, twin, ways = self.known_decoder, Twin(roots, ATTENTION_NAME), {}
+                row_wise = {module: stand_in(twin[module].forward) for module, stand_in in self._row_wise_overrides()}
+            is_fused = decoder is not None and decoder.is_untouched(self.dtype, self.devices)
+            made = _Doubled(twin, now, decoder, is_fused, row_wise, ways)
+        self._doubled = made if self._known() is now else None  # changed as it was made: for this once
         return made
 
     def _put_in(
@@ -282,12 +329,9 @@ class TreeModel(PlainModel):
         for config in {id(config): config for config in configs if config is not None}.values():
             undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
             config._attn_implementation = ATTENTION_NAME
-        for module, stand_in in self._overrides:
-            if module not in self._row_wise:
-                self._row_wise[module] = stand_in(module.forward)
-        for module, forward in self._row_wise.items():
+        for module, stand_in in self._row_wise_overrides():
             if "forward" not in vars(module):
-                put_forward(module, forward, undo)
+                put_forward(module, stand_in(module.forward), undo)
         for module, forward in ours:
             put_forward(module, forward, undo)
         for module, forward in self._seeing(see).items() if see is not None else ():
@@ -325,6 +369,8 @@ class TreeModel(PlainModel):
     def run(self, tree: TreeForward) -> torch.Tensor:
         """As ``forward``, of a pack that ``start`` or ``stage`` has made ready."""
         ids, positions = tree.tables.of(Inputs(), self.device)
+        if self._ran is not None:
+            self._ran.clear()
         hidden: torch.Tensor = self._decoder(
             input_ids=ids, position_ids=positions, use_cache=False, tree=tree
         ).last_hidden_state[0]
@@ -394,14 +440,14 @@ class TreeModel(PlainModel):
         """What waits for the log-probabilities of the pack's wanted pairs, which are read of its scored rows [R, H]."""
         pack, scored = tree.pack, self._brought(scored)
         if self.fuses_head and scored.dtype == self.dtype:
-            found = head.find_wanted(scored, self._head, self._logit_scale, self._softcap, tree.tables)
+            found = head.find_wanted(scored, self._head, self.logit_scale, self.logit_softcap, tree.tables)
             return self.link.download(found, partial(head.reading_of_found, pack.pair_row, pack.pair_id))
         if scored.device.type == "cpu" and scored.dtype in head.NATIVE:
             reading = self.read_logits(scored, pack.pair_row, pack.pair_id)
             return lambda: reading
         rows, ids = tree.tables.of(WantedPairs(), scored.device)
         parts = [
-            head.read_torch(self._logits(scored[begin:end]), self._softcap, rows[lo:hi] - begin, ids[lo:hi])
+            head.read_torch(self._logits(scored[begin:end]), self.logit_softcap, rows[lo:hi] - begin, ids[lo:hi])
             for begin, end, lo, hi in self._logit_chunks(len(scored), pack.pair_row)
         ]
         read = [torch.cat(arrays) for arrays in zip(*parts, strict=True)]
@@ -417,10 +463,10 @@ class TreeModel(PlainModel):
     def choose_rows(self, hidden: torch.Tensor) -> LikeliestIds:
         """The likeliest next token of each row of ``hidden`` [R, H], with the bits of ``choose``."""
         if self.fuses_head and hidden.dtype == self.dtype:
-            return head.choose_hidden(hidden, self._head, self._logit_scale, self._softcap)
+            return head.choose_hidden(hidden, self._head, self.logit_scale, self.logit_softcap)
         chunk = self.limits.logit_rows(self.vocab_size, self.device)
         parts = [
-            head.choose_logits(self._logits(hidden[begin : begin + chunk]), self._softcap)
+            head.choose_logits(self._logits(hidden[begin : begin + chunk]), self.logit_softcap)
             for begin in range(0, hidden.shape[0], chunk)
         ]
         return LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
@@ -429,7 +475,7 @@ class TreeModel(PlainModel):
         self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
     ) -> Reading:
         """What ``pair_id`` [X] at rows ``pair_row`` of ``scored`` [R, H] is worth; no logits exist."""
-        return head.read_hidden(scored, self._head, self._logit_scale, self._softcap, pair_row, pair_id)
+        return head.read_hidden(scored, self._head, self.logit_scale, self.logit_softcap, pair_row, pair_id)
 
     def read_logits(
         self, scored: torch.Tensor, pair_row: npt.NDArray[np.int32], pair_id: npt.NDArray[np.int32]
@@ -437,7 +483,7 @@ class TreeModel(PlainModel):
         """As ``read_fused``, rows of ``pair_row`` ascending; logits exist for a chunk of rows at a time."""
         parts = [
             head.read_logits(
-                self._logits(scored[begin:end]), self._softcap, pair_row[lo:hi] - np.int32(begin), pair_id[lo:hi]
+                self._logits(scored[begin:end]), self.logit_softcap, pair_row[lo:hi] - np.int32(begin), pair_id[lo:hi]
             )
             for begin, end, lo, hi in self._logit_chunks(len(scored), pair_row)
         ]
@@ -454,8 +500,8 @@ class TreeModel(PlainModel):
     def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of each row of ``hidden`` [R, H] the log-probability of every token id, float32 [R, V] in nats."""
         logits = self._logits(hidden).float()
-        if self._softcap:
-            logits = self._softcap * torch.tanh(logits / self._softcap)
+        if self.logit_softcap:
+            logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
         return logits.log_softmax(dim=-1)
 
     def choose(self, hidden: torch.Tensor, tree: TreeForward) -> tuple[torch.Tensor, Callable[[], LikeliestIds]]:
@@ -465,14 +511,16 @@ class TreeModel(PlainModel):
         """
         hidden = self._brought(hidden)
         if self.fuses_head and hidden.dtype == self.dtype:
-            chosen = head.find_likeliest(hidden, self._head, self._logit_scale, self._softcap, tree.tables)
+            chosen = head.find_likeliest(hidden, self._head, self.logit_scale, self.logit_softcap, tree.tables)
             return chosen[0], self.link.download(chosen, head.likeliest_ids)
         if hidden.device.type == "cpu" and hidden.dtype in head.NATIVE:
             choice = self.choose_rows(hidden)
             return torch.from_numpy(choice.token), lambda: choice
         chunk = self.limits.logit_rows(self.vocab_size, self.device)
         logits = (self._logits(hidden[begin : begin + chunk]) for begin in range(0, hidden.shape[0], chunk))
-        ids, logprob = map(torch.cat, zip(*(head.choose_torch(some, self._softcap) for some in logits), strict=True))
+        ids, logprob = map(
+            torch.cat, zip(*(head.choose_torch(some, self.logit_softcap) for some in logits), strict=True)
+        )
         return ids, self.link.download([ids, logprob], head.likeliest_ids)
 
     def draw(
@@ -505,12 +553,12 @@ class TreeModel(PlainModel):
         num_rows = hidden.shape[0]
         padding = hidden.new_zeros(padded_rows(num_rows, hidden.device) - num_rows, hidden.shape[1])
         logits = self.multiply_head(torch.cat([hidden, padding]))[:num_rows]
-        return logits if self._logit_scale == 1.0 else logits * self._logit_scale
+        return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 
     def _row_wise_overrides(self) -> list[tuple[nn.Module, Callable[[Forward], Forward]]]:
-        """Modules whose forward is replaced on a CPU, and what makes a row-wise forward of theirs."""
+        """Modules whose forward is replaced on a CPU, and what makes a row-wise forward of theirs; none elsewhere."""
         overrides: list[tuple[nn.Module, Callable[[Forward], Forward]]] = []
-        for module in self.model.modules():
+        for module in self.model.modules() if self.device.type == "cpu" else ():
             if hasattr(module, "inv_freq") or type(module).__name__.endswith("RotaryEmbedding"):
                 overrides.append((module, partial(rowwise.RotaryTable, limit=self.max_positions)))
             elif (forward := rowwise.activation(module)) is not None and self.dtype in (torch.float32, torch.bfloat16):
@@ -555,31 +603,3 @@ def _attends_natively(devices: Sequence[torch.device], dtype: torch.dtype, _: in
 
 def _attends_by_triton(devices: Sequence[torch.device], dtype: torch.dtype, head_size: int) -> bool:
     return head_size <= MAX_HEAD_DIM and all(may_launch(device, dtype) for device in devices)
-
-
-def _refuse_architecture(model: PreTrainedModel, config: Any) -> None:
-    name = f"{type(model).__name__} ({config.model_type!r})"
-
-    def refuse(feature: str) -> None:
-        raise ModelError(f"{name} has {feature}, which the prefix tree cannot serve exactly; {PLAINLY}")
-
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name} has an encoder; give a decoder-only model")
-    if not getattr(model, "_supports_attention_backend", False):
-        refuse("attention that transformers' AttentionInterface does not reach")
-    other = sorted(set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYERS)
-    if other:
-        refuse(f"layers of type {other[0]!r}")
-    if both := getattr(config, "use_bidirectional_attention", None):
-        if both != "vision":  # the text of Gemma's multimodal models is causal
-            raise ModelError(f"{name} has bidirectional attention; give a decoder-only model")
-        refuse("bidirectional attention")
-
-
-def _logit_scale(config: Any) -> float:
-    """Constant factor between the head's output and the logits (Cohere multiplies, Granite divides)."""
-    if (scale := getattr(config, "logit_scale", None)) is not None:
-        return float(scale)
-    if (scaling := getattr(config, "logits_scaling", None)) is not None:
-        return 1.0 / float(scaling)
-    return 1.0

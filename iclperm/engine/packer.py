@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -147,6 +148,27 @@ class Packer:
             held_tokens=self._tree.num_resident - new.size,
         )
         return pack, tokens[scored], mine
+
+
+def filled(packer: Packer, wanted: Sequence[WantedPath], number: int, read: int) -> tuple[int, int]:
+    """Take what requests lack from ``number`` on, of whose ids ``read`` are done, as far as there is room; the request
+    that comes next, and how many of its ids will be done."""
+    while number < len(wanted):
+        read = packer.add(number, wanted[number], read)
+        if read < wanted[number].places.size:
+            break
+        number, read = number + 1, 0
+    return number, read
+
+
+def tokens_naive(wanted: Sequence[WantedPath]) -> int:
+    """Of each distinct prompt its tokens, and for each continuation its own before the last."""
+    prompts, rows = {}, {}
+    for one in wanted:
+        prompt, size = int(one.path[one.places[0]]), int(one.places[0]) + 1
+        prompts[prompt] = size
+        rows[prompt, int(one.path[-1]), int(one.ids[-1])] = one.path.size - size
+    return sum(prompts.values()) + sum(rows.values())
 
 
 def _runs(in_pack: npt.NDArray[np.bool_], places: IntArray, slots: IntArray | None = None) -> IntArray:

@@ -48,9 +48,19 @@ class PlainModel:
         self.devices = _placement(model)
         self.device = self.devices[0]
         self.dtype = model.dtype
-        self._head = _output_embeddings(model)
-        facts = self.facts
-        self.max_positions, self.vocab_size = facts.max_positions, facts.vocab_size
+        _output_embeddings(model)  # which refuses a model that has none
+        self.max_positions = self.facts.max_positions
+
+    @property
+    def _head(self) -> Any:
+        """What logits come out of. Read anew, since it may be replaced."""
+        return _output_embeddings(self.model)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model knows now."""
+        embedding: Any = self.model.get_input_embeddings()
+        return int(embedding.weight.shape[0])
 
     @property
     def device_name(self) -> str:
@@ -91,8 +101,8 @@ class PlainModel:
         num_window_layers = kinds.count("sliding_attention") if kinds else num_layers if window else 0
         max_positions = _number(config, "max_position_embeddings")
         max_positions = max_positions if max_positions > 0 else _UNBOUNDED
-        embedding: Any = self.model.get_input_embeddings
-        vocab_size, width = map(int, embedding().weight.shape)
+        embedding: Any = self.model.get_input_embeddings()
+        vocab_size, width = map(int, embedding.weight.shape)
         hidden_size = _number(config, "hidden_size") or width
         return ModelFacts(
             model_type=str(config.model_type),

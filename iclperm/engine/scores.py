@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from iclperm.engine.given import listed
+from iclperm.engine.given import listed, shortly
 from iclperm.engine.tree import IntArray, PrefixTree
 from iclperm.errors import RequestError
 
@@ -98,6 +98,8 @@ def by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[An
     if len(continuations) != num_queries:
         raise RequestError(f"continuations are given for {len(continuations)} queries, but there are {num_queries}")
     for query, row in enumerate(continuations):
+        if isinstance(row, str) or not hasattr(row, "__len__"):
+            raise RequestError(f"the continuations of query {query} are {shortly(row)}; give a list of them")
         if len(row) != len(continuations[0]):
             raise RequestError(f"query {query} has {len(row)} continuations, query 0 has {len(continuations[0])}")
     return list(continuations)
@@ -105,7 +107,9 @@ def by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[An
 
 def _is_continuation(given: Any) -> bool:
     """A text or a row of token ids, not a list of them."""
-    return isinstance(given, str) or not len(given) or not isinstance(given[0], str | Sequence | np.ndarray)
+    if isinstance(given, str | bytes) or not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        return True  # or nothing of the kind, which is refused as one
+    return not len(given) or not isinstance(given[0], str | Sequence | np.ndarray)
 
 
 @dataclass(frozen=True)

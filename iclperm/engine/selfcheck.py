@@ -268,14 +268,29 @@ def _products(model: TreeModel) -> dict[tuple[int, int, str], Callable[[torch.Te
         products[*head.weight.shape, "head"] = model.multiply_head
         ids.add(id(head))
     for module in model.model.modules():
-        weight = getattr(module, "weight", None)
-        # A norm may have a weight of two axes as well: Cohere's, of queries and keys by head.
-        is_product = not isinstance(module, nn.Embedding) and "Norm" not in type(module).__name__
-        if is_product and isinstance(weight, torch.Tensor) and weight.ndim == 2:
-            rows, inner = weight.shape if isinstance(module, nn.Linear) else weight.shape[::-1]
-            if id(module) not in ids:
-                products.setdefault((rows, inner, type(module).__name__), module)
+        if id(module) not in ids and (shape := _shape_of_product(module)) is not None:
+            products.setdefault((*shape, type(module).__name__), module)
     return products
+
+
+def _shape_of_product(module: Any) -> tuple[int, int] | None:
+    """[outputs, inputs] of a module that multiplies rows by a matrix; None of any other.
+
+    One of another class than torch's own may say its sizes as torch's does: an adapter's wrapper, whose ``weight`` is
+    that of the layer within. Else its weight is [inputs, outputs] as Conv1D's; if that is not its own, the layer within
+    is looked at alone.
+    """
+    weight = getattr(module, "weight", None)
+    # A norm may have a weight of two axes as well: Cohere's, of queries and keys by head.
+    is_product = not isinstance(module, nn.Embedding) and "Norm" not in type(module).__name__
+    if not is_product or not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+        return None
+    if isinstance(module, nn.Linear):
+        return weight.shape[0], weight.shape[1]
+    sizes = getattr(module, "out_features", None), getattr(module, "in_features", None)
+    if isinstance(sizes[0], int) and isinstance(sizes[1], int) and set(sizes) == set(weight.shape):
+        return sizes[0], sizes[1]
+    return (weight.shape[1], weight.shape[0]) if module._parameters.get("weight") is weight else None
 
 
 def _is_invariant(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,9 @@ from iclperm.engine.forward import KvPool
 from iclperm.engine.given import listed, shortly
 from iclperm.engine.growing_text import GrowingText
 from iclperm.engine.growing_tree import ROOT, GrowingTree
+from iclperm.engine.in_use import InUse, alone
 from iclperm.engine.pack_rows import PackRows, running
-from iclperm.engine.packer import Packer, PackPairs, WantedPath
+from iclperm.engine.packer import Packer, PackPairs, WantedPath, filled, tokens_naive
 from iclperm.engine.sampling import Sampling
 from iclperm.engine.scores import INVALID, OK, Scores, by_query
 from iclperm.engine.shared_text import SpannedText
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 Text = str | Ids
 _MOST_SLOTS = 1 << 24  # more tokens than any plan has had
+_MOST_AGAIN = 4  # times that a request begins again because the model was changed meanwhile
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -92,7 +95,9 @@ class Session:
         max_tokens: int,
     ) -> None:
         self._model, self._encoder, self._engine_call, self._ending = model, encoder, call, ending
-        self._owner, self._condition = object(), model.condition
+        self._owner, self._in_use = object(), InUse()
+        self._condition: object | None = model.condition  # None: to be asked for anew
+        self._held = WeakValueDictionary[tuple[int, str | None], Node]()  # nodes of the caller's that are not released
         num_slots = max(1, min(room // model.facts.session_token_bytes, _MOST_SLOTS))
         self._tree = GrowingTree(num_slots)
         self._pool: KvPool | None = model.pool(num_slots)
@@ -118,7 +123,7 @@ class Session:
 
     @property
     def num_tokens(self) -> int:
-        """Distinct tokens that were ever asked about."""
+        """Distinct tokens of all nodes and of all that was asked, forwarded or not."""
         return len(self._tree)
 
     @property
@@ -136,6 +141,7 @@ class Session:
         """Texts that were tokenised from their beginning, though a node's text was, since no seam could be trusted."""
         return 0 if self._shared is None else self._shared.num_whole
 
+    @alone
     def extend(self, parent: Node | None, more: Text) -> Node:
         """The node after ``more``, text or token ids, behind ``parent`` (None: at the beginning, where text gets BOS).
 
@@ -148,10 +154,11 @@ class Session:
         if isinstance(more, str):
             if above is not None and above.text is None:
                 raise RequestError("a node of token ids is extended by token ids; give those of the text")
-            return self._of_text(above, ("" if above is None or above.text is None else above.text) + more)
+            return self._own(self._of_text(above, ("" if above is None or above.text is None else above.text) + more))
         ids = Rows.of([listed(more, "token ids")], "extension").tokens
-        return self._node(np.empty(0, np.int64) if above is None else above.path, ids)
+        return self._own(self._node(np.empty(0, np.int64) if above is None else above.path, ids))
 
+    @alone
     def score(
         self,
         nodes: Sequence[Node],
@@ -175,6 +182,7 @@ class Session:
         scores = self._scored(requests, progress)
         return scores.logprob.reshape(len(nodes), len(queries), len(labels[0]) if labels else 0)
 
+    @alone
     def loglikelihood(self, requests: Sequence[tuple[Node, Text]], *, progress: Progress | None = None) -> Scores:
         """Log-likelihood of each continuation right after its node, in the order given.
 
@@ -188,6 +196,7 @@ class Session:
             made += self._requests(self._own(request[0]), None, [request[1]])
         return self._scored(made, progress)
 
+    @alone
     def loglikelihood_rolling(self, nodes: Sequence[Node], *, progress: Progress | None = None) -> Scores:
         """Log-likelihood of all that a node is made of, one entry a node: of every token after its first, which is BOS
         where the tokenizer adds one. Cost: as of ``score``.
@@ -200,6 +209,7 @@ class Session:
             wanted.append(WantedPath(node.path[:-1], np.arange(len(node) - 1), ids[1:]))
         return self._scored(wanted, progress)
 
+    @alone
     def next_token(self, nodes: Sequence[Node], top: int = 10, *, progress: Progress | None = None) -> NextTokens:
         """The ``top`` likeliest next tokens of each node. Cost: as of ``score``."""
         vocab_size = self._model.vocab_size
@@ -218,6 +228,7 @@ class Session:
                 state[number] = OK
         return NextTokens(ids, logprob, state)
 
+    @alone
     def next_token_logprobs(self, nodes: Sequence[Node], *, progress: Progress | None = None) -> torch.Tensor:
         """Of each node the log-probability in nats of every token id: float32 [N, V], on the model's device.
 
@@ -231,6 +242,7 @@ class Session:
                 found[torch.from_numpy(number)] = logprobs[torch.from_numpy(row)]
         return found
 
+    @alone
     def hidden_states(
         self, nodes: Sequence[Node], layers: Sequence[int] | None = None, *, progress: Progress | None = None
     ) -> torch.Tensor:
@@ -260,6 +272,7 @@ class Session:
                     found[which, place] = seen[number % count][rows]
         return torch.empty(0, len(numbers), model.facts.hidden_size, dtype=model.dtype) if found is None else found
 
+    @alone
     def generate(
         self,
         nodes: Sequence[Node],
@@ -322,16 +335,31 @@ class Session:
                 live[number].take(token, float(choice.logprob[row]), ending, self._tree)
             report.seconds["head"] += time.perf_counter() - started
 
+    @alone
     def release(self, node: Node) -> None:
-        """Give up the keys and values of a node with all that was asked or made beneath it, longer nodes included; its
-        own beginning stays as far as other paths need it. Whatever is asked for again is computed again."""
+        """Give up the keys and values of a node with all that was asked or made beneath it, longer nodes included.
+
+        Of its own beginning stays what a node that you hold and have not released, or something asked since, has in
+        common with it. Whatever is asked for again is computed again.
+        """
         own = self._own(node)
         self._tree.release(self._tree.beneath(own.number))
-        self._tree.release(own.path)
+        shared = 0
+        for key, other in list(self._held.items()):
+            if len(own) <= len(other) and np.array_equal(other.path[: len(own)], own.path):
+                del self._held[key]
+            else:
+                common = min(len(own), len(other))
+                shared = max(shared, int(np.count_nonzero(own.path[:common] == other.path[:common])))
+        self._tree.release(own.path[shared:])
 
+    @alone
     def forget(self) -> None:
-        """Give up all keys and values: for a model that was changed in a way that torch does not notice (``.data``, a
-        hook that now does something else). Nodes stay."""
+        """Give up all keys and values: for a model that was changed in a way that cannot be noticed (numbers written
+        one by one through ``.data``, a hook that now does something else). Nodes stay."""
+        self._give_up()
+
+    def _give_up(self) -> None:
         self._tree.forget()
         if self._pool is not None:
             self._pool.forget_token_rows()
@@ -346,15 +374,19 @@ class Session:
             if report is not None:
                 self._totals.add(report)
 
-    def _own(self, node: object) -> Node:
-        """A node of this session; raises RequestError for all else, and when the session is closed."""
+    def _opened(self) -> KvPool:
         if self._pool is None:
             raise RequestError("the session, or its engine, is closed; open another")
+        return self._pool
+
+    def _own(self, node: object) -> Node:
+        """A node of this session; raises RequestError for all else, and when the session is closed."""
+        self._opened()
         if not isinstance(node, Node):
             raise RequestError(f"a node is needed, not {shortly(node)}; make one with session.extend")
         if node.owner is not self._owner:
             raise RequestError(f"{node} is of another session; extend it in this one")
-        return node
+        return self._held.setdefault((node.number, node.text), node)
 
     def _nodes(self, nodes: Iterable[Node]) -> list[Node]:
         if isinstance(nodes, Node):
@@ -400,6 +432,8 @@ class Session:
 
     def _requests(self, node: Node, query: Text | None, continuations: Sequence[Text]) -> list[WantedPath]:
         """One path for each continuation after node + query."""
+        if len({isinstance(each, str) for each in continuations}) > 1:
+            raise RequestError("continuations mix text and token ids; give all as one or the other")
         if isinstance(continuations[0], str):
             if node.text is None or not (query is None or isinstance(query, str)):
                 raise RequestError("text is scored after nodes of text; give token ids after nodes of token ids")
@@ -474,33 +508,57 @@ class Session:
 
         Into ``seen`` comes what went into each layer, of the same tokens [U, H], all of which are forwarded then.
         """
-        if self._pool is None:
-            raise RequestError("the session, or its engine, is closed; open another")
-        if (condition := self._model.condition) != self._condition:
-            self.forget()
-            self._condition = condition
         if is_counted:
-            report.tokens_naive += _tokens_naive(wanted)
-            if report.progress is not None:
-                report.tokens_expected = self._num_missing(wanted)
-        packer = Packer(self._tree, self._pack_tokens, is_anew=seen is not None)
+            report.tokens_naive += tokens_naive(wanted)
+        number = read = 0  # the request that comes next, and how many of its ids are done
+        num_again = 0  # times that the model was found changed since a request was done
         try:
-            with self._model.attached(see=None if seen is None else seen.__setitem__):
-                for number, one in enumerate(wanted):
-                    read = packer.add(number, one, 0)
-                    while read < one.places.size:
-                        yield from self._forwarded(packer, report, seen)
-                        packer = Packer(self._tree, self._pack_tokens, is_anew=seen is not None)
-                        read = packer.add(number, one, read)
-                if not packer.is_empty:
-                    yield from self._forwarded(packer, report, seen)
+            while number < len(wanted):
+                with self._model.attached(see=None if seen is None else seen.__setitem__) as condition:
+                    num_again += self._renew(condition) if num_again < _MOST_AGAIN else 0
+                    if is_counted and report.progress is not None and not report.tokens_expected:
+                        report.tokens_expected = self._num_missing(wanted)
+                    is_current = True
+                    while is_current and number < len(wanted):
+                        if num_again == _MOST_AGAIN:
+                            self._condition = None  # it changes all the time: go on, and keep nothing
+                        packer, begun = Packer(self._tree, self._pack_tokens, is_anew=seen is not None), (number, read)
+                        with self._released_unless_run(packer):
+                            number, read = filled(packer, wanted, number, read)
+                            pairs = packer.pairs()
+                            self._run(packer, pairs, report, seen)
+                        if not packer.has_run:
+                            (number, read), num_again = begun, num_again + 1
+                            break
+                        num_again = num_again if number == begun[0] else 0
+                        if pairs.number.size:
+                            self._opened()
+                            assert self._kept is not None
+                            yield self._kept[torch.from_numpy(self._tree.slots_of(pairs.tokens))], pairs
+                        is_current = number < len(wanted) and self._model.runs_as(self._condition)
         except BaseException as error:
-            if not packer.has_run:
-                self._tree.release(packer.new)  # which have slots, and nothing in them
-                self._pool.forget_token_rows()  # some may have a place, and nothing there
             if not isinstance(error, Exception | GeneratorExit):  # it may have come between any two steps
-                self.forget()
+                self._give_up()
             raise
+
+    def _renew(self, condition: object) -> bool:
+        """Give up what was computed of a model that is another now; whether it is."""
+        if condition is self._condition:
+            return False
+        self._give_up()
+        self._condition = condition
+        return True
+
+    @contextmanager
+    def _released_unless_run(self, packer: Packer) -> Iterator[None]:
+        """After it, a pack that has not run has no slots: there is nothing in them."""
+        try:
+            yield
+        finally:
+            if not packer.has_run:
+                self._tree.release(packer.new)
+                if self._pool is not None:
+                    self._pool.forget_token_rows()  # some may have a place, and nothing there
 
     def _num_missing(self, wanted: Sequence[WantedPath]) -> int:
         """Tokens that will be forwarded at least: without keys and values, or of which nothing was kept to read."""
@@ -512,46 +570,28 @@ class Session:
         )
         return int(np.count_nonzero(is_fed))
 
-    def _forwarded(
-        self, packer: Packer, report: Report, seen: dict[int, torch.Tensor] | None
-    ) -> Iterator[tuple[torch.Tensor, PackPairs]]:
-        """Run a pack if there is one, keep what comes out of it; nothing where nothing is read."""
-        pairs = packer.pairs()
-        if len(packer):
-            tokens = self._run(packer, pairs, report)
-            order = torch.from_numpy(np.argsort(tokens))  # as those of the pairs
-            if seen is not None:
-                seen.update({layer: states[order] for layer, states in seen.items()})
-        packer.has_run = True
-        if pairs.number.size:
-            assert self._kept is not None
-            yield self._kept[torch.from_numpy(self._tree.slots_of(pairs.tokens))], pairs
-
-    def _run(self, packer: Packer, pairs: PackPairs, report: Report) -> IntArray:
-        """Forward a pack; the tokens that are read after in it, in the order of their rows."""
-        assert self._pool is not None
+    def _run(self, packer: Packer, pairs: PackPairs, report: Report, seen: dict[int, torch.Tensor] | None) -> None:
+        """Forward a pack, if there is anything in it, and keep what comes out after the tokens that are read after. It
+        has not run if the model was changed meanwhile."""
+        if not len(packer):
+            packer.has_run = True
+            return
         pack, tokens, mine = packer.pack(pairs)
         started = time.perf_counter()
         with running(pack, lambda _: PackRows.of(pack, np.arange(mine.size), pairs.number[mine], pairs.place[mine])):
-            tree = self._model.stage(pack, self._pool)
+            tree = self._model.stage(pack, self._opened())
             hidden = self._model.run(tree)
-        if self._kept is None:
-            self._kept = hidden.new_empty(self._tree.num_slots, hidden.shape[1])
-        self._kept[torch.from_numpy(self._tree.slots_of(tokens))] = hidden
-        self._tree.mark_read(tokens)
+        if self._condition is None or self._model.ran_as(self._condition):
+            if self._kept is None:
+                self._kept = hidden.new_empty(self._tree.num_slots, hidden.shape[1])
+            self._kept[torch.from_numpy(self._tree.slots_of(tokens))] = hidden
+            self._tree.mark_read(tokens)
+            if seen is not None:
+                order = torch.from_numpy(np.argsort(tokens))  # as those of the pairs
+                seen.update({layer: states[order] for layer, states in seen.items()})
+            packer.has_run = True
         report.seconds["forward"] += time.perf_counter() - started
-        report.count(pack, tree)
-        return tokens
-
-
-def _tokens_naive(wanted: Sequence[WantedPath]) -> int:
-    """Of each distinct prompt its tokens, and for each continuation its own before the last."""
-    prompts, rows = {}, {}
-    for one in wanted:
-        prompt, size = int(one.path[one.places[0]]), int(one.places[0]) + 1
-        prompts[prompt] = size
-        rows[prompt, int(one.path[-1]), int(one.ids[-1])] = one.path.size - size
-    return sum(prompts.values()) + sum(rows.values())
+        report.count(pack, tree)  # whose progress may raise
 
 
 def _ids(given: Text, what: str) -> TokenArray:

@@ -37,12 +37,13 @@ class Twin:
         self.roots = tuple(roots)
         self._modules = all_modules(roots)
         self._types = list(map(type, self._modules))
+        self.ran: dict[int, Forward] = {}  # hooks by number; whoever asks empties it
         self._twins = {module: object.__new__(type(module)) for module in self._modules}
         self._configs: dict[int, PreTrainedConfig] = {}
         self._attention = attention
         self._placed: Mapping[nn.Module, Forward] = {}
         watched = [part for module in self._modules for part in (vars(module), module._modules, module._buffers)]
-        self._live = [part.values() for part in [*watched, *map(vars, _configs(self._modules))]]
+        self._live = [part.values() for part in [*watched, *map(vars, configs_of(self._modules))]]
         self._values = list(chain.from_iterable(self._live))
         self._live_names = [module._parameters.keys() for module in self._modules]
         self._names = list(chain.from_iterable(self._live_names))
@@ -85,9 +86,9 @@ class Twin:
         state["_modules"] = {name: self._mapped(child) for name, child in dict(module._modules).items()}
         state["_buffers"] = dict(module._buffers)  # which some rotary embeddings replace as they run
         state.pop("_compiled_call_impl", None)  # that runs the module
-        state["_forward_hooks"] = _HooksOfModule(module, module._forward_hooks)
+        state["_forward_hooks"] = _HooksOfModule(module, module._forward_hooks, self.ran)
         state["_forward_pre_hooks"] = _HooksOfModule(
-            module, module._forward_pre_hooks, weakref.WeakMethod(self._follow)
+            module, module._forward_pre_hooks, self.ran, weakref.WeakMethod(self._follow)
         )
         vars(self._twins[module]).update(state)
 
@@ -150,7 +151,7 @@ def borrowed(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
-def _configs(modules: Sequence[nn.Module]) -> list[PreTrainedConfig]:
+def configs_of(modules: Sequence[nn.Module]) -> list[PreTrainedConfig]:
     """The configurations of modules, and those that are parts of them."""
     found: dict[int, PreTrainedConfig] = {}
     waiting = [value for module in modules for value in vars(module).values() if isinstance(value, PreTrainedConfig)]
@@ -168,6 +169,7 @@ def _differs(one: object, other: object) -> bool:
 
 class _HooksOfModule:
     """A module's hooks as its double runs them: they are given the module, and ``follow`` takes over what they change.
+    Those that run are put into ``ran``.
 
     It is known weakly, so that a twin goes, and weights with it, as soon as nobody holds it.
     """
@@ -176,9 +178,10 @@ class _HooksOfModule:
         self,
         module: nn.Module,
         hooks: Mapping[int, Forward],
+        ran: dict[int, Forward],
         follow: weakref.WeakMethod[Callable[[nn.Module], None]] | None = None,
     ) -> None:
-        self._module, self._hooks, self._follow = module, hooks, follow
+        self._module, self._hooks, self._ran, self._follow = module, hooks, ran, follow
 
     def __len__(self) -> int:
         return len(self._hooks)
@@ -188,10 +191,11 @@ class _HooksOfModule:
 
     def items(self) -> list[tuple[int, Forward]]:
         """Each hook by its number, in their order."""
-        return [(number, self._called(hook)) for number, hook in list(self._hooks.items())]
+        return [(number, self._called(number, hook)) for number, hook in list(self._hooks.items())]
 
-    def _called(self, hook: Forward) -> Forward:
+    def _called(self, number: int, hook: Forward) -> Forward:
         def called(_: nn.Module, *given: Any) -> Any:
+            self._ran[number] = hook
             result = hook(self._module, *given)
             if self._follow is not None and (follow := self._follow()) is not None:
                 follow(self._module)

@@ -144,7 +144,7 @@ def tokens_within(work: Work, budget: SearchBudget) -> float:
     plans = [product.plan for growth in work.growths for product in growth.products]
     seconds = estimate(work.setting.model, plans, **chosen).seconds
     if not seconds:
-        raise ConfigError(f"budget is {study.budget!r}, but how long this way of running takes is not known; give tokens")
+        raise ConfigError(f"budget is {study.budget!r}, but how long this way takes is not known; give tokens")
     return whole * budget.amount / seconds
 
 

@@ -137,24 +137,39 @@ class RotaryTable:
     """Stands in for a rotary embedding module: cosines and sines of a position, computed once and looked up.
 
     Positions from ``limit`` on never occur; the table ends there, so that rotary types whose scale changes
-    beyond it keep their short form.
+    beyond it keep their short form. Where the module's buffers hold other numbers than they did, it begins anew.
     """
 
     def __init__(self, original: Callable[..., tuple[torch.Tensor, torch.Tensor]], limit: int) -> None:
         self._original = original
         self._limit = limit
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._buffers: list[torch.Tensor] = []  # copies, as the tables left them
 
     def __call__(
         self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self._is_as_it_was():
+            self._tables.clear()
         key = (x.dtype, x.device, args, tuple(sorted(kwargs.items())))
         num_blocks = int(position_ids.max()) // _POSITION_BLOCK + 1
         if key not in self._tables or self._tables[key][0].shape[0] < num_blocks * _POSITION_BLOCK:
             blocks = [self._block(number, x, args, kwargs) for number in range(num_blocks)]
             self._tables[key] = (torch.cat([cos for cos, _ in blocks]), torch.cat([sin for _, sin in blocks]))
+            self._buffers = [buffer.clone() for buffer in self._buffers_now()]
         cos, sin = self._tables[key]
         return cos[position_ids], sin[position_ids]
+
+    def _buffers_now(self) -> list[torch.Tensor]:
+        module = getattr(self._original, "__self__", None)
+        buffers = module._buffers.values() if isinstance(module, nn.Module) else ()
+        return [buffer for buffer in buffers if buffer is not None]
+
+    def _is_as_it_was(self) -> bool:
+        now, before = self._buffers_now(), self._buffers
+        return len(now) == len(before) and all(
+            one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(now, before, strict=True)
+        )
 
     def _block(
         self, number: int, x: torch.Tensor, args: tuple[object, ...], kwargs: dict[str, object]
