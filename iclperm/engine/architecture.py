@@ -1,11 +1,15 @@
-"""Which architectures the prefix tree serves, and what their logits are scaled and capped by."""
+"""Which architectures the tree serves and which kernels attend there, and what logits are scaled and capped by."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
+from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
+from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.errors import PLAINLY, ModelError
 
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
@@ -42,3 +46,28 @@ def logit_scale(config: Any) -> float:
 def logit_softcap(config: Any) -> float:
     """What logits are soft-capped by, 0 for nothing (Gemma 2)."""
     return float(getattr(config, "final_logit_softcapping", None) or 0.0)
+
+
+def refuse_attention(attention: str, devices: Sequence[torch.device], dtype: torch.dtype, head_size: int) -> None:
+    """Raises ModelError where a way to attend that is asked for by name runs no such heads on these devices."""
+    where = devices[0]
+    if attention == "native" and not attends_natively(devices, dtype, head_size):
+        raise ModelError(
+            f"native attention runs float32 and bfloat16 on a CPU, not {dtype} on {where}; choose attention='torch'"
+        )
+    if attention == "triton" and not attends_by_triton(devices, dtype, head_size):
+        raise ModelError(
+            f"triton attention runs float32, bfloat16 and float16 with heads of up to {MAX_HEAD_DIM} dimensions on "
+            f"CUDA devices where triton is installed, not {dtype} with {head_size} on {where}; "
+            "choose attention='torch'"
+        )
+
+
+def attends_natively(devices: Sequence[torch.device], dtype: torch.dtype, _: int) -> bool:
+    """Whether our kernel of the CPU attends there."""
+    return devices[0].type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+
+
+def attends_by_triton(devices: Sequence[torch.device], dtype: torch.dtype, head_size: int) -> bool:
+    """Whether our kernel of GPUs attends there, to heads of this size."""
+    return head_size <= MAX_HEAD_DIM and all(may_launch(device, dtype) for device in devices)

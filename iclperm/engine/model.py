@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from iclperm.engine.architecture import logit_scale, logit_softcap, refuse_architecture
+from iclperm.engine.architecture import (
+    attends_by_triton,
+    attends_natively,
+    logit_scale,
+    logit_softcap,
+    refuse_architecture,
+    refuse_attention,
+)
 from iclperm.engine.attention_function import ATTENTION_NAME
 from iclperm.engine.condition import Condition
 from iclperm.engine.device import fixed_precision, refuse_unknown_isa
@@ -24,8 +31,8 @@ from iclperm.engine.kernels import head, rowwise
 from iclperm.engine.kernels.attention import prepare
 from iclperm.engine.kernels.head import LikeliestIds, Reading
 from iclperm.engine.kernels.linear import linear, uses_onednn
-from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM, architecture, decoding_architectures
-from iclperm.engine.kernels.triton_launch import may_launch, may_read_head, say_what_runs_instead
+from iclperm.engine.kernels.triton_compilation import architecture, decoding_architectures
+from iclperm.engine.kernels.triton_launch import may_read_head, say_what_runs_instead
 from iclperm.engine.layers import FusedDecoder, is_idle, is_unhooked, may_fuse, put_forward
 from iclperm.engine.link import DeviceLink
 from iclperm.engine.plain_model import PlainModel
@@ -80,7 +87,7 @@ class TreeModel(PlainModel):
         facts = self.facts
         refuse_attention(attention, self.devices, self.dtype, facts.head_size)
         native, by_triton = (
-            runs(self.devices, self.dtype, facts.head_size) for runs in (_attends_natively, _attends_by_triton)
+            runs(self.devices, self.dtype, facts.head_size) for runs in (attends_natively, attends_by_triton)
         )
         best = "native" if native else "triton" if by_triton and self.device.type == "cuda" else "torch"
         self.attention = best if attention == "auto" else attention
@@ -580,26 +587,3 @@ class _Seen:
 
 def _instead(forward: Forward, _: Forward) -> Forward:
     return forward
-
-
-def refuse_attention(attention: str, devices: Sequence[torch.device], dtype: torch.dtype, head_size: int) -> None:
-    """Raises ModelError where a way to attend that is asked for by name runs no such heads on these devices."""
-    where = devices[0]
-    if attention == "native" and not _attends_natively(devices, dtype, head_size):
-        raise ModelError(
-            f"native attention runs float32 and bfloat16 on a CPU, not {dtype} on {where}; choose attention='torch'"
-        )
-    if attention == "triton" and not _attends_by_triton(devices, dtype, head_size):
-        raise ModelError(
-            f"triton attention runs float32, bfloat16 and float16 with heads of up to {MAX_HEAD_DIM} dimensions on "
-            f"CUDA devices where triton is installed, not {dtype} with {head_size} on {where}; "
-            "choose attention='torch'"
-        )
-
-
-def _attends_natively(devices: Sequence[torch.device], dtype: torch.dtype, _: int) -> bool:
-    return devices[0].type == "cpu" and dtype in (torch.float32, torch.bfloat16)
-
-
-def _attends_by_triton(devices: Sequence[torch.device], dtype: torch.dtype, head_size: int) -> bool:
-    return head_size <= MAX_HEAD_DIM and all(may_launch(device, dtype) for device in devices)

@@ -473,7 +473,7 @@ def _whole_rows(contexts: Sequence[Ids]) -> ContextPaths:
 
 def _labels_by_query(continuations: Sequence[Any], num_queries: int) -> list[list[TokenArray]]:
     """Continuation rows of every query; one shared list is the same list object for all queries."""
-    first = continuations[0] if len(continuations) else ()
+    first: Any = continuations[0] if len(continuations) else ()
     if not hasattr(first, "__len__"):
         raise RequestError(f"continuation 0 is {first!r}; give token ids, a list of them for each")
     nested = len(first) > 0 and np.ndim(first[0]) == 1
