@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iclperm.errors import ConfigError, DataError
-from iclperm.study.orderings import MOST_EXHAUSTIVE, MOVED, OrderDesign
+from iclperm.study.orderings import MOST_EXHAUSTIVE, MOVED
 from iclperm.study.study import Study
 from iclperm.tasks.task import Examples, Task
 
@@ -244,9 +244,7 @@ def _pools(task: Task, train: Examples) -> list[NDArray[np.int64]]:
     return [np.flatnonzero(train.labels == label) for label in range(len(task.classes))]
 
 
-def draw_permutations(
-    seed: int, count: int, size: int, own: str = "", design: OrderDesign = "random"
-) -> NDArray[np.int64]:
+def draw_permutations(seed: int, count: int, size: int, own: str = "", design: str = "random") -> NDArray[np.int64]:
     """``count`` distinct permutations of ``size`` positions, int64 [count, size]; more keep the earlier ones. ``own``
     is part of the key.
 

@@ -54,7 +54,8 @@ def order_variance(
 ) -> float:
     """Variance of accuracy over all orders from items [P, Q] of one set: half the mean squared difference of pairs of
     one block, and of different ones, in the shares that they have among all pairs of orders."""
-    inside, between = [], []
+    inside: list[float] = []
+    between: list[float] = []
     for p, r in combinations(range(len(items)), 2):
         half = class_difference_squared(items[p], items[r], weights, classes) / 2
         (inside if labels[p] == labels[r] else between).append(half)

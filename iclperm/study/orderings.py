@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
 
-OrderDesign = Literal["random", "latin", "antithetic", "prefix_coupled", "exhaustive"]
-ORDER_DESIGNS: tuple[OrderDesign, ...] = get_args(OrderDesign)
+ORDER_DESIGNS = ("random", "latin", "antithetic", "prefix_coupled", "exhaustive")
 MOVED = 3
 """The last positions that differ within a group of prefix-coupled permutations."""
 MOST_EXHAUSTIVE = 9

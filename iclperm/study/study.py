@@ -13,7 +13,7 @@ from iclperm.errors import ConfigError, UnknownKind
 from iclperm.study import kinds
 from iclperm.study.choices import Choices, refuse_other_keys, shown, yaml_in
 from iclperm.study.endpoint import EndpointChoices
-from iclperm.study.orderings import OrderDesign
+from iclperm.study.orderings import ORDER_DESIGNS
 from iclperm.study.sizes import parse_budget
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -87,7 +87,7 @@ class Study(Choices):
     dev_queries: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     balance: Annotated[Balance, Field(exclude_if=lambda given: given == "classes")] = "classes"
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    design: OrderDesign = "random"
+    design: str = "random"
     scoring: Scoring | None = None
     normalize: Literal["sum", "mean", "bytes"] = "sum"
     calibration: Literal["none", "contextual"] = "none"
@@ -174,6 +174,13 @@ class Study(Choices):
             raise ConfigError("a study's key 'demonstrations' holds one set twice; its order is for the permutations")
         if self.resample != "none":
             raise ConfigError("a study's key 'resample' is 'per_k', but its 'demonstrations' are given; leave one out")
+
+    @field_validator("design")
+    @classmethod
+    def _known_design(cls, design: str) -> str:
+        if design not in ORDER_DESIGNS:
+            raise ValueError(f"input should be {kinds.in_words(map(repr, ORDER_DESIGNS))}")
+        return design
 
     @field_validator("device")
     @classmethod
