@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import iclperm
 from iclperm import Study, stats
 from iclperm.errors import ConfigError, RequestError
 from iclperm.prompts.design import draw_permutations
 from iclperm.reference import designs as oracle
 from iclperm.stats import designs
+from iclperm.studies.sensitivity_conclusion import conclusion
+from iclperm.studies.sensitivity_summary import sensitivity_summary
 from iclperm.study.orderings import MOVED, ORDER_DESIGNS, block_size, design_words
 
 IN_BLOCKS = ("latin", "antithetic", "prefix_coupled")
@@ -203,3 +206,56 @@ def test_of_all_orders_nothing_was_drawn():
     by_set = designs.order_variances(items, blocks)
     assert found.order2 == pytest.approx(by_set.mean())
     assert found.with_noise.order.low < found.with_noise.order.estimate < found.with_noise.order.high
+
+
+def test_a_summary_takes_blocks_for_what_was_drawn():
+    generator = np.random.default_rng(8)
+    items = (generator.random((4, 12, 50)) < 0.5 + generator.normal(size=(4, 12, 1)) * 0.1).astype(np.uint8)
+    blocks = designs.permutation_blocks("latin", 12, 4)
+    plain = sensitivity_summary(items)
+    found = sensitivity_summary(items, design=("3 Latin squares", blocks))
+    alone = designs.designed_effects(items, blocks)
+    assert (found.effects, found.intervals, found.jackknife) == (alone.intervals, alone.with_noise, alone.jackknife)
+    assert found.effects != plain.effects
+    assert found.spreads["rms"].order == alone.with_noise.order.estimate
+    assert found.mean == plain.mean
+    assert found.mean_interval != plain.mean_interval
+    assert "Orders are 3 Latin squares, dealt together" in conclusion(found, 4)[-1]
+    assert found.to_dict(4)["designed"]["num_blocks"] == 3
+    assert "design" not in plain.to_dict(4)
+    square = sensitivity_summary(items[:, :4], design=("1 square", designs.permutation_blocks("latin", 4, 4)))
+    assert (square.effects, square.designed) == (None, None)
+    assert any(
+        "what order does has no interval: all 4 permutations are of one block" in line for line in square.warnings
+    )
+    state = np.zeros(items.shape, np.uint8)
+    state[0, 0, :5] = 1
+    gaps = sensitivity_summary(items, state=state, design=("3 Latin squares", blocks))
+    assert gaps.if_wrong.order != gaps.if_right.order
+    assert gaps.effects.order.low < gaps.effects.order.high
+
+
+def test_a_run_of_all_orders_says_so_and_does_not_grow(tmp_path):
+    study = Study(sets=3, permutations=24, shots=4, queries=40, design="exhaustive", out=str(tmp_path / "all"))
+    found = iclperm.run(study)
+    assert "Orders are all 24 orders: intervals are for other sets and queries." in found.findings().conclusion()
+    assert any(row[0] == "orders" and row[2] == "all 24 orders" for row in found.findings().tables(False)[0].rows)
+    more = study.model_copy(update={"permutations": 25})
+    with pytest.raises(ConfigError, match="design 'exhaustive' of 4 demonstrations is all 24 orders and cannot be"):
+        iclperm.run(more, extend=True)
+    assert len(iclperm.run(study.model_copy(update={"queries": 44}), extend=True).gold) == 44
+
+
+def test_a_run_of_squares_grows_by_squares(tmp_path):
+    study = Study(sets=3, permutations=9, shots=4, queries=40, design="latin", out=str(tmp_path / "squares"))
+    few = iclperm.run(study)
+    assert any(line.startswith("orders are of a latin design") for line in few.warnings)
+    more = iclperm.run(study.model_copy(update={"permutations": 12}), extend=True)
+    np.testing.assert_array_equal(more.correct[:, :9], few.correct)
+    assert any("Orders are 3 Latin squares of 4 orders" in line for line in more.findings().conclusion())
+
+
+def test_an_unknown_design_is_named():
+    message = "a study's key 'design' is 'square': input should be 'random', 'latin', 'antithetic', 'prefix_coupled' or"
+    with pytest.raises(ConfigError, match=message):
+        Study(design="square")

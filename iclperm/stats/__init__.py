@@ -42,6 +42,13 @@ from iclperm.stats.components import (
 from iclperm.stats.convergence import MeanError, NeededSizes, mean_error, needed_sizes
 from iclperm.stats.correlation import Correlation, rank_correlation
 from iclperm.stats.demonstrations import Score, demonstration_scores, shapley
+from iclperm.stats.designs import (
+    DesignedEffects,
+    PermutationBlocks,
+    designed_effects,
+    designed_mean,
+    permutation_blocks,
+)
 from iclperm.stats.grades import paired_grades
 from iclperm.stats.intervals import (
     Interval,
@@ -99,6 +106,7 @@ __all__ = [
     "Contrast",
     "Correlation",
     "Curve",
+    "DesignedEffects",
     "EffectiveItems",
     "Effects",
     "Estimator",
@@ -109,6 +117,7 @@ __all__ = [
     "MeanError",
     "NeededDesign",
     "NeededSizes",
+    "PermutationBlocks",
     "PooledEstimate",
     "Reliability",
     "Score",
@@ -133,6 +142,8 @@ __all__ = [
     "curve",
     "curve_error",
     "demonstration_scores",
+    "designed_effects",
+    "designed_mean",
     "effect_interval",
     "effective_items",
     "expected_maximum",
@@ -158,6 +169,7 @@ __all__ = [
     "paired_interval",
     "paired_se",
     "pairwise_mcnemar",
+    "permutation_blocks",
     "plateau_shares",
     "pool",
     "product_bootstrap",
