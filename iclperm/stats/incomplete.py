@@ -29,7 +29,6 @@ from iclperm.stats.sensitivity import (
 _MOST_STRATA = 64  # distinct weights that are taken for classes where those are not known
 _MOST_ORDERINGS = 2048  # whose unit effects are followed one by one
 _NOISES = 3  # SI, PI, SPI: the interactions with queries
-_MOST_PRODUCTS = 5e10  # for what leads take from the noise, pair by pair
 
 
 class Moments(NamedTuple):
@@ -256,7 +255,7 @@ def _noises(
             f"{np.count_nonzero(told)} among {len(members)} queries: one query cannot tell its own noise"
         )
     of_set, of_permutation, own = by_query[:, told].mean(axis=1) / _kept(
-        present, weights, members, np.concatenate(asked)[told], scale, limits
+        present, weights, members, np.concatenate(asked)[told], scale
     )
     return np.array([of_set, of_permutation, own - of_set - of_permutation])
 
@@ -267,7 +266,6 @@ def _kept(
     members: npt.NDArray[np.int64],
     told: npt.NDArray[np.int64],
     scale: FloatArray,
-    limits: ComputeLimits,
 ) -> FloatArray:
     """[3] share of their noise that products of two answers of one set, of one permutation, and of one ordering keep
     when the leads of their orderings are taken from them; means over the `told` queries.
@@ -275,37 +273,30 @@ def _kept(
     An ordering's lead has an answer with the part a_q = weight / answers of the query / scale of the ordering, so that
     a product to query q keeps 1 - a_q - b_q + Σ a·b over the queries that both answered: 1 - 2/n + Σw²/(Σw)² on
     average of complete answers, 1 - 1/n of one ordering with n answers of equal weight, less of two with little in
-    common. Sums over pairs that answered a query are squares of sums [told, queries] for each set; where that is much
-    (5e10 products), Σ a·b is that of all pairs alike.
+    common. Cost: O(S·P·(S + P)·Q).
     """
     there = present[:, :, members]
     if there.all():
         weight = weights[members]
         return np.full(3, 1 - 2 / len(members) + float(np.sum(weight**2)) / float(weight.sum()) ** 2)
-    part = there * (weights[members] / np.maximum(there.sum(axis=(0, 1)), 1) / scale[:, :, None])
-    is_told = there[:, :, np.isin(members, told)].astype(np.float64)
-    part_told = part[:, :, np.isin(members, told)]
-    own = np.sum(part**2, axis=2)
-    num = is_told.sum(axis=(0, 1))
-    of_own = 1 - 2 * part_told.sum(axis=(0, 1)) / num + np.einsum("spq,sp->q", is_told, own) / num
-    kept = []
+    per_query = weights[members] / np.maximum(there.sum(axis=(0, 1)), 1)
+    is_told = np.isin(members, told)
+    num = there[:, :, is_told].sum(axis=(0, 1))
+    kept, single = [], 0.0
     for axis in (1, 0):  # pairs of one set, of one permutation
-        many, some, both = (np.moveaxis(values, 1 - axis, 0) for values in (part, part_told, is_told))
-        counts = both.sum(axis=1)
-        pairs = (counts**2 - counts).sum(axis=0)
-        alone = (some.sum(axis=1) * (counts - 1)).sum(axis=0)
-        if part.size * len(told) <= _MOST_PRODUCTS:
-            step = max(limits.block_bytes // (8 * len(members)), 1)
-            squares = np.zeros(len(told))
-            for low in range(0, len(told), step):
-                for ours, theirs in zip(both, many, strict=True):
-                    squares[low : low + step] += np.sum((ours[:, low : low + step].T @ theirs) ** 2, axis=1)
-            shared = (squares - np.einsum("spq,sp->q", is_told, own)) / pairs
-        else:
-            size = many.shape[1]
-            shared = np.full(len(told), (np.sum(many.sum(axis=1) ** 2) - own.sum()) / (own.size * (size - 1)))
-        kept.append(1 - 2 * alone / pairs + shared)
-    return np.array([kept[0].mean(), kept[1].mean(), of_own.mean()])
+        counts = there.sum(axis=axis)[:, is_told].astype(np.float64)
+        pairs, left = np.sum(counts**2 - counts, axis=0), float(len(told))
+        for group, count in enumerate(counts):
+            answered = np.take(there, group, axis=1 - axis).astype(np.float64)
+            part = answered * (per_query / np.take(scale, group, axis=1 - axis)[:, None])
+            ours, own = answered[:, is_told], part[:, is_told]
+            together = (part @ part.T) * ((ours / pairs) @ ours.T)
+            left += float(together.sum() - np.trace(together)) - 2 * float((own * ((count - 1) / pairs)).sum())
+            if axis == 1:
+                lead = np.sum(part**2, axis=1)[:, None]
+                single += float(((lead - 2 * per_query[is_told] / scale[group][:, None]) * ours / num).sum())
+        kept.append(left / len(told))
+    return np.array([*kept, 1 + single / len(told)])
 
 
 def _blocks(
