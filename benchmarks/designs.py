@@ -144,16 +144,14 @@ def dealt(generator: np.random.Generator, shape: tuple[int, int, int], size: int
     that every query is asked as often as any other, give or take one; 4 is what was not asked."""
     cells = shape[0] * shape[1]
     state = np.full((cells, shape[2]), 4, np.uint8)
-    deck: list[int] = []
+    deck = np.empty(0, np.int64)
     # Dealt cell by cell, a deck would stay within a set, no two orderings of which would then share a query.
     for cell in generator.permutation(cells):
-        block: list[int] = []
-        while len(block) < size:
-            if not deck:
-                deck = generator.permutation(shape[2]).tolist()
-            fresh = [query for query in deck if query not in set(block)][: size - len(block)]
-            block += fresh
-            deck = [query for query in deck if query not in set(fresh)]
+        block, deck = deck[:size], deck[size:]
+        if len(block) < size:
+            deck = generator.permutation(shape[2])
+            fresh = deck[~np.isin(deck, block)][: size - len(block)]
+            block, deck = np.concatenate([block, fresh]), deck[~np.isin(deck, fresh)]
         state[cell, block] = 0
     return state.reshape(shape)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,8 @@ class DesignedEffects:
     """Of both effects and their ratio, free of item noise; NaN where the design has too few blocks or sets."""
     with_noise: SensitivityIntervals
     """Of both sensitivities (RMS) and r as they were measured, item noise included."""
+    method: Literal["jackknife", "generalised"]
+    """How these intervals were made."""
     jackknife: Interval
     """Of the printed r, by leaving out one set, and one block, at a time; NaN below three of either."""
 
@@ -114,10 +116,12 @@ def designed_effects(
     denominator, whatever depends on what within a block; with blocks of one it is that of `variance_components`. The
     variance over sets needs pairs of sets under one permutation alone.
 
-    Intervals are generalised: sums of squares between and within blocks, of permutations and of their interaction with
-    sets, are drawn as SS / χ²(df) each, with blocks - 1 and P - blocks degrees of freedom. Of all orders no others
-    could have been drawn: there the jackknife over sets on the log scale. benchmarks/designs_coverage.py has their
-    simulated coverage.
+    Intervals are those of the jackknife on the log scale that leaves out one set, and one block, at a time, its two
+    variances added: what permutations of one block have in common is in it, whatever that is. Of all orders no others
+    could have been drawn, and sets alone are left out. Below three sets or blocks, where an effect is 0 without one of
+    them, and for blocks of one they are generalised: sums of squares between and within blocks, of permutations and of
+    their interaction with sets, are drawn as SS / χ²(df) each, with blocks - 1 and P - blocks degrees of freedom.
+    benchmarks/designs_coverage.py has their simulated coverage.
 
     Raises RequestError where all permutations are of one block, unless they are all orders, and what
     `variance_components` does. Cost: O(S·P·Q), and O(S·P²·Q) where answers are missing.
@@ -139,9 +143,11 @@ def designed_effects(
     free = tuple(values - part / chance for values, part, chance in zip(drawn, noise, chi, strict=True))
     found = _roots((order2, selection2), free, level)
     measured = _roots((raw.order, raw.selection), drawn, level)
-    if blocks.is_complete:
-        found = found._replace(order=_over_sets(by_set, level))
-        measured = measured._replace(order=_over_sets(matrix.var(axis=1, ddof=1), level))
+    left_out = _without_each(matrix, blocks)
+    has_jackknife = bool(left_out) and (blocks.size > 1 or blocks.is_complete)
+    if has_jackknife:
+        found = _jackknifed(found, [values - noise for values in left_out], level)
+        measured = _jackknifed(measured, left_out, level)
     return DesignedEffects(
         num_permutations=items.shape[1],
         num_blocks=blocks.num_blocks,
@@ -150,6 +156,7 @@ def designed_effects(
         gain=_gain(matrix, blocks, raw),
         intervals=found,
         with_noise=measured,
+        method="jackknife" if has_jackknife else "generalised",
         jackknife=block_jackknife(matrix, blocks, level),
     )
 
@@ -314,16 +321,44 @@ def _roots(estimates: tuple[float, float], variances: tuple[FloatArray, ...], le
     )
 
 
-def _over_sets(by_set: FloatArray, level: float) -> Interval:
-    """Interval of the root of a mean of variances of sets, by the jackknife on the log scale; NaN of fewer than two."""
-    mean, num = float(by_set.mean()), len(by_set)
-    estimate = math.sqrt(max(mean, 0.0))
-    left_out = (by_set.sum() - by_set) / max(num - 1, 1)
-    if num < 2 or mean <= 0 or (left_out <= 0).any():
-        return Interval(estimate, math.nan, math.nan, level)
-    error, _ = jackknife_error([np.log(left_out) / 2])
-    half = float(special.stdtrit(num - 1, upper_tail(level))) * error
-    return Interval(estimate, estimate * math.exp(-half), estimate * math.exp(half), level)
+def _without_each(matrix: FloatArray, blocks: PermutationBlocks) -> list[FloatArray]:
+    """[units, 2] variance over orders and over sets, item noise in them, without one set, and without one block, at a
+    time; empty below three of either. With all orders there are no blocks to leave out."""
+    units = len(matrix) if blocks.is_complete else blocks.num_blocks
+    if min(len(matrix), units) < 3:
+        return []
+
+    def variances(rows: FloatArray, kept: PermutationBlocks) -> tuple[float, float]:
+        between, within = _pair_squares(rows, kept)
+        order = float(_over_all_orders(between, within, kept).mean())
+        return order, float(rows.var(axis=0, ddof=1).mean())
+
+    found = [np.array([variances(np.delete(matrix, s, 0), blocks) for s in range(len(matrix))])]
+    if not blocks.is_complete:
+        without = []
+        for block in range(blocks.num_blocks):
+            kept = blocks.labels != block
+            labels = blocks.labels[kept] - (blocks.labels[kept] > block)
+            without.append(variances(matrix[:, kept], blocks._replace(labels=labels)))
+        found.append(np.array(without))
+    return found
+
+
+def _jackknifed(intervals: SensitivityIntervals, left_out: list[FloatArray], level: float) -> SensitivityIntervals:
+    """Intervals of the jackknife around the estimates of these, from squares [units, 2] without one unit of each kind;
+    those given where some square is 0 or below."""
+    found = []
+    for place, given in enumerate(intervals):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = [np.log(np.maximum(values, 0.0)) / 2 for values in left_out]
+            values = [log[:, 1] - log[:, 0] if place == 2 else log[:, place] for log in logs]
+        if not (given.estimate > 0 and all(np.isfinite(value).all() for value in values)):
+            found.append(given)
+            continue
+        error, degrees = jackknife_error(values)
+        half = float(special.stdtrit(degrees, upper_tail(level))) * error
+        found.append(Interval(given.estimate, given.estimate * math.exp(-half), given.estimate * math.exp(half), level))
+    return SensitivityIntervals(*found)
 
 
 def _refuse_one_block(blocks: PermutationBlocks, num_permutations: int) -> None:

@@ -240,6 +240,7 @@ def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) 
 def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) -> Table:
     """Every estimate with the interval that belongs to it on the line below."""
     rows: list[Sequence[str]] = []
+    generalised = f"  95 %, {summary.interval_method}"
     estimators = {"mean_std": "mean of std (as printed)", "rms": "root mean square (RMS)"}
     if not full and summary.jackknife is not None and summary.effects is not None:
         del estimators["rms"]
@@ -249,10 +250,10 @@ def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) ->
         if estimator == "mean_std" and summary.jackknife is not None:
             rows.append(("  95 %, jackknife", "", "", interval_words(summary.jackknife)))
         if estimator == "rms" and summary.intervals is not None:
-            rows.append(("  95 %, generalised", *map(interval_words, possible(summary.intervals))))
+            rows.append((generalised, *map(interval_words, possible(summary.intervals))))
     if summary.effects is not None:
         rows.append(("RMS without item noise", *(number(effect.estimate) for effect in summary.effects)))
-        rows.append(("  95 %, generalised", *map(interval_words, possible(summary.effects))))
+        rows.append((generalised, *map(interval_words, possible(summary.effects))))
     header = ("sensitivity of accuracy", "to order", "to selection", "r = sel. / order")
     return Table(f"Order against selection{_at(shots)}", header, rows)
 

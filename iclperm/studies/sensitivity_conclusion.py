@@ -80,7 +80,11 @@ def _verdict(summary: SensitivitySummary) -> list[str]:
     r, free = summary.quoted, None if summary.effects is None else summary.effects.ratio
     if r is None:
         return []
-    name = "as printed in arXiv 2511.09700, jackknife" if r == summary.jackknife else "root mean square, generalised"
+    name = (
+        "as printed in arXiv 2511.09700, jackknife"
+        if r == summary.jackknife
+        else f"root mean square, {summary.interval_method}"
+    )
     verdict, side = f"r = choice / order = {with_bounds(r)}", side_of(r, 1)
     if side == 0:
         verdict += f" cannot be told from 1: which of the two matters more stays open; {_remedy(summary)}."

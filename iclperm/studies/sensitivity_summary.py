@@ -149,6 +149,11 @@ class SensitivitySummary:
         return _quoted(self.jackknife, self.intervals)
 
     @property
+    def interval_method(self) -> str:
+        """How the intervals of root mean squares, and those free of item noise, were made."""
+        return "generalised" if self.designed is None else self.designed.method
+
+    @property
     def set_means(self) -> FloatArray:
         """[S] mean accuracy of each set."""
         return np.asarray(self.accuracy.mean(axis=1))
