@@ -6,6 +6,7 @@ Pure functions of stored arrays: none of them calls a model. What a single study
 """
 
 from iclperm.base.help import fields_in_help
+from iclperm.stats.blocks import BlockEffects, OwnBlockComponents, block_effects, own_block_components
 from iclperm.stats.calibration import (
     Calibration,
     CalibrationEffect,
@@ -98,6 +99,7 @@ from iclperm.stats.winners_curse import expected_maximum, winners_curse
 __all__ = [
     "Accuracy",
     "AccuracyBounds",
+    "BlockEffects",
     "Calibration",
     "CalibrationEffect",
     "ClassScores",
@@ -117,6 +119,7 @@ __all__ = [
     "MeanError",
     "NeededDesign",
     "NeededSizes",
+    "OwnBlockComponents",
     "PermutationBlocks",
     "PooledEstimate",
     "Reliability",
@@ -128,6 +131,7 @@ __all__ = [
     "VarianceComponents",
     "accuracy",
     "accuracy_bounds",
+    "block_effects",
     "c4",
     "calibrated_scores",
     "calibration",
@@ -164,6 +168,7 @@ __all__ = [
     "needed_sizes",
     "nested_components",
     "order_sensitivity",
+    "own_block_components",
     "paired_difference",
     "paired_grades",
     "paired_interval",
