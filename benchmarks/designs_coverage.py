@@ -72,6 +72,7 @@ def accuracies(
     if is_complete:
         shared = white(np.random.default_rng(12), 1)
         shared = (shared - shared.mean()) / shared.std(ddof=1)
+        of_positions *= math.sqrt((num_p - 1) / num_p)  # whose variance over all orders has their number below it
     else:
         shared = white(generator, 1)
     others = math.sqrt(SHARED) * shared + math.sqrt(1 - SHARED) * white(generator, SETS)
