@@ -11,6 +11,7 @@ import click
 
 from iclperm.base.remote import is_url
 from iclperm.study import kinds
+from iclperm.study.orderings import ORDER_DESIGNS
 
 STUDY_KEYS = {
     "kind": f"What is studied: {kinds.in_words(kinds.STUDIES)}.",
@@ -29,7 +30,7 @@ STUDY_KEYS = {
     "dev_queries": "Number of dev queries, scored beside them.",
     "balance": "classes: queries of every class alike, a short one oversampled; natural: as they come, each once.",
     "seed": "Seed of every random choice.",
-    "design": "How sets and orders are drawn: random.",
+    "design": "Which orders come together: random, latin, antithetic (pairs), prefix_coupled, exhaustive (all).",
     "scoring": "How answers are found: loglikelihood (of every label), first_token (of theirs), or generate.",
     "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, or over bytes.",
     "calibration": "none, or contextual: labels freed of what each context prefers by itself.",
@@ -54,7 +55,7 @@ STUDY_KEYS = {
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "resample": ("none", "per_k"),
     "balance": ("classes", "natural"),
-    "design": ("random",),
+    "design": ORDER_DESIGNS,
     "scoring": ("loglikelihood", "first_token", "generate"),
     "normalize": ("sum", "mean", "bytes"),
     "calibration": ("none", "contextual"),

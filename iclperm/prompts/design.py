@@ -10,12 +10,14 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from itertools import permutations as all_orders
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iclperm.errors import ConfigError, DataError
+from iclperm.study.orderings import MOST_EXHAUSTIVE, MOVED
 from iclperm.study.study import Study
 from iclperm.tasks.task import Examples, Task
 
@@ -149,7 +151,8 @@ def _draw_orderings(study: Study, shots: tuple[int, ...], task: Task, train: Exa
         sets = draw_sets(study.seed, study.sets, shots[-1], task, train, own)
     else:
         sets = _given_sets(study.demonstrations, shots[-1], task, train)
-    return Orderings(sets, draw_permutations(study.seed, study.permutations, shots[-1], own), shots)
+    permutations = draw_permutations(study.seed, study.permutations, shots[-1], own, study.design)
+    return Orderings(sets, permutations, shots)
 
 
 def _given_sets(rows: list[list[int]], size: int, task: Task, train: Examples) -> NDArray[np.int64]:
@@ -241,12 +244,35 @@ def _pools(task: Task, train: Examples) -> list[NDArray[np.int64]]:
     return [np.flatnonzero(train.labels == label) for label in range(len(task.classes))]
 
 
-def draw_permutations(seed: int, count: int, size: int, own: str = "") -> NDArray[np.int64]:
+def draw_permutations(seed: int, count: int, size: int, own: str = "", design: str = "random") -> NDArray[np.int64]:
     """``count`` distinct permutations of ``size`` positions, int64 [count, size]; more keep the earlier ones. ``own``
     is part of the key.
 
-    Raises `ConfigError` where there are fewer. Expected O(count * size), more as count nears size!.
+    Every permutation by itself is uniform in every design; what differs is which come together. ``random`` draws each
+    by itself. The others deal blocks (`study.orderings.block_size`), each drawn at random among those that are not
+    there yet, their rows in random order; the last is a part of one where ``count`` is no multiple. ``latin``: the k
+    shifts of a relabelled row, so that every demonstration stands at every position once, and, where k is even, comes
+    directly after every other once (Williams 1949). ``antithetic``: an order and its reversal. ``prefix_coupled``: all
+    orders of the last three positions after one beginning. ``exhaustive``: all size! orders, in random order.
+
+    Raises `ConfigError` where there are fewer, and of an exhaustive design unless ``count`` is size!. Expected
+    O(count * size), more as count nears size!.
     """
+    if design == "exhaustive":
+        return _every_order(seed, count, size, own)
+    _refuse_too_many_orders(count, size, own)
+    if design != "random":
+        return _dealt_in_blocks(seed, count, size, own, design)
+    drawn: dict[bytes, NDArray[np.int64]] = {}
+    for index in range(count):
+        stream = _stream(seed, f"permutation{own}", index)
+        while (permutation := _random_order(stream, size)).tobytes() in drawn:
+            pass  # the next draw of the same key: which one is kept depends on earlier permutations only
+        drawn[permutation.tobytes()] = permutation
+    return np.stack(list(drawn.values()))
+
+
+def _refuse_too_many_orders(count: int, size: int, own: str) -> None:
     if size <= _MAX_EXACT_FACTORIAL and count > math.factorial(size):
         remedy = "lower 'permutations' or raise 'shots'"
         if own:
@@ -255,13 +281,54 @@ def draw_permutations(seed: int, count: int, size: int, own: str = "") -> NDArra
         raise ConfigError(
             f"permutations is {count}, but {size} demonstrations have only {math.factorial(size)} orders; {remedy}"
         )
+
+
+def _dealt_in_blocks(seed: int, count: int, size: int, own: str, design: str) -> NDArray[np.int64]:
+    """Permutations of a design in blocks. Blocks of a design are a partition of all orders: two are equal or have no
+    order in common, and the least row of a block tells which it is."""
     drawn: dict[bytes, NDArray[np.int64]] = {}
-    for index in range(count):
-        stream = _stream(seed, f"permutation{own}", index)
-        while (permutation := _random_order(stream, size)).tobytes() in drawn:
-            pass  # the next draw of the same key: which one is kept depends on earlier permutations only
-        drawn[permutation.tobytes()] = permutation
-    return np.stack(list(drawn.values()))
+    num_rows = index = 0
+    while num_rows < count:
+        stream = _stream(seed, f"{design} permutations{own}", index)
+        while (name := _least_row(rows := _block_of(design, _random_order(stream, size)))) in drawn:
+            pass  # as for single permutations
+        drawn[name] = rows[_random_order(stream, len(rows))]
+        num_rows, index = num_rows + len(rows), index + 1
+    return np.concatenate(list(drawn.values()))[:count]
+
+
+def _block_of(design: str, first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The permutations that a design deals together with ``first`` [size], or made of it; int64 [block, size]."""
+    size = len(first)
+    if size < 2:
+        return first[None]
+    if design == "antithetic":
+        return np.stack([first, first[::-1]])
+    if design == "prefix_coupled":
+        kept = max(size - MOVED, 0)
+        return np.stack([np.concatenate([first[:kept], tail]) for tail in map(np.array, all_orders(first[kept:]))])
+    # 0, k-1, 1, k-2, ...: for even k every difference modulo k between neighbours comes once.
+    zigzag = np.where(np.arange(size) % 2, size - (np.arange(size) + 1) // 2, np.arange(size) // 2)
+    return np.asarray(first[(zigzag + np.arange(size)[:, None]) % size])
+
+
+def _least_row(rows: NDArray[np.int64]) -> bytes:
+    return rows[np.lexsort(rows.T[::-1])[0]].tobytes() if rows.shape[1] else b""
+
+
+def _every_order(seed: int, count: int, size: int, own: str) -> NDArray[np.int64]:
+    if size > MOST_EXHAUSTIVE:
+        raise ConfigError(
+            f"design is 'exhaustive', but {size} demonstrations have more than {math.factorial(MOST_EXHAUSTIVE):,} "
+            f"orders; lower 'shots' to {MOST_EXHAUSTIVE} or choose another design, such as latin"
+        )
+    if count != (total := math.factorial(size)):
+        raise ConfigError(
+            f"permutations is {count}, but design 'exhaustive' of {size} demonstrations is all {total} orders and "
+            f"cannot be smaller or grow; set 'permutations' to {total}"
+        )
+    orders = np.array(list(all_orders(range(size))), dtype=np.int64).reshape(total, size)
+    return np.asarray(orders[keyed_permutation(total, seed, f"exhaustive permutations{own}")])
 
 
 def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: Set[str]) -> SplitQueries:

@@ -97,31 +97,48 @@ def expected_mean_squares(present: Mask, weights: FloatArray, effect: str) -> Fl
 
 def noises(scores: FloatArray, present: Mask, weights: FloatArray) -> FloatArray:
     """[3] of SI, PI and SPI: mean products of pairs of answers to one query that share the set alone, the permutation
-    alone, or are one and the same, each less what it shares anyway; means over the queries that have all kinds of
-    pairs. Answers are taken less the lead of their ordering, then less the mean of their query."""
+    alone, or are one and the same, each less that of two that share neither; means over the queries that have all kinds
+    of pairs. Answers are taken less the lead of their ordering, then less the mean of their query; what the leads, made
+    of the same answers, take away of each kind is put back."""
     num_sets, num_permutations, num_queries = scores.shape
     cells = list(product(range(num_sets), range(num_permutations)))
     lead = deviations(scores, present, weights)
-    found = []
+    parts = lead_parts(present, weights)
+    found, kept = [], []
     for q in range(num_queries):
         there = [cell for cell in cells if present[(*cell, q)]]
         if not there:
             continue
         rest = {cell: scores[(*cell, q)] - lead[cell] for cell in there}
         mean = sum(rest.values()) / len(rest)
-        kinds: dict[tuple[bool, bool], list[float]] = {}
+        kinds: dict[tuple[bool, bool], list[tuple[float, float]]] = {}
         for one, other in product(there, there):
             value = (rest[one] - mean) * (rest[other] - mean)
-            kinds.setdefault((one[0] == other[0], one[1] == other[1]), []).append(value)
+            left = 1 - parts[(*one, q)] - parts[(*other, q)] + float(parts[one] @ parts[other])
+            kinds.setdefault((one[0] == other[0], one[1] == other[1]), []).append((value, left))
         if len(kinds) < 4:
             continue
-        mean_of = {kind: sum(values) / len(values) for kind, values in kinds.items()}
+        mean_of = {kind: np.mean(values, axis=0) for kind, values in kinds.items()}
         own, by_set, by_permutation, other_kind = (
             mean_of[kind] for kind in ((True, True), (True, False), (False, True), (False, False))
         )
-        found.append((by_set - other_kind, by_permutation - other_kind, own - by_set - by_permutation + other_kind))
-    kept = 1 - 2 / num_queries + sum(weights**2) / sum(weights) ** 2
-    return np.asarray(np.mean(found, axis=0) / kept)
+        found.append([each[0] - other_kind[0] for each in (by_set, by_permutation, own)])
+        kept.append([each[1] for each in (by_set, by_permutation, own)])
+    of_set, of_permutation, whole = np.mean(found, axis=0) / np.mean(kept, axis=0)
+    return np.array([of_set, of_permutation, whole - of_set - of_permutation])
+
+
+def lead_parts(present: Mask, weights: FloatArray) -> FloatArray:
+    """[S, P, Q] how much of each answer is in its ordering's `deviations`."""
+    size = present.shape[0] * present.shape[1]
+    found = np.zeros(present.shape)
+    for cell in product(range(present.shape[0]), range(present.shape[1])):
+        answered = [q for q in range(present.shape[2]) if present[(*cell, q)]]
+        nums = {q: int(present[:, :, q].sum()) for q in answered}
+        bottom = sum(weights[q] / nums[q] * (1 - 1 / nums[q]) for q in answered)
+        for q in answered:
+            found[(*cell, q)] = weights[q] / nums[q] / (bottom * size / (size - 1))
+    return found
 
 
 def components(scores: FloatArray, present: Mask, weights: FloatArray) -> dict[str, float]:

@@ -6,6 +6,7 @@ Pure functions of stored arrays: none of them calls a model. What a single study
 """
 
 from iclperm.base.help import fields_in_help
+from iclperm.stats.blocks import BlockEffects, OwnBlockComponents, block_effects, own_block_components
 from iclperm.stats.calibration import (
     Calibration,
     CalibrationEffect,
@@ -42,6 +43,13 @@ from iclperm.stats.components import (
 from iclperm.stats.convergence import MeanError, NeededSizes, mean_error, needed_sizes
 from iclperm.stats.correlation import Correlation, rank_correlation
 from iclperm.stats.demonstrations import Score, demonstration_scores, shapley
+from iclperm.stats.designs import (
+    DesignedEffects,
+    PermutationBlocks,
+    designed_effects,
+    designed_mean,
+    permutation_blocks,
+)
 from iclperm.stats.grades import paired_grades
 from iclperm.stats.intervals import (
     Interval,
@@ -91,6 +99,7 @@ from iclperm.stats.winners_curse import expected_maximum, winners_curse
 __all__ = [
     "Accuracy",
     "AccuracyBounds",
+    "BlockEffects",
     "Calibration",
     "CalibrationEffect",
     "ClassScores",
@@ -99,6 +108,7 @@ __all__ = [
     "Contrast",
     "Correlation",
     "Curve",
+    "DesignedEffects",
     "EffectiveItems",
     "Effects",
     "Estimator",
@@ -109,6 +119,8 @@ __all__ = [
     "MeanError",
     "NeededDesign",
     "NeededSizes",
+    "OwnBlockComponents",
+    "PermutationBlocks",
     "PooledEstimate",
     "Reliability",
     "Score",
@@ -119,6 +131,7 @@ __all__ = [
     "VarianceComponents",
     "accuracy",
     "accuracy_bounds",
+    "block_effects",
     "c4",
     "calibrated_scores",
     "calibration",
@@ -133,6 +146,8 @@ __all__ = [
     "curve",
     "curve_error",
     "demonstration_scores",
+    "designed_effects",
+    "designed_mean",
     "effect_interval",
     "effective_items",
     "expected_maximum",
@@ -153,11 +168,13 @@ __all__ = [
     "needed_sizes",
     "nested_components",
     "order_sensitivity",
+    "own_block_components",
     "paired_difference",
     "paired_grades",
     "paired_interval",
     "paired_se",
     "pairwise_mcnemar",
+    "permutation_blocks",
     "plateau_shares",
     "pool",
     "product_bootstrap",

@@ -222,7 +222,7 @@ def _moments(
     rows, columns, total = rows / num_permutations, columns / num_sets, total / size
     s, p = num_sets - 1, num_permutations - 1
     loads = np.array([(rows - total) / s, (columns - total) / p, (cells - rows - columns + total) / (s * p)])
-    noises = _noises(scores, present, weights, members, deviations, limits)
+    noises = _noises(scores, present, weights, members, deviations, scale, limits)
     of_query = np.concatenate(means)
     between = np.array([of_query.var(ddof=1), *np.concatenate(shares, axis=1).mean(axis=1)])
     return Moments(deviations, loads, responses, noises, between, len(of_query))
@@ -234,17 +234,19 @@ def _noises(
     weights: FloatArray,
     members: npt.NDArray[np.int64],
     deviations: FloatArray,
+    scale: FloatArray,
     limits: ComputeLimits,
 ) -> FloatArray:
     """`Moments.noises`: mean products of two answers to one query, each less its query's mean and its ordering's lead,
-    averaged over the queries. The leads are estimates from the same n queries of weight w, which takes a share
-    2/n - Σw²/(Σw)² away: it is put back."""
-    found = []
-    for _, y, there in _blocks(scores, present, members, limits):
+    averaged over the queries. The leads are estimates from the same answers, which takes some of the noise away
+    (`_kept`): it is put back."""
+    found, asked = [], []
+    for chosen, y, there in _blocks(scores, present, members, limits):
         num = there.sum(axis=(0, 1))
         rest = y - deviations[:, :, None]
         rest = (rest - (rest * there).sum(axis=(0, 1)) / num) * there
         found.append(_within(rest, num, there.sum(axis=1), there.sum(axis=0)))
+        asked.append(chosen)
     by_query = np.concatenate(found, axis=1)
     told = np.isfinite(by_query).all(axis=0)
     if np.count_nonzero(told) < 2:
@@ -252,9 +254,49 @@ def _noises(
             f"the components need 2 queries of every class that several sets and permutations answered, found "
             f"{np.count_nonzero(told)} among {len(members)} queries: one query cannot tell its own noise"
         )
-    weight = weights[members]
-    kept = 1 - 2 / len(members) + float(np.sum(weight**2)) / float(weight.sum()) ** 2
-    return np.asarray(by_query[:, told].mean(axis=1) / kept)
+    of_set, of_permutation, own = by_query[:, told].mean(axis=1) / _kept(
+        present, weights, members, np.concatenate(asked)[told], scale
+    )
+    return np.array([of_set, of_permutation, own - of_set - of_permutation])
+
+
+def _kept(
+    present: npt.NDArray[np.bool_],
+    weights: FloatArray,
+    members: npt.NDArray[np.int64],
+    told: npt.NDArray[np.int64],
+    scale: FloatArray,
+) -> FloatArray:
+    """[3] share of their noise that products of two answers of one set, of one permutation, and of one ordering keep
+    when the leads of their orderings are taken from them; means over the `told` queries.
+
+    An ordering's lead has an answer with the part a_q = weight / answers of the query / scale of the ordering, so that
+    a product to query q keeps 1 - a_q - b_q + Σ a·b over the queries that both answered: 1 - 2/n + Σw²/(Σw)² on
+    average of complete answers, 1 - 1/n of one ordering with n answers of equal weight, less of two with little in
+    common. Cost: O(S·P·(S + P)·Q).
+    """
+    there = present[:, :, members]
+    if there.all():
+        weight = weights[members]
+        return np.full(3, 1 - 2 / len(members) + float(np.sum(weight**2)) / float(weight.sum()) ** 2)
+    per_query = weights[members] / np.maximum(there.sum(axis=(0, 1)), 1)
+    is_told = np.isin(members, told)
+    num = there[:, :, is_told].sum(axis=(0, 1))
+    kept, single = [], 0.0
+    for axis in (1, 0):  # pairs of one set, of one permutation
+        counts = there.sum(axis=axis)[:, is_told].astype(np.float64)
+        pairs, left = np.sum(counts**2 - counts, axis=0), float(len(told))
+        for group, count in enumerate(counts):
+            answered = np.take(there, group, axis=1 - axis).astype(np.float64)
+            part = answered * (per_query / np.take(scale, group, axis=1 - axis)[:, None])
+            ours, own = answered[:, is_told], part[:, is_told]
+            together = (part @ part.T) * ((ours / pairs) @ ours.T)
+            left += float(together.sum() - np.trace(together)) - 2 * float((own * ((count - 1) / pairs)).sum())
+            if axis == 1:
+                lead = np.sum(part**2, axis=1)[:, None]
+                single += float(((lead - 2 * per_query[is_told] / scale[group][:, None]) * ours / num).sum())
+        kept.append(left / len(told))
+    return np.array([*kept, 1 + single / len(told)])
 
 
 def _blocks(
@@ -344,7 +386,7 @@ def _forms(a: FloatArray, num: FloatArray, g: FloatArray, h: FloatArray) -> Floa
 
 def _within(rest: FloatArray, num: FloatArray, by_set: FloatArray, by_permutation: FloatArray) -> FloatArray:
     """[3, queries] mean products of two answers to one query: of one set, of one permutation, of one ordering, each
-    less what answers share anyway; NaN where a query has no such pair."""
+    less that of two that share neither; NaN where a query has no such pair."""
     own = (rest * rest).sum(axis=(0, 1))
     sets = (rest.sum(axis=1) ** 2).sum(axis=0)
     permutations = (rest.sum(axis=0) ** 2).sum(axis=0)
@@ -355,7 +397,7 @@ def _within(rest: FloatArray, num: FloatArray, by_set: FloatArray, by_permutatio
         same_set = (sets - own) / np.where(pairs_set > 0.5, pairs_set, np.nan)
         same_permutation = (permutations - own) / np.where(pairs_permutation > 0.5, pairs_permutation, np.nan)
         other = (own - sets - permutations) / np.where(pairs_other > 0.5, pairs_other, np.nan)
-    return np.stack([same_set - other, same_permutation - other, own / num - same_set - same_permutation + other])
+    return np.stack([same_set - other, same_permutation - other, own / num - other])
 
 
 class Filled(NamedTuple):

@@ -101,6 +101,11 @@ class Run(FinishedRun):
         warnings = uneven_labels(self.label_tokens, self.study.normalize)
         warnings += [warning for about in self.asides.values() for warning in about.warnings]
         warnings += _about_replies(self.report, self.study)
+        if self.study.design not in ("random", "exhaustive"):
+            warnings.append(
+                f"orders are of a {self.study.design.replace('_', '-')} design: order against selection at the most "
+                "demonstrations takes that into account, every other interval takes orders for independent draws"
+            )
         highest = int(test.context_prediction.max(initial=-1))
         is_label = 0 <= highest < len(self.labels)
         if is_label and all(np.isin(answers, (-1, highest)).all() for answers in test.context_prediction):

@@ -36,6 +36,7 @@ from iclperm.studies.sensitivity_summary import (
     sensitivity_summary,
 )
 from iclperm.studies.tokens import token_table
+from iclperm.study.orderings import design_words
 
 if TYPE_CHECKING:
     from iclperm.runs.run import FinishedRun
@@ -147,6 +148,7 @@ def findings(run: FinishedRun) -> Sensitivity:
         classes=classes_by_design(run),
         tokens=run.report,
         seed=seed,
+        design=_design_of(run),
     )
     curve = stats.curve(run.correct, run.state, run.weights) if len(run.shots) > 1 else None
     over_shots = None
@@ -165,6 +167,15 @@ def findings(run: FinishedRun) -> Sensitivity:
     latent = partial(sensitivity_latent, last, state, weights=test.weights, seed=seed)
     bearing = of_run(run).with_reasons(interval_reasons(summary))
     return Sensitivity(summary, run.shots, curve, over_shots, run.title, run.chance, latent, bearing)
+
+
+def _design_of(run: FinishedRun) -> tuple[str, stats.PermutationBlocks] | None:
+    """How the permutations of a run were dealt, in words and blocks; None where each was drawn by itself."""
+    if run.study.design == "random":
+        return None
+    dealt = run.study.design, run.correct.shape[1], run.shots[-1]
+    words = design_words(*dealt)
+    return words, stats.permutation_blocks(*dealt)
 
 
 def sensitivity_tables(summary: SensitivitySummary, shots: int | None = None, *, full: bool = True) -> list[Table]:
@@ -209,6 +220,8 @@ def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) 
         ("5 % ordering", number(summary.low_tail.accuracy), "one ordering in 20 is no better than this"),
         ("worst ordering", *_ordering(summary.worst, summary.bounds)),
     ]
+    if summary.design is not None:
+        rows.append(("orders", "", summary.design))
     missing = ", ".join(f"{name} {share:.2%}" for name, share in summary.missing.items() if share) or "none"
     if full or missing != "none":
         rows.append(("answers missing", f"{summary.missing_total:.1%}", missing))
@@ -227,6 +240,7 @@ def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) 
 def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) -> Table:
     """Every estimate with the interval that belongs to it on the line below."""
     rows: list[Sequence[str]] = []
+    generalised = f"  95 %, {summary.interval_method}"
     estimators = {"mean_std": "mean of std (as printed)", "rms": "root mean square (RMS)"}
     if not full and summary.jackknife is not None and summary.effects is not None:
         del estimators["rms"]
@@ -236,10 +250,10 @@ def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) ->
         if estimator == "mean_std" and summary.jackknife is not None:
             rows.append(("  95 %, jackknife", "", "", interval_words(summary.jackknife)))
         if estimator == "rms" and summary.intervals is not None:
-            rows.append(("  95 %, generalised", *map(interval_words, possible(summary.intervals))))
+            rows.append((generalised, *map(interval_words, possible(summary.intervals))))
     if summary.effects is not None:
         rows.append(("RMS without item noise", *(number(effect.estimate) for effect in summary.effects)))
-        rows.append(("  95 %, generalised", *map(interval_words, possible(summary.effects))))
+        rows.append((generalised, *map(interval_words, possible(summary.effects))))
     header = ("sensitivity of accuracy", "to order", "to selection", "r = sel. / order")
     return Table(f"Order against selection{_at(shots)}", header, rows)
 

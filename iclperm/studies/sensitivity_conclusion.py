@@ -32,7 +32,7 @@ def conclusion(summary: SensitivitySummary, shots: int | None = None, bearing: B
             f"{at}all {summary.accuracy.size} orderings have the accuracy {percent(summary.mean)}: how far order or "
             "choice moves it on other queries is not known."
         ]
-    return found.told([_movements(summary, shots), *_verdict(summary)])
+    return found.told([_movements(summary, shots), *_verdict(summary), *_dealt(summary)])
 
 
 def interval_reasons(summary: SensitivitySummary) -> list[Reason]:
@@ -46,6 +46,17 @@ def interval_reasons(summary: SensitivitySummary) -> list[Reason]:
         return []
     words = f"how far {' and '.join(open_ones)} {'moves' if len(open_ones) == 1 else 'move'} accuracy is not bounded"
     return [Reason("interval", words, "more sets, permutations and queries")]
+
+
+def _dealt(summary: SensitivitySummary) -> list[str]:
+    """How orders were dealt, where each is no draw of its own."""
+    if summary.design is None:
+        return []
+    if summary.design.startswith("all "):
+        return [f"Orders are {summary.design}: intervals are for other sets and queries."]
+    return [
+        f"Orders are {summary.design}, dealt together: intervals take these, not single orders, for what was drawn."
+    ]
 
 
 def _movements(summary: SensitivitySummary, shots: int | None) -> str:
@@ -69,7 +80,11 @@ def _verdict(summary: SensitivitySummary) -> list[str]:
     r, free = summary.quoted, None if summary.effects is None else summary.effects.ratio
     if r is None:
         return []
-    name = "as printed in arXiv 2511.09700, jackknife" if r == summary.jackknife else "root mean square, generalised"
+    name = (
+        "as printed in arXiv 2511.09700, jackknife"
+        if r == summary.jackknife
+        else f"root mean square, {summary.interval_method}"
+    )
     verdict, side = f"r = choice / order = {with_bounds(r)}", side_of(r, 1)
     if side == 0:
         verdict += f" cannot be told from 1: which of the two matters more stays open; {_remedy(summary)}."

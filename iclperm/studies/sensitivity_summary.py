@@ -118,6 +118,11 @@ class SensitivitySummary:
     """What the prefix tree saved; None where that is not known."""
     warnings: tuple[str, ...]
     """What should be known before the numbers are believed."""
+    design: str | None = None
+    """How the permutations were dealt, in words; None where each was drawn by itself."""
+    designed: stats.DesignedEffects | None = None
+    """Effects and intervals that take blocks of permutations for what was drawn, of a `design`; None where there is
+    none, or it has one block only."""
 
     def __repr__(self) -> str:
         sets, permutations = self.accuracy.shape
@@ -144,6 +149,11 @@ class SensitivitySummary:
         return _quoted(self.jackknife, self.intervals)
 
     @property
+    def interval_method(self) -> str:
+        """How the intervals of root mean squares, and those free of item noise, were made."""
+        return "generalised" if self.designed is None else self.designed.method
+
+    @property
     def set_means(self) -> FloatArray:
         """[S] mean accuracy of each set."""
         return np.asarray(self.accuracy.mean(axis=1))
@@ -168,6 +178,8 @@ class SensitivitySummary:
         `shots` is the number of demonstrations that the summary is about; what the components mean depends on it.
         """
         content: dict[str, Any] = plain(self)
+        if self.design is None:
+            del content["design"], content["designed"]
         content["shots"], (content["num_sets"], content["num_permutations"]) = shots, self.accuracy.shape
         content["set_means"], content["permutation_means"] = plain(self.set_means), plain(self.permutation_means)
         content["missing_total"] = self.missing_total
@@ -191,6 +203,7 @@ def sensitivity_summary(
     classes: npt.ArrayLike | None = None,
     tokens: TokenReport | None = None,
     seed: int = 0,
+    design: tuple[str, stats.PermutationBlocks] | None = None,
 ) -> SensitivitySummary:
     """Everything that is said about sets and orders at one number of shots.
 
@@ -207,6 +220,8 @@ def sensitivity_summary(
             targets, where there are any.
         tokens: the engine's token counts for the study.
         seed: of the interval draws.
+        design: how permutations were dealt, in words and blocks, where each is no draw of its own: intervals, and what
+            order does, are then of `stats.designed_effects`.
 
     Raises RequestError on shapes that do not fit and DataError where some ordering has no answer. Cost: O(S·P·Q·L).
     """
@@ -220,14 +235,24 @@ def sensitivity_summary(
     labels = None if label_logprob is None else _about_labels(label_logprob, items.shape, targets, state, weights)
     if classes is None and weights is not None and np.ptp(np.asarray(weights)):
         classes = targets
-    mean_interval, mean_se = _of_mean(items, state, weights)
+    blocks = None if design is None else design[1]
+    mean_interval, mean_se = _of_mean(items, state, weights, blocks)
     components, why_none = components_or_why(items, state, weights, classes)
     intervals, jackknife, needed = _intervals_of(matrix, seed)
+    effects = None if components is None else stats.effect_interval(components, seed=seed)
+    spreads: dict[str, Spread] = {estimator: spread_of(matrix, estimator) for estimator in _ESTIMATORS}
+    designed = None
+    if blocks is not None:
+        designed, reason = _designed_or_why(items, state, weights, classes, blocks, seed)
+        effects, intervals, jackknife, why_none = None, None, None, (*why_none, *reason)
+    if designed is not None:
+        effects, intervals, jackknife = designed.intervals, designed.with_noise, designed.jackknife
+        spreads["rms"] = Spread(*(each.estimate for each in intervals))
     is_whole = state is None or not np.any(state)
     if_wrong, if_right = (
         (None, None)
         if is_whole or min(matrix.shape) < 2
-        else tuple(_extreme(items, state, value, weights, classes, seed) for value in (0, 1))
+        else tuple(_extreme(items, state, value, weights, classes, seed, blocks) for value in (0, 1))
     )
     return SensitivitySummary(
         accuracy=matrix,
@@ -242,11 +267,11 @@ def sensitivity_summary(
         mean=float(matrix.mean()),
         mean_interval=mean_interval,
         mean_se=mean_se,
-        spreads={estimator: spread_of(matrix, estimator) for estimator in _ESTIMATORS},
+        spreads=spreads,
         intervals=intervals,
         jackknife=jackknife,
         components=components,
-        effects=None if components is None else stats.effect_interval(components, seed=seed),
+        effects=effects,
         needed=needed,
         best=_ranked(matrix, 1.0),
         worst=_ranked(matrix, 0.0),
@@ -255,16 +280,24 @@ def sensitivity_summary(
         near_ties=None if labels is None else labels.near_ties,
         tokens=None if tokens is None else TokenSavings.of(tokens),
         warnings=(*_warnings(matrix, jackknife, components), *why_none),
+        design=None if design is None else design[0],
+        designed=designed,
     )
 
 
 def _of_mean(
-    items: npt.NDArray[Any], state: npt.ArrayLike | None, weights: npt.ArrayLike | None
+    items: npt.NDArray[Any],
+    state: npt.ArrayLike | None,
+    weights: npt.ArrayLike | None,
+    blocks: stats.PermutationBlocks | None,
 ) -> tuple[Interval, float]:
     """The mean's interval, and its standard error clustered by query; the table filled for them is gone afterwards."""
     whole = filled(items, state, weights)
-    interval = bounded(stats.mean_error(whole.items, whole.weights).interval(), "accuracy")
-    return interval, stats.clustered_se(whole.items, whole.weights)
+    if blocks is None:
+        error = stats.mean_error(whole.items, whole.weights)
+    else:
+        error = stats.designed_mean(whole.items, blocks, whole.weights)
+    return bounded(error.interval(), "accuracy"), stats.clustered_se(whole.items, whole.weights)
 
 
 def _intervals_of(
@@ -275,6 +308,23 @@ def _intervals_of(
         return None, None, None
     jackknife = stats.jackknife_ratio_interval(matrix) if min(matrix.shape) >= 3 else None
     return stats.generalized_interval(matrix, seed=seed), jackknife, stats.needed_design(matrix)
+
+
+def _designed_or_why(
+    items: npt.NDArray[Any],
+    state: npt.ArrayLike | None,
+    weights: npt.ArrayLike | None,
+    classes: npt.ArrayLike | None,
+    blocks: stats.PermutationBlocks,
+    seed: int,
+) -> tuple[stats.DesignedEffects | None, tuple[str, ...]]:
+    """The effects of a design of permutations, or none and why: one square cannot tell how others differ."""
+    if min(items.shape) < 2:
+        return None, ()
+    try:
+        return stats.designed_effects(items, blocks, state, weights=weights, classes=classes, seed=seed), ()
+    except RequestError as error:
+        return None, (f"what order does has no interval: {error}",)
 
 
 def components_or_why(
@@ -299,6 +349,7 @@ def _extreme(
     weights: npt.ArrayLike | None,
     classes: npt.ArrayLike | None,
     seed: int,
+    blocks: stats.PermutationBlocks | None,
 ) -> Extreme:
     """What is said with every missing answer taken as `value`, those of queries that no ordering answered, too."""
     table = np.where(np.asarray(state) != 0, np.asarray(value, items.dtype), items)
@@ -307,6 +358,10 @@ def _extreme(
     intervals, jackknife, _ = _intervals_of(matrix, seed)
     assert intervals is not None
     effects = intervals if components is None else stats.effect_interval(components, seed=seed)
+    if blocks is not None:
+        designed, _ = _designed_or_why(table, None, weights, classes, blocks, seed)
+        if designed is not None:
+            intervals, jackknife, effects = designed.with_noise, designed.jackknife, designed.intervals
     quoted = _quoted(jackknife, intervals) or intervals.ratio
     return Extreme(matrix, effects.order, effects.selection, quoted, None if components is None else effects.ratio)
 

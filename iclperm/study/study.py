@@ -13,6 +13,7 @@ from iclperm.errors import ConfigError, UnknownKind
 from iclperm.study import kinds
 from iclperm.study.choices import Choices, refuse_other_keys, shown, yaml_in
 from iclperm.study.endpoint import EndpointChoices
+from iclperm.study.orderings import ORDER_DESIGNS
 from iclperm.study.sizes import parse_budget, parse_search_budget
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -50,7 +51,8 @@ class Study(Choices):
     ``model`` is ``demo``, a local folder or a hub id (with ``revision``); ``task`` is the name of a built-in task or
     the path of a task file, ``data`` a folder that has its data where they are not where the task says. ``shots`` is
     one k, a list of k, ``all`` (0 to the task's own), or None for the task's own; they are prefixes of the same
-    orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``queries`` are test queries;
+    orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``design`` tells which
+    permutations come together (`iclperm.prompts.design.draw_permutations`). ``queries`` are test queries;
     ``dev_queries`` are scored beside them; ``balance`` tells what both stand for: all classes alike, a short one
     oversampled, or ``natural``, the split as it is, every query once. ``normalize`` tells what log-likelihoods of
     labels are compared by: their sum, the mean over tokens, or the mean over bytes; ``calibration: contextual`` takes
@@ -87,7 +89,7 @@ class Study(Choices):
     dev_queries: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     balance: Annotated[Balance, Field(exclude_if=lambda given: given == "classes")] = "classes"
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    design: Literal["random"] = "random"
+    design: str = "random"
     scoring: Scoring | None = None
     normalize: Literal["sum", "mean", "bytes"] = "sum"
     calibration: Literal["none", "contextual"] = "none"
@@ -177,6 +179,13 @@ class Study(Choices):
             raise ConfigError("a study's key 'demonstrations' holds one set twice; its order is for the permutations")
         if self.resample != "none":
             raise ConfigError("a study's key 'resample' is 'per_k', but its 'demonstrations' are given; leave one out")
+
+    @field_validator("design")
+    @classmethod
+    def _known_design(cls, design: str) -> str:
+        if design not in ORDER_DESIGNS:
+            raise ValueError(f"input should be {kinds.in_words(map(repr, ORDER_DESIGNS))}")
+        return design
 
     @field_validator("device")
     @classmethod
