@@ -244,6 +244,25 @@ def test_adapters_and_their_switches_are_seen() -> None:
     assert all(module.training for module in model.modules()), "dropout was switched off in the model"
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_an_adapter_around_a_layer_that_is_not_square_is_served(name: str) -> None:
+    model: Any = ZOO[name].build()
+    requests = branching_requests()
+    if name == "gpt2":  # whose layers have weights of [inputs, outputs]
+        layer: Any = model.transformer.h[0].mlp
+        layer.c_fc.in_features, layer.c_fc.out_features = layer.c_fc.weight.shape
+        layer.c_fc = adapter = LowRank(layer.c_fc)
+    else:
+        layer = model.model.layers[0].self_attn
+        layer.k_proj = adapter = LowRank(layer.k_proj)
+        model.model.layers[1].mlp.down_proj = LowRank(model.model.layers[1].mlp.down_proj)
+    assert len(set(adapter.weight.shape)) == 2
+    engine = Engine(model, **SMALL_PACKS)
+    assert_agrees(engine.loglikelihood(requests), model, requests)
+    assert engine.row_invariant
+    assert engine.layers == "transformers"
+
+
 class Related(nn.Module):
     """A module that knows its parent and its siblings, in every way that one may."""
 

@@ -468,7 +468,8 @@ def _whole_rows(contexts: Sequence[Ids]) -> ContextPaths:
 
 def _labels_by_query(continuations: Sequence[Any], num_queries: int) -> list[list[TokenArray]]:
     """Continuation rows of every query; one shared list is the same list object for all queries."""
-    nested = bool(len(continuations)) and len(continuations[0]) > 0 and np.ndim(continuations[0][0]) == 1
+    first = continuations[0] if len(continuations) else ()
+    nested = isinstance(first, Sequence | np.ndarray) and len(first) > 0 and np.ndim(first[0]) == 1
     if not nested:
         shared = Rows.of(continuations, "continuation")
         return [[shared[label] for label in range(len(shared))]] * num_queries
