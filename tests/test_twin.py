@@ -255,11 +255,12 @@ def test_an_adapter_around_a_layer_that_is_not_square_is_served(name: str) -> No
     else:
         layer = model.model.layers[0].self_attn
         layer.k_proj = adapter = LowRank(layer.k_proj)
+        adapter.in_features, adapter.out_features = 32, 16  # type: ignore[assignment]  # as peft's say
         model.model.layers[1].mlp.down_proj = LowRank(model.model.layers[1].mlp.down_proj)
     assert len(set(adapter.weight.shape)) == 2
-    engine = Engine(model, **SMALL_PACKS)
+    engine = Engine(model)  # whose first use multiplies with every layer by itself
     assert_agrees(engine.loglikelihood(requests), model, requests)
-    assert engine.row_invariant
+    assert engine.row_invariant is not None
     assert engine.layers == "transformers"
 
 

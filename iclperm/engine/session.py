@@ -77,9 +77,8 @@ class NextTokens:
 class Session:
     """Made by `Engine.session`; a context manager, whose end gives its memory back.
 
-    Keys and values are those of the model as it was: where anything of it is another now, all are given up and computed
-    again (`iclperm.engine.condition`; ``forget`` does so for what cannot be noticed). One call at a time: another raises
-    RequestError, in whichever thread.
+    Keys and values are of the model as it was: where anything of it is another now, all are given up and computed again
+    (`iclperm.engine.condition`; ``forget`` does so for the rest). A second call while one runs raises RequestError.
     ``progress`` of a verb is as of `Engine`; a call that is ended early leaves the session right, and what it computed
     is kept (an interrupt from the keyboard, which may come at any time, loses all keys and values).
     """
