@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 from transformers import PreTrainedModel
 from zoo import ZOO
 
-from iclperm.engine import Engine
+from iclperm.engine import Engine, selfcheck
 from iclperm.engine.model import TreeModel
 from iclperm.engine.twin import Twin, may_have_twins
 from iclperm.reference import scoring
@@ -242,6 +242,31 @@ def test_adapters_and_their_switches_are_seen() -> None:
     model.lm_head.disable_adapters = adapted.disable_adapters = False
     assert_agrees(again.loglikelihood(requests), model, requests)
     assert all(module.training for module in model.modules()), "dropout was switched off in the model"
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_an_adapter_around_a_layer_that_is_not_square_is_served(name: str) -> None:
+    model: Any = ZOO[name].build()
+    requests = branching_requests()
+    if name == "gpt2":  # whose layers have weights of [inputs, outputs]
+        layer: Any = model.transformer.h[0].mlp
+        layer.c_fc.in_features, layer.c_fc.out_features = layer.c_fc.weight.shape
+        layer.c_fc = adapter = LowRank(layer.c_fc)
+    else:
+        layer = model.model.layers[0].self_attn
+        layer.k_proj = adapter = LowRank(layer.k_proj)
+        adapter.in_features, adapter.out_features = 32, 16  # type: ignore[assignment]  # as peft's say
+        model.model.layers[1].mlp.down_proj = LowRank(model.model.layers[1].mlp.down_proj)
+    assert len(set(adapter.weight.shape)) == 2
+    engine = Engine(model)
+    assert_agrees(engine.loglikelihood(requests), model, requests)
+    assert engine.layers == "transformers"
+    served = TreeModel(model)
+    products = selfcheck._products(served)  # each of which the first use tries by itself
+    with served.attached():
+        for (outputs, inputs, _), product in products.items():
+            assert product(torch.ones(3, inputs)).shape == (3, outputs)
+    assert {(16, 32, "LowRank"), (2, 32, "Linear")} <= set(products) or name == "gpt2"
 
 
 class Related(nn.Module):

@@ -23,7 +23,8 @@ class PackRows:
     of many prompts is one row. What is read: ``rows[x]`` is the row after which token ``tokens[x]`` of the continuation
     of request ``requests[x]`` is predicted (int64 [X]). Requests have the numbers of their results: of ``score`` those
     of [C, Q, L] laid flat (`numpy.unravel_index`), of ``next_token`` and ``hidden_states`` those of the nodes. The
-    first-use check, ``Engine.generate`` and packs that run layer by layer have rows of no request.
+    first-use check, ``Engine.generate`` and packs that run layer by layer have rows of no request. In a session, what
+    is read from what an earlier pack left, of the same call or another, has no row here.
     """
 
     token_ids: TokenArray

@@ -474,9 +474,7 @@ def _whole_rows(contexts: Sequence[Ids]) -> ContextPaths:
 def _labels_by_query(continuations: Sequence[Any], num_queries: int) -> list[list[TokenArray]]:
     """Continuation rows of every query; one shared list is the same list object for all queries."""
     first: Any = continuations[0] if len(continuations) else ()
-    if not hasattr(first, "__len__"):
-        raise RequestError(f"continuation 0 is {first!r}; give token ids, a list of them for each")
-    nested = len(first) > 0 and np.ndim(first[0]) == 1
+    nested = isinstance(first, Sequence | np.ndarray) and len(first) > 0 and np.ndim(first[0]) == 1
     if not nested:
         shared = Rows.of(continuations, "continuation")
         return [[shared[label] for label in range(len(shared))]] * num_queries

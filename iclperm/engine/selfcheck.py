@@ -249,9 +249,9 @@ def rows_are_invariant(model: TreeModel, pack_tokens: int = DEFAULT_PACK_TOKENS)
     if any(rowwise.may_depend_on_company(module) for module in model.model.modules()):
         return False
     generator = torch.Generator(model.device).manual_seed(0)
-    return all(
-        _is_invariant(product, shape, model, pack_tokens, generator) for shape, product in _products(model).items()
-    )
+    products = _products(model)
+    with model.attached(fused=False):  # modules as they run, in evaluation mode
+        return all(_is_invariant(product, shape, model, pack_tokens, generator) for shape, product in products.items())
 
 
 def _products(model: TreeModel) -> dict[tuple[int, int, str], Callable[[torch.Tensor], torch.Tensor]]:
@@ -269,8 +269,13 @@ def _products(model: TreeModel) -> dict[tuple[int, int, str], Callable[[torch.Te
         ids.add(id(head))
     for module in model.model.modules():
         if id(module) not in ids and (shape := _shape_of_product(module)) is not None:
-            products.setdefault((*shape, type(module).__name__), module)
+            products.setdefault((*shape, type(module).__name__), partial(_run, model, module))
     return products
+
+
+def _run(model: TreeModel, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    product: torch.Tensor = model.running(module)(x)
+    return product
 
 
 def _shape_of_product(module: Any) -> tuple[int, int] | None:

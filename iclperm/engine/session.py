@@ -77,8 +77,8 @@ class NextTokens:
 class Session:
     """Made by `Engine.session`; a context manager, whose end gives its memory back.
 
-    Keys and values are those of the model as it was: where hooks, modules or weights are others now, all are given up
-    and computed again (as `forget` does, for what torch does not notice). A session is for one thread at a time.
+    Keys and values are of the model as it was: where anything of it is another now, all are given up and computed again
+    (`iclperm.engine.condition`; ``forget`` does so for the rest). A second call while one runs raises RequestError.
     ``progress`` of a verb is as of `Engine`; a call that is ended early leaves the session right, and what it computed
     is kept (an interrupt from the keyboard, which may come at any time, loses all keys and values).
     """
