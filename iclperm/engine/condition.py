@@ -54,11 +54,11 @@ class Condition:
         registered = [
             each for module in self._modules for each in (*module._parameters.values(), *module._buffers.values())
         ]
-        self._registered = _Written([each for each in registered if each is not None])
+        self._registered = _WrittenTo([each for each in registered if each is not None])
         self._loose = [
             value for module in self._modules for value in vars(module).values() if isinstance(value, torch.Tensor)
         ]
-        self._set = _Written(self._loose)
+        self._set = _WrittenTo(self._loose)
         self._hooks = {number for module in self._modules for name in _HOOKS for number in vars(module)[name]}
         self._said = list(self._described())
         self.token: object = before.token if before is not None and self._is_of(before) else object()
@@ -126,7 +126,7 @@ class Condition:
             yield from _values_of(dict(vars(config)))
 
 
-class _Written:
+class _WrittenTo:
     """How often tensors were written, where they lie, and some numbers of each."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
