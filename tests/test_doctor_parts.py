@@ -178,7 +178,6 @@ class TestPacks:
         assert re.split("  +", lines[1].strip()) == header
         assert lines[2].split() == ["4,000", "0.0400", "0.0390", "0.0200", "10.00"]
 
-
     def test_what_may_be_noise_is_no_advice(self) -> None:
         """The faster pass of the usual size is as fast as the slower one of the other."""
         found = Diagnosis(
