@@ -104,6 +104,7 @@ def noises(scores: FloatArray, present: Mask, weights: FloatArray) -> FloatArray
     cells = list(product(range(num_sets), range(num_permutations)))
     lead = deviations(scores, present, weights)
     parts = lead_parts(present, weights)
+    nums = np.maximum(present.sum(axis=(0, 1)), 1)
     found, kept = [], []
     for q in range(num_queries):
         there = [cell for cell in cells if present[(*cell, q)]]
@@ -115,6 +116,8 @@ def noises(scores: FloatArray, present: Mask, weights: FloatArray) -> FloatArray
         for one, other in product(there, there):
             value = (rest[one] - mean) * (rest[other] - mean)
             left = 1 - parts[(*one, q)] - parts[(*other, q)] + float(parts[one] @ parts[other])
+            if one == other:
+                left -= float(parts[one] @ (parts[one] / nums))
             kinds.setdefault((one[0] == other[0], one[1] == other[1]), []).append((value, left))
         if len(kinds) < 4:
             continue
@@ -123,7 +126,8 @@ def noises(scores: FloatArray, present: Mask, weights: FloatArray) -> FloatArray
             mean_of[kind] for kind in ((True, True), (True, False), (False, True), (False, False))
         )
         found.append([each[0] - other_kind[0] for each in (by_set, by_permutation, own)])
-        kept.append([each[1] for each in (by_set, by_permutation, own)])
+        same_set = [float(parts[a] @ (parts[b] / nums)) for a, b in product(there, there) if a != b and a[0] == b[0]]
+        kept.append([by_set[1], by_permutation[1], own[1] + np.mean(same_set)])
     of_set, of_permutation, whole = np.mean(found, axis=0) / np.mean(kept, axis=0)
     return np.array([of_set, of_permutation, whole - of_set - of_permutation])
 

@@ -273,13 +273,17 @@ def _kept(
     An ordering's lead has an answer with the part a_q = weight / answers of the query / scale of the ordering, so that
     a product to query q keeps 1 - a_q - b_q + Σ a·b over the queries that both answered: 1 - 2/n + Σw²/(Σw)² on
     average of complete answers, 1 - 1/n of one ordering with n answers of equal weight, less of two with little in
-    common. Cost: O(S·P·(S + P)·Q).
+    common. Leads are less the means of queries, which holds an ordering's own noise by one over the answers of the
+    query: of products of one ordering, that much of Σ a² is left out, but for what any two share.
+
+    Cost: O(S·P·(S + P)·Q).
     """
     there = present[:, :, members]
     if there.all():
         weight = weights[members]
         return np.full(3, 1 - 2 / len(members) + float(np.sum(weight**2)) / float(weight.sum()) ** 2)
-    per_query = weights[members] / np.maximum(there.sum(axis=(0, 1)), 1)
+    all_of = np.maximum(there.sum(axis=(0, 1)), 1)
+    per_query = weights[members] / all_of
     is_told = np.isin(members, told)
     num = there[:, :, is_told].sum(axis=(0, 1))
     kept, single = [], 0.0
@@ -293,7 +297,9 @@ def _kept(
             together = (part @ part.T) * ((ours / pairs) @ ours.T)
             left += float(together.sum() - np.trace(together)) - 2 * float((own * ((count - 1) / pairs)).sum())
             if axis == 1:
-                lead = np.sum(part**2, axis=1)[:, None]
+                through_mean = (part @ (part / all_of).T) * ((ours / pairs) @ ours.T)
+                single += float(through_mean.sum() - np.trace(through_mean))
+                lead = np.sum(part**2 * (1 - 1 / all_of), axis=1)[:, None]
                 single += float(((lead - 2 * per_query[is_told] / scale[group][:, None]) * ours / num).sum())
         kept.append(left / len(told))
     return np.array([*kept, 1 + single / len(told)])
