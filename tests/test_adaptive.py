@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from scoring_server import scoring_server
 from test_endpoint_studies import behind, weights  # noqa: F401 - a fixture
-from tiny import byte_level_tokenizer, greedy_tokenizer, make_model, make_task
+from tiny import byte_level_tokenizer, greedy_tokenizer, make_model, make_rows, make_task, write_rows
 
 import iclperm
 from iclperm import Study
 from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DamagedItem, DataError, IclpermError, RunError, RunInterrupted
+from iclperm.runs.audit import _other_grounds
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.waves import Ask, Decision
@@ -36,6 +37,12 @@ def found(tmp_path_factory):
         patch.setenv("OMP_NUM_THREADS", "1")
         run = iclperm.run(Study(budget="adaptive", **SIZES), path / "run", limits=LIMITS)
         return path, run, iclperm.run(Study(**SIZES), path / "whole")
+
+
+def command(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*map(str, arguments)])
+    return ended.value.code
 
 
 def asked(run, split):
@@ -135,14 +142,14 @@ def test_what_it_says(found, capfd):
     content = json.loads(json.dumps(findings.to_dict()))
     assert content["tokens_exhaustive"] == run.report.tokens_unique
     assert sum(wave["dev"] for wave in content["waves"]) == asked(run, "dev").sum()
-    assert cli.main(["report", str(path / "run"), "--out", str(path / "report")]) == 0
+    assert command("report", path / "run", "--out", path / "report") == 0
     assert (path / "report" / "race.png").stat().st_size > 5_000
     assert "What each wave asked" in capfd.readouterr().out
     prompt = run.prompt()
     best = findings.sets[findings.best_set]
     assert (prompt.set, prompt.permutation) == (findings.best_set, best.permutation)
     assert prompt.num_queries == 24
-    assert cli.main(["status", str(path / "run")]) == 0
+    assert command("status", path / "run") == 0
     assert "waves" in capfd.readouterr().out
 
 
@@ -221,7 +228,8 @@ def test_a_certified_race_asks_in_a_random_order_and_proves(found):
 
 def test_seams_and_generated_answers(tmp_path):
     """Labels that merge with the query's end leave the product; texts are generated and read."""
-    make_task(tmp_path)
+    write_rows(tmp_path / "dev.jsonl", make_rows(3, 30))
+    make_task(tmp_path, data={split: f"{split}.jsonl" for split in ("train", "dev", "test")})
     sizes = {**SIZES, "permutations": 4, "shots": 3, "queries": 4, "dev_queries": 4}
     for name, tokenizer in (("greedy", greedy_tokenizer()), ("bytes", byte_level_tokenizer())):
         make_model(tmp_path / name, tokenizer)
@@ -267,10 +275,21 @@ def test_a_damaged_part_is_named_and_made_again_and_a_lost_decision_too(found, t
     with pytest.raises(RunError, match="the next not yet asked"):
         iclperm.open_run(copy)
     assert iclperm.run(study, copy, limits=LIMITS).decisions == run.decisions
-    last.write_text(last.read_text().replace('"is_last":true', '"is_last":false'))
+    last.write_text(last.read_text().replace("true", "false", 1))
     with pytest.raises(DamagedItem, match="damaged"):
         RunFolder.open(copy)
     assert iclperm.run(study, copy, limits=LIMITS).decisions == run.decisions
+
+
+def test_a_decision_stands_on_the_answers_that_are_there(found):
+    path, _, _ = found
+    folder = RunFolder.open(path / "run")
+    files = folder.parts.finished()
+    assert _other_grounds(folder, files) == []
+    other = {**files, 0: files[0].with_name("000000-0123456789abcdef.parquet")}
+    lines = _other_grounds(folder, other)
+    assert len(lines) == len(folder.plans) - 1
+    assert all("decided from other answers than are there" in line for line in lines)
 
 
 def test_decisions_are_written_and_read_as_they_are():

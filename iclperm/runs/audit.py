@@ -21,6 +21,7 @@ from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.presence import num_at_work
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.run_texts import damage_to_texts
+from iclperm.runs.waves import basis_of
 from iclperm.study.endpoint import Spent
 
 
@@ -173,6 +174,7 @@ def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:
                 checked(folder.table, name, number)
     damage += [f"{file} cannot be read; what its session cost is unknown" for file in folder.unreadable_sessions()]
     files = checked(folder.parts.finished) or {}
+    damage += _other_grounds(folder, files)
     is_known = len(files) == folder.num_parts or folder.num_cells <= limits.cells_unfinished
     scores = checked(_scores, folder, limits) if is_known and not (damage or unwritten) else None
     num_rows = sum(checked(_num_rows, folder, part, file, scores) or 0 for part, file in files.items())
@@ -198,6 +200,21 @@ def _refuse_other_chain(folder: RunFolder) -> None:
             raise DamagedItem(f"{path} is gone; run the study again")
         if plan.get("run") != folder.run_id or plan["extents"][:-1] != folder.plans[number - 1]["extents"]:
             raise DamagedItem(f"{path} does not continue this run; move it elsewhere")
+
+
+def _other_grounds(folder: RunFolder, files: Mapping[int, Path]) -> list[str]:
+    """A line for each wave of an adaptive run that was decided from other answers than are there."""
+    found, num_parts = [], 0
+    for number, plan in enumerate(folder.plans):
+        basis = plan.get("decision", {}).get("known", {}).get("basis")
+        before = {part: files[part] for part in range(num_parts) if part in files}
+        if basis is not None and len(before) == num_parts and basis_of(before) != basis:
+            found.append(
+                f"{folder.plan_path(number)} was decided from other answers than are there; run the study into another "
+                "folder"
+            )
+        num_parts += int(plan["work"]["parts"])
+    return found
 
 
 def _num_rows(folder: RunFolder, part: int, file: Path, scores: ContextAnswers | None) -> int:

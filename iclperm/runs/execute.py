@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -116,7 +116,7 @@ def _run(
     is_seen = is_ours and present.enter_context(at_work(output(path or "", is_folder=True)))
     watch.begin(TOKENISING)
     work = lay_out(setting, _grown_from(path, setting, extend))
-    racing, answers = None, _AnswersSoFar(path, setting, mixed, watch, limits, keys, with_text, local, present, is_seen)
+    racing, answers = None, _AnswersSoFar(path, setting, mixed, watch, keys, with_text, local, present, is_seen)
     if study.is_adaptive:
         there = [] if path is None else recorded_decisions(path, setting.identity)
         decided = list(map(Decision.from_dict, there))
@@ -132,29 +132,25 @@ def _run(
         work = with_wave(work, racing.next(answers.scores, decisions, answers.context_of, answers.basis))
 
 
+@dataclass
 class _AnswersSoFar:
     """The answers of a run and the folder that keeps them, growth by growth."""
 
-    def __init__(
-        self,
-        path: Path | None,
-        setting: ResolvedStudy,
-        mixed: bool,
-        watch: RunWatch,
-        limits: WorkLimits,
-        keys: KeyHosts | None,
-        with_text: bool | None,
-        local: Local | None,
-        present: ExitStack,
-        is_seen: bool,
-    ) -> None:
-        self._path, self._setting, self._mixed, self._watch, self._limits = path, setting, mixed, watch, limits
-        self._keys, self._with_text, self._local, self._present = keys, with_text, local, present
-        self._is_seen = is_seen
-        self._folder: RunFolder | None = None
-        self._scores: ContextAnswers | None = None
-        self._replies: Mapping[str, int] = {}
-        self._forwarded = self._num_computed = self._quarantined = 0
+    _path: Path | None
+    _setting: ResolvedStudy
+    _mixed: bool
+    _watch: RunWatch
+    _keys: KeyHosts | None
+    _with_text: bool | None
+    _local: Local | None
+    _present: ExitStack
+    _is_seen: bool
+    _folder: RunFolder | None = None
+    _scores: ContextAnswers | None = None
+    _replies: Mapping[str, int] = field(default_factory=dict)
+    _forwarded: int = 0
+    _num_computed: int = 0
+    _quarantined: int = 0
 
     @property
     def scores(self) -> ContextAnswers:
@@ -198,7 +194,7 @@ class _AnswersSoFar:
                 self._layout,
                 self._layout.scale(plan, study),
                 None if folder is None else folder.parts,
-                limits=self._limits,
+                limits=self._setting.limits,
                 **reading_of(plan, study),
             )
             self._quarantined = 0 if folder is None else _recover(folder, self._scores)
@@ -233,7 +229,7 @@ class _AnswersSoFar:
             started,
             self._forwarded,
             self._replies,
-            limits=self._limits,
+            limits=self._setting.limits,
             decisions=decisions,
         )
 

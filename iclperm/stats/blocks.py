@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -171,9 +172,7 @@ def block_effects(
     if method == "own":
         found = own_block_components(items, state, weights=weights, classes=classes, level=level)
         generalised = _generalised(found, level, draws, seed)
-        variances: Callable[[Any, Any], tuple[float, float]] = lambda rows, columns: _own_variances(  # noqa: E731
-            found, rows, columns
-        )
+        variances: Callable[[Any, Any], tuple[float, float]] = partial(_own_variances, found)
         order2, selection2 = found.order2, found.selection2
     else:
         states = np.zeros(items.shape, np.uint8) if state is None else np.asarray(state)

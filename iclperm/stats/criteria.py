@@ -82,7 +82,8 @@ def by_query_criterion(name: str, scores: npt.ArrayLike, gold: npt.ArrayLike) ->
     """[..., Q] what each query adds to a criterion that is a mean over queries, from log-likelihoods [..., Q, L] of the
     labels and the right ones [Q]: `dev_log_likelihood` or `local_entropy`, in nats; NaN where there are none."""
     values = np.asarray(scores, dtype=np.float64)
-    values = values - np.logaddexp.reduce(values, axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # NaN where there is no answer
+        values = values - np.logaddexp.reduce(values, axis=-1, keepdims=True)
     if name == "local_entropy":
         return np.asarray(special.entr(np.exp(values)).sum(axis=-1))
     if name == "dev_log_likelihood":

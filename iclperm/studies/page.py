@@ -286,6 +286,6 @@ def _cost(run: Run) -> Iterator[tuple[str, str]]:
         yield "requests paid for", f"{report.num_requests:,}"
         yield "tokens paid for", f"{report.num_prompt_tokens:,} of prompts, {report.num_reply_tokens:,} of replies"
     yield "answers missing", percent(run.missing.answers)
-    near = run.summary().near_ties if run.splits["test"].has_scores else None
+    near = run.summary().near_ties if run.splits["test"].has_scores and not run.decisions else None
     yield "near-ties", "not known" if near is None else f"{percent(near)} of the answers at k = {run.shots[-1]}"
     yield "damaged files set aside", f"{report.num_quarantined}"
