@@ -59,7 +59,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
     def chosen(self: TreeModel, model: Any, attention: str = "auto", layers: str = "auto") -> None:
         make_model(self, model, "triton" if attention == "auto" else attention, layers)
-        self._overrides.clear()
+        self._row_wise_overrides = list  # type: ignore[method-assign]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rowwise, "runs_triton", lambda x: True)

@@ -113,7 +113,7 @@ def test_wide_heads_are_attended_by_torch_and_said(monkeypatch: pytest.MonkeyPat
     plug_in(A100, monkeypatch)
     lie_there(monkeypatch)
     monkeypatch.setattr("iclperm.engine.kernels.triton_launch.MAX_HEAD_DIM", 4)
-    monkeypatch.setattr("iclperm.engine.model.MAX_HEAD_DIM", 4)
+    monkeypatch.setattr("iclperm.engine.architecture.MAX_HEAD_DIM", 4)
     made, said = served(model)
     assert said == [
         f"torch's operations attend on cuda:0, which is slower: heads have {made.facts.head_size} dimensions, and "

@@ -179,7 +179,7 @@ def tree_model(engine: Engine) -> TreeModel:
     """The engine's model, in nothing that stands in on a CPU alone."""
     model = engine._model
     assert isinstance(model, TreeModel)
-    model._overrides.clear()
+    model._row_wise_overrides = list  # type: ignore[method-assign]
     return model
 
 

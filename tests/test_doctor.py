@@ -205,7 +205,7 @@ class TestCommand:
 
     def test_what_the_tree_does_not_serve(self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = make_model(tmp_path / "model", byte_level_tokenizer())
-        monkeypatch.setattr("iclperm.engine.model._SERVED_LAYERS", set())
+        monkeypatch.setattr("iclperm.engine.architecture._SERVED_LAYERS", set())
         config = json.loads((folder / "config.json").read_text()) | {"layer_types": ["full_attention"] * 2}
         (folder / "config.json").write_text(json.dumps(config))
         code, printed, _ = call(folder, "--device", "cpu")

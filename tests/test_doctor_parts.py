@@ -202,7 +202,8 @@ class TestPacks:
         """A short context window and few token ids: there are no more distinct queries."""
         monkeypatch.setattr(packs, "SIZES", (4096, 8192))
         model = TreeModel(ZOO["llama"].build())
-        model.max_positions, model.vocab_size = 4, 50
+        model.max_positions = 4
+        monkeypatch.setattr(TreeModel, "vocab_size", 50)
         found = list(packs.timed_packs(model))
         assert found[-1].reason.startswith("not run: what is asked of this model fills no packs of more than ")
         assert all(each.tokens < 100 for each in found if each.seconds is not None)

@@ -460,9 +460,12 @@ def test_the_size_of_passes_changes_no_result(tmp_path, study):
 
 @pytest.mark.parametrize("chosen", [{"attention": "torch"}, {"layers": "transformers"}])
 def test_another_way_of_running_a_model_is_taken_and_named(tmp_path, study, chosen):
-    """--attention and --layers: the answers but for rounding, by another way, of which no time is foretold."""
+    """--attention and --layers: the answers but for rounding, by another way; memory is foretold for it, and no time."""
     other = study.model_copy(update=chosen)
-    assert iclperm.plan(other).estimate is None
+    planned = iclperm.plan(other)
+    assert planned.estimate.seconds is None
+    assert planned.estimate.memory is not None
+    assert planned.untimed
     usual, there = iclperm.run(study), iclperm.run(other, tmp_path / "other")
     (name,) = chosen
     assert {each[name] for each in there.numerics} == set(chosen.values())

@@ -169,7 +169,7 @@ def plan_of_packs() -> Any:
 def test_a_pack_is_one_upload_and_is_read_when_the_next_one_runs(name: str, layers: str, waits: list[str]) -> None:
     plan, model = plan_of_packs(), ZOO[name].build()
     engine = Engine(model, attention="triton", self_check=False)
-    engine._model._overrides.clear()  # which stand in on a CPU alone
+    engine._model._row_wise_overrides = list  # type: ignore[method-assign]  # which stand in on a CPU alone
     expected = [result.logprob for result in engine.execute(plan)]
     waits.clear()  # where a device does not go on by itself, waiting costs nothing
     link = engine._model.link = RecordedLink()
@@ -193,7 +193,7 @@ def test_memory_that_runs_out_behind_an_unread_pack_costs_no_answer(
     """The unit starts again in smaller packs while a result of the first try is still on its way."""
     engine = Engine(ZOO["llama"].build(), attention="triton", self_check=False)
     engine.row_invariant = True
-    engine._model._overrides.clear()
+    engine._model._row_wise_overrides = list  # type: ignore[method-assign]
     expected = [result.logprob for result in engine.execute(plan_of_packs())]
     link = engine._model.link = RecordedLink()
     run, failed = TreeModel.run, list[int]()
@@ -213,7 +213,7 @@ def test_memory_that_runs_out_behind_an_unread_pack_costs_no_answer(
 
 def test_a_call_that_is_left_early_leaves_nothing_behind(waits: list[str]) -> None:
     engine = Engine(ZOO["llama"].build(), attention="triton", self_check=False)
-    engine._model._overrides.clear()
+    engine._model._row_wise_overrides = list  # type: ignore[method-assign]
     engine._model.link = RecordedLink()
     plan = plan_of_packs().repacked(8)
     first = next(iter(engine.execute(plan)))

@@ -13,6 +13,7 @@ import iclperm
 from iclperm import Study
 from iclperm.cli import main as cli
 from iclperm.cli import options
+from iclperm.study.orderings import ORDER_DESIGNS
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,7 @@ def test_choices_are_those_of_the_study():
         if found and key != "shots":
             fixed[key] = tuple(value for value in get_args(found[-1]) if isinstance(value, str))
     fixed["balance"] = get_args(Study.model_fields["balance"].annotation)
+    fixed["design"] = ORDER_DESIGNS  # checked by the study itself
     assert set(fixed) == set(options.CHOICES)
     assert {key: set(words) for key, words in fixed.items()} == {k: set(v) for k, v in options.CHOICES.items()}
 

@@ -147,10 +147,10 @@ def execute(
     path included; the packs done before count as forwarded. Raises PlanError if the tokens forwarded or the KV alive
     differ from the prediction, OutOfMemory as ``limit`` does.
     """
-    pool, held, condition = _pool(model, plan), 0, model.condition
+    pool, held, condition = _pool(model, plan), 0, model.decoder_condition
     for unit in units:
         plan = limit.fit(plan)
-        if (now := model.condition) != condition:
+        if (now := model.decoder_condition) != condition:
             pool, held, condition = _pool(model, plan), 0, now
         while (values := _attempt(model, pool, plan, unit, held, report, limit, numbers)) is None:
             plan, held = limit.fit(plan), 0

@@ -99,6 +99,7 @@ class TreeModel(PlainModel):
         self._doubled: _Doubled | None = None  # of the last call
         self._running: Callable[[nn.Module], Any] = lambda module: module  # while attached, what runs in its place
         self._condition: Condition | None = None  # when it was last asked for
+        self._decoder_condition: Condition | None = None
         self._ran: dict[int, Forward] | None = None  # while the twin is attached, hooks that ran in its last pass
         self._numbers = self._numbers_now()
         self._num_layers = facts.num_layers
@@ -249,6 +250,14 @@ class TreeModel(PlainModel):
         """Another object where anything of decoder and head is another now that matters to what they compute:
         `Condition`."""
         return self._known().token
+
+    @property
+    def decoder_condition(self) -> object:
+        """The same of the decoder alone: keys and values do not depend on the head."""
+        roots, known = self._roots()[:1], self._decoder_condition
+        if known is None or not known.holds(roots):
+            self._decoder_condition = known = Condition(roots, known)
+        return known.token
 
     def _known(self) -> Condition:
         roots, known = self._roots(), self._condition

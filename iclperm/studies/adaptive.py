@@ -74,10 +74,13 @@ class AdaptiveFindings(ShownFindings):
     error: float
     """Share of the races in which it may be further below."""
     shots: int
+    """The number of demonstrations."""
     num_permutations: int
+    """P."""
     num_dev_queries: int
     """Distinct ones that there are."""
     sets: tuple[RacedSet, ...]
+    """How each set's race ended."""
     result: TestedChoice
     """What choosing gains on test."""
     best_set: int
@@ -85,11 +88,13 @@ class AdaptiveFindings(ShownFindings):
     best_failure: float
     """Chance that another set's chosen one is better by more than the tolerance."""
     waves: tuple[AskedWave, ...]
+    """What was asked, wave by wave."""
     num_asked: int
     """Answers that were asked, on dev and test."""
     num_cells: int
     """Answers of a search that asks everything."""
     tokens_forwarded: int
+    """Of all sessions."""
     tokens_exhaustive: int
     """Distinct tokens of a search that asks everything."""
     missing: float
@@ -97,6 +102,7 @@ class AdaptiveFindings(ShownFindings):
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
     title: str = ""
+    """Task, model and k, for the head of the figure."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -322,7 +328,7 @@ def findings(run: FinishedRun) -> AdaptiveFindings:
 
 def refuse_other_kinds(run: FinishedRun, kind: str) -> None:
     """Raises `DataError` for a report that an adaptive search's answers are not enough for."""
-    if run.decisions and kind != "search":
+    if run.decisions and kind != run.study.kind:
         raise DataError(
             f"this search asked only what its choice needed, and a report of the kind {kind!r} needs every answer; run "
             "the study with budget: exhaustive into another folder"
