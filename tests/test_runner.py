@@ -460,7 +460,7 @@ def test_the_size_of_passes_changes_no_result(tmp_path, study):
 
 @pytest.mark.parametrize("chosen", [{"attention": "torch"}, {"layers": "transformers"}])
 def test_another_way_of_running_a_model_is_taken_and_named(tmp_path, study, chosen):
-    """--attention and --layers: the answers but for rounding, by another way; memory is foretold for it, and no time."""
+    """--attention and --layers: the answers but for rounding, by another way, whose memory is foretold but no time."""
     other = study.model_copy(update=chosen)
     planned = iclperm.plan(other)
     assert planned.estimate.seconds is None
