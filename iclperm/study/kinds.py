@@ -125,9 +125,9 @@ SEARCH = Kind(
     defaults={"permutations": 128, "dev_queries": 1000},
     keys={
         "criterion": _CRITERION,
-        "budget": 'What a search may ask: exhaustive, adaptive, "5 %", "2M tokens", "10 min", "$5".',
-        "rule": "When an adaptive search stops: by what was measured, or proved.",
-        "tolerance": "How far below the best its choice may be: 0.01 is a point.",
+        "budget": 'exhaustive, adaptive, or at most "5 %", "2M tokens", "10 min", "$5".',
+        "rule": "What ends an adaptive search: measured or proved errors.",
+        "tolerance": "How far below the best its choice may be (.01: a point).",
     },
     check=_is_a_search,
     page="docs/studies/search.md",
