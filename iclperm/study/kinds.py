@@ -126,8 +126,8 @@ SEARCH = Kind(
     keys={
         "criterion": _CRITERION,
         "budget": 'exhaustive, adaptive, or at most "5 %", "2M tokens", "10 min", "$5".',
-        "rule": "What ends an adaptive search: measured or proved errors.",
-        "tolerance": "How far below the best its choice may be (.01: a point).",
+        "rule": "What ends an adaptive search.",
+        "tolerance": "How far below the best its choice may be.",
     },
     check=_is_a_search,
     page="docs/studies/search.md",
