@@ -41,7 +41,7 @@ def probes(**variables: str) -> dict[str, str]:
     tests = os.path.dirname(__file__)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ONEDNN_", "DNNL_", "MKL_"))}
     said = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROBES, tests, json.dumps(WAYS)],
+        [sys.executable, "-P", "-W", "ignore", "-c", _PROBES, tests, json.dumps(WAYS)],
         env={**kept, **variables},
         capture_output=True,
         text=True,
