@@ -1,7 +1,7 @@
 """Orderings with queries of their own (`cells: blocks`, `random`): what is dealt, run, told, and refused."""
 
 import csv
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -242,6 +242,36 @@ def test_a_curve_counts_the_block_of_a_trajectory_at_every_k():
     np.testing.assert_array_equal(found.accuracy, same.accuracy)
     change = ((items[:, :, 2].astype(int) - items[:, :, 0]) * block).sum(axis=2) / 10
     assert found.to_last[0].error.mean == pytest.approx(change.mean())
+
+
+@given(
+    curve=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6)), min_size=2, max_size=7), tolerance=st.integers(0, 3)
+)
+@settings(max_examples=60, deadline=None)
+def test_bends_are_the_fewest_between_which_lines_are_near(curve, tolerance):
+    shots, mean = np.cumsum([step for step, _ in curve]), np.array([value for _, value in curve]) / 50
+    found = stats.bends(shots, mean, tolerance / 50 + 1e-9)
+
+    def is_near(chosen):
+        return np.abs(np.interp(shots, shots[chosen], mean[chosen]) - mean).max() <= tolerance / 50 + 1e-9
+
+    inner = range(1, len(shots) - 1)
+    near = [each for size in range(len(shots)) for each in combinations(inner, size) if is_near([0, *each, -1])]
+    assert len(found) == len(near[0]) + 2
+    assert is_near(np.searchsorted(shots, found))
+    with pytest.raises(RequestError, match="ascending shots"):
+        stats.bends(shots[::-1], mean)
+
+
+def test_a_curve_study_of_blocks_tells_the_average_alone(runs):
+    run, _ = runs
+    found = run.findings("curve")
+    assert [len(found.intervals), len(found.to_last)] == [3, 2]
+    assert "18 trajectories of 10 queries each" in found.conclusion()[0]
+    assert "take cells: crossed" in found.warnings[0]
+    assert list(found.plots()) == ["curve"]
+    assert len(found.tables(full=True)[0].rows) == 3
+    assert found.to_dict()["bends"] == [0, 2, 4]
 
 
 def test_the_mean_is_as_sure_as_its_queries():

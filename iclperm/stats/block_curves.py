@@ -101,6 +101,32 @@ def block_curve(
     )
 
 
+def bends(shots: Sequence[int], mean: npt.ArrayLike, tolerance: float = MARGIN) -> tuple[int, ...]:
+    """The fewest of the numbers of demonstrations between which straight lines stay within `tolerance` of a curve.
+
+    Args:
+        shots: [K] numbers of demonstrations, ascending.
+        mean: [K] the curve, such as the averaged one of a small study of every k.
+        tolerance: in units of the curve; of equally few the ones with the least squared error.
+
+    First and last are among them. Noise bends a curve as well, so a small study names more than are needed, and a true
+    bend of less than its noise can stay hidden. Raises RequestError on shapes that do not fit. Cost: O(K³).
+    """
+    k, values = np.asarray(shots, np.float64), np.asarray(mean, np.float64)
+    if k.ndim != 1 or values.shape != k.shape or not len(k) or (np.diff(k) <= 0).any():
+        raise RequestError(f"bends need ascending shots [K] and a curve [K], got {list(k.shape)}, {list(values.shape)}")
+    best: list[tuple[int, float, tuple[int, ...]]] = [(1, 0.0, (0,))]
+    for end in range(1, len(k)):
+        reached = []
+        for begin, (count, error, chosen) in enumerate(best):
+            line = np.interp(k[begin : end + 1], k[[begin, end]], values[[begin, end]])
+            off = np.abs(line - values[begin : end + 1])
+            if off.max() <= tolerance:
+                reached.append((count + 1, error + float(off @ off), (*chosen, end)))
+        best.append(min(reached))
+    return tuple(int(shots[place]) for place in best[-1][2])
+
+
 def _change(found: OwnBlockComponents, margin: float) -> Overall:
     """The tests of a change from components of (change + 1)/2."""
     error = MeanError(
