@@ -109,13 +109,53 @@ def _is_a_search(study: Any) -> None:
         raise ConfigError("rule is 'certified', which bounds answers in 0..1; set criterion to dev_accuracy")
 
 
+def _has_cells(study: Any) -> None:
+    """Whether orderings can be asked queries of their own as a study says."""
+    cells, each = study.cells, study.queries_per_ordering
+    if cells == "crossed":
+        if each is not None:
+            raise ConfigError(
+                f"a study's key 'queries_per_ordering' is {each}, but its cells are crossed, where every ordering is "
+                "asked all queries; set 'cells' to blocks, or leave it out"
+            )
+        return
+    if each is None:
+        raise ConfigError(
+            f"a study's key 'cells' is {cells!r}; say how many queries each ordering is asked: queries_per_ordering, "
+            "such as 25"
+        )
+    if each >= study.queries:
+        raise ConfigError(
+            f"a study's key 'queries_per_ordering' is {each}, and 'queries' {study.queries}; ask for fewer of each "
+            "ordering, or set 'cells' to crossed"
+        )
+    for key in ("sets", "permutations"):
+        if getattr(study, key) < 2:
+            raise ConfigError(
+                f"a study's key {key!r} is {getattr(study, key)}, which cannot tell its effect from that of queries; "
+                "give 2 at least, or set 'cells' to crossed"
+            )
+    for key, value in (("design", "random"), ("resample", "none"), ("dev_queries", 0)):
+        if (given := getattr(study, key)) != value:
+            raise ConfigError(
+                f"a study's key {key!r} is {given!r}, whose estimates compare answers to the same queries; set it to "
+                f"{value}, or 'cells' to crossed"
+            )
+
+
 _CRITERION = "What a search chooses an order by: dev_accuracy, majority_agreement, global_entropy, ..."
+_CELLS = {
+    "cells": "crossed: every ordering is asked all queries; blocks, random: queries of its own.",
+    "queries_per_ordering": "How many.",
+}
 _OVER_ALL_SHOTS = {"sets": 5, "permutations": 20, "shots": 20, "queries": 256}
 
 SENSITIVITY = Kind(
     name="sensitivity",
     question="does the order matter more, or the choice?",
     findings="iclperm.studies.sensitivity:findings",
+    keys=_CELLS,
+    check=_has_cells,
     page="docs/statistics.md",
 )
 SEARCH = Kind(
@@ -137,6 +177,8 @@ CURVE = Kind(
     question="what do more demonstrations do: on average, and in every single order?",
     findings="iclperm.studies.curve:findings",
     defaults=_OVER_ALL_SHOTS,
+    keys=_CELLS,
+    check=_has_cells,
     over_all_shots=True,
     compares_sets=False,
     page="docs/studies/curve.md",
