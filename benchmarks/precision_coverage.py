@@ -5,9 +5,10 @@
 Single answers [S, P, Q] are drawn as in interval_coverage.py: effects of sets, permutations and both together, of one
 shape, added to how hard a query is and to what a query makes of a set, and of a permutation. Each simulated run grows
 wave by wave as a study with ``precision`` does (`iclperm.stats.sizing.StoppingRule`), on answers that no wave has
-seen before, to at most 16 x 64 x 400. ``fixed`` is the cheapest design for the same half-width whose components are known
-beforehand, analysed at 95 %. ``tokens`` are those of 200-token orderings and 40-token queries. ``reached`` is the
-share that did not end at the most there may be. Every run is drawn from a key of its own, so the figures depend on ``--repeats`` alone.
+seen before, to at most 16 x 64 x 400. ``fixed`` is the cheapest design for the same half-width, its components known
+beforehand, analysed at 95 %. ``tokens`` are those of 200-token orderings and 40-token queries. ``reached`` is the share
+that did not end at the most there may be. Every run is drawn from a key of its own: figures depend on ``--repeats``
+alone.
 """
 
 from __future__ import annotations
