@@ -40,6 +40,7 @@ STUDY_KEYS = {
     "budget": kinds.KEYS["budget"],
     "rule": kinds.KEYS["rule"],
     "tolerance": kinds.KEYS["tolerance"],
+    "precision": kinds.KEYS["precision"],
     "select": kinds.KEYS["select"],
     "on_overlong": "error, or drop the queries that do not fit the context window.",
     "chat": "The model's chat template: none, single (one user message), or multiturn (a turn a demonstration).",

@@ -143,6 +143,38 @@ def _has_cells(study: Any) -> None:
             )
 
 
+def _can_stop(study: Any) -> None:
+    if (wanted := study.wanted) is None:
+        return
+    if not wanted.can_stop_a_run:
+        raise ConfigError(
+            f"a study's key 'precision' is {study.precision!r}, for which no run can stop by itself; iclperm plan "
+            "--precision sizes it from a pilot"
+        )
+    if study.design != "random":
+        raise ConfigError(
+            f"a study's key 'precision' has a run grow order by order, but its 'design' {study.design} deals several "
+            "at once; set it to random, or leave precision out"
+        )
+    if min(study.sets, study.permutations) < 2 or study.queries < 2:
+        raise ConfigError("a study's key 'precision' needs 2 sets, permutations and queries at most, or more")
+    listed = study.shots if isinstance(study.shots, list) else None
+    if listed is not None and (missing := [k for k in wanted.shots if k not in listed]):
+        raise ConfigError(f"a study's key 'precision' is {study.precision!r}, but 'shots' lack {missing[0]}; add it")
+
+
+def _has_design(study: Any) -> None:
+    """Whether the cells and the precision of a study go together."""
+    _has_cells(study)
+    _can_stop(study)
+    if study.cells != "crossed" and study.wanted is not None:
+        raise ConfigError(
+            f"a study's key 'cells' is {study.cells!r}, but a run that stops at a precision asks every ordering the "
+            "same queries; leave 'precision' out, or set 'cells' to crossed"
+        )
+
+
+_PRECISION = 'Grow in waves to at most these sizes until "order_effect +- 0.01" is known.'
 _CRITERION = "What a search chooses an order by: dev_accuracy, majority_agreement, global_entropy, ..."
 _CELLS = {
     "cells": "crossed: every ordering is asked all queries; blocks, random: queries of its own.",
@@ -154,8 +186,8 @@ SENSITIVITY = Kind(
     name="sensitivity",
     question="does the order matter more, or the choice?",
     findings="iclperm.studies.sensitivity:findings",
-    keys=_CELLS,
-    check=_has_cells,
+    keys={**_CELLS, "precision": _PRECISION},
+    check=_has_design,
     page="docs/statistics.md",
 )
 SEARCH = Kind(
@@ -177,8 +209,8 @@ CURVE = Kind(
     question="what do more demonstrations do: on average, and in every single order?",
     findings="iclperm.studies.curve:findings",
     defaults=_OVER_ALL_SHOTS,
-    keys=_CELLS,
-    check=_has_cells,
+    keys={**_CELLS, "precision": _PRECISION},
+    check=_has_design,
     over_all_shots=True,
     compares_sets=False,
     page="docs/studies/curve.md",
