@@ -1,6 +1,7 @@
 """A recommendation: what is chosen of k, set and order, whoever is interrupted; what it says; what is refused."""
 
 import json
+import shutil
 from itertools import combinations
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as reference
-from tiny import LABELS, make_model, make_rows, make_task, write_csv, write_rows
+from tiny import make_model, make_rows, make_task, write_rows
 
 import iclperm
 from iclperm import Study
@@ -19,7 +20,7 @@ from iclperm.stats.shortest import accuracy_of, against_random, shortest
 from iclperm.studies.recommending import ladder
 from iclperm.study.states import NOT_ASKED
 
-SIZES = {"kind": "recommend", "sets": 3, "permutations": 4, "shots": 4, "queries": 24, "dev_queries": 64, "seed": 3}
+SIZES = {"kind": "recommend", "sets": 3, "permutations": 2, "shots": 2, "queries": 24, "dev_queries": 72, "seed": 1}
 LIMITS = WorkLimits(unit_tokens=(300, 300), general_cells=40)
 
 
@@ -45,11 +46,11 @@ def asked_of(run):
 
 def test_the_race_asks_a_part_and_no_test_query(found):
     race = found.runs["race"]
-    assert race.shots == (0, 1, 2, 4)
+    assert race.shots == (0, 1, 2)
     asked = asked_of(race)
     assert 0 < asked.mean() < 1
     assert (race.splits["test"].context_state == NOT_ASKED).all()
-    winners, begin = race.findings().winners, num_racing(64)
+    winners, begin = race.findings().winners, num_racing(72)
     for place, one in enumerate(winners):
         mine = asked[one.set, one.permutation, place]
         assert mine[: one.num_dev].all()
@@ -63,8 +64,7 @@ def test_the_race_asks_a_part_and_no_test_query(found):
 
 def test_its_answers_are_those_of_asking_everything(found):
     race = found.runs["race"]
-    choices = {"sets": 3, "permutations": 4, "shots": [0, 1, 2, 4], "queries": 1, "dev_queries": 64, "seed": 3}
-    whole = iclperm.run(Study(balance="natural", **choices))
+    whole = iclperm.run(race.study.of_kind("sensitivity", budget="exhaustive", tolerance=0.01))
     there = asked_of(race)
     np.testing.assert_array_equal(race.splits["dev"].label_logprob[there], whole.splits["dev"].label_logprob[there])
 
@@ -109,7 +109,7 @@ def test_what_it_says(found):
     assert content["does_any_choice_matter"] == findings.does_any_choice_matter
 
 
-@pytest.mark.parametrize("stop", [0, 2, 5, 9, 13])
+@pytest.mark.parametrize("stop", [0, 5, 16])
 def test_interrupted_anywhere_it_chooses_the_same(found, stop, tmp_path):
     calls = iter(range(1000))
 
@@ -129,9 +129,8 @@ def test_interrupted_anywhere_it_chooses_the_same(found, stop, tmp_path):
 
 
 def test_it_grows_in_test_queries_and_keeps_its_choice(found, tmp_path):
-    study = Study(**SIZES)
-    run = iclperm.run(study, tmp_path / "rec", limits=LIMITS)
-    race = run.runs["race"].report.tokens_forwarded
+    shutil.copytree(found.folder, tmp_path / "rec")
+    race = found.runs["race"].report.tokens_forwarded
     larger = iclperm.run(Study(**{**SIZES, "queries": 40}), tmp_path / "rec", extend=True, limits=LIMITS)
     assert larger.choices == found.choices
     assert larger.findings().num_queries == 40
@@ -145,10 +144,10 @@ def test_it_grows_in_test_queries_and_keeps_its_choice(found, tmp_path):
 
 def test_a_budget_is_kept_and_a_small_one_refused(found):
     whole = found.runs["race"].report.tokens_unique
-    race = {**SIZES, "kind": "race", "shots": [0, 1, 2, 4], "queries": 1}
-    run = iclperm.run(Study(**{**race, "budget": "45 %"}))
+    race = {**SIZES, "kind": "race", "shots": [0, 1, 2], "queries": 1}
+    run = iclperm.run(Study(**{**race, "budget": "80 %"}))
     assert run.decisions[0]["known"]["halved"]
-    assert 0.15 * whole < run.report.tokens_forwarded <= 1.02 * 0.45 * whole
+    assert 0.4 * whole < run.report.tokens_forwarded <= 1.02 * 0.8 * whole
     with pytest.raises(ConfigError, match=r"budget '1 %' is too small for this choice; give at least [\d,]+ tokens"):
         iclperm.run(Study(**{**race, "budget": "1 %"}))
 
@@ -237,17 +236,17 @@ def test_random_prompts_are_compared_by_query():
         against_random(chosen, drawn[:, :9])
 
 
-def test_no_choice_matters_and_says_so(tmp_path):
-    """A model of random weights: the shortest prompt is taken, and nothing is claimed."""
+def test_no_choice_is_shown_to_matter(tmp_path):
+    """Of a model of random weights: the shortest prompt is taken, and nothing is claimed."""
     make_task(tmp_path, data={split: f"{split}.jsonl" for split in ("train", "dev", "test")})
     write_rows(tmp_path / "dev.jsonl", make_rows(3, 40))
     model = make_model(tmp_path / "model")
-    sizes = {**SIZES, "shots": 3, "queries": 30, "dev_queries": 40, "permutations": 3}
-    run = iclperm.run(Study(model=str(model), task=str(tmp_path / "colours.yaml"), **sizes), tmp_path / "rec")
+    choices = {**SIZES, "dev_queries": 40, "model": str(model), "task": str(tmp_path / "colours.yaml")}
+    run = iclperm.run(Study(**choices))
     findings = run.findings()
-    assert findings.place == 0
     assert not findings.does_any_choice_matter
+    assert findings.place == 0
     assert findings.random is None
     assert "random" not in run.runs
     assert findings._short() == ["No choice is shown to matter: take the shortest, k = 0."]
-    assert run.prompt().shots == 0
+    assert not findings.bearing.can_conclude
