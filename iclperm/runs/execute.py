@@ -29,6 +29,7 @@ from iclperm.runs.parts import other_numerics
 from iclperm.runs.plan import tokens_within
 from iclperm.runs.presence import at_work
 from iclperm.runs.progress import DECIDING, FINISHING, LOADING, TOKENISING, Progress, RunWatch, Watcher
+from iclperm.runs.raced_shots import RacedShots
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.reading import open_reader
 from iclperm.runs.run import FinishedRun
@@ -38,6 +39,7 @@ from iclperm.runs.setting import ResolvedStudy, identifying_choices, resolved, w
 from iclperm.runs.tables import tables
 from iclperm.runs.waves import Decision, Racing, basis_of
 from iclperm.runs.work import Work
+from iclperm.study.kinds import RACE
 from iclperm.study.study import Study
 from iclperm.tasks.task import Task
 
@@ -120,7 +122,8 @@ def _run(
     if study.is_adaptive:
         there = [] if path is None else recorded_decisions(path, setting.identity)
         decided = list(map(Decision.from_dict, there))
-        racing = Racing.of(setting, work.prompts, partial(tokens_within, work), decided)
+        races = RacedShots if study.kind == RACE.name else Racing
+        racing = races.of(setting, work.prompts, partial(tokens_within, work), decided)
         for decision in decided or [racing.first()]:
             work = with_wave(work, decision)
     while True:
@@ -160,8 +163,8 @@ class _AnswersSoFar:
 
     @property
     def context_of(self) -> NDArray[np.int64]:
-        """The number of each ordering's context among the answers, int64 [S, P], at the largest number of shots."""
-        return self._layout.context_of[:, :, -1]
+        """The number of each ordering's context among the answers, int64 [S, P, K]."""
+        return self._layout.context_of
 
     @property
     def basis(self) -> str | None:

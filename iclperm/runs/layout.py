@@ -88,14 +88,14 @@ def with_wave(work: Work, decision: Decision) -> Work:
     masks: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
     num_cells = 0
     for ask in decision.asks:
-        contexts = np.unique([prompts.context_of[ordering] for ordering in ask.orderings])  # at all numbers of shots
+        contexts = ask.contexts(prompts.context_of)
         queries = begins[ask.split] + np.array(ask.queries, dtype=np.int64)
         queries = queries[kept[queries]]
         block = np.ix_(contexts, queries)
         is_new = ~seen[block]
         num_cells += int(is_new.sum())
         # What was answered outside a product may be in one: its answers there are not used.
-        is_product = is_new.any(axis=1) & ~in_product[block].any(axis=1)
+        is_product = np.asarray(is_new.any(axis=1) & ~in_product[block].any(axis=1))
         if np.count_nonzero(is_product) < _FEWEST_OF_A_PRODUCT and len(contexts) * len(queries) < _FEWEST_CELLS:
             is_product[:] = False
         for place in np.flatnonzero(~is_product):

@@ -332,11 +332,7 @@ def halving(num_orderings: int, num_queries: int, context: float, query: float, 
     """
 
     def cost(first: int) -> float:
-        left, before, size, total = num_orderings, 0, first, 0.0
-        while left > 1 and before < num_queries:
-            total += left * (context + query * (size - before))
-            before, size, left = size, min(2 * size, num_queries), -(-left // 2)
-        return total
+        return halving_cost(num_orderings, num_queries, context, query, first)
 
     if cost(2) > budget:
         return None
@@ -345,6 +341,15 @@ def halving(num_orderings: int, num_queries: int, context: float, query: float, 
         middle = (low + high + 1) // 2
         low, high = (middle, high) if cost(middle) <= budget else (low, middle - 1)
     return low
+
+
+def halving_cost(num_orderings: int, num_queries: int, context: float, query: float, first: int) -> float:
+    """The tokens of successive halving from a ``first`` block on; the others as `halving` has them."""
+    left, before, size, total = num_orderings, 0, first, 0.0
+    while left > 1 and before < num_queries:
+        total += left * (context + query * (size - before))
+        before, size, left = size, min(2 * size, num_queries), -(-left // 2)
+    return total
 
 
 class TestedChoice(NamedTuple):

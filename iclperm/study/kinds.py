@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 GROUP = "iclperm.kinds"
 """The group of entry points in which other packages declare theirs."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+LEAST_QUERIES = 10
+"""Dev queries, and test queries, without which nothing is recommended."""
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -174,11 +176,39 @@ def _has_design(study: Any) -> None:
         )
 
 
+def _is_a_choice(study: Any) -> None:
+    """Of a race and a recommendation."""
+    for key in ("queries", "dev_queries") if study.kind == RECOMMEND.name else ("dev_queries",):
+        if (number := getattr(study, key)) < LEAST_QUERIES:
+            raise ConfigError(
+                f"a study's key {key!r} is {number}; give at least {LEAST_QUERIES}, or nothing is told of a prompt"
+            )
+    for key, value in (("balance", "natural"), ("calibration", "none"), ("resample", "none")):
+        if (given := getattr(study, key)) != value:
+            raise ConfigError(f"a study's key {key!r} is {given!r}, but a {study.kind} needs {value}; leave it out")
+    if not study.is_adaptive:
+        raise ConfigError(
+            f"budget is 'exhaustive', but a {study.kind} asks only what its choice needs; give adaptive, or \"5 %\""
+        )
+    if study.demonstrations is not None:
+        raise ConfigError(f"a study's key 'demonstrations' is what a {study.kind} is to choose; leave it out")
+
+
 _PRECISION = 'Grow in waves to at most these sizes until "order_effect +- 0.01" is known.'
 _CRITERION = "What a search chooses an order by: dev_accuracy, majority_agreement, global_entropy, ..."
 _CELLS = {
     "cells": "crossed: every ordering is asked all queries; blocks, random: queries of its own.",
     "queries_per_ordering": "How many.",
+}
+_BUDGET = 'exhaustive, adaptive, or at most "5 %", "2M tokens", "10 min", "$5".'
+_TOLERANCE = "How far below the best its choice may be."
+_CHOICE: Mapping[str, Any] = {
+    "sets": 6,
+    "permutations": 8,
+    "dev_queries": 400,
+    "balance": "natural",
+    "budget": "adaptive",
+    "tolerance": 0.02,
 }
 _OVER_ALL_SHOTS = {"sets": 5, "permutations": 20, "shots": 20, "queries": 256}
 
@@ -197,9 +227,9 @@ SEARCH = Kind(
     defaults={"permutations": 128, "dev_queries": 1000},
     keys={
         "criterion": _CRITERION,
-        "budget": 'exhaustive, adaptive, or at most "5 %", "2M tokens", "10 min", "$5".',
+        "budget": _BUDGET,
         "rule": "What ends an adaptive search.",
-        "tolerance": "How far below the best its choice may be.",
+        "tolerance": _TOLERANCE,
     },
     check=_is_a_search,
     page="docs/studies/search.md",
@@ -248,6 +278,25 @@ SELECTION = Kind(
     over_all_shots=True,
     page="docs/studies/selection.md",
 )
+RACE = Kind(
+    name="race",
+    question="at every number of demonstrations, which of them in which order do best on dev?",
+    findings="iclperm.studies.race:findings",
+    defaults={**_CHOICE, "queries": 1},
+    keys={"budget": _BUDGET, "tolerance": _TOLERANCE},
+    check=_is_a_choice,
+    page="docs/recommend.md",
+)
+RECOMMEND = Kind(
+    name="recommend",
+    question="how many demonstrations, which, and in what order?",
+    findings="iclperm.studies.recommend:findings",
+    stages="iclperm.studies.recommending:STAGES",
+    defaults=_CHOICE,
+    keys={"budget": _BUDGET, "tolerance": _TOLERANCE},
+    check=_is_a_choice,
+    page="docs/recommend.md",
+)
 FEATURES = Kind(
     name="features",
     question="which demonstrations help, by length, label, overlap?",
@@ -278,6 +327,8 @@ OURS: Mapping[str, Kind] = {
         CONVERGENCE,
         TRANSFER,
         SELECTION,
+        RACE,
+        RECOMMEND,
         FEATURES,
         CALIBRATION,
         GENERATION,
