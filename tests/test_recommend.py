@@ -82,7 +82,10 @@ def test_the_prompts_on_test_are_the_winners_of_the_race(found):
     random = found.runs["random"]
     chosen = found.findings()
     assert random.shots == (chosen.tested[chosen.place].shots,)
-    assert random.correct.shape == (8, 1, 1, 24)
+    assert random.correct.shape == (40, 1, 1, 24)
+    np.testing.assert_array_equal(random.gold, found.runs["k0"].gold)
+    orders = [np.argsort(rows).tolist() for rows in random.demonstrations.rows[:, 0]]
+    assert len({tuple(order) for order in orders}) > 1  # of a single order each prompt would be no random one
 
 
 def test_what_it_says(found):
@@ -92,6 +95,7 @@ def test_what_it_says(found):
     assert one.accuracy.estimate == right.mean()
     assert one.accuracy == accuracy_of(right)
     assert findings.random.random.estimate == pytest.approx(found.runs["random"].correct.mean())
+    assert findings.random.chosen == right.mean()
     assert findings.random.gain.estimate == pytest.approx(right.mean() - found.runs["random"].correct.mean())
     assert sum(each.num_queries for each in findings.recalls) == 24
     prompt = found.prompt()
@@ -103,7 +107,7 @@ def test_what_it_says(found):
     text = " ".join(findings.conclusion())
     assert f"Take k = {one.shots}, set" in text
     assert "24 test queries as they come, which had no say in the choice" in text
-    assert f"A random prompt of {one.shots} has" in text
+    assert f"a random prompt of {one.shots} has" in text
     content = json.loads(json.dumps(found.report_content()))
     assert content["tested"][findings.place]["accuracy"]["estimate"] == one.accuracy.estimate
     assert content["does_any_choice_matter"] == findings.does_any_choice_matter

@@ -106,8 +106,12 @@ class AgainstRandom(NamedTuple):
 
     random: Interval
     """Accuracy of a random prompt: for other prompts and queries."""
+    chosen: float
+    """That of the chosen one on the same queries."""
     gain: Interval
-    """That of the chosen one less it, paired by query."""
+    """The second less the first, paired by query."""
+    num_queries: int
+    """That all of them answered."""
 
 
 def against_random(chosen: npt.ArrayLike, drawn: npt.ArrayLike) -> AgainstRandom:
@@ -123,8 +127,9 @@ def against_random(chosen: npt.ArrayLike, drawn: npt.ArrayLike) -> AgainstRandom
     one, others = one[known], others[:, known]
     if not len(one):
         nothing = Interval(math.nan, math.nan, math.nan, 0.95)
-        return AgainstRandom(nothing, nothing)
-    return AgainstRandom(bounded(_jackknifed(others), "accuracy"), bounded(_jackknifed(one - others), "difference"))
+        return AgainstRandom(nothing, math.nan, nothing, 0)
+    random, gain = bounded(_jackknifed(others), "accuracy"), bounded(_jackknifed(one - others), "difference")
+    return AgainstRandom(random, float(one.mean()), gain, len(one))
 
 
 def _jackknifed(values: FloatArray) -> Interval:

@@ -130,6 +130,11 @@ class Recommendation(ShownFindings):
         }
 
     @property
+    def asides_of(self) -> tuple[str, ...]:
+        """The runs of which more is told: that of the prompt to take."""
+        return (self.recommended.run or "",)
+
+    @property
     def does_any_choice_matter(self) -> bool:
         """Whether a longer prompt than the shortest, or this one rather than a random one, is shown to be better."""
         return self.place > 0 or self._is_better_than_random
@@ -167,12 +172,13 @@ class Recommendation(ShownFindings):
         if self.random is None:
             return "Without demonstrations there is no set and no order to choose."
         told = (
-            f"A random prompt of {k} has {percent_with_bounds(self.random.random)}; choosing gains "
+            f"On {self.random.num_queries:,} of them a random prompt of {k} has "
+            f"{percent_with_bounds(self.random.random)} and this one {percent(self.random.chosen)}: choosing gains "
             f"{points_with_bounds(self.random.gain)}"
         )
         if self._is_better_than_random:
             return f"{told}."
-        return f"{told}: which demonstrations, and in what order, is not shown to matter at k = {k}."
+        return f"{told}, so which demonstrations, and in what order, is not shown to matter at k = {k}."
 
     def _shorter(self) -> list[str]:
         told = [f"k = {one.shots} {points_with_bounds(one.difference)}" for one in self.tested[: self.place]]
@@ -229,13 +235,14 @@ class Recommendation(ShownFindings):
                     interval_words(less, sign="+"),
                 )
             )
-        return Table(
-            "The best prompt of each length on test",
-            ("k", "accuracy", "95 %", "less the one to take", "95 %"),
-            rows,
-            caption=f"On {self.num_queries:,} test queries as they come, each once; none had a say in any choice. "
-            f"Random: mean of {self.num_random} prompts; its intervals are for other prompts and queries.",
-        )
+        caption = f"On {self.num_queries:,} test queries as they come, each once; none had a say in any choice."
+        if self.random is not None:
+            caption += (
+                f" Random: mean of {self.num_random} prompts on {self.random.num_queries:,} of them, on which the one to "
+                f"take has {number(self.random.chosen)}, with intervals for other prompts and queries."
+            )
+        header = ("k", "accuracy", "95 %", "less the one to take", "95 %")
+        return Table("The best prompt of each length on test", header, rows, caption=caption)
 
     def _recall_table(self) -> Table:
         rows = [
@@ -320,7 +327,7 @@ def findings(runs: Mapping[str, Run], choices: Mapping[str, Any]) -> Recommendat
         commonest=None
         if counts is None
         else (run.labels[int(counts.argmax())], float(counts.max() / max(counts.sum(), 1))),
-        random=None if drawn is None else against_random(chosen, drawn),
+        random=None if drawn is None else against_random(chosen[: drawn.shape[1]], drawn),
         num_random=0 if drawn is None else len(drawn),
         raced=raced,
         budget=runs[RACE].study.budget,
