@@ -20,7 +20,7 @@ from iclperm.stats.sensitivity import accuracy
 from iclperm.stats.sizing import (
     LEAST,
     SizeChoice,
-    Sizes,
+    StudySizes,
     TokenCosts,
     look_at,
     permutations_for_rank,
@@ -218,7 +218,7 @@ def _place(pilot: FinishedRun, shots: int) -> int:
     return pilot.shots.index(shots)
 
 
-def _for_rank(study: Study, wanted: Precision, pilot: FinishedRun, most: Sizes) -> list[PlannedSizes]:
+def _for_rank(study: Study, wanted: Precision, pilot: FinishedRun, most: StudySizes) -> list[PlannedSizes]:
     """Permutations alone make a rank surer; sets and queries are the pilot's."""
     refuse_other_pilot(study, pilot)
     orders = pilot.demonstrations.permutations
@@ -231,7 +231,7 @@ def _for_rank(study: Study, wanted: Precision, pilot: FinishedRun, most: Sizes) 
     size = permutations_for_rank(spread, math.sqrt(noise2), num_demonstrations, wanted.half_width, most.permutations)
     if size is None:
         return []
-    sizes = Sizes(len(cells), size, len(pilot.gold))
+    sizes = StudySizes(len(cells), size, len(pilot.gold))
     half = rank_half_width(spread, math.sqrt(noise2 / size), num_demonstrations)
     return [PlannedSizes(*sizes, _tokens(study, sizes), half, None)]
 
@@ -240,11 +240,11 @@ def _planned(study: Study, choice: SizeChoice) -> PlannedSizes:
     return PlannedSizes(*choice.sizes, _tokens(study, choice.sizes), choice.half_width, choice.chance)
 
 
-def _sized(study: Study, sizes: Sizes) -> Study:
+def _sized(study: Study, sizes: StudySizes) -> Study:
     return study.model_copy(update={**sizes._asdict(), "precision": None})
 
 
-def _tokens(study: Study, sizes: Sizes) -> int:
+def _tokens(study: Study, sizes: StudySizes) -> int:
     """Distinct tokens of the study at some sizes, exactly."""
     return lay_out(ResolvedStudy.of(_sized(study, sizes), weights=False)).tokens.unique
 
@@ -258,9 +258,9 @@ def _costs(study: Study) -> TokenCosts:
     return TokenCosts(max(one / orderings - query * small.queries, 1.0), query)
 
 
-def _most(study: Study) -> Sizes:
+def _most(study: Study) -> StudySizes:
     """The most sets, permutations and queries there are: of queries those that no class has to repeat."""
-    setting = ResolvedStudy.of(_sized(study, Sizes(1, 1, 1)), weights=False)
+    setting = ResolvedStudy.of(_sized(study, StudySizes(1, 1, 1)), weights=False)
     test, labels = setting.examples["test"], len(setting.task.words)
     queries = len(test.labels)
     if study.balance == "classes" and labels:
@@ -268,7 +268,7 @@ def _most(study: Study) -> Sizes:
     shots = setting.design.shots[-1]
     sets = _MOST_SETS if study.demonstrations is None else len(study.demonstrations)
     permutations = min(_MOST_PERMUTATIONS, math.factorial(min(shots, 10)))
-    most = Sizes(sets, permutations, queries)
+    most = StudySizes(sets, permutations, queries)
     if any(size < least for size, least in zip(most, LEAST, strict=True)):
         words = " x ".join(map(str, most))
         raise ConfigError(

@@ -238,8 +238,8 @@ class Recommendation(ShownFindings):
         caption = f"On {self.num_queries:,} test queries as they come, each once; none had a say in any choice."
         if self.random is not None:
             caption += (
-                f" Random: mean of {self.num_random} prompts on {self.random.num_queries:,} of them, on which the one to "
-                f"take has {number(self.random.chosen)}, with intervals for other prompts and queries."
+                f" Random: mean of {self.num_random} prompts on {self.random.num_queries:,} of them, on which the one "
+                f"to take has {number(self.random.chosen)}, with intervals for other prompts and queries."
             )
         header = ("k", "accuracy", "95 %", "less the one to take", "95 %")
         return Table("The best prompt of each length on test", header, rows, caption=caption)
