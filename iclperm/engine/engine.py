@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from iclperm.engine import decode, long_paths, selfcheck
+from iclperm.engine import decode, long_paths, memory, selfcheck
 from iclperm.engine.admission import Admission
 from iclperm.engine.aio import AsyncEngine
 from iclperm.engine.calls import Calls
@@ -31,14 +31,7 @@ from iclperm.engine.footprint import Footprint, Sizes, most_pack
 from iclperm.engine.given import given_contexts, listed
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
-from iclperm.engine.memory import (
-    PackLimit,
-    device_bytes,
-    refuse_budget,
-    resolve_budget,
-    room_to_generate,
-    session_budget,
-)
+from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate, session_budget
 from iclperm.engine.model import TreeModel
 from iclperm.engine.numerics import numerics_of
 from iclperm.engine.pack_rows import PackRows, checking, rows_now
@@ -106,7 +99,7 @@ class Engine:
         self._row_limit = decode.RowLimit()
         self._memory_budget: int | None = None
         if memory_budget is not None:
-            refuse_budget(len(self._model.devices), plain=plain)
+            memory.refuse_budget(len(self._model.devices), plain=plain)
             self._memory_budget = resolve_budget(memory_budget, self._model.device, held=self._sizes.weights)
         if pack_tokens is None:
             on_gpu = isinstance(self._model, TreeModel) and self._model.device.type != "cpu"
@@ -130,7 +123,7 @@ class Engine:
         """Load a folder or hub id: safetensors only, no remote code; raises ModelError in one line otherwise."""
         folder = model_folder(name, revision)
         if (budget := options.get("memory_budget")) is not None:
-            refuse_budget(1, plain=options.get("plain", False))  # as far as is known before the weights are read
+            memory.refuse_budget(1, plain=options.get("plain", False))  # as far as is known before the weights are read
             shapes, place = load_shapes(folder, device=device, dtype=dtype)
             options["memory_budget"] = resolve_budget(budget, place)
             ways = {key: options[key] for key in ("attention", "layers") if key in options}
