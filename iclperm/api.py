@@ -38,6 +38,7 @@ from iclperm.studies.comparing_findings import Comparing
 from iclperm.studies.comparing_page import write_comparison
 from iclperm.studies.page import write_page
 from iclperm.studies.planning import PrecisionPlan, precision_plan
+from iclperm.studies.recommended_study import recommended_study
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.stages import load
@@ -56,6 +57,7 @@ __all__ = [
     "plan",
     "plan_grid",
     "plan_sizes",
+    "recommend",
     "run",
     "run_grid",
     "status",
@@ -108,6 +110,33 @@ def run(
     terms = _Terms(extend, mixed, limits or DEFAULT, send_keys, with_text)
     with _watched(progress) as watcher, _answering(workers, ray, mixed) as local:
         return _run(study, out, terms, watcher, local)
+
+
+def recommend(
+    data: str | Path,
+    out: str | Path | None = None,
+    *,
+    label: str | None = None,
+    texts: Sequence[str] = (),
+    extend: bool = False,
+    progress: Progress | Watcher | bool | None = None,
+    workers: int | None = None,
+    with_text: bool | None = None,
+    **choices: Any,
+) -> StudyRuns:
+    """How many demonstrations, which, in what order: the prompt to take for ``data``, and what it is worth.
+
+    ``data`` is a data file (a task is proposed from it and written beside ``out``, with the columns ``label`` and
+    ``texts`` where they are named), a task file, or a built-in task. ``choices`` are keys of a study of the kind
+    recommend, such as ``model`` and ``budget``; sizes that they do not name follow from the data. All else is as for
+    `run`: the same call continues what was interrupted, and ``extend`` lets the test grow in ``queries``.
+
+    ``findings()`` say which prompt, ``prompt()`` is it. Raises what `run` raises.
+    """
+    study = recommended_study(data, out, choices, label=label, texts=texts)
+    found = run(study, out, extend=extend, progress=progress, workers=workers, with_text=with_text)
+    assert isinstance(found, StudyRuns)
+    return found
 
 
 class _Terms(NamedTuple):

@@ -31,7 +31,14 @@ from iclperm.engine.footprint import Footprint, Sizes, most_pack
 from iclperm.engine.given import given_contexts, listed
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
-from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate, session_budget
+from iclperm.engine.memory import (
+    PackLimit,
+    device_bytes,
+    refuse_budget,
+    resolve_budget,
+    room_to_generate,
+    session_budget,
+)
 from iclperm.engine.model import TreeModel
 from iclperm.engine.numerics import numerics_of
 from iclperm.engine.pack_rows import PackRows, checking, rows_now
@@ -99,12 +106,7 @@ class Engine:
         self._row_limit = decode.RowLimit()
         self._memory_budget: int | None = None
         if memory_budget is not None:
-            if plain:
-                raise RequestError("memory_budget bounds the packs of a tree, and plain=True has none; leave it out")
-            if len(self._model.devices) > 1:
-                raise RequestError(
-                    "memory_budget bounds what one device holds, and the model lies on several; leave it out"
-                )
+            refuse_budget(len(self._model.devices), plain=plain)
             self._memory_budget = resolve_budget(memory_budget, self._model.device, held=self._sizes.weights)
         if pack_tokens is None:
             on_gpu = isinstance(self._model, TreeModel) and self._model.device.type != "cpu"
@@ -128,9 +130,11 @@ class Engine:
         """Load a folder or hub id: safetensors only, no remote code; raises ModelError in one line otherwise."""
         folder = model_folder(name, revision)
         if (budget := options.get("memory_budget")) is not None:
+            refuse_budget(1, plain=options.get("plain", False))  # as far as is known before the weights are read
             shapes, place = load_shapes(folder, device=device, dtype=dtype)
             options["memory_budget"] = resolve_budget(budget, place)
-            Sizes.of(PlainModel(shapes), place).most_pack_tokens(options["memory_budget"])  # may refuse
+            ways = {key: options[key] for key in ("attention", "layers") if key in options}
+            Sizes.of(PlainModel(shapes), place, **ways).most_pack_tokens(options["memory_budget"])  # may refuse
         model, tokenizer = load(folder, device=device, dtype=dtype)
         return cls(model, tokenizer, **options)
 

@@ -129,7 +129,7 @@ def status(path: str | Path) -> RunStatus:
         is_token_count_complete=is_complete,
         num_quarantined=len(folder.files.names(folder.path / "quarantine")),
         disk_bytes=folder.files.num_bytes(),
-        seconds_left=share * unique * seconds / forwarded if forwarded and seconds and not folder.decisions else None,
+        seconds_left=share * unique * seconds / forwarded if forwarded and seconds and not folder.is_adaptive else None,
         sessions=sessions,
         spent=None if books is None else books.spent,
         lost=None if books is None else books.lost,
@@ -229,7 +229,7 @@ def _digest(folder: RunFolder, scores: ContextAnswers, num_rows: int) -> str:
     """The digest of a finished run; raises where its parts do not hold every cell of the plans once."""
     if num_rows != folder.num_cells:
         raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {folder.num_cells} cells")
-    if any(decision["asks"] for decision in folder.decisions):
+    if folder.has_unasked:
         scores.give_up_unasked()
     scores.refuse_gaps()
     return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items(predicted=False).values())

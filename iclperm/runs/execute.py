@@ -29,6 +29,7 @@ from iclperm.runs.parts import other_numerics
 from iclperm.runs.plan import tokens_within
 from iclperm.runs.presence import at_work
 from iclperm.runs.progress import DECIDING, FINISHING, LOADING, TOKENISING, Progress, RunWatch, Watcher
+from iclperm.runs.raced_shots import RacedShots
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.reading import open_reader
 from iclperm.runs.run import FinishedRun
@@ -38,6 +39,7 @@ from iclperm.runs.setting import ResolvedStudy, identifying_choices, resolved, w
 from iclperm.runs.tables import tables
 from iclperm.runs.waves import Decision, Racing, Waves, basis_of
 from iclperm.runs.work import Work
+from iclperm.study.kinds import RACE
 from iclperm.study.study import Study
 from iclperm.tasks.task import Task
 
@@ -135,7 +137,8 @@ def _waves_of(work: Work, decided: Sequence[Decision]) -> Waves | None:
     """What decides about the waves of a study; None where everything is asked at once."""
     study = work.setting.study
     if study.is_adaptive:
-        return Racing.of(work.setting, work.prompts, partial(tokens_within, work), decided)
+        races = RacedShots if study.kind == RACE.name else Racing
+        return races.of(work.setting, work.prompts, partial(tokens_within, work), decided)
     return None if study.precision is None else Growing.of(work)
 
 
@@ -215,7 +218,7 @@ class _AnswersSoFar:
         """The run of these answers; raises `RunError` where one of the plan's is in no part."""
         self._watch.begin(FINISHING)
         decisions = tuple(growth.decision.to_dict() for growth in work.growths if growth.decision is not None)
-        if self._setting.study.is_adaptive:
+        if decisions and "extent" not in decisions[-1]:
             self.scores.give_up_unasked()
         self.scores.refuse_gaps()
         counts = {
@@ -261,6 +264,10 @@ def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list
     """
     there = [] if path is None or setting.study.precision is not None else recorded_extents(path, setting.identity)
     grown = _growths(path, there, setting.study.extent, extend)
+    if setting.study.cells != "crossed" and there and there[-1] != setting.study.extent:
+        raise RunError(
+            f"{path} asked each ordering queries that were dealt for its size, so it cannot grow; give another folder"
+        )
     if setting.study.is_adaptive and there and there[-1] != setting.study.extent:
         raise RunError(
             f"{path} holds a search that decides as it goes, which cannot grow: what was asked followed from its size; "

@@ -77,7 +77,7 @@ def open_one(
         scores = ContextAnswers(layout, scale, folder.parts, limits=limits, **reading)
         for part, table in zip(files, folder.parts.read_each(files.values(), scores.columns), strict=True):
             scores.fill(part, table)
-        if study.is_adaptive:
+        if folder.has_unasked:
             scores.give_up_unasked()
         scores.refuse_gaps()
         counts = {**layout.counts, "num_parts": len(files), "num_parts_resumed": len(files), "num_quarantined": 0}

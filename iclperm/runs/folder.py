@@ -142,6 +142,16 @@ class RunFolder:
         return [plan["decision"] for plan in self.plans if "decision" in plan]
 
     @property
+    def is_adaptive(self) -> bool:
+        """Whether what the run asks follows from its answers, so that nobody knows beforehand how much that is."""
+        return any(decision["asks"] for decision in self.decisions)
+
+    @property
+    def has_unasked(self) -> bool:
+        """Whether it asks a part of its cells by a decision, not all those of a size."""
+        return bool(self.decisions) and "extent" not in self.decisions[-1]
+
+    @property
     def is_open(self) -> bool:
         """Whether a run in waves has not yet decided that it is over."""
         return bool(self.decisions) and not self.decisions[-1]["is_last"]

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 TEST_ANSWERS = 4
 """Orderings of each set that answer a test query so that a random one's accuracy is known, drawn by the first wave."""
-_LEAST_BLOCK = 2
+LARGEST = (-1,)
+"""The place of the largest number of shots."""
 
 
 class Ask(NamedTuple):
@@ -41,6 +42,8 @@ class Ask(NamedTuple):
     """Numbers within the split."""
     orderings: tuple[tuple[int, int], ...]
     """Set and permutation of each."""
+    places: tuple[int, ...] = LARGEST
+    """On the K axis: each ordering at these numbers of shots."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe, orderings by set and queries that follow each other by their ends."""
@@ -51,15 +54,20 @@ class Ask(NamedTuple):
             "split": self.split,
             "queries": _ranges(self.queries),
             "orderings": [[s, *p] for s, p in by_set.items()],
+            **({} if self.places == LARGEST else {"places": list(self.places)}),
         }
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Ask:
         """What `to_dict` gave."""
         queries = tuple(query for begin, end in told["queries"] for query in range(begin, end))
-        return cls(
-            told["split"], queries, tuple((s, p) for s, *permutations in told["orderings"] for p in permutations)
-        )
+        orderings = tuple((s, p) for s, *permutations in told["orderings"] for p in permutations)
+        return cls(told["split"], queries, orderings, tuple(told.get("places", LARGEST)))
+
+    def contexts(self, context_of: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The distinct contexts that it asks, of ``context_of`` [S, P, K]; ascending."""
+        sets, permutations = np.array(self.orderings, dtype=np.int64).reshape(-1, 2).T
+        return np.unique(context_of[sets, permutations][:, list(self.places)])
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,7 @@ class Racing:
         asked = self._asked(before)
         values = self._values(answers, answers.context_of[:, :, -1])
         steps = [self._step(values[index], asked[index], len(before)) for index in range(len(asked))]
-        known: dict[str, Any] = {"basis": basis, "sets": [_told(step) for step in steps]}
+        known: dict[str, Any] = {"basis": basis, "sets": [told_step(step) for step in steps]}
         wanted = [
             (step.num_queries, (index, int(permutation)))
             for index, step in enumerate(steps)
@@ -176,7 +184,7 @@ class Racing:
                 final = next_step(
                     values[places], asked[places], self.rule, weights=self.weights, seed=self.setting.study.seed
                 )
-                known["final"] = _told(final)
+                known["final"] = told_step(final)
                 wanted = [(final.num_queries, (int(index), int(winners[index]))) for index in final.candidates]
         test = self._test_of_winners(before, steps)
         asks = [*self._dev(wanted, asked), *test]
@@ -236,7 +244,8 @@ def basis_of(files: Mapping[int, Path]) -> str:
     return hashlib.sha256("\n".join(files[part].name for part in sorted(files)).encode()).hexdigest()
 
 
-def _told(step: RaceStep) -> dict[str, Any]:
+def told_step(step: RaceStep) -> dict[str, Any]:
+    """What a decision keeps of a step, JSON-safe."""
     failure = None if math.isnan(step.failure) else round(step.failure, 6)
     return {"leader": step.leader, "failure": failure, "left": step.num_left, "decided": step.is_decided}
 

@@ -35,6 +35,7 @@ Attention = Literal["auto", "native", "triton", "torch"]
 Layers = Literal["auto", "transformers"]
 PackTokens = Annotated[int, Field(ge=8, le=1 << 20)]
 RaceRules = Literal["calibrated", "certified"]
+Cells = Literal["crossed", "blocks", "random"]
 STATISTICS = ("normalize", "criterion", "unparsed")
 """Keys that change no answer, only what is made of them."""
 EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
@@ -54,8 +55,10 @@ class Study(Choices):
     one k, a list of k, ``all`` (0 to the task's own), or None for the task's own; they are prefixes of the same
     orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``design`` tells which
     permutations come together (`iclperm.prompts.design.draw_permutations`). ``queries`` are test queries;
-    ``dev_queries`` are scored beside them; ``balance`` tells what both stand for: all classes alike, a short one
-    oversampled, or ``natural``, the split as it is, every query once. ``normalize`` tells what log-likelihoods of
+    ``dev_queries`` are scored beside them; ``cells`` tells whether every ordering is asked all test queries (crossed)
+    or ``queries_per_ordering`` of its own (`iclperm.prompts.design.deal_queries`); ``balance`` tells what queries stand
+    for: all classes alike, a short one oversampled, or ``natural``, the split as it is, every query once. ``normalize``
+    tells what log-likelihoods of
     labels are compared by: their sum, the mean over tokens, or the mean over bytes; ``calibration: contextual`` takes
     out what each context makes of them by itself, seen by three content-free queries. ``scoring`` is how an answer is
     found: by the log-likelihood of every label, of its ``first_token`` alone, or ``generate``, greedily, up to
@@ -92,6 +95,8 @@ class Study(Choices):
     balance: Annotated[Balance, Field(exclude_if=lambda given: given == "classes")] = "classes"
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     design: str = "random"
+    cells: Annotated[Cells, Field(exclude_if=lambda given: given == "crossed")] = "crossed"
+    queries_per_ordering: Annotated[Count | None, Field(exclude_if=lambda given: given is None)] = None
     scoring: Scoring | None = None
     normalize: Literal["sum", "mean", "bytes"] = "sum"
     calibration: Literal["none", "contextual"] = "none"
