@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -89,6 +89,30 @@ def test_convolutions_and_recurrences_are_in_float32_too() -> None:
         assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("ieee", "ieee")
         assert torch.backends.mkldnn.conv.fp32_precision == "ieee"
     assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("tf32", "tf32")
+
+
+@pytest.mark.parametrize("first", ["none", "tf32", "ieee"])
+def test_a_wider_switch_decides_after_a_call_as_before(first: str) -> None:
+    """As torch has it: a narrower one that nobody set follows it, and goes on doing so."""
+    wider, cudnn = cast("Any", torch.backends), torch.backends.cudnn
+    before = device._switches()
+    narrower: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, cudnn.conv, cudnn.rnn]
+    try:
+        wider.fp32_precision = first
+        for each in narrower:
+            each.fp32_precision = "none"
+        with fixed_precision():
+            assert {each.fp32_precision for each in narrower} == {"ieee"}
+        for said in (first, "ieee", "tf32", "ieee"):
+            wider.fp32_precision = said
+            assert [each.fp32_precision for each in narrower] == [said] * len(narrower)
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        with fixed_precision():
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert (wider.fp32_precision, torch.backends.cuda.matmul.fp32_precision) == ("ieee", "tf32")
+    finally:
+        wider.fp32_precision = "none"
+        device._set(before)
 
 
 @pytest.mark.usefixtures("loose")

@@ -141,6 +141,18 @@ def plan(source: Path | None, flags: Mapping[str, str | None], *, as_json: bool)
         terminal.print_plan(terminal.stdout(), planned, study)
 
 
+def plan_sizes(
+    source: Path | None, flags: Mapping[str, str | None], pilot: Path | None, components: str | None, *, as_json: bool
+) -> None:
+    """Shows the sizes that a study needs for a precision, that of the flags or its own; without a study the pilot's."""
+    study = study_of(source or pilot, {**flags, "precision": None})
+    found = api.plan_sizes(study, flags.get("precision"), pilot=pilot, components=components)
+    if as_json:
+        _print_json([found.to_dict()])
+    else:
+        terminal.print_tables(terminal.stdout(), [found.table()])
+
+
 def grid(
     source: str,
     out: Path | None,

@@ -220,11 +220,16 @@ def grid_command(
 
 @cli.command(cls=SectionedCommand)
 @with_study
+@click.option("--pilot", type=click.Path(path_type=Path), help="Size --precision from this run.")
+@click.option("--components", help="Size it from these: order=.05,selection=.03,accuracy=.7.")
 @with_json
 @with_debug
-def plan(study: Path | None, as_json: bool, **flags: str | None) -> None:
+def plan(study: Path | None, pilot: Path | None, components: str | None, as_json: bool, **flags: str | None) -> None:
     """What a study would compute, and how long it would take; loads no weights."""
-    rooms.commands.plan(study, flags, as_json=as_json)
+    if pilot is None and components is None:
+        rooms.commands.plan(study, flags, as_json=as_json)
+    else:
+        rooms.commands.plan_sizes(study, flags, pilot, components, as_json=as_json)
 
 
 @cli.command()

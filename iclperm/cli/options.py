@@ -31,6 +31,8 @@ STUDY_KEYS = {
     "balance": "classes: queries of every class alike, a short one oversampled; natural: as they come, each once.",
     "seed": "Seed of every random choice.",
     "design": "Which orders come together: random, latin, antithetic (pairs), prefix_coupled, exhaustive (all).",
+    "cells": kinds.KEYS["cells"],
+    "queries_per_ordering": kinds.KEYS["queries_per_ordering"],
     "scoring": "How answers are found: loglikelihood (of every label), first_token (of theirs), or generate.",
     "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, or over bytes.",
     "calibration": "none, or contextual: labels freed of what each context prefers by itself.",
@@ -38,6 +40,7 @@ STUDY_KEYS = {
     "budget": kinds.KEYS["budget"],
     "rule": kinds.KEYS["rule"],
     "tolerance": kinds.KEYS["tolerance"],
+    "precision": kinds.KEYS["precision"],
     "select": kinds.KEYS["select"],
     "on_overlong": "error, or drop the queries that do not fit the context window.",
     "chat": "The model's chat template: none, single (one user message), or multiturn (a turn a demonstration).",
@@ -75,6 +78,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "resample": ("none", "per_k"),
     "balance": ("classes", "natural"),
     "design": ORDER_DESIGNS,
+    "cells": ("crossed", "blocks", "random"),
     "scoring": ("loglikelihood", "first_token", "generate"),
     "normalize": ("sum", "mean", "bytes"),
     "calibration": ("none", "contextual"),
@@ -109,7 +113,18 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Under which heading a help lists the keys of a study; the others are "Study options"."""
 NUMBERS = frozenset(
-    {"sets", "permutations", "shots", "queries", "dev_queries", "seed", "select", "max_new_tokens", "pack_tokens"}
+    {
+        "sets",
+        "permutations",
+        "shots",
+        "queries",
+        "dev_queries",
+        "queries_per_ordering",
+        "seed",
+        "select",
+        "max_new_tokens",
+        "pack_tokens",
+    }
 )
 """Keys whose value is a whole number."""
 SWITCHES = frozenset({"plain"})

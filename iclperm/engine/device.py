@@ -27,7 +27,8 @@ _older_before: dict[str, Any] = {}
 def fixed_precision() -> Iterator[None]:
     """Within: float32 is multiplied as float32 (no TF32, no bfloat16 in its place), half precision summed in float32.
 
-    These are switches of the whole process: other threads multiply so, too, as long as any call runs. After: as before.
+    These are switches of the whole process: other threads multiply so, too, as long as any call runs. After: as before;
+    but of convolutions that nobody said anything about, torch then takes TF32 as said, whatever a wider switch says.
     """
     global _users  # of the process, as the switches are
     with _LOCK:
@@ -77,8 +78,13 @@ def _switches() -> dict[str, Any]:
 
 
 def _set(switches: dict[str, Any]) -> None:
+    """What follows a wider switch of torch's (`torch.backends.fp32_precision`) and is as wanted follows it further."""
     for name, value in switches.items():
-        setattr(*_place(name), value)
+        place, switch = _place(name)
+        if switch == "fp32_precision" and value != "ieee":
+            setattr(place, switch, "none")  # as the wider one says
+        if getattr(place, switch) != value:
+            setattr(place, switch, value)
 
 
 def _older_switches() -> dict[str, Any]:

@@ -129,7 +129,7 @@ def status(path: str | Path) -> RunStatus:
         is_token_count_complete=is_complete,
         num_quarantined=len(folder.files.names(folder.path / "quarantine")),
         disk_bytes=folder.files.num_bytes(),
-        seconds_left=share * unique * seconds / forwarded if forwarded and seconds and not folder.decisions else None,
+        seconds_left=share * unique * seconds / forwarded if forwarded and seconds and not folder.is_adaptive else None,
         sessions=sessions,
         spent=None if books is None else books.spent,
         lost=None if books is None else books.lost,

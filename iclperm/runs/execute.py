@@ -259,6 +259,10 @@ def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list
     """
     there = [] if path is None else recorded_extents(path, setting.identity)
     grown = _growths(path, there, setting.study.extent, extend)
+    if setting.study.cells != "crossed" and there and there[-1] != setting.study.extent:
+        raise RunError(
+            f"{path} asked each ordering queries that were dealt for its size, so it cannot grow; give another folder"
+        )
     if setting.study.is_adaptive and there and there[-1] != setting.study.extent:
         raise RunError(
             f"{path} holds a search that decides as it goes, which cannot grow: what was asked followed from its size; "

@@ -57,10 +57,10 @@ def open_one(
             f"{path} is not finished (wave {len(folder.plans)} of an adaptive search is answered, the next not yet "
             f"asked); run the same study into it to continue (iclperm run {shlex.quote(str(path))})"
         )
-    if folder.decisions and criterion not in (None, folder.plan["study"].get("criterion")):
+    if "criterion" in folder.plan["study"] and criterion not in (None, folder.plan["study"]["criterion"]):
         raise ConfigError(
             f"criterion is {criterion!r}, but what this search asked was decided by "
-            f"{folder.plan['study'].get('criterion')}; run a search by that criterion into another folder"
+            f"{folder.plan['study']['criterion']}; run a search by that criterion into another folder"
         )
     layout = Layout.of_folder(folder)
     given = {"normalize": normalize, "criterion": criterion, "unparsed": unparsed}

@@ -142,6 +142,11 @@ class RunFolder:
         return [plan["decision"] for plan in self.plans if "decision" in plan]
 
     @property
+    def is_adaptive(self) -> bool:
+        """Whether what the run asks follows from its answers, so that nobody knows beforehand how much that is."""
+        return any(decision["asks"] for decision in self.decisions)
+
+    @property
     def is_open(self) -> bool:
         """Whether an adaptive run has not yet decided what it chooses."""
         return bool(self.decisions) and not self.decisions[-1]["is_last"]

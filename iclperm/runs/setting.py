@@ -34,6 +34,8 @@ _IDENTITY_KEYS = (
     "balance",
     "seed",
     "design",
+    "cells",
+    "queries_per_ordering",
     "scoring",
     "calibration",
     "on_overlong",

@@ -166,6 +166,11 @@ class Run(FinishedRun):
         what the run was made with.
         """
         wanted = WantedPrompt(index_set, permutation, shots, query, best)
+        if best and self.study.cells != "crossed":
+            raise ConfigError(
+                "each ordering was asked queries of its own, too few to tell which is the best; name one, or run "
+                "cells: crossed"
+            )
         if best and self.decisions:
             raise ConfigError("this search asked each ordering other queries; what it recommends is the best it knows")
         return take(self, wanted, recommended_by(self.findings()) if wanted.is_open else None)
@@ -181,8 +186,8 @@ class Run(FinishedRun):
 
     @cached_property
     def calibration(self) -> ContextualCalibration | None:
-        """What calibration changed, k by k; None for a study without."""
-        return None if self.study.calibration == "none" else calibration.findings(self)
+        """What calibration changed, k by k; None for a study without, and where orderings were asked other queries."""
+        return None if self.study.calibration == "none" or self.decisions else calibration.findings(self)
 
     @cached_property
     def generation(self) -> Generation | None:
