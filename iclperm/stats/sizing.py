@@ -285,7 +285,7 @@ class StoppingRule:
     level: float = LOOK_LEVEL
     chance: float = CHANCE
 
-    def first(self, most: Sizes, least_queries: int = 2) -> Sizes:
+    def first(self, most: StudySizes, least_queries: int = 2) -> StudySizes:
         """The first wave: 8 sets, 8 permutations and 64 queries, or more queries, within the most there may be."""
         sets, permutations, queries = _FIRST
         wanted = (sets, permutations, max(queries, least_queries))
