@@ -34,8 +34,9 @@ class Condition:
     sets among these hold, configurations, weights and buffers are the same objects, and no tensor among all these was
     written. ``token`` is that of ``before`` where the two differ in nothing that matters: in a mode, by an equal number
     or text, in an attribute of equal numbers (which some hooks set anew each time), by hooks of transformers' that
-    collect nothing. Writes that torch does not count, through ``.data`` or by a fused optimizer, show in 8 numbers of each tensor that lies on a
-    CPU, so those that change a tensor as a whole do. Cost: below 2 us a module to ask, some 20 us to make.
+    collect nothing. Writes that torch does not count, through ``.data`` or by a fused optimizer, show in 8 numbers of
+    each tensor that lies on a CPU, so those that change a tensor as a whole do. Cost: below 2 us a module to ask, some
+    20 us to make.
     """
 
     def __init__(self, roots: Sequence[nn.Module], before: Condition | None = None) -> None:
