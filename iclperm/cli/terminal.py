@@ -78,6 +78,7 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
         "shots": listed(planned.shots),
         "queries": f"{planned.num_queries:,}",
         **({"content-free queries": f"{planned.num_content_free}"} if planned.num_content_free else {}),
+        **_dealt_row(study),
         "distinct contexts": f"{planned.num_contexts:,}",
         "distinct prompts": f"{planned.num_prompts:,}",
         **(_local_cost(planned) if planned.bill is None else _api_rows(planned.bill)),
@@ -95,7 +96,18 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
     if study.is_adaptive:
         notes.insert(0, f"with budget {study.budget!r} a search asks a part of this; how much follows from the answers")
+    if planned.crossed_tokens is not None:
+        notes.insert(
+            0,
+            f"every ordering on all queries would have {planned.crossed_tokens:,} distinct tokens: this is "
+            f"{planned.tokens_unique / planned.crossed_tokens:.0%} of them",
+        )
     print_notes(console, [*notes, *_faster_dtype(planned)])
+
+
+def _dealt_row(study: Study) -> dict[str, str]:
+    """How many queries each ordering is asked, where these are its own."""
+    return {} if study.cells == "crossed" else {"of its own, each ordering": f"{study.queries_per_ordering:,}"}
 
 
 def print_plans(console: Console, planned: Mapping[str, StudyPlan], study: Study) -> None:
@@ -223,7 +235,8 @@ class Shown:
 def _status_line(status: RunStatus) -> str:
     left = "" if status.seconds_left is None or status.is_finished else f", about {duration(status.seconds_left)} left"
     parts = f"{status.num_parts_done:,} of {status.num_parts:,} parts"
-    tokens = f"{status.tokens_forwarded:,} of {status.tokens_unique:,} tokens"
+    of = "" if status.is_plain else f" of {status.tokens_unique:,}"
+    tokens = f"{status.tokens_forwarded:,}{of} tokens"
     return printable(f"{status.model} on {status.task}: {parts}, {tokens}{left}").replace("\n", "\\n")
 
 
@@ -255,7 +268,9 @@ def _status_tables(status: RunStatus) -> list[Table]:
         "grown from": "; ".join(_sizes(before) for before in status.extents[:-1]) or "-",
         **({"waves": _waves(status)} if status.num_waves else {}),
         "parts": f"{status.num_parts_done:,} of {status.num_parts:,}",
-        "tokens forwarded": f"{forwarded} of {status.tokens_unique:,} distinct",
+        "tokens forwarded": f"{forwarded}, prompt by prompt"
+        if status.is_plain
+        else f"{forwarded} of {status.tokens_unique:,} distinct",
         "time left": "-" if left is None or status.is_finished else f"about {duration(left)}",
         "disk space": f"{status.disk_bytes / 1e6:.1f} MB",
         "files in quarantine": f"{status.num_quarantined:,}",

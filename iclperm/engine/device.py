@@ -27,7 +27,8 @@ _older_before: dict[str, Any] = {}
 def fixed_precision() -> Iterator[None]:
     """Within: float32 is multiplied as float32 (no TF32, no bfloat16 in its place), half precision summed in float32.
 
-    These are switches of the whole process: other threads multiply so, too, as long as any call runs. After: as before.
+    These are switches of the whole process: other threads multiply so, too, as long as any call runs. After: as before;
+    but TF32 in convolutions, where nobody had said anything, stands as said from then on, whatever a wider switch says.
     """
     mark = object()  # by which an interrupt between any two steps leaves nobody counted
     try:
@@ -78,8 +79,13 @@ def _switches() -> dict[str, Any]:
 
 
 def _set(switches: dict[str, Any]) -> None:
+    """What follows a wider switch (`torch.backends.fp32_precision`), and is as wanted, goes on following it."""
     for name, value in switches.items():
-        setattr(*_place(name), value)
+        where = _place(name)
+        if name.endswith("fp32_precision") and value != "ieee":
+            setattr(*where, "none")  # as the wider one says
+        if getattr(*where) != value:
+            setattr(*where, value)
 
 
 def _older_switches() -> dict[str, Any]:
