@@ -110,7 +110,7 @@ class FusedDecoder:
         spread, and all its numbers are ``dtype`` on ``devices``, each layer's on one."""
         return (
             all(map(is_unhooked, self.modules))
-            and all(_MET[kind] is kind.forward for kind in {type(module) for module in self.modules})
+            and all(_MET[type(module)] is type(module).forward for module in self.modules)
             and all(
                 parameter.dtype == dtype and parameter.device in devices
                 for module in self.modules
@@ -165,8 +165,8 @@ def known_decoder(decoder: nn.Module) -> FusedDecoder | None:
         FusedLayer(module, family, is_first=module is modules[0], is_last=module is modules[-1]) for module in modules
     ]
     found = [decoder, *all_modules(_parts(decoder))]
-    for kind in {type(module) for module in found}:
-        _MET.setdefault(kind, kind.forward)
+    for module in found:
+        _MET.setdefault(type(module), type(module).forward)
     return FusedDecoder(layers, norm, family, found)
 
 
