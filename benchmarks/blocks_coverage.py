@@ -5,7 +5,8 @@
 6 sets x 20 permutations, each of which answers 20 of 200 queries: of one mixture, or 10 of each of two classes that
 differ in accuracy by 40 points. Effects of several shapes; queries differ in difficulty and interact with sets and
 permutations. *own*, *adjusted*: see `iclperm.stats.blocks`; *disjoint*: own answers to queries that nobody else was
-asked. ``bias`` is that of the unclipped variances, as a share of the truth, with its standard error. Where nothing is
+asked. ``bias`` is that of the unclipped variances, as a share of the truth, with its standard error; the truth is what
+is left of the effects where chances end at 0 and 1. Where nothing is
 bounded, nothing false is said, and that counts as covered; ``±`` is the median half-width for order, in points."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from _machine import options, publish
 from designs import dealt
-from interval_coverage import SHAPES, key
+from interval_coverage import SHAPES, Array, key
 
 from iclperm.stats.blocks import block_effects
 
@@ -26,27 +27,45 @@ ORDER, SELECTION, SHARED, WITH_QUERY = 0.08, 0.05, 0.5, 0.05
 CASES = (("own", 1), ("adjusted", 1), ("own", 2), ("adjusted", 2), ("disjoint", 1))
 
 
+def levels(generator: np.random.Generator, shape: str) -> Array:
+    """[S, P] mean chances to be right."""
+    draw = SHAPES[shape]
+    level = 0.6 + SELECTION * draw(generator, (SETS, 1))
+    level = level + ORDER * math.sqrt(SHARED) * draw(generator, (1, PERMUTATIONS))
+    return np.asarray(level + ORDER * math.sqrt(1 - SHARED) * draw(generator, (SETS, PERMUTATIONS)))
+
+
+def true_effects(shape: str, method: str, num_classes: int) -> tuple[float, float]:
+    """Order and selection effect on other queries, of 4,000 studies without item noise."""
+    generator = key(f"truth {shape}", 0)
+    query = generator.uniform(-0.15, 0.15, 20_000)
+    if method != "disjoint":
+        query = query + math.sqrt(2) * WITH_QUERY * generator.standard_normal(20_000)
+    places = np.linspace(-1, 2.2, 321)
+    offsets = (0.0,) if num_classes == 1 else (-0.2, 0.2)
+    right = [np.mean([np.clip(place + query + offset, 0, 1).mean() for offset in offsets]) for place in places]
+    tables = np.interp([levels(generator, shape) for _ in range(4_000)], places, right)
+    order2, selection2 = tables.var(axis=2, ddof=1).mean(), tables.var(axis=1, ddof=1).mean()
+    return math.sqrt(order2), math.sqrt(selection2)
+
+
 def of_case(shape: str, method: str, num_classes: int, repeats: int) -> dict[str, Any]:
     """Studies of one shape and method."""
-    draw = SHAPES[shape]
-    truth = ORDER, math.hypot(SELECTION, ORDER * math.sqrt(1 - SHARED))
+    truth = true_effects(shape, method, num_classes)
     truths = (*truth, truth[1] / truth[0])
     squares, covered, halves = [], np.zeros((2, 3)), []
     for repeat in range(repeats):
         generator = key(f"blocks {shape} {method} {num_classes}", repeat)
-        pool = SETS * PERMUTATIONS * BLOCK if method == "disjoint" else POOL
-        level = 0.6 + SELECTION * draw(generator, (SETS, 1))
-        level = level + ORDER * math.sqrt(SHARED) * draw(generator, (1, PERMUTATIONS))
-        level = level + ORDER * math.sqrt(1 - SHARED) * draw(generator, (SETS, PERMUTATIONS))
-        classes = np.arange(pool) % num_classes
-        difficulty = generator.uniform(-0.15, 0.15, pool) + (0.4 * classes - 0.2 if num_classes > 1 else 0)
-        chance = level[..., None] + difficulty
+        level = levels(generator, shape)
+        classes = np.arange(POOL) % num_classes
         if method == "disjoint":
-            chance = chance[..., :BLOCK]
+            chance = level[..., None] + generator.uniform(-0.15, 0.15, (SETS, PERMUTATIONS, BLOCK))
             items, state = (generator.random(chance.shape) < chance).astype(np.uint8), None
         else:
-            chance = chance + WITH_QUERY * generator.standard_normal((SETS, 1, pool))
-            chance = chance + WITH_QUERY * generator.standard_normal((1, PERMUTATIONS, pool))
+            difficulty = generator.uniform(-0.15, 0.15, POOL) + (0.4 * classes - 0.2 if num_classes > 1 else 0)
+            chance = level[..., None] + difficulty
+            chance = chance + WITH_QUERY * generator.standard_normal((SETS, 1, POOL))
+            chance = chance + WITH_QUERY * generator.standard_normal((1, PERMUTATIONS, POOL))
             items = (generator.random(chance.shape) < chance).astype(np.uint8)
             state = np.empty(items.shape, np.uint8)
             for name in range(num_classes):

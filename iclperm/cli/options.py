@@ -31,6 +31,8 @@ STUDY_KEYS = {
     "balance": "classes: queries of every class alike, a short one oversampled; natural: as they come, each once.",
     "seed": "Seed of every random choice.",
     "design": "Which orders come together: random, latin, antithetic (pairs), prefix_coupled, exhaustive (all).",
+    "cells": kinds.KEYS["cells"],
+    "queries_per_ordering": kinds.KEYS["queries_per_ordering"],
     "scoring": "How answers are found: loglikelihood (of every label), first_token (of theirs), or generate.",
     "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, or over bytes.",
     "calibration": "none, or contextual: labels freed of what each context prefers by itself.",
@@ -38,6 +40,7 @@ STUDY_KEYS = {
     "budget": kinds.KEYS["budget"],
     "rule": kinds.KEYS["rule"],
     "tolerance": kinds.KEYS["tolerance"],
+    "precision": kinds.KEYS["precision"],
     "select": kinds.KEYS["select"],
     "on_overlong": "error, or drop the queries that do not fit the context window.",
     "chat": "The model's chat template: none, single (one user message), or multiturn (a turn a demonstration).",
@@ -55,10 +58,27 @@ STUDY_KEYS = {
     "pack_tokens": "Most tokens of a forward pass.",
     "out": "Run folder; an unfinished run continues.",
 }
+RECOMMEND_KEYS = (
+    "model",
+    "out",
+    "budget",
+    "shots",
+    "sets",
+    "permutations",
+    "queries",
+    "dev_queries",
+    "seed",
+    "chat",
+    "endpoint",
+    "dtype",
+    "device",
+)
+"""The keys of a study that a recommendation has flags for."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "resample": ("none", "per_k"),
     "balance": ("classes", "natural"),
     "design": ORDER_DESIGNS,
+    "cells": ("crossed", "blocks", "random"),
     "scoring": ("loglikelihood", "first_token", "generate"),
     "normalize": ("sum", "mean", "bytes"),
     "calibration": ("none", "contextual"),
@@ -93,7 +113,18 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Under which heading a help lists the keys of a study; the others are "Study options"."""
 NUMBERS = frozenset(
-    {"sets", "permutations", "shots", "queries", "dev_queries", "seed", "select", "max_new_tokens", "pack_tokens"}
+    {
+        "sets",
+        "permutations",
+        "shots",
+        "queries",
+        "dev_queries",
+        "queries_per_ordering",
+        "seed",
+        "select",
+        "max_new_tokens",
+        "pack_tokens",
+    }
 )
 """Keys whose value is a whole number."""
 SWITCHES = frozenset({"plain"})
@@ -124,6 +155,8 @@ class SectionedCommand(click.Command):
             if (record := parameter.get_help_record(ctx)) is not None:
                 found[_section(parameter.name or "")].append(record)
         for name, records in found.items():
+            if not records:
+                continue
             with formatter.section(name):
                 formatter.write_dl(records)
 
@@ -217,9 +250,20 @@ def with_place(command: Command) -> Command:
 
 def with_study(command: Command) -> Command:
     """Adds a study file, or the folder of a run, and a flag for each key of a study, as text where it is given."""
-    for key, words in reversed(STUDY_KEYS.items()):
-        command = click.option(f"--{key.replace('_', '-')}", key, default=None, help=words, **_form(key))(command)
+    command = with_keys(*STUDY_KEYS)(command)
     return click.argument("study", required=False, type=click.Path(path_type=Path))(command)
+
+
+def with_keys(*keys: str) -> Callable[[Command], Command]:
+    """Adds a flag for each of these keys of a study, as text where it is given."""
+
+    def added(command: Command) -> Command:
+        for key in reversed(keys):
+            flag = f"--{key.replace('_', '-')}"
+            command = click.option(flag, key, default=None, help=STUDY_KEYS[key], **_form(key))(command)
+        return command
+
+    return added
 
 
 def _form(key: str) -> dict[str, Any]:

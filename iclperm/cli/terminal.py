@@ -78,6 +78,7 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
         "shots": listed(planned.shots),
         "queries": f"{planned.num_queries:,}",
         **({"content-free queries": f"{planned.num_content_free}"} if planned.num_content_free else {}),
+        **_dealt_row(study),
         "distinct contexts": f"{planned.num_contexts:,}",
         "distinct prompts": f"{planned.num_prompts:,}",
         **(_local_cost(planned) if planned.bill is None else _api_rows(planned.bill)),
@@ -95,7 +96,18 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
     if study.is_adaptive:
         notes.insert(0, f"with budget {study.budget!r} a search asks a part of this; how much follows from the answers")
+    if planned.crossed_tokens is not None:
+        notes.insert(
+            0,
+            f"every ordering on all queries would have {planned.crossed_tokens:,} distinct tokens: this is "
+            f"{planned.tokens_unique / planned.crossed_tokens:.0%} of them",
+        )
     print_notes(console, [*notes, *_faster_dtype(planned)])
+
+
+def _dealt_row(study: Study) -> dict[str, str]:
+    """How many queries each ordering is asked, where these are its own."""
+    return {} if study.cells == "crossed" else {"of its own, each ordering": f"{study.queries_per_ordering:,}"}
 
 
 def print_plans(console: Console, planned: Mapping[str, StudyPlan], study: Study) -> None:

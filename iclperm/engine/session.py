@@ -255,21 +255,19 @@ class Session:
         model, nodes = self._model, self._nodes(nodes)
         count = model.num_layers + 1
         numbers = list(range(count)) if layers is None else [int(each) for each in listed(layers, "layers")]
-        for number in numbers:
-            if not -count <= number < count:
-                raise RequestError(f"layer {number} is not there: the model's are 0 (the embedding) to {count - 1}")
+        if others := [number for number in numbers if not -count <= number < count]:
+            raise RequestError(f"layer {others[0]} is not there: the model's are 0 (the embedding) to {count - 1}")
         seen: dict[int, torch.Tensor] = {}
-
         found: torch.Tensor | None = None
         with self._call(progress) as report:
             for hidden, pairs in self._passes(self._ends(nodes), report, seen):
-                seen[count - 1] = hidden
+                states = {**seen, count - 1: hidden}
                 if found is None:
                     with torch.inference_mode(False):  # for whoever goes on with it under autograd
                         found = hidden.new_empty(len(nodes), len(numbers), hidden.shape[-1])
                 which, rows = torch.from_numpy(pairs.number), torch.from_numpy(pairs.row)
                 for place, number in enumerate(numbers):
-                    found[which, place] = seen[number % count][rows]
+                    found[which, place] = states[number % count][rows]
         return torch.empty(0, len(numbers), model.facts.hidden_size, dtype=model.dtype) if found is None else found
 
     @alone
@@ -577,6 +575,8 @@ class Session:
             packer.has_run = True
             return
         pack, tokens, mine = packer.pack(pairs)
+        if seen is not None:
+            seen.clear()  # of the pack before
         started = time.perf_counter()
         with running(pack, lambda _: PackRows.of(pack, np.arange(mine.size), pairs.number[mine], pairs.place[mine])):
             tree = self._model.stage(pack, self._opened())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import permutations as all_orders
 from typing import Any
@@ -222,22 +222,27 @@ def _set_draws(
 def _refuse_too_many_sets(count: int, size: int, task: Task, train: Examples) -> None:
     if size == 0 and count > 1:
         raise ConfigError(f"sets is {count}, but no demonstrations make only one set; set 'sets' to 1 or raise 'shots'")
-    share, remainder = divmod(size, len(task.classes))
-    sizes = [len(pool) for pool in _pools(task, train)]
-    # ways[r]: choices from the classes so far of which r give one more than their share.
-    ways = [1] + [0] * remainder
-    for available in sizes:
-        plain, more = math.comb(available, share), math.comb(available, share + 1)
-        ways = [plain * ways[r] + (more * ways[r - 1] if r else 0) for r in range(remainder + 1)]
-    if 0 < ways[remainder] < count:
+    if 0 < (ways := num_different_sets(size, task, train)) < count:
+        sizes = [len(pool) for pool in _pools(task, train)]
         scarce = int(np.argmin(sizes))
         holder = f"class {task.words[scarce]!r} has" if task.words else "there are"
         scarcity = f"{holder} {sizes[scarce]} train examples"
         raise DataError(
-            f"task {task.name!r}: {count} sets were asked for, but there are only {ways[remainder]} different "
+            f"task {task.name!r}: {count} sets were asked for, but there are only {ways} different "
             f"{'balanced ' if task.words else ''}sets of {size} demonstrations ({scarcity}); lower 'sets' or add "
             "examples"
         )
+
+
+def num_different_sets(size: int, task: Task, train: Examples) -> int:
+    """How many different balanced sets of ``size`` there are; 0 where a class has too few examples."""
+    share, remainder = divmod(size, len(task.classes))
+    # ways[r]: choices from the classes so far of which r give one more than their share.
+    ways = [1] + [0] * remainder
+    for available in (len(pool) for pool in _pools(task, train)):
+        plain, more = math.comb(available, share), math.comb(available, share + 1)
+        ways = [plain * ways[r] + (more * ways[r - 1] if r else 0) for r in range(remainder + 1)]
+    return ways[remainder]
 
 
 def _pools(task: Task, train: Examples) -> list[NDArray[np.int64]]:
@@ -358,6 +363,43 @@ def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: S
     numbers = np.empty(len(distinct), dtype=np.int64)
     numbers[by_appearance] = np.arange(len(distinct))
     return SplitQueries(split, distinct[by_appearance], numbers[inverse], int(np.sum(~fresh)))
+
+
+def deal_queries(
+    seed: int, count: int, orderings: tuple[int, int], classes: Sequence[NDArray[np.int64]], *, is_even: bool
+) -> NDArray[np.int64]:
+    """The queries that each ordering is asked, ``count`` distinct ones, ascending; int64 [S, P, count].
+
+    ``classes`` are the queries to deal, class by class: an ordering gets as many of each, but for one. ``is_even``
+    deals decks of each class, shuffled anew when they end, over all ``orderings`` (S, P) in random order, so that
+    every query of a class is asked as often as any other, but for one; any other size deals anew. Else every ordering
+    draws by itself, whatever the others do. The caller sees that each class has enough. O(S * P * queries).
+    """
+    num_sets, num_permutations = orderings
+    share, rest = divmod(count, len(classes))
+    dealt = np.empty((num_sets * num_permutations, count), dtype=np.int64)
+    order = keyed_permutation(len(dealt), seed, "orderings to deal queries to")
+    decks = [np.empty(0, np.int64) for _ in classes]
+    num_decks = 0
+    for turn, ordering in enumerate(order.tolist()):
+        place = divmod(ordering, num_permutations)
+        begin = turn * rest if is_even else int(keyed_permutation(len(classes), seed, "its classes", *place)[0])
+        extra = {(begin + one) % len(classes) for one in range(rest)}
+        found: list[NDArray[np.int64]] = []
+        for number, members in enumerate(classes):
+            size = share + (number in extra)
+            if not is_even:
+                found.append(members[keyed_permutation(len(members), seed, "its queries", *place, number)[:size]])
+                continue
+            block, decks[number] = decks[number][:size], decks[number][size:]
+            if len(block) < size:
+                deck = members[keyed_permutation(len(members), seed, "deck of queries", num_decks)]
+                num_decks += 1
+                fresh = deck[~np.isin(deck, block)][: size - len(block)]
+                block, decks[number] = np.concatenate([block, fresh]), deck[~np.isin(deck, fresh)]
+            found.append(block)
+        dealt[ordering] = np.sort(np.concatenate(found))
+    return dealt.reshape(num_sets, num_permutations, count)
 
 
 def draw_natural_queries(seed: int, count: int, task: Task, examples: Examples, known: Set[str]) -> SplitQueries:

@@ -138,12 +138,12 @@ def status(path: str | Path) -> RunStatus:
         spent=None if books is None else books.spent,
         lost=None if books is None else books.lost,
         num_at_work=num_at_work(folder.files),
-        num_waves=sum(bool(decision["asks"]) for decision in folder.decisions),
+        num_waves=sum(not decision["is_last"] for decision in folder.decisions),
         is_open=folder.is_open,
     )
     known = sum(session.num_parts for session in sessions)  # of a plain run the parts tell how much is left
     wanted, had = (folder.num_parts, known) if found.is_plain else (unique, forwarded)
-    if not (had and seconds) or folder.decisions:
+    if not (had and seconds) or folder.is_adaptive:
         return found
     return replace(found, seconds_left=(1 - done / max(folder.num_parts, 1)) * wanted * seconds / had)
 
@@ -212,7 +212,7 @@ def _refuse_other_chain(folder: RunFolder) -> None:
 
 
 def _other_grounds(folder: RunFolder, files: Mapping[int, Path]) -> list[str]:
-    """A line for each wave of an adaptive run that was decided from other answers than are there."""
+    """A line for each wave that was decided from other answers than are there."""
     found, num_parts = [], 0
     for number, plan in enumerate(folder.plans):
         basis = plan.get("decision", {}).get("known", {}).get("basis")
@@ -238,7 +238,7 @@ def _digest(folder: RunFolder, scores: ContextAnswers, num_rows: int) -> str:
     """The digest of a finished run; raises where its parts do not hold every cell of the plans once."""
     if num_rows != folder.num_cells:
         raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {folder.num_cells} cells")
-    if folder.decisions:
+    if folder.has_unasked:
         scores.give_up_unasked()
     scores.refuse_gaps()
     return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items(predicted=False).values())

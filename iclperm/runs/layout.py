@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iclperm.endpoint.bill import Prompt as ApiPrompt
-from iclperm.engine.plan import ContextPaths, plan_product, plan_requests
+from iclperm.engine.plan import ContextPaths, Plan, plan_product, plan_requests
 from iclperm.engine.tree import Rows
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, CONTENT_FREE_INPUTS
 from iclperm.prompts.encode import Ids
 from iclperm.prompts.tokenise import Cell, Prompts, tokenise
 from iclperm.runs.checks import fitting_queries, refuse_foreign_tokenizer, refuse_small_budget, refuse_ways
+from iclperm.runs.dealing import dealt_asks
 from iclperm.runs.reading import right_answers
 from iclperm.runs.setting import ResolvedStudy, scoring_of, tokenizer_of
 from iclperm.runs.waves import Decision
@@ -41,14 +42,38 @@ def lay_out(setting: ResolvedStudy, grown_from: Sequence[Mapping[str, int]] = ()
     extents = [*map(dict, grown_from), setting.study.extent]
     before: list[Mapping[str, int] | None] = [None, *extents[:-1]]
     growths = tuple(_growth(setting, prompts, kept, *pair) for pair in zip(extents, before, strict=True))
-    refuse_small_budget(setting, growths)
     opening = tuple(tokenizer.convert_ids_to_tokens(prompts.start.tolist()))
-    return Work(setting, prompts, right_answers(setting), kept, growths, opening)
+    work = Work(setting, prompts, right_answers(setting), kept, growths, opening)
+    if setting.study.cells != "crossed":
+        work = _with_dealt_cells(work)
+    refuse_small_budget(setting, work.growths)
+    return work
+
+
+def _with_dealt_cells(work: Work) -> Work:
+    """The work of a study whose orderings are asked queries of their own, from that of its crossed cells.
+
+    They follow from the seed alone, so that its one decision names only how they were dealt, and what all cells would
+    have taken.
+    """
+    study, whole = work.setting.study, work.tokens
+    dealt = with_wave(work, Decision(tuple(dealt_asks(work.setting, work.kept)), {}, is_last=True)).growths[-1]
+    known = {
+        "cells": study.cells,
+        "queries_per_ordering": study.queries_per_ordering,
+        "crossed": {"naive": whole.naive, "unique": whole.unique},
+    }
+    return replace(work, growths=(replace(dealt, whole=dealt.tokens, decision=Decision((), known, is_last=True)),))
 
 
 def with_wave(work: Work, decision: Decision) -> Work:
     """The work of a run that asks in waves, and of one more. O(asked cells, and contexts x queries bits)."""
     setting, prompts = work.setting, work.prompts
+    if decision.extent is not None:
+        there = [growth for growth in work.growths if growth.decision is not None]
+        before = there[-1].extent if there else None
+        grown = _growth(setting, prompts, work.kept, decision.extent, before)
+        return replace(work, growths=(*there, replace(grown, decision=decision)))
     begins, num_queries = work.begins, len(prompts.queries)
     seen = np.zeros((len(prompts.contexts), num_queries), dtype=bool)
     in_product = np.zeros_like(seen)
@@ -68,16 +93,14 @@ def with_wave(work: Work, decision: Decision) -> Work:
     masks: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
     num_cells = 0
     for ask in decision.asks:
-        contexts = np.unique(
-            [prompts.context_of[index_set, permutation, -1] for index_set, permutation in ask.orderings]
-        )
+        contexts = ask.contexts(prompts.context_of)
         queries = begins[ask.split] + np.array(ask.queries, dtype=np.int64)
         queries = queries[kept[queries]]
         block = np.ix_(contexts, queries)
         is_new = ~seen[block]
         num_cells += int(is_new.sum())
         # What was answered outside a product may be in one: its answers there are not used.
-        is_product = is_new.any(axis=1) & ~in_product[block].any(axis=1)
+        is_product = np.asarray(is_new.any(axis=1) & ~in_product[block].any(axis=1))
         if np.count_nonzero(is_product) < _FEWEST_OF_A_PRODUCT and len(contexts) * len(queries) < _FEWEST_CELLS:
             is_product[:] = False
         for place in np.flatnonzero(~is_product):
@@ -296,9 +319,19 @@ def _product_tokens(setting: ResolvedStudy, prompts: Prompts, product: Product, 
 
 def _general_tokens(setting: ResolvedStudy, cells: Sequence[Cell]) -> TokenCounts:
     """What cells outside the products cost when they are computed together."""
+    requested = _requested(setting, cells)
+    return TokenCounts(requested.prompt_tokens, requested.tokens_unique, requested.kv_peak_tokens)
+
+
+def general_plans(work: Work) -> list[Plan]:
+    """The plans of all cells outside the products, file by file."""
+    return [_requested(work.setting, part.cells) for part in work.parts if part.product is None]
+
+
+def _requested(setting: ResolvedStudy, cells: Sequence[Cell]) -> Plan:
+    """The plan of some cells in one tree."""
     requests = [
         (cell.prompt, ids) for cell in cells for ids in (_UNKNOWN if setting.is_generated else cell.continuations)
     ]
     begins = np.array([len(prompt) for prompt, _ in requests], dtype=np.int64)
-    requested = plan_requests(Rows.of(list(map(np.concatenate, requests))), begins)
-    return TokenCounts(requested.prompt_tokens, requested.tokens_unique, requested.kv_peak_tokens)
+    return plan_requests(Rows.of(list(map(np.concatenate, requests))), begins)

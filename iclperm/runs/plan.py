@@ -11,7 +11,7 @@ from iclperm.errors import ConfigError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.tokenise import PromptCounts
 from iclperm.report.notebook import ShownFields
-from iclperm.runs.layout import lay_out
+from iclperm.runs.layout import general_plans, lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.runs.work import Work
@@ -42,6 +42,7 @@ class StudyPlan(ShownFields):
 
     With ``plain`` nothing is shared: ``plain_tokens`` are those that are forwarded, every prompt, and once more before
     each further token of a label; there is no saving (1), and no peak of keys and values. Else they are None.
+    ``crossed_tokens`` are the distinct ones of a study that asks each ordering queries of its own, had it asked all.
     """
 
     task: str
@@ -74,6 +75,7 @@ class StudyPlan(ShownFields):
     estimate: Estimate | None = None
     plain_tokens: int | None = None
     untimed: str = ""
+    crossed_tokens: int | None = None
 
     @property
     def saving(self) -> float:
@@ -100,6 +102,8 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     from iclperm.engine.load import has_device
 
     plans = [product.plan for growth in work.growths for product in growth.products]
+    if study.cells != "crossed":  # most of them are in no product
+        plans += general_plans(work)
     if not plans or study.endpoint is not None:
         return _summary(work)
     if study.plain:
@@ -163,7 +167,7 @@ def _summary(work: Work) -> StudyPlan:
         num_asked=sum(len(queries.draws) for queries in design.queries) - num_content_free,
         num_queries=design.num_queries - num_content_free,
         num_contexts=len(work.prompts.context_ids),
-        num_prompts=len(work.prompts.context_ids) * len(work.kept),
+        num_prompts=sum(growth.num_cells for growth in work.growths),
         tokens_naive=work.tokens.naive,
         tokens_unique=work.tokens.unique,
         kv_peak_tokens=0 if is_plain else work.tokens.kv_peak,
@@ -186,7 +190,15 @@ def _summary(work: Work) -> StudyPlan:
         max_new_tokens=setting.max_new_tokens if setting.is_generated else None,
         bill=None if setting.model is not None else _bill(work),
         plain_tokens=work.plain_tokens if is_plain else None,
+        crossed_tokens=None if setting.study.cells == "crossed" else _crossed_tokens(work),
     )
+
+
+def _crossed_tokens(work: Work) -> int:
+    """The distinct tokens of all cells of a study that asks each ordering queries of its own."""
+    decision = work.growths[-1].decision
+    assert decision is not None
+    return int(decision.known["crossed"]["unique"])
 
 
 def _bill(work: Work) -> Bill:

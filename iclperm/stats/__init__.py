@@ -6,6 +6,7 @@ Pure functions of stored arrays: none of them calls a model. What a single study
 """
 
 from iclperm.base.help import fields_in_help
+from iclperm.stats.block_curves import BlockCurve, bends, block_curve
 from iclperm.stats.blocks import BlockEffects, OwnBlockComponents, block_effects, own_block_components
 from iclperm.stats.calibration import (
     Calibration,
@@ -99,6 +100,7 @@ from iclperm.stats.winners_curse import expected_maximum, winners_curse
 __all__ = [
     "Accuracy",
     "AccuracyBounds",
+    "BlockCurve",
     "BlockEffects",
     "Calibration",
     "CalibrationEffect",
@@ -131,6 +133,8 @@ __all__ = [
     "VarianceComponents",
     "accuracy",
     "accuracy_bounds",
+    "bends",
+    "block_curve",
     "block_effects",
     "c4",
     "calibrated_scores",

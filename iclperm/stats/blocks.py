@@ -54,6 +54,12 @@ class OwnBlockComponents:
     """What item noise of the pool itself, which all blocks share, was taken out of S, P and SP."""
     mean: Interval
     """Mean accuracy for other sets and permutations, on the queries that were aimed at."""
+    se: float
+    """Standard error of the mean, for all that the interval is about."""
+    mean_degrees: float
+    """Degrees of freedom of `se` (Satterthwaite)."""
+    se_queries: float
+    """Standard error of the mean for other queries alone, clustered by query."""
     degrees: float
     """Degrees of freedom of the noise."""
     target: BlockTarget
@@ -125,11 +131,13 @@ def own_block_components(
     weight = query_weights(weights, items.shape[2])
     strata = strata_of(weight, classes)
     is_shared = state is not None and int(present.sum(axis=(0, 1)).max(initial=0)) > 1
-    accuracy, noise, degrees = _own_accuracy(items, present, weight, strata, is_finite=is_shared)
+    accuracy, noise, degrees, clustered = _own_accuracy(items, present, weight, strata, is_finite=is_shared)
     squares = mean_squares(accuracy)
     both = float(squares[2] - noise.mean())
     item, *pool = _of_pool(items, present, weight, classes) if is_shared and target == "others" else (0.0,) * 4
     num_s, num_p = accuracy.shape
+    se, freedom = _mean_error(squares, accuracy.shape, max(item, 0.0))
+    mean, half = float(accuracy.mean()), float(special.stdtrit(freedom, upper_tail(level))) * se
     return OwnBlockComponents(
         accuracy=accuracy,
         noise=noise,
@@ -137,7 +145,10 @@ def own_block_components(
         P=float(squares[1] - squares[2]) / num_s - pool[1],
         SP=both - pool[2],
         pool=(pool[0], pool[1], pool[2]),
-        mean=_mean(accuracy, squares, max(item, 0.0), level),
+        mean=Interval(mean, mean - half, mean + half, level),
+        se=se,
+        mean_degrees=freedom,
+        se_queries=math.sqrt(clustered if is_shared else float(noise.sum()) / accuracy.size**2),
         degrees=degrees,
         target=target,
     )
@@ -202,10 +213,11 @@ def _own_accuracy(
     strata: npt.NDArray[np.int64],
     *,
     is_finite: bool,
-) -> tuple[FloatArray, FloatArray, float]:
-    """[S, P] accuracy of each ordering over its block, the variance of each, and the degrees of freedom of that."""
+) -> tuple[FloatArray, FloatArray, float, float]:
+    """[S, P] accuracy of each ordering over its block, the variance of each, and the degrees of freedom of that; and
+    the variance of the mean over other queries, clustered by query."""
     shape = items.shape[:2]
-    accuracy, noise, degrees = np.zeros(shape), np.zeros(shape), 0.0
+    accuracy, noise, degrees, clustered = np.zeros(shape), np.zeros(shape), 0.0, 0.0
     total = float(weight[strata >= 0].sum())
     for name in range(int(strata.max()) + 1):
         members = np.flatnonzero(strata == name)
@@ -231,7 +243,10 @@ def _own_accuracy(
         accuracy += share * mean
         noise += share**2 * left * of_class
         degrees += float((count - 1).sum())
-    return accuracy, noise, degrees
+        part = np.einsum("spq,sp->q", (values - mean[..., None]) * there, share / sum_w / accuracy.size) * w
+        asked = int(np.count_nonzero(there.any(axis=(0, 1))))
+        clustered += asked / max(asked - 1, 1) * float(part @ part)
+    return accuracy, noise, degrees, clustered
 
 
 def _of_pool(
@@ -250,16 +265,16 @@ def _of_pool(
     return tuple(added.tolist())
 
 
-def _mean(accuracy: FloatArray, squares: FloatArray, pool: float, level: float) -> Interval:
-    """Interval of the mean: (MS_S + MS_P - MS_SP)/(S·P), at least MS_S/(S·P), and what the pool itself adds."""
-    num_s, num_p = accuracy.shape
-    mean = float(accuracy.mean())
+def _mean_error(squares: FloatArray, shape: tuple[int, ...], pool: float) -> tuple[float, float]:
+    """Standard error of the mean from (MS_S + MS_P - MS_SP)/(S·P), at least MS_S/(S·P), and what the pool itself adds;
+    and its degrees of freedom."""
+    num_s, num_p = shape
     degrees = np.array([num_s - 1, num_p - 1, (num_s - 1) * (num_p - 1)])
-    terms = squares * [1, 1, -1] / accuracy.size
+    terms = squares * [1, 1, -1] / (num_s * num_p)
     variance = max(float(terms.sum()), float(terms[0])) + pool
-    freedom = variance**2 / float(np.sum(terms**2 / degrees)) if variance > 0 else float(degrees.min())
-    half = float(special.stdtrit(max(freedom, min(degrees[:2])), upper_tail(level))) * math.sqrt(variance)
-    return Interval(mean, mean - half, mean + half, level)
+    uncertain = float(np.sum(terms**2 / degrees))
+    freedom = variance**2 / uncertain if uncertain > 0 else float(degrees.min())
+    return math.sqrt(variance), max(freedom, float(min(degrees[:2])))
 
 
 def _own_variances(found: OwnBlockComponents, rows: Any, columns: Any) -> tuple[float, float]:

@@ -255,7 +255,7 @@ def _noises(
             f"{np.count_nonzero(told)} among {len(members)} queries: one query cannot tell its own noise"
         )
     of_set, of_permutation, own = by_query[:, told].mean(axis=1) / _kept(
-        present, weights, members, np.concatenate(asked)[told], scale
+        present, weights, members, np.concatenate(asked)[told], scale, limits
     )
     return np.array([of_set, of_permutation, own - of_set - of_permutation])
 
@@ -266,6 +266,7 @@ def _kept(
     members: npt.NDArray[np.int64],
     told: npt.NDArray[np.int64],
     scale: FloatArray,
+    limits: ComputeLimits,
 ) -> FloatArray:
     """[3] share of their noise that products of two answers of one set, of one permutation, and of one ordering keep
     when the leads of their orderings are taken from them; means over the `told` queries.
@@ -287,22 +288,30 @@ def _kept(
     is_told = np.isin(members, told)
     num = there[:, :, is_told].sum(axis=(0, 1))
     kept, single = [], 0.0
-    for axis in (1, 0):  # pairs of one set, of one permutation
-        counts = there.sum(axis=axis)[:, is_told].astype(np.float64)
+    for axis in (0, 1):  # pairs of one set, of one permutation
+        groups, scales = np.moveaxis(there, axis, 0), np.moveaxis(scale, axis, 0)
+        counts = groups.sum(axis=1)[:, is_told].astype(np.float64)
         pairs, left = np.sum(counts**2 - counts, axis=0), float(len(told))
-        for group, count in enumerate(counts):
-            answered = np.take(there, group, axis=1 - axis).astype(np.float64)
-            part = answered * (per_query / np.take(scale, group, axis=1 - axis)[:, None])
-            ours, own = answered[:, is_told], part[:, is_told]
-            together = (part @ part.T) * ((ours / pairs) @ ours.T)
-            left += float(together.sum() - np.trace(together)) - 2 * float((own * ((count - 1) / pairs)).sum())
-            if axis == 1:
-                through_mean = (part @ (part / all_of).T) * ((ours / pairs) @ ours.T)
-                single += float(through_mean.sum() - np.trace(through_mean))
-                lead = np.sum(part**2 * (1 - 1 / all_of), axis=1)[:, None]
-                single += float(((lead - 2 * per_query[is_told] / scale[group][:, None]) * ours / num).sum())
+        step = max(limits.block_bytes // (32 * groups[0].size), 1)
+        for low in range(0, len(groups), step):  # [groups, orderings of each, queries]
+            some = slice(low, low + step)
+            answered = groups[some].astype(np.float64)
+            part = answered * (per_query / scales[some, :, None])
+            ours, own = answered[:, :, is_told], part[:, :, is_told]
+            common = (ours / pairs) @ ours.transpose(0, 2, 1)
+            left += _of_different(part @ part.transpose(0, 2, 1), common)
+            left -= 2 * float(np.sum(own.sum(axis=1) * ((counts[some] - 1) / pairs)))
+            if axis == 0:
+                single += _of_different(part @ (part / all_of).transpose(0, 2, 1), common)
+                lead = np.sum(part**2 * (1 - 1 / all_of), axis=2)[:, :, None]
+                single += float(np.sum((lead - 2 * per_query[is_told] / scales[some, :, None]) * ours / num))
         kept.append(left / len(told))
     return np.array([*kept, 1 + single / len(told)])
+
+
+def _of_different(one: FloatArray, other: FloatArray) -> float:
+    """Sum of the products of two stacks of matrices [N, M, M], entry by entry, off the diagonals."""
+    return float(np.vdot(one, other) - np.einsum("nii,nii->", one, other))
 
 
 def _blocks(

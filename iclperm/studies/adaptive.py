@@ -327,7 +327,15 @@ def findings(run: FinishedRun) -> AdaptiveFindings:
 
 
 def refuse_other_kinds(run: FinishedRun, kind: str) -> None:
-    """Raises `DataError` for a report that an adaptive search's answers are not enough for."""
+    """Raises `DataError` for a report that the answers of an adaptive search, or of orderings with queries of their
+    own, are not enough for."""
+    if run.study.cells != "crossed":
+        if kind in ("sensitivity", "curve"):
+            return
+        raise DataError(
+            f"each ordering was asked queries of its own, and a report of the kind {kind!r} compares answers to the "
+            "same; run the study with cells: crossed into another folder"
+        )
     if run.decisions and kind != run.study.kind:
         raise DataError(
             f"this search asked only what its choice needed, and a report of the kind {kind!r} needs every answer; run "

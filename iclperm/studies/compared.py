@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from iclperm.errors import RequestError, printable
+from iclperm.errors import DataError, RequestError, printable
 from iclperm.report.parts import listed
 from iclperm.runs.identity import Identities, identities
 from iclperm.runs.run import FinishedRun
@@ -108,6 +108,11 @@ class Together:
 
 def of_run(name: str, run: FinishedRun) -> Compared:
     """A finished run; reads its answers, states and tables."""
+    if run.decisions:
+        raise DataError(
+            f"{name} asked its orderings different queries, so single answers cannot be compared; run it with all "
+            "cells into another folder"
+        )
     about = {key: str(getattr(run.study, key)) for key in _SAID}
     unborne = tuple(reason.words for reason in bearing.of_run(run).reasons)
     return Compared(

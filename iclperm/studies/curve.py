@@ -42,6 +42,7 @@ from iclperm.stats.plateau import (
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.classes import classes_by_design
+from iclperm.studies.curve_blocks import BlockCurveFindings, findings_of_blocks
 from iclperm.studies.how_many import how_many
 from iclperm.studies.missing import filled_words
 
@@ -414,12 +415,14 @@ def _shares_tall(width: float) -> float:
     return min(0.5 * width, 2.0) + _shares_foot(width) + 0.7
 
 
-def findings(run: FinishedRun) -> CurveFindings:
+def findings(run: FinishedRun) -> CurveFindings | BlockCurveFindings:
     """The curve of a run over its numbers of shots; raises DataError for a run with one only.
 
     Which demonstration stands where is read from the study's data; where that is gone or is another, one demonstration
     against none is left out, with a warning.
     """
+    if run.study.cells != "crossed":
+        return findings_of_blocks(run)
     resampled = run.study.resample == "per_k"
     rows, texts, lacking = None, None, []
     if not resampled and {0, 1} <= set(run.shots):

@@ -20,7 +20,7 @@ from iclperm.runs.checks import uneven_labels
 from iclperm.runs.prompt import RunPrompt
 from iclperm.runs.run import FinishedRun, RunReport
 from iclperm.stats import Curve
-from iclperm.studies import calibration, classes, findings_of, generation
+from iclperm.studies import calibration, classes, findings_of, generation, precision
 from iclperm.studies.adaptive import refuse_other_kinds
 from iclperm.studies.calibration import ContextualCalibration
 from iclperm.studies.classes import AnswersByLabel
@@ -166,6 +166,11 @@ class Run(FinishedRun):
         what the run was made with.
         """
         wanted = WantedPrompt(index_set, permutation, shots, query, best)
+        if best and self.study.cells != "crossed":
+            raise ConfigError(
+                "each ordering was asked queries of its own, too few to tell which is the best; name one, or run "
+                "cells: crossed"
+            )
         if best and self.decisions:
             raise ConfigError("this search asked each ordering other queries; what it recommends is the best it knows")
         return take(self, wanted, recommended_by(self.findings()) if wanted.is_open else None)
@@ -181,8 +186,8 @@ class Run(FinishedRun):
 
     @cached_property
     def calibration(self) -> ContextualCalibration | None:
-        """What calibration changed, k by k; None for a study without."""
-        return None if self.study.calibration == "none" else calibration.findings(self)
+        """What calibration changed, k by k; None for a study without, and where orderings were asked other queries."""
+        return None if self.study.calibration == "none" or self.decisions else calibration.findings(self)
 
     @cached_property
     def generation(self) -> Generation | None:
@@ -203,6 +208,7 @@ class Run(FinishedRun):
             classes.ASIDE: self.classes,
             calibration.ASIDE: self.calibration,
             generation.ASIDE: self.generation,
+            precision.ASIDE: precision.findings(self) if self.looks else None,
         }
         return {key: about for key, about in found.items() if about is not None}
 

@@ -16,11 +16,13 @@ from iclperm.report.figures import curve_plot, heat_map
 from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import Plot, Table, interval_words, listed, number, plain
 from iclperm.stats import Calibration, Curve, VarianceComponents, explain_components
+from iclperm.stats.block_curves import block_curve
 from iclperm.stats.intervals import possible
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.studies.bearing import Bearing, of_run
 from iclperm.studies.classes import classes_by_design
 from iclperm.studies.missing import overturned
+from iclperm.studies.sensitivity_blocks import block_summary
 from iclperm.studies.sensitivity_conclusion import conclusion, interval_reasons
 from iclperm.studies.sensitivity_latent import SensitivityLatent, sensitivity_latent
 from iclperm.studies.sensitivity_over_shots import (
@@ -138,6 +140,8 @@ class Sensitivity(ShownFindings):
 
 def findings(run: FinishedRun) -> Sensitivity:
     """Order against selection in a finished run."""
+    if run.study.cells != "crossed":
+        return _of_blocks(run)
     test, seed = run.splits["test"], run.study.seed
     summary = sensitivity_summary(
         test.correct[:, :, -1],
@@ -167,6 +171,26 @@ def findings(run: FinishedRun) -> Sensitivity:
     latent = partial(sensitivity_latent, last, state, weights=test.weights, seed=seed)
     bearing = of_run(run).with_reasons(interval_reasons(summary))
     return Sensitivity(summary, run.shots, curve, over_shots, run.title, run.chance, latent, bearing)
+
+
+def _of_blocks(run: FinishedRun) -> Sensitivity:
+    """Order against selection in a run that asked each ordering queries of its own."""
+    test, classes = run.splits["test"], classes_by_design(run)
+    summary = block_summary(
+        test.correct[:, :, -1],
+        test.state[:, :, -1],
+        cells=run.study.cells,
+        weights=test.weights,
+        classes=classes,
+        tokens=run.report,
+        num_labels=len(run.labels) or None,
+        seed=run.study.seed,
+    )
+    curve = None
+    if len(run.shots) > 1:
+        curve = block_curve(run.correct, run.state, shots=run.shots, weights=run.weights, classes=classes).curve
+    bearing = of_run(run).with_reasons(interval_reasons(summary))
+    return Sensitivity(summary, run.shots, curve, None, run.title, run.chance, None, bearing)
 
 
 def _design_of(run: FinishedRun) -> tuple[str, stats.PermutationBlocks] | None:
@@ -215,11 +239,14 @@ def curve_table(curve: Curve, shots: Sequence[int]) -> Table:
 def _accuracy_table(summary: SensitivitySummary, shots: int | None, full: bool) -> Table:
     sets, permutations = summary.accuracy.shape
     rows: list[Sequence[str]] = [
-        ("mean", number(summary.mean), f"{interval_words(summary.mean_interval)} for other {_covered(summary)}"),
+        ("mean", number(summary.mean), f"{interval_words(summary.mean_interval)} for other {_covered(summary)}")
+    ]
+    orderings: list[Sequence[str]] = [
         ("best ordering", *_ordering(summary.best, summary.bounds)),
         ("5 % ordering", number(summary.low_tail.accuracy), "one ordering in 20 is no better than this"),
         ("worst ordering", *_ordering(summary.worst, summary.bounds)),
     ]
+    rows += [("queries", "", summary.cells)] if summary.cells is not None else orderings
     if summary.design is not None:
         rows.append(("orders", "", summary.design))
     missing = ", ".join(f"{name} {share:.2%}" for name, share in summary.missing.items() if share) or "none"
@@ -244,6 +271,8 @@ def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) ->
     estimators = {"mean_std": "mean of std (as printed)", "rms": "root mean square (RMS)"}
     if not full and summary.jackknife is not None and summary.effects is not None:
         del estimators["rms"]
+    if summary.blocks is not None:
+        estimators = {}
     for estimator, name in estimators.items():
         spread = summary.spreads[estimator]
         rows.append((name, number(spread.order), number(spread.selection), number(spread.ratio)))
@@ -254,6 +283,8 @@ def _spread_table(summary: SensitivitySummary, shots: int | None, full: bool) ->
     if summary.effects is not None:
         rows.append(("RMS without item noise", *(number(effect.estimate) for effect in summary.effects)))
         rows.append((generalised, *map(interval_words, possible(summary.effects))))
+    if summary.blocks is not None:
+        rows.append(("  95 %, jackknife", *map(interval_words, possible(summary.blocks.jackknife))))
     header = ("sensitivity of accuracy", "to order", "to selection", "r = sel. / order")
     return Table(f"Order against selection{_at(shots)}", header, rows)
 

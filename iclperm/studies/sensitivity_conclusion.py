@@ -80,8 +80,12 @@ def _verdict(summary: SensitivitySummary) -> list[str]:
     r, free = summary.quoted, None if summary.effects is None else summary.effects.ratio
     if r is None:
         return []
+    if summary.blocks is not None:
+        free = None  # it is the quoted one
     name = (
-        "as printed in arXiv 2511.09700, jackknife"
+        f"free of the noise of {summary.num_queries:,} queries, {summary.interval_method}"
+        if summary.blocks is not None
+        else "as printed in arXiv 2511.09700, jackknife"
         if r == summary.jackknife
         else f"root mean square, {summary.interval_method}"
     )
@@ -102,6 +106,8 @@ def _verdict(summary: SensitivitySummary) -> list[str]:
 
 
 def _remedy(summary: SensitivitySummary) -> str:
+    if summary.blocks is not None:
+        return "more sets and permutations would narrow it"
     needed = summary.needed
     if summary.effects is not None and math.isnan(summary.effects.ratio.low):
         return (

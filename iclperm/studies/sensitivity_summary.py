@@ -123,6 +123,10 @@ class SensitivitySummary:
     designed: stats.DesignedEffects | None = None
     """Effects and intervals that take blocks of permutations for what was drawn, of a `design`; None where there is
     none, or it has one block only."""
+    cells: str | None = None
+    """How many queries each ordering was asked, in words; None where all were asked the same."""
+    blocks: stats.BlockEffects | None = None
+    """Effects of orderings with queries of their own, which `effects` are then from; None where there are none."""
 
     def __repr__(self) -> str:
         sets, permutations = self.accuracy.shape
@@ -144,8 +148,11 @@ class SensitivitySummary:
         """The r to quote, with the interval that belongs to it; None where nothing bounds it.
 
         As the paper prints it, with the jackknife interval, which skewed effects hurt least; without one (two sets or
-        permutations) the RMS ratio with its generalised interval.
+        permutations) the RMS ratio with its generalised interval. Of orderings with queries of their own the one free
+        of item noise.
         """
+        if self.blocks is not None:
+            return None if self.effects is None or math.isnan(self.effects.ratio.low) else self.effects.ratio
         return _quoted(self.jackknife, self.intervals)
 
     @property
@@ -178,8 +185,9 @@ class SensitivitySummary:
         `shots` is the number of demonstrations that the summary is about; what the components mean depends on it.
         """
         content: dict[str, Any] = plain(self)
-        if self.design is None:
-            del content["design"], content["designed"]
+        for name, is_there in (("design", "designed"), ("cells", "blocks")):
+            if content[name] is None:
+                del content[name], content[is_there]
         content["shots"], (content["num_sets"], content["num_permutations"]) = shots, self.accuracy.shape
         content["set_means"], content["permutation_means"] = plain(self.set_means), plain(self.permutation_means)
         content["missing_total"] = self.missing_total
@@ -273,9 +281,9 @@ def sensitivity_summary(
         components=components,
         effects=effects,
         needed=needed,
-        best=_ranked(matrix, 1.0),
-        worst=_ranked(matrix, 0.0),
-        low_tail=_ranked(matrix, 0.05),
+        best=ranked(matrix, 1.0),
+        worst=ranked(matrix, 0.0),
+        low_tail=ranked(matrix, 0.05),
         calibration=None if labels is None else labels.calibration,
         near_ties=None if labels is None else labels.near_ties,
         tokens=None if tokens is None else TokenSavings.of(tokens),
@@ -493,7 +501,7 @@ def spread_of(matrix: FloatArray, estimator: stats.Estimator) -> Spread:
     )
 
 
-def _ranked(matrix: FloatArray, quantile: float) -> Ordering:
+def ranked(matrix: FloatArray, quantile: float) -> Ordering:
     """The ordering at a quantile of accuracy; ties go to the lowest set, then permutation."""
     order = np.argsort(matrix, axis=None, kind="stable")
     value = np.ravel(matrix)[order[max(math.ceil(quantile * matrix.size) - 1, 0)]]
