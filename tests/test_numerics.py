@@ -92,6 +92,9 @@ def test_it_is_made_once_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model.use_torch_attention()
     assert engine.numerics["probe"] != first
     assert len(made) == 2
+    monkeypatch.setattr(numerics.torch, "get_num_threads", lambda: 3)
+    assert engine.numerics["threads"] == 3
+    assert len(made) == 3, "other threads may sum in another order"
 
 
 def test_kernels_in_the_interpreter_are_of_a_version_of_triton() -> None:
