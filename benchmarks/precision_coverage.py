@@ -24,10 +24,10 @@ from _machine import options, publish
 from interval_coverage import SHAPES
 
 from iclperm.stats.components import Effects
-from iclperm.stats.sizing import LEVEL, LOOK_LEVEL, Look, Sizes, StoppingRule, TokenCosts, cheapest, look_at
+from iclperm.stats.sizing import LEVEL, LOOK_LEVEL, Look, StoppingRule, StudySizes, TokenCosts, cheapest, look_at
 from iclperm.study.precision import Quantity
 
-MOST = Sizes(16, 64, 400)
+MOST = StudySizes(16, 64, 400)
 COSTS = TokenCosts(200, 40)
 SETS, ORDERS, BOTH = 0.04, 0.025, 0.03
 EASE, EASE_OF_SET, EASE_OF_ORDER, LEVEL_OF_ALL = 0.2, 0.06, 0.03, 0.6
@@ -66,7 +66,7 @@ def truth(quantity: Quantity) -> float:
     return values[quantity]
 
 
-def answers(generator: np.random.Generator, shape: str, sizes: Sizes) -> npt.NDArray[np.uint8]:
+def answers(generator: np.random.Generator, shape: str, sizes: StudySizes) -> npt.NDArray[np.uint8]:
     """[S, P, Q] 0 or 1."""
     draw, (s, p, q) = SHAPES[shape], sizes
     moved = SETS * draw(generator, (s, 1)) + ORDERS * draw(generator, (1, p)) + BOTH * draw(generator, (s, p))
@@ -97,7 +97,7 @@ def run(quantity: Quantity, shape: str, wanted: float, repeat: int) -> Simulated
     )  # fmt: skip
 
 
-def _part(whole: npt.NDArray[np.uint8], sizes: Sizes) -> npt.NDArray[np.uint8]:
+def _part(whole: npt.NDArray[np.uint8], sizes: StudySizes) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(whole[: sizes.sets, : sizes.permutations, : sizes.queries])
 
 

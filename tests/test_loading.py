@@ -14,6 +14,7 @@ from tolerances import TOLERANCES
 
 from iclperm.engine import Engine
 from iclperm.engine import engine as engine_module
+from iclperm.engine.footprint import Sizes
 from iclperm.errors import IclpermError, ModelError, RequestError
 from iclperm.reference import scoring
 

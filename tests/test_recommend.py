@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as reference
-from tiny import make_model, make_rows, make_task, write_rows
+from tiny import make_model, make_rows, make_task, write_csv, write_rows
 
 import iclperm
 from iclperm import Study
+from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DataError, RequestError, RunError, RunInterrupted
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.raced_shots import lanes_of, num_racing
 from iclperm.stats.shortest import accuracy_of, against_random, shortest
+from iclperm.studies.recommended_study import recommended_study
 from iclperm.studies.recommending import ladder
 from iclperm.study.states import NOT_ASKED
 
@@ -254,3 +256,69 @@ def test_no_choice_is_shown_to_matter(tmp_path):
     assert "random" not in run.runs
     assert findings._short() == ["No choice is shown to matter: take the shortest, k = 0."]
     assert not findings.bearing.can_conclude
+
+
+def command(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*map(str, arguments)])
+    return ended.value.code
+
+
+SMALL = ("--sets", 2, "--permutations", 2, "--shots", 2, "--queries", 16, "--dev-queries", 24)
+
+
+def test_from_a_data_file_in_one_command(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "things.csv", make_rows(5, 200))
+    assert command("recommend", "things.csv", "--out", "runs/rec", *SMALL) == 0
+    printed = capfd.readouterr().out
+    assert "The best prompt of each length on test" in printed
+    assert "runs/rec/prompt.txt" in printed
+    told = json.loads((tmp_path / "runs/rec/prompt.json").read_text())
+    prompt = iclperm.open_run("runs/rec").prompt()
+    assert (tmp_path / "runs/rec/prompt.txt").read_text() == prompt.text == told["text"]
+    assert told["accuracy"] == prompt.accuracy
+    assert told["k"] == prompt.shots
+    assert (tmp_path / "runs/rec/report.html").stat().st_size > 10_000
+    assert (tmp_path / "runs/rec-task.yaml").is_file()
+    assert command("recommend", "things.csv", "--out", "runs/rec", *SMALL) == 0
+    assert "nothing to compute" in capfd.readouterr().out
+    assert command("prompt", "runs/rec", "--format", "json") == 0
+    assert json.loads(capfd.readouterr().out) == told
+    write_csv(tmp_path / "others.csv", make_rows(6, 200))
+    assert command("recommend", "others.csv", "--out", "runs/rec", *SMALL) == 2
+    assert "for other data than others.csv" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "flags", "said"),
+    [
+        ("few.csv", (), "no dev rows to choose by"),
+        ("bare.csv", (), "no column looks like labels"),
+        ("things.csv", ("--budget", "0.1 %"), "too small for this choice; give at least"),
+        ("things.csv", ("--label", "colour"), "no column 'colour'"),
+        ("mini_news", ("--label", "label"), "is a task, which names its columns itself"),
+    ],
+)
+def test_a_refusal_is_one_line_and_leaves_nothing(data, flags, said, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for name, count in (("things", 200), ("few", 40)):
+        write_csv(tmp_path / f"{name}.csv", make_rows(5, count))
+    write_csv(tmp_path / "bare.csv", [{"text": row["text"], "id": n} for n, row in enumerate(make_rows(5, 200))])
+    assert command("recommend", data, "--out", "runs/rec", *flags) == 2
+    told = capfd.readouterr().err.strip().split("\n")
+    assert said in told[-1]
+    assert len(told) == 1
+    assert not (tmp_path / "runs/rec").exists()
+    assert (tmp_path / "runs/rec-task.yaml").exists() == ("--budget" in flags)
+
+
+def test_sizes_follow_from_the_data(tmp_path):
+    write_csv(tmp_path / "things.csv", make_rows(5, 200))
+    study = recommended_study(tmp_path / "things.csv", tmp_path / "rec", {})
+    assert (study.shots, study.balance, study.budget) == (8, "natural", "adaptive")
+    assert (study.queries, study.dev_queries) == (60, 39)
+    larger = recommended_study("mini_news", None, {"sets": 2, "queries": 30})
+    assert (larger.queries, larger.dev_queries, larger.sets) == (30, 400, 2)
+    with pytest.raises(ConfigError, match="name one with out"):
+        recommended_study(tmp_path / "things.csv", None, {})

@@ -12,12 +12,12 @@ from iclperm.errors import RequestError
 from iclperm.reference import sizing as slow
 from iclperm.stats import sizing
 from iclperm.stats.components import Effects, solve_components
-from iclperm.stats.sizing import LEAST, Look, Sizes, StoppingRule, TokenCosts
+from iclperm.stats.sizing import LEAST, Look, StoppingRule, StudySizes, TokenCosts
 from iclperm.study.precision import Precision, parse_precision
 
 SIGMA2 = Effects(S=9e-4, P=4e-4, I=0.08, SP=9e-4, SI=0.01, PI=0.005, SPI=0.1)
 COSTS = TokenCosts(200, 40)
-MOST = Sizes(16, 64, 400)
+MOST = StudySizes(16, 64, 400)
 components = st.builds(Effects, *(st.sampled_from([0.0, 1e-4, 1e-3, 0.02]) for _ in range(6)), st.just(0.1))
 shapes = st.tuples(st.integers(2, 9), st.integers(2, 9), st.integers(2, 200))
 
@@ -37,7 +37,7 @@ def test_expected_squares_and_half_widths_are_those_of_the_slow_way(sigma2, shap
 
 
 @pytest.mark.parametrize("quantity", ["order_effect", "selection_effect", "r", "accuracy"])
-@pytest.mark.parametrize("sizes", [Sizes(10, 10, 500), Sizes(12, 40, 60)])
+@pytest.mark.parametrize("sizes", [StudySizes(10, 10, 500), StudySizes(12, 40, 60)])
 def test_the_closed_form_is_near_the_intervals_it_stands_for(quantity, sizes):
     widths = sizing.simulated_half_widths(quantity, SIGMA2, sizes)
     assert float(sizing.half_width(quantity, SIGMA2, *sizes)) == pytest.approx(np.median(widths), rel=0.15)
@@ -48,7 +48,7 @@ def test_the_closed_form_is_near_the_intervals_it_stands_for(quantity, sizes):
 @pytest.mark.parametrize("quantity", ["order_effect", "r", "accuracy"])
 def test_simulated_half_widths_are_those_of_answers(quantity):
     """Gaussian scores with these components, analysed as a run is."""
-    sizes, generator = Sizes(8, 10, 80), np.random.default_rng(1)
+    sizes, generator = StudySizes(8, 10, 80), np.random.default_rng(1)
     sigma2 = Effects(*(0.1 * value for value in SIGMA2))
     found = []
     for seed in range(40):
@@ -63,7 +63,7 @@ _AXES = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
 
 
 def test_the_cheapest_is_that_of_a_search_of_everything():
-    most = Sizes(8, 24, 100)
+    most = StudySizes(8, 24, 100)
     found = sizing.cheapest("order_effect", SIGMA2, 0.018, COSTS, most, chance=0.5)
     axes = [np.unique(axis).astype(int).tolist() for axis in sizing._grid(LEAST, most)]
     wanted = slow.cheapest(
@@ -112,11 +112,11 @@ def look(half, sigma2=SIGMA2):
 @settings(max_examples=30, deadline=None)
 def test_a_wave_grows_within_its_bounds_until_it_is_reached_or_at_most(sigma2, now, wanted):
     rule = StoppingRule("order_effect", wanted)
-    assert rule.next(look(0.99 * wanted), Sizes(*now), MOST, COSTS) is None
+    assert rule.next(look(0.99 * wanted), StudySizes(*now), MOST, COSTS) is None
     assert rule.next(look(2 * wanted), MOST, MOST, COSTS) is None
     for half in (2 * wanted, math.nan):
-        found = rule.next(look(half, sigma2), Sizes(*now), MOST, COSTS)
-        assert found == rule.next(look(half, sigma2), Sizes(*now), MOST, COSTS)
+        found = rule.next(look(half, sigma2), StudySizes(*now), MOST, COSTS)
+        assert found == rule.next(look(half, sigma2), StudySizes(*now), MOST, COSTS)
         assert all(before <= size <= end for before, size, end in zip(now, found, MOST, strict=True))
         growth = COSTS.of(*found) / COSTS.of(*now)
         assert growth <= 6 + 1e-9
@@ -124,7 +124,7 @@ def test_a_wave_grows_within_its_bounds_until_it_is_reached_or_at_most(sigma2, n
 
 
 def test_a_run_that_grows_by_it_arrives():
-    rule, now, looks = StoppingRule("order_effect", 0.012), Sizes(4, 8, 64), 0
+    rule, now, looks = StoppingRule("order_effect", 0.012), StudySizes(4, 8, 64), 0
     while now is not None:
         last, looks = now, looks + 1
         half = float(np.median(sizing.simulated_half_widths("order_effect", SIGMA2, now, level=rule.level)))

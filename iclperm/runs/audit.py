@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,11 @@ class RunStatus(ShownFields):
         """Whether every part is there."""
         return self.num_parts_done == self.num_parts and not self.is_open
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether prompts were run one by one, so that tokens forwarded are no share of the distinct ones."""
+        return any(session.numerics.get("attention") == "plain" for session in self.sessions)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe."""
         return {**asdict(self), "folder": str(self.folder), "is_finished": self.is_finished}
@@ -115,8 +120,7 @@ def status(path: str | Path) -> RunStatus:
     done, unique = len(folder.parts.finished()), int(folder.plans[-1]["tokens"]["unique"])
     seconds = sum(session.seconds for session in sessions if session.num_parts)
     books = paid(folder.path) if (folder.path / "api").is_dir() else None
-    share = 1 - done / max(folder.num_parts, 1)
-    return RunStatus(
+    found = RunStatus(
         folder=folder.path,
         task=plan["task"],
         model=folder.study().model,
@@ -129,7 +133,7 @@ def status(path: str | Path) -> RunStatus:
         is_token_count_complete=is_complete,
         num_quarantined=len(folder.files.names(folder.path / "quarantine")),
         disk_bytes=folder.files.num_bytes(),
-        seconds_left=share * unique * seconds / forwarded if forwarded and seconds and not folder.is_adaptive else None,
+        seconds_left=None,
         sessions=sessions,
         spent=None if books is None else books.spent,
         lost=None if books is None else books.lost,
@@ -137,6 +141,11 @@ def status(path: str | Path) -> RunStatus:
         num_waves=sum(not decision["is_last"] for decision in folder.decisions),
         is_open=folder.is_open,
     )
+    known = sum(session.num_parts for session in sessions)  # of a plain run the parts tell how much is left
+    wanted, had = (folder.num_parts, known) if found.is_plain else (unique, forwarded)
+    if not (had and seconds) or folder.is_adaptive:
+        return found
+    return replace(found, seconds_left=(1 - done / max(folder.num_parts, 1)) * wanted * seconds / had)
 
 
 def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:

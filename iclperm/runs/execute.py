@@ -54,7 +54,8 @@ _REMEDIES = {
     "torch": "install torch=={there}",
     "transformers": "install transformers=={there}",
     "memory_budget": "set memory_budget to {there} (null for none)",
-    "probe": "run with the variables that it had (ONEDNN_MAX_CPU_ISA, MKL_CBWR, ATEN_CPU_CAPABILITY and such)",
+    "probe": "run with the variables that it had (ONEDNN_MAX_CPU_ISA, MKL_CBWR, ATEN_CPU_CAPABILITY, "
+    "NVIDIA_TF32_OVERRIDE and such)",
     "gpu_cublas_workspace": "set CUBLAS_WORKSPACE_CONFIG to {there} (None: leave it unset)",
 }
 

@@ -17,7 +17,7 @@ from iclperm.errors import ConfigError
 from iclperm.prompts.design import CONTENT_FREE
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.runs.waves import Decision
-from iclperm.stats.sizing import Look, Sizes, StoppingRule, TokenCosts, cheapest, look_at
+from iclperm.stats.sizing import Look, StoppingRule, StudySizes, TokenCosts, cheapest, look_at
 from iclperm.study.precision import Precision
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Growing:
         return cls(setting, wanted, places, _costs(work), work.tokens.unique)
 
     @property
-    def most(self) -> Sizes:
+    def most(self) -> StudySizes:
         """The most sets, permutations and queries there may be."""
         return _sizes(self.setting.study.extent)
 
@@ -94,7 +94,7 @@ class Growing:
     def _is_by_class(self) -> bool:
         return bool(self.setting.task.words) and self.setting.study.balance == "classes"
 
-    def _extent(self, sizes: Sizes) -> dict[str, int]:
+    def _extent(self, sizes: StudySizes) -> dict[str, int]:
         return {**self.setting.study.extent, **sizes._asdict()}
 
     def _look(self, answers: ContextAnswers) -> Look:
@@ -114,8 +114,8 @@ class Growing:
         )
 
 
-def _sizes(extent: dict[str, int]) -> Sizes:
-    return Sizes(*(extent[name] for name in _SIZES))
+def _sizes(extent: dict[str, int]) -> StudySizes:
+    return StudySizes(*(extent[name] for name in _SIZES))
 
 
 def _told(look: Look) -> dict[str, Any]:

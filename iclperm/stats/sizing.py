@@ -41,7 +41,7 @@ _SIMULATED, _DRAWS = 400, 1_000
 _FEW = 100.0
 
 
-class Sizes(NamedTuple):
+class StudySizes(NamedTuple):
     """How large a crossed design is."""
 
     sets: int
@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
     queries: int
 
 
-LEAST = Sizes(4, 4, 16)
+LEAST = StudySizes(4, 4, 16)
 """The smallest design that is proposed: fewer levels than these do not show whether effects are Gaussian at all."""
 
 
@@ -69,7 +69,7 @@ class TokenCosts(NamedTuple):
 class SizeChoice(NamedTuple):
     """A design that may reach the precision, and what is to be expected of it."""
 
-    sizes: Sizes
+    sizes: StudySizes
     half_width: float
     """Median of the half-width of the 95 % interval, the components taken as known."""
     chance: float
@@ -160,7 +160,13 @@ def half_width(
 
 
 def simulated_half_widths(
-    quantity: Quantity, sigma2: Effects, sizes: Sizes, *, level: float = LEVEL, num: int = _SIMULATED, seed: int = 0
+    quantity: Quantity,
+    sigma2: Effects,
+    sizes: StudySizes,
+    *,
+    level: float = LEVEL,
+    num: int = _SIMULATED,
+    seed: int = 0,
 ) -> FloatArray:
     """[num] half-widths of the intervals of so many designs of a size, Gaussian with these components.
 
@@ -204,12 +210,12 @@ def cheapest(
     sigma2: Effects,
     wanted: float,
     costs: TokenCosts,
-    most: Sizes,
+    most: StudySizes,
     *,
-    least: Sizes = LEAST,
+    least: StudySizes = LEAST,
     chance: float = CHANCE,
     level: float = LEVEL,
-) -> Sizes | None:
+) -> StudySizes | None:
     """The design with the fewest tokens whose half-width stays within ``wanted`` with about this chance.
 
     Sizes from ``least`` to ``most`` on a grid of five to the doubling, by the closed form (`half_width`); of equally
@@ -225,7 +231,7 @@ def cheapest(
 
 
 def size_choices(
-    quantity: Quantity, sigma2: Effects, wanted: float, costs: TokenCosts, most: Sizes, *, seed: int = 0
+    quantity: Quantity, sigma2: Effects, wanted: float, costs: TokenCosts, most: StudySizes, *, seed: int = 0
 ) -> list[SizeChoice]:
     """A handful of designs that may reach a precision, the cheapest first, none of them worse than another in
     everything: tokens, chance, sets, queries.
@@ -236,9 +242,9 @@ def size_choices(
     be known, and as `cheapest`. Cost: some 0.2 s.
     """
     refuse_no_variance(quantity, sigma2)
-    found: dict[Sizes, SizeChoice] = {}
+    found: dict[StudySizes, SizeChoice] = {}
 
-    def add(chance: float, within: Sizes) -> Sizes | None:
+    def add(chance: float, within: StudySizes) -> StudySizes | None:
         choice = _simulated_choice(quantity, sigma2, wanted, costs, within, chance, seed)
         if choice is not None:
             found.setdefault(choice.sizes, choice)
@@ -279,17 +285,17 @@ class StoppingRule:
     level: float = LOOK_LEVEL
     chance: float = CHANCE
 
-    def first(self, most: Sizes, least_queries: int = 2) -> Sizes:
+    def first(self, most: StudySizes, least_queries: int = 2) -> StudySizes:
         """The first wave: 8 sets, 8 permutations and 64 queries, or more queries, within the most there may be."""
         sets, permutations, queries = _FIRST
         wanted = (sets, permutations, max(queries, least_queries))
-        return Sizes(*(min(size, end) for size, end in zip(wanted, most, strict=True)))
+        return StudySizes(*(min(size, end) for size, end in zip(wanted, most, strict=True)))
 
     def is_reached(self, look: Look) -> bool:
         """Whether the interval is short enough; one that nothing bounds is not."""
         return look.half_width <= self.half_width
 
-    def next(self, look: Look, now: Sizes, most: Sizes, costs: TokenCosts) -> Sizes | None:
+    def next(self, look: Look, now: StudySizes, most: StudySizes, costs: TokenCosts) -> StudySizes | None:
         """The sizes of the next wave; None where the run stops: its precision is reached, or it is as large as may be.
 
         The cheapest sizes that will do with the chance, at least 1.2 times the tokens of those now and at most 6
@@ -444,18 +450,18 @@ def _ladder(low: int, high: int, per_octave: int = _PER_OCTAVE) -> FloatArray:
     return np.unique(np.rint(np.geomspace(low, high, steps + 1)))
 
 
-def _grid(least: Sizes, most: Sizes) -> list[FloatArray]:
+def _grid(least: StudySizes, most: StudySizes) -> list[FloatArray]:
     """All sizes that are looked at, three arrays of one shape."""
     axes = (_ladder(min(low, high), high) for low, high in zip(least, most, strict=True))
     return list(np.meshgrid(*axes, indexing="ij"))
 
 
-def _at(grid: Sequence[FloatArray], place: int) -> Sizes:
-    return Sizes(*(int(axis.ravel()[place]) for axis in grid))
+def _at(grid: Sequence[FloatArray], place: int) -> StudySizes:
+    return StudySizes(*(int(axis.ravel()[place]) for axis in grid))
 
 
 def _simulated_choice(
-    quantity: Quantity, sigma2: Effects, wanted: float, costs: TokenCosts, most: Sizes, chance: float, seed: int
+    quantity: Quantity, sigma2: Effects, wanted: float, costs: TokenCosts, most: StudySizes, chance: float, seed: int
 ) -> SizeChoice | None:
     """The cheapest design that has the chance in the closed form and, made larger as needed, in a simulation."""
     for aim in _falling(wanted):

@@ -21,7 +21,7 @@ from iclperm.stats.sensitivity import accuracy
 from iclperm.stats.sizing import (
     LEAST,
     SizeChoice,
-    Sizes,
+    StudySizes,
     TokenCosts,
     look_at,
     permutations_for_rank,
@@ -115,7 +115,7 @@ def precision_plan(
         raise ConfigError(f"precision is {precision!r}: {error}") from None
     if (pilot is None) == (components is None):
         raise ConfigError("sizes need a pilot or components: give one of --pilot RUN and --components order=.05,...")
-    setting = ResolvedStudy.of(_sized(study, Sizes(1, 1, 1)), weights=False)
+    setting = ResolvedStudy.of(_sized(study, StudySizes(1, 1, 1)), weights=False)
     most = _most(setting)
     if wanted.quantity == "rank":
         if pilot is None:
@@ -220,7 +220,7 @@ def _place(pilot: FinishedRun, shots: int) -> int:
     return pilot.shots.index(shots)
 
 
-def _for_rank(setting: ResolvedStudy, wanted: Precision, pilot: FinishedRun, most: Sizes) -> list[PlannedSizes]:
+def _for_rank(setting: ResolvedStudy, wanted: Precision, pilot: FinishedRun, most: StudySizes) -> list[PlannedSizes]:
     """Permutations alone make a rank surer; sets and queries are the pilot's."""
     refuse_other_pilot(setting.study, pilot)
     orders = pilot.demonstrations.permutations
@@ -233,7 +233,7 @@ def _for_rank(setting: ResolvedStudy, wanted: Precision, pilot: FinishedRun, mos
     size = permutations_for_rank(spread, math.sqrt(noise2), num_demonstrations, wanted.half_width, most.permutations)
     if size is None:
         return []
-    sizes = Sizes(len(cells), size, len(pilot.gold))
+    sizes = StudySizes(len(cells), size, len(pilot.gold))
     half = rank_half_width(spread, math.sqrt(noise2 / size), num_demonstrations)
     return [PlannedSizes(*sizes, _tokens(setting, sizes), half, None)]
 
@@ -242,11 +242,11 @@ def _planned(setting: ResolvedStudy, choice: SizeChoice) -> PlannedSizes:
     return PlannedSizes(*choice.sizes, _tokens(setting, choice.sizes), choice.half_width, choice.chance)
 
 
-def _sized(study: Study, sizes: Sizes) -> Study:
+def _sized(study: Study, sizes: StudySizes) -> Study:
     return study.model_copy(update={**sizes._asdict(), "precision": None})
 
 
-def _tokens(setting: ResolvedStudy, sizes: Sizes) -> int:
+def _tokens(setting: ResolvedStudy, sizes: StudySizes) -> int:
     """Distinct tokens of the study at some sizes, exactly."""
     study = _sized(setting.study, sizes)
     sized = replace(setting, study=study, design=draw(study, setting.task, setting.examples))
@@ -262,7 +262,7 @@ def _costs(setting: ResolvedStudy) -> TokenCosts:
     return TokenCosts(max(one / orderings - query * small.queries, 1.0), query)
 
 
-def _most(setting: ResolvedStudy) -> Sizes:
+def _most(setting: ResolvedStudy) -> StudySizes:
     """The most sets, permutations and queries there are: of queries those that no class has to repeat."""
     study, test, labels = setting.study, setting.examples["test"], len(setting.task.words)
     queries = len(test.labels)
@@ -271,7 +271,7 @@ def _most(setting: ResolvedStudy) -> Sizes:
     shots = setting.design.shots[-1]
     sets = _MOST_SETS if study.demonstrations is None else len(study.demonstrations)
     permutations = min(_MOST_PERMUTATIONS, math.factorial(min(shots, 10)))
-    most = Sizes(sets, permutations, queries)
+    most = StudySizes(sets, permutations, queries)
     if any(size < least for size, least in zip(most, LEAST, strict=True)):
         words = " x ".join(map(str, most))
         raise ConfigError(

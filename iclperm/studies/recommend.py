@@ -83,8 +83,10 @@ class Recommendation(ShownFindings):
     """How the choice was made, on dev queries."""
     budget: str
     """As the study has it."""
-    tokens_forwarded: int
-    """Of all sessions of all runs."""
+    tokens_choosing: int
+    """Forwarded by all sessions of the race."""
+    tokens_testing: int
+    """Forwarded by those of the runs on test."""
     tokens_exhaustive: int
     """Distinct tokens of asking every prompt every dev query."""
     recommended: RecommendedCell
@@ -203,10 +205,11 @@ class Recommendation(ShownFindings):
         )
 
     def _cost(self) -> str:
-        share = self.tokens_forwarded / self.tokens_exhaustive if self.tokens_exhaustive else math.nan
+        share = self.tokens_choosing / self.tokens_exhaustive if self.tokens_exhaustive else math.nan
         return (
-            f"Choosing asked {self.raced.num_asked:,} of {self.raced.num_cells:,} answers on dev; with the test it "
-            f"took {self.tokens_forwarded:,} tokens, {percent(share)} of asking every prompt every dev query."
+            f"Choosing asked {self.raced.num_asked:,} of {self.raced.num_cells:,} answers on dev and "
+            f"{self.tokens_choosing:,} tokens, {percent(share)} of asking every prompt every dev query; the test took "
+            f"{self.tokens_testing:,} more."
         )
 
     def _prompts_table(self) -> Table:
@@ -238,8 +241,8 @@ class Recommendation(ShownFindings):
         caption = f"On {self.num_queries:,} test queries as they come, each once; none had a say in any choice."
         if self.random is not None:
             caption += (
-                f" Random: mean of {self.num_random} prompts on {self.random.num_queries:,} of them, on which the one to "
-                f"take has {number(self.random.chosen)}, with intervals for other prompts and queries."
+                f" Random: mean of {self.num_random} prompts on {self.random.num_queries:,} of them, on which the one "
+                f"to take has {number(self.random.chosen)}, with intervals for other prompts and queries."
             )
         header = ("k", "accuracy", "95 %", "less the one to take", "95 %")
         return Table("The best prompt of each length on test", header, rows, caption=caption)
@@ -331,7 +334,8 @@ def findings(runs: Mapping[str, Run], choices: Mapping[str, Any]) -> Recommendat
         num_random=0 if drawn is None else len(drawn),
         raced=raced,
         budget=runs[RACE].study.budget,
-        tokens_forwarded=sum(one.report.tokens_forwarded for one in runs.values()),
+        tokens_choosing=runs[RACE].report.tokens_forwarded,
+        tokens_testing=sum(one.report.tokens_forwarded for name, one in runs.items() if name != RACE),
         tokens_exhaustive=runs[RACE].report.tokens_unique,
         recommended=RecommendedCell(names[place], 0, 0, is_held_out=True, notes=(note,)),
         bearing=of_run(run, permutations=1),
