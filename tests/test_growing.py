@@ -75,7 +75,7 @@ def test_it_is_opened_checked_and_reported_as_any_run(found):
     assert iclperm.run(Study(**SIZES, **WANTED), path / "run", limits=LIMITS).report.num_parts_resumed > 0
 
 
-@pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.parametrize("stop", [2])
 def test_interrupted_anywhere_it_makes_the_same_decisions(found, stop, tmp_path):
     _, run = found
     calls = iter(range(1000))

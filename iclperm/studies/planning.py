@@ -197,7 +197,8 @@ def refuse_other_pilot(study: Study, pilot: FinishedRun) -> None:
     """Raises `DataError` for a pilot whose answers do not speak of the study's."""
     if pilot.decisions:
         raise DataError(
-            "the pilot is an adaptive search, which asked each ordering other queries; give a run that asked everything"
+            "the pilot asked its orderings different queries, so its components are not those of a crossed study; give "
+            "a run whose orderings all answered the same"
         )
     ours, theirs = study.model_name, pilot.study.model_name
     if study.task != pilot.study.task or ours != theirs:
