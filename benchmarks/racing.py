@@ -3,18 +3,19 @@
     OMP_NUM_THREADS=1 python benchmarks/racing.py [--searches 2000] [--json benchmarks/results/racing.json]
 
 Each simulated search asks the dev queries in another random order, classes in turn as a study does, and chooses one
-ordering of every set. Populations are whole searches (benchmarks/populations.py) and simulated ones that are hard: all
-orderings alike at the top, one needle, effects too small to matter. *Regret* is the dev (test) accuracy of the ordering
-that asking everything chooses, less that of the one chosen, in points; *kept* the share of races that chose within the
-tolerance; *tokens* those of the race over those of asking everything, contexts asked anew in every wave. Bars: kept in
-95 % of the races, at no more than the tokens named with each population; never above 1.05; less regret than uniform
-subsampling and than successive halving of as many tokens.
+ordering of every set. Populations are whole searches (benchmarks/populations.py) and simulated ones that are hard,
+drawn anew for every search: half of the orderings alike at the top, one needle, effects too small to matter. *Regret*
+is the dev (test) accuracy of the ordering that asking everything chooses, less that of the one chosen, in points;
+*kept* the share of races that chose within the tolerance; *tokens* those of the race over those of asking everything,
+contexts asked anew in every wave. Bars: kept in 95 % of the races, at no more than the tokens named with each
+population; never above 1.05; less regret than uniform subsampling and than successive halving of as many tokens.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,9 +53,9 @@ def stored(name: str) -> Searched:
     )
 
 
-def hard(name: str) -> Searched:
+def hard(name: str, search: int) -> Searched:
     """4 sets x 64 orderings x 600 dev and 600 test queries whose answers are drawn from a logistic model."""
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    rng = np.random.default_rng([zlib.crc32(name.encode()), search])
     shape = (4, 64)
     effect = {
         "flat top": np.where(np.arange(64) < 32, 0.0, -rng.exponential(1.0, shape)),
@@ -67,6 +68,10 @@ def hard(name: str) -> Searched:
         answers.append((rng.random((*shape, 600)) < 1 / (1 + np.exp(-effect[..., None] - difficulty - mixed))) * 1.0)
     gold = np.arange(600) % 4
     return Searched(name, answers[0], answers[1], gold, np.full(shape, 144.0), np.full(600, 18.0))
+
+
+def _same(of: Searched, _: int) -> Searched:
+    return of
 
 
 def orders(gold: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
@@ -101,11 +106,14 @@ def halved(values: npt.NDArray[np.float64], context: float, query: float, budget
             return Race(int(alive[0]), np.nan, asked, tuple(waves))
 
 
-def searches(of: Searched, count: int, race: Callable[..., Race], seed: int = 0) -> Iterator[dict[str, Any]]:
+def searches(
+    population: Callable[[int], Searched], count: int, race: Callable[..., Race], seed: int = 0
+) -> Iterator[dict[str, Any]]:
     """The races of some simulated searches, a row for each."""
-    per_set = of.context.sum(axis=1) + len(of.query) * of.query.mean() * of.context.shape[1]
-    on_dev, on_test = of.dev.mean(axis=2), of.test.mean(axis=2)
     for search in range(count):
+        of = population(search)
+        per_set = of.context.sum(axis=1) + len(of.query) * of.query.mean() * of.context.shape[1]
+        on_dev, on_test = of.dev.mean(axis=2), of.test.mean(axis=2)
         rng = np.random.default_rng([seed, search])
         order = orders(of.gold, rng)
         regrets, losses, tokens = [], [], 0.0
@@ -118,12 +126,12 @@ def searches(of: Searched, count: int, race: Callable[..., Race], seed: int = 0)
         yield {"regrets": regrets, "losses": losses, "tokens": tokens / per_set.sum()}
 
 
-def summary(of: Searched, way: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(name: str, way: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """One line of the table."""
     regrets, losses = (np.array([row[name] for row in rows]) for name in ("regrets", "losses"))
     tokens = np.array([row["tokens"] for row in rows])
     return {
-        "population": of.name,
+        "population": name,
         "way": way,
         "searches": len(rows),
         "tokens": round(float(tokens.mean()), 4),
@@ -136,21 +144,21 @@ def summary(of: Searched, way: str, rows: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def ways(of: Searched, count: int, certified: bool) -> Iterator[dict[str, Any]]:
+def ways(name: str, of: Callable[[int], Searched], count: int, certified: bool) -> Iterator[dict[str, Any]]:
     rule = RaceRule(tolerance=TOLERANCE)
 
     def calibrated(values: Any, context: float, query: float, whole: float, seed: int) -> Race:
         return replay(values, rule, seed=seed)
 
     rows = list(searches(of, count, calibrated))
-    yield summary(of, "race, calibrated", rows)
+    yield summary(name, "race, calibrated", rows)
     share = float(np.mean([row["tokens"] for row in rows]))
-    for name, way in (("uniform", uniform), ("halving", halved)):
+    for rival, way in (("uniform", uniform), ("halving", halved)):
 
         def equal(values: Any, context: float, query: float, whole: float, seed: int, way: Any = way) -> Race:
             return way(values, context, query, share * whole)
 
-        yield summary(of, f"{name}, as many tokens", list(searches(of, count, equal)))
+        yield summary(name, f"{rival}, as many tokens", list(searches(of, count, equal)))
     for tolerance in (0.005, 0.01, 0.02, 0.05) if certified else ():
         bound = RaceRule("certified", tolerance)
 
@@ -158,7 +166,7 @@ def ways(of: Searched, count: int, certified: bool) -> Iterator[dict[str, Any]]:
             return replay(values, bound, seed=seed)
 
         yield summary(
-            of, f"race, certified to {100 * tolerance:g} points", list(searches(of, max(count // 100, 2), sure))
+            name, f"race, certified to {100 * tolerance:g} points", list(searches(of, max(count // 100, 2), sure))
         )
 
 
@@ -171,8 +179,8 @@ def main() -> None:
     there = [name for name in BARS if (FOLDER / f"{name}.npz").is_file()]
     figures = []
     for name in asked.only or (*there, *HARD):
-        of = hard(name) if name in HARD else stored(name)
-        for line in ways(of, asked.searches, asked.certified):
+        of = partial(hard, name) if name in HARD else partial(_same, stored(name))
+        for line in ways(name, of, asked.searches, asked.certified):
             figures.append(line | {"bar": BARS.get(name)})
             print(line, flush=True)
     publish("racing", figures, asked.json)

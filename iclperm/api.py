@@ -37,6 +37,8 @@ from iclperm.studies.comparing import comparing
 from iclperm.studies.comparing_findings import Comparing
 from iclperm.studies.comparing_page import write_comparison
 from iclperm.studies.page import write_page
+from iclperm.studies.planning import PrecisionPlan, precision_plan
+from iclperm.studies.recommended_study import recommended_study
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.stages import load
@@ -54,6 +56,8 @@ __all__ = [
     "open_run",
     "plan",
     "plan_grid",
+    "plan_sizes",
+    "recommend",
     "run",
     "run_grid",
     "status",
@@ -106,6 +110,33 @@ def run(
     terms = _Terms(extend, mixed, limits or DEFAULT, send_keys, with_text)
     with _watched(progress) as watcher, _answering(workers, ray, mixed) as local:
         return _run(study, out, terms, watcher, local)
+
+
+def recommend(
+    data: str | Path,
+    out: str | Path | None = None,
+    *,
+    label: str | None = None,
+    texts: Sequence[str] = (),
+    extend: bool = False,
+    progress: Progress | Watcher | bool | None = None,
+    workers: int | None = None,
+    with_text: bool | None = None,
+    **choices: Any,
+) -> StudyRuns:
+    """How many demonstrations, which, in what order: the prompt to take for ``data``, and what it is worth.
+
+    ``data`` is a data file (a task is proposed from it and written beside ``out``, with the columns ``label`` and
+    ``texts`` where they are named), a task file, or a built-in task. ``choices`` are keys of a study of the kind
+    recommend, such as ``model`` and ``budget``; sizes that they do not name follow from the data. All else is as for
+    `run`: the same call continues what was interrupted, and ``extend`` lets the test grow in ``queries``.
+
+    ``findings()`` say which prompt, ``prompt()`` is it. Raises what `run` raises.
+    """
+    study = recommended_study(data, out, choices, label=label, texts=texts)
+    found = run(study, out, extend=extend, progress=progress, workers=workers, with_text=with_text)
+    assert isinstance(found, StudyRuns)
+    return found
 
 
 class _Terms(NamedTuple):
@@ -251,6 +282,29 @@ def plan(study: Study) -> StudyPlan | dict[str, StudyPlan]:
     kind = kinds.named(study.kind)
     load(kind)
     return plan_one(study) if kind.stages is None else several.plans(study, plan_one)
+
+
+def plan_sizes(
+    study: Study,
+    precision: str | None = None,
+    *,
+    pilot: str | Path | Run | None = None,
+    components: str | None = None,
+) -> PrecisionPlan:
+    """The cheapest sets, permutations and queries of a study that is to know something to a precision.
+
+    ``precision`` is the study's own unless given, as "order_effect +- 0.01"; also selection_effect, r, accuracy (at 4),
+    difference of 0 and 4, rank of shapley. What varies how much is told by a ``pilot``, a finished run or its folder,
+    or by ``components`` as "order=.05,selection=.03,accuracy=.7". See `iclperm.studies.planning.precision_plan`, also
+    for what it raises. Cost: that of `plan` for each of a handful of choices.
+    """
+    wanted = precision or study.precision
+    if wanted is None:
+        raise ConfigError('there is no precision to be sized; give one, such as --precision "order_effect +- 0.01"')
+    run = open_run(pilot) if isinstance(pilot, str | Path) else pilot
+    if isinstance(run, StudyRuns):
+        raise ConfigError(f"{run.folder} holds several runs; give one of them as a pilot")
+    return precision_plan(study, wanted, pilot=run, components=components)
 
 
 def open_run(

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from zoo import ZOO
 
-from iclperm.engine import Engine, device, plan_product, selfcheck
+from iclperm.engine import Engine, device, plain_model, plan_product, selfcheck
 from iclperm.engine.device import fixed_precision, gpu_versions
 from iclperm.engine.footprint import Sizes, _DenseAttention
 from iclperm.engine.model import TreeModel
@@ -91,6 +91,30 @@ def test_convolutions_and_recurrences_are_in_float32_too() -> None:
     assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("tf32", "tf32")
 
 
+@pytest.mark.parametrize("first", ["none", "tf32", "ieee"])
+def test_a_wider_switch_decides_after_a_call_as_before(first: str) -> None:
+    """As torch has it: a narrower one that nobody set follows it, and goes on doing so."""
+    wider, cudnn = cast("Any", torch.backends), torch.backends.cudnn
+    before = device._switches()
+    narrower: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, cudnn.conv, cudnn.rnn]
+    try:
+        wider.fp32_precision = first
+        for each in narrower:
+            each.fp32_precision = "none"
+        with fixed_precision():
+            assert {each.fp32_precision for each in narrower} == {"ieee"}
+        for said in (first, "ieee", "tf32", "ieee"):
+            wider.fp32_precision = said
+            assert [each.fp32_precision for each in narrower] == [said] * len(narrower)
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        with fixed_precision():
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert (wider.fp32_precision, torch.backends.cuda.matmul.fp32_precision) == ("ieee", "tf32")
+    finally:
+        wider.fp32_precision = "none"
+        device._set(before)
+
+
 @pytest.mark.usefixtures("loose")
 def test_calls_of_several_threads_end_in_any_order() -> None:
     inside, leave = threading.Event(), threading.Event()
@@ -111,6 +135,21 @@ def test_calls_of_several_threads_end_in_any_order() -> None:
     thread.join()
     assert found == [device._FIXED]
     assert device._switches() == LOOSE
+
+
+@pytest.mark.usefixtures("loose")
+def test_the_rate_of_products_is_that_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In TF32 it would be several times as high, and so would what a plan foretells."""
+    seen: list[Any] = []
+
+    def clock() -> float:
+        seen.append(device._switches())
+        return 0.1 * len(seen)
+
+    monkeypatch.setattr(plain_model, "time", SimpleNamespace(perf_counter=clock))
+    assert plain_model.gemm_rate(8, 8, torch.float32, CPU) > 0
+    assert device._FIXED in seen
+    assert seen[0] == device._switches() == LOOSE
 
 
 @pytest.mark.parametrize("options", [{}, {"attention": "torch", "layers": "transformers"}, {"plain": True}])

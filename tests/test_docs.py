@@ -66,6 +66,7 @@ READ = {
     ("docs/comparing.md", 'found = iclperm.compare(["small"'): "runs of the reader's; how/least-sensitive.md has it",
     ("docs/doctor.md", "iclperm doctor"): "tests/test_doctor.py runs it, in small packs",
     ("docs/endpoints.md", "from iclperm.endpoint"): "needs a server",
+    ("docs/precision.md", "iclperm run --sets 6"): "tests/test_growing.py plans from a pilot and from components",
     ("docs/scaling.md", "pip install"): "needs a cluster; tests/test_ray_workers.py starts one",
     ("docs/scaling.md", "#!/bin/bash\n#SBATCH"): "needs SLURM",
     ("docs/scaling.md", "kubectl"): "needs Kubernetes; tests/test_kuberay.py reads the manifest",
@@ -198,7 +199,7 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "docs/start.md": (nothing, ("headlines.yaml", "shared/report.html", "shared-without-texts/report.html")),
     "docs/how/order-or-choice.md": (nothing, ("runs/first/report.html",)),
     "docs/how/how-many.md": (nothing, ("runs/curve/report.html", "runs/several/report-curve/report.html")),
-    "docs/how/best-prompt.md": (nothing, ("prompt.txt", "prompt.py")),
+    "docs/how/best-prompt.md": (nothing, ("prompt.txt", "prompt.py", "runs/rec/prompt.json", "runs/rec/report.html")),
     "docs/how/in-a-notebook.md": (own_files, ("heatmap.pdf", "figure.svg", "runs/notebook/report.html")),
     "docs/embedding.md": (nothing, ()),
     "docs/how/least-sensitive.md": (two_models, ("comparison.html", "sensitivity.tex", "effects.pdf")),
@@ -209,10 +210,11 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
 def small(arguments: list[str]) -> list[str]:
     """The command with small numbers in place of its own."""
     grows = "--extend" in arguments
+    least = 10 if arguments[0] == "recommend" else 0  # queries, of which it wants some
     made = list(arguments)
     for place, flag in enumerate(arguments):
         if flag in MOST and arguments[place + 1].isdecimal():
-            made[place + 1] = str(min(int(arguments[place + 1]), MOST[flag] + grows))
+            made[place + 1] = str(min(int(arguments[place + 1]), max(MOST[flag] + grows, least)))
     if arguments[0] in ("run", "plan") and not grows:
         made += [word for flag in NAMED if flag not in arguments for word in (flag, str(MOST[flag]))]
     return made

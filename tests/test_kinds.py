@@ -30,6 +30,8 @@ STUDIES = {
     "convergence": {**TINY, "permutations": 6, "shots": 4},
     "selection": {**TINY, "shots": 4, "select": 2, "dev_queries": 12},
     "transfer": {**TINY, "permutations": 16, "shots": 4, "dev_queries": 40},
+    "race": {**TINY, "permutations": 2, "shots": [0, 2], "dev_queries": 64},
+    "recommend": {**TINY, "permutations": 2, "shots": 2, "dev_queries": 64},
 }
 FIGURES = {
     "sensitivity": {"heatmap", "curve"},
@@ -41,6 +43,8 @@ FIGURES = {
     "generation": set(),
     "selection": {"selection_pareto", "selection_curves"},
     "transfer": {"transfer"},
+    "race": set(),
+    "recommend": {"recommendation"},
 }
 
 
@@ -137,6 +141,8 @@ OTHER_MEANINGS = {
     ),
     "curve": ("accuracy over the number of shots", ("external/", "stats/", "studies/sensitivity")),
     "generation": ("what models do, a block of plan.json, a tag of chat templates", ("models/", "runs/", "tasks/")),
+    "race": ("the figure of an adaptive search", ("studies/adaptive",)),
+    "recommend": ("a function of the package", ("__init__", "api")),
     "selection": (
         "sensitivity to it",
         ("external/", "stats/comparison", "studies/comparing", "studies/convergence", "studies/sensitivity"),
@@ -218,7 +224,7 @@ def test_the_command_line_shows_it(kind, runs, place):
 def test_a_plan_says_what_it_costs(kind, place, runs):
     planned = iclperm.plan(Study.from_file(place / f"{kind}.yaml"))
     parts = planned if isinstance(planned, dict) else {"": planned}
-    if kind != "selection":  # what it chooses decides about the tokens
+    if kind not in ("selection", "recommend"):  # what it chooses decides about the tokens
         assert sum(part.tokens_unique for part in parts.values()) == runs[kind].report.tokens_unique
     assert call("plan", place / f"{kind}.yaml")[0] in (0, None)
     assert json.loads(call("plan", place / f"{kind}.yaml", "--json")[1])
@@ -332,7 +338,7 @@ def test_a_study_of_several_runs_is_exported_run_by_run(runs, place, tmp_path):
     folder = Path(several.folders(runs.folder("transfer"))["topics"])
     call("export", folder, "--out", tmp_path / "one.csv")
     assert (tmp_path / "one.csv").stat().st_size > 1000
-    assert [name for name, kind in kinds.OURS.items() if kind.stages] == ["transfer", "selection"]
+    assert [name for name, kind in kinds.OURS.items() if kind.stages] == ["transfer", "selection", "recommend"]
 
 
 def selection_of(place, **changes):

@@ -14,6 +14,7 @@ from tolerances import TOLERANCES
 
 from iclperm.engine import Engine
 from iclperm.engine import engine as engine_module
+from iclperm.engine.footprint import Sizes
 from iclperm.errors import IclpermError, ModelError, RequestError
 from iclperm.reference import scoring
 
@@ -183,6 +184,20 @@ def test_a_memory_budget_is_refused_before_the_weights_are_loaded(
         Engine.from_pretrained(folder, memory_budget=2000)
     with pytest.raises(RequestError, match=r"memory_budget is 'much'; give bytes, .* or a share of what is free"):
         Engine.from_pretrained(folder, memory_budget="much")
+    with pytest.raises(RequestError, match="memory_budget bounds the packs of a tree, and plain=True has none"):
+        Engine.from_pretrained(folder, memory_budget="50%", plain=True)
+    seen: list[dict[str, str]] = []
+    sizes_of = Sizes.of
+
+    def recorded(*given: Any, **named: Any) -> Sizes:
+        seen.append(named)
+        return sizes_of(*given, **named)
+
+    monkeypatch.setattr(engine_module.Sizes, "of", recorded)
+    ways = {"attention": "torch", "layers": "transformers"}
+    with pytest.raises(RequestError, match="but the weights alone take"):
+        Engine.from_pretrained(folder, memory_budget=2000, **ways)
+    assert seen == [ways], "the way that is asked for is what is refused"
 
 
 TEXTS = [

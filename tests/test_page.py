@@ -281,6 +281,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "convergence": {"shots": 3},
     "transfer": {"shots": 3, "dev_queries": 12, "tasks": True},
     "selection": {"shots": 4, "select": 2, "dev_queries": 12},
+    "race": {"shots": 3, "dev_queries": 12},
+    "recommend": {"shots": 3, "dev_queries": 12},
 }
 
 

@@ -12,8 +12,8 @@ import triton_interpreter
 from devices import quick_check
 from zoo import ZOO
 
-from iclperm.engine import Engine
-from iclperm.engine.doctor import choosing
+from iclperm.engine import Engine, decodecases
+from iclperm.engine.doctor import choosing, packs
 from iclperm.engine.doctor.choosing import Launched, StageChoice, choose
 from iclperm.engine.kernels import rowwise, stages, triton_attention, triton_decode, triton_head
 from iclperm.engine.model import TreeModel
@@ -44,8 +44,12 @@ def identities(monkeypatch: pytest.MonkeyPatch) -> dict[torch.device, dict[str, 
 def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """All kernels are Triton's, in its interpreter; packs are small, and the check has few and short paths."""
     monkeypatch.setattr(rowwise, "runs_triton", lambda x: True)
-    monkeypatch.setattr(choosing, "DEFAULT_PACK_TOKENS", 96)
     quick_check(monkeypatch)
+    monkeypatch.setattr(choosing, "DEFAULT_PACK_TOKENS", 48)
+    monkeypatch.setattr(packs, "_CONTEXT", 70)  # two tiles of keys
+    monkeypatch.setattr(packs, "_QUERY", 16)
+    monkeypatch.setattr(decodecases, "_PATHS", (33,))
+    monkeypatch.setattr(decodecases, "_SHARING", {"cpu": 2})
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
@@ -53,12 +57,14 @@ def test_every_candidate_is_launched_and_gives_the_same_bits(
     name: str, in_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the interpreter stages have no effect: the bits must be equal, and the fastest is the clock's choice."""
-    tried = launched_stages(monkeypatch)
+    tried, clock = launched_stages(monkeypatch), {1: 4.0, 2: 3.0, 3: 1.0, 4: 2.0}
+    assert set(clock) < set(choosing.CANDIDATES) <= set(range(1, stages.MOST_STAGES + 1))
+    monkeypatch.setattr(choosing, "CANDIDATES", tuple(clock))
     served = TreeModel(ZOO[name].build(), attention="triton")
-    clock = {1: 4.0, 2: 3.0, 3: 1.0, 4: 2.0, 5: 5.0}
 
     def seconds_of(launch: Launched) -> float:
-        launch()
+        if tried[-1] == 4:
+            launch()
         return clock[tried[-1]]
 
     found = list(choosing.chosen_stages(served, seconds_of))
@@ -170,6 +176,7 @@ def test_a_kept_choice_that_is_not_launched_costs_no_kernel_and_is_replaced(
 ) -> None:
     """A GPU's choices, on a CPU: attention of the first-use check runs as shipped, and a new choice is kept."""
     tried = launched_stages(monkeypatch, most=5)
+    monkeypatch.setattr(choosing, "CANDIDATES", (3,))
     for module in (triton_attention, triton_decode, triton_head):
         monkeypatch.setattr(
             module, "launched", lambda variant, shipped, _, launch: stages.launched(variant, shipped, FIRST, launch)

@@ -2,15 +2,21 @@
 
 Its ``dot`` multiplies the bits of bfloat16 operands as if they were integers, and its casts from float32 to bfloat16
 cut bits off instead of rounding (triton 3.6 to 3.9). A row of its products has other last bits in other company. With
-NumPy 2.4 the one of triton 3.6 cannot count a loop.
+NumPy 2.4 the one of triton 3.6 cannot count a loop. Without a CUDA device importing this has kernels interpreted, as
+pytest's own start has: a test's file that is run by Python alone imports it before them.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle

@@ -1,4 +1,4 @@
-"""The command line. What commands do (``commands``, ``doctor``) is loaded on first use: ``--help`` stays instant."""
+"""The command line. What commands do (``commands`` and others) is loaded on first use: ``--help`` stays instant."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iclperm.cli import commands, doctor
+    from iclperm.cli import commands, doctor, recommending
 
-__all__ = ["commands", "doctor"]
+__all__ = ["commands", "doctor", "recommending"]
 
 
 def __getattr__(name: str) -> Any:

@@ -70,7 +70,7 @@ def demo(out: Path, *, as_json: bool, choices: Mapping[str, Any] = DEMO_STUDY) -
     if not as_json:
         console.print(f"The study runs k = {terminal.listed(study.shot_list(0))} demonstrations. One of its prompts:")
         terminal.print_prompt(console, sample_prompt(study, shots=2), shots=2)
-    with _progress(as_json) as progress:
+    with progress_of(as_json) as progress:
         finished = api.run(study, out, progress=progress)
     code = _show_new(console, finished, as_json=as_json)
     if not as_json:
@@ -98,7 +98,7 @@ def run(
         raise ConfigError("there is no run folder; name one with --out, or with the study's key 'out'")
 
     def once(named: Mapping[str, Sequence[str]]) -> Run | StudyRuns:
-        with _progress(as_json) as progress:
+        with progress_of(as_json) as progress:
             return api.run(
                 study,
                 extend=extend,
@@ -141,6 +141,18 @@ def plan(source: Path | None, flags: Mapping[str, str | None], *, as_json: bool)
         terminal.print_plan(terminal.stdout(), planned, study)
 
 
+def plan_sizes(
+    source: Path | None, flags: Mapping[str, str | None], pilot: Path | None, components: str | None, *, as_json: bool
+) -> None:
+    """Shows the sizes that a study needs for a precision, that of the flags or its own; without a study the pilot's."""
+    study = study_of(source or pilot, {**flags, "precision": None})
+    found = api.plan_sizes(study, flags.get("precision"), pilot=pilot, components=components)
+    if as_json:
+        _print_json([found.to_dict()])
+    else:
+        terminal.print_tables(terminal.stdout(), [found.table()])
+
+
 def grid(
     source: str,
     out: Path | None,
@@ -179,7 +191,7 @@ def grid(
         elif not quiet:
             click.echo(f"cell {next(turn)} of {len(costs.cells)}: {name}", err=True)
 
-    with _progress(as_json) as progress:
+    with progress_of(as_json) as progress:
         ran = api.run_grid(
             wanted, place, costs=costs, told=running, progress=progress, send_keys=named_by_flags(send_keys), **choices
         )
@@ -303,7 +315,7 @@ def report(
     if any(changed := [part for part in (kind, *statistics.values()) if part]) and out is None:
         out = folder / "-".join(("report", *changed))  # beside the study's own report, not over it
     with written(out) as (place, name_of):
-        refused = _show(
+        refused = show(
             terminal.stdout(),
             found,
             as_json=as_json,
@@ -506,7 +518,8 @@ def _write_new(path: Path, text: str) -> None:
         raise ConfigError(f"{path} cannot be written: {reason}; name another file with --out")
 
 
-def _progress(as_json: bool) -> AbstractContextManager[Watcher | None]:
+def progress_of(as_json: bool) -> AbstractContextManager[Watcher | None]:
+    """Shows progress within, unless JSON or nothing is to be printed."""
     return nullcontext() if as_json or is_quiet() else shown_progress()
 
 
@@ -525,14 +538,14 @@ def _each(found: Found | dict[str, Found]) -> list[Found]:
 
 def _show_new(console: Console, finished: Run | StudyRuns, *, as_json: bool) -> int:
     """What a run found, in brief; the exit code."""
-    refused = _show(console, finished, as_json=as_json)
+    refused = show(console, finished, as_json=as_json)
     if refused is None:
         return 0
     click.echo(f"error: {one_line(refused)}", err=True)
     return STOPPED
 
 
-def _show(
+def show(
     console: Console,
     finished: Run | StudyRuns,
     *,

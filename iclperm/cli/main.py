@@ -21,6 +21,7 @@ from iclperm.base.environment import settle
 from iclperm.cli.failures import FAILED, STOPPED, exit_code, one_line, usage
 from iclperm.cli.options import (
     CHOICES,
+    RECOMMEND_KEYS,
     STUDY_KEYS,
     SectionedCommand,
     place,
@@ -29,6 +30,7 @@ from iclperm.cli.options import (
     with_figures,
     with_folder,
     with_json,
+    with_keys,
     with_place,
     with_quiet,
     with_study,
@@ -147,6 +149,43 @@ def run_command(
     )
 
 
+@cli.command(cls=SectionedCommand)
+@with_quiet
+@click.argument("data", metavar="DATA")
+@click.option("--label", help="The column of the labels, of a data file.")
+@click.option("--text", "texts", multiple=True, help="A column of text, likewise. Repeatable.")
+@with_keys(*RECOMMEND_KEYS)
+@click.option("--extend", is_flag=True, help="Let the test grow in queries.")
+@click.option("--workers", metavar="N", type=int, help="Processes that run the model.")
+@with_text("the folder")
+@with_json
+@with_debug
+def recommend(
+    data: str,
+    label: str | None,
+    texts: tuple[str, ...],
+    extend: bool,
+    workers: int | None,
+    with_text: bool | None,
+    as_json: bool,
+    **flags: str | None,
+) -> int:
+    """Find the prompt to take: how many demonstrations, which, in what order; and what it is worth.
+
+    DATA is a data file with texts and labels, a task file, or a built-in task.
+    """
+    return rooms.recommending.recommend(
+        data,
+        flags,
+        label=label,
+        texts=texts,
+        extend=extend,
+        workers=workers,
+        with_text=with_text,
+        as_json=as_json,
+    )
+
+
 @cli.command("grid")
 @with_quiet
 @click.argument("grid", metavar="GRID")
@@ -181,11 +220,16 @@ def grid_command(
 
 @cli.command(cls=SectionedCommand)
 @with_study
+@click.option("--pilot", type=click.Path(path_type=Path), help="Size --precision from this run.")
+@click.option("--components", help="Size it from these: order=.05,selection=.03,accuracy=.7.")
 @with_json
 @with_debug
-def plan(study: Path | None, as_json: bool, **flags: str | None) -> None:
+def plan(study: Path | None, pilot: Path | None, components: str | None, as_json: bool, **flags: str | None) -> None:
     """What a study would compute, and how long it would take; loads no weights."""
-    rooms.commands.plan(study, flags, as_json=as_json)
+    if pilot is None and components is None:
+        rooms.commands.plan(study, flags, as_json=as_json)
+    else:
+        rooms.commands.plan_sizes(study, flags, pilot, components, as_json=as_json)
 
 
 @cli.command()
@@ -282,8 +326,8 @@ def compare(
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "chat", "python"]),
-    help="Text, chat messages as JSON (of a chat the default), or a Python literal.",
+    type=click.Choice(["text", "chat", "python", "json"]),
+    help="Text, chat messages as JSON (of a chat the default), a Python literal, or JSON of all that is known.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="A file for the prompt, instead of standard output.")
 @with_debug

@@ -40,6 +40,7 @@ STUDY_KEYS = {
     "budget": kinds.KEYS["budget"],
     "rule": kinds.KEYS["rule"],
     "tolerance": kinds.KEYS["tolerance"],
+    "precision": kinds.KEYS["precision"],
     "select": kinds.KEYS["select"],
     "on_overlong": "error, or drop the queries that do not fit the context window.",
     "chat": "The model's chat template: none, single (one user message), or multiturn (a turn a demonstration).",
@@ -57,6 +58,22 @@ STUDY_KEYS = {
     "pack_tokens": "Most tokens of a forward pass.",
     "out": "Run folder; an unfinished run continues.",
 }
+RECOMMEND_KEYS = (
+    "model",
+    "out",
+    "budget",
+    "shots",
+    "sets",
+    "permutations",
+    "queries",
+    "dev_queries",
+    "seed",
+    "chat",
+    "endpoint",
+    "dtype",
+    "device",
+)
+"""The keys of a study that a recommendation has flags for."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "resample": ("none", "per_k"),
     "balance": ("classes", "natural"),
@@ -138,6 +155,8 @@ class SectionedCommand(click.Command):
             if (record := parameter.get_help_record(ctx)) is not None:
                 found[_section(parameter.name or "")].append(record)
         for name, records in found.items():
+            if not records:
+                continue
             with formatter.section(name):
                 formatter.write_dl(records)
 
@@ -231,9 +250,20 @@ def with_place(command: Command) -> Command:
 
 def with_study(command: Command) -> Command:
     """Adds a study file, or the folder of a run, and a flag for each key of a study, as text where it is given."""
-    for key, words in reversed(STUDY_KEYS.items()):
-        command = click.option(f"--{key.replace('_', '-')}", key, default=None, help=words, **_form(key))(command)
+    command = with_keys(*STUDY_KEYS)(command)
     return click.argument("study", required=False, type=click.Path(path_type=Path))(command)
+
+
+def with_keys(*keys: str) -> Callable[[Command], Command]:
+    """Adds a flag for each of these keys of a study, as text where it is given."""
+
+    def added(command: Command) -> Command:
+        for key in reversed(keys):
+            flag = f"--{key.replace('_', '-')}"
+            command = click.option(flag, key, default=None, help=STUDY_KEYS[key], **_form(key))(command)
+        return command
+
+    return added
 
 
 def _form(key: str) -> dict[str, Any]:

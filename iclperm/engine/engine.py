@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from iclperm.engine import decode, long_paths, selfcheck
+from iclperm.engine import decode, long_paths, memory, selfcheck
 from iclperm.engine.admission import Admission
 from iclperm.engine.aio import AsyncEngine
 from iclperm.engine.calls import Calls
@@ -31,7 +31,6 @@ from iclperm.engine.footprint import Footprint, Sizes, most_pack
 from iclperm.engine.given import given_contexts, listed
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
-from iclperm.engine.memory import PackLimit, device_bytes, resolve_budget, room_to_generate, session_budget
 from iclperm.engine.model import TreeModel
 from iclperm.engine.numerics import numerics_of
 from iclperm.engine.pack_rows import PackRows, checking, rows_now
@@ -95,20 +94,15 @@ class Engine:
         self._measured_rate: float | None = None
         self._served: PlainModel | None = PlainModel(model) if plain else TreeModel(model, attention, layers)
         self._checks = self_check and not plain
-        self._pack_limit = PackLimit(lambda plan, size: self._sizes.peak(plan, size), self._model.device)
+        self._pack_limit = memory.PackLimit(lambda plan, size: self._sizes.peak(plan, size), self._model.device)
         self._row_limit = decode.RowLimit()
         self._memory_budget: int | None = None
         if memory_budget is not None:
-            if plain:
-                raise RequestError("memory_budget bounds the packs of a tree, and plain=True has none; leave it out")
-            if len(self._model.devices) > 1:
-                raise RequestError(
-                    "memory_budget bounds what one device holds, and the model lies on several; leave it out"
-                )
-            self._memory_budget = resolve_budget(memory_budget, self._model.device, held=self._sizes.weights)
+            memory.refuse_budget(len(self._model.devices), plain=plain)
+            self._memory_budget = memory.resolve_budget(memory_budget, self._model.device, held=self._sizes.weights)
         if pack_tokens is None:
             on_gpu = isinstance(self._model, TreeModel) and self._model.device.type != "cpu"
-            room = device_bytes(self._model.devices[:1])
+            room = memory.device_bytes(self._model.devices[:1])
             pack_tokens = self._sizes.usual_pack(room) if on_gpu else DEFAULT_PACK_TOKENS
         if self._memory_budget is not None:
             pack_tokens = min(pack_tokens, self._sizes.most_pack_tokens(self._memory_budget))
@@ -128,9 +122,11 @@ class Engine:
         """Load a folder or hub id: safetensors only, no remote code; raises ModelError in one line otherwise."""
         folder = model_folder(name, revision)
         if (budget := options.get("memory_budget")) is not None:
+            memory.refuse_budget(1, plain=options.get("plain", False))  # as far as is known before the weights are read
             shapes, place = load_shapes(folder, device=device, dtype=dtype)
-            options["memory_budget"] = resolve_budget(budget, place)
-            Sizes.of(PlainModel(shapes), place).most_pack_tokens(options["memory_budget"])  # may refuse
+            options["memory_budget"] = memory.resolve_budget(budget, place)
+            ways = {key: options[key] for key in ("attention", "layers") if key in options}
+            Sizes.of(PlainModel(shapes), place, **ways).most_pack_tokens(options["memory_budget"])  # may refuse
         model, tokenizer = load(folder, device=device, dtype=dtype)
         return cls(model, tokenizer, **options)
 
@@ -302,7 +298,7 @@ class Engine:
             raise RequestError(
                 "a session needs the prefix tree on one device; leave out plain=True and device='balanced'"
             )
-        room = session_budget(memory_budget, self._model.device)
+        room = memory.session_budget(memory_budget, self._model.device)
         with self._call() as report:
             self._first_use(report)
         session = Session(
@@ -386,7 +382,7 @@ class Engine:
         if not len(rows):
             return Generations.of([], has_text=self.tokenizer is not None)
         wanted = int(rows.lengths.sum()) + len(rows) * sampling.num_samples * max_new_tokens
-        free = self._memory_budget or resolve_budget("50%", self._model.device)
+        free = self._memory_budget or memory.resolve_budget("50%", self._model.device)
         with self.session(min(wanted * self._model.facts.session_token_bytes, free)) as session:
             nodes = [session.extend(None, rows[number]) for number in range(len(rows))]
             return session.generate(nodes, max_new_tokens, stop, progress=progress, **vars(sampling))
@@ -576,7 +572,7 @@ class Engine:
     def _generation_limits(self, longest: int, prompt_tokens: int) -> decode.GenerationLimits:
         """Rows, packs and slots to generate texts of at most ``longest`` tokens, prompts included."""
         limits = decode.GenerationLimits.on(self._model.device, self.pack_tokens)
-        if room := room_to_generate(self._memory_budget, self._model.devices):
+        if room := memory.room_to_generate(self._memory_budget, self._model.devices):
             limits = self._sizes.generation_limits(limits, room, longest, prompt_tokens)
         self._row_limit.may_shrink = bool(self.row_invariant)
         return limits

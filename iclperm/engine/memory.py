@@ -30,6 +30,14 @@ def resolve_budget(given: Budget, device: torch.device, held: int = 0, control_g
     return budget if isinstance(budget, int) else int(budget * (free_bytes(device, control_group) + held))
 
 
+def refuse_budget(num_devices: int, *, plain: bool) -> None:
+    """Raises RequestError where there is nothing that a budget could bound: it is one of packs on one device."""
+    if plain:
+        raise RequestError("memory_budget bounds the packs of a tree, and plain=True has none; leave it out")
+    if num_devices > 1:
+        raise RequestError("memory_budget bounds what one device holds, and the model lies on several; leave it out")
+
+
 def session_budget(given: Budget | None, device: torch.device, control_group: Path = CONTROL_GROUP) -> int:
     """What the keys and values of a session may take, in bytes: by default half of what is free.
 

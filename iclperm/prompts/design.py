@@ -222,22 +222,27 @@ def _set_draws(
 def _refuse_too_many_sets(count: int, size: int, task: Task, train: Examples) -> None:
     if size == 0 and count > 1:
         raise ConfigError(f"sets is {count}, but no demonstrations make only one set; set 'sets' to 1 or raise 'shots'")
-    share, remainder = divmod(size, len(task.classes))
-    sizes = [len(pool) for pool in _pools(task, train)]
-    # ways[r]: choices from the classes so far of which r give one more than their share.
-    ways = [1] + [0] * remainder
-    for available in sizes:
-        plain, more = math.comb(available, share), math.comb(available, share + 1)
-        ways = [plain * ways[r] + (more * ways[r - 1] if r else 0) for r in range(remainder + 1)]
-    if 0 < ways[remainder] < count:
+    if 0 < (ways := num_different_sets(size, task, train)) < count:
+        sizes = [len(pool) for pool in _pools(task, train)]
         scarce = int(np.argmin(sizes))
         holder = f"class {task.words[scarce]!r} has" if task.words else "there are"
         scarcity = f"{holder} {sizes[scarce]} train examples"
         raise DataError(
-            f"task {task.name!r}: {count} sets were asked for, but there are only {ways[remainder]} different "
+            f"task {task.name!r}: {count} sets were asked for, but there are only {ways} different "
             f"{'balanced ' if task.words else ''}sets of {size} demonstrations ({scarcity}); lower 'sets' or add "
             "examples"
         )
+
+
+def num_different_sets(size: int, task: Task, train: Examples) -> int:
+    """How many different balanced sets of ``size`` there are; 0 where a class has too few examples."""
+    share, remainder = divmod(size, len(task.classes))
+    # ways[r]: choices from the classes so far of which r give one more than their share.
+    ways = [1] + [0] * remainder
+    for available in (len(pool) for pool in _pools(task, train)):
+        plain, more = math.comb(available, share), math.comb(available, share + 1)
+        ways = [plain * ways[r] + (more * ways[r - 1] if r else 0) for r in range(remainder + 1)]
+    return ways[remainder]
 
 
 def _pools(task: Task, train: Examples) -> list[NDArray[np.int64]]:

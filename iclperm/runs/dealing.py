@@ -35,9 +35,10 @@ def dealt_asks(setting: ResolvedStudy, kept: NDArray[np.int64]) -> list[Ask]:
         )
     shape = design.num_sets, design.num_permutations
     dealt = deal_queries(study.seed, count, shape, classes, is_even=study.cells == "blocks")
-    asks = [Ask("test", tuple(dealt[ordering].tolist()), (ordering,)) for ordering in np.ndindex(*shape)]
+    places = tuple(range(len(design.shots)))
+    asks = [Ask("test", tuple(dealt[ordering].tolist()), (ordering,), places) for ordering in np.ndindex(*shape)]
     if study.calibration == "contextual":
-        asks.append(Ask(CONTENT_FREE, tuple(range(len(CONTENT_FREE_INPUTS))), tuple(np.ndindex(*shape))))
+        asks.append(Ask(CONTENT_FREE, tuple(range(len(CONTENT_FREE_INPUTS))), tuple(np.ndindex(*shape)), places))
     return asks
 
 

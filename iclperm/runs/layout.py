@@ -69,6 +69,11 @@ def _with_dealt_cells(work: Work) -> Work:
 def with_wave(work: Work, decision: Decision) -> Work:
     """The work of a run that asks in waves, and of one more. O(asked cells, and contexts x queries bits)."""
     setting, prompts = work.setting, work.prompts
+    if decision.extent is not None:
+        there = [growth for growth in work.growths if growth.decision is not None]
+        before = there[-1].extent if there else None
+        grown = _growth(setting, prompts, work.kept, decision.extent, before)
+        return replace(work, growths=(*there, replace(grown, decision=decision)))
     begins, num_queries = work.begins, len(prompts.queries)
     seen = np.zeros((len(prompts.contexts), num_queries), dtype=bool)
     in_product = np.zeros_like(seen)
@@ -88,14 +93,14 @@ def with_wave(work: Work, decision: Decision) -> Work:
     masks: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
     num_cells = 0
     for ask in decision.asks:
-        contexts = np.unique([prompts.context_of[ordering] for ordering in ask.orderings])  # at all numbers of shots
+        contexts = ask.contexts(prompts.context_of)
         queries = begins[ask.split] + np.array(ask.queries, dtype=np.int64)
         queries = queries[kept[queries]]
         block = np.ix_(contexts, queries)
         is_new = ~seen[block]
         num_cells += int(is_new.sum())
         # What was answered outside a product may be in one: its answers there are not used.
-        is_product = is_new.any(axis=1) & ~in_product[block].any(axis=1)
+        is_product = np.asarray(is_new.any(axis=1) & ~in_product[block].any(axis=1))
         if np.count_nonzero(is_product) < _FEWEST_OF_A_PRODUCT and len(contexts) * len(queries) < _FEWEST_CELLS:
             is_product[:] = False
         for place in np.flatnonzero(~is_product):

@@ -111,10 +111,7 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     if not has_device(study.device):
         return replace(_summary(work), untimed=f"this machine has no {study.device}")
     assert work.setting.model is not None
-    keys = ("device", "dtype", "memory_budget", "pack_tokens", "attention", "layers")
-    chosen: dict[str, Any] = {key: getattr(study, key) for key in keys}
-    chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
-    found = estimate(work.setting.model, plans, **chosen)
+    found = estimate(work.setting.model, plans, **_ways(work))
     ways = " and ".join(f"{key} {value}" for key in ("attention", "layers") if (value := getattr(study, key)) != "auto")
     return replace(
         _summary(work), estimate=found, untimed=f"how fast {ways} runs is not known" if found.seconds is None else ""
@@ -143,13 +140,18 @@ def tokens_within(work: Work, budget: SearchBudget) -> float:
         raise ConfigError(
             f"budget is {study.budget!r}, but how fast an API answers is not known; give tokens or dollars"
         )
-    chosen: dict[str, Any] = study.model_dump(include={"device", "dtype", "memory_budget"})
-    chosen["max_new_tokens"] = work.setting.max_new_tokens if work.setting.is_generated else 0
     plans = [product.plan for growth in work.growths for product in growth.products]
-    seconds = estimate(work.setting.model, plans, **chosen).seconds
+    seconds = None if study.plain else estimate(work.setting.model, plans, **_ways(work)).seconds
     if not seconds:
         raise ConfigError(f"budget is {study.budget!r}, but how long this way takes is not known; give tokens")
     return whole * budget.amount / seconds
+
+
+def _ways(work: Work) -> dict[str, Any]:
+    """How a study's model is run, as `iclperm.engine.estimate.estimate` takes it."""
+    keys = ("device", "dtype", "memory_budget", "pack_tokens", "attention", "layers")
+    max_new_tokens = work.setting.max_new_tokens if work.setting.is_generated else 0
+    return {key: getattr(work.setting.study, key) for key in keys} | {"max_new_tokens": max_new_tokens}
 
 
 def _summary(work: Work) -> StudyPlan:

@@ -21,6 +21,7 @@ from iclperm.prompts.design import Design, Orderings, SplitQueries, draw
 from iclperm.prompts.encode import JointEncoder, split_labels
 from iclperm.prompts.render import DesignTexts
 from iclperm.report.notebook import prompt_html
+from iclperm.report.parts import plain
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.run import FinishedRun, near_notes
 from iclperm.runs.run_texts import (
@@ -39,7 +40,7 @@ from iclperm.study.states import OK
 from iclperm.study.study import Study
 from iclperm.tasks.task import Examples, Task
 
-Format = Literal["text", "chat", "python"]
+Format = Literal["text", "chat", "python", "json"]
 _ASKED = "asked"
 _MOST_COMPARED = 500  # queries that a placeholder is tried with
 _LEVEL = 0.95
@@ -89,7 +90,8 @@ class RunPrompt:
     """The label that most test queries have, by weight, and the accuracy of naming it always."""
 
     def formatted(self, form: Format | None = None) -> str:
-        """The prompt as ``text``, as JSON of ``chat`` messages, or as a ``python`` literal; by default chat for a chat.
+        """The prompt as ``text``, as JSON of ``chat`` messages, as a ``python`` literal, or as ``json``, with all that
+        is known of it; by default chat for a chat.
 
         Raises `ConfigError` for messages of a study that was no chat, and for the text of a chat that an API renders.
         """
@@ -97,12 +99,19 @@ class RunPrompt:
             raise ConfigError("the prompts of this run are no chats; give the format text or python")
         if form == "text" and not self.text:
             raise ConfigError("the run's API renders its chats, so their text is not known; give the format chat")
+        if form == "json":
+            return json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
         if form == "python":
             value: Any = list(self.messages) or self.text
             return pprint.pformat(value, width=100, sort_dicts=False)
         if form == "chat" or (form is None and self.messages):
             return json.dumps(list(self.messages), indent=1, ensure_ascii=False)
         return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The prompt and what is known of it, JSON-safe."""
+        content: dict[str, Any] = plain(self)
+        return {"k": self.shots, **content}
 
     def said(self) -> list[str]:
         """Where the prompt is from, how accurate it was, and how to use it, in lines."""

@@ -52,12 +52,14 @@ class _WrittenAsk(_Written):
     split: str
     queries: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]]
     orderings: list[list[_Count]]
+    places: list[_Count] | None = None
 
 
 class _WrittenDecision(_Written):
     asks: list[_WrittenAsk]
     known: dict[str, JsonValue]
     is_last: bool
+    extent: _WrittenExtent | None = None
 
 
 class _WrittenGrowth(_Written):

@@ -1,8 +1,9 @@
-"""An adaptive search in waves: what each asks follows from the answers so far, and is written down before it is asked.
+"""Runs in waves: what each wave asks follows from the answers so far, and is written down before it is asked.
 
 A wave is a growth of the run (`iclperm.runs.work`): its decision stands in its plan, under the plan's digest, so that
 a run which was killed goes on by what was decided, and anyone can decide it again from the answers. The last decision
-asks nothing: it says that the search is over, and what it chose.
+asks nothing: it says that the run is over, and what it found. Here is an adaptive search; what grows until something
+is known is in `iclperm.runs.growing`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 TEST_ANSWERS = 4
 """Orderings of each set that answer a test query so that a random one's accuracy is known, drawn by the first wave."""
-_LEAST_BLOCK = 2
+LARGEST = (-1,)
+"""The place of the largest number of shots."""
 
 
 class Ask(NamedTuple):
@@ -40,6 +42,8 @@ class Ask(NamedTuple):
     """Numbers within the split."""
     orderings: tuple[tuple[int, int], ...]
     """Set and permutation of each."""
+    places: tuple[int, ...] = LARGEST
+    """On the K axis: each ordering at these numbers of shots."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe, orderings by set and queries that follow each other by their ends."""
@@ -50,15 +54,20 @@ class Ask(NamedTuple):
             "split": self.split,
             "queries": _ranges(self.queries),
             "orderings": [[s, *p] for s, p in by_set.items()],
+            **({} if self.places == LARGEST else {"places": list(self.places)}),
         }
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Ask:
         """What `to_dict` gave."""
         queries = tuple(query for begin, end in told["queries"] for query in range(begin, end))
-        return cls(
-            told["split"], queries, tuple((s, p) for s, *permutations in told["orderings"] for p in permutations)
-        )
+        orderings = tuple((s, p) for s, *permutations in told["orderings"] for p in permutations)
+        return cls(told["split"], queries, orderings, tuple(told.get("places", LARGEST)))
+
+    def contexts(self, context_of: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The distinct contexts that it asks, of ``context_of`` [S, P, K]; ascending."""
+        sets, permutations = np.array(self.orderings, dtype=np.int64).reshape(-1, 2).T
+        return np.unique(context_of[sets, permutations][:, list(self.places)])
 
 
 @dataclass(frozen=True)
@@ -70,15 +79,30 @@ class Decision:
     """By ``sets`` a list of each set's ``leader``, ``failure`` and ``left``, under ``final`` those of the race between
     the sets' winners (the leader's set), and the ``first`` block and ``halved`` of the whole race. JSON-safe."""
     is_last: bool = False
+    extent: dict[str, int] | None = None
+    """The sizes to which the wave lets the run grow, in place of ``asks``: then every ordering answers every query."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe; `from_dict` makes it again."""
-        return {"asks": [ask.to_dict() for ask in self.asks], "known": self.known, "is_last": self.is_last}
+        told = {"asks": [ask.to_dict() for ask in self.asks], "known": self.known, "is_last": self.is_last}
+        return told if self.extent is None else {**told, "extent": self.extent}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Decision:
         """What `to_dict` gave."""
-        return cls(tuple(map(Ask.from_dict, told["asks"])), dict(told["known"]), bool(told["is_last"]))
+        asks = tuple(map(Ask.from_dict, told["asks"]))
+        return cls(asks, dict(told["known"]), bool(told["is_last"]), told.get("extent"))
+
+
+class Waves(Protocol):
+    """What decides about the waves of a run, from nothing but committed answers."""
+
+    def first(self) -> Decision:
+        """What the first wave asks."""
+
+    def next(self, answers: ContextAnswers, before: Sequence[Decision], basis: str | None = None) -> Decision:
+        """The wave after those ``before``, all of whose answers are there; ``basis`` is a digest of the answers' files
+        (`basis_of`), None in memory."""
 
 
 @dataclass(frozen=True)
@@ -139,19 +163,12 @@ class Racing:
         whole = [Ask("test", tuple(range(self.num_test)), orderings)] if block == self.num_test else own
         return Decision((dev, *_plain(whole)), {"first": self.rule.first, "halved": self.is_halved})
 
-    def next(
-        self,
-        answers: ContextAnswers,
-        before: Sequence[Decision],
-        context_of: NDArray[np.int64],
-        basis: str | None = None,
-    ) -> Decision:
-        """The wave after those ``before``, all of whose answers are there; ``context_of`` int64 [S, P] numbers their
-        contexts, and ``basis`` is a digest of the answers' files (`basis_of`)."""
+    def next(self, answers: ContextAnswers, before: Sequence[Decision], basis: str | None = None) -> Decision:
+        """See `Waves`."""
         asked = self._asked(before)
-        values = self._values(answers, context_of)
+        values = self._values(answers, answers.context_of[:, :, -1])
         steps = [self._step(values[index], asked[index], len(before)) for index in range(len(asked))]
-        known: dict[str, Any] = {"basis": basis, "sets": [_told(step) for step in steps]}
+        known: dict[str, Any] = {"basis": basis, "sets": [told_step(step) for step in steps]}
         wanted = [
             (step.num_queries, (index, int(permutation)))
             for index, step in enumerate(steps)
@@ -167,7 +184,7 @@ class Racing:
                 final = next_step(
                     values[places], asked[places], self.rule, weights=self.weights, seed=self.setting.study.seed
                 )
-                known["final"] = _told(final)
+                known["final"] = told_step(final)
                 wanted = [(final.num_queries, (int(index), int(winners[index]))) for index in final.candidates]
         test = self._test_of_winners(before, steps)
         asks = [*self._dev(wanted, asked), *test]
@@ -227,7 +244,8 @@ def basis_of(files: Mapping[int, Path]) -> str:
     return hashlib.sha256("\n".join(files[part].name for part in sorted(files)).encode()).hexdigest()
 
 
-def _told(step: RaceStep) -> dict[str, Any]:
+def told_step(step: RaceStep) -> dict[str, Any]:
+    """What a decision keeps of a step, JSON-safe."""
     failure = None if math.isnan(step.failure) else round(step.failure, 6)
     return {"leader": step.leader, "failure": failure, "left": step.num_left, "decided": step.is_decided}
 

@@ -34,7 +34,7 @@ RuleName = Literal["calibrated", "certified"]
 _DRAWS = 2048
 _GRID, _SWEEPS = 64, 60
 _UNSEEN = 1.0  # answers of an ordering that differ from the others, but were not yet seen to
-_STOP, _DROP = 0.7, 0.2  # of the error: what stopping may take, and what leaving out may as queries double
+_STOP, _DROP = 0.5, 0.08  # of the error: what stopping may take, and what leaving out may in each wave
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,7 @@ def _calibrated(
     kept = np.maximum.accumulate(draws[ranked[::-1]], axis=0)[::-1][1:]
     lost = (out > kept + rule.tolerance).mean(axis=1)
     following = _next_size(number, total, rule)
-    num_out = int(
-        np.searchsorted(np.maximum.accumulate(lost), _DROP * rule.error * (following - number) / total, side="right")
-    )
+    num_out = int(np.searchsorted(np.maximum.accumulate(lost), _DROP * rule.error, side="right"))
     if most is not None:
         num_out = max(num_out, len(alive) - max(most, 1))
     stay = np.sort(ranked[num_out:])
@@ -334,11 +332,7 @@ def halving(num_orderings: int, num_queries: int, context: float, query: float, 
     """
 
     def cost(first: int) -> float:
-        left, before, size, total = num_orderings, 0, first, 0.0
-        while left > 1 and before < num_queries:
-            total += left * (context + query * (size - before))
-            before, size, left = size, min(2 * size, num_queries), -(-left // 2)
-        return total
+        return halving_cost(num_orderings, num_queries, context, query, first)
 
     if cost(2) > budget:
         return None
@@ -347,6 +341,15 @@ def halving(num_orderings: int, num_queries: int, context: float, query: float, 
         middle = (low + high + 1) // 2
         low, high = (middle, high) if cost(middle) <= budget else (low, middle - 1)
     return low
+
+
+def halving_cost(num_orderings: int, num_queries: int, context: float, query: float, first: int) -> float:
+    """The tokens of successive halving from a ``first`` block on; the others as `halving` has them."""
+    left, before, size, total = num_orderings, 0, first, 0.0
+    while left > 1 and before < num_queries:
+        total += left * (context + query * (size - before))
+        before, size, left = size, min(2 * size, num_queries), -(-left // 2)
+    return total
 
 
 class TestedChoice(NamedTuple):

@@ -112,7 +112,8 @@ class StudyRuns:
     @property
     def asides(self) -> dict[str, dict[str, Findings]]:
         """What is reported beside the findings, by run (`Run.asides`)."""
-        return {name: run.asides for name, run in self.runs.items() if run.asides}
+        wanted = getattr(self._findings, "asides_of", self.runs)  # findings may tell which runs it matters of
+        return {name: run.asides for name, run in self.runs.items() if run.asides and name in wanted}
 
     def findings(self, kind: str | None = None) -> Findings:
         """What the runs say together; raises `ConfigError` for another ``kind`` than the study's."""

@@ -56,9 +56,10 @@ def by_name(run: Run | StudyRuns) -> list[tuple[str, Run]]:
 
 def _asides(run: Run | StudyRuns) -> Iterator[tuple[str, str, Findings]]:
     """What is reported beside the findings: how its lines begin, how the stems of its figures end, and itself."""
-    for whose, one in by_name(run):
-        for about in one.asides.values():
-            yield whose, f"-{whose[:-2]}" if whose else "", about
+    found = {"": run.asides} if isinstance(run, Run) else run.asides
+    for name, asides in found.items():
+        for about in asides.values():
+            yield f"{name}: " if name else "", f"-{name}" if name else "", about
 
 
 def _foreign_tasks(run: Run | StudyRuns) -> list[str]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 GROUP = "iclperm.kinds"
 """The group of entry points in which other packages declare theirs."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+LEAST_QUERIES = 10
+"""Dev queries, and test queries, without which nothing is recommended."""
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -143,10 +145,70 @@ def _has_cells(study: Any) -> None:
             )
 
 
+def _can_stop(study: Any) -> None:
+    if (wanted := study.wanted) is None:
+        return
+    if not wanted.can_stop_a_run:
+        raise ConfigError(
+            f"a study's key 'precision' is {study.precision!r}, for which no run can stop by itself; iclperm plan "
+            "--precision sizes it from a pilot"
+        )
+    if study.design != "random":
+        raise ConfigError(
+            f"a study's key 'precision' has a run grow order by order, but its 'design' {study.design} deals several "
+            "at once; set it to random, or leave precision out"
+        )
+    if min(study.sets, study.permutations) < 2 or study.queries < 2:
+        raise ConfigError("a study's key 'precision' needs 2 sets, permutations and queries at most, or more")
+    listed = study.shots if isinstance(study.shots, list) else None
+    if listed is not None and (missing := [k for k in wanted.shots if k not in listed]):
+        raise ConfigError(f"a study's key 'precision' is {study.precision!r}, but 'shots' lack {missing[0]}; add it")
+
+
+def _has_design(study: Any) -> None:
+    """Whether the cells and the precision of a study go together."""
+    _has_cells(study)
+    _can_stop(study)
+    if study.cells != "crossed" and study.wanted is not None:
+        raise ConfigError(
+            f"a study's key 'cells' is {study.cells!r}, but a run that stops at a precision asks every ordering the "
+            "same queries; leave 'precision' out, or set 'cells' to crossed"
+        )
+
+
+def _is_a_choice(study: Any) -> None:
+    """Of a race and a recommendation."""
+    for key in ("queries", "dev_queries") if study.kind == RECOMMEND.name else ("dev_queries",):
+        if (number := getattr(study, key)) < LEAST_QUERIES:
+            raise ConfigError(
+                f"a study's key {key!r} is {number}; give at least {LEAST_QUERIES}, or nothing is told of a prompt"
+            )
+    for key, value in (("balance", "natural"), ("calibration", "none"), ("resample", "none")):
+        if (given := getattr(study, key)) != value:
+            raise ConfigError(f"a study's key {key!r} is {given!r}, but a {study.kind} needs {value}; leave it out")
+    if not study.is_adaptive:
+        raise ConfigError(
+            f"budget is 'exhaustive', but a {study.kind} asks only what its choice needs; give adaptive, or \"5 %\""
+        )
+    if study.demonstrations is not None:
+        raise ConfigError(f"a study's key 'demonstrations' is what a {study.kind} is to choose; leave it out")
+
+
+_PRECISION = 'Grow in waves to at most these sizes until "order_effect +- 0.01" is known.'
 _CRITERION = "What a search chooses an order by: dev_accuracy, majority_agreement, global_entropy, ..."
 _CELLS = {
     "cells": "crossed: every ordering is asked all queries; blocks, random: queries of its own.",
     "queries_per_ordering": "How many.",
+}
+_BUDGET = 'exhaustive, adaptive, or at most "5 %", "2M tokens", "10 min", "$5".'
+_TOLERANCE = "How far below the best its choice may be."
+_CHOICE: Mapping[str, Any] = {
+    "sets": 6,
+    "permutations": 8,
+    "dev_queries": 400,
+    "balance": "natural",
+    "budget": "adaptive",
+    "tolerance": 0.02,
 }
 _OVER_ALL_SHOTS = {"sets": 5, "permutations": 20, "shots": 20, "queries": 256}
 
@@ -154,8 +216,8 @@ SENSITIVITY = Kind(
     name="sensitivity",
     question="does the order matter more, or the choice?",
     findings="iclperm.studies.sensitivity:findings",
-    keys=_CELLS,
-    check=_has_cells,
+    keys={**_CELLS, "precision": _PRECISION},
+    check=_has_design,
     page="docs/statistics.md",
 )
 SEARCH = Kind(
@@ -165,9 +227,9 @@ SEARCH = Kind(
     defaults={"permutations": 128, "dev_queries": 1000},
     keys={
         "criterion": _CRITERION,
-        "budget": 'exhaustive, adaptive, or at most "5 %", "2M tokens", "10 min", "$5".',
+        "budget": _BUDGET,
         "rule": "What ends an adaptive search.",
-        "tolerance": "How far below the best its choice may be.",
+        "tolerance": _TOLERANCE,
     },
     check=_is_a_search,
     page="docs/studies/search.md",
@@ -177,8 +239,8 @@ CURVE = Kind(
     question="what do more demonstrations do: on average, and in every single order?",
     findings="iclperm.studies.curve:findings",
     defaults=_OVER_ALL_SHOTS,
-    keys=_CELLS,
-    check=_has_cells,
+    keys={**_CELLS, "precision": _PRECISION},
+    check=_has_design,
     over_all_shots=True,
     compares_sets=False,
     page="docs/studies/curve.md",
@@ -216,6 +278,25 @@ SELECTION = Kind(
     over_all_shots=True,
     page="docs/studies/selection.md",
 )
+RACE = Kind(
+    name="race",
+    question="at every number of demonstrations, which of them in which order do best on dev?",
+    findings="iclperm.studies.race:findings",
+    defaults={**_CHOICE, "queries": 1},
+    keys={"budget": _BUDGET, "tolerance": _TOLERANCE},
+    check=_is_a_choice,
+    page="docs/recommend.md",
+)
+RECOMMEND = Kind(
+    name="recommend",
+    question="how many demonstrations, which, and in what order?",
+    findings="iclperm.studies.recommend:findings",
+    stages="iclperm.studies.recommending:STAGES",
+    defaults=_CHOICE,
+    keys={"budget": _BUDGET, "tolerance": _TOLERANCE},
+    check=_is_a_choice,
+    page="docs/recommend.md",
+)
 FEATURES = Kind(
     name="features",
     question="which demonstrations help, by length, label, overlap?",
@@ -246,6 +327,8 @@ OURS: Mapping[str, Kind] = {
         CONVERGENCE,
         TRANSFER,
         SELECTION,
+        RACE,
+        RECOMMEND,
         FEATURES,
         CALIBRATION,
         GENERATION,

@@ -14,6 +14,7 @@ from iclperm.study import kinds
 from iclperm.study.choices import Choices, refuse_other_keys, shown, yaml_in
 from iclperm.study.endpoint import EndpointChoices
 from iclperm.study.orderings import ORDER_DESIGNS
+from iclperm.study.precision import Precision, parse_precision
 from iclperm.study.sizes import parse_budget, parse_search_budget
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -71,7 +72,8 @@ class Study(Choices):
     ``demonstrations`` are sets of train rows to use instead of drawn ones. A ``kind`` is one of `iclperm.study.kinds`,
     with defaults of its own; some run every k up to ``shots``. ``tasks`` and ``models`` are those of a transfer study,
     ``criterion`` chooses an ordering in a search, ``budget`` (adaptive, "5 %", "2M tokens", "10 min", "$5") has it ask
-    only what the choice needs, by a ``rule`` and to a ``tolerance``; ``select`` is how many demonstrations a selection
+    only what the choice needs, by a ``rule`` and to a ``tolerance``; ``precision`` ("order_effect +- 0.01") has a
+    run grow in waves until that is known, to at most its sizes; ``select`` is how many demonstrations a selection
     keeps, ``options`` are those of another package's kind. Raises
     `ConfigError` naming the key, the value and the remedy.
     """
@@ -102,6 +104,7 @@ class Study(Choices):
     budget: Annotated[str, Field(exclude_if=lambda given: given == "exhaustive")] = "exhaustive"
     rule: Annotated[RaceRules, Field(exclude_if=lambda given: given == "calibrated")] = "calibrated"
     tolerance: Annotated[float, Field(ge=0, lt=1, exclude_if=lambda given: given == 0.01)] = 0.01
+    precision: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     select: Count = 6
     on_overlong: Literal["error", "drop"] = "error"
     chat: Literal["none", "single", "multiturn"] | None = None
@@ -210,6 +213,13 @@ class Study(Choices):
         parse_search_budget(budget)
         return budget
 
+    @field_validator("precision")
+    @classmethod
+    def _known_precision(cls, precision: str | None) -> str | None:
+        if precision is not None:
+            parse_precision(precision)
+        return precision
+
     @field_validator("shots")
     @classmethod
     def _distinct(cls, shots: Any) -> Any:
@@ -238,6 +248,16 @@ class Study(Choices):
     def is_adaptive(self) -> bool:
         """Whether what is asked follows from answers, so that most cells may never be."""
         return self.budget != "exhaustive"
+
+    @property
+    def is_in_waves(self) -> bool:
+        """Whether it runs in waves, each decided from the answers before it."""
+        return self.is_adaptive or self.precision is not None
+
+    @property
+    def wanted(self) -> Precision | None:
+        """The precision at which a run stops; None where it is of its size."""
+        return None if self.precision is None else parse_precision(self.precision)
 
     @property
     def query_counts(self) -> dict[AskedSplit, int]:
