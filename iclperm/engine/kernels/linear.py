@@ -44,7 +44,8 @@ def _has_bfloat16() -> bool:
 
 def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False) -> torch.Tensor:
     """x [M, H] @ weight.T + bias [M, N] of an unhooked module, or those outputs of the N alone."""
-    weight, bias = module.weight, module.bias
+    weight: torch.Tensor = module.weight
+    bias: torch.Tensor | None = module.bias
     if outputs != _ALL:
         weight, bias = weight[outputs], None if bias is None else bias[outputs]
     if not uses_onednn(x.device, x.dtype, is_head=is_head):
