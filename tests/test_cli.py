@@ -42,6 +42,7 @@ COMMANDS = (
     "models",
     "plan",
     "prompt",
+    "recommend",
     "report",
     "run",
     "stats",
