@@ -13,7 +13,7 @@ import pytest
 import torch
 from zoo import ZOO
 
-from iclperm.engine import Engine, device, plan_product, selfcheck
+from iclperm.engine import Engine, device, plain_model, plan_product, selfcheck
 from iclperm.engine.device import fixed_precision, gpu_versions
 from iclperm.engine.footprint import Sizes, _DenseAttention
 from iclperm.engine.model import TreeModel
@@ -135,6 +135,21 @@ def test_calls_of_several_threads_end_in_any_order() -> None:
     thread.join()
     assert found == [device._FIXED]
     assert device._switches() == LOOSE
+
+
+@pytest.mark.usefixtures("loose")
+def test_the_rate_of_products_is_that_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In TF32 it would be several times as high, and so would what a plan foretells."""
+    seen: list[Any] = []
+
+    def clock() -> float:
+        seen.append(device._switches())
+        return 0.1 * len(seen)
+
+    monkeypatch.setattr(plain_model, "time", SimpleNamespace(perf_counter=clock))
+    assert plain_model.gemm_rate(8, 8, torch.float32, CPU) > 0
+    assert device._FIXED in seen
+    assert seen[0] == device._switches() == LOOSE
 
 
 @pytest.mark.parametrize("options", [{}, {"attention": "torch", "layers": "transformers"}, {"plain": True}])

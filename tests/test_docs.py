@@ -66,6 +66,7 @@ READ = {
     ("docs/comparing.md", 'found = iclperm.compare(["small"'): "runs of the reader's; how/least-sensitive.md has it",
     ("docs/doctor.md", "iclperm doctor"): "tests/test_doctor.py runs it, in small packs",
     ("docs/endpoints.md", "from iclperm.endpoint"): "needs a server",
+    ("docs/precision.md", "iclperm run --sets 6"): "tests/test_growing.py plans from a pilot and from components",
     ("docs/scaling.md", "pip install"): "needs a cluster; tests/test_ray_workers.py starts one",
     ("docs/scaling.md", "#!/bin/bash\n#SBATCH"): "needs SLURM",
     ("docs/scaling.md", "kubectl"): "needs Kubernetes; tests/test_kuberay.py reads the manifest",

@@ -32,6 +32,7 @@ for dtype in ("float32", "bfloat16"):
     model = ZOO["llama"].build().to(getattr(torch, dtype))
     for name, options in WAYS.items():
         found[f"{name} {dtype}"] = Engine(model, self_check=False, **options).numerics["probe"]
+found["gpt2 float32"] = Engine(ZOO["gpt2"].build(), self_check=False).numerics["probe"]
 print(json.dumps(found))
 """
 
@@ -67,6 +68,9 @@ def test_fewer_instructions_of_onednn_are_seen(here: dict[str, str]) -> None:
     model = Engine(ZOO["llama"].build(), self_check=False)
     if model.numerics["products"] == "onednn":  # there is AVX-512
         assert there["ours float32"] != here["ours float32"]
+    other = Engine(ZOO["gpt2"].build(), self_check=False).numerics
+    if (other["layers"], other["head"]) == ("transformers", "onednn"):  # of all products the head's alone
+        assert there["gpt2 float32"] != here["gpt2 float32"]
     assert there["plain float32"] == here["plain float32"], "where oneDNN does not run it does not matter"
 
 
@@ -88,6 +92,9 @@ def test_it_is_made_once_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model.use_torch_attention()
     assert engine.numerics["probe"] != first
     assert len(made) == 2
+    monkeypatch.setattr(numerics.torch, "get_num_threads", lambda: 3)
+    assert engine.numerics["threads"] == 3
+    assert len(made) == 3, "other threads may sum in another order"
 
 
 def test_kernels_in_the_interpreter_are_of_a_version_of_triton() -> None:

@@ -16,11 +16,16 @@ from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, make_model, make_
 import iclperm
 from iclperm import Study
 from iclperm.cli import main as cli
+from iclperm.cli import terminal
 from iclperm.engine import Engine, plan_product
 from iclperm.engine import estimate as module
 from iclperm.engine.estimate import estimate, refuse_ways
-from iclperm.errors import ModelError
+from iclperm.errors import ConfigError, ModelError
 from iclperm.runs import execute, layout, setting
+from iclperm.runs import plan as planning
+from iclperm.runs.folder import RunFolder
+from iclperm.runs.limits import WorkLimits
+from iclperm.study.sizes import SearchBudget
 
 triton_interpreter.repair()
 Call = Callable[..., tuple[int, str]]
@@ -83,6 +88,44 @@ def test_a_plain_run_says_how_far_it_is_by_what_it_forwards(study: Study) -> Non
     assert execute._tokens_wanted(work, len(work.parts)) == iclperm.plan(plain).plain_tokens
     tree = layout.lay_out(setting.ResolvedStudy.of(study))
     assert execute._tokens_wanted(tree, len(tree.parts)) == iclperm.plan(study).tokens_unique
+
+
+def test_the_status_of_a_plain_run_tells_no_share_of_distinct_tokens(
+    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It forwards more than there are, and its parts alone tell how much is left."""
+    folder = tmp_path / "run"
+    run = iclperm.run(study.model_copy(update={"plain": True}), folder, limits=WorkLimits(unit_tokens=(8, 64)))
+    status = iclperm.status(folder)
+    assert status.is_plain
+    assert run.report.tokens_forwarded > status.tokens_unique
+    RunFolder.open(folder).parts.finished()[0].unlink()
+    left = iclperm.status(folder)
+    assert left.num_parts == status.num_parts > left.num_parts_done > 0
+    assert left.seconds_left == pytest.approx(status.sessions[0].seconds / status.num_parts)
+    with pytest.raises(SystemExit):
+        cli.main(["status", str(folder)])
+    said = " ".join(capsys.readouterr().out.split()), terminal._status_line(left)
+    assert f"{run.report.tokens_forwarded:,}, prompt by prompt" in said[0]
+    assert f", {run.report.tokens_forwarded:,} tokens" in said[1]
+    assert not [line for line in said if " distinct" in line or f"of {status.tokens_unique:,}" in line]
+
+
+@pytest.mark.parametrize("way", [{"plain": True}, {"attention": "torch"}, {"layers": "transformers"}])
+def test_a_budget_in_time_is_refused_where_the_way_has_none(study: Study, way: dict[str, Any]) -> None:
+    work = layout.lay_out(setting.ResolvedStudy.of(study.model_copy(update={"device": "cpu", **way})))
+    assert planning.tokens_within(work, SearchBudget("share", 0.5)) == work.tokens.unique / 2
+    with pytest.raises(ConfigError, match="how long this way takes is not known; give tokens"):
+        planning.tokens_within(work, SearchBudget("seconds", 600.0))
+
+
+def test_a_budget_in_time_is_of_the_packs_that_are_asked_for(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gemm_rate", lambda *_: 1e9)
+    bought = [
+        planning.tokens_within(layout.lay_out(setting.ResolvedStudy.of(each)), SearchBudget("seconds", 600.0))
+        for each in (study, study.model_copy(update={"pack_tokens": 8}))
+    ]
+    assert bought[1] < bought[0], "small packs take longer"
 
 
 def test_nothing_of_a_tree_is_told_where_there_is_none(call: Call) -> None:

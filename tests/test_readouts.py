@@ -91,6 +91,16 @@ def test_distributions_and_hidden_states_are_the_models(engine: Engine) -> None:
     assert probe.weight.grad is not None
 
 
+def test_hidden_states_of_many_packs_are_those_of_one() -> None:
+    engine, small = Engine(ZOO["llama"].build()), Engine(ZOO["llama"].build(), pack_tokens=7)
+    with engine.session() as one, small.session() as many:
+        expected, found = (
+            session.hidden_states([session.extend(None, context) for context in CONTEXTS]) for session in (one, many)
+        )
+    assert small.report.num_packs > 2
+    assert torch.equal(found, expected)
+
+
 def test_a_hook_that_would_never_run_is_refused() -> None:
     engine = Engine(ZOO["llama"].build())
     handle = engine.model.register_forward_hook(lambda *_: None)

@@ -112,6 +112,60 @@ def test_switches_of_an_adapter_are_noticed() -> None:
         assert len(set(seen)) == 4
 
 
+class Containers(nn.Module):
+    """An adapter that keeps what it computes with in plain lists and dictionaries, modules among them."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base, self.more = base, nn.Linear(base.in_features, base.out_features)
+        self.parts: list[Any] = [self.more, 0.5]
+        self.named: Any = {"scale": 0.3, "more": {"and": ({"more": self.more, "scale": 1.0},)}}
+        self.vectors = {"steer": [torch.ones(base.out_features)]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ((deep,), (vector,)) = self.named["more"]["and"], self.vectors["steer"]
+        more: torch.Tensor = self.parts[0](x) * self.parts[1] + deep["more"](x) * deep["scale"] * self.named["scale"]
+        return self.base(x) + more + vector  # type: ignore[no-any-return]
+
+
+def test_what_lists_and_dictionaries_beside_modules_hold_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = ZOO["llama"].build()
+    first(model).mlp.up_proj = adapter = Containers(first(model).mlp.up_proj)
+    kind, forward = type(first(model).mlp), type(first(model).mlp).forward
+    engine = Engine(model)
+    with engine.session() as session:
+        node = session.extend(None, CONTEXTS[0])
+        before = session.score([node], QUERIES, LABELS)
+        for change in (
+            lambda: adapter.parts.__setitem__(1, 2.0),
+            lambda: adapter.parts.__setitem__(0, nn.Linear(32, 56)),
+            lambda: adapter.named.update(scale=2.0),
+            lambda: adapter.named["more"]["and"][0].update(scale=3.0),
+            lambda: adapter.vectors["steer"][0].mul_(-2.0),
+            lambda: adapter.vectors["steer"].__setitem__(0, torch.zeros(56)),
+            lambda: monkeypatch.setattr(kind, "forward", lambda self, x: 2 * forward(self, x)),
+        ):
+            change()
+            after = session.score([node], QUERIES, LABELS)
+            assert np.array_equal(engine.score(CONTEXTS[:1], QUERIES, LABELS), after)
+            assert abs(plainly(model) - float(after[0, 0, 0])) < 1e-3
+            assert not np.allclose(after, before)
+            before = after
+
+
+def test_a_class_that_is_patched_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(ZOO["llama"].build())
+    clean, forward = engine.score(CONTEXTS[:1], QUERIES, LABELS), type(first(engine.model).mlp).forward
+    with monkeypatch.context() as patch:
+        patch.setattr(type(first(engine.model).mlp), "forward", lambda self, x: 2 * forward(self, x))
+        patched = engine.score(CONTEXTS[:1], QUERIES, LABELS)
+        assert engine.layers == "transformers"
+        assert abs(plainly(engine.model) - float(patched[0, 0, 0])) < 1e-3
+    assert np.array_equal(engine.score(CONTEXTS[:1], QUERIES, LABELS), clean)
+    assert engine.layers == "fused"
+    assert not np.allclose(patched, clean)
+
+
 def test_a_hook_of_all_modules_is_noticed() -> None:
     engine = Engine(ZOO["llama"].build())
     with engine.session() as session:

@@ -235,7 +235,8 @@ class Shown:
 def _status_line(status: RunStatus) -> str:
     left = "" if status.seconds_left is None or status.is_finished else f", about {duration(status.seconds_left)} left"
     parts = f"{status.num_parts_done:,} of {status.num_parts:,} parts"
-    tokens = f"{status.tokens_forwarded:,} of {status.tokens_unique:,} tokens"
+    of = "" if status.is_plain else f" of {status.tokens_unique:,}"
+    tokens = f"{status.tokens_forwarded:,}{of} tokens"
     return printable(f"{status.model} on {status.task}: {parts}, {tokens}{left}").replace("\n", "\\n")
 
 
@@ -267,7 +268,9 @@ def _status_tables(status: RunStatus) -> list[Table]:
         "grown from": "; ".join(_sizes(before) for before in status.extents[:-1]) or "-",
         **({"waves": _waves(status)} if status.num_waves else {}),
         "parts": f"{status.num_parts_done:,} of {status.num_parts:,}",
-        "tokens forwarded": f"{forwarded} of {status.tokens_unique:,} distinct",
+        "tokens forwarded": f"{forwarded}, prompt by prompt"
+        if status.is_plain
+        else f"{forwarded} of {status.tokens_unique:,} distinct",
         "time left": "-" if left is None or status.is_finished else f"about {duration(left)}",
         "disk space": f"{status.disk_bytes / 1e6:.1f} MB",
         "files in quarantine": f"{status.num_quarantined:,}",

@@ -17,31 +17,33 @@ from iclperm.engine.twin import all_modules, configs_of
 _SAMPLES = 8  # numbers of a tensor
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_DEPTH = 3  # of containers in containers
+_DEPTH = 4  # containers in containers
 _PARTS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 # Of what any module has beside its parts and these hooks, nothing matters to a forward pass in evaluation mode.
 _OF_ANY_MODULE = frozenset(vars(nn.Module())) | {"_output_capturing_hooks_installed"}
 _GLOBAL_HOOKS = (nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks)
 _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
-_version = attrgetter("_version")
+_version, _forward = attrgetter("_version"), attrgetter("forward")
 
 
 class Condition:
     """What every module at and beneath ``roots`` is now, and the hooks that run with any module.
 
-    ``holds`` as long as modules, their classes, forwards, hooks and attributes, what lists, dictionaries and sets among
-    these hold, configurations, weights and buffers are the same objects, and no tensor was written. ``token`` is that
-    of ``before`` where the two differ in nothing that matters: in a mode, by an equal number or text, in an attribute
-    of equal numbers (which some hooks set anew each time), by hooks of transformers' that collect nothing. Writes that
-    torch does not count, through ``.data`` or by a fused optimizer, show in 8 numbers of each tensor that lies on a
-    CPU, so those that change a tensor as a whole do. Cost: below 2 us a module to ask, some 20 us to make.
+    ``holds`` as long as modules, their classes and what these run, hooks and attributes, what lists, dictionaries and
+    sets among these hold, configurations, weights and buffers are the same objects, and no tensor among all these was
+    written. ``token`` is that of ``before`` where the two differ in nothing that matters: in a mode, by an equal number
+    or text, in an attribute of equal numbers (which some hooks set anew each time), by hooks of transformers' that
+    collect nothing. Writes that torch does not count, through ``.data`` or by a fused optimizer, show in 8 numbers of
+    each tensor that lies on a CPU, so those that change a tensor as a whole do. Cost: below 2 us a module to ask, some
+    20 us to make.
     """
 
     def __init__(self, roots: Sequence[nn.Module], before: Condition | None = None) -> None:
         self._roots = list(roots)
         self._modules = all_modules(roots)
         self._kinds = list(map(type, self._modules))
+        self._classes = list(dict.fromkeys(self._kinds))
         self._attributes = list(map(vars, self._modules))
         self._own = list(map(_own_values, self._attributes))
         self._containers: list[_Container] = [*_GLOBAL_HOOKS]
@@ -56,7 +58,7 @@ class Condition:
         ]
         self._registered = _WrittenTo([each for each in registered if each is not None])
         self._loose = [
-            value for module in self._modules for value in vars(module).values() if isinstance(value, torch.Tensor)
+            each for module in self._modules for value in _own_attributes(module).values() for each in _tensors(value)
         ]
         self._set = _WrittenTo(self._loose)
         self._hooks = {number for module in self._modules for name in _HOOKS for number in vars(module)[name]}
@@ -88,7 +90,7 @@ class Condition:
         own = chain.from_iterable(
             [get(attributes) for get, attributes in zip(self._own, self._attributes, strict=True)]
         )
-        return sizes, [*own, *chain.from_iterable(self._live)]
+        return sizes, [*own, *chain.from_iterable(self._live), *map(_forward, self._classes)]
 
     def knows(self, ran: Mapping[int, object]) -> bool:
         """Whether hooks that ran, by their number, were all there when this was made."""
@@ -110,6 +112,7 @@ class Condition:
         """All that matters, but for tensors that are attributes."""
         for hooks in _GLOBAL_HOOKS:
             yield from list(hooks.values())
+        yield from map(_forward, self._classes)
         for module in self._modules:
             yield module
             for name in _PARTS:
@@ -119,9 +122,7 @@ class Condition:
                 yield name
                 for item in list(vars(module)[name].items()):  # with its number, which no other hook has had
                     yield from () if is_idle(item[1]) else item
-            yield from _values_of(
-                {name: value for name, value in list(vars(module).items()) if name not in _OF_ANY_MODULE}
-            )
+            yield from _values_of(_own_attributes(module))
         for config in configs_of(self._modules):
             yield from _values_of(dict(vars(config)))
 
@@ -152,12 +153,26 @@ def _own_values(attributes: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[
     return itemgetter(*_PARTS, *_HOOKS, *(name for name in attributes if name not in _OF_ANY_MODULE))
 
 
+def _own_attributes(module: nn.Module) -> dict[str, Any]:
+    """Those that matter, parts and hooks aside."""
+    return {name: value for name, value in list(vars(module).items()) if name not in _OF_ANY_MODULE}
+
+
+def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """A tensor, or those in containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict | list | tuple):
+        for each in list(value.values() if isinstance(value, dict) else value):
+            yield from _tensors(each, depth - 1)
+
+
 def _watched(one: Any) -> Iterator[_Container]:
     """Containers that a module or configuration holds, and those that these hold."""
     attributes = vars(one)
     if isinstance(one, nn.Module):
         yield from (attributes[name] for name in (*_PARTS, *_HOOKS))
-        attributes = {name: value for name, value in list(attributes.items()) if name not in _OF_ANY_MODULE}
+        attributes = _own_attributes(one)
     else:
         yield attributes
     for value in list(attributes.values()):
@@ -165,15 +180,15 @@ def _watched(one: Any) -> Iterator[_Container]:
 
 
 def _containers(value: Any, depth: int) -> Iterator[_Container]:
-    if isinstance(value, dict | list | set):
+    if depth and isinstance(value, dict | list | set):
         yield value
     if depth and isinstance(value, dict | list | set | tuple):
         for each in list(value.values() if isinstance(value, dict) else value):
             yield from _containers(each, depth - 1)
 
 
-def _values_of(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    """What is in a container, and in containers in it, but for tensors."""
+def _values_of(value: Any, depth: int = _DEPTH + 1) -> Iterator[Any]:
+    """What is in a container, and in containers in it, as deep as they are watched; but for tensors."""
     if depth and isinstance(value, dict | list | tuple):
         yield len(value)
         for item in list(value.items()) if isinstance(value, dict) else list(enumerate(value)):

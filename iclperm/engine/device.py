@@ -18,7 +18,7 @@ from iclperm.errors import ConfigError, RequestError
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _LOCK = threading.Lock()
-_users = 0  # calls that run with fixed precision now, in whatever thread
+_users: set[object] = set()  # marks of calls that run with fixed precision now, in whatever thread
 _before: dict[str, Any] = {}
 _older_before: dict[str, Any] = {}
 
@@ -28,25 +28,26 @@ def fixed_precision() -> Iterator[None]:
     """Within: float32 is multiplied as float32 (no TF32, no bfloat16 in its place), half precision summed in float32.
 
     These are switches of the whole process: other threads multiply so, too, as long as any call runs. After: as before;
-    but of convolutions that nobody said anything about, torch then takes TF32 as said, whatever a wider switch says.
+    but TF32 in convolutions, where nobody had said anything, stands as said from then on, whatever a wider switch says.
     """
-    global _users  # of the process, as the switches are
-    with _LOCK:
-        if not _users:
-            _before.update(_switches())
-            _older_before.update(_older_switches())
-            _set_older({name: _STRICT[name] for name in _older_before})
-            _set(_FIXED)
-        _users += 1
+    mark = object()  # by which an interrupt between any two steps leaves nobody counted
     try:
+        with _LOCK:
+            if not _users:
+                _before.update(_switches())
+                _older_before.update(_older_switches())
+                _set_older({name: _STRICT[name] for name in _older_before})
+                _set(_FIXED)
+            _users.add(mark)
         yield
     finally:
         with _LOCK:
-            _users -= 1
+            _users.discard(mark)
             if not _users:
                 _set_older(_older_before)
                 _older_before.clear()
                 _set(_before)
+                _before.clear()
 
 
 # Sums of half precision: in it, and split along the inner axis. On a CPU float32 may be multiplied in bfloat16.
@@ -78,13 +79,13 @@ def _switches() -> dict[str, Any]:
 
 
 def _set(switches: dict[str, Any]) -> None:
-    """What follows a wider switch of torch's (`torch.backends.fp32_precision`) and is as wanted follows it further."""
+    """What follows a wider switch (`torch.backends.fp32_precision`), and is as wanted, goes on following it."""
     for name, value in switches.items():
-        place, switch = _place(name)
-        if switch == "fp32_precision" and value != "ieee":
-            setattr(place, switch, "none")  # as the wider one says
-        if getattr(place, switch) != value:
-            setattr(place, switch, value)
+        where = _place(name)
+        if name.endswith("fp32_precision") and value != "ieee":
+            setattr(*where, "none")  # as the wider one says
+        if getattr(*where) != value:
+            setattr(*where, value)
 
 
 def _older_switches() -> dict[str, Any]:

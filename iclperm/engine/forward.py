@@ -210,8 +210,12 @@ class TreeForward:
             rows, slots = self.tables.of(RetainedRows(), new.device)
             pool.index_copy_(0, slots, new[: len(rows)] if self._retains_first else new[rows])
             return
-        for begin, end, slot in _runs(self.pack):
+        for begin, end, slot in self._retained_runs:
             pool[slot : slot + end - begin] = new[begin:end]
+
+    @cached_property
+    def _retained_runs(self) -> list[tuple[int, int, int]]:
+        return _runs(self.pack)
 
     @cached_property
     def _retains_first(self) -> bool:

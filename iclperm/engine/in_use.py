@@ -43,7 +43,7 @@ def alone(verb: Callable[Concatenate[_Owner, _P], _T]) -> Callable[Concatenate[_
                 )
             return verb(self, *args, **options)
         finally:
-            if held.get("call") is mark:
+            if "call" in held and held["call"] is mark:  # no call between, after which an interrupt may come
                 del held["call"]
 
     return called

@@ -24,6 +24,7 @@ from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.twin import all_modules
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
+_MET: dict[type[nn.Module], Callable[..., Any]] = {}  # what classes of modules ran when they were first met
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,11 @@ class FusedDecoder:
         return norm(hidden_states.to(norm.weight.device))
 
     def is_untouched(self, dtype: torch.dtype, devices: Sequence[torch.device]) -> bool:
-        """Whether nobody's hook or forward sits in the decoder, but for accelerate's where a model is spread, and all
-        its numbers are ``dtype`` on ``devices``, each layer's on one."""
+        """Whether nobody's hook or forward sits in the decoder or its classes, but for accelerate's where a model is
+        spread, and all its numbers are ``dtype`` on ``devices``, each layer's on one."""
         return (
             all(map(is_unhooked, self.modules))
+            and all(_MET[type(module)] is type(module).forward for module in self.modules)
             and all(
                 parameter.dtype == dtype and parameter.device in devices
                 for module in self.modules
@@ -162,7 +164,10 @@ def known_decoder(decoder: nn.Module) -> FusedDecoder | None:
     layers = [
         FusedLayer(module, family, is_first=module is modules[0], is_last=module is modules[-1]) for module in modules
     ]
-    return FusedDecoder(layers, norm, family, [decoder, *all_modules(_parts(decoder))])
+    found = [decoder, *all_modules(_parts(decoder))]
+    for module in found:
+        _MET.setdefault(type(module), type(module).forward)
+    return FusedDecoder(layers, norm, family, found)
 
 
 def _parts(decoder: Any) -> tuple[nn.Module, ...]:

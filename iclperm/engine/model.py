@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,6 +43,8 @@ from iclperm.engine.tables import Inputs, PackTable, PackTables, ScoredRows, Wan
 from iclperm.engine.tree import IntArray
 from iclperm.engine.twin import Forward, Twin, borrowed, lock_of, may_have_twins
 from iclperm.errors import PLAINLY, ModelError
+
+See = Callable[[int, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class TreeModel(PlainModel):
         *,
         fused: bool = True,
         layer: int | None = None,
-        see: Callable[[int, torch.Tensor], None] | None = None,
+        see: See | None = None,
     ) -> Iterator[object]:
         """Within: attention through the tree, in our layers if ``fused`` and they may run, or in ``layer`` alone.
 
@@ -216,34 +218,47 @@ class TreeModel(PlainModel):
         """
         self._refuse_other_numbers()
         self._refuse_hooks_above()
+        runs_itself = self._doubled is None and self._double() is None
         try:
-            with ExitStack() as undo:
-                doubled = self._locked(undo)
-                condition = self._known().token if doubled is None else doubled.of.token
-                undo.enter_context(fixed_precision())
-                if doubled is None:
-                    undo.enter_context(borrowed(self.model))
+            while True:
+                # A model that has no twin: first under its own lock, as engines may call each other.
+                with lock_of(self.model) if runs_itself else nullcontext(), self.lock:
+                    if (doubled := self._double()) is not None or runs_itself:
+                        with self._running_as(doubled, fused, layer, see) as condition:
+                            yield condition
+                        return
+                runs_itself = True
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt, which may have come between any two steps
+                self._doubled = None
+            raise
+
+    @contextmanager
+    def _running_as(
+        self, doubled: _Doubled | None, fused: bool, layer: int | None, see: See | None
+    ) -> Iterator[object]:
+        """As ``attached``, under its locks."""
+        condition = self._known().token if doubled is None else doubled.of.token
+        itself = borrowed(self.model) if doubled is None else nullcontext()
+        before = self._is_fused, self._running, self._ran
+        try:
+            with fixed_precision(), itself, ExitStack() as undo:
                 decoder = self._fused(doubled) if fused and self._may_fuse else None
-                undo.callback(setattr, self, "_is_fused", self._is_fused)
-                undo.callback(setattr, self, "_running", self._running)
-                undo.callback(setattr, self, "_ran", self._ran)
-                self._ran = None if doubled is None else doubled.twin.ran
                 self._is_fused = decoder is not None
                 if doubled is None:
-                    self._running = lambda module: module
+                    self._running, self._ran = lambda module: module, None
                     self._put_in(_overrides(decoder, layer), see, undo)
                 else:
-                    self._running = doubled.twin.__getitem__
+                    self._running, self._ran = doubled.twin.__getitem__, doubled.twin.ran
+                    undo.callback(self._ran.update, dict(self._ran))  # of the call that this one is within
                     placed = doubled.way(decoder, layer)
                     undo.callback(doubled.twin.place, doubled.twin.place(placed))
                     if see is not None:
                         doubled.twin.place({**placed, **self._seeing(see)})
                 with torch.inference_mode():
                     yield condition
-        except BaseException as error:
-            if not isinstance(error, Exception):  # an interrupt, which may have come between any two steps
-                self._doubled = None
-            raise
+        finally:
+            self._is_fused, self._running, self._ran = before
 
     @property
     def condition(self) -> object:
@@ -303,20 +318,6 @@ class TreeModel(PlainModel):
                     f"put it on the decoder or what is beneath it (model.get_decoder()), or {PLAINLY}"
                 )
 
-    def _locked(self, undo: ExitStack) -> _Doubled | None:
-        """As ``_double``, under the engine's lock until ``undo``; of a model that has no twin first under the model's,
-        as engines may call each other."""
-        runs_itself = self._doubled is None and self._double() is None
-        while True:
-            with ExitStack() as locks:
-                if runs_itself:
-                    locks.enter_context(lock_of(self.model))
-                locks.enter_context(self.lock)
-                if (doubled := self._double()) is not None or runs_itself:
-                    undo.push(locks.pop_all())
-                    return doubled
-            runs_itself = True
-
     def _double(self) -> _Doubled | None:
         """The twin of the model as it is now, with what it runs; None if it has none."""
         now, known = self._known(), self._doubled
@@ -337,7 +338,7 @@ class TreeModel(PlainModel):
     def _put_in(
         self,
         ours: Iterable[tuple[nn.Module, Forward]],
-        see: Callable[[int, torch.Tensor], None] | None,
+        see: See | None,
         undo: ExitStack,
     ) -> None:
         """Let the model itself run what the twin would, until ``undo``; a forward of somebody else's stays."""
@@ -353,7 +354,7 @@ class TreeModel(PlainModel):
         for module, forward in self._seeing(see).items() if see is not None else ():
             put_forward(module, forward, undo)
 
-    def _seeing(self, see: Callable[[int, torch.Tensor], None]) -> dict[nn.Module, Forward]:
+    def _seeing(self, see: See) -> dict[nn.Module, Forward]:
         """The layers' forwards of now, which first show what they are given."""
         return {
             module: _Seen(number, self.running(module).forward, see)
@@ -585,7 +586,7 @@ class TreeModel(PlainModel):
 class _Seen:
     """A layer's forward that first shows the scored rows of what it is given."""
 
-    def __init__(self, number: int, forward: Callable[..., Any], see: Callable[[int, torch.Tensor], None]) -> None:
+    def __init__(self, number: int, forward: Callable[..., Any], see: See) -> None:
         self._number, self._forward, self._see = number, forward, see
 
     def __call__(self, hidden_states: torch.Tensor, *given: Any, tree: TreeForward, **named: Any) -> Any:

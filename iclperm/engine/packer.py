@@ -51,6 +51,7 @@ class Packer:
         self._new: list[IntArray] = []
         self._pinned: list[IntArray] = []
         self._pairs: list[tuple[int, int, int, int]] = []  # request, which of its ids, id, token
+        self._path: IntArray | None = None  # the last one: others may ask about it as well
         self._size = 0
 
     def __len__(self) -> int:
@@ -73,27 +74,39 @@ class Packer:
         no room for one path.
         """
         path, asked = one.path, one.path[one.places[read:]]
+        if not (path is self._path and self._is_there(asked).all()) and not self._feed(path, one.places[read:]):
+            return read
+        is_there = self._is_there(asked)
+        count = asked.size if is_there.all() else int(is_there.argmin())
+        ids = one.ids[read : read + count].tolist()
+        self._pairs += zip([number] * count, range(read, read + count), ids, asked[:count].tolist(), strict=True)
+        return read + count
+
+    def _feed(self, path: IntArray, places: IntArray) -> bool:
+        """Take what a path lacks to be read at ``places``, as far as the pack has room; whether the pool has."""
+        asked = path[places]
         self._tree.touch(path)
         is_fed = (self._tree.slots_of(path) < 0) & (self._row[path] < 0)
-        is_fed[one.places[read:][(self._row[asked] < 0) & ~self._is_known(asked)]] = True
+        is_fed[places[~self._is_there(asked)]] = True
         fed = path[is_fed][: self._room - self._size]
         new = fed[self._tree.slots_of(fed) < 0]
         self._new.append(new)
         if not self._tree.hold(new, np.concatenate([path, *self._pinned])):
             self._new.pop()
             if not self.is_empty:
-                return read
+                return False
             raise RequestError(
                 f"a path of {path.size} tokens has no room in the session's memory, which holds "
                 f"{self._tree.num_slots}; raise memory_budget, or shorten it"
             )
         self._pinned.append(path)
         self._visit(path, fed)
-        is_there = (self._row[asked] >= 0) | self._is_known(asked)
-        count = asked.size if is_there.all() else int(is_there.argmin())
-        ids = one.ids[read : read + count].tolist()
-        self._pairs += zip([number] * count, range(read, read + count), ids, asked[:count].tolist(), strict=True)
-        return read + count
+        self._path = path
+        return True
+
+    def _is_there(self, tokens: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether each token can be read after when the pack has run."""
+        return (self._row[tokens] >= 0) | self._is_known(tokens)
 
     def _is_known(self, tokens: IntArray) -> npt.NDArray[np.bool_]:
         """Whether what something is read from was kept of each token."""

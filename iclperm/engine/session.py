@@ -255,21 +255,19 @@ class Session:
         model, nodes = self._model, self._nodes(nodes)
         count = model.num_layers + 1
         numbers = list(range(count)) if layers is None else [int(each) for each in listed(layers, "layers")]
-        for number in numbers:
-            if not -count <= number < count:
-                raise RequestError(f"layer {number} is not there: the model's are 0 (the embedding) to {count - 1}")
+        if others := [number for number in numbers if not -count <= number < count]:
+            raise RequestError(f"layer {others[0]} is not there: the model's are 0 (the embedding) to {count - 1}")
         seen: dict[int, torch.Tensor] = {}
-
         found: torch.Tensor | None = None
         with self._call(progress) as report:
             for hidden, pairs in self._passes(self._ends(nodes), report, seen):
-                seen[count - 1] = hidden
+                states = {**seen, count - 1: hidden}
                 if found is None:
                     with torch.inference_mode(False):  # for whoever goes on with it under autograd
                         found = hidden.new_empty(len(nodes), len(numbers), hidden.shape[-1])
                 which, rows = torch.from_numpy(pairs.number), torch.from_numpy(pairs.row)
                 for place, number in enumerate(numbers):
-                    found[which, place] = seen[number % count][rows]
+                    found[which, place] = states[number % count][rows]
         return torch.empty(0, len(numbers), model.facts.hidden_size, dtype=model.dtype) if found is None else found
 
     @alone
@@ -443,24 +441,21 @@ class Session:
                 [prompt, *(prompt + str(each) for each in continuations)], {node.text: node.spans}
             )
             begin, rows = split_at_labels([alone.ids, *(each.ids for each in joint)])
-            added = self._encoder.added
-            return [self._after(node, np.concatenate([added, begin, row]), len(added) + begin.size) for row in rows]
-        before = self._tree.ids_of(node.path)
-        if query is not None:
-            before = np.concatenate([before, _ids(query, "query")])
-        labels = [_ids(each, "continuation") for each in continuations]
-        return [self._after(node, np.concatenate([before, label]), before.size) for label in labels]
+            asked = self._going_on(node, np.concatenate([self._encoder.added, begin]))
+            return [self._after(asked, row) for row in rows]
+        asked = node if query is None else self._node(node.path, _ids(query, "query"))
+        return [self._after(asked, _ids(each, "continuation")) for each in continuations]
 
-    def _after(self, node: Node, ids: TokenArray, begin: int) -> WantedPath:
-        """The log-probabilities of ids from ``begin`` on, of which the first are mostly a node's."""
-        if begin == ids.size:
+    def _after(self, prompt: Node, ids: TokenArray) -> WantedPath:
+        """The log-probabilities of ids right after a prompt."""
+        if not ids.size:
             raise RequestError("a continuation has no tokens of its own; give at least one token to score")
-        if not begin:
+        if not len(prompt):
             raise RequestError("a continuation needs a token before it; extend the root by BOS first")
-        node = self._going_on(node, ids[:-1])
+        node = prompt if ids.size == 1 else self._node(prompt.path, ids[:-1])
         if int(ids[-1]) >= self._model.vocab_size:
             self._node(node.path, ids[-1:])  # which refuses
-        return WantedPath(node.path, np.arange(begin - 1, ids.size - 1), ids[begin:])
+        return WantedPath(node.path, np.arange(len(prompt) - 1, len(node)), ids)
 
     # What is forwarded
 
@@ -577,6 +572,8 @@ class Session:
             packer.has_run = True
             return
         pack, tokens, mine = packer.pack(pairs)
+        if seen is not None:
+            seen.clear()  # of the pack before
         started = time.perf_counter()
         with running(pack, lambda _: PackRows.of(pack, np.arange(mine.size), pairs.number[mine], pairs.place[mine])):
             tree = self._model.stage(pack, self._opened())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from operator import is_
@@ -40,22 +40,27 @@ class Twin:
         self.ran: dict[int, Forward] = {}  # hooks by number; whoever asks empties it
         self._twins = {module: object.__new__(type(module)) for module in self._modules}
         self._configs: dict[int, PreTrainedConfig] = {}
+        self._copied_from: dict[int, dict[Any, Any] | list[Any]] = {}  # containers, by id
         self._attention = attention
         self._placed: Mapping[nn.Module, Forward] = {}
         watched = [part for module in self._modules for part in (vars(module), module._modules, module._buffers)]
-        self._live = [part.values() for part in [*watched, *map(vars, configs_of(self._modules))]]
+        self._live: list[Iterable[Any]] = [part.values() for part in [*watched, *map(vars, configs_of(self._modules))]]
         self._values = list(chain.from_iterable(self._live))
         self._live_names = [module._parameters.keys() for module in self._modules]
         self._names = list(chain.from_iterable(self._live_names))
         for module in self._modules:
             self._follow(module)
+        copied = [each.values() if isinstance(each, dict) else each for each in self._copied_from.values()]
+        self._live += copied
+        self._values += chain.from_iterable(copied)
 
     def __getitem__(self, module: nn.Module) -> nn.Module:
         """The double of a module; of one that is not among them the module itself."""
         return self._twins.get(module, module)
 
     def is_current(self, roots: Sequence[nn.Module]) -> bool:
-        """Whether the modules are what they were: their tree, classes, attributes, buffers and configurations."""
+        """Whether the modules are what they were: their tree, classes, attributes, buffers and configurations, and what
+        lists and dictionaries hold that have modules in them."""
         if len(roots) != len(self.roots) or not all(map(is_, roots, self.roots)):
             return False
         values = list(chain.from_iterable(self._live))
@@ -103,13 +108,17 @@ class Twin:
             return weakref.ref(self[owner]) if isinstance(owner := value(), nn.Module) else value
         if kind is MethodType and isinstance(value.__self__, nn.Module):
             return MethodType(value.__func__, self[value.__self__])
-        if kind is dict:
-            mapped: Any = {key: self._mapped(each) for key, each in value.items()}
-            return mapped if any(map(_differs, mapped.values(), value.values())) else value
-        if kind in (list, tuple):
-            mapped = kind(map(self._mapped, value))
-            return mapped if any(map(_differs, mapped, value)) else value
-        return value
+        if kind not in (dict, list, tuple):
+            return value
+        mapped: Any = (
+            {key: self._mapped(each) for key, each in value.items()} if kind is dict else kind(map(self._mapped, value))
+        )
+        given = (mapped.values(), value.values()) if kind is dict else (mapped, value)
+        if not any(map(_differs, *given)):
+            return value
+        if kind is not tuple:
+            self._copied_from[id(value)] = value
+        return mapped
 
     def _copied(self, config: PreTrainedConfig) -> PreTrainedConfig:
         if (known := self._configs.get(id(config))) is not None:

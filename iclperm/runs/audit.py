@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,11 @@ class RunStatus(ShownFields):
         """Whether every part is there."""
         return self.num_parts_done == self.num_parts and not self.is_open
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether prompts were run one by one, so that tokens forwarded are no share of the distinct ones."""
+        return any(session.numerics.get("attention") == "plain" for session in self.sessions)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe."""
         return {**asdict(self), "folder": str(self.folder), "is_finished": self.is_finished}
@@ -115,8 +120,7 @@ def status(path: str | Path) -> RunStatus:
     done, unique = len(folder.parts.finished()), int(folder.plans[-1]["tokens"]["unique"])
     seconds = sum(session.seconds for session in sessions if session.num_parts)
     books = paid(folder.path) if (folder.path / "api").is_dir() else None
-    share = 1 - done / max(folder.num_parts, 1)
-    return RunStatus(
+    found = RunStatus(
         folder=folder.path,
         task=plan["task"],
         model=folder.study().model,
@@ -129,14 +133,19 @@ def status(path: str | Path) -> RunStatus:
         is_token_count_complete=is_complete,
         num_quarantined=len(folder.files.names(folder.path / "quarantine")),
         disk_bytes=folder.files.num_bytes(),
-        seconds_left=share * unique * seconds / forwarded if forwarded and seconds and not folder.is_adaptive else None,
+        seconds_left=None,
         sessions=sessions,
         spent=None if books is None else books.spent,
         lost=None if books is None else books.lost,
         num_at_work=num_at_work(folder.files),
-        num_waves=sum(bool(decision["asks"]) for decision in folder.decisions),
+        num_waves=sum(not decision["is_last"] for decision in folder.decisions),
         is_open=folder.is_open,
     )
+    known = sum(session.num_parts for session in sessions)  # of a plain run the parts tell how much is left
+    wanted, had = (folder.num_parts, known) if found.is_plain else (unique, forwarded)
+    if not (had and seconds) or folder.is_adaptive:
+        return found
+    return replace(found, seconds_left=(1 - done / max(folder.num_parts, 1)) * wanted * seconds / had)
 
 
 def verify(path: str | Path, limits: WorkLimits = DEFAULT) -> Verification:
@@ -203,7 +212,7 @@ def _refuse_other_chain(folder: RunFolder) -> None:
 
 
 def _other_grounds(folder: RunFolder, files: Mapping[int, Path]) -> list[str]:
-    """A line for each wave of an adaptive run that was decided from other answers than are there."""
+    """A line for each wave that was decided from other answers than are there."""
     found, num_parts = [], 0
     for number, plan in enumerate(folder.plans):
         basis = plan.get("decision", {}).get("known", {}).get("basis")
@@ -229,7 +238,7 @@ def _digest(folder: RunFolder, scores: ContextAnswers, num_rows: int) -> str:
     """The digest of a finished run; raises where its parts do not hold every cell of the plans once."""
     if num_rows != folder.num_cells:
         raise RunError(f"{folder.path / 'items'} hold {num_rows} answers, but the plan has {folder.num_cells} cells")
-    if folder.decisions:
+    if folder.has_unasked:
         scores.give_up_unasked()
     scores.refuse_gaps()
     return digest_of(folder.plan["labels"], folder.plan["study"]["shots"], scores.items(predicted=False).values())

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from iclperm.base.outputs import output
 from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunInterrupted, RunStopped
 from iclperm.runs.finish import finish, finished
 from iclperm.runs.folder import RunFolder, mend_format, recorded_decisions, recorded_extents, refuse_other_choices
+from iclperm.runs.growing import Growing
 from iclperm.runs.layout import lay_out, with_wave
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.parts import other_numerics
@@ -37,7 +37,7 @@ from iclperm.runs.run_texts import drop_texts, keep_texts
 from iclperm.runs.scorers import Scorer, scorer_of
 from iclperm.runs.setting import ResolvedStudy, identifying_choices, resolved, with_whole_paths
 from iclperm.runs.tables import tables
-from iclperm.runs.waves import Decision, Racing, basis_of
+from iclperm.runs.waves import Decision, Racing, Waves, basis_of
 from iclperm.runs.work import Work
 from iclperm.study.kinds import RACE
 from iclperm.study.study import Study
@@ -54,7 +54,8 @@ _REMEDIES = {
     "torch": "install torch=={there}",
     "transformers": "install transformers=={there}",
     "memory_budget": "set memory_budget to {there} (null for none)",
-    "probe": "run with the variables that it had (ONEDNN_MAX_CPU_ISA, MKL_CBWR, ATEN_CPU_CAPABILITY and such)",
+    "probe": "run with the variables that it had (ONEDNN_MAX_CPU_ISA, MKL_CBWR, ATEN_CPU_CAPABILITY, "
+    "NVIDIA_TF32_OVERRIDE and such)",
     "gpu_cublas_workspace": "set CUBLAS_WORKSPACE_CONFIG to {there} (None: leave it unset)",
 }
 
@@ -118,21 +119,28 @@ def _run(
     is_seen = is_ours and present.enter_context(at_work(output(path or "", is_folder=True)))
     watch.begin(TOKENISING)
     work = lay_out(setting, _grown_from(path, setting, extend))
-    racing, answers = None, _AnswersSoFar(path, setting, mixed, watch, keys, with_text, local, present, is_seen)
-    if study.is_adaptive:
-        there = [] if path is None else recorded_decisions(path, setting.identity)
-        decided = list(map(Decision.from_dict, there))
-        races = RacedShots if study.kind == RACE.name else Racing
-        racing = races.of(setting, work.prompts, partial(tokens_within, work), decided)
-        for decision in decided or [racing.first()]:
+    answers = _AnswersSoFar(path, setting, mixed, watch, keys, with_text, local, present, is_seen)
+    there = [] if path is None else recorded_decisions(path, setting.identity)
+    decided = list(map(Decision.from_dict, there))
+    if (waves := _waves_of(work, decided)) is not None:
+        for decision in decided or [waves.first()]:
             work = with_wave(work, decision)
     while True:
         answers.complete(work)
         decisions = [growth.decision for growth in work.growths if growth.decision is not None]
-        if racing is None or decisions[-1].is_last:
+        if waves is None or decisions[-1].is_last:
             return answers.finished(work, mended, started)
         watch.begin(DECIDING)
-        work = with_wave(work, racing.next(answers.scores, decisions, answers.context_of, answers.basis))
+        work = with_wave(work, waves.next(answers.scores, decisions, answers.basis))
+
+
+def _waves_of(work: Work, decided: Sequence[Decision]) -> Waves | None:
+    """What decides about the waves of a study; None where everything is asked at once."""
+    study = work.setting.study
+    if study.is_adaptive:
+        races = RacedShots if study.kind == RACE.name else Racing
+        return races.of(work.setting, work.prompts, partial(tokens_within, work), decided)
+    return None if study.precision is None else Growing.of(work)
 
 
 @dataclass
@@ -160,11 +168,6 @@ class _AnswersSoFar:
         """All answers so far."""
         assert self._scores is not None
         return self._scores
-
-    @property
-    def context_of(self) -> NDArray[np.int64]:
-        """The number of each ordering's context among the answers, int64 [S, P, K]."""
-        return self._layout.context_of
 
     @property
     def basis(self) -> str | None:
@@ -201,8 +204,11 @@ class _AnswersSoFar:
                 **reading_of(plan, study),
             )
             self._quarantined = 0 if folder is None else _recover(folder, self._scores)
-        elif folder is not None:
-            self._scores.keep_in(folder.parts)
+        else:
+            if folder is not None:
+                self._scores.keep_in(folder.parts)
+            if work.growths[-1].extent != work.growths[-2].extent:
+                self._scores = self._scores.relaid(self._layout)
         missing = [part for part in range(len(work.parts)) if part not in self._scores.parts]
         if missing:
             self._forwarded += _compute(work, missing, self._scores, folder, model, self._mixed, self._watch)
@@ -213,7 +219,7 @@ class _AnswersSoFar:
         """The run of these answers; raises `RunError` where one of the plan's is in no part."""
         self._watch.begin(FINISHING)
         decisions = tuple(growth.decision.to_dict() for growth in work.growths if growth.decision is not None)
-        if decisions:
+        if decisions and "extent" not in decisions[-1]:
             self.scores.give_up_unasked()
         self.scores.refuse_gaps()
         counts = {
@@ -225,7 +231,7 @@ class _AnswersSoFar:
         near = {} if self._folder is not None else self._setting.near
         return finish(
             work.identities()[0],
-            self._setting.study,
+            self._setting.study.model_copy(update=work.growths[-1].extent),
             self.scores,
             counts | near,
             self._folder,
@@ -257,7 +263,7 @@ def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list
 
     Raises `RunError` where the study is smaller than the run, or larger without ``extend``.
     """
-    there = [] if path is None else recorded_extents(path, setting.identity)
+    there = [] if path is None or setting.study.precision is not None else recorded_extents(path, setting.identity)
     grown = _growths(path, there, setting.study.extent, extend)
     if setting.study.cells != "crossed" and there and there[-1] != setting.study.extent:
         raise RunError(
@@ -268,7 +274,7 @@ def _grown_from(path: Path | None, setting: ResolvedStudy, extend: bool) -> list
             f"{path} holds a search that decides as it goes, which cannot grow: what was asked followed from its size; "
             "give another folder"
         )
-    return [] if setting.study.is_adaptive else grown
+    return [] if setting.study.is_in_waves else grown
 
 
 def refuse_other_folder(path: Path, study: Study, extend: bool) -> None:
@@ -277,7 +283,8 @@ def refuse_other_folder(path: Path, study: Study, extend: bool) -> None:
     task = Task.load(study.task, study.data)
     study = resolved(study, task)
     refuse_other_choices(path, {"task": task.name, "study": identifying_choices(study, task)})
-    _growths(path, recorded_extents(path, {}), study.extent, extend)
+    if study.precision is None:
+        _growths(path, recorded_extents(path, {}), study.extent, extend)
 
 
 def _growths(

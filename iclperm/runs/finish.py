@@ -54,13 +54,14 @@ def open_one(
         )
     if folder.is_open:
         raise RunError(
-            f"{path} is not finished (wave {len(folder.plans)} of an adaptive search is answered, the next not yet "
-            f"asked); run the same study into it to continue (iclperm run {shlex.quote(str(path))})"
+            f"{path} is not finished (wave {len(folder.plans)} is answered, the next not yet asked); run the same "
+            f"study into it to continue (iclperm run {shlex.quote(str(path))})"
         )
-    if "criterion" in folder.plan["study"] and criterion not in (None, folder.plan["study"]["criterion"]):
+    decided_by = folder.plan["study"].get("criterion")  # of an adaptive search alone
+    if decided_by is not None and criterion not in (None, decided_by):
         raise ConfigError(
-            f"criterion is {criterion!r}, but what this search asked was decided by "
-            f"{folder.plan['study']['criterion']}; run a search by that criterion into another folder"
+            f"criterion is {criterion!r}, but what this search asked was decided by {decided_by}; run a search by "
+            "that criterion into another folder"
         )
     layout = Layout.of_folder(folder)
     given = {"normalize": normalize, "criterion": criterion, "unparsed": unparsed}
@@ -76,7 +77,7 @@ def open_one(
         scores = ContextAnswers(layout, scale, folder.parts, limits=limits, **reading)
         for part, table in zip(files, folder.parts.read_each(files.values(), scores.columns), strict=True):
             scores.fill(part, table)
-        if folder.decisions:
+        if folder.has_unasked:
             scores.give_up_unasked()
         scores.refuse_gaps()
         counts = {**layout.counts, "num_parts": len(files), "num_parts_resumed": len(files), "num_quarantined": 0}
@@ -148,7 +149,8 @@ def finish(
         report=report,
         content_free=items.get(CONTENT_FREE),
         numerics=numerics,
-        decisions=decisions,
+        decisions=tuple(decision for decision in decisions if "extent" not in decision),
+        looks=tuple(decision for decision in decisions if "extent" in decision),
     )
 
 
@@ -188,12 +190,13 @@ def finished(path: Path, setting: ResolvedStudy) -> FinishedRun | None:
     try:
         folder = RunFolder.open(path)
         known = {key: folder.plan.get(key) for key in setting.identity}
-        if known != setting.identity or folder.extents[-1] != setting.study.extent:
+        is_grown = setting.study.precision is not None or folder.extents[-1] == setting.study.extent
+        if known != setting.identity or not is_grown:
             return None
         run = open_one(path, normalize=setting.study.normalize, unparsed=setting.study.unparsed, limits=setting.limits)
         if run.report.is_growing or folder.has_other_damage() or folder.is_open:
             return None
         folder.record_statistics(setting.study)
-        return replace(run, study=setting.study)
+        return replace(run, study=setting.study.model_copy(update=folder.extents[-1]))
     except (IclpermError, OSError):
         return None

@@ -138,7 +138,7 @@ class RunFolder:
 
     @property
     def decisions(self) -> list[Mapping[str, Any]]:
-        """What each wave of an adaptive run asks (`iclperm.runs.waves.Decision`); empty of any other run."""
+        """What each wave of a run asks (`iclperm.runs.waves.Decision`); empty of a run that is asked at once."""
         return [plan["decision"] for plan in self.plans if "decision" in plan]
 
     @property
@@ -147,8 +147,13 @@ class RunFolder:
         return any(decision["asks"] for decision in self.decisions)
 
     @property
+    def has_unasked(self) -> bool:
+        """Whether it asks a part of its cells by a decision, not all those of a size."""
+        return bool(self.decisions) and "extent" not in self.decisions[-1]
+
+    @property
     def is_open(self) -> bool:
-        """Whether an adaptive run has not yet decided what it chooses."""
+        """Whether a run in waves has not yet decided that it is over."""
         return bool(self.decisions) and not self.decisions[-1]["is_last"]
 
     def at_finished_extent(self) -> RunFolder:
@@ -191,7 +196,8 @@ class RunFolder:
         if study is None and not self.files.has(path):
             raise DamagedItem(f"{path} is not there: lost, or not yet written; run the study again")
         # Of a growth the plan is first: who was killed then leaves the study as it was before.
-        if study is None or not (_is_of(study, self.plan) and any(_agrees(study, each) for each in self.extents)):
+        extents = [self.plan["most"]] if "most" in self.plan else self.extents
+        if study is None or not (_is_of(study, self.plan) and any(_agrees(study, each) for each in extents)):
             raise DamagedItem(f"{path} is damaged: it is not the plan's study; run the study again")
         return study.model_copy(update=self.extents[-1])
 
@@ -215,8 +221,10 @@ class RunFolder:
         return found
 
     def table_path(self, name: str, number: int) -> Path:
-        """``demonstrations`` or ``queries`` as they were after a growth; all waves of a run have the first."""
-        return self.path / _of_growth(f"{name}.parquet", 0 if self.decisions else number)
+        """``demonstrations`` or ``queries`` as they were after a growth; waves of one extent have those of the first
+        of them."""
+        extents = self.extents[: len(self.plans)]
+        return self.path / _of_growth(f"{name}.parquet", extents.index(extents[number]))
 
     def table(self, name: str, number: int = -1) -> pa.Table:
         """``demonstrations`` or ``queries`` as they were after a growth, by default the last; raises `DamagedItem` for
@@ -301,7 +309,7 @@ class RunFolder:
         path = self.path / "study.yaml"
         there = self._read_study()
         if there is not None and _is_of(there, self.plan):
-            if _agrees(there, self.extents[-1]) or self._has_grown():
+            if _agrees(there, self.plan.get("most", self.extents[-1])) or self._has_grown():
                 self.record_statistics(study)
                 return
         elif self.files.has(path):
@@ -513,7 +521,7 @@ def _read_plan(files: Folder, path: Path) -> dict[str, Any]:
     return plan
 
 
-_LATER_KEYS = {"balance": "classes", "budget": "exhaustive", "rule": "calibrated", "tolerance": 0.01}
+_LATER_KEYS = {"balance": "classes", "budget": "exhaustive", "rule": "calibrated", "tolerance": 0.01, "precision": None}
 """Keys of the study that plans leave out where they have this value, as all of earlier versions do."""
 
 

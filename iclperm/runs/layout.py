@@ -69,6 +69,11 @@ def _with_dealt_cells(work: Work) -> Work:
 def with_wave(work: Work, decision: Decision) -> Work:
     """The work of a run that asks in waves, and of one more. O(asked cells, and contexts x queries bits)."""
     setting, prompts = work.setting, work.prompts
+    if decision.extent is not None:
+        there = [growth for growth in work.growths if growth.decision is not None]
+        before = there[-1].extent if there else None
+        grown = _growth(setting, prompts, work.kept, decision.extent, before)
+        return replace(work, growths=(*there, replace(grown, decision=decision)))
     begins, num_queries = work.begins, len(prompts.queries)
     seen = np.zeros((len(prompts.contexts), num_queries), dtype=bool)
     in_product = np.zeros_like(seen)

@@ -90,15 +90,9 @@ class RacedShots:
         ask = Ask("dev", tuple(range(size)), orderings, tuple(range(len(design.shots))))
         return Decision((ask,), {"first": self.rule.first, "halved": self.is_halved})
 
-    def next(
-        self,
-        answers: ContextAnswers,
-        before: Sequence[Decision],
-        context_of: NDArray[np.int64],
-        basis: str | None = None,
-    ) -> Decision:
-        """The wave after those ``before``; args as `iclperm.runs.waves.Racing.next`. The last one names the winners."""
-        num_racing_ = num_racing(self.num_dev)
+    def next(self, answers: ContextAnswers, before: Sequence[Decision], basis: str | None = None) -> Decision:
+        """See `iclperm.runs.waves.Waves`. The last one names the winners."""
+        num_racing_, context_of = num_racing(self.num_dev), answers.context_of
         values, asked = self._values(answers), self._asked(before, context_of, len(answers.state))
         lanes = lanes_of(context_of)
         steps = [self._step(values[lane.contexts], asked[lane.contexts], len(before)) for lane in lanes]

@@ -185,6 +185,7 @@ class ContextAnswers:
             else GeneratedAnswers.empty(self.state, num_draws, limits.bytes_in_memory)
         )
         self._num_labels = num_generated_labels or 0
+        self._num_draws = num_draws
         draws = ["draw_correct", DRAWS_GIVEN_UP] if num_draws > 1 else []
         self._read_back = _READ_BACK if num_generated_labels is None else [*READ_BACK, *_TEXTS, *draws]
         self._unparsed = unparsed
@@ -383,6 +384,26 @@ class ContextAnswers:
         if self._files is not None:
             files.know(self._files)
         self._files = files
+
+    def relaid(self, layout: Layout) -> ContextAnswers:
+        """The same answers in the larger ``layout`` of a run that has grown; reads those that are in files."""
+        grown = ContextAnswers(
+            layout,
+            self.scale,
+            self._files,
+            limits=self._limits,
+            num_generated_labels=None if self._generated is None else self._num_labels,
+            num_draws=self._num_draws,
+            unparsed=self._unparsed,
+        )
+        for part, table in zip(self._contexts, self._stored([*self._contexts]), strict=True):
+            grown.fill(part, table)
+        return grown
+
+    @property
+    def context_of(self) -> NDArray[np.int64]:
+        """The number of each context, int64 [S, P, K]."""
+        return self._layout.context_of
 
     @property
     def begins(self) -> dict[str, int]:

@@ -59,6 +59,7 @@ class _WrittenDecision(_Written):
     asks: list[_WrittenAsk]
     known: dict[str, JsonValue]
     is_last: bool
+    extent: _WrittenExtent | None = None
 
 
 class _WrittenGrowth(_Written):

@@ -35,7 +35,7 @@ _PAID = (
     "num_lost_requests",
     "num_lost_tokens",
 )
-_READ_LATER = ("splits", "report", "content_free", "numerics", "decisions")
+_READ_LATER = ("splits", "report", "content_free", "numerics", "decisions", "looks")
 REPLIES = ("num_listed", "num_bounds", "num_drawn", "num_damaged_replies", *_PAID)
 """The counts of an API's replies that a session's record holds; fields of `RunReport`."""
 
@@ -135,7 +135,9 @@ class FinishedRun:
     limits: WorkLimits = DEFAULT
     numerics: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
     decisions: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
-    """Of a run that asked in waves what each asked and why (`iclperm.runs.waves.Decision`); else none."""
+    """Of an adaptive search what each wave asked and why (`iclperm.runs.waves.Decision`); else none."""
+    looks: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
+    """Likewise of a run that grew until something was known."""
 
     @classmethod
     def later(cls, read: Callable[[], FinishedRun], **known: Any) -> Self:

@@ -44,6 +44,7 @@ _IDENTITY_KEYS = (
     "budget",
     "rule",
     "tolerance",
+    "precision",
 )
 # They need no scores of labels; the last counts labels.
 _ANSWER_CRITERIA = ("dev_accuracy", "majority_agreement", "global_entropy")
@@ -155,6 +156,7 @@ class ResolvedStudy:
             "task": self.task.name,
             "labels": list(self.task.words),
             "study": {**identifying_choices(self.study, self.task), "dtype": self.dtype},
+            **({} if self.study.precision is None else {"most": self.study.extent}),
             **({"generation": self._generation} if self.is_generated else {}),
             "hashes": {
                 **self._model_hashes,

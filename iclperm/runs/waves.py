@@ -1,8 +1,9 @@
-"""An adaptive search in waves: what each asks follows from the answers so far, and is written down before it is asked.
+"""Runs in waves: what each wave asks follows from the answers so far, and is written down before it is asked.
 
 A wave is a growth of the run (`iclperm.runs.work`): its decision stands in its plan, under the plan's digest, so that
 a run which was killed goes on by what was decided, and anyone can decide it again from the answers. The last decision
-asks nothing: it says that the search is over, and what it chose.
+asks nothing: it says that the run is over, and what it found. Here is an adaptive search; what grows until something
+is known is in `iclperm.runs.growing`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,15 +79,30 @@ class Decision:
     """By ``sets`` a list of each set's ``leader``, ``failure`` and ``left``, under ``final`` those of the race between
     the sets' winners (the leader's set), and the ``first`` block and ``halved`` of the whole race. JSON-safe."""
     is_last: bool = False
+    extent: dict[str, int] | None = None
+    """The sizes to which the wave lets the run grow, in place of ``asks``: then every ordering answers every query."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe; `from_dict` makes it again."""
-        return {"asks": [ask.to_dict() for ask in self.asks], "known": self.known, "is_last": self.is_last}
+        told = {"asks": [ask.to_dict() for ask in self.asks], "known": self.known, "is_last": self.is_last}
+        return told if self.extent is None else {**told, "extent": self.extent}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Decision:
         """What `to_dict` gave."""
-        return cls(tuple(map(Ask.from_dict, told["asks"])), dict(told["known"]), bool(told["is_last"]))
+        asks = tuple(map(Ask.from_dict, told["asks"]))
+        return cls(asks, dict(told["known"]), bool(told["is_last"]), told.get("extent"))
+
+
+class Waves(Protocol):
+    """What decides about the waves of a run, from nothing but committed answers."""
+
+    def first(self) -> Decision:
+        """What the first wave asks."""
+
+    def next(self, answers: ContextAnswers, before: Sequence[Decision], basis: str | None = None) -> Decision:
+        """The wave after those ``before``, all of whose answers are there; ``basis`` is a digest of the answers' files
+        (`basis_of`), None in memory."""
 
 
 @dataclass(frozen=True)
@@ -147,17 +163,10 @@ class Racing:
         whole = [Ask("test", tuple(range(self.num_test)), orderings)] if block == self.num_test else own
         return Decision((dev, *_plain(whole)), {"first": self.rule.first, "halved": self.is_halved})
 
-    def next(
-        self,
-        answers: ContextAnswers,
-        before: Sequence[Decision],
-        context_of: NDArray[np.int64],
-        basis: str | None = None,
-    ) -> Decision:
-        """The wave after those ``before``, all of whose answers are there; ``context_of`` int64 [S, P, K] numbers their
-        contexts, and ``basis`` is a digest of the answers' files (`basis_of`)."""
-        asked, context_of = self._asked(before), context_of[:, :, -1]
-        values = self._values(answers, context_of)
+    def next(self, answers: ContextAnswers, before: Sequence[Decision], basis: str | None = None) -> Decision:
+        """See `Waves`."""
+        asked = self._asked(before)
+        values = self._values(answers, answers.context_of[:, :, -1])
         steps = [self._step(values[index], asked[index], len(before)) for index in range(len(asked))]
         known: dict[str, Any] = {"basis": basis, "sets": [told_step(step) for step in steps]}
         wanted = [

@@ -28,14 +28,14 @@ from iclperm.study.precision import Quantity
 
 LEVEL = 0.95
 """What is promised of an interval."""
-LOOK_LEVEL = 0.965
+LOOK_LEVEL = 0.98
 """Level at which the interval of a run that stops by itself is computed, so that it holds the truth at `LEVEL`: a run
 stops rather where its interval came out short (benchmarks/precision_coverage.py)."""
 CHANCE = 0.8
 """Chance to be short enough with which the next size is chosen."""
 _CHANCES = (0.5, 0.8, 0.95)
 _MOST_GROWTH, _LEAST_GROWTH = 6.0, 1.2
-_FIRST = (4, 8, 64)
+_FIRST = (8, 8, 64)
 _PER_OCTAVE = 5
 _SIMULATED, _DRAWS = 400, 1_000
 _FEW = 100.0
@@ -286,7 +286,7 @@ class StoppingRule:
     chance: float = CHANCE
 
     def first(self, most: StudySizes, least_queries: int = 2) -> StudySizes:
-        """The first wave: 4 sets, 8 permutations and 64 queries, or more queries, within the most there may be."""
+        """The first wave: 8 sets, 8 permutations and 64 queries, or more queries, within the most there may be."""
         sets, permutations, queries = _FIRST
         wanted = (sets, permutations, max(queries, least_queries))
         return StudySizes(*(min(size, end) for size, end in zip(wanted, most, strict=True)))

@@ -18,6 +18,7 @@ from iclperm.stats.intervals import side_of
 from iclperm.stats.racing import RaceRule, TestedChoice, gain_on_test
 from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.taking import RecommendedCell
+from iclperm.study import kinds
 from iclperm.study.states import NOT_ASKED, OK
 
 if TYPE_CHECKING:
@@ -330,7 +331,7 @@ def refuse_other_kinds(run: FinishedRun, kind: str) -> None:
     """Raises `DataError` for a report that the answers of an adaptive search, or of orderings with queries of their
     own, are not enough for."""
     if run.study.cells != "crossed":
-        if kind in ("sensitivity", "curve"):
+        if kind in (kinds.SENSITIVITY.name, kinds.CURVE.name):
             return
         raise DataError(
             f"each ordering was asked queries of its own, and a report of the kind {kind!r} compares answers to the "

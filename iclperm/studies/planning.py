@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from iclperm.base.help import fields_in_help
 from iclperm.errors import ConfigError, DataError
+from iclperm.prompts.design import draw
 from iclperm.report.notebook import ShownFields
 from iclperm.report.parts import Table, percent, plain
 from iclperm.runs.layout import lay_out
@@ -114,16 +115,16 @@ def precision_plan(
         raise ConfigError(f"precision is {precision!r}: {error}") from None
     if (pilot is None) == (components is None):
         raise ConfigError("sizes need a pilot or components: give one of --pilot RUN and --components order=.05,...")
-    most = _most(study)
-    costs = _costs(study)
+    setting = ResolvedStudy.of(_sized(study, StudySizes(1, 1, 1)), weights=False)
+    most = _most(setting)
     if wanted.quantity == "rank":
         if pilot is None:
             raise ConfigError("the noise of a rank is that of a pilot's curve; give --pilot RUN of the kind curve")
-        found, source = _for_rank(study, wanted, pilot, most), _pilot_words(pilot)
+        found, source = _for_rank(setting, wanted, pilot, most), _pilot_words(pilot)
     else:
         sigma2, source = _components(study, wanted, pilot, components)
-        choices = size_choices(wanted.quantity, sigma2, wanted.half_width, costs, most, seed=study.seed)
-        found = [_planned(study, choice) for choice in choices]
+        choices = size_choices(wanted.quantity, sigma2, wanted.half_width, _costs(setting), most, seed=study.seed)
+        found = [_planned(setting, choice) for choice in choices]
     words = f"{wanted.words} \N{PLUS-MINUS SIGN} {wanted.half_width:g}"
     if not found:
         sizes = " x ".join(f"{size:,}" for size in most)
@@ -218,9 +219,9 @@ def _place(pilot: FinishedRun, shots: int) -> int:
     return pilot.shots.index(shots)
 
 
-def _for_rank(study: Study, wanted: Precision, pilot: FinishedRun, most: StudySizes) -> list[PlannedSizes]:
+def _for_rank(setting: ResolvedStudy, wanted: Precision, pilot: FinishedRun, most: StudySizes) -> list[PlannedSizes]:
     """Permutations alone make a rank surer; sets and queries are the pilot's."""
-    refuse_other_pilot(study, pilot)
+    refuse_other_pilot(setting.study, pilot)
     orders = pilot.demonstrations.permutations
     num_permutations, num_demonstrations = orders.shape
     score = wanted.score or ""
@@ -233,35 +234,36 @@ def _for_rank(study: Study, wanted: Precision, pilot: FinishedRun, most: StudySi
         return []
     sizes = StudySizes(len(cells), size, len(pilot.gold))
     half = rank_half_width(spread, math.sqrt(noise2 / size), num_demonstrations)
-    return [PlannedSizes(*sizes, _tokens(study, sizes), half, None)]
+    return [PlannedSizes(*sizes, _tokens(setting, sizes), half, None)]
 
 
-def _planned(study: Study, choice: SizeChoice) -> PlannedSizes:
-    return PlannedSizes(*choice.sizes, _tokens(study, choice.sizes), choice.half_width, choice.chance)
+def _planned(setting: ResolvedStudy, choice: SizeChoice) -> PlannedSizes:
+    return PlannedSizes(*choice.sizes, _tokens(setting, choice.sizes), choice.half_width, choice.chance)
 
 
 def _sized(study: Study, sizes: StudySizes) -> Study:
     return study.model_copy(update={**sizes._asdict(), "precision": None})
 
 
-def _tokens(study: Study, sizes: StudySizes) -> int:
+def _tokens(setting: ResolvedStudy, sizes: StudySizes) -> int:
     """Distinct tokens of the study at some sizes, exactly."""
-    return lay_out(ResolvedStudy.of(_sized(study, sizes), weights=False)).tokens.unique
+    study = _sized(setting.study, sizes)
+    sized = replace(setting, study=study, design=draw(study, setting.task, setting.examples))
+    return lay_out(sized).tokens.unique
 
 
-def _costs(study: Study) -> TokenCosts:
+def _costs(setting: ResolvedStudy) -> TokenCosts:
     """Tokens of an ordering and of a query under it, from two small studies that differ in their queries."""
     small, more = LEAST._replace(permutations=8), LEAST._replace(permutations=8, queries=2 * LEAST.queries)
     orderings = small.sets * small.permutations
-    one, other = _tokens(study, small), _tokens(study, more)
+    one, other = _tokens(setting, small), _tokens(setting, more)
     query = (other - one) / (more.queries - small.queries) / orderings
     return TokenCosts(max(one / orderings - query * small.queries, 1.0), query)
 
 
-def _most(study: Study) -> StudySizes:
+def _most(setting: ResolvedStudy) -> StudySizes:
     """The most sets, permutations and queries there are: of queries those that no class has to repeat."""
-    setting = ResolvedStudy.of(_sized(study, StudySizes(1, 1, 1)), weights=False)
-    test, labels = setting.examples["test"], len(setting.task.words)
+    study, test, labels = setting.study, setting.examples["test"], len(setting.task.words)
     queries = len(test.labels)
     if study.balance == "classes" and labels:
         queries = labels * int(np.bincount(test.labels, minlength=labels).min())

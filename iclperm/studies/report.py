@@ -20,7 +20,7 @@ from iclperm.runs.checks import uneven_labels
 from iclperm.runs.prompt import RunPrompt
 from iclperm.runs.run import FinishedRun, RunReport
 from iclperm.stats import Curve
-from iclperm.studies import calibration, classes, findings_of, generation
+from iclperm.studies import calibration, classes, findings_of, generation, precision
 from iclperm.studies.adaptive import refuse_other_kinds
 from iclperm.studies.calibration import ContextualCalibration
 from iclperm.studies.classes import AnswersByLabel
@@ -208,6 +208,7 @@ class Run(FinishedRun):
             classes.ASIDE: self.classes,
             calibration.ASIDE: self.calibration,
             generation.ASIDE: self.generation,
+            precision.ASIDE: precision.findings(self) if self.looks else None,
         }
         return {key: about for key, about in found.items() if about is not None}
 

@@ -250,6 +250,11 @@ class Study(Choices):
         return self.budget != "exhaustive"
 
     @property
+    def is_in_waves(self) -> bool:
+        """Whether it runs in waves, each decided from the answers before it."""
+        return self.is_adaptive or self.precision is not None
+
+    @property
     def wanted(self) -> Precision | None:
         """The precision at which a run stops; None where it is of its size."""
         return None if self.precision is None else parse_precision(self.precision)

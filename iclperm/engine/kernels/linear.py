@@ -44,7 +44,10 @@ def _has_bfloat16() -> bool:
 
 def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False) -> torch.Tensor:
     """x [M, H] @ weight.T + bias [M, N] of an unhooked module, or those outputs of the N alone."""
-    weight, bias = module.weight[outputs], None if module.bias is None else module.bias[outputs]
+    weight: torch.Tensor = module.weight
+    bias: torch.Tensor | None = module.bias
+    if outputs != _ALL:
+        weight, bias = weight[outputs], None if bias is None else bias[outputs]
     if not uses_onednn(x.device, x.dtype, is_head=is_head):
         return nn.functional.linear(x, weight, bias)
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
