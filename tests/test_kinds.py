@@ -145,7 +145,15 @@ OTHER_MEANINGS = {
     "recommend": ("a function of the package", ("__init__", "api")),
     "selection": (
         "sensitivity to it",
-        ("external/", "stats/comparison", "studies/comparing", "studies/convergence", "studies/sensitivity"),
+        (
+            "external/",
+            "stats/comparison",
+            "studies/comparing",
+            "studies/convergence",
+            "studies/planning",
+            "studies/sensitivity",
+            "study/precision",
+        ),
     ),
     "sensitivity": ("what order and selection have, a table of it", ("studies/comparing_",)),
 }
