@@ -3,14 +3,15 @@
     OMP_NUM_THREADS=1 python benchmarks/recommending.py [--recommendations 200] [--json FILE]
 
 Each recommendation races 48 prompts at each of four lengths, with the rules and sizes that `iclperm recommend` has by
-default, takes the shortest that no longer one is shown to beat, and states its accuracy on test queries that had no
-say.
+default, takes the shortest that the best of the races is not shown to beat, and states its accuracy on test queries
+that had no say.
 *Stored* populations give whole searches (benchmarks/populations.py): the prompts of a length are orderings drawn from
 them, all lengths alike, and test queries are drawn with replacement, so that the accuracy over all of them is the
 truth. The *logistic* ones draw abilities of prompts and difficulties of queries anew each time: ``flat`` has no
 difference at all, ``steep`` gains with every length. Printed for each: how often the stated interval holds the truth
 (the bar: 93 %), how far the accuracy on the dev queries that chose is above it, in points, how often *its* interval
-holds it, and the same of the gain over random prompts and of calling a longer prompt better where none is.
+holds it, how often that of the gain over random prompts does, and how often a shorter prompt that is as good was passed
+over.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Simulated(NamedTuple):
     is_gain_held: bool
     place: int
     is_wrong: bool
-    """Whether some longer prompt was called better though it is not."""
+    """Whether a shorter prompt was passed over that is as good."""
     width: float
 
 
@@ -118,13 +119,16 @@ def recommend(drawn: Drawn, seed: int) -> Simulated:
     chosen = np.array([race.chosen for race in races])
     lengths = np.arange(LENGTHS)
     after = drawn.dev[lengths, chosen, racing:]
-    found = shortest(after)
+    on_race = [
+        table[race.chosen, : race.num_asked[race.chosen]].mean() for table, race in zip(drawn.dev, races, strict=True)
+    ]
+    found = shortest(after, int(np.argmax(on_race)))
     k, arm = found.place, chosen[found.place]
     truth, truths = drawn.truth[k, arm], drawn.truth[lengths, chosen]
     stated = accuracy_of(drawn.test[k, arm])
     on_dev = accuracy_of(drawn.dev[k, arm, : races[k].num_asked[arm]])
     gain = against_random(drawn.test[k, arm, :RANDOM_QUERIES], drawn.random(k)).gain
-    wrong = any(pair.is_better and truths[pair.longer] <= truths[pair.shorter] for pair in found.pairs)
+    wrong = any(truths[shorter] >= truths[found.reference] for shorter in range(found.place))
     return Simulated(
         stated.low <= truth <= stated.high,
         on_dev.low <= truth <= on_dev.high,

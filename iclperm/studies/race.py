@@ -11,10 +11,10 @@ import numpy as np
 
 from iclperm.base.help import fields_in_help
 from iclperm.report.notebook import ShownFindings
-from iclperm.report.parts import Plot, Table, interval_words, number, p_value, percent, plain, signed
+from iclperm.report.parts import Plot, Table, interval_words, number, percent, plain, points_with_bounds, signed
 from iclperm.runs.raced_shots import lanes_of, num_racing
 from iclperm.stats.sensitivity import FloatArray
-from iclperm.stats.shortest import Longer, Shortest, shortest
+from iclperm.stats.shortest import Shortest, shortest
 from iclperm.studies.taking import RecommendedCell
 from iclperm.study.states import NOT_ASKED, OK
 
@@ -109,17 +109,39 @@ class RaceFindings(ShownFindings):
 
     def conclusion(self) -> list[str]:
         """Which number of shots, and what was asked."""
-        one, longer = self.winners[self.choice.place], self.choice.longer
-        last = "" if not longer else f", and no longer prompt is shown to beat it on {self.num_after:,} others"
+        one = self.winners[self.choice.place]
         return [
             f"The race takes k = {one.shots}, set {one.set}, permutation {one.permutation}: {percent(one.dev)} on the "
-            f"{one.num_dev:,} dev queries that chose it{last}.",
+            f"{one.num_dev:,} dev queries that chose it.",
+            *self.reasons(),
             f"It asked {self.num_asked:,} of {self.num_cells:,} answers.",
         ]
 
+    def reasons(self) -> list[str]:
+        """Why this number of shots, in sentences."""
+        best, told = self.winners[self.choice.reference], self._against()
+        if not self.choice.reference:
+            return [f"k = {best.shots} is the shortest, and no longer one did better in the race."]
+        if self.choice.place == self.choice.reference:
+            return [
+                f"k = {best.shots} is the best of the race, and every shorter one is shown to be worse on "
+                f"{self.num_after:,} other dev queries: it has {'; '.join(told)}."
+            ]
+        return [
+            f"The best of the race, k = {best.shots}, is not shown to be better on {self.num_after:,} other dev "
+            f"queries: it has {told[self.choice.place]}; so the shorter one is taken."
+        ]
+
+    def _against(self) -> list[str]:
+        """What the reference has more than each shorter one."""
+        return [
+            f"{points_with_bounds(one.difference)} against k = {self.winners[one.shorter].shots}"
+            for one in self.choice.against
+        ]
+
     def tables(self, full: bool) -> list[Table]:
-        """The winners; in full every two of them compared."""
-        return [self.winners_table(), *([self.pairs_table()] if full and self.choice.pairs else [])]
+        """The winners; in full each against the best of them."""
+        return [self.winners_table(), *([self.against_table()] if full and self.choice.against else [])]
 
     def winners_table(self) -> Table:
         """A row for each number of shots."""
@@ -145,14 +167,22 @@ class RaceFindings(ShownFindings):
             f"{100 * self.tolerance:g} points on all dev queries of the race.",
         )
 
-    def pairs_table(self) -> Table:
-        """Every longer winner against every shorter one."""
-        shots = [one.shots for one in self.winners]
+    def against_table(self) -> Table:
+        """The best of the race against every shorter winner."""
+        best = self.winners[self.choice.reference].shots
         return Table(
-            "Is a longer prompt better?",
-            ("k", "against", "difference", "95 %", "p (Holm)"),
-            [pair_row(pair, shots) for pair in self.choice.pairs],
-            caption=f"On {self.num_after:,} dev queries that had no say in the races (McNemar's exact test).",
+            f"Is k = {best}, the best of the race, better than a shorter one?",
+            ("k", f"k = {best} less it", "95 %"),
+            [
+                (
+                    str(self.winners[one.shorter].shots),
+                    signed(one.difference.estimate),
+                    interval_words(one.difference, sign="+"),
+                )
+                for one in self.choice.against
+            ],
+            caption=f"On {self.num_after:,} dev queries that had no say in the races (Tango's intervals). From the "
+            "shortest up, the first whose interval does not lie above 0 is taken.",
         )
 
     def plots(self) -> dict[str, Plot]:
@@ -164,15 +194,10 @@ class RaceFindings(ShownFindings):
         return {**plain(self), "conclusion": self.conclusion()}
 
 
-def pair_row(pair: Longer, shots: Sequence[int]) -> tuple[str, ...]:
-    """A row of a table of comparisons."""
-    return (
-        str(shots[pair.longer]),
-        str(shots[pair.shorter]),
-        signed(pair.difference.estimate),
-        interval_words(pair.difference, sign="+"),
-        p_value(pair.p_value),
-    )
+def choice_of(run: FinishedRun, found: Sequence[Winner]) -> Shortest:
+    """Which of the winners is taken: the shortest that the best of the race is not shown to beat afterwards."""
+    best = int(np.argmax([-1.0 if math.isnan(one.dev) else one.dev for one in found]))
+    return shortest(afterwards(run, found), best)
 
 
 def findings(run: FinishedRun) -> RaceFindings:
@@ -182,7 +207,7 @@ def findings(run: FinishedRun) -> RaceFindings:
     states = run.splits["dev"].context_state
     return RaceFindings(
         winners=tuple(found),
-        choice=shortest(after),
+        choice=choice_of(run, found),
         accuracy=tuple(float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in after),
         num_after=after.shape[1],
         tolerance=run.study.tolerance,

@@ -101,11 +101,11 @@ class Recommendation(ShownFindings):
         """What should be known before the numbers are believed."""
         scarce = [f"{one.label!r} ({one.num_queries})" for one in self.recalls if one.num_queries < _FEW]
         few = [f"few test queries of {listed(scarce)}: their recall is hardly known"] if scarce else []
-        return (*self.raced.warnings, *few)
+        return (*self.raced.warnings, *few, *self._longer_on_test())
 
     def conclusion(self) -> list[str]:
         """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
-        told = [*self._short(), self._take(), self._random(), *self._shorter(), *self._longer()]
+        told = [*self._short(), self._take(), self._random(), *self._shorter(), *self.raced.reasons()]
         return self.bearing.told([*told, self._luck(), self._cost()])
 
     def tables(self, full: bool) -> list[Table]:
@@ -153,6 +153,14 @@ class Recommendation(ShownFindings):
     def _winner(self) -> Winner:
         return self.raced.winners[self.place]
 
+    def _longer_on_test(self) -> list[str]:
+        return [
+            f"on test k = {one.shots} is better than the prompt to take ({points_with_bounds(one.difference)}), which "
+            "the dev queries did not show: with more of them the choice may be another"
+            for one in self.tested[self.place + 1 :]
+            if one.difference.low > 0
+        ]
+
     def _short(self) -> list[str]:
         if self.does_any_choice_matter:
             return []
@@ -185,16 +193,6 @@ class Recommendation(ShownFindings):
     def _shorter(self) -> list[str]:
         told = [f"k = {one.shots} {points_with_bounds(one.difference)}" for one in self.tested[: self.place]]
         return [f"Shorter prompts, the best of each length, beside it on test: {'; '.join(told)}."] if told else []
-
-    def _longer(self) -> list[str]:
-        shots = [one.shots for one in self.raced.winners]
-        told = [f"k = {shots[pair.longer]} {points_with_bounds(pair.difference)}" for pair in self.raced.choice.longer]
-        if not told:
-            return []
-        return [
-            f"No longer prompt is shown to be better, on {self.raced.num_after:,} dev queries that had no say in which "
-            f"are the best: {'; '.join(told)}."
-        ]
 
     def _luck(self) -> str:
         one, after = self._winner, self.raced.accuracy[self.place]
@@ -318,7 +316,7 @@ def findings(runs: Mapping[str, Run], choices: Mapping[str, Any]) -> Recommendat
             TestedPrompt(
                 winner.shots,
                 accuracy_of(right),
-                Interval(0.0, 0.0, 0.0, 0.95) if right is chosen else difference(right, chosen)[0],
+                Interval(0.0, 0.0, 0.0, 0.95) if right is chosen else difference(right, chosen),
             )
             for winner, right in zip(raced.winners, answers, strict=True)
         ),

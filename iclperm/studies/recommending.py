@@ -21,8 +21,7 @@ from iclperm.runs.layout import lay_out
 from iclperm.runs.plan import tokens_within
 from iclperm.runs.raced_shots import RacedShots
 from iclperm.runs.setting import ResolvedStudy, resolved, study_examples
-from iclperm.stats.shortest import shortest
-from iclperm.studies.race import afterwards, winners
+from iclperm.studies.race import choice_of, winners
 from iclperm.studies.report import Run
 from iclperm.studies.stages import Stage
 from iclperm.study import kinds
@@ -65,8 +64,7 @@ def _race(study: Study, _: Mapping[str, Any]) -> dict[str, Study]:
 
 
 def _choose(study: Study, runs: Mapping[str, Run]) -> dict[str, Any]:
-    """The winner at every number of shots, and which of them is taken: the shortest that no longer one is shown to beat
-    on dev queries that had no say in the races."""
+    """The winner at every number of shots, and which of them is taken (`choice_of`)."""
     run = runs[RACE]
     found = winners(run)
     rows = run.demonstrations.rows
@@ -74,7 +72,7 @@ def _choose(study: Study, runs: Mapping[str, Run]) -> dict[str, Any]:
         {**plain(one), "rows": rows[one.set, one.permutation, : one.shots].tolist(), "run": run_of(one.shots)}
         for one in found
     ]
-    place = shortest(afterwards(run, found)).place
+    place = choice_of(run, found).place
     return {"prompts": prompts, "place": place, "random": _random(study, prompts[place]["shots"])}
 
 
