@@ -159,8 +159,13 @@ def test_other_reports_and_growth_are_refused(found, tmp_path):
         run.findings("sensitivity")
     with pytest.raises(ConfigError, match="each ordering other queries"):
         run.prompt(best=True)
-    with pytest.raises(ConfigError, match="decided by dev_accuracy"):
+    with pytest.raises(ConfigError, match=r"criterion is 'local_entropy', .* decided by 'dev_accuracy'"):
         iclperm.open_run(path / "run", criterion="local_entropy")
+    with pytest.raises(ConfigError, match=r"normalize is 'mean', .* decided by 'sum'"):
+        iclperm.open_run(path / "run", normalize="mean")
+    assert iclperm.open_run(path / "run", normalize="sum").digest == run.digest
+    with pytest.raises(RunError, match="normalize"):  # no wave may be decided by another statistic than those before
+        iclperm.run(Study(budget="adaptive", normalize="mean", **SIZES), path / "run", limits=LIMITS)
     with pytest.raises(RunError, match="cannot grow"):
         iclperm.run(Study(budget="adaptive", **{**SIZES, "sets": 4}), path / "run", extend=True, limits=LIMITS)
     with pytest.raises(RunError, match="budget"):

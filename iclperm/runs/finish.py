@@ -57,14 +57,14 @@ def open_one(
             f"{path} is not finished (wave {len(folder.plans)} is answered, the next not yet asked); run the same "
             f"study into it to continue (iclperm run {shlex.quote(str(path))})"
         )
-    decided_by = folder.plan["study"].get("criterion")  # of an adaptive search alone
-    if decided_by is not None and criterion not in (None, decided_by):
-        raise ConfigError(
-            f"criterion is {criterion!r}, but what this search asked was decided by {decided_by}; run a search by "
-            "that criterion into another folder"
-        )
-    layout = Layout.of_folder(folder)
     given = {"normalize": normalize, "criterion": criterion, "unparsed": unparsed}
+    for key, value in given.items() if folder.has_unasked else ():
+        if value not in (None, decided_by := folder.plan["study"].get(key, value)):
+            raise ConfigError(
+                f"{key} is {value!r}, but what this run asked was decided by {decided_by!r}; run the study so into "
+                "another folder"
+            )
+    layout = Layout.of_folder(folder)
     changes = folder.extents[-1] | {key: value for key, value in given.items() if value is not None}
     study = Study(**{**whole.study().model_dump(), **changes})
     if folder.plan["study"]["scoring"] == "generate" and study.normalize != "sum":

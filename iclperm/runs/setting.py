@@ -22,7 +22,7 @@ from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.stats.texts import near_duplicates
-from iclperm.study.study import Scoring, Study
+from iclperm.study.study import STATISTICS, Scoring, Study
 from iclperm.tasks.sources import Split
 from iclperm.tasks.task import Examples, Task, builtin_tasks
 
@@ -215,7 +215,7 @@ def identifying_choices(study: Study, task: Task) -> dict[str, Any]:
     return {
         **study.model_dump(include=set(_IDENTITY_KEYS)),
         **({} if study.demonstrations is None else {"demonstrations": study.demonstrations}),
-        **({"criterion": study.criterion} if study.is_adaptive else {}),  # which decides what is asked
+        **(study.model_dump(include=set(STATISTICS)) if study.is_in_waves else {}),  # which decide what is asked
         "shots": list(study.shot_list(task.shots)),
     }
 
