@@ -169,7 +169,7 @@ def test_it_is_planned_and_asked_of_any_run(site, packages):
     assert "The best 10% of the orders reach" in call("report", "plain", "--kind", "extremes")
     assert "choose one of sensitivity, " in call("report", "plain", "--kind", "rematch", code=2)
     assert call("report", "plain", "--kind", "nothing", code=2).endswith("generation, extremes")
-    assert call("plan", "--kind", "nothing", code=2).endswith("'transfer', 'selection', 'extremes' or 'rematch'")
+    assert call("plan", "--kind", "nothing", code=2).endswith("'race', 'recommend', 'extremes' or 'rematch'")
 
 
 def test_options_are_part_of_the_run_and_checked(site, packages):
@@ -246,7 +246,7 @@ def test_what_is_broken_is_said_to_whoever_asks_for_it_and_to_nobody_else(odd, p
         assert str(refused.value).startswith(f"the kind {name!r} (odd-kinds: odd_")
         assert "\n" not in str(refused.value)
     told = call("plan", "--kind", "nothing", code=2)
-    assert "'selection', 'sound'" in told
+    assert "'recommend', 'sound'" in told
     assert all(f"the kind {name!r} (odd-kinds: " in told for name in ("gone", "wrong", "renamed", "curve"))
     assert set(kinds.broken()) == {"gone", "wrong", "renamed", "curve"}
     assert kinds.named("curve") is kinds.CURVE

@@ -125,7 +125,8 @@ class Containers(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ((deep,), (vector,)) = self.named["more"]["and"], self.vectors["steer"]
         more: torch.Tensor = self.parts[0](x) * self.parts[1] + deep["more"](x) * deep["scale"] * self.named["scale"]
-        return self.base(x) + more + vector  # type: ignore[no-any-return]
+        steered: torch.Tensor = self.base(x) + more + vector
+        return steered
 
 
 def test_what_lists_and_dictionaries_beside_modules_hold_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

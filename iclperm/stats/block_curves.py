@@ -56,7 +56,8 @@ def block_curve(
         shots: [K] numbers of demonstrations, ascending.
         weights: [Q] how often each query counts.
         classes: [Q] the class of each query where blocks are drawn class by class.
-        level, margin: of the intervals, and of the tests.
+        level: of the intervals.
+        margin: the difference of accuracy that the tests take for none.
 
     Raises RequestError on shapes that do not fit, and what `own_block_components` does. Cost: O(S·P·K·Q).
     arXiv 2503.22002, Figure 1.

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from iclperm.base.help import fields_in_help
+from iclperm.errors import DataError
 from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import Plot, Table, interval_words, number, percent, plain, points_with_bounds, signed
 from iclperm.runs.raced_shots import lanes_of, num_racing
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.stats.shortest import Shortest, shortest
 from iclperm.studies.taking import RecommendedCell
+from iclperm.study import kinds
 from iclperm.study.states import NOT_ASKED, OK
 
 if TYPE_CHECKING:
@@ -201,7 +203,12 @@ def choice_of(run: FinishedRun, found: Sequence[Winner]) -> Shortest:
 
 
 def findings(run: FinishedRun) -> RaceFindings:
-    """The findings of a finished race."""
+    """The findings of a finished race; raises `DataError` for a run that is none."""
+    if run.study.kind != kinds.RACE.name:
+        raise DataError(
+            f"a report of the kind {kinds.RACE.name!r} is of a race, and this run is a {run.study.kind}, which asked "
+            f"every prompt; run the study with kind: {kinds.RACE.name} into another folder"
+        )
     found = winners(run)
     after = afterwards(run, found)
     states = run.splits["dev"].context_state

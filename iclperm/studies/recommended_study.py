@@ -16,6 +16,7 @@ from iclperm.study import kinds
 from iclperm.study.study import Study
 from iclperm.tasks.loaders import SUFFIXES
 from iclperm.tasks.proposal import propose
+from iclperm.tasks.sources import Split
 from iclperm.tasks.task import Task
 
 MOST_QUERIES: Mapping[str, int] = {"queries": 500, "dev_queries": 400}
@@ -80,8 +81,9 @@ def _usable(task: Task) -> dict[str, int]:
             "file of 100 rows or more is given one)"
         )
     known, counts = set(task.examples("train").hashes), {}
-    for key, split in (("queries", "test"), ("dev_queries", "dev")):
-        hashes = task.examples(split).hashes  # type: ignore[arg-type]  # one of the splits
+    splits: dict[str, Split] = {"queries": "test", "dev_queries": "dev"}
+    for key, split in splits.items():
+        hashes = task.examples(split).hashes
         counts[key] = sum(content not in known for content in hashes)
         known |= set(hashes)
     return counts
