@@ -11,11 +11,13 @@ import numpy as np
 
 from iclperm.base.help import fields_in_help
 from iclperm.errors import DataError
+from iclperm.report.by_shots import ByShots
 from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import Plot, Table, interval_words, number, percent, plain, points_with_bounds, signed
 from iclperm.runs.raced_shots import lanes_of, num_racing
+from iclperm.stats.intervals import Interval
 from iclperm.stats.sensitivity import FloatArray
-from iclperm.stats.shortest import Shortest, shortest
+from iclperm.stats.shortest import Shortest, accuracy_of, shortest
 from iclperm.studies.taking import RecommendedCell
 from iclperm.study import kinds
 from iclperm.study.states import NOT_ASKED, OK
@@ -83,8 +85,8 @@ class RaceFindings(ShownFindings):
     """By number of shots, ascending."""
     choice: Shortest
     """Of them, by the dev queries that had no say in the races."""
-    accuracy: tuple[float, ...]
-    """[K] of the winners on these."""
+    accuracy: tuple[Interval, ...]
+    """[K] of the winners on these, with 95 % intervals."""
     num_after: int
     """How many these are."""
     tolerance: float
@@ -93,6 +95,7 @@ class RaceFindings(ShownFindings):
     """Answers that were asked."""
     num_cells: int
     """Answers of asking every prompt every dev query."""
+    title: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -155,7 +158,7 @@ class RaceFindings(ShownFindings):
                 f"{one.num_dev:,}",
                 number(one.dev),
                 percent(one.failure),
-                number(after),
+                number(after.estimate),
             )
             for one, after in zip(self.winners, self.accuracy, strict=True)
         ]
@@ -188,12 +191,23 @@ class RaceFindings(ShownFindings):
         )
 
     def plots(self) -> dict[str, Plot]:
-        """None."""
-        return {}
+        """Accuracy over the number of demonstrations, on the dev queries that had no say in the races."""
+        figure = ByShots(
+            [one.shots for one in self.winners],
+            self.accuracy,
+            self.choice.place,
+            "other dev queries",
+            f"The winner at every k{f': {self.title}' if self.title else ''}",
+            [(place, one.dev) for place, one in enumerate(self.winners)],
+            "on the dev queries that chose it",
+        )
+        return {"race": figure.plot(f"Accuracy on {self.num_after:,} other dev queries, with 95 % intervals")}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""
-        return {**plain(self), "conclusion": self.conclusion()}
+        content: dict[str, Any] = plain(self)
+        del content["title"]  # which the report names
+        return content | {"conclusion": self.conclusion()}
 
 
 def choice_of(run: FinishedRun, found: Sequence[Winner]) -> Shortest:
@@ -215,9 +229,10 @@ def findings(run: FinishedRun) -> RaceFindings:
     return RaceFindings(
         winners=tuple(found),
         choice=choice_of(run, found),
-        accuracy=tuple(float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in after),
+        accuracy=tuple(accuracy_of(row) for row in after),
         num_after=after.shape[1],
         tolerance=run.study.tolerance,
         num_asked=int((states != NOT_ASKED).sum()),
         num_cells=int(states.size),
+        title=run.title,
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from iclperm.base.help import fields_in_help
-from iclperm.report import charts, figures
+from iclperm.report.by_shots import ByShots
 from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import (
     Plot,
@@ -34,9 +34,6 @@ from iclperm.studies.recommending import RACE, RANDOM
 from iclperm.studies.report import Run
 from iclperm.studies.taking import RecommendedCell
 from iclperm.study.states import OK
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FEW = 10  # test queries of a label, of whose recall next to nothing is known
 
@@ -117,8 +114,18 @@ class Recommendation(ShownFindings):
 
     def plots(self) -> dict[str, Plot]:
         """Accuracy on test over the number of demonstrations."""
-        caption = "Accuracy on test of the best prompt of each length, with 95 % intervals"
-        return {"recommendation": Plot((5.6, 3.6), self._draw, self._charts, caption=caption)}
+        figure = ByShots(
+            [one.shots for one in self.tested],
+            [one.accuracy for one in self.tested],
+            self.place,
+            "test",
+            f"What to take{f': {self.title}' if self.title else ''}",
+            [] if self.random is None else [(self.place, self.random.random.estimate)],
+            "random prompts of that length",
+        )
+        return {
+            "recommendation": figure.plot("Accuracy on test of the best prompt of each length, and 95 % intervals")
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""
@@ -195,7 +202,7 @@ class Recommendation(ShownFindings):
         return [f"Shorter prompts, the best of each length, beside it on test: {'; '.join(told)}."] if told else []
 
     def _luck(self) -> str:
-        one, after = self._winner, self.raced.accuracy[self.place]
+        one, after = self._winner, self.raced.accuracy[self.place].estimate
         return (
             f"Quote the accuracy on test: on dev it had {percent(one.dev)} on the {one.num_dev:,} queries that chose "
             f"it out of {one.num_prompts:,} prompts, which is partly luck, and {percent(after)} on "
@@ -261,37 +268,6 @@ class Recommendation(ShownFindings):
             rows,
             caption="Wilson's intervals.",
         )
-
-    @property
-    def _rows(self) -> list[tuple[int, Interval]]:
-        return [(one.shots, one.accuracy) for one in self.tested]
-
-    def _draw(self, figure: Figure) -> None:
-        width, height = figure.get_size_inches()
-        axes = figures.placed(figure, 0.75, 0.6, width - 0.95, height - 1.45)
-        places = np.arange(len(self._rows))
-        means = np.array([100 * found.estimate for _, found in self._rows])
-        ends = np.array([[100 * found.low, 100 * found.high] for _, found in self._rows]).T
-        axes.errorbar(
-            places, means, yerr=np.abs(ends - means), color=figures.BLUE, marker="o", markersize=4, linewidth=1.3
-        )
-        axes.plot([self.place], [means[self.place]], "o", markersize=9, mfc="none", mec="black", zorder=3)
-        if self.random is not None:
-            at = 100 * self.random.random.estimate
-            axes.plot([self.place], [at], "x", color=figures.GREY, markersize=6)
-        axes.set_xticks(places, [str(shots) for shots, _ in self._rows])
-        axes.set(xlabel="demonstrations (the best prompt of each number)", ylabel="accuracy on test, %")
-        figures.plain_frame(axes)
-        cross = "" if self.random is None else "; cross: random prompts of that length"
-        figures.head(figure, f"What to take{f': {self.title}' if self.title else ''}", f"circle: to take{cross}")
-
-    def _charts(self) -> list[charts.Specification]:
-        name = "the best prompt of each length"
-        rows = [
-            plain({"x": shots, "y": found.estimate, "low": found.low, "high": found.high, "name": name})
-            for shots, found in self._rows
-        ]
-        return [charts.line_chart(rows, x="demonstrations", y="accuracy on test", colours={name: figures.BLUE})]
 
 
 def findings(runs: Mapping[str, Run], choices: Mapping[str, Any]) -> Recommendation:
