@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from iclperm.errors import ConfigError, DamagedItem, DataError, IclpermError, Ru
 from iclperm.runs.audit import _other_grounds
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
-from iclperm.runs.waves import Ask, Decision
+from iclperm.runs.waves import Ask, Decision, _told_once
 from iclperm.study.sizes import parse_search_budget
 from iclperm.study.states import NOT_ASKED, OK
 
@@ -183,6 +184,28 @@ def test_a_table_has_what_was_not_asked_as_such(found, tmp_path):
     assert run.missing.answers == 0
 
 
+def test_a_race_that_is_decided_stays_as_sure_as_it_was(found):
+    """Whatever its winner is asked later, in the race between the sets."""
+    first, then = Decision((), {"sets": [{"decided": True, "failure": 0.3}, {"decided": False, "failure": 0.9}]}), []
+    then = [{"decided": True, "failure": 0.0}, {"decided": True, "failure": 0.1}]
+    assert _told_once([first], then) == [first.known["sets"][0], then[1]]
+    assert _told_once([Decision((), {})], then) == then
+    decided = {}
+    for each in found[1].decisions[1:]:
+        for index, one in enumerate(each["known"]["sets"]):
+            assert decided.setdefault(index, one) == one if one["decided"] else index not in decided
+
+
+def test_a_race_that_a_budget_ended_promises_nothing(found):
+    findings = found[1].findings()
+    of_budget = replace(findings, budget="5 %", sets=tuple(one._replace(failure=0.4) for one in findings.sets))
+    assert "such races" not in " ".join(of_budget._promise())
+    assert "In 3 of 3 sets the budget '5 %' ended the race before its rule did" in of_budget._promise()[0]
+    by_rule = replace(of_budget, budget="adaptive")
+    assert "such races" in by_rule._promise()[0]
+    assert len(by_rule._promise()) == 1
+
+
 @pytest.mark.parametrize(("budget", "least"), [("60 %", 0.05), ("40000 tokens", 0.05)])
 def test_a_budget_is_kept(budget, least):
     run = iclperm.run(Study(budget=budget, **SIZES))
@@ -206,6 +229,7 @@ def test_a_budget_is_kept(budget, least):
         ({"tolerance": 0.02}, "'tolerance' is for an adaptive search"),
         ({"budget": "adaptive", "rule": "certified", "criterion": "local_entropy"}, "set criterion to dev_accuracy"),
         ({"budget": "adaptive", "tolerance": 1.5}, "'tolerance' is 1.5"),
+        ({"budget": "5 %", "rule": "certified"}, "set budget to adaptive, or rule to calibrated"),
     ],
 )
 def test_what_cannot_be_is_refused(choices, said):

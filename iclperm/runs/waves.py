@@ -168,7 +168,7 @@ class Racing:
         asked = self._asked(before)
         values = self._values(answers, answers.context_of[:, :, -1])
         steps = [self._step(values[index], asked[index], len(before)) for index in range(len(asked))]
-        known: dict[str, Any] = {"basis": basis, "sets": [told_step(step) for step in steps]}
+        known: dict[str, Any] = {"basis": basis, "sets": _told_once(before, [told_step(step) for step in steps])}
         wanted = [
             (step.num_queries, (index, int(permutation)))
             for index, step in enumerate(steps)
@@ -248,6 +248,13 @@ def told_step(step: RaceStep) -> dict[str, Any]:
     """What a decision keeps of a step, JSON-safe."""
     failure = None if math.isnan(step.failure) else round(step.failure, 6)
     return {"leader": step.leader, "failure": failure, "left": step.num_left, "decided": step.is_decided}
+
+
+def _told_once(before: Sequence[Decision], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each set's step as it was when its race was decided: what its winner is asked later, in the race between the
+    sets, says nothing of its rivals."""
+    earlier = before[-1].known.get("sets", now)
+    return [one if one["decided"] else step for one, step in zip(earlier, now, strict=True)]
 
 
 def _plain(asks: Sequence[Ask]) -> list[Ask]:
