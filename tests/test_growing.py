@@ -166,6 +166,11 @@ def test_a_plan_sizes_a_study_from_a_pilot_and_from_components(found, capsys):
     assert given.sizes[-1].half_width <= 0.03
 
 
+def test_a_plan_is_of_numbers_of_demonstrations_that_the_study_has():
+    with pytest.raises(ConfigError, match="the study has no k = 7; add it to 'shots'"):
+        iclperm.plan_sizes(Study(**SIZES), "accuracy at 7 +- 0.05", components="order=.05,accuracy=.7")
+
+
 def test_a_rank_takes_permutations_of_a_curve():
     curve = iclperm.run(Study(kind="curve", sets=3, permutations=12, shots=4, queries=24))
     planned = iclperm.plan_sizes(curve.study, "rank of shapley +- 2", pilot=curve)

@@ -178,7 +178,8 @@ class AdaptiveFindings(ShownFindings):
             worst = max(one.failure for one in self.sets)
             told.append(
                 f"In {len(self.sets) - kept} of {len(self.sets)} sets the budget {self.budget!r} ended the race before "
-                f"its rule did: the chance that another ordering is better by more than {within} is up to {percent(worst)}."
+                f"its rule did: the chance that another ordering is better by more than {within} is up to "
+                f"{percent(worst)}."
             )
         return told
 

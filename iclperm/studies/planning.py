@@ -116,6 +116,8 @@ def precision_plan(
     if (pilot is None) == (components is None):
         raise ConfigError("sizes need a pilot or components: give one of --pilot RUN and --components order=.05,...")
     setting = ResolvedStudy.of(_sized(study, StudySizes(1, 1, 1)), weights=False)
+    if missing := [k for k in wanted.shots if k not in setting.design.shots]:
+        raise ConfigError(f"precision is {precision!r}, but the study has no k = {missing[0]}; add it to 'shots'")
     most = _most(setting)
     if wanted.quantity == "rank":
         if pilot is None:

@@ -143,8 +143,8 @@ class Recommendation(ShownFindings):
 
     @property
     def does_any_choice_matter(self) -> bool:
-        """Whether a longer prompt than the shortest is shown to be better, on dev queries that had no say in the races or
-        on test, or this one than a random one."""
+        """Whether a longer prompt than the shortest is shown to be better, on test or on dev queries that had no say in
+        the races, or this one than a random one."""
         return self.place > 0 or self._is_better_than_random or bool(self._longer_on_test())
 
     @property
