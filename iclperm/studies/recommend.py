@@ -123,9 +123,7 @@ class Recommendation(ShownFindings):
             [] if self.random is None else [(self.place, self.random.random.estimate)],
             "random prompts of that length",
         )
-        return {
-            "recommendation": figure.plot("Accuracy on test of the best prompt of each length, and 95 % intervals")
-        }
+        return {"recommendation": figure.plot("Accuracy on test of the best prompt of each length, and 95 % intervals")}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""
