@@ -371,7 +371,7 @@ def _compute(
     session = _Session(folder, _environment(model), model, work.setting.near)
     num_parts = len(work.parts)
     session.write(tokens=0)
-    wave = 0 if work.growths[-1].decision is None else len(work.growths)
+    wave = len(work.growths) if work.setting.study.is_in_waves else 0
     try:
         watch.answer(lambda: model.tokens, _tokens_wanted(work, missing), len(scores.parts), num_parts, wave)
         with open_reader(work.setting) as checker:
