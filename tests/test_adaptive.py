@@ -14,6 +14,7 @@ import iclperm
 from iclperm import Study
 from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DamagedItem, DataError, IclpermError, RunError, RunInterrupted
+from iclperm.progress import words
 from iclperm.runs.audit import _other_grounds
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
@@ -235,6 +236,22 @@ def test_a_budget_is_kept(budget, least):
 def test_what_cannot_be_is_refused(choices, said):
     with pytest.raises(ConfigError, match=said):
         iclperm.run(Study(**{**SIZES, **choices}))
+    with pytest.raises(ConfigError, match=said):
+        iclperm.plan(Study(**{**SIZES, **choices}))
+
+
+def test_progress_tells_the_wave_and_about_its_own_tokens():
+    told = []
+
+    class Shown:
+        interval = 1e9
+        show = staticmethod(told.append)
+
+    run = iclperm.run(Study(budget="adaptive", **SIZES), progress=Shown())
+    ends = {advance.wave: advance for advance in told if advance.stage == "scoring"}
+    assert list(ends) == list(range(1, len(run.decisions)))  # the last decision asks nothing
+    assert all(0.5 < advance.tokens / advance.tokens_wanted < 2 for advance in ends.values())
+    assert "scoring wave 1, " in words(ends[1])
 
 
 @pytest.mark.parametrize("criterion", ["dev_log_likelihood", "local_entropy"])

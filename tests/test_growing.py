@@ -162,6 +162,8 @@ def test_a_plan_sizes_a_study_from_a_pilot_and_from_components(found, capsys):
     first = planned.sizes[0]
     sized = Study(**{**SIZES, "sets": first.sets, "permutations": first.permutations, "queries": first.queries})
     assert iclperm.plan(sized).tokens_unique == first.tokens
+    assert command("plan", "--precision", "accuracy ± 0.04", "--sets", "3", "--queries", "20") == 0
+    assert "these sizes are the most that a run asks" in " ".join(capsys.readouterr().out.split())
     given = iclperm.plan_sizes(Study(**SIZES), "order_effect +- 0.03", components="order=.05,selection=.03,accuracy=.7")
     assert given.sizes[-1].half_width <= 0.03
 

@@ -155,7 +155,8 @@ def test_a_budget_is_kept_and_a_small_one_refused(found):
     run = iclperm.run(Study(**{**race, "budget": "80 %"}))
     assert run.decisions[0]["known"]["halved"]
     assert 0.4 * whole < run.report.tokens_forwarded <= 1.02 * 0.8 * whole
-    with pytest.raises(ConfigError, match=r"budget '1 %' is too small for this choice; give at least [\d,]+ tokens"):
+    said = r"budget '1 %' is too small for this choice; give at least [\d,]+ tokens \([\d.]+ times as much\)"
+    with pytest.raises(ConfigError, match=said):
         iclperm.run(Study(**{**race, "budget": "1 %"}))
 
 

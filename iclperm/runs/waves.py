@@ -257,6 +257,11 @@ def _told_once(before: Sequence[Decision], now: list[dict[str, Any]]) -> list[di
     return [one if one["decided"] else step for one, step in zip(earlier, now, strict=True)]
 
 
+def times(least: float, tokens: float) -> str:
+    """The least that a budget has to be, beside the tokens that it is."""
+    return f"{math.ceil(least):,} tokens ({math.ceil(10 * least / tokens) / 10:,.1f} times as much)"
+
+
 def _plain(asks: Sequence[Ask]) -> list[Ask]:
     return [ask._replace(queries=tuple(map(int, ask.queries))) for ask in asks]
 
@@ -294,6 +299,7 @@ def _first_block(setting: ResolvedStudy, prompts: Prompts, tokens: float, num_te
     if first is None:
         least = num_sets * (on_test + at_end + 2 * num_permutations * (context + 2 * per_split["dev"]))
         raise ConfigError(
-            f"the budget {budget!r} is too small for this search; give at least {math.ceil(least):,} tokens"
+            f"the budget {budget!r} is too small for this search; give at least {times(least, tokens)}, or fewer test "
+            "queries"
         )
     return first
