@@ -85,9 +85,9 @@ def test_generated_prompts_are_forwarded_once(tmp_path: Path) -> None:
 def test_a_plain_run_says_how_far_it_is_by_what_it_forwards(study: Study) -> None:
     plain = study.model_copy(update={"plain": True})
     work = layout.lay_out(setting.ResolvedStudy.of(plain))
-    assert execute._tokens_wanted(work, len(work.parts)) == iclperm.plan(plain).plain_tokens
+    assert execute._tokens_wanted(work, range(len(work.parts))) == iclperm.plan(plain).plain_tokens
     tree = layout.lay_out(setting.ResolvedStudy.of(study))
-    assert execute._tokens_wanted(tree, len(tree.parts)) == iclperm.plan(study).tokens_unique
+    assert execute._tokens_wanted(tree, range(len(tree.parts))) == iclperm.plan(study).tokens_unique
 
 
 def test_the_status_of_a_plain_run_tells_no_share_of_distinct_tokens(

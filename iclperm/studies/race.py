@@ -98,6 +98,7 @@ class RaceFindings(ShownFindings):
     is_within_budget: bool = False
     """Whether a budget could end the races before their rule did."""
     title: str = ""
+    """Heads the figure."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
