@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from behaviour import cases, kept, refusals, shown, surface
 from behaviour.place import place
-
 from iclperm.report import figures
 
 _BLANK = {"png": b"", "pdf": b"", "svg": b'<svg xmlns="http://www.w3.org/2000/svg"></svg>'}
