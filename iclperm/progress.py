@@ -97,11 +97,12 @@ def words(advance: Advance) -> str:
     """How far a run is, in a line: "demo on mini_news: scoring, 8,296 of 16,000 tokens, 1 of 2 parts, 3 s left"."""
     found = [f"{in_one_line(advance.model)} on {in_one_line(advance.task)}: {advance.stage}"]
     if advance.stage == ANSWERING:
+        found[0] += f" wave {advance.wave}" if advance.wave else ""
         wanted = "" if advance.tokens_wanted is None else f" of about {advance.tokens_wanted:,}"
         found.append(f"{advance.tokens:,}{wanted} tokens")
         found.append(f"{advance.num_parts_done:,} of {advance.num_parts:,} parts")
         if advance.num_parts_done < advance.num_parts and advance.seconds_left is not None:
-            found.append(f"about {duration(advance.seconds_left)} left")
+            found.append(f"about {duration(advance.seconds_left)} left{' of it' if advance.wave else ''}")
     elif advance.seconds >= 1:
         found.append(f"for {duration(advance.seconds)}")
     return ", ".join(found)

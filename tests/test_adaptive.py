@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ import iclperm
 from iclperm import Study
 from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DamagedItem, DataError, IclpermError, RunError, RunInterrupted
+from iclperm.progress import words
 from iclperm.runs.audit import _other_grounds
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
-from iclperm.runs.waves import Ask, Decision
+from iclperm.runs.waves import Ask, Decision, _told_once
 from iclperm.study.sizes import parse_search_budget
 from iclperm.study.states import NOT_ASKED, OK
 
@@ -183,6 +185,28 @@ def test_a_table_has_what_was_not_asked_as_such(found, tmp_path):
     assert run.missing.answers == 0
 
 
+def test_a_race_that_is_decided_stays_as_sure_as_it_was(found):
+    """Whatever its winner is asked later, in the race between the sets."""
+    first, then = Decision((), {"sets": [{"decided": True, "failure": 0.3}, {"decided": False, "failure": 0.9}]}), []
+    then = [{"decided": True, "failure": 0.0}, {"decided": True, "failure": 0.1}]
+    assert _told_once([first], then) == [first.known["sets"][0], then[1]]
+    assert _told_once([Decision((), {})], then) == then
+    decided = {}
+    for each in found[1].decisions[1:]:
+        for index, one in enumerate(each["known"]["sets"]):
+            assert decided.setdefault(index, one) == one if one["decided"] else index not in decided
+
+
+def test_a_race_that_a_budget_ended_promises_nothing(found):
+    findings = found[1].findings()
+    of_budget = replace(findings, budget="5 %", sets=tuple(one._replace(failure=0.4) for one in findings.sets))
+    assert "such races" not in " ".join(of_budget._promise())
+    assert "In 3 of 3 sets the budget '5 %' ended the race before its rule did" in of_budget._promise()[0]
+    by_rule = replace(of_budget, budget="adaptive")
+    assert "such races" in by_rule._promise()[0]
+    assert len(by_rule._promise()) == 1
+
+
 @pytest.mark.parametrize(("budget", "least"), [("60 %", 0.05), ("40000 tokens", 0.05)])
 def test_a_budget_is_kept(budget, least):
     run = iclperm.run(Study(budget=budget, **SIZES))
@@ -206,11 +230,28 @@ def test_a_budget_is_kept(budget, least):
         ({"tolerance": 0.02}, "'tolerance' is for an adaptive search"),
         ({"budget": "adaptive", "rule": "certified", "criterion": "local_entropy"}, "set criterion to dev_accuracy"),
         ({"budget": "adaptive", "tolerance": 1.5}, "'tolerance' is 1.5"),
+        ({"budget": "5 %", "rule": "certified"}, "set budget to adaptive, or rule to calibrated"),
     ],
 )
 def test_what_cannot_be_is_refused(choices, said):
     with pytest.raises(ConfigError, match=said):
         iclperm.run(Study(**{**SIZES, **choices}))
+    with pytest.raises(ConfigError, match=said):
+        iclperm.plan(Study(**{**SIZES, **choices}))
+
+
+def test_progress_tells_the_wave_and_about_its_own_tokens():
+    told = []
+
+    class Shown:
+        interval = 1e9
+        show = staticmethod(told.append)
+
+    run = iclperm.run(Study(budget="adaptive", **SIZES), progress=Shown())
+    ends = {advance.wave: advance for advance in told if advance.stage == "scoring"}
+    assert list(ends) == list(range(1, len(run.decisions)))  # the last decision asks nothing
+    assert all(0.5 < advance.tokens / advance.tokens_wanted < 2 for advance in ends.values())
+    assert "scoring wave 1, " in words(ends[1])
 
 
 @pytest.mark.parametrize("criterion", ["dev_log_likelihood", "local_entropy"])

@@ -26,7 +26,7 @@ from iclperm.base.files import writable
 from iclperm.cli import arguments, commands, options, terminal
 from iclperm.cli import main as cli
 from iclperm.engine import Engine
-from iclperm.errors import OutOfMemory
+from iclperm.errors import ConfigError, OutOfMemory
 from iclperm.runs import answering
 from iclperm.runs.limits import WorkLimits
 from iclperm.studies.report import Run
@@ -147,6 +147,13 @@ def test_every_key_of_a_study_is_a_flag():
     assert set(options.STUDY_KEYS) == set(Study.model_fields)
     numbers = {key for key, field in Study.model_fields.items() if "int" in str(field.annotation)}
     assert numbers - {"memory_budget", "demonstrations", "endpoint"} == options.NUMBERS
+
+
+def test_a_tolerance_is_a_flag():
+    given = arguments.value_of("tolerance", "0.05")
+    assert Study(kind="search", budget="adaptive", dev_queries=9, tolerance=given).tolerance == 0.05
+    with pytest.raises(ConfigError, match="--tolerance is '5 points'; give a number"):
+        arguments.value_of("tolerance", "5 points")
 
 
 @pytest.mark.parametrize(

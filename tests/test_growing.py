@@ -162,8 +162,15 @@ def test_a_plan_sizes_a_study_from_a_pilot_and_from_components(found, capsys):
     first = planned.sizes[0]
     sized = Study(**{**SIZES, "sets": first.sets, "permutations": first.permutations, "queries": first.queries})
     assert iclperm.plan(sized).tokens_unique == first.tokens
+    assert command("plan", "--precision", "accuracy ± 0.04", "--sets", "3", "--queries", "20") == 0
+    assert "these sizes are the most that a run asks" in " ".join(capsys.readouterr().out.split())
     given = iclperm.plan_sizes(Study(**SIZES), "order_effect +- 0.03", components="order=.05,selection=.03,accuracy=.7")
     assert given.sizes[-1].half_width <= 0.03
+
+
+def test_a_plan_is_of_numbers_of_demonstrations_that_the_study_has():
+    with pytest.raises(ConfigError, match="the study has no k = 7; add it to 'shots'"):
+        iclperm.plan_sizes(Study(**SIZES), "accuracy at 7 +- 0.05", components="order=.05,accuracy=.7")
 
 
 def test_a_rank_takes_permutations_of_a_curve():

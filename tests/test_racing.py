@@ -179,6 +179,25 @@ def test_at_most_half_go_on_where_a_budget_halves() -> None:
     assert all(size <= -(-24 // 2**place) for place, size in enumerate(sizes))
 
 
+def test_a_budget_that_leaves_orderings_out_does_not_make_the_choice_sure() -> None:
+    """Those left out are in the chance that the choice is wrong, which is about as often as it is."""
+    wrong, said = [], []
+    for seed in range(40):
+        table = population(seed, 0.4, queries=120)
+        race = replay(table, RaceRule(first=6), halved=True, seed=seed)
+        means = table.mean(axis=1)
+        wrong.append(means.max() - means[race.chosen] > 0.01)
+        said.append(race.failure)
+    assert np.mean(wrong) > 0.2
+    assert 0.7 * np.mean(wrong) < np.mean(said) < 1.6 * np.mean(wrong)
+
+
+def test_of_one_ordering_there_is_a_gain_of_nothing() -> None:
+    found = gain_on_test(np.ones((1, 1, 5)), np.zeros((1, 1, 5)), [0])
+    assert found.gain.estimate == 0
+    assert math.isnan(found.gain.low)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DataError, RequestError, RunError, RunInterrupted
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.raced_shots import lanes_of, num_racing
+from iclperm.stats.intervals import Interval
 from iclperm.stats.shortest import accuracy_of, against_random, shortest
 from iclperm.studies.recommended_study import recommended_study
 from iclperm.studies.recommending import ladder
@@ -153,7 +155,8 @@ def test_a_budget_is_kept_and_a_small_one_refused(found):
     run = iclperm.run(Study(**{**race, "budget": "80 %"}))
     assert run.decisions[0]["known"]["halved"]
     assert 0.4 * whole < run.report.tokens_forwarded <= 1.02 * 0.8 * whole
-    with pytest.raises(ConfigError, match=r"budget '1 %' is too small for this choice; give at least [\d,]+ tokens"):
+    said = r"budget '1 %' is too small for this choice; give at least [\d,]+ tokens \([\d.]+ times as much\)"
+    with pytest.raises(ConfigError, match=said):
         iclperm.run(Study(**{**race, "budget": "1 %"}))
 
 
@@ -257,6 +260,18 @@ def test_no_choice_is_shown_to_matter(tmp_path):
     assert "random" not in run.runs
     assert findings._short() == ["No choice is shown to matter: take the shortest, k = 0."]
     assert not findings.bearing.can_conclude
+
+
+def test_a_longer_prompt_that_is_better_on_test_matters(found):
+    """Though the dev queries did not show it: it is not said that no choice matters."""
+    findings = found.findings()
+    tested = [one._replace(difference=Interval(0.0, 0.0, 0.0, 0.95)) for one in findings.tested]
+    alike = replace(findings, place=0, random=None, tested=tuple(tested))
+    assert not alike.does_any_choice_matter
+    tested[1] = tested[1]._replace(difference=Interval(0.3, 0.2, 0.4, 0.95))
+    longer = replace(alike, tested=tuple(tested))
+    assert longer.does_any_choice_matter
+    assert longer._short() == []
 
 
 def command(*arguments):

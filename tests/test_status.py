@@ -78,7 +78,8 @@ def test_where_names_do_not_tell_what_was_chosen_that_is_said(tmp_path):
     shutil.copytree(chosen, folder / "chosen-00000000")
     spoil(folder)
     code, printed, complaint = call("status", folder, "--json")
-    assert (code, complaint) == (3, "not begun: what it chooses; run the study again to continue\n")
+    said = "not begun: what it chooses; unless it is at work, run the study again to continue\n"
+    assert (code, complaint) == (3, said)
     assert json.loads(printed)["folder"] == str(folder / "source")
 
 

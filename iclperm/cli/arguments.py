@@ -38,12 +38,21 @@ def value_of(key: str, text: str) -> Any:
         return _endpoint(text)
     if key == "options":
         return _choices(text, "--options", "key=value with commas between")
+    if key == "tolerance":
+        return _share(key, text)
     if key not in NUMBERS or (key, text) == ("shots", "all"):
         return text
     try:
         return [int(part) for part in text.split(",")] if key == "shots" and "," in text else int(text)
     except ValueError:
         raise ConfigError(f"--{key.replace('_', '-')} is {text!r}; give a whole number") from None
+
+
+def _share(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--{key} is {text!r}; give a number of 0 or more, as 0.02") from None
 
 
 def _study_of_run(folder: Path) -> Study:

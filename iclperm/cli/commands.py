@@ -527,7 +527,7 @@ def _missing(folder: Path, *, may_read: bool) -> list[str]:
     """What of a study of several runs has not begun (`several.begun`), named on stderr; nothing of one run."""
     missing = several.begun(folder, may_read=may_read)[1] if is_several(folder) else []
     if missing:
-        click.echo(f"not begun: {', '.join(missing)}; run the study again to continue", err=True)
+        click.echo(f"not begun: {', '.join(missing)}; unless it is at work, run the study again to continue", err=True)
     return missing
 
 

@@ -96,6 +96,12 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
     if study.is_adaptive:
         notes.insert(0, f"with budget {study.budget!r} a search asks a part of this; how much follows from the answers")
+    if study.precision is not None:
+        notes.insert(
+            0,
+            f"these sizes are the most that a run asks; it stops where it knows {study.precision}. Sizes for that come "
+            "from --pilot RUN, or --components order=.05,selection=.03,accuracy=.7",
+        )
     if planned.crossed_tokens is not None:
         notes.insert(
             0,

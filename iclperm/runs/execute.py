@@ -6,10 +6,10 @@ import platform
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ from iclperm.runs.growing import Growing
 from iclperm.runs.layout import lay_out, with_wave
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.parts import other_numerics
-from iclperm.runs.plan import tokens_within
+from iclperm.runs.plan import races_of
 from iclperm.runs.presence import at_work
 from iclperm.runs.progress import DECIDING, FINISHING, LOADING, TOKENISING, Progress, RunWatch, Watcher
-from iclperm.runs.raced_shots import RacedShots
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.reading import open_reader
 from iclperm.runs.run import FinishedRun
@@ -37,9 +36,8 @@ from iclperm.runs.run_texts import drop_texts, keep_texts
 from iclperm.runs.scorers import Scorer, scorer_of
 from iclperm.runs.setting import ResolvedStudy, identifying_choices, resolved, with_whole_paths
 from iclperm.runs.tables import tables
-from iclperm.runs.waves import Decision, Racing, Waves, basis_of
+from iclperm.runs.waves import Decision, Waves, basis_of
 from iclperm.runs.work import Work
-from iclperm.study.kinds import RACE
 from iclperm.study.study import Study
 from iclperm.tasks.task import Task
 
@@ -138,8 +136,7 @@ def _waves_of(work: Work, decided: Sequence[Decision]) -> Waves | None:
     """What decides about the waves of a study; None where everything is asked at once."""
     study = work.setting.study
     if study.is_adaptive:
-        races = RacedShots if study.kind == RACE.name else Racing
-        return races.of(work.setting, work.prompts, partial(tokens_within, work), decided)
+        return races_of(work, decided)
     return None if study.precision is None else Growing.of(work)
 
 
@@ -374,8 +371,9 @@ def _compute(
     session = _Session(folder, _environment(model), model, work.setting.near)
     num_parts = len(work.parts)
     session.write(tokens=0)
+    wave = len(work.growths) if work.setting.study.is_in_waves else 0
     try:
-        watch.answer(lambda: model.tokens, _tokens_wanted(work, len(missing)), len(scores.parts), num_parts)
+        watch.answer(lambda: model.tokens, _tokens_wanted(work, missing), len(scores.parts), num_parts, wave)
         with open_reader(work.setting) as checker:
             while missing:
                 with closing(model.tables(missing, _FolderClaims(folder), checker)) as answered:
@@ -396,14 +394,16 @@ def _compute(
     return model.tokens - before
 
 
-def _tokens_wanted(work: Work, num_missing: int) -> int | None:
-    """About how many tokens so many of the parts take; None where answers are generated, whose lengths nobody knows."""
+def _tokens_wanted(work: Work, missing: Sequence[int]) -> int | None:
+    """About how many tokens these parts take; None where answers are generated, whose lengths nobody knows."""
     if work.setting.is_generated:
         return None
-    tokens = work.plain_tokens if work.setting.study.plain else work.tokens.unique
-    if work.growths[-1].decision is not None:
-        tokens = sum(growth.tokens.unique for growth in work.growths)
-    return round(tokens * num_missing / len(work.parts))
+    if work.growths[-1].decision is None:
+        tokens = work.plain_tokens if work.setting.study.plain else work.tokens.unique
+        return round(tokens * len(missing) / len(work.parts))
+    there = Counter(part.growth for part in work.parts)
+    wanted = Counter(work.parts[number].growth for number in missing)
+    return round(sum(work.growths[wave].tokens.unique * wanted[wave] / there[wave] for wave in wanted))
 
 
 def _read_others(folder: RunFolder, missing: Sequence[int], scores: ContextAnswers) -> None:

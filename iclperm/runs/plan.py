@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iclperm.base.help import fields_in_help
@@ -13,8 +15,11 @@ from iclperm.prompts.tokenise import PromptCounts
 from iclperm.report.notebook import ShownFields
 from iclperm.runs.layout import general_plans, lay_out
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.raced_shots import RacedShots
 from iclperm.runs.setting import ResolvedStudy
+from iclperm.runs.waves import Decision, Racing
 from iclperm.runs.work import Work
+from iclperm.study.kinds import RACE
 from iclperm.study.sizes import SearchBudget
 from iclperm.study.study import Study
 
@@ -101,6 +106,8 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     from iclperm.engine.estimate import estimate  # after what is quickly known to be wrong
     from iclperm.engine.load import has_device
 
+    if study.is_adaptive and (study.endpoint is not None or has_device(study.device)):
+        races_of(work)
     plans = [product.plan for growth in work.growths for product in growth.products]
     if study.cells != "crossed":  # most of them are in no product
         plans += general_plans(work)
@@ -116,6 +123,12 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     return replace(
         _summary(work), estimate=found, untimed=f"how fast {ways} runs is not known" if found.seconds is None else ""
     )
+
+
+def races_of(work: Work, decided: Sequence[Decision] = ()) -> Racing | RacedShots:
+    """The races of an adaptive study, as far as they are decided; `ConfigError` for a budget that does not reach."""
+    races = RacedShots if work.setting.study.kind == RACE.name else Racing
+    return races.of(work.setting, work.prompts, partial(tokens_within, work), decided)
 
 
 def tokens_within(work: Work, budget: SearchBudget) -> float:

@@ -43,6 +43,9 @@ class Advance:
     answers that are generated are not."""
     num_parts_before: int = 0
     """Parts that were there when this process began."""
+    wave: int = 0
+    """Of a run in waves, the one that is answered, from 1: tokens and time are its own, and how many follow nobody
+    knows; 0 of any other run."""
 
     @property
     def share(self) -> float:
@@ -119,13 +122,14 @@ class RunWatch:
             self._advance = replace(self._advance, stage=stage)
         self._tell()
 
-    def answer(self, tokens: Callable[[], int], wanted: int | None, done: int, total: int) -> None:
-        """Says that answering begins: ``tokens`` counts those so far, and is called from the thread, too."""
+    def answer(self, tokens: Callable[[], int], wanted: int | None, done: int, total: int, wave: int = 0) -> None:
+        """Says that answering, or a ``wave`` of it, begins: ``tokens`` counts those so far, and is called from the
+        thread, too."""
         before = tokens()
         with self._turn:
             self._began, self._tokens = time.monotonic(), lambda: tokens() - before
             self._advance = replace(
-                self._advance, stage=ANSWERING, tokens_wanted=wanted, num_parts=total, num_parts_before=done
+                self._advance, stage=ANSWERING, tokens_wanted=wanted, num_parts=total, num_parts_before=done, wave=wave
             )
         self.parts(done, total)
 

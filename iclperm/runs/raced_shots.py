@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from iclperm.errors import ConfigError
 from iclperm.runs.setting import ResolvedStudy
-from iclperm.runs.waves import Ask, Decision, told_step
+from iclperm.runs.waves import Ask, Decision, times, told_step
 from iclperm.stats.racing import RaceRule, RaceStep, halving_cost, next_step
 from iclperm.study.sizes import SearchBudget, parse_search_budget
 
@@ -156,8 +156,8 @@ def _first_block(setting: ResolvedStudy, prompts: Prompts, tokens: float, num_de
 
     if (least := cost(_LEAST_BLOCK)) > tokens:
         raise ConfigError(
-            f"the budget {setting.study.budget!r} is too small for this choice; give at least {math.ceil(least):,} "
-            "tokens, or fewer sets, permutations, shots or dev queries"
+            f"the budget {setting.study.budget!r} is too small for this choice; give at least {times(least, tokens)}, "
+            "or fewer sets, permutations, shots or dev queries"
         )
     blocks = range(_LEAST_BLOCK, racing + 1)
     return max(first for first in blocks if cost(first) <= tokens)

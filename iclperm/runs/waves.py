@@ -168,7 +168,7 @@ class Racing:
         asked = self._asked(before)
         values = self._values(answers, answers.context_of[:, :, -1])
         steps = [self._step(values[index], asked[index], len(before)) for index in range(len(asked))]
-        known: dict[str, Any] = {"basis": basis, "sets": [told_step(step) for step in steps]}
+        known: dict[str, Any] = {"basis": basis, "sets": _told_once(before, [told_step(step) for step in steps])}
         wanted = [
             (step.num_queries, (index, int(permutation)))
             for index, step in enumerate(steps)
@@ -250,6 +250,18 @@ def told_step(step: RaceStep) -> dict[str, Any]:
     return {"leader": step.leader, "failure": failure, "left": step.num_left, "decided": step.is_decided}
 
 
+def _told_once(before: Sequence[Decision], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each set's step as it was when its race was decided: what its winner is asked later, in the race between the
+    sets, says nothing of its rivals."""
+    earlier = before[-1].known.get("sets", now)
+    return [one if one["decided"] else step for one, step in zip(earlier, now, strict=True)]
+
+
+def times(least: float, tokens: float) -> str:
+    """The least that a budget has to be, beside the tokens that it is."""
+    return f"{math.ceil(least):,} tokens ({math.ceil(10 * least / tokens) / 10:,.1f} times as much)"
+
+
 def _plain(asks: Sequence[Ask]) -> list[Ask]:
     return [ask._replace(queries=tuple(map(int, ask.queries))) for ask in asks]
 
@@ -287,6 +299,7 @@ def _first_block(setting: ResolvedStudy, prompts: Prompts, tokens: float, num_te
     if first is None:
         least = num_sets * (on_test + at_end + 2 * num_permutations * (context + 2 * per_split["dev"]))
         raise ConfigError(
-            f"the budget {budget!r} is too small for this search; give at least {math.ceil(least):,} tokens"
+            f"the budget {budget!r} is too small for this search; give at least {times(least, tokens)}, or fewer test "
+            "queries"
         )
     return first

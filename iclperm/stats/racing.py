@@ -71,8 +71,8 @@ class RaceStep(NamedTuple):
     leader: int
     """The ordering that is ahead; where it is decided, the chosen one. -1 before anything was asked."""
     failure: float
-    """Estimated (calibrated) chance that the leader is more than the tolerance below the best, or (certified) the most
-    that it can be; NaN before anything was asked."""
+    """Estimated (calibrated) chance that the leader is more than the tolerance below the best of all, those left out
+    among them, or (certified) the most that it can be; NaN before anything was asked."""
     num_left: int
     """Orderings that are not left out."""
 
@@ -145,12 +145,15 @@ def _calibrated(
     number, total = int(asked.max()), table.shape[1]
     alive = np.flatnonzero(asked == number)
     means = table[alive, :number] @ counts[:number] / counts[:number].sum()
-    if number == total or len(alive) == 1:
-        return RaceStep(np.empty(0, np.int64), 0, int(alive[means.round(TIE_DECIMALS).argmax()]), 0.0, len(alive))
-    draws = _posterior(table, asked, counts, seed)
     leader = int(means.round(TIE_DECIMALS).argmax())
-    failure = float((draws.max(axis=0) > draws[leader] + rule.tolerance).mean())
-    if failure <= _STOP * rule.error:
+    draws, left_out = _posterior(table, asked, counts, seed)
+    best_out = left_out.max(axis=0, initial=-math.inf)
+    if number == total or len(alive) == 1:
+        failure = float((best_out > draws[leader] + rule.tolerance).mean())
+        return RaceStep(np.empty(0, np.int64), 0, int(alive[leader]), failure, len(alive))
+    best = draws.max(axis=0)
+    failure = float((np.maximum(best, best_out) > draws[leader] + rule.tolerance).mean())
+    if (best > draws[leader] + rule.tolerance).mean() <= _STOP * rule.error:
         return RaceStep(np.empty(0, np.int64), 0, int(alive[leader]), failure, len(alive))
     likeliest = np.argsort((draws > draws[leader] + rule.tolerance).mean(axis=1) + draws.mean(axis=1), kind="stable")
     ranked = np.append(likeliest[likeliest != leader], leader)
@@ -167,8 +170,9 @@ def _calibrated(
     return RaceStep(alive[stay], following, int(alive[leader]), failure, len(stay))
 
 
-def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, seed: int) -> FloatArray:
-    """Draws [A, draws] of the means over all queries of those still in the race, less what all have in common.
+def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, seed: int) -> tuple[FloatArray, FloatArray]:
+    """Draws [A, draws] of the means over all queries of those still in the race, and [P - A, draws] of those left out,
+    less what the first have in common.
 
     Each ordering's lead (`leads`) is its true lead plus noise. How true leads are distributed over the orderings is
     estimated from all of them, those left out among them, on a grid (Kiefer & Wolfowitz 1956, by `_SWEEPS` steps of EM
@@ -176,7 +180,8 @@ def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, seed: int
     own.
     """
     number = int(asked.max())
-    alive = np.flatnonzero(asked == number)
+    is_alive = asked == number
+    alive = np.flatnonzero(is_alive)
     sizes = np.array([_effective(counts[:size]) for size in asked])
     lead = leads(table, asked, counts)
     noise = max(_noise(table[alive, :number]), _UNSEEN / number)
@@ -193,10 +198,41 @@ def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, seed: int
     uniform = stream.random((len(alive), _DRAWS))
     places = np.array([np.searchsorted(row, each) for row, each in zip(chances, uniform, strict=True)])
     true = grid[np.minimum(places, _GRID - 1)] + width * (stream.random(places.shape) - 0.5)
-    left = _effective(counts[number:])
+    left = max(_effective(counts[number:]), 1.0)
     share = counts[:number].sum() / counts.sum()
     unseen = true + math.sqrt(noise / left) * stream.standard_normal(true.shape)
-    return np.asarray(share * lead[alive][:, None] + (1 - share) * unseen)
+    draws = np.asarray(share * lead[alive][:, None] + (1 - share) * unseen)
+    return draws, _left_out(table, asked, counts, lead, noise, stream)
+
+
+def _left_out(
+    table: FloatArray, asked: IntArray, counts: FloatArray, lead: FloatArray, noise: float, stream: np.random.Generator
+) -> FloatArray:
+    """Draws [P - A, draws] of the means over all queries of the orderings that were left out, as `_posterior`.
+
+    Those still in the race were lucky on the queries that left these out. So what an ordering and what a query adds are
+    fitted together, with orderings Gaussian (Henderson 1975) of the variance that means over the first block have
+    beyond noise: each wave's survivors tie the queries of the next to those before.
+    """
+    out, first = np.flatnonzero(asked < asked.max()), int(asked.min())
+    if not len(out):
+        return np.empty((0, _DRAWS))
+    is_asked = np.arange(table.shape[1]) < asked[:, None]
+    weight, values = np.where(is_asked, counts, 0.0), np.where(is_asked, table, 0.0)
+    sizes = np.array([_effective(counts[:size]) for size in asked])
+    shares = counts[:first] / counts[:first].sum()
+    spread2 = max(float(np.var(table[:, :first] @ shares)) - noise / sizes.min(), 0.0)
+    part = spread2 / (spread2 + noise / sizes)
+    true = np.zeros(len(table))
+    for _ in range(_SWEEPS):
+        level = (values - true[:, None] * is_asked).sum(axis=0) / np.maximum(is_asked.sum(axis=0), 1)
+        true = part * ((values - level) * weight).sum(axis=1) / weight.sum(axis=1)
+    true = (true - true[asked == asked.max()].mean())[out]
+    left = np.array([max(_effective(counts[size:]), 1.0) for size in asked[out]])
+    spread = np.sqrt(part[out] * noise / sizes[out] + noise / left)
+    unseen = true[:, None] + spread[:, None] * stream.standard_normal((len(out), _DRAWS))
+    share = (weight.sum(axis=1) / counts.sum())[out, None]
+    return np.asarray(share * lead[out, None] + (1 - share) * unseen)
 
 
 def leads(table: FloatArray, asked: IntArray, counts: FloatArray) -> FloatArray:
@@ -209,7 +245,7 @@ def leads(table: FloatArray, asked: IntArray, counts: FloatArray) -> FloatArray:
 
 def _effective(counts: FloatArray) -> float:
     """How many queries of equal weight these are worth (Kish)."""
-    return float(counts.sum() ** 2 / (counts @ counts))
+    return float(counts.sum() ** 2 / (counts @ counts)) if len(counts) else 0.0
 
 
 def _noise(answers: FloatArray) -> float:
@@ -415,9 +451,8 @@ def gain_on_test(
         if num_sets > 1:
             units = (by_set.sum(axis=1)[:, None] - by_set) / (num_sets - 1)
         else:
-            units = np.stack(
-                [_without(pair, shares, others, average, p) for p in np.flatnonzero(others[0].any(axis=1)).tolist()], 1
-            )
+            drawn = np.flatnonzero(others[0].any(axis=1)).tolist()
+            units = np.array([_without(pair, shares, others, average, p) for p in drawn]).reshape(-1, 2).T
         sums = np.where(known, pair, 0.0) * shares
         without = (sums.sum(axis=2)[:, :, None] - sums) / (shares.sum(axis=1)[:, None] - shares)
         queries = np.asarray(without.mean(axis=1))

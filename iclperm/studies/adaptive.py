@@ -37,7 +37,7 @@ class RacedSet(NamedTuple):
     num_dev: int
     """Distinct dev queries that it answered."""
     dev: float
-    """Its mean criterion on them."""
+    """Its mean accuracy on them."""
     failure: float
     """Chance that it is more than the tolerance below the best of its set on all dev queries, as the rule has it."""
     average: float
@@ -150,7 +150,8 @@ class AdaptiveFindings(ShownFindings):
 
     @property
     def _is_kept(self) -> list[bool]:
-        return [one.failure <= self.error for one in self.sets]
+        """Whether each race was ended by its rule, or is as sure although the budget ended it."""
+        return [self.budget == "adaptive" or one.failure <= self.error for one in self.sets]
 
     def _gain(self) -> str:
         r = self.result
@@ -177,7 +178,8 @@ class AdaptiveFindings(ShownFindings):
             worst = max(one.failure for one in self.sets)
             told.append(
                 f"In {len(self.sets) - kept} of {len(self.sets)} sets the budget {self.budget!r} ended the race before "
-                f"that: the chance that another ordering is better by more than {within} is up to {percent(worst)}."
+                f"its rule did: the chance that another ordering is better by more than {within} is up to "
+                f"{percent(worst)}."
             )
         return told
 
@@ -233,7 +235,7 @@ class AdaptiveFindings(ShownFindings):
         ]
         return Table(
             "By set",
-            ("set", "chosen", "dev queries", self.criterion, "may be wrong", "Average", "chosen on test"),
+            ("set", "chosen", "dev queries", "dev accuracy", "may be wrong", "Average", "chosen on test"),
             rows,
             caption=f"May be wrong: chance that another ordering is better by more than {self._within()} on all dev "
             f"queries, by the {self.rule} rule.",

@@ -19,6 +19,7 @@ from iclperm.stats.sensitivity import Curve
 from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.classes import classes_by_design
 from iclperm.studies.how_many import how_many
+from iclperm.studies.tokens import dealt_words
 
 if TYPE_CHECKING:
     from iclperm.runs.run import FinishedRun
@@ -145,4 +146,5 @@ def findings_of_blocks(run: FinishedRun) -> BlockCurveFindings:
         chance=run.chance,
         title=run.title,
         bearing=of_run(run, right),
+        warnings=(_NO_TRAJECTORIES, dealt_words(run.decisions, run.report)),
     )

@@ -123,6 +123,8 @@ def precision_plan(
         found, source = _for_rank(setting, wanted, pilot, most), _pilot_words(pilot)
     else:
         sigma2, source = _components(study, wanted, pilot, components)
+        if missing := [k for k in wanted.shots if k not in setting.design.shots]:
+            raise ConfigError(f"precision is {precision!r}, but the study has no k = {missing[0]}; add it to 'shots'")
         choices = size_choices(wanted.quantity, sigma2, wanted.half_width, _costs(setting), most, seed=study.seed)
         found = [_planned(setting, choice) for choice in choices]
     words = f"{wanted.words} \N{PLUS-MINUS SIGN} {wanted.half_width:g}"

@@ -107,7 +107,8 @@ class ReachedPrecision(ShownFindings):
             f"Asked for is a half-width of {self.wanted:g}. Intervals are computed at {100 * self.computed_level:g} %, "
             f"so that the last holds at {LEVEL:.0%} although the run stops where it is short."
         )
-        return [Table(f"Until {self.quantity} is known", header, rows, caption=caption)]
+        title = f"Waves, until {self.quantity} is known to \N{PLUS-MINUS SIGN} {self.wanted:g}"
+        return [Table(title, header, rows, caption=caption)]
 
     def plots(self) -> dict[str, Plot]:
         """None."""

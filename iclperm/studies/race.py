@@ -95,12 +95,14 @@ class RaceFindings(ShownFindings):
     """Answers that were asked."""
     num_cells: int
     """Answers of asking every prompt every dev query."""
+    is_within_budget: bool = False
+    """Whether a budget could end the races before their rule did."""
     title: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Where a race was ended by its budget."""
-        from_budget = [one for one in self.winners if one.failure > 0.05]
+        from_budget = [one for one in self.winners if self.is_within_budget and one.failure > 0.05]
         return tuple(
             f"at k = {one.shots} the race ended early: the chance that another prompt is better by more than "
             f"{100 * self.tolerance:g} points is {percent(one.failure)}"
@@ -234,5 +236,6 @@ def findings(run: FinishedRun) -> RaceFindings:
         tolerance=run.study.tolerance,
         num_asked=int((states != NOT_ASKED).sum()),
         num_cells=int(states.size),
+        is_within_budget=run.study.budget != "adaptive",
         title=run.title,
     )

@@ -123,9 +123,7 @@ class Recommendation(ShownFindings):
             [] if self.random is None else [(self.place, self.random.random.estimate)],
             "random prompts of that length",
         )
-        return {
-            "recommendation": figure.plot("Accuracy on test of the best prompt of each length, and 95 % intervals")
-        }
+        return {"recommendation": figure.plot("Accuracy on test of the best prompt of each length, and 95 % intervals")}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number that is shown, JSON-safe."""
@@ -145,8 +143,9 @@ class Recommendation(ShownFindings):
 
     @property
     def does_any_choice_matter(self) -> bool:
-        """Whether a longer prompt than the shortest, or this one rather than a random one, is shown to be better."""
-        return self.place > 0 or self._is_better_than_random
+        """Whether a longer prompt than the shortest is shown to be better, on test or on dev queries that had no say in
+        the races, or this one than a random one."""
+        return self.place > 0 or self._is_better_than_random or bool(self._longer_on_test())
 
     @property
     def _is_better_than_random(self) -> bool:
@@ -203,6 +202,11 @@ class Recommendation(ShownFindings):
 
     def _luck(self) -> str:
         one, after = self._winner, self.raced.accuracy[self.place].estimate
+        if one.num_prompts == 1:
+            return (
+                f"Quote the accuracy on test: on dev it had {percent(one.dev)} on {one.num_dev:,} queries and "
+                f"{percent(after)} on {self.raced.num_after:,} others."
+            )
         return (
             f"Quote the accuracy on test: on dev it had {percent(one.dev)} on the {one.num_dev:,} queries that chose "
             f"it out of {one.num_prompts:,} prompts, which is partly luck, and {percent(after)} on "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from iclperm.studies.sensitivity_summary import (
     over_orderings,
     sensitivity_summary,
 )
-from iclperm.studies.tokens import token_table
+from iclperm.studies.tokens import dealt_words, token_table
 from iclperm.study.orderings import design_words
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ def _of_blocks(run: FinishedRun) -> Sensitivity:
         num_labels=len(run.labels) or None,
         seed=run.study.seed,
     )
+    summary = replace(summary, warnings=(*summary.warnings, dealt_words(run.decisions, run.report)))
     curve = None
     if len(run.shots) > 1:
         curve = block_curve(run.correct, run.state, shots=run.shots, weights=run.weights, classes=classes).curve

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from iclperm.report.parts import Table
 
@@ -45,6 +46,16 @@ def token_line(tokens: TokenSavings) -> str:
     line = f"tokens: {tokens.naive:,} prompt by prompt, {tokens.unique:,} distinct: {tokens.saving:.1f} times fewer"
     forwarded = _forwarded(tokens)
     return line if forwarded == f"{tokens.unique:,}" else f"{line} ({forwarded} forwarded)"
+
+
+def dealt_words(decisions: Sequence[Mapping[str, Any]], tokens: TokenReport) -> str:
+    """What a run took that asked each ordering queries of its own, beside all queries under every ordering: those
+    tokens stand in its one decision (`iclperm.runs.layout`)."""
+    crossed = decisions[0]["known"]["crossed"]
+    return (
+        f"it took {tokens.tokens_unique:,} distinct tokens, {tokens.tokens_unique / crossed['unique']:.0%} of the "
+        f"{crossed['unique']:,} of all queries under every ordering; prompt by prompt those are {crossed['naive']:,}"
+    )
 
 
 def token_table(tokens: TokenSavings) -> Table:

@@ -109,6 +109,11 @@ def _is_a_search(study: Any) -> None:
         raise ConfigError("an adaptive search is one of a single number of 'shots'; name one")
     if study.rule == "certified" and study.criterion != "dev_accuracy":
         raise ConfigError("rule is 'certified', which bounds answers in 0..1; set criterion to dev_accuracy")
+    if study.rule == "certified" and study.budget != "adaptive":
+        raise ConfigError(
+            f"rule is 'certified', which asks until its choice is proved, whatever that takes, but budget is "
+            f"{study.budget!r}; set budget to adaptive, or rule to calibrated"
+        )
 
 
 def _has_cells(study: Any) -> None:

@@ -86,4 +86,6 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"the half-width {text.strip()!r} is no number; give one such as 0.01") from None
+        raise ValueError(
+            f"the half-width {text.strip()!r} is no number; give one such as 0.02, which is 2 points of accuracy"
+        ) from None
