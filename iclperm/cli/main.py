@@ -462,6 +462,20 @@ def bench(
     return None
 
 
+@cli.command(
+    "lm-eval", context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def lm_eval(arguments: tuple[str, ...]) -> None:
+    """lm-evaluation-harness with iclperm as its model: its own command line.
+
+    Needs pip install 'iclperm[lm-eval]'.
+    """
+    from iclperm.integrations import harness_main
+
+    harness_main(arguments)
+
+
 @cli.command()
 @click.argument("model", default="demo", required=False)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:0, or balanced.")

@@ -54,7 +54,7 @@ class Encoder:
                 raise RequestError(f"request {number} has {len(request)} parts; give (context, continuation)")
             if isinstance(request[0], str) != isinstance(request[1], str):
                 raise RequestError(f"request {number} mixes text and token ids; give both as text or both as ids")
-        pairs = self._pairs(requests)
+        pairs = self.pairs(requests)
         rows = Rows.of([np.concatenate(pair) for pair in pairs], "request")
         return rows, np.array([len(context) for context, _ in pairs], np.int64)
 
@@ -184,7 +184,8 @@ class Encoder:
         encoded = iter(self._encode_all(joint))
         return [split_at_labels([next(encoded) for _ in range(1 + len(row))]) for row in labels]
 
-    def _pairs(self, requests: Sequence[tuple[Text, Text]]) -> list[tuple[TokenArray, TokenArray]]:
+    def pairs(self, requests: Sequence[tuple[Text, Text]]) -> list[tuple[TokenArray, TokenArray]]:
+        """Ids of each context and of its continuation, the empty context as the prefix token."""
         texts = [_at_a_word(str(context), str(more)) for context, more in requests if isinstance(context, str)]
         encoded = iter(self._encode_all([part for context, whole in texts for part in (context, whole)]))
         pairs = []

@@ -1,0 +1,201 @@
+"""lm-evaluation-harness with our engine as its model, beside its own `hf`: the same answers, metrics and texts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import harness_tasks
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import TOLERANCES
+
+from iclperm import demo
+from iclperm.cli import main as cli
+from iclperm.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the harness's own, and those of what it imports
+
+lm_eval = pytest.importorskip("lm_eval")
+ROWS = 6
+PER_TOKEN = TOLERANCES["loglikelihood per token"]["float32"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("harness")
+    harness_tasks.write(path, ROWS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[str, Any]:
+    """All tasks by `hf` and by us. With its cache of logits `hf` reads the wrong rows where texts of different lengths
+    end alike (0.4.13)."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    import iclperm.integrations.lm_eval  # noqa: F401 - registers the model
+
+    names = [f"local_{name}" for name in harness_tasks.TASKS]
+    models = {
+        "hf": {"pretrained": str(demo.model_path()), "device": "cpu", "dtype": "float32", "logits_cache": False},
+        "iclperm": {"pretrained": "demo"},
+    }
+    return {
+        model: simple_evaluate(
+            model=model,
+            model_args=arguments,
+            tasks=names,
+            task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+            log_samples=True,
+            bootstrap_iters=0,
+        )
+        for model, arguments in models.items()
+    }
+
+
+@pytest.mark.parametrize("name", harness_tasks.TASKS)
+def test_a_task_has_the_answers_and_metrics_of_hf(results: dict[str, Any], name: str) -> None:
+    theirs, ours = (results[model]["samples"][f"local_{name}"] for model in ("hf", "iclperm"))
+    assert len(ours) == len(theirs) == ROWS
+    for one, other in zip(theirs, ours, strict=True):
+        assert one["arguments"] == other["arguments"]
+        for expected, found in zip(one["resps"], other["resps"], strict=True):
+            assert len(expected) == len(found)
+            for answer, own in zip(expected, found, strict=True):
+                if isinstance(answer, str):
+                    assert own == answer
+                else:
+                    logprobs = [np.ravel(np.asarray(each, dtype=np.float64))[0] for each in (answer, own)]
+                    assert abs(logprobs[0] - logprobs[1]) < PER_TOKEN * tokens(one)
+    metrics = [results[model]["results"][f"local_{name}"] for model in ("hf", "iclperm")]
+    for key, value in metrics[0].items():
+        if isinstance(value, float) and not np.isnan(value):
+            assert metrics[1][key] == pytest.approx(value, rel=1e-3), key
+
+
+def tokens(sample: dict[str, Any]) -> int:
+    """No fewer than the sample's continuations have at most."""
+    return max(len(str(argument[-1])) for argument in sample["arguments"])
+
+
+def test_texts_and_answers_are_not_all_alike(results: dict[str, Any]) -> None:
+    texts = {sample["resps"][0][0] for sample in results["iclperm"]["samples"]["local_written"]}
+    assert len(texts) > 1
+    assert results["iclperm"]["results"]["local_written_twice"]["exact_match,first word"] > 0
+
+
+def test_the_command_runs_a_task(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        cli.main(
+            [
+                "lm-eval", "run", "--tasks", "local_fixed_shots", "--include_path", str(folder),
+                "--model_args", "pretrained=demo", "--output_path", str(tmp_path), "--log_samples",
+            ]
+        )  # fmt: skip
+    assert done.value.code == 0
+    assert "iclperm ({'pretrained': 'demo'})" in capsys.readouterr().out
+    (found,) = tmp_path.rglob("results_*.json")
+    assert json.loads(found.read_text())["config"]["model"] == "iclperm"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [({}, "give --model_args pretrained=demo"), ({"pretrained": "demo", "peft": "adapter"}, "takes no 'peft'")],
+)
+def test_what_cannot_be_had_is_refused_in_a_line(arguments: dict[str, str], said: str) -> None:
+    from iclperm.integrations.lm_eval import TreeLM
+
+    with pytest.raises(ConfigError, match=said):
+        TreeLM(**arguments)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from iclperm.integrations.lm_eval import TreeLM
+
+    return TreeLM("demo", batch_size="auto", max_batch_size=4)
+
+
+class Hook:
+    def __init__(self) -> None:
+        self.kept: list[tuple[str, Any, Any]] = []
+
+    def add_partial(self, verb: str, request: Any, answer: Any) -> None:
+        self.kept.append((verb, request, answer))
+
+
+def test_a_shared_prefix_is_forwarded_once(model: Any) -> None:
+    hook, before = Hook(), model.cache_hook
+    prefix, requests = [*range(5, 105)], []
+    for number in range(20):
+        requests.append((("a", str(number)), [*prefix, 200 + number], [300, 301]))
+    model.set_cache_hook(hook)
+    answers = model._loglikelihood_tokens(requests, disable_tqdm=True)
+    model.set_cache_hook(before)
+    report = model.engine.report
+    assert report.tokens_forwarded == report.tokens_unique == 100 + 20 * 2
+    assert sorted((request[1], answer) for _, request, answer in hook.kept) == sorted(
+        (str(number), answer) for number, answer in enumerate(answers)
+    )
+
+
+def test_sampled_texts_of_equal_prompts_differ_and_come_again(model: Any) -> None:
+    rows = [np.array(ids, np.int32) for ids in ([7, 8, 9], [7, 8, 9], [5, 6], [7, 8, 9])]
+    sampling = model._sampling({"do_sample": True, "temperature": 1.5, "top_k": 0})
+    model._drawn.clear()
+    texts = [each.tolist() for each in model._texts(rows, 8, [], sampling)]
+    assert len({tuple(texts[place]) for place in (0, 1, 3)}) == 3
+    more = model._texts(rows[:1], 8, [], sampling)[0].tolist()
+    assert more not in texts
+    model._drawn.clear()
+    in_parts = [model._texts(rows[begin : begin + 2], 8, [], sampling) for begin in (0, 2)]
+    assert [each.tolist() for part in in_parts for each in part] == texts
+    with pytest.raises(ConfigError, match="generation option 'num_beams' is 4"):
+        model._sampling({"num_beams": 4})
+    assert model._sampling({"do_sample": False, "temperature": 0.0}) == {}
+
+
+def test_a_penalty_in_the_models_file_is_told(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model.engine.model.generation_config, "repetition_penalty", 1.05)
+    with caplog.at_level(logging.WARNING, "lm_eval"):
+        model._warn_of_the_models_own_penalties()
+    assert "repetition_penalty = 1.05" in caplog.text
+
+
+rows = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=20)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=rows, most=st.integers(1, 30))
+def test_chunks_hold_every_row_once_and_about_so_many_tokens(rows: list[list[int]], most: int) -> None:
+    from iclperm.integrations import lm_eval as ours
+
+    arrays = [np.array(row, np.int32) for row in rows]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours, "_CHUNK_TOKENS", most)
+        chunks = [*ours._chunks(arrays)]
+    assert sorted(number for chunk in chunks for number in chunk) == [*range(len(rows))]
+    ordered = [rows[number] for chunk in chunks for number in chunk]
+    assert ordered == sorted(rows)
+    for chunk in chunks:
+        nodes = {tuple(rows[number][: end + 1]) for number in chunk for end in range(len(rows[number]))}
+        assert len(nodes) < most + 6
+        assert len(nodes) >= most or chunk is chunks[-1]
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_prompt_is_cut_on_its_left_as_hf_cuts(length: int) -> None:
+    from iclperm.integrations.lm_eval import _fed
+
+    before, after = _fed([*range(10)], [*range(20, 20 + length)], 6)
+    assert [*before, *after] == [*range(10), *range(20, 20 + length)][-7:]
+    with pytest.raises(ConfigError, match="a continuation has 7 tokens, and the model reads 6"):
+        _fed([1], [2] * 7, 6)
