@@ -39,6 +39,7 @@ from iclperm.cli.options import (
     with_workers,
 )
 from iclperm.cli.output import Output, after_output
+from iclperm.integrations import harness_main
 from iclperm.study import kinds
 
 if TYPE_CHECKING:
@@ -471,8 +472,6 @@ def lm_eval(arguments: tuple[str, ...]) -> None:
 
     Needs pip install 'iclperm[lm-eval]'.
     """
-    from iclperm.integrations import harness_main
-
     harness_main(arguments)
 
 
