@@ -71,6 +71,11 @@ class OwnCells(Sequence[Cell]):
         """Tokens of each prompt, int64 [N]."""
         return self._sizes[0]
 
+    @property
+    def num_contexts(self) -> int:
+        """Distinct sequences of demonstrations. O(N log N)."""
+        return len(np.unique(self.contexts.shown(self.pairs), axis=0))
+
     def cuts(self, tokens: float, most: int) -> tuple[int, ...]:
         """Where to cut them into pieces of about so many tokens that no earlier prompt of the piece has, and not into
         more than ``most``; the last is their number.

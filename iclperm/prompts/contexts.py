@@ -218,9 +218,7 @@ def failed_prompts(
     return failed, checked
 
 
-def check_chats(
-    texts: DesignTexts, contexts: Laid, chat: ChatFormat, seed: int, count: int = CHECKS.chats
-) -> None:
+def check_chats(texts: DesignTexts, contexts: Laid, chat: ChatFormat, seed: int, count: int = CHECKS.chats) -> None:
     """Raises `ModelError` where the template renders a conversation otherwise than it was put together: one of
     ``count``, a keyed sample, or one of those with the fewest and the most demonstrations."""
     sizes = contexts.sizes

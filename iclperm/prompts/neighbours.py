@@ -60,7 +60,7 @@ def own_neighbours(study: Study, size: int, task: Task, train: Examples, test: E
         )
     if number < size:
         raise DataError(
-            f"'{path}' has {number} neighbours a query, but the largest of 'shots' is {size}; lower 'shots' or give more"
+            f"'{path}' has {number} neighbours a query, but the largest of 'shots' is {size}; lower 'shots'"
         )
     if (wrong := (rows < 0) | (rows >= len(train))).any():
         raise _at(path, rows, wrong, f"is no row of train, which are 0 to {len(train) - 1} (repeats left out)")
@@ -92,10 +92,10 @@ def read_neighbours(path: str | Path) -> NDArray[np.int64]:
         found = _READERS[ending](raw)
     except (ValueError, TypeError, EOFError, RecursionError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"'{path}' holds no neighbours ({reason}); give whole numbers, as many for each query") from None
+        raise DataError(f"'{path}' holds no neighbours ({reason}); give whole numbers, as many a query") from None
     if found.dtype.kind not in "iu" or found.ndim not in (2, 3) or not found.size:
         raise DataError(
-            f"'{path}' holds {found.dtype} of shape {list(found.shape)}; give whole numbers of shape [queries, neighbours], "
+            f"'{path}' holds {found.dtype} of shape {list(found.shape)}; give whole numbers [queries, neighbours], "
             "or [retrievers, queries, neighbours]"
         )
     return found.reshape(-1, *found.shape[-2:]).astype(np.int64)

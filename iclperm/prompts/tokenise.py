@@ -13,8 +13,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from iclperm.prompts.chat import ChatFormat, Mode, chat_format
 from iclperm.prompts.cells import Cell, OwnCells
+from iclperm.prompts.chat import ChatFormat, Mode, chat_format
 from iclperm.prompts.contexts import DesignContexts, Laid, RowBeginnings, check_chats, failed_prompts, lay_contexts
 from iclperm.prompts.design import CONTENT_FREE, Design
 from iclperm.prompts.encode import (
@@ -99,6 +99,11 @@ class Prompts:
     def apart(self) -> Sequence[Cell]:
         """The cells that are not their parts joined."""
         return self.general if self.own is None else list(self.own.apart.values())
+
+    @property
+    def num_contexts(self) -> int:
+        """Distinct contexts; where each query has its own, distinct sequences of demonstrations."""
+        return len(self.context_ids) if self.own is None else self.own.num_contexts
 
     def fed_tokens(self, num_new: int = 0) -> NDArray[np.int64]:
         """Tokens of each query's longest prompt that enter the model, int64 [Q].

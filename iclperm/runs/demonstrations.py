@@ -46,7 +46,7 @@ class Demonstrations:
         examples = study_examples(study, task)
         design = draw(study, task, examples)
         if design.neighbours is not None:
-            raise DataError("each query has demonstrations of its own; iclperm prompt RUN --query N prints those of one")
+            raise DataError("each query has demonstrations of its own; iclperm prompt --query N prints those of one")
         if len(design.orderings) > 1:
             raise DataError("with resample: per_k every k has demonstrations of its own; run with resample: none")
         (group,), train = design.orderings, examples["train"]

@@ -40,6 +40,8 @@ def identities(run: FinishedRun) -> Identities:
     num_sets, num_permutations, num_queries = run.correct.shape[0], run.correct.shape[1], run.correct.shape[3]
     contents, queries = _of_data(run) if run.folder is None else _of_folder(run, RunFolder.open(run.folder))
     drawn_by = [run.study.seed, run.study.design, run.study.resample, run.shots[-1]]
+    if run.study.is_per_query:
+        drawn_by.append(str(run.study.order))
     if run.study.resample != "none":
         drawn_by.append(list(run.shots))
     return Identities(

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from iclperm.endpoint.bill import Prompt as ApiPrompt
 from iclperm.engine.plan import ContextPaths, Plan, plan_product, plan_requests
 from iclperm.engine.tree import Rows
+from iclperm.prompts.cells import Cell
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, CONTENT_FREE_INPUTS
 from iclperm.prompts.encode import Ids
-from iclperm.prompts.tokenise import Cell, Prompts, tokenise
+from iclperm.prompts.tokenise import Prompts, tokenise
 from iclperm.runs.checks import fitting_queries, refuse_foreign_tokenizer, refuse_small_budget, refuse_ways
 from iclperm.runs.dealing import dealt_asks
 from iclperm.runs.reading import right_answers
@@ -329,9 +330,7 @@ def _general_tokens(setting: ResolvedStudy, cells: Sequence[Cell]) -> TokenCount
     """What cells outside the products cost when they are computed together."""
     requested = _requested(setting, cells)
     if setting.study.endpoint is not None:  # bytes, as above
-        return TokenCounts(
-            requested.prompt_tokens // _BYTES_PER_TOKEN, requested.tokens_unique // _BYTES_PER_TOKEN
-        )
+        return TokenCounts(requested.prompt_tokens // _BYTES_PER_TOKEN, requested.tokens_unique // _BYTES_PER_TOKEN)
     return TokenCounts(requested.prompt_tokens, requested.tokens_unique, requested.kv_peak_tokens)
 
 

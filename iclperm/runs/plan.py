@@ -179,7 +179,7 @@ def _summary(work: Work) -> StudyPlan:
         shots=design.shots,
         num_asked=sum(len(queries.draws) for queries in design.queries) - num_content_free,
         num_queries=design.num_queries - num_content_free,
-        num_contexts=len(work.prompts.context_ids),
+        num_contexts=work.prompts.num_contexts,
         num_prompts=sum(growth.num_cells for growth in work.growths),
         tokens_naive=work.tokens.naive,
         tokens_unique=work.tokens.unique,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from iclperm.engine.plan import Plan, plan_requests
 from iclperm.engine.tree import Rows
-from iclperm.prompts.tokenise import Cell, Prompts
+from iclperm.prompts.cells import Cell
+from iclperm.prompts.tokenise import Prompts
 from iclperm.runs.reading import published_answers
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.runs.waves import Decision

@@ -153,7 +153,7 @@ def _has_cells(study: Any) -> None:
 
 
 def refuse_own_demonstrations(study: Any) -> None:
-    """Raises `ConfigError` for choices that do not go with demonstrations of each query's own, or are for them alone."""
+    """Raises `ConfigError` for what does not go with demonstrations of each query's own, or is for these alone."""
     if not study.is_per_query:
         for key in ("neighbours", "order"):
             if (given := getattr(study, key)) is not None:
@@ -165,8 +165,8 @@ def refuse_own_demonstrations(study: Any) -> None:
     if "neighbours" not in named(study.kind).keys:
         able = in_words(kind.name for kind in OURS.values() if "neighbours" in kind.keys)
         raise ConfigError(
-            f"a study's key 'demonstrations' is {PER_QUERY!r}, but a {study.kind} compares sets that all queries share; "
-            f"set 'kind' to {able}, or leave it out"
+            f"a study's key 'demonstrations' is {PER_QUERY!r}, but a {study.kind} compares sets that all queries "
+            f"share; set 'kind' to {able}, or leave it out"
         )
     if study.neighbours is None:
         raise ConfigError(
@@ -174,8 +174,8 @@ def refuse_own_demonstrations(study: Any) -> None:
         )
     if study.order in ("similar_last", "similar_first") and study.permutations != 1:
         raise ConfigError(
-            f"a study's key 'permutations' is {study.permutations}, but the order {study.order} is one; set it to 1, or "
-            "'order' to permuted"
+            f"a study's key 'permutations' is {study.permutations}, but the order {study.order} is one; set it to 1, "
+            "or 'order' to permuted"
         )
     for key, value, why in (
         ("design", "random", "which deals orders of one number of demonstrations"),

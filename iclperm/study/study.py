@@ -74,13 +74,13 @@ class Study(Choices):
     `iclperm.engine.engine.Engine`, for a device where something does not work; ``out`` is the run folder.
     ``demonstrations`` are sets of train rows to use instead of drawn ones, or ``per query``: then each query has its
     own, which the file ``neighbours`` names (`iclperm.prompts.neighbours.read_neighbours`), in the ``order`` of their
-    similarity or in random orders (permuted, None for several ``permutations``). A ``kind`` is one of `iclperm.study.kinds`,
-    with defaults of its own; some run every k up to ``shots``. ``tasks`` and ``models`` are those of a transfer study,
-    ``criterion`` chooses an ordering in a search, ``budget`` (adaptive, "5 %", "2M tokens", "10 min", "$5") has it ask
-    only what the choice needs, by a ``rule`` and to a ``tolerance``; ``precision`` ("order_effect +- 0.01") has a
-    run grow in waves until that is known, to at most its sizes; ``select`` is how many demonstrations a selection
-    keeps, ``options`` are those of another package's kind. Raises
-    `ConfigError` naming the key, the value and the remedy.
+    similarity or in random orders (permuted, None for several ``permutations``). A ``kind`` is one of
+    `iclperm.study.kinds`, with defaults of its own; some run every k up to ``shots``. ``tasks`` and ``models`` are
+    those of a transfer study, ``criterion`` chooses an ordering in a search, ``budget`` (adaptive, "5 %", "2M tokens",
+    "10 min", "$5") has it ask only what the choice needs, by a ``rule`` and to a ``tolerance``; ``precision``
+    ("order_effect +- 0.01") has a run grow in waves until that is known, to at most its sizes; ``select`` is how many
+    demonstrations a selection keeps, ``options`` are those of another package's kind. Raises `ConfigError` naming the
+    key, the value and the remedy.
     """
 
     kind: str = kinds.SENSITIVITY.name
