@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iclperm.base.files import read_given
 from iclperm.base.parquet import read_table
 from iclperm.errors import ConfigError, DataError
 from iclperm.study.study import Study
+from iclperm.tasks.loaders import given_bytes
 from iclperm.tasks.task import Examples, Task
 
 
@@ -87,7 +87,7 @@ def read_neighbours(path: str | Path) -> NDArray[np.int64]:
     ending = Path(path).suffix.lower()
     if ending not in _READERS:
         raise DataError(f"'{path}' holds no neighbours that can be read; give one of {', '.join(_READERS)}")
-    raw = read_given(path)
+    raw = given_bytes(Path(path))
     try:
         found = _READERS[ending](raw)
     except (ValueError, TypeError, EOFError, RecursionError, pa.ArrowException) as error:

@@ -447,8 +447,8 @@ def findings(run: FinishedRun) -> CurveFindings | BlockCurveFindings:
     )
     right = [by_query(run.correct[:, :, k], run.state[:, :, k]) for k in range(len(run.shots))]
     notes = [one for one in found.warnings if not (run.study.is_per_query and one == _ONE_SET)]
-    about = {"bearing": of_run(run, right), "is_per_query": run.study.is_per_query}
-    return replace(found, warnings=(*notes, *lacking), **about)
+    bearing = of_run(run, right)
+    return replace(found, warnings=(*notes, *lacking), bearing=bearing, is_per_query=run.study.is_per_query)
 
 
 def curve_findings(

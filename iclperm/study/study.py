@@ -157,13 +157,13 @@ class Study(Choices):
                 raise ConfigError(f"a study's key 'model' is the folder {name!r}, but an endpoint has a model by name")
             choices = {**choices, "endpoint": {**behind, "model": name}}
         super().__init__(**{**defaults, **sets, **_with_options(kind, choices)})
+        kinds.refuse_own_demonstrations(self)
         for key in type(self).model_fields:
             is_foreign = key in kinds.KEYS and key not in kind.keys
             if is_foreign and getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(
                     f"a study's key {key!r} is for the kind {kinds.first_with(key)}, not {kind.name}; leave it out"
                 )
-        kinds.refuse_own_demonstrations(self)
         if kind.check is not None:
             with kinds.calling(kind, "check"):
                 kind.check(self)
