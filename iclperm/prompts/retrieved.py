@@ -82,9 +82,13 @@ class OwnContexts:
         return list(map(len, self.orders.ranks))
 
     def pairs(self) -> NDArray[np.int64]:
-        """Every order with every query, int64 [C * Q, 2], sorted by their demonstrations in order, then by query."""
+        """Every order with every query, int64 [C * Q, 2], sorted by the ids of their demonstrations, then of the query:
+        about those side by side that begin with the same ids."""
         every = np.indices((len(self.orders.ranks), self.places.shape[1])).reshape(2, -1).T
-        return every[np.lexsort([every[:, 1], *self.shown(every).T[::-1]])]
+        demonstrations, queries = (
+            np.append(_sorted_places(ids), -1) for ids in (self._parts.first, self._parts.queries)
+        )
+        return every[np.lexsort([queries[every[:, 1]], *demonstrations[self.shown(every)].T[::-1]])]
 
     def members(self, order: int, query: int) -> NDArray[np.int32]:
         """The places of the demonstrations of one prompt, in order."""
@@ -117,3 +121,11 @@ class OwnContexts:
             sizes[:, 0] = np.where(shown[:, 0] < 0, 0, self._sizes[0][shown[:, 0]])
         opening = np.full((len(pairs), 1), len(self._before), dtype=np.int64)
         return np.cumsum(np.hstack([opening, sizes, self._query_sizes[pairs[:, 1]][:, None]]), axis=1)
+
+
+def _sorted_places(rows: Sequence[Ids]) -> NDArray[np.int64]:
+    """The place of each row of ids in their lexicographic order, int64 [N]."""
+    order = sorted(range(len(rows)), key=lambda row: rows[row].tolist())
+    places = np.empty(len(rows), dtype=np.int64)
+    places[order] = np.arange(len(rows))
+    return places
