@@ -202,6 +202,7 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "docs/how/best-prompt.md": (nothing, ("prompt.txt", "prompt.py", "runs/rec/prompt.json", "runs/rec/report.html")),
     "docs/how/in-a-notebook.md": (own_files, ("heatmap.pdf", "figure.svg", "runs/notebook/report.html")),
     "docs/embedding.md": (nothing, ()),
+    "docs/retrieved.md": (nothing, ("runs/retrieved/report.html",)),
     "docs/how/least-sensitive.md": (two_models, ("comparison.html", "sensitivity.tex", "effects.pdf")),
 }
 """Pages that are followed: what lies in the folder before, and some files that lie there afterwards."""

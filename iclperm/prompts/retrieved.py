@@ -85,10 +85,8 @@ class OwnContexts:
         """Every order with every query, int64 [C * Q, 2], sorted by the ids of their demonstrations, then of the query:
         about those side by side that begin with the same ids."""
         every = np.indices((len(self.orders.ranks), self.places.shape[1])).reshape(2, -1).T
-        demonstrations, queries = (
-            np.append(_sorted_places(ids), -1) for ids in (self._parts.first, self._parts.queries)
-        )
-        return every[np.lexsort([queries[every[:, 1]], *demonstrations[self.shown(every)].T[::-1]])]
+        demonstrations, queries = map(_sorted_places, (self._parts.first, self._parts.queries))
+        return every[np.lexsort([queries[every[:, 1]], *np.append(demonstrations, -1)[self.shown(every)].T[::-1]])]
 
     def members(self, order: int, query: int) -> NDArray[np.int32]:
         """The places of the demonstrations of one prompt, in order."""
