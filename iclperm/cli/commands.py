@@ -63,6 +63,11 @@ DEMO_STUDY: Mapping[str, Any] = {"sets": 10, "permutations": 10, "shots": [0, 1,
 """The choices of the demo; all others are the defaults."""
 
 
+def named_study(source: Path) -> dict[str, Any]:
+    """For the benchmark: the study in a file or a run's folder, and what to call it."""
+    return {"study": study_of(source, {}), "name": source.resolve().stem}
+
+
 def demo(out: Path, *, as_json: bool, choices: Mapping[str, Any] = DEMO_STUDY) -> int:
     """Runs a study of these choices on the bundled model into ``out``, shows one of its prompts and what to do next."""
     study = Study(**choices)
