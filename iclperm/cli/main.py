@@ -156,6 +156,7 @@ def run_command(
 @click.option("--label", help="The column of the labels, of a data file.")
 @click.option("--text", "texts", multiple=True, help="A column of text, likewise. Repeatable.")
 @with_keys(*RECOMMEND_KEYS)
+@click.option("--plan", "only_plan", is_flag=True, help="Show what it would take at most, and stop.")
 @click.option("--extend", is_flag=True, help="Let the test grow in queries.")
 @click.option("--workers", metavar="N", type=int, help="Processes that run the model.")
 @with_text("the folder")
@@ -169,6 +170,7 @@ def recommend(
     workers: int | None,
     with_text: bool | None,
     as_json: bool,
+    only_plan: bool,
     **flags: str | None,
 ) -> int:
     """Find the prompt to take: how many demonstrations, which, in what order; and what it is worth.
@@ -184,6 +186,7 @@ def recommend(
         workers=workers,
         with_text=with_text,
         as_json=as_json,
+        only_plan=only_plan,
     )
 
 
