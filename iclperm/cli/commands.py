@@ -360,15 +360,17 @@ def _note_pictures() -> None:
         click.echo(f"note: the page's figures are pictures; {reason}", err=True)
 
 
-def export(folder: Path | str, out: Path | str) -> None:
-    """Writes the answers of a finished run into one file."""
+def export(folder: Path | str, out: Path | str, form: Any = "table", *, with_text: bool = False) -> None:
+    """Writes the answers of a finished run into one file, or as sample logs into a folder."""
     folder = local(folder)
     folders = [*several.folders(folder).values()] if is_several(folder) else [folder]
     if len(folders) > 1:
         names = ", ".join(str(path) for path in folders)
         raise ConfigError(f"{folder} holds several runs; export them one by one: {names}")
-    run = open_one(folders[0])
-    click.echo(run.export(out))
+    run = Run.of(open_one(folders[0]))
+    click.echo(run.export(out, form, with_text=with_text))
+    if form == "lm-eval" and (num_weighted := int((run.weights != 1).sum())):
+        click.echo(f"note: {num_weighted:,} queries count more than once, and sample logs have each once", err=True)
     _note_growth(run.report)
 
 

@@ -346,10 +346,19 @@ def prompt(folder: Path, name: str | None, form: Any, out: Path | None, **cell: 
 @cli.command()
 @with_place
 @click.option("--out", required=True, type=place, help="A .csv, .jsonl or .parquet file, or its URL.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "lm-eval"]),
+    default="table",
+    metavar="NAME",
+    help="table, or lm-eval: sample logs of it, in the folder --out.",
+)
+@click.option("--with-text", is_flag=True, help="Sample logs of a restricted task too.")
 @with_debug
-def export(folder: Path | str, out: Path | str) -> None:
+def export(folder: Path | str, out: Path | str, form: Any, with_text: bool) -> None:
     """Write every answer of a finished run into one file: a row per split, set, permutation, shots and query."""
-    rooms.commands.export(folder, out)
+    rooms.commands.export(folder, out, form, with_text=with_text)
 
 
 @cli.command()
