@@ -63,6 +63,7 @@ READ = {
     ("docs/comparing.md", "iclperm compare RUN RUN --shared"): "likewise; test_comparing.py compares two wordings",
     ("docs/installing.md", "pip install .\n"): INSTALLS,
     ("docs/installing.md", "uv tool install"): INSTALLS,
+    ("docs/lm-eval.md", "pip install"): INSTALLS,
     ("docs/comparing.md", 'found = iclperm.compare(["small"'): "runs of the reader's; how/least-sensitive.md has it",
     ("docs/doctor.md", "iclperm doctor"): "tests/test_doctor.py runs it, in small packs",
     ("docs/endpoints.md", "from iclperm.endpoint"): "needs a server",
@@ -189,6 +190,13 @@ def a_grid(folder: Path) -> None:
     (folder / "grid.yaml").write_text(shown, encoding="utf-8")
 
 
+def a_task_of_the_harness(folder: Path) -> None:
+    """The three files that the page shows."""
+    page = (ROOT / "docs/lm-eval.md").read_text(encoding="utf-8")
+    for name, shown in re.findall(r"`([\w.]+)`:\n\n```\w+\n(.*?)```", page, re.DOTALL):
+        (folder / name).write_text(shown, encoding="utf-8")
+
+
 RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "README.md": (own_files, ("runs/reviews/heatmap.svg", "runs/reviews/report.html", "runs/mine/FORMAT")),
     "docs/python.md": (a_run, ("heat_map.pdf",)),
@@ -203,9 +211,12 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "docs/how/in-a-notebook.md": (own_files, ("heatmap.pdf", "figure.svg", "runs/notebook/report.html")),
     "docs/embedding.md": (nothing, ()),
     "docs/retrieved.md": (nothing, ("runs/retrieved/report.html",)),
+    "docs/lm-eval.md": (a_task_of_the_harness, ()),
     "docs/how/least-sensitive.md": (two_models, ("comparison.html", "sensitivity.tex", "effects.pdf")),
 }
 """Pages that are followed: what lies in the folder before, and some files that lie there afterwards."""
+BESIDE = {"docs/lm-eval.md": ("lm_eval",)}
+"""What else a page needs, whose own warnings are not ours."""
 
 
 def small(arguments: list[str]) -> list[str]:
@@ -221,10 +232,14 @@ def small(arguments: list[str]) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.filterwarnings("ignore") if page in BESIDE else ()) for page in RUN]
+)
 def test_a_page_can_be_followed(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for module in BESIDE.get(page, ()):
+        pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
     prepare, left = RUN[page]
     prepare(tmp_path)

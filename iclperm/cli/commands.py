@@ -43,6 +43,7 @@ from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_grid, is_several
 from iclperm.runs.lengths import prompt_lengths
 from iclperm.runs.limits import WorkLimits
+from iclperm.runs.plan import StudyPlan
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
 from iclperm.runs.progress import Watcher
 from iclperm.runs.prompt import Format
@@ -61,6 +62,11 @@ from iclperm.tasks.task import Task, builtin_tasks, template_text
 Found = TypeVar("Found")
 DEMO_STUDY: Mapping[str, Any] = {"sets": 10, "permutations": 10, "shots": [0, 1, 2, 4, 8], "queries": 120}
 """The choices of the demo; all others are the defaults."""
+
+
+def named_study(source: Path) -> dict[str, Any]:
+    """For the benchmark: the study in a file or a run's folder, and what to call it."""
+    return {"study": study_of(source, {}), "name": source.resolve().stem}
 
 
 def demo(out: Path, *, as_json: bool, choices: Mapping[str, Any] = DEMO_STUDY) -> int:
@@ -126,15 +132,20 @@ def run(
     return _show_new(terminal.stdout(), finished, as_json=as_json)
 
 
+def show_plans(planned: Mapping[str, StudyPlan], study: Study, *, as_json: bool) -> None:
+    """Shows the plans of the runs of a study."""
+    if as_json:
+        click.echo(json.dumps({name: part.to_dict() for name, part in planned.items()}, indent=1))
+    else:
+        terminal.print_plans(terminal.stdout(), planned, study)
+
+
 def plan(source: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> None:
     """Shows the plan of the study that `study_of` finds, or those of its runs."""
     study = study_of(source, flags)
     planned = api.plan(study)
     if isinstance(planned, dict):
-        if as_json:
-            click.echo(json.dumps({name: part.to_dict() for name, part in planned.items()}, indent=1))
-        else:
-            terminal.print_plans(terminal.stdout(), planned, study)
+        show_plans(planned, study, as_json=as_json)
     elif as_json:
         click.echo(json.dumps(planned.to_dict(), indent=1))
     else:
@@ -349,15 +360,17 @@ def _note_pictures() -> None:
         click.echo(f"note: the page's figures are pictures; {reason}", err=True)
 
 
-def export(folder: Path | str, out: Path | str) -> None:
-    """Writes the answers of a finished run into one file."""
+def export(folder: Path | str, out: Path | str, form: Any = "table", *, with_text: bool = False) -> None:
+    """Writes the answers of a finished run into one file, or as sample logs into a folder."""
     folder = local(folder)
     folders = [*several.folders(folder).values()] if is_several(folder) else [folder]
     if len(folders) > 1:
         names = ", ".join(str(path) for path in folders)
         raise ConfigError(f"{folder} holds several runs; export them one by one: {names}")
-    run = open_one(folders[0])
-    click.echo(run.export(out))
+    run = Run.of(open_one(folders[0]))
+    click.echo(run.export(out, form, with_text=with_text))
+    if form == "lm-eval" and (num_weighted := int((run.weights != 1).sum())):
+        click.echo(f"note: {num_weighted:,} queries count more than once, and sample logs have each once", err=True)
     _note_growth(run.report)
 
 

@@ -70,6 +70,7 @@ RECOMMEND_KEYS = (
     "queries",
     "dev_queries",
     "seed",
+    "normalize",
     "chat",
     "endpoint",
     "dtype",

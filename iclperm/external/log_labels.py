@@ -18,7 +18,7 @@ from iclperm.errors import printable
 MOST_LABELS = 20
 """More different ones are taken for free answers."""
 _METRICS = ("acc", "acc_norm", "exact_match", "em")
-_TRUTH = (True, False, "True", "False")
+_TRUTH = (True, False, None, "True", "False", "None")  # whether it is the likeliest, if that is known
 
 
 class Said(NamedTuple):

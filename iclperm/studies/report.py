@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
+from iclperm.base import remote
 from iclperm.base.files import writable
 from iclperm.errors import ConfigError, RunError
 from iclperm.report import write_report
 from iclperm.report.notebook import summary_html, three_lines
 from iclperm.report.parts import Findings, number, percent, plain
 from iclperm.runs.checks import uneven_labels
+from iclperm.runs.harness_logs import write_logs
 from iclperm.runs.prompt import RunPrompt
 from iclperm.runs.run import FinishedRun, RunReport
 from iclperm.stats import Curve
@@ -181,6 +183,24 @@ class Run(FinishedRun):
         if best and self.decisions:
             raise ConfigError("this search asked each ordering other queries; what it recommends is the best it knows")
         return take(self, wanted, recommended_by(self.findings()) if wanted.is_open else None)
+
+    def export(
+        self, path: str | Path, format: Literal["table", "lm-eval"] = "table", *, with_text: bool = False
+    ) -> Path | str:
+        """Writes the canonical table to a file (`FinishedRun.export`), or as ``lm-eval`` sample logs into a folder.
+
+        Those are files as lm-evaluation-harness 0.4.13 writes them, one for each set, permutation and number of shots
+        (`iclperm.runs.harness_logs.write_logs`); of a task whose data may not be handed on only ``with_text``. Raises
+        `ConfigError` for another format.
+        """
+        if format == "table":
+            return super().export(path)
+        if format != "lm-eval":
+            raise ConfigError(f"there is no format {format!r}; give 'table' or 'lm-eval'")
+        with remote.written(path) as (folder, _):
+            assert folder is not None
+            write_logs(self, folder, with_text=with_text)
+        return remote.shown(str(path)) if remote.is_url(path) else Path(path)
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""
