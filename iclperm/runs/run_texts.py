@@ -342,12 +342,20 @@ def _recorded(folder: RunFolder) -> tuple[OrderingRows, ...]:
 
 
 def recorded_own(folder: RunFolder) -> NDArray[np.int64] | None:
-    """Train rows of each test query's own demonstrations, best first, int64 [S, Q, K]; None where all share them."""
+    """Train rows of each test query's own demonstrations, best first, int64 [S, Q, K]; None where all share them.
+
+    Raises `DamagedItem` for a table that has no such rows, or not for every rank."""
     table = folder.table("queries")
     if "demonstrations" not in table.column_names:
         return None
-    rows = np.array(table["demonstrations"].to_pylist(), dtype=np.int64)
-    return np.swapaxes(rows, 0, 1)
+    ranks = folder.table("demonstrations")["examples"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    try:
+        rows = np.array(table["demonstrations"].to_pylist(), dtype=np.int64).swapaxes(0, 1)
+    except (ValueError, TypeError):  # lists of unequal lengths, or none
+        rows = np.empty(0, dtype=np.int64)
+    if rows.ndim != 3 or len(rows) != folder.extents[-1]["sets"] or not (ranks < rows.shape[2]).all():
+        raise DamagedItem(f"{folder.path}: its queries lack demonstrations of their own; run the study again")
+    return rows
 
 
 def _drawn(design: Design, prompts: Prompts | None) -> tuple[OrderingRows, ...]:
