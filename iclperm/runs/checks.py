@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iclperm.engine.plan import Plan
 from iclperm.errors import ConfigError, DataError, RequestError, TokenizationError
 from iclperm.prompts.tokenise import Prompts
 from iclperm.runs.setting import ResolvedStudy
-from iclperm.runs.work import Growth, Work
+from iclperm.runs.work import Work
 from iclperm.study.study import Study
 
 
@@ -25,18 +26,18 @@ def uneven_labels(label_tokens: Sequence[int], normalize: str) -> list[str]:
     ]
 
 
-def refuse_small_budget(setting: ResolvedStudy, growths: Sequence[Growth]) -> None:
-    """Raises `ConfigError` where no pack is small enough for the study's memory budget; loads no weights."""
+def refuse_small_budget(setting: ResolvedStudy, plans: Callable[[], Sequence[Plan]]) -> None:
+    """Raises `ConfigError` where no pack is small enough for the study's memory budget; loads no weights. ``plans`` are
+    made where there is a budget."""
     study = setting.study
     if study.memory_budget is None or setting.model is None:
         return
     from iclperm.engine import estimate
 
-    plans = [product.plan for growth in growths for product in growth.products]
     max_new_tokens = setting.max_new_tokens if setting.is_generated else 0
     chosen: dict[str, Any] = {**_ways(study), "max_new_tokens": max_new_tokens}
     try:
-        estimate.refuse_small_budget(setting.model, plans, study.memory_budget, **chosen)
+        estimate.refuse_small_budget(setting.model, plans(), study.memory_budget, **chosen)
     except RequestError as error:
         raise ConfigError(str(error)) from None
 
@@ -56,13 +57,12 @@ def _ways(study: Study) -> dict[str, Any]:
     return {key: getattr(study, key) for key in ("device", "dtype", "attention", "layers")}
 
 
-def halved_peaks(work: Work) -> tuple[int, int]:
-    """Bytes of memory that a run is expected to take at its peak, and those in packs of half the size."""
+def halved_peaks(work: Work, plans: Sequence[Plan]) -> tuple[int, int]:
+    """Bytes of memory that a run of these plans is expected to take at its peak, and those in packs half the size."""
     from iclperm.engine import estimate
 
     study, model = work.setting.study, work.setting.model
     assert model is not None
-    plans = [product.plan for growth in work.growths for product in growth.products]
     return estimate.halved_peaks(model, plans, **_ways(study))
 
 

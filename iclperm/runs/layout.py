@@ -48,7 +48,7 @@ def lay_out(setting: ResolvedStudy, grown_from: Sequence[Mapping[str, int]] = ()
     work = Work(setting, prompts, right_answers(setting), kept, growths, opening)
     if setting.study.cells != "crossed":
         work = _with_dealt_cells(work)
-    refuse_small_budget(setting, work.growths)
+    refuse_small_budget(setting, lambda: plans_of(work))
     return work
 
 
@@ -332,6 +332,11 @@ def _general_tokens(setting: ResolvedStudy, cells: Sequence[Cell]) -> TokenCount
     if setting.study.endpoint is not None:  # bytes, as above
         return TokenCounts(requested.prompt_tokens // _BYTES_PER_TOKEN, requested.tokens_unique // _BYTES_PER_TOKEN)
     return TokenCounts(requested.prompt_tokens, requested.tokens_unique, requested.kv_peak_tokens)
+
+
+def plans_of(work: Work) -> list[Plan]:
+    """Those of the products; where each query has demonstrations of its own, of all its cells."""
+    return [product.plan for product in work.products] if work.prompts.own is None else general_plans(work)
 
 
 def general_plans(work: Work) -> list[Plan]:

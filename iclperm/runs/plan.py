@@ -13,7 +13,7 @@ from iclperm.errors import ConfigError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.tokenise import PromptCounts
 from iclperm.report.notebook import ShownFields
-from iclperm.runs.layout import general_plans, lay_out
+from iclperm.runs.layout import general_plans, lay_out, plans_of
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.raced_shots import RacedShots
 from iclperm.runs.setting import ResolvedStudy
@@ -110,8 +110,8 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
 
     if study.is_adaptive and (study.endpoint is not None or has_device(study.device)):
         races_of(work)
-    plans = [product.plan for growth in work.growths for product in growth.products]
-    if study.cells != "crossed" or study.is_per_query:  # most of them are in no product
+    plans = plans_of(work)
+    if study.cells != "crossed":  # most of them are in no product
         plans += general_plans(work)
     if not plans or study.endpoint is not None:
         return _summary(work)

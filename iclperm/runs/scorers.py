@@ -25,7 +25,7 @@ from iclperm.runs.answering import Answering, Asked, Engines, ModelUse
 from iclperm.runs.checks import halved_peaks, refuse_normalized_lists
 from iclperm.runs.formats import beside
 from iclperm.runs.generated import Text
-from iclperm.runs.layout import api_prompt
+from iclperm.runs.layout import api_prompt, plans_of
 from iclperm.runs.run import as_counts
 from iclperm.runs.tables import generated_rows, item_rows
 from iclperm.runs.work import Part, Work
@@ -358,6 +358,6 @@ def enough_memory(work: Work) -> Iterator[None]:
 
 
 def _smaller(work: Work) -> str:
-    needed, less = halved_peaks(work)
+    needed, less = halved_peaks(work, plans_of(work))
     remedy = f"set memory_budget to {less} to continue" if less < needed else "lower 'shots'"
     return f"{needed} bytes are foretold, weights among them: {remedy}"

@@ -95,7 +95,7 @@ class Growth:
         needed.
         """
         per_part = -(-self.num_units // most_parts) or 1
-        general_cells = max(general_cells, -(-len(self.general) // most_parts)) or 1
+        general_cells = max(general_cells, -(-len(self.general) // most_parts))
         cuts = self.cuts or (*range(general_cells, len(self.general), general_cells), len(self.general))
         for product in self.products:
             for begin in range(0, product.plan.num_units, per_part):
@@ -213,8 +213,8 @@ class Work:
     def _num_odd_labels(self, growth: Growth) -> int:
         """How many cells have labels of other numbers of tokens than those of the products."""
         usual = [len(ids) for ids in self.prompts.continuations]
-        if not self.prompts.apart:
-            return 0
+        if self.prompts.own is not None and not self.prompts.apart:
+            return 0  # without making every one
         return sum([len(ids) for ids in cell.continuations] != usual for cell in growth.general)
 
     def _num_apart(self, growth: Growth) -> int:
