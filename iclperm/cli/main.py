@@ -231,9 +231,9 @@ def grid_command(
 def plan(study: Path | None, pilot: Path | None, components: str | None, as_json: bool, **flags: str | None) -> None:
     """What a study would compute, and how long it would take; loads no weights."""
     if pilot is None and components is None:
-        rooms.commands.plan(study, flags, as_json=as_json)
+        rooms.plans.plan(study, flags, as_json=as_json)
     else:
-        rooms.commands.plan_sizes(study, flags, pilot, components, as_json=as_json)
+        rooms.plans.plan_sizes(study, flags, pilot, components, as_json=as_json)
 
 
 @cli.command()
