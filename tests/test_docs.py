@@ -85,6 +85,7 @@ READ = {
     ("docs/models.md", "MODEL=Qwen"): "needs the hub, a GPU and hours",
     ("docs/models.md", "iclperm run --kind curve"): "needs the hub, a GPU and hours",
     ("docs/reliability.md", "python benchmarks/faults.py"): "minutes to hours; tests/test_faults.py runs its parts",
+    ("docs/serve.md", "pip install"): "waits for requests; tests/test_server.py runs a study through it",
     ("docs/statistics.md", "iclperm stats answers.npy"): "a file of the reader's; tests/test_stats_files.py reads such",
     ("docs/studies.md", "iclperm run --task gsm8k"): "needs the hub",
     ("docs/studies.md", "iclperm prompt RUN"): "runs of the reader's; how/best-prompt.md prints some",
