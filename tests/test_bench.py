@@ -41,7 +41,7 @@ class Wrong:
     def load(self, **request):
         sees = os.environ.get("CUDA_VISIBLE_DEVICES")
         return {{"versions": {{"wrong": "1"}}, "settings": {{"device": request["device"], "sees": sees}}}}
-    def linear(self): return {{"torch": 1e-6, "engine": 2e-6, "library": "a fake"}}
+    def linear(self): return {{"torch": 2e-6, "library": "a fake", "seconds": 1e-6, "fastest": "another"}}
     def warm(self, work): return {{}}
     def score(self, work):
         {action}
@@ -297,7 +297,7 @@ def test_models_are_written_once_with_the_same_weights(tmp_path, monkeypatch):
     weights = model.folder() / "model.safetensors"
     written = weights.read_bytes()
     assert model.folder() == weights.parent
-    assert facts(weights.parent) == {"vocab_size": 300, "max_tokens": 4096, "float32_bytes": len(written)}
+    assert facts(weights.parent) == {"vocab_size": 300, "max_tokens": 4096, "num_parameters": 7184}
     assert replace(model, name="again").folder() != weights.parent
     assert (replace(model, name="again").folder() / "model.safetensors").read_bytes() == written
 
@@ -528,7 +528,8 @@ def test_a_workload_on_a_gpu_goes_to_that_card_alone_with_all_contenders(with_gp
         assert rows[name].machine["gpu"] == "H100"
     table = render([replace(row, gpu_memory_bytes=3_000_000_000) for row in rows.values() if not row.failure])
     assert "; H100, 80 GB, CUDA 13.0, driver 590.1" in table
-    assert "s by a fake" in table
+    assert "s by another, the fastest product known here; " in table
+    assert "s by the model's own modules (a fake)" in table
     assert "| memory | GPU memory | notes |" in table
     assert " GB | 3.00 GB | a fake; device cuda" in table
 

@@ -286,8 +286,15 @@ SMALL = ("--sets", 2, "--permutations", 2, "--shots", 2, "--queries", 16, "--dev
 def test_from_a_data_file_in_one_command(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "things.csv", make_rows(5, 200))
+    assert command("recommend", "things.csv", "--out", "runs/rec", *SMALL, "--plan") == 0
+    planned = capfd.readouterr().out
+    assert "Together" in planned
+    assert planned.count("with budget 'adaptive' it asks a part of this") == 1  # of the race alone
+    assert not (tmp_path / "runs/rec").exists()
     assert command("recommend", "things.csv", "--out", "runs/rec", *SMALL) == 0
-    printed = capfd.readouterr().out
+    printed, told = capfd.readouterr()
+    assert told.startswith("the race asks a part of ")
+    assert " and its test is " in told.splitlines()[0]
     assert "The best prompt of each length on test" in printed
     assert "runs/rec/prompt.txt" in printed
     told = json.loads((tmp_path / "runs/rec/prompt.json").read_text())

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,11 +20,12 @@ import numpy.typing as npt
 
 from iclperm.base.outputs import output
 from iclperm.bench import cards
-from iclperm.bench.cases import CASES, Case, distinct_tokens, even_sample, warm_up
+from iclperm.bench.cases import Measurable, distinct_tokens, even_sample, fair_sample, fair_scale, find_case, warm_up
 from iclperm.bench.contenders import ORACLE, OURS, PEER_CONTENDERS, Contender, ContenderProcess, sampled
 from iclperm.bench.environments import PeerError
-from iclperm.bench.models import MODELS, BenchModel, facts
-from iclperm.bench.peers.protocol import BenchWorkload
+from iclperm.bench.models import MODELS, BenchModel, facts, find_model
+from iclperm.bench.peers.protocol import Answers, BenchWorkload
+from iclperm.bench.studies import StudyCase
 from iclperm.errors import ConfigError, DataError
 
 Say = Callable[[str], None]
@@ -31,6 +33,7 @@ Logprobs = npt.NDArray[np.float32]
 
 _ORACLE_STRIDE = 3  # of a slow peer's sample of prompts, those that the oracle scores as well
 _HALF_PRECISION_SLACK = 2.0  # a contender's error may be this many times that of unpadded transformers
+_TIE = 1e-3  # nats by which a written token may fall short of the likeliest
 _WORKER_BYTES = 1.5e9  # beside the weights
 _CARD_WORKER_BYTES = 4e9  # likewise on a GPU: vLLM's 2 GiB of keys and values, CUDA's own, a batch's logits; a guess
 _MEMORY_SHARE = 0.8
@@ -43,7 +46,11 @@ def available_cores() -> int:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure. ``peers`` None: every one that can run here. ``scale`` None: the model's own."""
+    """What to measure: ``cases`` by name or YAML file, or a ``study``; ``models`` by name, folder or hub id.
+
+    ``peers`` None: every one that can run here. ``scale`` None: the model's own, of a study or another model what two
+    cores do in about half a minute.
+    """
 
     cases: tuple[str, ...] = ("monte_carlo",)
     models: tuple[str, ...] = ("qwen2-25m",)
@@ -55,13 +62,24 @@ class BenchOptions:
     scale: float | None = None
     is_whole: bool = False  # no samples: every contender scores every prompt
     seed: int = 0
+    study: StudyCase | None = None
 
     def __post_init__(self) -> None:
-        _refuse_unknown("case", self.cases, CASES)
-        _refuse_unknown("model", self.models, MODELS)
+        for name in self.cases:
+            find_case(name)
         _refuse_unknown("dtype", self.dtypes, ("float32", "bfloat16"))
         _refuse_unknown("peer", self.peers or (), PEER_CONTENDERS)
         cards.refuse_unknown(self.device)
+
+    @cached_property
+    def pairs(self) -> list[tuple[BenchModel, Measurable]]:
+        """Every model with every case; raises ConfigError or ModelError for one that there is not."""
+        if self.study is not None:
+            place = self.study.model
+            is_demo = place == MODELS["demo"].folder()
+            return [(MODELS["demo"] if is_demo else BenchModel(place.resolve().name, place=place), self.study)]
+        cases = [find_case(name) for name in self.cases]
+        return [(find_model(name), case) for name in self.models for case in cases]
 
 
 @dataclass(frozen=True)
@@ -69,12 +87,14 @@ class Row:
     """A contender on one case, model and dtype: all that the table is made of, as one line of JSON.
 
     ``share`` is the part of the case's tokens that a pass scored. Of the same rounds are ``ours_seconds`` and, on all
-    distinct tokens, the linear layers alone: ``torch_linear_seconds`` by the model's own modules, ``linear_seconds`` by
-    whichever is faster, those or the engine's products; ``linear_library`` multiplied for torch. ``memory_bytes`` is
-    the most that the process held of the host's memory, ``gpu_memory_bytes`` the most that torch had allocated of the
-    GPU's in a pass (None: on a CPU, or by a contender without torch). ``difference`` is the largest from the float32
-    oracle, in nats a label's token; ``flips`` the share of prompts whose best label is not float32's, ``near_ties``
-    that of prompts whose two best labels lie within unpadded transformers' own error in this dtype.
+    distinct tokens, the linear layers alone: ``torch_linear_seconds`` by the model's own modules, for which
+    ``linear_library`` multiplied, ``linear_seconds`` by the fastest product known there, ``fastest_product``.
+    ``new_tokens`` were written after each prompt; 0: labels were scored. ``memory_bytes`` is the most that the process
+    held of the host's memory, ``gpu_memory_bytes`` the most that torch had allocated of the GPU's in a pass (None: on a
+    CPU, or by a contender without torch). ``difference`` is the largest from the float32 oracle, in nats a label's
+    token, of texts the most by which a token fell short of the oracle's likeliest; ``flips`` the share of prompts whose
+    best label is not float32's, ``near_ties`` that of prompts whose two best labels lie within unpadded transformers'
+    own error in this dtype.
     """
 
     case: str
@@ -108,11 +128,15 @@ class Row:
     flips: float | None = None
     near_ties: float | None = None
     failure: str | None = None
+    case_what: str = ""
+    case_digest: str = ""
+    new_tokens: int = 0
+    fastest_product: str = ""
 
     @property
-    def block(self) -> tuple[str, str, str, str, int, float]:
+    def block(self) -> tuple[str, str, str, str, int, float, str]:
         """What the rows that are compared with each other have in common."""
-        return self.model, self.case, self.dtype, self.device, self.threads, self.scale
+        return self.model, self.case, self.dtype, self.device, self.threads, self.scale, self.case_digest
 
     @property
     def agrees(self) -> bool:
@@ -132,11 +156,10 @@ class Row:
 
     @property
     def times_linear(self) -> float | None:
-        """Its seconds as a multiple of those of the linear layers alone, by the model's own modules."""
-        alone = self.torch_linear_seconds or self.linear_seconds
-        if self.failure is not None or not self.agrees or not self.seconds or not alone:
+        """Its seconds as a multiple of those of the linear layers alone, by the fastest product known."""
+        if self.failure is not None or not self.agrees or not self.seconds or not self.linear_seconds:
             return None
-        return statistics.median(self.whole_seconds) / statistics.median(alone)
+        return statistics.median(self.whole_seconds) / statistics.median(self.linear_seconds)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -171,8 +194,10 @@ def run(options: BenchOptions, say: Say, out: Path | None = None) -> list[Row]:
 
     with tempfile.TemporaryDirectory(prefix="iclperm-bench-") as scratch:
         references: dict[tuple[str, str], Logprobs] = {}
-        for model, case, dtype in itertools.product(options.models, options.cases, options.dtypes):
-            block = _Block(options, MODELS[model], CASES[case], dtype, Path(scratch), say, references)
+        for (model, case), dtype in itertools.product(options.pairs, options.dtypes):
+            if case.new_tokens and dtype != "float32":
+                raise ConfigError(f"{case.name} writes texts, which are compared in float32 alone; leave {dtype} out")
+            block = _Block(options, model, case, dtype, Path(scratch), say, references)
             for row in block.rows([row for row in finished if row.block == block.key and row.failure is None]):
                 keep(row)
     return _latest(finished)
@@ -194,13 +219,13 @@ def _latest(rows: Sequence[Row]) -> list[Row]:
 
 
 class _Block:
-    """One case on one model in one dtype."""
+    """One workload on one model in one dtype."""
 
     def __init__(
         self,
         options: BenchOptions,
         model: BenchModel,
-        case: Case,
+        case: Measurable,
         dtype: str,
         scratch: Path,
         say: Say,
@@ -208,9 +233,18 @@ class _Block:
     ) -> None:
         self.options, self.model, self.dtype, self.say = options, model, dtype, say
         self.scratch, self.references = scratch, references
-        self.scale = model.scale if options.scale is None else options.scale
+        self.folder = model.folder()
+        self.about = facts(self.folder)
+        self.scale = self._scale(case)
         self.case = case.scaled(self.scale)
-        self.key = (model.name, case.name, dtype, options.device, options.threads, self.scale)
+        self.key = (model.name, case.name, dtype, options.device, options.threads, self.scale, case.digest)
+
+    def _scale(self, case: Measurable) -> float:
+        known = self.model.scale if self.options.scale is None and self.options.study is None else self.options.scale
+        if known is not None:
+            return known
+        distinct = case.distinct(self.about["vocab_size"], self.options.seed)
+        return fair_scale(distinct, self.about["num_parameters"])
 
     def rows(self, finished: Sequence[Row]) -> Iterator[Row]:
         """Measure the contenders that have no finished row yet."""
@@ -219,16 +253,14 @@ class _Block:
         yield from (self.row(contender, failure=why) for contender, why in unable)
         if not able and OURS.name in done:
             return
-        self.folder = self.model.folder()
-        about = facts(self.folder)
-        self.work = self.case.build(about["vocab_size"], self.options.seed)
-        if self.work.max_tokens > about["max_tokens"]:
-            why = f"its longest prompt has {self.work.max_tokens} tokens, the model's window {about['max_tokens']}"
+        self.work = self.case.build(self.about["vocab_size"], self.options.seed)
+        if self.work.max_tokens > (window := self.about["max_tokens"]):
+            why = f"its longest prompt has {self.work.max_tokens} tokens, the model's window {window}"
             yield self.row(OURS, failure=f"{self.case.name} does not fit {self.model.name}: {why}")
             return
         self.say_of(f"{len(self.work.cells):,} prompts, {', '.join(['iclperm', *(each.name for each in able)])}")
         self._set_yardsticks()
-        weight_bytes = about["float32_bytes"] / (1 if self.dtype == "float32" else 2)
+        weight_bytes = self.about["num_parameters"] * (4 if self.dtype == "float32" else 2)
         for group in _groups(able, weight_bytes, self.options.device):
             yield from _Rounds(self, (OURS, *group)).rows()
 
@@ -238,6 +270,8 @@ class _Block:
         names = PEER_CONTENDERS if self.options.peers is None else self.options.peers
         for contender in (PEER_CONTENDERS[name] for name in names if name not in done):
             obstacle = contender.obstacle(self.options.device)
+            if obstacle is None and self.case.new_tokens and not contender.writes:
+                obstacle = "it is not asked to write texts"
             if obstacle is None:
                 able.append(contender)
             elif not (contender.needs_cuda and self.options.peers is None):
@@ -248,12 +282,15 @@ class _Block:
     def _set_yardsticks(self) -> None:
         """What agreement is held against: the oracle's log-likelihoods, and float32's of all prompts."""
         self.distinct = distinct_tokens(self.work)
-        sample = even_sample(self.work, self.model.sample)
+        mean = self.work.num_fed / len(self.work.cells)
+        self.sample = self.model.sample or fair_sample(self.about["num_parameters"], mean)
+        sample = even_sample(self.work, self.sample)
         self.oracle_cells = sample.cells[:: _ORACLE_STRIDE if len(sample.cells) > _ORACLE_STRIDE else 1]
+        self.oracle_error, self.reference = 0.0, None
+        if self.work.new_tokens:
+            return
         work = self.file(replace(self.work, cells=self.oracle_cells), "oracle")
         self.oracle = self._score_once(ORACLE, "float32", work)
-        self.oracle_error = 0.0
-        self.reference: Logprobs | None = None
         if self.dtype != "float32":
             self.oracle_error = self.difference(self._score_once(ORACLE, self.dtype, work), self.oracle_cells)
             self.reference = self._float32()
@@ -276,17 +313,33 @@ class _Block:
         where = self.options.threads, self.options.device
         with ContenderProcess(contender, self.scratch / f"{contender.name}.log", *where) as worker:
             worker.load(self.folder, dtype, self.options.threads)
-            return worker.score(work, self.scratch / f"{contender.name}.npy")[1]
+            return np.asarray(worker.score(work, self.scratch / f"{contender.name}.npy")[1], np.float32)
+
+    def shortfall(self, texts: npt.NDArray[np.int32], cells: npt.NDArray[np.int64]) -> float:
+        """The most by which a token of the texts [N, new] after the oracle's prompts fell short of its likeliest."""
+        file = self.scratch / "texts.npy"
+        np.save(file, texts[self._places(cells)], allow_pickle=False)
+        work = self.file(replace(self.work, cells=self.oracle_cells), "judged")
+        where = self.options.threads, self.options.device
+        with ContenderProcess(ORACLE, self.scratch / f"{ORACLE.name}.log", *where) as worker:
+            worker.load(self.folder, self.dtype, self.options.threads)
+            return worker.judge(work, file)
+
+    def _places(self, cells: npt.NDArray[np.int64]) -> list[int]:
+        """Where the oracle's prompts are among ``cells``, which hold them all."""
+        places = {tuple(cell): place for place, cell in enumerate(cells.tolist())}
+        return [places[tuple(cell)] for cell in self.oracle_cells.tolist()]
 
     def difference(self, logprobs: Logprobs, cells: npt.NDArray[np.int64]) -> float:
         """Largest difference from the oracle in nats a token, over its own prompts, which are all in ``cells``."""
-        places = {tuple(cell): place for place, cell in enumerate(cells.tolist())}
-        chosen = logprobs[[places[tuple(cell)] for cell in self.oracle_cells.tolist()]]
+        chosen = logprobs[self._places(cells)]
         lengths = np.array([label.size for label in self.work.labels])
         largest = float((np.abs(chosen.astype(np.float64) - self.oracle) / lengths).max())
         return largest if np.isfinite(largest) else float("inf")
 
     def bound(self, contender: Contender) -> float:
+        if self.work.new_tokens:
+            return _TIE
         if self.dtype == "float32":
             return contender.tolerance
         return _HALF_PRECISION_SLACK * self.oracle_error
@@ -309,10 +362,11 @@ class _Block:
         return work.save(self.scratch / f"{name}.npz")
 
     def row(self, contender: Contender, **values: Any) -> Row:
-        model, case, dtype, device, threads, scale = self.key
+        model, case, dtype, device, threads, scale, digest = self.key
         return Row(
-            case=case, model=model, dtype=dtype, device=device, threads=threads, scale=scale,
-            contender=contender.name, what=contender.what, machine=machine(device), **values,
+            case=case, model=model, dtype=dtype, device=device, threads=threads, scale=scale, contender=contender.name,
+            what=contender.what, case_what=self.case.what, case_digest=digest, new_tokens=self.case.new_tokens,
+            machine=machine(device), **values,
         )  # fmt: skip
 
     def say_of(self, words: str) -> None:
@@ -340,7 +394,7 @@ class _Rounds:
         self.ours_seconds: list[float] = []
         self.linear_seconds: list[float] = []
         self.torch_linear_seconds: list[float] = []
-        self.linear_library = ""
+        self.linear_library = self.fastest_product = ""
 
     def rows(self) -> Iterator[Row]:
         with ExitStack() as stack:
@@ -369,7 +423,7 @@ class _Rounds:
         worker = stack.enter_context(
             ContenderProcess(contender, block.scratch / f"{contender.name}.log", options.threads, options.device)
         )
-        work = sampled(contender, block.work, block.model.sample, options.is_whole)
+        work = sampled(contender, block.work, block.sample, options.is_whole)
         loaded = worker.load(block.folder, block.dtype, options.threads)
         warmed = worker.warm(block.file(warm_up(block.work), "warm"))
         settings = {**loaded.get("settings", {}), **warmed.get("settings", {})}
@@ -384,40 +438,48 @@ class _Rounds:
             return 1.0
         if contender.sampling == "paths":
             return distinct_tokens(work) / self.block.distinct
-        return float(work.lengths.sum() / self.block.work.lengths.sum())
+        return work.num_fed / self.block.work.num_fed
 
     def _pass(self, entrant: _Entrant, number: int) -> None:
         name = entrant.contender.name
-        answer, logprobs = entrant.worker.score(entrant.file, self.block.scratch / f"{name}.npy")
+        answer, found = entrant.worker.score(entrant.file, self.block.scratch / f"{name}.npy")
         entrant.seconds.append(float(answer.pop("seconds")))
         self.block.say_of(
             f"{name} {number + 1}/{self.block.options.repeats} {entrant.seconds[-1]:.2f} s"
             + (f", {entrant.share:.1%} of the case" if entrant.share < 1 else "")
         )
         if number == 0:
-            self._judge(entrant, logprobs)
+            self._judge(entrant, found)
         entrant.about["answer"] = answer
         if entrant.contender is OURS:
             self.ours_seconds.append(entrant.seconds[-1])
-            linear, self.linear_library = entrant.worker.linear()
-            self.linear_seconds.append(min(linear.values()) * self.block.distinct)
+            linear = entrant.worker.linear()
+            self.linear_library, self.fastest_product = linear["library"], linear["fastest"]
+            self.linear_seconds.append(linear["seconds"] * self.block.distinct)
             self.torch_linear_seconds.append(linear["torch"] * self.block.distinct)
 
-    def _judge(self, entrant: _Entrant, logprobs: Logprobs) -> None:
+    def _judge(self, entrant: _Entrant, found: Answers) -> None:
         """Agreement, before any figure; one that disagrees goes no further."""
         block, work = self.block, entrant.work
-        shape = (len(work.cells), len(work.labels))
-        if logprobs.shape != shape:
-            raise PeerError(f"{entrant.contender.name} gave log-likelihoods {logprobs.shape} where {shape} are asked")
-        difference, bound = block.difference(logprobs, work.cells), block.bound(entrant.contender)
-        entrant.about |= {"difference": difference, "bound": bound, "flips": block.flips(logprobs, work.cells),
-                          "near_ties": block.near_ties()}  # fmt: skip
+        shape = (len(work.cells), work.new_tokens or len(work.labels))
+        what = "texts" if work.new_tokens else "log-likelihoods"
+        if found.shape != shape:
+            raise PeerError(f"{entrant.contender.name} gave {what} {found.shape} where {shape} are asked")
+        bound = block.bound(entrant.contender)
+        if work.new_tokens:
+            difference = block.shortfall(np.asarray(found, np.int32), work.cells)
+            entrant.about |= {"difference": difference, "bound": bound}
+        else:
+            logprobs = np.asarray(found, np.float32)
+            difference = block.difference(logprobs, work.cells)
+            entrant.about |= {"difference": difference, "bound": bound, "flips": block.flips(logprobs, work.cells),
+                              "near_ties": block.near_ties()}  # fmt: skip
         if not difference <= bound:
             raise PeerError(
                 f"{entrant.contender.name} disagrees: largest difference {difference:.2g} nats a token, over "
                 f"{bound:.2g}; no speed-up is given"
             )
-        if entrant.contender is OURS and block.dtype == "float32":
+        if not work.new_tokens and entrant.contender is OURS and block.dtype == "float32":
             block.references[block.model.name, block.case.name] = logprobs
 
     def _failed(self, contender: Contender, error: PeerError, about: Mapping[str, Any] | None = None) -> Row:
@@ -432,7 +494,7 @@ class _Rounds:
         return self.block.row(
             entrant.contender,
             prompts=len(self.block.work.cells),
-            tokens_naive=int(self.block.work.lengths.sum()),
+            tokens_naive=self.block.work.num_fed,
             tokens_unique=self.block.distinct,
             tokens_forwarded=round(answer["tokens"] / entrant.share),
             share=entrant.share,
@@ -441,6 +503,7 @@ class _Rounds:
             linear_seconds=self.linear_seconds,
             torch_linear_seconds=self.torch_linear_seconds,
             linear_library=self.linear_library,
+            fastest_product=self.fastest_product,
             memory_bytes=answer.get("memory_bytes"),
             gpu_memory_bytes=answer.get("gpu_memory_bytes"),
             phases=answer.get("phases", {}),

@@ -1,4 +1,4 @@
-"""The models: the bundled one, and real shapes with random weights, written once into the cache folder."""
+"""The models: the bundled one, real shapes with random weights, written once into the cache folder, and one's own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from iclperm.bench.environments import bench_folder
 from iclperm.demo import model_path
+from iclperm.engine.folder import model_folder
 
 _QWEN_25M = {
     "model_type": "qwen2", "vocab_size": 16_384, "hidden_size": 512, "intermediate_size": 1408,
@@ -33,12 +34,16 @@ _GEMMA_2B = {
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model of the benchmark; on two cores, ``scale`` of a case and ``sample`` prompts of a slow peer will do."""
+    """A model of the benchmark; on two cores, ``scale`` of a case and ``sample`` prompts of a slow peer will do.
+
+    None where that follows from its size. ``config`` is empty for the bundled one, and for one in a folder, ``place``.
+    """
 
     name: str
-    scale: float
-    sample: int
-    config: dict[str, Any] = field(default_factory=dict)  # empty: the bundled model
+    scale: float | None = None
+    sample: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    place: Path | None = None
 
     def folder(self) -> Path:
         """Its folder of safetensors and config, made if it is not there. Weights are drawn from one seed, in float32.
@@ -46,7 +51,7 @@ class BenchModel:
         Cost of making it: all weights, once, in memory and on disk.
         """
         if not self.config:
-            return model_path()
+            return self.place or model_path()
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:8]
         folder = bench_folder() / "models" / f"{self.name}-{digest}"
         if not (folder / "config.json").is_file():
@@ -65,12 +70,21 @@ MODELS = {
 }
 
 
+def find_model(name: str) -> BenchModel:
+    """One of `MODELS`, or that of a folder or a hub id, which is fetched; raises ModelError where there is none."""
+    if name in MODELS:
+        return MODELS[name]
+    folder = model_folder(name)
+    is_hubs = not Path(name).is_dir()
+    return BenchModel(name if is_hubs else folder.resolve().name, place=folder)
+
+
 def facts(folder: Path) -> dict[str, int]:
-    """What the workloads need to know of a model."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    window = int(config["max_position_embeddings"])
-    return {"vocab_size": int(config["vocab_size"]), "max_tokens": window, "float32_bytes": weights}
+    """What the workloads need to know of a model, from its config.json."""
+    from iclperm.engine.plain_model import read_facts
+
+    found = read_facts(folder, device="cpu", dtype="float32")
+    return {"vocab_size": found.vocab_size, "max_tokens": found.max_tokens, "num_parameters": found.num_parameters}
 
 
 def _write(config: dict[str, Any], folder: Path) -> None:

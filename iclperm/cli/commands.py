@@ -43,6 +43,7 @@ from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_grid, is_several
 from iclperm.runs.lengths import prompt_lengths
 from iclperm.runs.limits import WorkLimits
+from iclperm.runs.plan import StudyPlan
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
 from iclperm.runs.progress import Watcher
 from iclperm.runs.prompt import Format
@@ -61,6 +62,11 @@ from iclperm.tasks.task import Task, builtin_tasks, template_text
 Found = TypeVar("Found")
 DEMO_STUDY: Mapping[str, Any] = {"sets": 10, "permutations": 10, "shots": [0, 1, 2, 4, 8], "queries": 120}
 """The choices of the demo; all others are the defaults."""
+
+
+def named_study(source: Path) -> dict[str, Any]:
+    """For the benchmark: the study in a file or a run's folder, and what to call it."""
+    return {"study": study_of(source, {}), "name": source.resolve().stem}
 
 
 def demo(out: Path, *, as_json: bool, choices: Mapping[str, Any] = DEMO_STUDY) -> int:
@@ -126,15 +132,20 @@ def run(
     return _show_new(terminal.stdout(), finished, as_json=as_json)
 
 
+def show_plans(planned: Mapping[str, StudyPlan], study: Study, *, as_json: bool) -> None:
+    """Shows the plans of the runs of a study."""
+    if as_json:
+        click.echo(json.dumps({name: part.to_dict() for name, part in planned.items()}, indent=1))
+    else:
+        terminal.print_plans(terminal.stdout(), planned, study)
+
+
 def plan(source: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> None:
     """Shows the plan of the study that `study_of` finds, or those of its runs."""
     study = study_of(source, flags)
     planned = api.plan(study)
     if isinstance(planned, dict):
-        if as_json:
-            click.echo(json.dumps({name: part.to_dict() for name, part in planned.items()}, indent=1))
-        else:
-            terminal.print_plans(terminal.stdout(), planned, study)
+        show_plans(planned, study, as_json=as_json)
     elif as_json:
         click.echo(json.dumps(planned.to_dict(), indent=1))
     else:

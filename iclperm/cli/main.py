@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -156,6 +156,7 @@ def run_command(
 @click.option("--label", help="The column of the labels, of a data file.")
 @click.option("--text", "texts", multiple=True, help="A column of text, likewise. Repeatable.")
 @with_keys(*RECOMMEND_KEYS)
+@click.option("--plan", "only_plan", is_flag=True, help="Show what it would take at most, and stop.")
 @click.option("--extend", is_flag=True, help="Let the test grow in queries.")
 @click.option("--workers", metavar="N", type=int, help="Processes that run the model.")
 @with_text("the folder")
@@ -169,6 +170,7 @@ def recommend(
     workers: int | None,
     with_text: bool | None,
     as_json: bool,
+    only_plan: bool,
     **flags: str | None,
 ) -> int:
     """Find the prompt to take: how many demonstrations, which, in what order; and what it is worth.
@@ -184,6 +186,7 @@ def recommend(
         workers=workers,
         with_text=with_text,
         as_json=as_json,
+        only_plan=only_plan,
     )
 
 
@@ -430,21 +433,24 @@ def new(
 
 
 @cli.command()
+@click.argument("study", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--case", "cases", default="monte_carlo", show_default=True, metavar="NAMES", help="Commas between, or all."
+    "--case", "cases", metavar="NAMES", help="Commas between, or all; also YAML files.  [default: monte_carlo]"
 )
 @click.option(
-    "--model", "models", default="qwen2-25m", show_default=True, metavar="NAMES", help="Likewise; see --list."
+    "--model", "models", metavar="NAMES", help="Likewise, or folders or hub ids.  [default: the study's; qwen2-25m]"
 )
-@click.option("--dtype", "dtypes", default="float32,bfloat16", show_default=True, metavar="NAMES", help="Likewise.")
+@click.option("--dtype", "dtypes", metavar="NAMES", help="Likewise.  [default: the study's; float32,bfloat16]")
 @click.option("--peer", "peers", metavar="NAMES", help="Whom to compare with; all that can run here by default.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Rounds; medians are shown.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of each contender; all cores by default.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, or cuda where there is one.")
-@click.option("--scale", type=float, help="Share of a case to measure; 1 but for models that would take hours.")
+@click.option("--scale", type=float, help="Share to measure, up to 1; by default what takes minutes.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the token ids.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="JSON lines, a row for each contender; continued if there."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="JSON lines, a row for each contender; continued if there. Table and figure go beside it.",
 )
 @click.option("--quick", is_flag=True, help="The bundled model, 5 % of the case, once: does it run, do all agree?")
 @click.option("--whole", is_flag=True, help="No samples: slow contenders score every prompt too (hours).")
@@ -454,9 +460,18 @@ def new(
 @with_json
 @with_debug
 def bench(
-    prepare: str | None, table: Path | None, out: Path | None, is_list: bool, as_json: bool, **given: Any
+    study: Path | None,
+    prepare: str | None,
+    table: Path | None,
+    out: Path | None,
+    is_list: bool,
+    as_json: bool,
+    **given: Any,
 ) -> int | None:
-    """Measure iclperm against the tools in use, on this machine: agreement first, then speed."""
+    """Measure iclperm against the tools in use, on this machine: agreement first, then speed.
+
+    STUDY is a study file or a run's folder, whose prompts are measured; without one, synthetic cases are.
+    """
     from iclperm import bench as benchmark
 
     def say(words: str) -> None:
@@ -467,9 +482,19 @@ def bench(
     elif prepare is not None:
         return 0 if benchmark.prepare(prepare, say, given["device"]) else FAILED
     else:
-        rows = benchmark.read_rows(table) if table else benchmark.run(benchmark.options(**given), say, out)
+        rows = benchmark.read_rows(table) if table else _measured(study, out, given, say)
         click.echo("\n".join(row.to_json() for row in rows) if as_json else benchmark.render(rows), nl=as_json)
     return None
+
+
+def _measured(study: Path | None, out: Path | None, given: dict[str, Any], say: Callable[[str], None]) -> Any:
+    from iclperm import bench as benchmark
+
+    read: dict[str, Any] = {} if study is None else rooms.commands.named_study(study)
+    rows = benchmark.run(benchmark.options(**read, **given), say, out)
+    if out is not None:
+        say(f"wrote {', '.join(map(str, [out, *benchmark.write_beside(rows, out)]))}")
+    return rows
 
 
 @cli.command(

@@ -68,6 +68,7 @@ RECOMMEND_KEYS = (
     "queries",
     "dev_queries",
     "seed",
+    "normalize",
     "chat",
     "endpoint",
     "dtype",

@@ -18,6 +18,7 @@ from iclperm.cli.options import is_quiet
 from iclperm.errors import ConfigError
 from iclperm.runs.prompt import Format, RunPrompt
 from iclperm.studies.prompts import restricted_tasks
+from iclperm.studies.recommended_study import recommended_study
 from iclperm.studies.several import StudyRuns
 
 
@@ -31,12 +32,25 @@ def recommend(
     workers: int | None,
     as_json: bool,
     with_text: bool | None,
+    only_plan: bool = False,
 ) -> int:
-    """Finds the prompt to take, shows what it is worth, and writes it beside the report and its page."""
+    """Finds the prompt to take, shows what it is worth, and writes it beside the report and its page.
+
+    What it takes at most is told first, where it is not begun, and all that there is with ``only_plan``.
+    """
     given = {key: value_of(key, text) for key, text in flags.items() if text is not None}
     out = given.pop("out", None)
     if out is None:
         raise ConfigError("there is no folder for the recommendation; name one with --out")
+    if only_plan or not Path(out).exists():
+        study = recommended_study(data, out, given, label=label, texts=texts)
+        planned = api.plan(study)
+        assert isinstance(planned, dict)
+        if only_plan:
+            commands.show_plans(planned, study, as_json=as_json)
+            return 0
+        if not is_quiet():
+            click.echo(terminal.recommendation_cost(planned), err=True)
     about: dict[str, Any] = {"label": label, "texts": texts, "with_text": with_text, **given}
     with commands.progress_of(as_json) as progress:
         found = api.recommend(data, out, extend=extend, workers=workers, progress=progress, **about)

@@ -94,8 +94,8 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     oversampled = planned.num_asked - planned.num_queries
     uneven = uneven_labels(planned.label_tokens, study.normalize)
     notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
-    if study.is_adaptive:
-        notes.insert(0, f"with budget {study.budget!r} a search asks a part of this; how much follows from the answers")
+    if planned.budget != "exhaustive":
+        notes.insert(0, f"with budget {planned.budget!r} it asks a part of this; how much follows from the answers")
     if study.precision is not None:
         notes.insert(
             0,
@@ -128,6 +128,25 @@ def print_plans(console: Console, planned: Mapping[str, StudyPlan], study: Study
         **(_api_rows(_together(bills)) if bills else _local_total(list(planned.values()))),
     }
     console.print("", _facts("Together", rows), sep="\n")
+
+
+def recommendation_cost(planned: Mapping[str, StudyPlan]) -> str:
+    """What a recommendation takes at most, in one line: its race, and the test of what the race chose."""
+    race, *tests = planned.values()
+    parts = {f"the race asks a part of {race.num_prompts:,} prompts": [race], "its test is": tests}
+    words = [
+        f"{what}{'' if of == [race] else f' {sum(part.num_prompts for part in of):,} prompts'} ({_cost_words(of)})"
+        for what, of in parts.items()
+    ]
+    return f"{' and '.join(words)}; --budget bounds the race, --plan shows all of it"
+
+
+def _cost_words(planned: Sequence[StudyPlan]) -> str:
+    if any(part.bill is not None for part in planned):
+        return f"{sum(part.tokens_naive for part in planned):,} tokens at most"
+    seconds = [part.estimate.seconds for part in planned if part.estimate is not None and part.estimate.seconds]
+    time = f", {duration(sum(seconds))}" if len(seconds) == len(planned) else ""
+    return f"{sum(part.tokens_unique for part in planned):,} distinct tokens{time} at most"
 
 
 def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str | None = None) -> None:

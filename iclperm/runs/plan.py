@@ -48,6 +48,7 @@ class StudyPlan(ShownFields):
     With ``plain`` nothing is shared: ``plain_tokens`` are those that are forwarded, every prompt, and once more before
     each further token of a label; there is no saving (1), and no peak of keys and values. Else they are None.
     ``crossed_tokens`` are the distinct ones of a study that asks each ordering queries of its own, had it asked all.
+    With a ``budget`` other than exhaustive the counts are those of asking everything, of which it asks a part.
     """
 
     task: str
@@ -81,6 +82,7 @@ class StudyPlan(ShownFields):
     plain_tokens: int | None = None
     untimed: str = ""
     crossed_tokens: int | None = None
+    budget: str = "exhaustive"
 
     @property
     def saving(self) -> float:
@@ -204,6 +206,7 @@ def _summary(work: Work) -> StudyPlan:
         bill=None if setting.model is not None else _bill(work),
         plain_tokens=work.plain_tokens if is_plain else None,
         crossed_tokens=None if setting.study.cells == "crossed" else _crossed_tokens(work),
+        budget=setting.study.budget,
     )
 
 

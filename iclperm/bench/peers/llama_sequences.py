@@ -15,6 +15,14 @@ import numpy.typing as npt
 from protocol import BenchWorkload, Logprobs, fastest, serve, versions
 
 # Tokens of a micro batch, and queries decoded together: more of them see more of each other's masked keys.
+ARCHITECTURES = {
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+}
+"""By model_type, those that `written` knows how to write."""
 SIZES = ((512, 8), (512, 16), (1024, 16), (1024, 32))
 BATCH_TOKENS = 4096
 CONTEXT_TOKENS = 16_384
@@ -164,13 +172,15 @@ def _batches(parts: Sequence[tuple[npt.NDArray[np.int32], int, int]]) -> Iterato
 
 
 def written(folder: Path, dtype: str) -> Path:
-    """The GGUF file of a folder of float32 safetensors, beside it, written if it is not there."""
+    """The GGUF file of a folder of safetensors, written if it is not there."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     target = _writable(folder) / f"model-{dtype}.gguf"
     if target.is_file():
         return target
+    if (kind := config["model_type"]) not in ARCHITECTURES:
+        raise RuntimeError(f"no GGUF is written of the architecture {kind!r}, only of {', '.join(ARCHITECTURES)}")
     unfinished = target.with_suffix(".part")
-    writer = gguf.GGUFWriter(unfinished, config["model_type"])
+    writer = gguf.GGUFWriter(unfinished, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[kind]])
     _write_facts(writer, config)
     _write_tensors(writer, folder, config, dtype)
     writer.write_header_to_file()
@@ -208,23 +218,27 @@ def _write_facts(writer: Any, config: dict[str, Any]) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
+    rope = config.get("rope_parameters", config)
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["model_type"].startswith("gemma"):
         writer.add_sliding_window(config["sliding_window"])
 
 
 def _write_tensors(writer: Any, folder: Path, config: dict[str, Any], dtype: str) -> None:
-    kind = {"qwen2": gguf.MODEL_ARCH.QWEN2, "gemma2": gguf.MODEL_ARCH.GEMMA2}[config["model_type"]]
-    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(ARCHITECTURES[config["model_type"]], config["num_hidden_layers"])
+    is_tied = config.get("tie_word_embeddings", True)
     for name, values in _tensors(folder):
+        if is_tied and name == "lm_head.weight":
+            continue
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if target is None:
             raise RuntimeError(f"llama.cpp has no tensor for {name}")
-        if config["model_type"] == "gemma2" and name.endswith("norm.weight"):
+        if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1  # llama.cpp multiplies by the weight alone
         if dtype == "bfloat16" and values.ndim == 2:
             values = gguf.quants.quantize(values, gguf.GGMLQuantizationType.BF16)
@@ -234,7 +248,7 @@ def _write_tensors(writer: Any, folder: Path, config: dict[str, Any], dtype: str
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    """Every tensor of a folder of safetensors, which must be float32."""
+    """Every tensor of a folder of safetensors in float32 or bfloat16, as float32."""
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as content:
             size = int.from_bytes(content.read(8), "little")
@@ -243,10 +257,13 @@ def _tensors(folder: Path) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
         for name, about in header.items():
             if name == "__metadata__":
                 continue
-            if about["dtype"] != "F32":
-                raise RuntimeError(f"{name} is {about['dtype']}, not F32")
+            if about["dtype"] not in ("F32", "BF16"):
+                raise RuntimeError(f"{name} is {about['dtype']}, neither F32 nor BF16")
             begin, end = about["data_offsets"]
-            yield name, data[begin:end].view(np.float32).reshape(about["shape"])
+            raw = data[begin:end]
+            if about["dtype"] == "BF16":
+                raw = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.uint8)
+            yield name, raw.view(np.float32).reshape(about["shape"])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,17 @@ class Oracle:
     def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         rows = [self._labels(prompt, [label.tolist() for label in work.labels]) for prompt in work.prompts()]
         return np.array(rows, np.float32), {"tokens": int(work.lengths.sum())}
+
+    @torch.inference_mode()
+    def judge(self, work: str, texts: str) -> dict[str, Any]:
+        """How many nats likelier than a token of the texts [N, new] the likeliest was, at the worst place of all."""
+        asked, written, worst = BenchWorkload.load(Path(work)), np.load(texts, allow_pickle=False), 0.0
+        for prompt, text in zip(asked.prompts(), written.tolist(), strict=True):
+            ids = torch.tensor([[*prompt, *text[:-1]]], device=self.model.device)
+            logprobs = torch.log_softmax(self.model(ids, use_cache=False).logits[0, len(prompt) - 1 :].double(), dim=-1)
+            chosen = logprobs[torch.arange(len(text)), torch.tensor(text)]
+            worst = max(worst, float((logprobs.max(dim=-1).values - chosen).max()))
+        return {"worst": worst}
 
     def _labels(self, prompt: list[int], labels: list[list[int]]) -> list[float]:
         if any(len(label) > 1 for label in labels):

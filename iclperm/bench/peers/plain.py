@@ -1,4 +1,7 @@
-"""Plain transformers: every prompt whole, in batches of like lengths, padded; the head at the scored positions only."""
+"""Plain transformers: every prompt whole, in batches of like lengths, padded; the head at the scored positions only.
+
+Texts are written by its `generate`, on batches padded on the left.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from protocol import BenchWorkload, Ids, Logprobs, fastest, serve, versions
+from protocol import Answers, BenchWorkload, Ids, Logprobs, fastest, serve, versions
 from transformers import AutoModelForCausalLM
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
+WRITING_SIZES = (8, 32, 64)  # of batches, where texts are written
 
 
 class Plain:
@@ -17,14 +21,34 @@ class Plain:
         torch.set_num_threads(threads)
         auto: Any = AutoModelForCausalLM
         self.model = auto.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
+        endless(self.model)
         return {"versions": versions("torch", "transformers")}
 
     def warm(self, work: BenchWorkload) -> dict[str, Any]:
-        self.batch_size = fastest(BATCH_SIZES, lambda size: self._score(work, size))
+        sizes, run = (WRITING_SIZES, self._write) if work.new_tokens else (BATCH_SIZES, self._score)
+        self.batch_size = fastest(sizes, lambda size: run(work, size))
         return {"settings": {"batch": self.batch_size, "attention": self.model.config._attn_implementation}}
 
-    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
-        return self._score(work, self.batch_size)
+    def score(self, work: BenchWorkload) -> tuple[Answers, dict[str, Any]]:
+        return (self._write if work.new_tokens else self._score)(work, self.batch_size)
+
+    @torch.inference_mode()
+    def _write(self, work: BenchWorkload, batch_size: int) -> tuple[Ids, dict[str, Any]]:
+        order, prompts = np.argsort(work.lengths, kind="stable"), work.prompts()
+        out, tokens = np.empty((len(prompts), work.new_tokens), np.int32), 0
+        for begin in range(0, len(order), batch_size):
+            chosen = order[begin : begin + batch_size]
+            width = int(work.lengths[chosen].max())
+            ids, mask = (torch.zeros(len(chosen), width, dtype=torch.long, device=self.model.device) for _ in range(2))
+            for row, cell in enumerate(chosen):
+                ids[row, width - len(prompts[cell]) :] = torch.tensor(prompts[cell])
+                mask[row, width - len(prompts[cell]) :] = 1
+            texts = self.model.generate(
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=work.new_tokens, pad_token_id=0
+            )
+            out[chosen] = texts[:, width:].cpu().numpy()
+            tokens += len(chosen) * (width + work.new_tokens - 1)
+        return out, {"tokens": tokens}
 
     def _score(self, work: BenchWorkload, batch_size: int) -> tuple[Logprobs, dict[str, Any]]:
         # Labels of one token are all read off the prompt; longer ones are fed behind it, one row each.
@@ -53,6 +77,11 @@ class Plain:
         scored = torch.cat([states[places] for states, places in zip(hidden, keep, strict=True)])
         logprobs = torch.log_softmax(head(self.model, scored), dim=-1).cpu()
         return list(torch.split(logprobs, [len(places) for places in keep]))
+
+
+def endless(model: Any) -> None:
+    """No token ends a text: everyone writes as much."""
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
 
 
 def head(model: Any, hidden: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
+Answers = Logprobs | Ids
 Option = TypeVar("Option")
 
 
@@ -32,7 +33,8 @@ class BenchWorkload:
     """Contexts as marked prefixes of paths, queries, labels, and the prompts wanted of their product.
 
     Contexts are numbered path by path, mark by mark. ``cells`` int64 [N, 2] holds the context and the query of each
-    prompt. Token ids are int32.
+    prompt. Token ids are int32. With ``new_tokens`` every prompt wants as many likeliest tokens, whatever ends a text,
+    and the labels stand for nothing.
     """
 
     paths: tuple[Ids, ...]
@@ -40,6 +42,7 @@ class BenchWorkload:
     queries: tuple[Ids, ...]
     labels: tuple[Ids, ...]
     cells: npt.NDArray[np.int64]
+    new_tokens: int = 0
 
     @cached_property
     def contexts(self) -> list[Ids]:
@@ -58,9 +61,14 @@ class BenchWorkload:
         return contexts[self.cells[:, 0]] + queries[self.cells[:, 1]]
 
     @property
+    def num_fed(self) -> int:
+        """Tokens of all prompts, one by one, with what is written after them."""
+        return int(self.lengths.sum()) + len(self.cells) * max(self.new_tokens - 1, 0)
+
+    @property
     def max_tokens(self) -> int:
-        """Longest prompt with its longest label."""
-        return int(self.lengths.max()) + max(label.size for label in self.labels)
+        """Longest prompt with its longest label, or with its new tokens."""
+        return int(self.lengths.max()) + (self.new_tokens or max(label.size for label in self.labels))
 
     def prompt(self, context: int, query: int) -> list[int]:
         return [*self.contexts[context].tolist(), *self.queries[query].tolist()]
@@ -72,14 +80,14 @@ class BenchWorkload:
     def save(self, file: Path) -> Path:
         ragged = {name: _csr(getattr(self, name)) for name in _RAGGED}
         arrays = {f"{name}_{part}": array for name, parts in ragged.items() for part, array in parts.items()}
-        np.savez(file, cells=self.cells, **arrays)  # type: ignore[arg-type]  # its stub takes the names for options
+        np.savez(file, cells=self.cells, new_tokens=np.array(self.new_tokens), **arrays)  # type: ignore[arg-type]  # its stub takes the names for options
         return file
 
     @classmethod
     def load(cls, file: Path) -> BenchWorkload:
         with np.load(file, allow_pickle=False) as arrays:
             rows = {name: tuple(_rows(arrays[f"{name}_values"], arrays[f"{name}_offsets"])) for name in _RAGGED}
-            return cls(**rows, cells=arrays["cells"])
+            return cls(**rows, cells=arrays["cells"], new_tokens=int(arrays["new_tokens"]))
 
 
 _RAGGED = ("paths", "marks", "queries", "labels")
@@ -94,8 +102,11 @@ class ContenderScorer(Protocol):
     def warm(self, work: BenchWorkload) -> dict[str, Any]:
         """Score a little, and choose what depends on lengths, such as the size of a batch; never timed."""
 
-    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
-        """Log-likelihoods [N, L] in nats of every label after every cell's prompt, and ``tokens``: those forwarded."""
+    def score(self, work: BenchWorkload) -> tuple[Answers, dict[str, Any]]:
+        """Log-likelihoods [N, L] in nats of every label after every cell's prompt, and ``tokens``: those forwarded.
+
+        Of a workload with new tokens, their ids [N, new_tokens]; not every contender writes texts.
+        """
 
 
 def serve(scorer: ContenderScorer, cuda: Any = None) -> None:
@@ -125,9 +136,9 @@ def _answer(scorer: ContenderScorer, request: dict[str, Any], cuda: Any) -> dict
         if _is_used(cuda):
             cuda.reset_peak_memory_stats()
         started = _clock(cuda)
-        logprobs, about = scorer.score(work)
+        answers, about = scorer.score(work)
         seconds = _clock(cuda) - started
-        np.save(out, logprobs, allow_pickle=False)
+        np.save(out, answers, allow_pickle=False)
         return {"seconds": seconds, **_memory(cuda), **about}
     started = _clock(cuda)
     about = scorer.warm(BenchWorkload.load(Path(request["work"]))) if do == "warm" else getattr(scorer, do)(**request)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from protocol import BenchWorkload, Logprobs, distinct_prefixes, serve, versions
+from protocol import Answers, BenchWorkload, Ids, Logprobs, distinct_prefixes, serve, versions
 from vllm import LLM, SamplingParams
 
 BLOCK_TOKENS = {"cpu": 32, "cuda": 16}  # the least; a CPU's default, 128, forwards twice the tokens
@@ -46,7 +46,18 @@ class VllmPrefix:
     def forget(self) -> None:
         self.engine.reset_prefix_cache()
 
-    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
+    def score(self, work: BenchWorkload) -> tuple[Answers, dict[str, Any]]:
+        return self._write(work) if work.new_tokens else self._score(work)
+
+    def _write(self, work: BenchWorkload) -> tuple[Ids, dict[str, Any]]:
+        sampling = SamplingParams(max_tokens=work.new_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+        prompts = [{"prompt_token_ids": ids} for ids in work.prompts()]
+        outputs = self.engine.generate(prompts, sampling, use_tqdm=False)
+        fed = sum(len(output.prompt_token_ids) - (output.num_cached_tokens or 0) for output in outputs)
+        texts = np.array([output.outputs[0].token_ids for output in outputs], np.int32)
+        return texts, {"tokens": fed + len(texts) * (work.new_tokens - 1)}
+
+    def _score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
         prefixes = distinct_prefixes(work.labels)
         asked = {prefix: sorted({int(label[len(prefix)]) for label in work.labels if _begins(label, prefix)})
                  for prefix in prefixes}  # fmt: skip

@@ -1,0 +1,202 @@
+"""The benchmark of one's own: the prompts of a study, texts that are written, cases from files, figure and sentence."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_bench import fake
+from tiny import byte_level_tokenizer, make_model, make_task
+
+import iclperm
+from iclperm import Study, bench
+from iclperm.bench import contenders, measure
+from iclperm.bench.cases import CASES, distinct_tokens, fair_sample, fair_scale, find_case
+from iclperm.bench.contenders import ORACLE, OURS, ContenderProcess
+from iclperm.bench.measure import BenchOptions, Row
+from iclperm.bench.models import MODELS, find_model
+from iclperm.bench.studies import StudyCase
+from iclperm.bench.table import sentence
+from iclperm.cli import main as cli
+from iclperm.engine.tokenizer import load_tokenizer
+from iclperm.errors import ConfigError, ModelError
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    make_model(folder / "model", byte_level_tokenizer())
+    make_task(folder)
+    return folder
+
+
+def study_in(world: Path, **changes: object) -> Study:
+    given = {"model": str(world / "model"), "task": str(world / "colours.yaml"), "sets": 2, "permutations": 3,
+             "shots": [0, 3], "queries": 6}  # fmt: skip
+    return Study(**{**given, **changes})
+
+
+def test_the_prompts_are_those_of_the_run(world, tmp_path):
+    study = study_in(world)
+    case = StudyCase.of(study, "mine")
+    work, planned = case.build(0), iclperm.plan(study)
+    assert len(work.cells) == case.num_prompts == case.num_cells
+    assert distinct_tokens(work) == case.distinct(0) == planned.tokens_unique
+    assert work.num_fed == planned.tokens_naive
+    iclperm.run(study, tmp_path / "run")
+    tokenizer = load_tokenizer(world / "model")
+    run = iclperm.open_run(tmp_path / "run")
+    texts = {
+        run.prompt(index_set=s, permutation=p, shots=k, query=q).text
+        for s in range(2) for p in range(3) for k in (0, 3) for q in range(6)
+    }  # fmt: skip
+    assert {tokenizer.decode(ids).removeprefix("<s>") for ids in work.prompts()} == texts
+
+
+def test_a_share_is_of_whole_orderings_then_of_queries_and_is_said(world):
+    case = StudyCase.of(study_in(world), "mine")
+    half, least = case.scaled(0.5), case.scaled(1 / 36)
+    assert (half.num_paths, half.num_queries) == (3, 6)
+    assert (least.num_paths, least.num_queries) == (1, 1)
+    assert case.what.startswith("all prompts of a study of 2 sets x 3 orders, k=0, 3, of colours")
+    share = 100 * half.num_prompts / case.num_cells
+    assert half.what.startswith(f"{share:.3g} % of the prompts of a study")
+    assert len(half.build(0).cells) == half.num_prompts < case.num_prompts
+    assert StudyCase.of(study_in(world, seed=1), "mine").digest != case.digest == half.digest
+
+
+def test_a_fair_share_is_what_two_cores_do_in_a_while():
+    assert fair_scale(1_000, 1_000_000) == 1
+    assert fair_scale(100_000, 100_000_000) == 0.1
+    assert [fair_sample(parameters, 300) for parameters in (10**6, 25 * 10**6, 2 * 10**9)] == [96, 26, 8]
+
+
+def test_what_cannot_be_replayed_is_one_line(world):
+    endpoint = {"base_url": "http://localhost:1/v1", "model": "far"}
+    with pytest.raises(ConfigError, match=r"^mine asks 'far' behind an API, .* give --model a folder"):
+        StudyCase.of(study_in(world, model="demo", endpoint=endpoint, scoring="generate"), "mine")
+    with pytest.raises(ConfigError, match=r"^mine is a recommend, of several runs; give one of the folders"):
+        StudyCase.of(Study(kind="recommend"), "mine")
+    given = {"quick": True, "whole": False, "threads": 1, "peers": None, "device": "cpu", "seed": 0}
+    with pytest.raises(ConfigError, match=r"^--case is 'long', but a study is measured"):
+        bench.options(**given, study=study_in(world), name="mine", cases="long")
+    written = study_in(world, scoring="generate", max_new_tokens=2)
+    options = bench.options(**given, study=written, name="mine", dtypes="bfloat16")
+    with pytest.raises(ConfigError, match=r"^mine writes texts, which are compared in float32 alone"):
+        measure.run(options, print)
+    with pytest.raises(ModelError, match=r"^there is no model folder '/nowhere'"):
+        find_model("/nowhere")
+
+
+def test_a_case_of_a_file_is_what_it_says(tmp_path):
+    file = tmp_path / "short.yaml"
+    file.write_text(
+        "demonstrations: 3\npermutations: 2\nshots: [0, 3]\nqueries: 4\ntokens: [5, 6]\nlabels: [[11], [12, 13]]\n"
+    )
+    case = find_case(str(file))
+    work = case.build(300)
+    assert (case.name, len(work.cells), len(work.labels)) == ("short", 2 * 2 * 4, 2)
+    assert {query.size for query in work.queries} <= {5, 6}
+    file.write_text(file.read_text().replace("queries: 4", "queries: 5"))
+    assert find_case(str(file)).digest != case.digest
+    for wrong, told in (
+        ("shots: [3, 0]", r"shots is \[3, 0\]; give ascending numbers"),
+        ("shots: [4]", r"shots is \[4\]; give ascending numbers"),
+        ("tokens: [6, 5]", r"tokens is \[6, 5\]"),
+        ("labels: [[11], [11]]", "give every label once"),
+        ("demos: 1", "has no key 'demos'"),
+    ):
+        key = wrong.split(":")[0]
+        lines = [line for line in file.read_text().splitlines() if not line.startswith(f"{key}:")]
+        other = tmp_path / "wrong.yaml"
+        other.write_text("\n".join([*lines, wrong]))
+        with pytest.raises(ConfigError, match=told):
+            find_case(str(other))
+    with pytest.raises(ConfigError, match=r"choose among monte_carlo, .*, or give a YAML file"):
+        find_case("no_such")
+
+
+@pytest.fixture(scope="module")
+def written(world, tmp_path_factory):
+    """A study that writes texts: ours, plain transformers, and a fake that always writes the same token."""
+    folder, said = tmp_path_factory.mktemp("written"), []
+    wrong = replace(
+        fake(folder, "wrong", "return np.full((len(work.cells), 3), 7, np.int32), {'tokens': 1}"), writes=True
+    )
+    study = study_in(world, scoring="generate", max_new_tokens=3, permutations=2, queries=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(contenders.PEER_CONTENDERS, "wrong", wrong)
+        options = BenchOptions(
+            study=StudyCase.of(study, "mine"), dtypes=("float32",), peers=("plain", "wrong", "prefix_reuse"),
+            repeats=1, threads=1, scale=1.0,
+        )  # fmt: skip
+        out = folder / "rows.jsonl"
+        rows = measure.run(options, said.append, out)
+        files = bench.write_beside(rows, out)
+    return {row.contender: row for row in rows}, files, said
+
+
+def test_texts_are_judged_by_plain_transformers(written):
+    rows, _, _ = written
+    assert rows["iclperm"].difference <= rows["iclperm"].bound == 1e-3
+    assert rows["plain"].agrees
+    assert rows["plain"].speed_up > 0
+    assert "wrong disagrees: largest difference" in rows["wrong"].failure
+    assert rows["prefix_reuse"].failure == "it is not asked to write texts"
+    ours = rows["iclperm"]
+    assert ours.new_tokens == 3
+    assert ours.tokens_forwarded == ours.tokens_unique < rows["plain"].tokens_forwarded
+
+
+def test_table_figure_and_sentence_lie_beside_the_rows(written):
+    rows, files, _ = written
+    assert [file.name for file in files] == ["rows.md", "rows.png", "rows.svg"]
+    table = files[0].read_text()
+    told = sentence(list(rows.values()))
+    assert told.startswith(f"On {rows['iclperm'].prompts:,} prompts of mine (")
+    assert "times as fast as transformers (length-sorted batches)" in told
+    assert "every token written is the likeliest" in told
+    assert f"To quote: {told}" in table
+    assert "wrong" not in told
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    assert sentence([rows["iclperm"]]) == ""
+
+
+def test_the_oracle_sees_a_text_that_is_not_the_likeliest(world, tmp_path):
+    work = replace(CASES["monte_carlo"].scaled(1 / 256).build(200), new_tokens=2)
+    work = replace(work, cells=work.cells[:2])
+    model = MODELS["demo"].folder()
+    with ContenderProcess(OURS, tmp_path / "ours.log", 1) as ours:
+        ours.load(model, "float32", 1)
+        _, texts = ours.score(work.save(tmp_path / "work.npz"), tmp_path / "texts.npy")
+    with ContenderProcess(ORACLE, tmp_path / "oracle.log", 1) as oracle:
+        oracle.load(model, "float32", 1)
+        right = oracle.judge(tmp_path / "work.npz", tmp_path / "texts.npy")
+        texts[1, 1] += 1
+        np.save(tmp_path / "texts.npy", texts)
+        assert right <= 1e-3 < oracle.judge(tmp_path / "work.npz", tmp_path / "texts.npy")
+
+
+def test_a_run_s_folder_is_measured_by_the_command(world, tmp_path, monkeypatch, capsys):
+    iclperm.run(study_in(world), tmp_path / "run")
+    for name in ("OURS", "ORACLE"):
+        monkeypatch.setattr(measure, name, fake(tmp_path, {"OURS": "iclperm", "ORACLE": "oracle"}[name]))
+    out = tmp_path / "own.jsonl"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", str(tmp_path / "run"), "--peer", "prefix_reuse", "--repeats", "1", "--threads", "1", "--out",
+                  str(out), "--model", str(world / "model")])  # fmt: skip
+    assert ended.value.code == 0
+    shown, told = capsys.readouterr()
+    assert "## run on model in float32" in shown
+    assert f"wrote {out}" in told
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {(row["case"], row["prompts"]) for row in rows if not row["failure"]} == {("run", 2 * 3 * 2 * 6 - 5 * 6)}
+
+
+def test_the_yardstick_is_the_fastest_product_known():
+    row = Row("c", "m", "float32", "cpu", 1, 1.0, "iclperm", difference=0.0, bound=1.0, seconds=[3.0],
+              linear_seconds=[1.5], torch_linear_seconds=[2.0], fastest_product="oneDNN")  # fmt: skip
+    assert row.times_linear == 2.0
