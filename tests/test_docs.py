@@ -251,6 +251,8 @@ def test_a_page_can_be_followed(
                 if importlib.util.find_spec(package) is None:
                     absent.append(package)
                     continue
+                if package == "lm_eval":
+                    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
             if block.language == "python":
                 exec(compile(block.text, page, "exec", dont_inherit=True), names)  # its own future
                 continue
