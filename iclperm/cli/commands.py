@@ -329,11 +329,9 @@ def _note_pictures() -> None:
 
 def export(folder: Path | str, out: Path | str, form: Any = "table", *, with_text: bool = False) -> None:
     """Writes the answers of a finished run into one file, or as sample logs into a folder."""
-    folder = local(folder)
-    folders = [*several.folders(folder).values()] if is_several(folder) else [folder]
+    folders = [*several.folders(folder).values()] if is_several(folder := local(folder)) else [folder]
     if len(folders) > 1:
-        names = ", ".join(str(path) for path in folders)
-        raise ConfigError(f"{folder} holds several runs; export them one by one: {names}")
+        raise ConfigError(f"{folder} holds several runs; export them one by one: {', '.join(map(str, folders))}")
     run = Run.of(open_one(folders[0]))
     click.echo(run.export(out, form, with_text=with_text))
     if form == "lm-eval" and (num_weighted := int((run.weights != 1).sum())):
