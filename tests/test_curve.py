@@ -492,7 +492,7 @@ class TestStudy:
             correct=correct,
             state=np.zeros_like(correct),
             weights=np.ones(120, np.int64),
-            study=SimpleNamespace(resample="none", cells="crossed"),
+            study=SimpleNamespace(resample="none", cells="crossed", is_per_query=False),
             shots=tuple(range(9)),
             labels=(),
             splits={

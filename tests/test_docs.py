@@ -212,6 +212,7 @@ RUN: dict[str, tuple[Callable[[Path], None], Sequence[str]]] = {
     "docs/how/best-prompt.md": (nothing, ("prompt.txt", "prompt.py", "runs/rec/prompt.json", "runs/rec/report.html")),
     "docs/how/in-a-notebook.md": (own_files, ("heatmap.pdf", "figure.svg", "runs/notebook/report.html")),
     "docs/embedding.md": (nothing, ()),
+    "docs/retrieved.md": (nothing, ("runs/retrieved/report.html",)),
     "docs/lm-eval.md": (a_task_of_the_harness, ()),
     "docs/how/least-sensitive.md": (two_models, ("comparison.html", "sensitivity.tex", "effects.pdf")),
 }

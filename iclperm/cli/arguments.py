@@ -10,6 +10,7 @@ from iclperm.base.files import Folder
 from iclperm.cli.options import LISTS, NUMBERS, SWITCHES
 from iclperm.errors import ConfigError, RunError, UnknownKind
 from iclperm.study.choices import MAX_YAML_BYTES, scalar
+from iclperm.study.kinds import PER_QUERY
 from iclperm.study.study import Study, is_cut_off
 
 
@@ -33,7 +34,7 @@ def value_of(key: str, text: str) -> Any:
     if key in LISTS:
         return text.split(",")
     if key == "demonstrations":
-        return _rows(text)
+        return text if text == PER_QUERY else _rows(text)
     if key == "endpoint":
         return _endpoint(text)
     if key == "options":

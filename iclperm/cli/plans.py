@@ -98,7 +98,9 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
 
 
 def _dealt_row(study: Study) -> dict[str, str]:
-    """How many queries each ordering is asked, where these are its own."""
+    """How many queries each ordering is asked, where these are its own; and whose demonstrations are, likewise."""
+    if study.is_per_query:
+        return {"demonstrations": "each query's own, by rank"}
     return {} if study.cells == "crossed" else {"of its own, each ordering": f"{study.queries_per_ordering:,}"}
 
 

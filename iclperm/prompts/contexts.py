@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +42,29 @@ class RowBeginnings:
             yield self._rows[row][:length]
 
 
+class Laid(Protocol):
+    """What stands before the queries of a design: the demonstrations of each (context, query), and how many each
+    context has, [C]; ``of_cell`` int64 [S, P, K] are numbers of contexts."""
+
+    @property
+    def of_cell(self) -> NDArray[np.int64]: ...
+    @property
+    def sizes(self) -> list[int]: ...
+    def members(self, context: int, query: int) -> NDArray[Any]:
+        """Places of demonstrations, in order."""
+        ...
+
+    def beginning(self, context: int, query: int) -> Ids:
+        """The ids before the query."""
+        ...
+
+
 @dataclass(frozen=True)
 class DesignContexts:
     """The contexts of all cells: the distinct ones, and which each cell has.
 
     ``distinct`` [C] are their ids, ``ids`` int64 [C] name them by content, ``of_cell`` int64 [S, P, K] are their
-    numbers, and ``members`` [C] the places of each one's demonstrations. ``rows``, ``marks`` and ``marked`` hold the
+    numbers, and ``orders`` [C] the places of each one's demonstrations. ``rows``, ``marks`` and ``marked`` hold the
     same contexts as prefixes of fewer rows, as `Prompts` says. ``joint`` has, by their numbers, the contexts that are
     not their parts joined: all their tokens with the places in the context's text where they end.
     """
@@ -55,11 +72,24 @@ class DesignContexts:
     distinct: RowBeginnings
     ids: NDArray[np.int64]
     of_cell: NDArray[np.int64]
-    members: RowBeginnings
+    orders: RowBeginnings
     rows: list[Ids]
     marks: list[Ids]
     marked: list[NDArray[np.int64]]
     joint: dict[int, EncodedText]
+
+    @property
+    def sizes(self) -> list[int]:
+        """See `Laid`."""
+        return list(map(len, self.orders))
+
+    def members(self, context: int, query: int = 0) -> NDArray[Any]:
+        """See `Laid`; the same for all queries."""
+        return self.orders[context]
+
+    def beginning(self, context: int, query: int = 0) -> Ids:
+        """See `Laid`, likewise."""
+        return self.distinct[context]
 
 
 def lay_contexts(texts: DesignTexts, parts: PromptParts, encoder: JointEncoder) -> DesignContexts:
@@ -92,7 +122,7 @@ def lay_contexts(texts: DesignTexts, parts: PromptParts, encoder: JointEncoder) 
         distinct=RowBeginnings(rows, *(np.asarray(each)[first] for each in (row_of, lengths))),
         ids=keys[first, 0].astype(np.int64),
         of_cell=np.concatenate([group.reshape(size) for group, size in zip(groups, sizes, strict=True)], axis=2),
-        members=RowBeginnings(ordered, *(np.asarray(each)[first] for each in (ordering_of, counts))),
+        orders=RowBeginnings(ordered, *(np.asarray(each)[first] for each in (ordering_of, counts))),
         rows=rows,
         marks=marks,
         marked=np.split(number_of, np.cumsum([len(own) for own in marks])[:-1]),
@@ -162,8 +192,8 @@ def _contents(row: Ids, lengths: NDArray[Any]) -> Iterator[bytes]:
 def failed_prompts(
     texts: DesignTexts,
     parts: PromptParts,
-    contexts: DesignContexts,
-    outside: set[tuple[int, int]],
+    contexts: Laid,
+    outside: Collection[tuple[int, int]],
     encoder: JointEncoder,
     seed: int,
     count: int = CHECKS.prompts,
@@ -178,28 +208,27 @@ def failed_prompts(
         context = int(contexts.of_cell[tuple(cell)])
         if (context, int(query)) in outside:
             continue
-        text = texts.context(contexts.members[context])
+        text = texts.context(contexts.members(context, int(query)))
         (joint,) = encoder([text + texts.queries[query] + texts.continuations[label]])
         whole = np.concatenate([encoder.start, joint.ids])
-        joined = np.concatenate([contexts.distinct[context], parts.queries[query], parts.continuations[label]])
+        before = contexts.beginning(context, int(query))
+        joined = np.concatenate([before, parts.queries[query], parts.continuations[label]])
         checked += 1
         failed += not np.array_equal(whole, joined)
     return failed, checked
 
 
-def check_chats(
-    texts: DesignTexts, contexts: DesignContexts, chat: ChatFormat, seed: int, count: int = CHECKS.chats
-) -> None:
+def check_chats(texts: DesignTexts, contexts: Laid, chat: ChatFormat, seed: int, count: int = CHECKS.chats) -> None:
     """Raises `ModelError` where the template renders a conversation otherwise than it was put together: one of
     ``count``, a keyed sample, or one of those with the fewest and the most demonstrations."""
-    sizes = list(map(len, contexts.members))
+    sizes = contexts.sizes
     shape = (len(sizes), len(texts.queries), len(texts.continuations))
     sample = keyed_sample(int(np.prod(shape)), count, seed, "checked chats")
     cells = list(zip(*(axis.tolist() for axis in np.unravel_index(sample, shape)), strict=True))
     cells += [(int(place), 0, 0) for place in (np.argmin(sizes), np.argmax(sizes))]
     chats, expected = [], []
     for context, query, label in cells:
-        members, answer = contexts.members[context], texts.continuations[label]
+        members, answer = contexts.members(context, query), texts.continuations[label]
         answered = [] if texts.is_open else [assistant(answer)]
         chats.append(Chat([*texts.messages(members, query), *answered], texts.is_open))
         expected.append(texts.context(members) + texts.queries[query] + answer)

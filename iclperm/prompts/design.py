@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iclperm.errors import ConfigError, DataError
+from iclperm.prompts.neighbours import Neighbours, own_neighbours
 from iclperm.study.orderings import MOST_EXHAUSTIVE, MOVED
 from iclperm.study.study import Study
 from iclperm.tasks.task import Examples, Task
@@ -76,11 +77,13 @@ class Design:
 
     One group of ``orderings`` holds all numbers of shots as prefixes; with ``resample: per_k`` each number of shots has
     sets and permutations of its own. ``queries`` has an entry for each split: test, then dev where the study wants it,
-    last the content-free queries where it calibrates by them.
+    last the content-free queries where it calibrates by them. Where each query has ``neighbours`` of its own, each
+    number of shots has a group, whose ``sets`` and ``permutations`` are of ranks among these, best first.
     """
 
     orderings: tuple[Orderings, ...]
     queries: tuple[SplitQueries, ...]
+    neighbours: Neighbours | None = None
 
     @property
     def num_sets(self) -> int:
@@ -105,11 +108,25 @@ class Design:
         """Where each split begins on the axis of all queries, int64 [splits + 1]."""
         return np.cumsum([0, *(len(split.rows) for split in self.queries)])
 
-    def demonstrations(self, index_set: int, permutation: int, place: int) -> NDArray[np.int64]:
-        """Train rows of one cell's context, in order; ``place`` is on the K axis. int64 [k]."""
+    @property
+    def own(self) -> NDArray[np.int64]:
+        """Train rows of each query's own demonstrations, best first, int64 [S, Q, K]."""
+        assert self.neighbours is not None
+        return self.neighbours.rows[:, self.queries[0].rows, : self.shots[-1]]
+
+    @property
+    def used_rows(self) -> NDArray[np.int64]:
+        """The train rows that are demonstrations somewhere, ascending."""
+        shared = np.concatenate([group.sets.ravel() for group in self.orderings])
+        return np.unique(shared if self.neighbours is None else self.own)
+
+    def demonstrations(self, index_set: int, permutation: int, place: int, query: int = 0) -> NDArray[np.int64]:
+        """Train rows of one cell's context, in order; ``place`` is on the K axis, and ``query`` says whose they are
+        where each has its own. int64 [k]."""
         for group in self.orderings:
             if place < len(group.shots):
-                return group.rows[index_set, permutation, : group.shots[place]]
+                rows = group.rows[index_set, permutation, : group.shots[place]]
+                return rows if self.neighbours is None else self.own[index_set, query][rows]
             place -= len(group.shots)
         raise IndexError(place)
 
@@ -131,7 +148,11 @@ def draw(study: Study, task: Task, examples: Mapping[str, Examples]) -> Design:
     if study.calibration == "contextual":
         inputs = np.arange(len(CONTENT_FREE_INPUTS))
         queries.append(SplitQueries(CONTENT_FREE, inputs, inputs, num_excluded=0))
-    groups = _groups(study, study.shot_list(task.shots))
+    shots = study.shot_list(task.shots)
+    if study.is_per_query:
+        own = own_neighbours(study, shots[-1], task, train, examples["test"])
+        return Design(tuple(_rank_orders(study, shots)), tuple(queries), own)
+    groups = _groups(study, shots)
     return Design(tuple(_draw_orderings(study, shots, task, train) for shots in groups), tuple(queries))
 
 
@@ -147,12 +168,24 @@ def _groups(study: Study, shots: tuple[int, ...]) -> list[tuple[int, ...]]:
 def _draw_orderings(study: Study, shots: tuple[int, ...], task: Task, train: Examples) -> Orderings:
     # Orderings of their own are drawn by keys of their own, or small sets would be parts of large ones.
     own = "" if study.resample == "none" else f" of {shots[-1]}"
-    if study.demonstrations is None:
+    if study.given_sets is None:
         sets = draw_sets(study.seed, study.sets, shots[-1], task, train, own)
     else:
-        sets = _given_sets(study.demonstrations, shots[-1], task, train)
+        sets = _given_sets(study.given_sets, shots[-1], task, train)
     permutations = draw_permutations(study.seed, study.permutations, shots[-1], own, study.design)
     return Orderings(sets, permutations, shots)
+
+
+def _rank_orders(study: Study, shots: tuple[int, ...]) -> Iterator[Orderings]:
+    """The orders of ranks at each number of shots k: those of the largest without the ranks from k on."""
+    most = shots[-1]
+    if study.order == "permuted":
+        orders = draw_permutations(study.seed, study.permutations, most)
+    else:
+        orders = np.arange(most)[:: -1 if study.order == "similar_last" else 1][None]
+    for count in shots:
+        ranks = np.tile(np.arange(count), (study.sets, 1))
+        yield Orderings(ranks, orders[orders < count].reshape(len(orders), count), (count,))
 
 
 def _given_sets(rows: list[list[int]], size: int, task: Task, train: Examples) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,9 @@ def prompt_text(
     chat: ChatFormat | None = None,
 ) -> PromptText:
     """The text of the prompt at ``cell`` = (set, permutation, position in shots, query)."""
-    *context, query = cell
+    query = cell[3]
     texts = DesignTexts(design, task, examples, scoring, chat)
-    demonstrations = texts.of_rows(design.demonstrations(*context))
+    demonstrations = texts.of_rows(design.demonstrations(*cell))
     return PromptText(
         context=texts.context(demonstrations),
         query=texts.queries[query],
@@ -79,7 +79,8 @@ class DesignTexts:
     """The rendered parts of a design.
 
     ``demonstrations`` are its distinct ones, each with the separator after it, and ``orderings`` hold, for each group
-    of the design, their places, int64 [S, P, K], and the numbers of shots. ``queries`` [Q] are texts up to the label,
+    of the design, their places, int64 [S, P, K], and the numbers of shots (none where each query has its own).
+    ``queries`` [Q] are texts up to the label,
     split by split; ``continuations`` [L] those of the labels, one "" where the model writes on; ``gold`` int64 [Q] and
     ``answers`` the right ones. In a chat all of these hold the template's text around the turns, too;
     ``bare_demonstrations`` (a text, or what user and assistant say) and ``bare_queries`` do not.
@@ -94,9 +95,11 @@ class DesignTexts:
         chat: ChatFormat | None = None,
     ) -> None:
         train = examples["train"]
-        self._rows = np.unique(np.concatenate([group.sets.ravel() for group in design.orderings]))
+        self._rows = design.used_rows
+        self._design = design
         self._chat = chat
-        self.orderings = [(self.of_rows(group.rows), group.shots) for group in design.orderings]
+        is_shared = design.neighbours is None
+        self.orderings = [(self.of_rows(group.rows), group.shots) for group in design.orderings] if is_shared else []
         queries = [(examples[split.split], row) for split in design.queries for row in split.rows]
         self.gold = np.array([split.labels[row] for split, row in queries], dtype=np.int64)
         self.answers = [split.answers[row] for split, row in queries]
@@ -132,6 +135,14 @@ class DesignTexts:
     def rows(self) -> NDArray[np.int64]:
         """The rows of train that ``demonstrations`` are, ascending."""
         return self._rows
+
+    def shown(self) -> Iterator[NDArray[np.int64]]:
+        """The places of all demonstrations that stand together, in order: int64 [..., k], group by group."""
+        if self._design.neighbours is None:
+            yield from (places for places, _ in self.orderings)
+            return
+        own = self.of_rows(self._design.own)
+        yield from (own[..., group.permutations] for group in self._design.orderings)
 
     def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places in ``demonstrations`` of rows of train."""

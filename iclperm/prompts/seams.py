@@ -99,6 +99,20 @@ class PromptParts:
                 outside |= {(context, query) for query in range(num_queries) if failed[query]}
         return outside
 
+    def pairs_outside(self, shown: NDArray[np.int32], queries: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of some prompts are not their parts joined, bool [N]: their demonstrations [N, K], -1 where there are
+        no more, and their queries [N]."""
+        num_shown = (shown >= 0).sum(axis=1)
+        outside = np.isin(queries, self._odd_queries)
+        outside |= (num_shown == 0) & np.isin(queries, self._queries_at_the_start() if (num_shown == 0).any() else [])
+        if self.failed_seams or self._opening_breaks:
+            for place, (number, query) in enumerate(zip(num_shown.tolist(), queries.tolist(), strict=True)):
+                if number:
+                    ordering = shown[place, :number].astype(np.int64)
+                    seam = ("query", int(self._tails[ordering[-1]]), int(self._query_heads[query]))
+                    outside[place] |= seam in self.failed_seams or not self.holds(ordering)
+        return np.asarray(outside)
+
     def _cut_opening(self) -> EncodedText:
         (joint,) = self._encode([self._texts.opening + self._follower])
         return joint.until(len(self._texts.opening))
@@ -157,7 +171,8 @@ class PromptParts:
     def _demonstration_seams(self) -> dict[_Seam, tuple[int, int]]:
         """Each distinct seam of two demonstrations that adjoin somewhere, with one pair that shows it."""
         adjoining = [
-            np.stack([rows[..., :-1].ravel(), rows[..., 1:].ravel()], axis=1) for rows, _ in self._texts.orderings
+            np.unique(np.stack([rows[..., :-1].ravel(), rows[..., 1:].ravel()], axis=1), axis=0)
+            for rows in self._texts.shown()
         ]
         pairs = np.unique(np.concatenate(adjoining), axis=0)
         tails, heads = self._tails, self._demonstration_heads

@@ -7,14 +7,15 @@ do not depend on the context before it; the cells where they do are listed apart
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iclperm.prompts.cells import Cell, OwnCells
 from iclperm.prompts.chat import ChatFormat, Mode, chat_format
-from iclperm.prompts.contexts import RowBeginnings, check_chats, failed_prompts, lay_contexts
+from iclperm.prompts.contexts import DesignContexts, Laid, RowBeginnings, check_chats, failed_prompts, lay_contexts
 from iclperm.prompts.design import CONTENT_FREE, Design
 from iclperm.prompts.encode import (
     EncodedText,
@@ -26,6 +27,7 @@ from iclperm.prompts.encode import (
     split_labels,
 )
 from iclperm.prompts.render import DesignTexts
+from iclperm.prompts.retrieved import OwnContexts
 from iclperm.prompts.seams import CHECKS, EncodedParts, JoinChecks, PromptParts
 from iclperm.study.study import Scoring
 from iclperm.tasks.task import Examples, Task
@@ -46,23 +48,6 @@ class PromptCounts:
     num_failed_prompts: int
     num_general_cells: int
     num_resplit_queries: int
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One (context, query) pair that the product cannot hold, with the ids of its own jointly tokenised prompt, and
-    the places in the prompt's text where they end."""
-
-    context: int
-    query: int
-    prompt: Ids
-    continuations: list[Ids]
-    ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-
-    @property
-    def tokens(self) -> EncodedText:
-        """The ids of the prompt and their ends."""
-        return EncodedText(self.prompt, self.ends)
 
 
 @dataclass(frozen=True)
@@ -87,7 +72,8 @@ class Prompts:
     prefixes of fewer sequences: ``marks`` are the lengths of each row's contexts, ``marked`` their numbers. ``queries``
     [Q] are the ids up to the label, split by split; ``continuations`` [L] those of the labels, shared by all queries
     (one empty row where the model writes on); ``gold`` int64 [Q] is the right label, -1 where there is none. Every
-    prompt begins with ``start``: BOS, if the tokenizer or the chat template puts it there.
+    prompt begins with ``start``: BOS, if the tokenizer or the chat template puts it there. Where each query has
+    demonstrations of its own, contexts are orders of ranks without ids, and all cells are ``general``.
     """
 
     start: Ids
@@ -100,9 +86,24 @@ class Prompts:
     queries: list[Ids]
     continuations: list[Ids]
     gold: NDArray[np.int64]
-    general: list[Cell]
+    general: Sequence[Cell]
     counts: PromptCounts
     pieces: Pieces
+
+    @property
+    def own(self) -> OwnCells | None:
+        """All cells, where each query has demonstrations of its own."""
+        return self.general if isinstance(self.general, OwnCells) else None
+
+    @property
+    def apart(self) -> Sequence[Cell]:
+        """The cells that are not their parts joined."""
+        return self.general if self.own is None else list(self.own.apart.values())
+
+    @property
+    def num_contexts(self) -> int:
+        """Distinct contexts; where each query has its own, distinct sequences of demonstrations."""
+        return len(self.context_ids) if self.own is None else self.own.num_contexts
 
     def fed_tokens(self, num_new: int = 0) -> NDArray[np.int64]:
         """Tokens of each query's longest prompt that enter the model, int64 [Q].
@@ -114,6 +115,12 @@ class Prompts:
         def num_after(continuations: Sequence[Ids]) -> int:
             return max(num_new, *map(len, continuations)) - 1
 
+        if self.own is not None:
+            fed = np.zeros(len(self.queries), dtype=np.int64)
+            np.maximum.at(fed, self.own.pairs[:, 1], self.own.lengths + num_after(self.continuations))
+            for cell in self.apart:
+                fed[cell.query] = max(fed[cell.query], len(cell.prompt) + num_after(cell.continuations))
+            return fed
         longest = int(max(lengths[-1] for lengths in self.marks)) + num_after(self.continuations)
         fed = longest + np.array([len(query) for query in self.queries], dtype=np.int64)
         for cell in self.general:
@@ -153,23 +160,34 @@ def tokenise(
     if any(split.split == CONTENT_FREE for split in design.queries):
         refuse_special_inputs(encoder.refuse_special)
     parts = PromptParts(texts, encoder, checks.seams)
-    contexts = lay_contexts(texts, parts, encoder)
+    own = None if design.neighbours is None else OwnContexts(design, texts, parts, encoder.start)
+    contexts = lay_contexts(texts, parts, encoder) if own is None else _of_ranks(own, parts, encoder.start)
+    laid: Laid = own or contexts
     if format_:
-        check_chats(texts, contexts, format_, seed, checks.chats)
-    outside = parts.cells_outside(contexts.members)
-    failed, checked = failed_prompts(texts, parts, contexts, outside, encoder, seed, checks.prompts)
+        check_chats(texts, laid, format_, seed, checks.chats)
+    if own is None:
+        outside = parts.cells_outside(contexts.orders)
+    else:
+        pairs = own.pairs()
+        breaks = parts.pairs_outside(own.shown(pairs), pairs[:, 1])
+        outside = set(map(tuple, pairs[breaks].tolist()))
+    failed, checked = failed_prompts(texts, parts, laid, outside, encoder, seed, checks.prompts)
     if failed:
-        outside = set(product(range(len(contexts.distinct)), range(len(texts.queries))))
+        outside = set(product(range(len(laid.sizes)), range(len(texts.queries))))
     is_cut = scoring == "first_token"
 
     def cell(context: int, query: int) -> Cell:
-        prompt = texts.context(contexts.members[context]) + texts.queries[query]
+        prompt = texts.context(laid.members(context, query)) + texts.queries[query]
         (split,) = split_labels(encoder, [prompt], texts.continuations)
         continuations = scored_ids(texts.continuations, split.continuations, is_cut=is_cut)
         whole = encoder.begun(split.prompt)
         return Cell(context, query, whole.ids, continuations, whole.ends)
 
-    general = [cell(context, query) for context, query in sorted(outside)]
+    continuations = scored_ids(texts.continuations, parts.continuations, is_cut=is_cut)
+    apart = [cell(context, query) for context, query in sorted(outside)]
+    general: Sequence[Cell] = apart
+    if own is not None:
+        general = OwnCells(own, {(one.context, one.query): one for one in apart}, continuations, pairs)
     return Prompts(
         start=encoder.opening,
         contexts=contexts.distinct,
@@ -179,7 +197,7 @@ def tokenise(
         marks=contexts.marks,
         marked=contexts.marked,
         queries=parts.queries,
-        continuations=scored_ids(texts.continuations, parts.continuations, is_cut=is_cut),
+        continuations=continuations,
         gold=texts.gold,
         general=general,
         counts=PromptCounts(
@@ -187,8 +205,24 @@ def tokenise(
             num_failed_seams=len(parts.failed_seams),
             num_checked_prompts=checked,
             num_failed_prompts=failed,
-            num_general_cells=len(general),
+            num_general_cells=len(apart),
             num_resplit_queries=parts.num_resplit,
         ),
         pieces=Pieces(texts, format_, parts.encoded, contexts.joint, encoder.start),
+    )
+
+
+def _of_ranks(own: OwnContexts, parts: PromptParts, start: Ids) -> DesignContexts:
+    """Orders of ranks as contexts without ids, beside one row of all ids that stand before queries."""
+    nothing = RowBeginnings([np.empty(0, dtype=np.int32)], *np.zeros((2, len(own.sizes)), dtype=np.int32))
+    every = np.concatenate([start, parts.opening, *parts.first, *parts.inner])
+    return DesignContexts(
+        distinct=nothing,
+        ids=own.orders.ids,
+        of_cell=own.of_cell,
+        orders=nothing,
+        rows=[every],
+        marks=[np.array([len(every)], dtype=np.int32)],
+        marked=[np.empty(0, dtype=np.int64)],
+        joint={},
     )

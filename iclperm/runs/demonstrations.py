@@ -40,11 +40,13 @@ class Demonstrations:
         """Reads the task's data and draws the design again.
 
         Raises `DataError` for a study with ``resample: per_k``, where every number of shots has demonstrations of its
-        own, and what reading data raises.
+        own, for one where every query has (`run.prompt` tells those), and what reading data raises.
         """
         task = Task.load(study.task, study.data)
         examples = study_examples(study, task)
         design = draw(study, task, examples)
+        if design.neighbours is not None:
+            raise DataError("each query has demonstrations of its own; iclperm prompt --query N prints those of one")
         if len(design.orderings) > 1:
             raise DataError("with resample: per_k every k has demonstrations of its own; run with resample: none")
         (group,), train = design.orderings, examples["train"]

@@ -40,6 +40,8 @@ def identities(run: FinishedRun) -> Identities:
     num_sets, num_permutations, num_queries = run.correct.shape[0], run.correct.shape[1], run.correct.shape[3]
     contents, queries = _of_data(run) if run.folder is None else _of_folder(run, RunFolder.open(run.folder))
     drawn_by = [run.study.seed, run.study.design, run.study.resample, run.shots[-1]]
+    if run.study.is_per_query:
+        drawn_by.append(str(run.study.order))
     if run.study.resample != "none":
         drawn_by.append(list(run.shots))
     return Identities(
@@ -55,7 +57,7 @@ def index_orders(run: FinishedRun) -> NDArray[np.int64] | None:
     From the table in the folder, or of a run in memory from its data, read again. None where every number of shots has
     demonstrations of its own (``resample: per_k``), and at k = 0. Raises what `identities` does.
     """
-    if run.study.resample != "none" or not run.shots[-1]:
+    if run.study.resample != "none" or run.study.is_per_query or not run.shots[-1]:
         return None
     if run.folder is None:
         rows = run.demonstrations.rows
@@ -86,7 +88,11 @@ def _of_data(run: FinishedRun) -> tuple[Mapping[int, list[str]], Sequence[str]]:
     examples = study_examples(run.study, task)
     design, train = draw(run.study, task, examples), examples["train"]
     contents = {
-        index: [train.hashes[row] for group in design.orderings for row in group.sets[index]]
+        index: [
+            train.hashes[row] if design.neighbours is None else design.neighbours.rank_hash(index, int(row))
+            for group in design.orderings
+            for row in group.sets[index]
+        ]
         for index in range(design.num_sets)
     }
     return contents, [examples["test"].hashes[row] for row in design.queries[0].rows]

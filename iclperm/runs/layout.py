@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 from iclperm.endpoint.bill import Prompt as ApiPrompt
 from iclperm.engine.plan import ContextPaths, Plan, plan_product, plan_requests
 from iclperm.engine.tree import Rows
+from iclperm.prompts.cells import Cell
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, CONTENT_FREE_INPUTS
 from iclperm.prompts.encode import Ids
-from iclperm.prompts.tokenise import Cell, Prompts, tokenise
+from iclperm.prompts.tokenise import Prompts, tokenise
 from iclperm.runs.checks import fitting_queries, refuse_foreign_tokenizer, refuse_small_budget, refuse_ways
 from iclperm.runs.dealing import dealt_asks
 from iclperm.runs.reading import right_answers
@@ -173,12 +175,18 @@ def _growth(
         is_there = contexts[cell.context] and queries[cell.query]
         return bool(is_there and not (old_contexts[cell.context] and old_queries[cell.query]))
 
-    general = list(filter(is_new, prompts.general))
-    factors = ((contexts & ~old_contexts, queries), (old_contexts, queries & ~old_queries))
-    products = [_plan_product(setting, prompts, *pair, general) for pair in factors]
+    general: Sequence[Cell]
+    if (own := prompts.own) is None:
+        general, cuts = list(filter(is_new, prompts.general)), None
+        factors = ((contexts & ~old_contexts, queries), (old_contexts, queries & ~old_queries))
+        products = [_plan_product(setting, prompts, *pair, general) for pair in factors]
+    else:
+        general, products = own.where(own.among(contexts, queries) & ~own.among(old_contexts, old_queries)), []
+        cuts = general.cuts(_unit_tokens(setting, general.lengths), setting.limits.parts)
     step = setting.limits.general_cells
+    ends = cuts or (*range(step, len(general), step), len(general))
     costs = [_product_tokens(setting, prompts, product, general) for product in products if product]
-    costs += [_general_tokens(setting, general[begin : begin + step]) for begin in range(0, len(general), step)]
+    costs += [_general_tokens(setting, general[begin:end]) for begin, end in pairwise((0, *ends)) if begin < end]
     tokens = sum(costs, TokenCounts())
     return Growth(
         extent=dict(extent),
@@ -188,6 +196,7 @@ def _growth(
         first_cells=_first_cells(prompts, extent),
         tokens=tokens,
         whole=tokens if before is None else _growth(setting, prompts, kept, extent, None).tokens,
+        cuts=cuts,
     )
 
 
@@ -238,7 +247,7 @@ def _plan_product(
         ContextPaths(Rows.of(rows), Rows.of(marks)),
         ids,
         continuations_of(setting, prompts),
-        unit_tokens=_unit_tokens(setting, ids),
+        unit_tokens=_unit_tokens(setting, [len(each) for each in ids]),
     )
     of_plan = np.empty(plan.num_contexts, dtype=np.int64)
     of_plan[plan.context_index] = marked
@@ -258,23 +267,23 @@ def continuations_of(setting: ResolvedStudy, prompts: Prompts) -> Sequence[Ids]:
     return _UNKNOWN if setting.is_generated else prompts.continuations
 
 
-def _unit_tokens(setting: ResolvedStudy, queries: Sequence[Ids]) -> int:
-    """Prompt tokens of a unit, from the ids of the product's queries.
+def _unit_tokens(setting: ResolvedStudy, lengths: Sequence[int] | NDArray[np.int64]) -> int:
+    """Prompt tokens of a unit, from the lengths of the product's queries (of whole prompts where there is none).
 
     Fewer where answers are generated, which adds to the work of a unit; for an API as many as `WorkLimits.unit_prompts`
     queries of the mean length have.
     """
     if not setting.is_generated and setting.model is not None:
         return setting.unit_tokens
-    query = float(np.mean([len(ids) for ids in queries]))  # of this product alone: it stays when the run grows
+    query = float(np.mean(lengths))  # of this product alone: it stays when the run grows
     if setting.model is None:
         return int(setting.limits.unit_prompts * query)
     return max(1, int(setting.unit_tokens * query / (query + setting.max_new_tokens)))
 
 
-def api_prompt(prompts: Prompts, context: int, query: int) -> ApiPrompt:
+def api_prompt(ids: Ids) -> ApiPrompt:
     """One prompt of an API as text, or as the messages of a chat."""
-    ids, text = np.concatenate([prompts.contexts[context], prompts.queries[query]]), TextTokenizer()
+    text = TextTokenizer()
     is_chat = bool(len(ids)) and int(ids.max()) > 255
     return text.ids_to_messages(ids) if is_chat else text.ids_to_text(ids)
 
@@ -320,6 +329,8 @@ def _product_tokens(setting: ResolvedStudy, prompts: Prompts, product: Product, 
 def _general_tokens(setting: ResolvedStudy, cells: Sequence[Cell]) -> TokenCounts:
     """What cells outside the products cost when they are computed together."""
     requested = _requested(setting, cells)
+    if setting.study.endpoint is not None:  # bytes, as above
+        return TokenCounts(requested.prompt_tokens // _BYTES_PER_TOKEN, requested.tokens_unique // _BYTES_PER_TOKEN)
     return TokenCounts(requested.prompt_tokens, requested.tokens_unique, requested.kv_peak_tokens)
 
 

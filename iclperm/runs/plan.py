@@ -111,7 +111,7 @@ def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
     if study.is_adaptive and (study.endpoint is not None or has_device(study.device)):
         races_of(work)
     plans = [product.plan for growth in work.growths for product in growth.products]
-    if study.cells != "crossed":  # most of them are in no product
+    if study.cells != "crossed" or study.is_per_query:  # most of them are in no product
         plans += general_plans(work)
     if not plans or study.endpoint is not None:
         return _summary(work)
@@ -181,7 +181,7 @@ def _summary(work: Work) -> StudyPlan:
         shots=design.shots,
         num_asked=sum(len(queries.draws) for queries in design.queries) - num_content_free,
         num_queries=design.num_queries - num_content_free,
-        num_contexts=len(work.prompts.context_ids),
+        num_contexts=work.prompts.num_contexts,
         num_prompts=sum(growth.num_cells for growth in work.growths),
         tokens_naive=work.tokens.naive,
         tokens_unique=work.tokens.unique,
@@ -224,9 +224,11 @@ def _bill(work: Work) -> Bill:
     assert choices is not None
     contexts, queries = (list(map(text.ids_to_text, parts)) for parts in (prompts.contexts, prompts.queries))
     products = [product for growth in work.growths for product in growth.products]
+    own = ([""], [text.ids_to_text(cell.prompt) for part in work.parts for cell in part.cells])
     return product_bill(
         choices,
-        [([contexts[c] for c in product.contexts], [queries[q] for q in product.queries]) for product in products],
+        [([contexts[c] for c in product.contexts], [queries[q] for q in product.queries]) for product in products]
+        + [own] * (not products),
         max_new_tokens=setting.max_new_tokens if setting.is_generated else 1,
         times=None if setting.is_generated else len(setting.task.words) if choices.api == "completions" else 1,
     )

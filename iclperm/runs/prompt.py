@@ -31,6 +31,7 @@ from iclperm.runs.run_texts import (
     other_data,
     recorded_folder,
     refuse_other_data,
+    text_tokens,
     tokenizer_at_hand,
 )
 from iclperm.runs.setting import resolved, study_examples, study_model_folder, tokenizer_hash
@@ -264,9 +265,10 @@ def _kept_prompt(run: FinishedRun, kept: RunPrompts, cell: tuple[int, int, int],
     if not kept.are_those_of([cell[:2]]):
         raise damaged_texts(recorded_folder(run), "its tokens are not those of the run")
     asked = ("test", query)
-    context, whole = kept.tokens(*cell), kept.tokens(*cell, asked)
+    context, whole = kept.context_tokens(*cell, asked), kept.tokens(*cell, asked)
     if kept.is_of_api:
-        context, whole = kept.text_tokens(*cell), kept.text_tokens(*cell, asked)
+        rows = kept.rows(*cell, asked)
+        context, whole = text_tokens(kept.texts.text(rows)), text_tokens(kept.texts.text(rows, asked))
     messages = tuple(kept.messages(*cell, asked))
     return _of_cell(
         run,
@@ -274,7 +276,7 @@ def _kept_prompt(run: FinishedRun, kept: RunPrompts, cell: tuple[int, int, int],
         query=query,
         text="" if messages and kept.is_of_api else kept.text(*cell, asked),
         messages=messages,
-        demonstrations=tuple(kept.texts.demonstrations[row].worded for row in kept.rows(*cell)),
+        demonstrations=tuple(kept.texts.demonstrations[row].worded for row in kept.rows(*cell, asked)),
         labels=kept.texts.labels,
         placeholders={},
         context_ids=None if context is None else tuple(context.ids.tolist()),
@@ -289,11 +291,14 @@ def _reread_prompt(run: FinishedRun, cell: tuple[int, int, int], query: int | Ma
     examples = study_examples(study, task)
     design = draw(study, task, examples)
     recorded = _recorded(run, task, examples, cell)
-    rows = design.demonstrations(*cell[:2], run.shots.index(cell[2]))
-    if recorded and [examples["train"].hashes[row] for row in rows] != recorded.hashes:
+    number = query if isinstance(query, int) else 0  # only where all share demonstrations
+    rows, own = design.demonstrations(*cell[:2], run.shots.index(cell[2]), number), design.neighbours
+    if recorded and own is None and [examples["train"].hashes[row] for row in rows] != recorded.hashes:
         raise other_data(run)
+    if recorded and own is not None and own.digest != recorded.neighbours:
+        raise DataError(f"'{study.neighbours}' is not what {run.folder} was run with; put that file back")
     asked, placeholders = _asked(run, task, examples, design, query)
-    if recorded and study.chat not in (None, "none") and study.endpoint is None:
+    if recorded and (study.chat not in (None, "none") or own) and study.endpoint is None:
         whole = RunFolder.open(recorded.folder)
         if tokenizer_hash(study_model_folder(study, weights=False)) != whole.plan["hashes"].get("tokenizer"):
             raise _other_tokens(run)
@@ -310,7 +315,7 @@ def _reread_prompt(run: FinishedRun, cell: tuple[int, int, int], query: int | Ma
     if tokenizer is not None:
         encoder = JointEncoder(tokenizer, chat.opening + texts.queries[1] if chat else None)
         ids = joint_context(context, texts.queries[1], encoder).ids
-        if recorded and context_id(ids) != recorded.context:
+        if recorded and own is None and context_id(ids) != recorded.context:
             raise _other_tokens(run)
         context_ids = tuple(ids.tolist())
         if not placeholders:
@@ -362,11 +367,13 @@ def _of_cell(run: FinishedRun, cell: tuple[int, int, int], **about: Any) -> RunP
 
 @dataclass(frozen=True)
 class _RecordedCell:
-    """What a run's folder says of a cell: the hashes of its demonstrations, and the name of its context."""
+    """What a run's folder says of a cell: the hashes of its demonstrations, and the name of its context; and the digest
+    of the neighbours, where each query has its own."""
 
     folder: Path
     hashes: list[str]
     context: int
+    neighbours: str | None
 
 
 def _refuse_other_cells(run: FinishedRun, index_set: int, permutation: int, shots: int, query: Any) -> None:
@@ -376,6 +383,10 @@ def _refuse_other_cells(run: FinishedRun, index_set: int, permutation: int, shot
             raise ConfigError(f"there is no {name} {value}: the run has {name}s 0 to {size - 1}")
     if shots not in run.shots:
         raise ConfigError(f"the run has no prompts of {shots} shots; it has {', '.join(map(str, run.shots))}")
+    if run.study.is_per_query and not isinstance(query, int):
+        raise ConfigError(
+            "each query of this run has demonstrations of its own; give the number of a test query, such as --query 0"
+        )
     if isinstance(query, int) and not 0 <= query < num_queries:
         raise ConfigError(f"there is no query {query}: the run has test queries 0 to {num_queries - 1}")
 
@@ -392,7 +403,8 @@ def _recorded(
     for row in rows:  # with resample: per_k one for every number of shots
         if cell[2] in row["shots"]:
             context = row["contexts"][row["shots"].index(cell[2])]
-            return _RecordedCell(run.folder, row["content_hashes"][: cell[2]], context)
+            neighbours = RunFolder.open(run.folder).plan["hashes"].get("neighbours")
+            return _RecordedCell(run.folder, row["content_hashes"][: cell[2]], context, neighbours)
     raise RunError(f"{run.folder} has no record of its set {cell[0]}, permutation {cell[1]}; run the study again")
 
 

@@ -23,6 +23,7 @@ from iclperm.prompts.contexts import context_id, context_ids
 from iclperm.prompts.design import CONTENT_FREE, Design, draw
 from iclperm.prompts.encode import EncodedText, JointEncoder
 from iclperm.prompts.render import DesignTexts
+from iclperm.prompts.retrieved import rank_order_id
 from iclperm.prompts.tokenise import Pieces, Prompts
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.layout import tokenised
@@ -53,7 +54,8 @@ Query = tuple[str, int]
 @dataclass(frozen=True)
 class OrderingRows:
     """Orderings that are seen at some numbers of ``shots``: ``rows`` int64 [S, P, K] of train in the order of the
-    prompt, and ``contexts`` int64 [S, P, shots], what the run calls the contexts."""
+    prompt (ranks, where each query has its own), and ``contexts`` int64 [S, P, shots], what the run calls the
+    contexts."""
 
     shots: tuple[int, ...]
     rows: NDArray[np.int64]
@@ -68,11 +70,17 @@ class RunPrompts:
     groups: tuple[OrderingRows, ...]
     is_of_api: bool
     """Whether an API was asked, whose tokens are not known; it renders chats, of which the texts are but a likeness."""
+    own: NDArray[np.int64] | None = None
+    """Rows of train of each test query's own demonstrations, best first, int64 [S, Q, K]; None where all share them."""
 
-    def rows(self, index_set: int, permutation: int, shots: int) -> list[int]:
-        """The rows of train that a prompt shows, in order."""
+    def rows(self, index_set: int, permutation: int, shots: int, query: Query | None = None) -> list[int]:
+        """The rows of train that a prompt shows, in order; where each query has its own, those of ``query``."""
         group, _ = self._place(shots)
-        found: list[int] = group.rows[index_set, permutation, :shots].tolist()
+        rows = group.rows[index_set, permutation, :shots]
+        if self.own is not None:
+            assert query is not None
+            rows = self.own[index_set, query[1]][rows]
+        found: list[int] = rows.tolist()
         return found
 
     def context(self, index_set: int, permutation: int, shots: int) -> int:
@@ -82,44 +90,56 @@ class RunPrompts:
 
     def text(self, index_set: int, permutation: int, shots: int, query: Query | None = None) -> str:
         """The prompt, up to the label; without a query up to where that would begin."""
-        return self.texts.text(self.rows(index_set, permutation, shots), query)
+        return self.texts.text(self.rows(index_set, permutation, shots, query), query)
 
     def messages(self, index_set: int, permutation: int, shots: int, query: Query) -> list[Message]:
         """The messages of a chat; none of other prompts."""
-        return self.texts.messages(self.rows(index_set, permutation, shots), query)
+        return self.texts.messages(self.rows(index_set, permutation, shots, query), query)
 
     def tokens(self, index_set: int, permutation: int, shots: int, query: Query | None = None) -> EncodedText | None:
         """The tokens of the same, with the places in the text where they end; None where they are not known."""
         cell = index_set, permutation, shots
-        return self.texts.tokens(self.rows(*cell), self.context(*cell), query)
+        return self.texts.tokens(self.rows(*cell, query), self.context(*cell), query)
+
+    def context_tokens(
+        self, index_set: int, permutation: int, shots: int, query: Query | None = None
+    ) -> EncodedText | None:
+        """The tokens before the query; None where they are not known."""
+        cell = index_set, permutation, shots
+        if self.own is not None and query is not None and (self.context(*cell), *query) in self.texts.cells:
+            return None  # only the whole prompt is kept
+        return self.texts.tokens(self.rows(*cell, query), self.context(*cell))
 
     def are_those_of(self, cells: Iterable[tuple[int, int]]) -> bool:
         """Whether the contexts of some (set, permutation) have the tokens that the run names them by, where tokens are
-        known; for an API the very text. O(tokens)."""
-        if not (self.texts.has_tokens or self.is_of_api):
+        known; for an API the very text. Orders of ranks are named by these. O(tokens)."""
+        if self.own is None and not (self.texts.has_tokens or self.is_of_api):
             return True
         return all(
             self._names(*cell, group) == group.contexts[cell].tolist() for cell in cells for group in self.groups
         )
 
-    def text_tokens(self, index_set: int, permutation: int, shots: int, query: Query | None = None) -> EncodedText:
-        """The bytes of the text, which stand for the tokens of an API."""
-        (tokens,) = JointEncoder(TextTokenizer(), "")([self.text(index_set, permutation, shots, query)])
-        return tokens
-
     def _names(self, index_set: int, permutation: int, group: OrderingRows) -> list[int]:
         """What the contexts of an ordering would be called by their tokens."""
         cell, contexts = (index_set, permutation), group.contexts[index_set, permutation].tolist()
+        if self.own is not None:
+            return [rank_order_id(index_set, group.rows[cell])]
         if self.texts.has_tokens and self.texts.contexts.keys().isdisjoint(contexts):  # each begins as the next
             rows = self.rows(*cell, max(group.shots))
             whole = self.tokens(*cell, max(group.shots))
             assert whole is not None
             return context_ids(whole.ids, self.texts.context_lengths(rows)[list(group.shots)])
-        each = (self.tokens(*cell, shots) or self.text_tokens(*cell, shots) for shots in group.shots)
+        each = (self.tokens(*cell, shots) or text_tokens(self.text(*cell, shots)) for shots in group.shots)
         return [context_id(tokens.ids) for tokens in each]
 
     def _place(self, shots: int) -> tuple[OrderingRows, int]:
         return next((group, group.shots.index(shots)) for group in self.groups if shots in group.shots)
+
+
+def text_tokens(text: str) -> EncodedText:
+    """The bytes of a text, which stand for the tokens of an API."""
+    (tokens,) = JointEncoder(TextTokenizer(), "")([text])
+    return tokens
 
 
 def run_prompts(run: FinishedRun) -> tuple[RunPrompts, list[str]]:
@@ -161,11 +181,12 @@ def prompts_again(run: FinishedRun) -> tuple[RunPrompts, list[str]]:
     table = texts_table(task, design, examples["train"], pieces, None if is_of_api else prompts, start)
     texts_read = PromptTexts.of_table(table)
     if run.folder is None:
-        return RunPrompts(texts_read, _drawn(design, prompts), is_of_api), list(notes)
+        own = None if design.neighbours is None else design.own
+        return RunPrompts(texts_read, _drawn(design, prompts), is_of_api, own), list(notes)
     folder = recorded_folder(run)
     if not _are_queries_of(texts_read, folder):
         raise other_data(run)
-    return RunPrompts(texts_read, _recorded(folder), is_of_api), list(notes)
+    return RunPrompts(texts_read, _recorded(folder), is_of_api, recorded_own(folder)), list(notes)
 
 
 def keep_texts(folder: RunFolder, study: Study, lay_out: Callable[[], Work]) -> None:
@@ -271,14 +292,20 @@ def _kept_in(folder: RunFolder, study: Study) -> RunPrompts | None:
     path, checksum = folder.path / NAME, folder.path / _CHECKSUM
     if not (folder.files.has(path) and folder.files.has(checksum)):
         return None
-    groups = _recorded(folder)
-    most_rows = 2 * sum(group.rows.size for group in groups) + len(folder.table("queries")) + _MOST_OTHER_ROWS
+    groups, own = _recorded(folder), recorded_own(folder)
+    most_rows = (
+        2 * sum(group.rows.size for group in groups)
+        + (0 if own is None else 2 * own.size)
+        + len(folder.table("queries"))
+        + _MOST_OTHER_ROWS
+    )
     try:
         raw = folder.files.read(path, MOST_OF_TABLE)
         if folder.files.read(checksum, _CHECKSUM_BYTES) != checksum_line(NAME, raw):
             raise ValueError("its content is not what its checksum says")
         texts = PromptTexts.of_table(table_of(path, raw, most_rows))
-        used = {int(row) for group in groups for row in np.unique(group.rows)}
+        shown = [group.rows for group in groups] if own is None else [own]
+        used = {int(row) for rows in shown for row in np.unique(rows)}
         if not used <= texts.demonstrations.keys() or not _has_queries(texts, folder):
             return None
         if not _are_queries_of(texts, folder):
@@ -287,7 +314,7 @@ def _kept_in(folder: RunFolder, study: Study) -> RunPrompts | None:
         if is_out_of_memory(error):
             raise
         raise damaged_texts(folder, " ".join(str(error).split())[:200]) from None
-    return RunPrompts(texts, groups, study.endpoint is not None)
+    return RunPrompts(texts, groups, study.endpoint is not None, own)
 
 
 def damaged_texts(folder: RunFolder, reason: str) -> DamagedItem:
@@ -312,6 +339,23 @@ def _recorded(folder: RunFolder) -> tuple[OrderingRows, ...]:
         )
         for shots, rows in groups.items()
     )
+
+
+def recorded_own(folder: RunFolder) -> NDArray[np.int64] | None:
+    """Train rows of each test query's own demonstrations, best first, int64 [S, Q, K]; None where all share them.
+
+    Raises `DamagedItem` for a table that has no such rows, or not for every rank."""
+    table = folder.table("queries")
+    if "demonstrations" not in table.column_names:
+        return None
+    ranks = folder.table("demonstrations")["examples"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    try:
+        rows = np.array(table["demonstrations"].to_pylist(), dtype=np.int64).swapaxes(0, 1)
+    except (ValueError, TypeError):  # lists of unequal lengths, or none
+        rows = np.empty(0, dtype=np.int64)
+    if rows.ndim != 3 or len(rows) != folder.extents[-1]["sets"] or not (ranks < rows.shape[2]).all():
+        raise DamagedItem(f"{folder.path}: its queries lack demonstrations of their own; run the study again")
+    return rows
 
 
 def _drawn(design: Design, prompts: Prompts | None) -> tuple[OrderingRows, ...]:

@@ -210,10 +210,10 @@ class RemoteModel:
 
     def _of_part(self, part: Part, checker: Checker | None) -> tuple[pa.Table | None, int, str]:
         """A part's rows, None where replies are missing; how many are missing, and why the last of them is."""
-        contexts, queries = _cells(part)  # no general ones: text has no seams that could fail
+        contexts, queries = _cells(part)  # general ones only of demonstrations of their own: text has no seams to fail
         prompts = self._work.prompts
-        groups = [
-            [api_prompt(prompts, context, query) for _, query in cells]
+        groups = [[api_prompt(cell.prompt)] for cell in part.cells] or [
+            [api_prompt(np.concatenate([prompts.contexts[context], prompts.queries[query]])) for _, query in cells]
             for context, cells in groupby(
                 zip(contexts.tolist(), queries.tolist(), strict=True), key=lambda cell: cell[0]
             )

@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from iclperm import demo
 from iclperm.base.imports import import_whole
 from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, TOKENIZER_SOURCES, WEIGHT_FILES, ModelFacts
@@ -34,6 +32,7 @@ _IDENTITY_KEYS = (
     "balance",
     "seed",
     "design",
+    "order",
     "cells",
     "queries_per_ordering",
     "scoring",
@@ -103,8 +102,7 @@ class ResolvedStudy:
         """
         splits = {queries.split: queries.rows for queries in self.design.queries if queries.split != CONTENT_FREE}
         texts = {split: self.examples[split].texts(rows) for split, rows in splits.items()}
-        used = np.unique(np.concatenate([group.sets.ravel() for group in self.design.orderings]))
-        demonstrations = self.examples["train"].texts(used)
+        demonstrations = self.examples["train"].texts(self.design.used_rows)
         near = near_duplicates(demonstrations, [text for of_split in texts.values() for text in of_split])
         return {
             "num_near": len(near or ()),
@@ -163,6 +161,7 @@ class ResolvedStudy:
                 "wording": self.task.wording_hash(),
                 "train": self.examples["train"].digest,
                 "test": self.examples["test"].digest,
+                **({} if self.design.neighbours is None else {"neighbours": self.design.neighbours.digest}),
             },
         }
 
@@ -227,6 +226,8 @@ def resolved(study: Study, task: Task) -> Study:
     """
     scoring = study.scoring or ("generate" if task.is_generated else "loglikelihood")
     study = study.model_copy(update={"chat": _resolved_chat(study)})
+    if study.is_per_query and study.order is None:
+        study = study.model_copy(update={"order": "permuted" if study.permutations > 1 else "similar_last"})
     if study.endpoint is not None and study.endpoint.draws > 1 and scoring != "generate":
         raise ConfigError(
             f"the endpoint's draws are {study.endpoint.draws}, but scoring is {scoring!r}; set draws to 1"
@@ -279,7 +280,7 @@ def whole_paths(choices: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if choices.get("out"):
         changes["out"] = str(Path(choices["out"]).resolve())
-    for key in ("task", "data", "model", "tasks", "models"):
+    for key in ("task", "data", "model", "tasks", "models", "neighbours"):
         if given := choices.get(key):
             changes[key] = whole(given) if isinstance(given, str) else [whole(name) for name in given]
     return changes

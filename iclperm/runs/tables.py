@@ -17,7 +17,10 @@ from iclperm.tasks.answers import Judgement
 
 def tables(work: Work, number: int) -> dict[str, pa.Table]:
     """What others need to read the answers of a growth by: ``demonstrations``, a row for each ordering with its
-    contexts, and ``queries``, a row each."""
+    contexts, and ``queries``, a row each.
+
+    Where each query has demonstrations of its own, ``queries`` hold them, best first and retriever by retriever, and
+    ``examples`` are ranks among these."""
     setting, prompts, extent = work.setting, work.prompts, work.growths[number].extent
     train = setting.examples["train"]
     cells = list(np.ndindex(extent["sets"], extent["permutations"]))
@@ -26,9 +29,13 @@ def tables(work: Work, number: int) -> dict[str, pa.Table]:
         within = slice(place, place := place + len(group.shots))
         for cell in cells:
             examples = group.rows[cell]
-            contexts = prompts.context_ids[prompts.context_of[cell][within]]
-            hashes = [train.hashes[row] for row in examples]
-            rows.append((*cell, examples.tolist(), hashes, list(group.shots), contexts.tolist()))
+            names = prompts.context_ids[prompts.context_of[cell][within]]
+            hashes = (
+                [train.hashes[row] for row in examples]
+                if (own := setting.design.neighbours) is None
+                else [own.rank_hash(cell[0], int(rank)) for rank in examples]
+            )
+            rows.append((*cell, examples.tolist(), hashes, list(group.shots), names.tolist()))
     schema = {
         "set": pa.int32(),
         "permutation": pa.int32(),
@@ -68,6 +75,9 @@ def _query_table(work: Work, queries: SplitQueries, extent: Mapping[str, int]) -
         "weight": pa.array(np.bincount(queries.draws[:count], minlength=number) * (not is_free), pa.int32()),
         "state": pa.array([STATES[state] for state in work.query_states[begin : begin + number]], pa.string()),
     }
+    if work.setting.design.neighbours is not None:
+        own = work.setting.design.own[:, :number].swapaxes(0, 1).tolist()
+        columns["demonstrations"] = pa.array(own, _list_of(_list_of(pa.int32())))
     return pa.table(columns)
 
 

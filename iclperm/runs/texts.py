@@ -207,7 +207,7 @@ def texts_table(
     if prompts is not None:
         for place, tokens in pieces.contexts.items():
             add("context", tokens, context=int(prompts.context_ids[place]))
-        for cell in prompts.general:
+        for cell in prompts.apart:
             split, number = queries[cell.query]
             shared = _num_shared(cell.tokens.ids, prompts.contexts[cell.context])
             rest = EncodedText(*(numbers[shared:] for numbers in _both(cell.tokens)))
@@ -292,7 +292,7 @@ def _joined(parts: Sequence[tuple[int, EncodedText]]) -> EncodedText:
 
 
 def _has_too_many(pieces: Pieces, prompts: Prompts) -> bool:
-    own = [*pieces.contexts.values(), *(cell.tokens for cell in prompts.general)]
+    own = [*pieces.contexts.values(), *(cell.tokens for cell in prompts.apart)]
     return len(own) > MOST_OWN or sum(len(tokens.ids) for tokens in own) > _MOST_OWN_IDS
 
 

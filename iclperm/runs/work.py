@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from iclperm.engine.plan import Plan, plan_requests
 from iclperm.engine.tree import Rows
-from iclperm.prompts.tokenise import Cell, Prompts
+from iclperm.prompts.cells import Cell
+from iclperm.prompts.tokenise import Prompts
 from iclperm.runs.reading import published_answers
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.runs.waves import Decision
@@ -56,7 +58,7 @@ class Part:
     """The number of the growth that added it to the run."""
     product: Product | None
     units: range
-    cells: list[Cell]
+    cells: Sequence[Cell]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Growth:
     """Its sets, permutations, queries and dev queries, by the study's keys."""
     num_cells: int
     products: tuple[Product, ...]
-    general: list[Cell]
+    general: Sequence[Cell]
     """The added cells outside the products."""
     first_cells: NDArray[np.int64]
     """The first (set, permutation, place on the K axis) of each context within the extent, int64 [C, 3]; -1 for a
@@ -78,6 +80,8 @@ class Growth:
     """Those of all cells of the extent, had they been computed at once."""
     decision: Decision | None = None
     """What it asks, of a run that asks in waves."""
+    cuts: tuple[int, ...] | None = None
+    """Where the files of its ``general`` cells end, if not after every so many."""
 
     @property
     def num_units(self) -> int:
@@ -91,12 +95,14 @@ class Growth:
         needed.
         """
         per_part = -(-self.num_units // most_parts) or 1
-        general_cells = max(general_cells, -(-len(self.general) // most_parts))
+        general_cells = max(general_cells, -(-len(self.general) // most_parts)) or 1
+        cuts = self.cuts or (*range(general_cells, len(self.general), general_cells), len(self.general))
         for product in self.products:
             for begin in range(0, product.plan.num_units, per_part):
                 yield Part(number, product, range(begin, min(begin + per_part, product.plan.num_units)), [])
-        for begin in range(0, len(self.general), general_cells):
-            yield Part(number, None, range(0), self.general[begin : begin + general_cells])
+        for begin, end in pairwise((0, *cuts)):
+            if begin < end:
+                yield Part(number, None, range(0), self.general[begin:end])
 
 
 @dataclass(frozen=True)
@@ -207,14 +213,16 @@ class Work:
     def _num_odd_labels(self, growth: Growth) -> int:
         """How many cells have labels of other numbers of tokens than those of the products."""
         usual = [len(ids) for ids in self.prompts.continuations]
+        if not self.prompts.apart:
+            return 0
         return sum([len(ids) for ids in cell.continuations] != usual for cell in growth.general)
 
     def _num_apart(self, growth: Growth) -> int:
         """How many of its cells have parts that do not simply join."""
-        if growth.decision is None:
+        if growth.decision is None and self.prompts.own is None:
             return len(growth.general)
-        apart = {id(cell) for cell in self.prompts.general}
-        return sum(id(cell) in apart for cell in growth.general)
+        apart = {id(cell) for cell in self.prompts.apart}
+        return sum(id(cell) in apart for cell in growth.general) if apart else 0
 
     def _growth_identity(self, number: int) -> dict[str, Any]:
         growth, setting = self.growths[number], self.setting

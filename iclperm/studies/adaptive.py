@@ -330,8 +330,13 @@ def findings(run: FinishedRun) -> AdaptiveFindings:
 
 
 def refuse_other_kinds(run: FinishedRun, kind: str) -> None:
-    """Raises `DataError` for a report that the answers of an adaptive search, or of orderings with queries of their
-    own, are not enough for."""
+    """Raises `DataError` for a report that the answers of an adaptive search, of orderings with queries of their own,
+    or of queries with demonstrations of their own, are not enough for."""
+    if run.study.is_per_query and (ours := kinds.OURS.get(kind)) and not (ours.is_report or "neighbours" in ours.keys):
+        raise DataError(
+            f"each query has demonstrations of its own, and a report of the kind {kind!r} compares sets that all "
+            "share; ask for sensitivity or curve"
+        )
     if run.study.cells != "crossed":
         if (known := kinds.find(kind)) is not None and "cells" in known.keys:
             return

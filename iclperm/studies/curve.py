@@ -66,6 +66,7 @@ _PREFIXES = (
     "At k < {shots} another order also shows other demonstrations of the set first, so the spread over orders holds "
     "that choice too."
 )
+_ONE_SET = "one set only: errors and tests say nothing about other demonstrations; raise 'sets'"
 _NO_TRAJECTORIES = (
     "With `resample: per_k` every k has sets and orders of its own, so no ordering has a trajectory over k: single "
     "trajectories, their plateaus and steps, and one demonstration against none are left out."
@@ -115,6 +116,8 @@ class CurveFindings(ShownFindings):
     """What should be known before the numbers are believed."""
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
+    is_per_query: bool = False
+    """Whether each query has its own demonstrations, at every k the nearest."""
 
     def conclusion(self) -> list[str]:
         """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
@@ -245,7 +248,7 @@ class CurveFindings(ShownFindings):
         caption = (
             f"error: of the mean, for new {listed(new)} on the same queries, and for new queries too." if new else ""
         )
-        if not self.resampled:
+        if not (self.resampled or self.is_per_query):
             caption += " " + _PREFIXES.format(shots=self.shots[-1])
         errors = ("error, same queries", "error, new queries")
         header = ("k", "accuracy", *errors, "std over orders", "item noise in it", "std of set means")
@@ -425,7 +428,7 @@ def findings(run: FinishedRun) -> CurveFindings | BlockCurveFindings:
         return findings_of_blocks(run)
     resampled = run.study.resample == "per_k"
     rows, texts, lacking = None, None, []
-    if not resampled and {0, 1} <= set(run.shots):
+    if not resampled and not run.study.is_per_query and {0, 1} <= set(run.shots):
         try:
             rows, texts = run.demonstrations.rows[:, :, 0], run.demonstrations.texts
         except (ConfigError, DataError) as error:
@@ -443,7 +446,9 @@ def findings(run: FinishedRun) -> CurveFindings | BlockCurveFindings:
         title=run.title,
     )
     right = [by_query(run.correct[:, :, k], run.state[:, :, k]) for k in range(len(run.shots))]
-    return replace(found, warnings=(*found.warnings, *lacking), bearing=of_run(run, right))
+    notes = [one for one in found.warnings if not (run.study.is_per_query and one == _ONE_SET)]
+    bearing = of_run(run, right)
+    return replace(found, warnings=(*notes, *lacking), bearing=bearing, is_per_query=run.study.is_per_query)
 
 
 def curve_findings(
@@ -544,7 +549,7 @@ def _warnings(shape: tuple[int, ...], pairs: tuple[Plateau, ...], resampled: boo
     if resampled:
         warnings.append(_NO_TRAJECTORIES)
     if num_sets == 1:
-        warnings.append("one set only: errors and tests say nothing about other demonstrations; raise 'sets'")
+        warnings.append(_ONE_SET)
     if filled_in:
         warnings.append(filled_words(filled_in))
     for pair in () if resampled else pairs:

@@ -256,7 +256,7 @@ def _what(run: Run) -> Iterator[tuple[str, str]]:
     yield "seed", f"{study.seed}"
     yield (
         "demonstrations drawn",
-        "given by row" if study.demonstrations else f"{study.design}, resample: {study.resample}",
+        "given by row" if study.given_sets else f"{study.design}, resample: {study.resample}",
     )
     scored = study.scoring or "loglikelihood"
     yield "scored by", f"{scored}{SCORED[scored]}{COMPARED[study.normalize]}"

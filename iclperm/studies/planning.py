@@ -271,7 +271,7 @@ def _most(setting: ResolvedStudy) -> StudySizes:
     if study.balance == "classes" and labels:
         queries = labels * int(np.bincount(test.labels, minlength=labels).min())
     shots = setting.design.shots[-1]
-    sets = _MOST_SETS if study.demonstrations is None else len(study.demonstrations)
+    sets = _MOST_SETS if study.given_sets is None else len(study.given_sets)
     permutations = min(_MOST_PERMUTATIONS, math.factorial(min(shots, 10)))
     most = StudySizes(sets, permutations, queries)
     if any(size < least for size, least in zip(most, LEAST, strict=True)):

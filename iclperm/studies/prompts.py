@@ -68,6 +68,8 @@ def viewer_of(run: Run, shown: NDArray[np.int64], share: float = 1.0) -> tuple[d
         prompts, notes = run_prompts(run)
     except IclpermError as error:
         return None, [f"The prompts cannot be shown: {error}"]
+    if prompts.own is not None:
+        return None, ["Each query has demonstrations of its own; iclperm prompt prints the prompt of any."]
     sets = range(run.correct.shape[0])
     if not prompts.are_those_of((index_set, int(place)) for index_set in sets for place in shown):
         return None, ["The prompts cannot be shown: their tokens are not those that were scored."]

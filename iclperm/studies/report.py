@@ -44,6 +44,11 @@ COMPARED = {
 SCORED = {"loglikelihood": "", "first_token": ", labels compared by their first token", "generate": ", generated"}
 
 
+_OWN = "each query has demonstrations of its own, and an order is one of their ranks, the same for all queries"
+_OWN_OF_ONE = f"{_OWN}; with one retriever sensitivity to selection is not defined"
+_OWN_OF_SEVERAL = f"{_OWN}; sets are retrievers, so selection is how far these differ, and says nothing of others"
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Run(FinishedRun):
     """A finished run, and what it says: see `FinishedRun` for its answers."""
@@ -108,6 +113,8 @@ class Run(FinishedRun):
                 f"orders are of a {self.study.design.replace('_', '-')} design: order against selection at the most "
                 "demonstrations takes that into account, every other interval takes orders for independent draws"
             )
+        if self.study.is_per_query:
+            warnings.append(_OWN_OF_ONE if self.study.sets == 1 else _OWN_OF_SEVERAL)
         highest = int(test.context_prediction.max(initial=-1))
         is_label = 0 <= highest < len(self.labels)
         if is_label and all(np.isin(answers, (-1, highest)).all() for answers in test.context_prediction):

@@ -157,7 +157,7 @@ def findings(run: FinishedRun) -> Sensitivity:
     curve = stats.curve(run.correct, run.state, run.weights) if len(run.shots) > 1 else None
     over_shots = None
     if sum(shots > 0 for shots in run.shots) > 1:
-        resampled = run.study.resample == "per_k"
+        resampled = run.study.resample == "per_k" or run.study.is_per_query
         over_shots = sensitivity_over_shots(
             run.correct,
             run.state,

@@ -25,6 +25,8 @@ GROUP = "iclperm.kinds"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 LEAST_QUERIES = 10
 """Dev queries, and test queries, without which nothing is recommended."""
+PER_QUERY = "per query"
+"""The key ``demonstrations`` of a study in which each query has its own."""
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -150,6 +152,45 @@ def _has_cells(study: Any) -> None:
             )
 
 
+def refuse_own_demonstrations(study: Any) -> None:
+    """Raises `ConfigError` for what does not go with demonstrations of each query's own, or is for these alone."""
+    if not study.is_per_query:
+        for key in ("neighbours", "order"):
+            if (given := getattr(study, key)) is not None:
+                raise ConfigError(
+                    f"a study's key {key!r} is {given!r}, which is for demonstrations of each query's own; set "
+                    "'demonstrations' to per query, or leave it out"
+                )
+        return
+    if "neighbours" not in named(study.kind).keys:
+        able = in_words(kind.name for kind in OURS.values() if "neighbours" in kind.keys)
+        raise ConfigError(
+            f"a study's key 'demonstrations' is {PER_QUERY!r}, but a {study.kind} compares sets that all queries "
+            f"share; set 'kind' to {able}, or leave it out"
+        )
+    if study.neighbours is None:
+        raise ConfigError(
+            f"a study's key 'demonstrations' is {PER_QUERY!r}; name the file of each query's own: 'neighbours'"
+        )
+    if study.order in ("similar_last", "similar_first") and study.permutations != 1:
+        raise ConfigError(
+            f"a study's key 'permutations' is {study.permutations}, but the order {study.order} is one; set it to 1, "
+            "or 'order' to permuted"
+        )
+    for key, value, why in (
+        ("design", "random", "which deals orders of one number of demonstrations"),
+        ("resample", "none", "but every number of shots has the nearest of the same neighbours"),
+        ("cells", "crossed", "but orders are compared on all queries"),
+        ("precision", None, "but such a run does not grow by itself"),
+        ("dev_queries", 0, "but neighbours are those of test queries"),
+        ("calibration", "none", "but its content-free queries have no demonstrations of their own"),
+    ):
+        if (given := getattr(study, key)) != value:
+            raise ConfigError(
+                f"a study's key {key!r} is {given!r}, {why} where 'demonstrations' are {PER_QUERY}; leave it out"
+            )
+
+
 def _can_stop(study: Any) -> None:
     if (wanted := study.wanted) is None:
         return
@@ -205,6 +246,10 @@ _CELLS = {
     "cells": "crossed: every ordering is asked all queries; blocks, random: queries of its own.",
     "queries_per_ordering": "How many.",
 }
+_OWN = {
+    "neighbours": "File of each query's own train rows, best first.",
+    "order": "similar_last, similar_first or permuted.",
+}
 _BUDGET = 'exhaustive, adaptive, or at most "5 %", "2M tokens", "10 min", "$5".'
 _TOLERANCE = "How far below the best its choice may be."
 _CHOICE: Mapping[str, Any] = {
@@ -221,7 +266,7 @@ SENSITIVITY = Kind(
     name="sensitivity",
     question="does the order matter more, or the choice?",
     findings="iclperm.studies.sensitivity:findings",
-    keys={**_CELLS, "precision": _PRECISION},
+    keys={**_CELLS, **_OWN, "precision": _PRECISION},
     check=_has_design,
     page="docs/statistics.md",
 )
@@ -244,7 +289,7 @@ CURVE = Kind(
     question="what do more demonstrations do: on average, and in every single order?",
     findings="iclperm.studies.curve:findings",
     defaults=_OVER_ALL_SHOTS,
-    keys={**_CELLS, "precision": _PRECISION},
+    keys={**_CELLS, **_OWN, "precision": _PRECISION},
     check=_has_design,
     over_all_shots=True,
     compares_sets=False,

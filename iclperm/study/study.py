@@ -36,6 +36,9 @@ Layers = Literal["auto", "transformers"]
 PackTokens = Annotated[int, Field(ge=8, le=1 << 20)]
 RaceRules = Literal["calibrated", "certified"]
 Cells = Literal["crossed", "blocks", "random"]
+PerQuery = Literal["per query"]
+Order = Literal["similar_last", "similar_first", "permuted"]
+GivenSets = Annotated[list[Annotated[list[Row], Field(min_length=1)]], Field(min_length=1)]
 STATISTICS = ("normalize", "criterion", "unparsed")
 """Keys that change no answer, only what is made of them."""
 EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
@@ -69,13 +72,15 @@ class Study(Choices):
     or a share of what is free (0.5, "50%"); ``plain`` runs an architecture that the prefix tree does not serve, prompt
     by prompt, at the cost of every token; ``attention``, ``layers`` and ``pack_tokens`` are those of
     `iclperm.engine.engine.Engine`, for a device where something does not work; ``out`` is the run folder.
-    ``demonstrations`` are sets of train rows to use instead of drawn ones. A ``kind`` is one of `iclperm.study.kinds`,
-    with defaults of its own; some run every k up to ``shots``. ``tasks`` and ``models`` are those of a transfer study,
-    ``criterion`` chooses an ordering in a search, ``budget`` (adaptive, "5 %", "2M tokens", "10 min", "$5") has it ask
-    only what the choice needs, by a ``rule`` and to a ``tolerance``; ``precision`` ("order_effect +- 0.01") has a
-    run grow in waves until that is known, to at most its sizes; ``select`` is how many demonstrations a selection
-    keeps, ``options`` are those of another package's kind. Raises
-    `ConfigError` naming the key, the value and the remedy.
+    ``demonstrations`` are sets of train rows to use instead of drawn ones, or ``per query``: then each query has its
+    own, which the file ``neighbours`` names (`iclperm.prompts.neighbours.read_neighbours`), in the ``order`` of their
+    similarity or in random orders (permuted, None for several ``permutations``). A ``kind`` is one of
+    `iclperm.study.kinds`, with defaults of its own; some run every k up to ``shots``. ``tasks`` and ``models`` are
+    those of a transfer study, ``criterion`` chooses an ordering in a search, ``budget`` (adaptive, "5 %", "2M tokens",
+    "10 min", "$5") has it ask only what the choice needs, by a ``rule`` and to a ``tolerance``; ``precision``
+    ("order_effect +- 0.01") has a run grow in waves until that is known, to at most its sizes; ``select`` is how many
+    demonstrations a selection keeps, ``options`` are those of another package's kind. Raises `ConfigError` naming the
+    key, the value and the remedy.
     """
 
     kind: str = kinds.SENSITIVITY.name
@@ -87,7 +92,9 @@ class Study(Choices):
     data: Annotated[str, Field(min_length=1)] | None = None
     sets: Count = 10
     permutations: Count = 10
-    demonstrations: Annotated[list[Annotated[list[Row], Field(min_length=1)]], Field(min_length=1)] | None = None
+    demonstrations: GivenSets | PerQuery | None = None
+    neighbours: Annotated[str | None, Field(min_length=1, exclude_if=lambda given: given is None)] = None
+    order: Annotated[Order | None, Field(exclude_if=lambda given: given is None)] = None
     shots: Shots | Annotated[list[Shots], Field(min_length=1)] | Literal["all"] | None = None
     resample: Literal["none", "per_k"] = "none"
     queries: Count = 500
@@ -140,12 +147,17 @@ class Study(Choices):
         given = choices.get("demonstrations")
         sets = {"sets": len(given)} if isinstance(given, list) and given else {}
         defaults = {key: value for key, value in kind.defaults.items() if not (sets and key == "shots")}
+        if given == kinds.PER_QUERY:
+            sets = {"sets": 1}
+            if choices.get("order") in ("similar_last", "similar_first"):
+                sets["permutations"] = 1
         if isinstance(behind := choices.get("endpoint"), Mapping) and "model" not in behind and "model" in choices:
             name = choices.pop("model")
             if isinstance(name, str) and Path(name).is_dir():
                 raise ConfigError(f"a study's key 'model' is the folder {name!r}, but an endpoint has a model by name")
             choices = {**choices, "endpoint": {**behind, "model": name}}
         super().__init__(**{**defaults, **sets, **_with_options(kind, choices)})
+        kinds.refuse_own_demonstrations(self)
         for key in type(self).model_fields:
             is_foreign = key in kinds.KEYS and key not in kind.keys
             if is_foreign and getattr(self, key) != type(self).model_fields[key].default:
@@ -164,8 +176,8 @@ class Study(Choices):
                     )
         if self.endpoint is not None:
             self._refuse_local_choices()
-        if self.demonstrations is not None:
-            self._refuse_uneven(self.demonstrations)
+        if self.given_sets is not None:
+            self._refuse_uneven(self.given_sets)
 
     def _refuse_local_choices(self) -> None:
         for key in ("model", "revision", "models", *RESOURCES):
@@ -240,6 +252,16 @@ class Study(Choices):
         return type(self)(**{**self.model_dump(exclude=left_out), "kind": kind, **changes})
 
     @property
+    def given_sets(self) -> list[list[int]] | None:
+        """The sets of train rows that it names; None where they are drawn, or each query has its own."""
+        return self.demonstrations if isinstance(self.demonstrations, list) else None
+
+    @property
+    def is_per_query(self) -> bool:
+        """Whether each query has demonstrations of its own."""
+        return self.demonstrations == kinds.PER_QUERY
+
+    @property
     def model_name(self) -> str:
         """What to call the model."""
         return self.model if self.endpoint is None else self.endpoint.model
@@ -272,7 +294,7 @@ class Study(Choices):
 
     def shot_list(self, task_shots: int) -> tuple[int, ...]:
         """The numbers of shots to run, ascending; ``task_shots`` where the study names none."""
-        size = None if self.demonstrations is None else len(self.demonstrations[0])
+        size = None if self.given_sets is None else len(self.given_sets[0])
         if isinstance(self.shots, list):
             return tuple(sorted(self.shots))
         shots = (task_shots if size is None else size) if self.shots in (None, "all") else int(self.shots)
@@ -288,10 +310,11 @@ def found_beside(choices: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             return [found(key, each) for each in name]
         place = folder / str(name)
         # A data folder may be called like a built-in task.
-        is_there = place.is_file() if key.startswith("task") else name != "demo" and place.is_dir()
+        is_file = key.startswith("task") or key == "neighbours"
+        is_there = place.is_file() if is_file else name != "demo" and place.is_dir()
         return str(place) if is_there else name
 
-    named = ("task", "data", "model", "tasks", "models")
+    named = ("task", "data", "model", "tasks", "models", "neighbours")
     return {key: found(key, choices[key]) for key in named if choices.get(key) is not None}
 
 
