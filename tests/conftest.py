@@ -14,6 +14,7 @@ import pytest
 import torch
 from fast_tier import FastTier
 from hypothesis import settings
+from parts import Parts
 
 from iclperm import _core
 
@@ -29,7 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not torch.cuda.is_available():  # read when a kernel's module is imported: kernels then take CPU tensors
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    config.pluginmanager.register(FastTier(config), "fast tier")
+    tier = FastTier(config)
+    config.pluginmanager.register(tier, "fast tier")
+    config.pluginmanager.register(Parts(tier.has_all_tests, config.option.whole), "parts")
 
 
 def pytest_report_header() -> str:
@@ -63,6 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the run, unless marked gpu")
+    parser.addoption("--whole", action="store_true", help="all parameter sets of heavy suites, see tests/parts.py")
     parser.addoption("--every-module", action="store_true", help="the fast tier must run a function of every module")
 
 

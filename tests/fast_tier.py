@@ -120,6 +120,7 @@ FAST: dict[str, tuple[str, ...]] = {
     ),
     "test_killable": ("test_json", "test_one_process", "test_failures"),
     "test_lm_eval_tasks": ("",),
+    "test_lm_eval_model": ("test_chunks", "test_a_prompt_is_cut"),
     "test_prompts": ("test_a_", "test_parts", "test_labels", "test_the_tokens"),
     "test_lengths": ("",),
     "test_notebook": ("test_a_table_becomes_a_task_with_its_rows[rows", "test_what_progress"),
@@ -246,6 +247,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_balance": ("",),
     "test_kuberay": ("",),
     # endpoints, command line, bench
+    "test_bench_studies": ("test_a_share", "test_what_cannot", "test_a_case", "test_the_sentence", "test_the_yard"),
     "test_bench": (
         "test_a_case",
         "test_whoever",

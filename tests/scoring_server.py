@@ -3,6 +3,7 @@ log-probabilities of echoed prompts and of the likeliest tokens."""
 
 import threading
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ class ScoringServer(FaultyServer):
         self._echoes = echoes
         self._lists = lists
         self._one_at_a_time = threading.Lock()
+        self._token = cache(lambda token: tokenizer.decode([token]))  # asked for every position of every prompt
 
     def content(self, body: dict[str, Any]) -> dict[str, Any]:
         """A whole reply; a prompt of messages is their texts, one after the other."""
@@ -59,7 +61,7 @@ class ScoringServer(FaultyServer):
         """As vLLM has it: offsets count the text of special tokens, too."""
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for at in range(begin, len(ids)):
-            token = self._tokenizer.decode(ids[at : at + 1])
+            token = self._token(int(ids[at]))
             found["tokens"].append(token)
             found["text_offset"].append(offset)
             found["token_logprobs"].append(logprobs[at - 1, ids[at]].item() if at else None)
@@ -74,7 +76,7 @@ class ScoringServer(FaultyServer):
         return {
             "content": [
                 {
-                    **entry(self._tokenizer.decode(ids[at : at + 1]), logprobs[at - 1, ids[at]].item()),
+                    **entry(self._token(int(ids[at])), logprobs[at - 1, ids[at]].item()),
                     "top_logprobs": [entry(*each) for each in self._top(logprobs[at - 1], most)],
                 }
                 for at in range(begin, len(ids))
@@ -83,7 +85,7 @@ class ScoringServer(FaultyServer):
 
     def _top(self, logprobs: torch.Tensor, most: int) -> list[tuple[str, float]]:
         values, ids = logprobs.topk(most)
-        return [(self._tokenizer.decode([token]), value) for token, value in zip(ids, values.tolist(), strict=True)]
+        return [(self._token(token), value) for token, value in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
 def greedy(model: Any, ids: torch.Tensor, max_new_tokens: int) -> torch.Tensor:

@@ -46,6 +46,7 @@ COMMANDS = (
     "recommend",
     "report",
     "run",
+    "serve",
     "stats",
     "status",
     "tasks",

@@ -147,7 +147,7 @@ def sentence(block: Sequence[Row]) -> str:
               for row in compared]  # fmt: skip
     told = f"{', '.join(pieces[:-1])} and {pieces[-1]}" if len(pieces) > 1 else pieces[0]
     worst = max(row.difference or 0.0 for row in (ours, *compared))
-    where = ours.machine.get("gpu") or f"{ours.threads} cores of an {ours.machine.get('processor')}"
+    where = ours.machine.get("gpu") or f"{ours.threads} cores of {ours.machine.get('processor')}"
     agreed = "every token written is the likeliest" if ours.new_tokens else "all log-likelihoods agree"
     tokens = f"{ours.tokens_naive:,} tokens one by one, {ours.tokens_forwarded:,} forwarded"
     took = f"iclperm took {statistics.median(ours.seconds):.3g} s on {where}"

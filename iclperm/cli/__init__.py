@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iclperm.cli import commands, doctor, recommending
+    from iclperm.cli import commands, doctor, plans, recommending
 
-__all__ = ["commands", "doctor", "recommending"]
+__all__ = ["commands", "doctor", "plans", "recommending"]
 
 
 def __getattr__(name: str) -> Any:

@@ -43,7 +43,6 @@ from iclperm.runs.finish import open_one
 from iclperm.runs.formats import is_grid, is_several
 from iclperm.runs.lengths import prompt_lengths
 from iclperm.runs.limits import WorkLimits
-from iclperm.runs.plan import StudyPlan
 from iclperm.runs.preview import sample_answer, sample_prompt, sample_tokens
 from iclperm.runs.progress import Watcher
 from iclperm.runs.prompt import Format
@@ -130,38 +129,6 @@ def run(
         finished = once({**named, error.variable: [*named.get(error.variable, []), error.host]})
     _note_restricted(finished, with_text)
     return _show_new(terminal.stdout(), finished, as_json=as_json)
-
-
-def show_plans(planned: Mapping[str, StudyPlan], study: Study, *, as_json: bool) -> None:
-    """Shows the plans of the runs of a study."""
-    if as_json:
-        click.echo(json.dumps({name: part.to_dict() for name, part in planned.items()}, indent=1))
-    else:
-        terminal.print_plans(terminal.stdout(), planned, study)
-
-
-def plan(source: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> None:
-    """Shows the plan of the study that `study_of` finds, or those of its runs."""
-    study = study_of(source, flags)
-    planned = api.plan(study)
-    if isinstance(planned, dict):
-        show_plans(planned, study, as_json=as_json)
-    elif as_json:
-        click.echo(json.dumps(planned.to_dict(), indent=1))
-    else:
-        terminal.print_plan(terminal.stdout(), planned, study)
-
-
-def plan_sizes(
-    source: Path | None, flags: Mapping[str, str | None], pilot: Path | None, components: str | None, *, as_json: bool
-) -> None:
-    """Shows the sizes that a study needs for a precision, that of the flags or its own; without a study the pilot's."""
-    study = study_of(source or pilot, {**flags, "precision": None})
-    found = api.plan_sizes(study, flags.get("precision"), pilot=pilot, components=components)
-    if as_json:
-        _print_json([found.to_dict()])
-    else:
-        terminal.print_tables(terminal.stdout(), [found.table()])
 
 
 def grid(
@@ -362,11 +329,9 @@ def _note_pictures() -> None:
 
 def export(folder: Path | str, out: Path | str, form: Any = "table", *, with_text: bool = False) -> None:
     """Writes the answers of a finished run into one file, or as sample logs into a folder."""
-    folder = local(folder)
-    folders = [*several.folders(folder).values()] if is_several(folder) else [folder]
+    folders = [*several.folders(folder).values()] if is_several(folder := local(folder)) else [folder]
     if len(folders) > 1:
-        names = ", ".join(str(path) for path in folders)
-        raise ConfigError(f"{folder} holds several runs; export them one by one: {names}")
+        raise ConfigError(f"{folder} holds several runs; export them one by one: {', '.join(map(str, folders))}")
     run = Run.of(open_one(folders[0]))
     click.echo(run.export(out, form, with_text=with_text))
     if form == "lm-eval" and (num_weighted := int((run.weights != 1).sum())):

@@ -39,7 +39,7 @@ from iclperm.cli.options import (
     with_workers,
 )
 from iclperm.cli.output import Output, after_output
-from iclperm.integrations import harness_main
+from iclperm.integrations import harness_main, serve_model
 from iclperm.study import kinds
 
 if TYPE_CHECKING:
@@ -231,9 +231,9 @@ def grid_command(
 def plan(study: Path | None, pilot: Path | None, components: str | None, as_json: bool, **flags: str | None) -> None:
     """What a study would compute, and how long it would take; loads no weights."""
     if pilot is None and components is None:
-        rooms.commands.plan(study, flags, as_json=as_json)
+        rooms.plans.plan(study, flags, as_json=as_json)
     else:
-        rooms.commands.plan_sizes(study, flags, pilot, components, as_json=as_json)
+        rooms.plans.plan_sizes(study, flags, pilot, components, as_json=as_json)
 
 
 @cli.command()
@@ -507,6 +507,23 @@ def lm_eval(arguments: tuple[str, ...]) -> None:
     Needs pip install 'iclperm[lm-eval]'.
     """
     harness_main(arguments)
+
+
+@cli.command()
+@click.argument("model", default="demo", required=False)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; this machine alone.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: one that is free.")
+@click.option("--device", help=STUDY_KEYS["device"])
+@click.option("--dtype", type=click.Choice(CHOICES["dtype"]), help=STUDY_KEYS["dtype"])
+@click.option("--revision", help=STUDY_KEYS["revision"])
+@click.option("--api-key-env", metavar="NAME", help="Variable of a key to ask for.")
+@with_debug
+def serve(model: str, host: str, port: int, api_key_env: str | None, **options: str | None) -> None:
+    """An OpenAI-compatible server of a model: demo, a folder or a hub id.
+
+    Needs pip install 'iclperm[serve]'.
+    """
+    serve_model(model, host, port, api_key_env, click.echo, **options)
 
 
 @cli.command()

@@ -11,7 +11,7 @@ import click
 
 from iclperm import api
 from iclperm.base.files import writable, write_whole
-from iclperm.cli import commands, terminal
+from iclperm.cli import commands, plans, terminal
 from iclperm.cli.arguments import value_of
 from iclperm.cli.failures import STOPPED, one_line
 from iclperm.cli.options import is_quiet
@@ -47,10 +47,10 @@ def recommend(
         planned = api.plan(study)
         assert isinstance(planned, dict)
         if only_plan:
-            commands.show_plans(planned, study, as_json=as_json)
+            plans.show_plans(planned, study, as_json=as_json)
             return 0
         if not is_quiet():
-            click.echo(terminal.recommendation_cost(planned), err=True)
+            click.echo(plans.recommendation_cost(planned), err=True)
     about: dict[str, Any] = {"label": label, "texts": texts, "with_text": with_text, **given}
     with commands.progress_of(as_json) as progress:
         found = api.recommend(data, out, extend=extend, workers=workers, progress=progress, **about)

@@ -18,30 +18,23 @@ from rich.table import Table
 from rich.text import Text
 
 from iclperm.cli.options import is_quiet
-from iclperm.endpoint.bill import Bill
 from iclperm.errors import printable
 from iclperm.progress import duration
 from iclperm.prompts.encode import PromptTokens
 from iclperm.prompts.render import PromptText
 from iclperm.report.parts import Table as FoundTable
 from iclperm.runs.audit import RunSession, RunStatus, Verification
-from iclperm.runs.checks import uneven_labels
 from iclperm.runs.lengths import PromptLengths
-from iclperm.runs.plan import StudyPlan
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.tokens import TokenSavings, token_line
-from iclperm.studies.told import bill_words, data_notes, foreign_task, told
-from iclperm.study.endpoint import Spent
-from iclperm.study.sizes import bytes_in_words
-from iclperm.study.study import Study
+from iclperm.studies.told import bill_words, told
 from iclperm.tasks.proposal import Proposal
 from iclperm.tasks.task import Task
 
 _MAX_SHOWN_PIECES = 12
 _TRAILING = re.compile(" +$", re.MULTILINE)
 _QUERIES = 500  # of a study that names none
-_LEAST_SPEEDUP = 1.3  # times faster
 
 
 class _SafeConsole(Console):
@@ -69,86 +62,6 @@ def stdout() -> Console:
         return console
     width = None if "COLUMNS" in os.environ else 120
     return _SafeConsole(highlight=False, width=width, quiet=is_quiet(), file=cast("IO[str]", _Trimmed()))
-
-
-def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
-    """The plan as a table, with what should be known before it runs."""
-    rows = {
-        "sets x permutations": f"{planned.num_sets} x {planned.num_permutations}",
-        "shots": listed(planned.shots),
-        "queries": f"{planned.num_queries:,}",
-        **({"content-free queries": f"{planned.num_content_free}"} if planned.num_content_free else {}),
-        **_dealt_row(study),
-        "distinct contexts": f"{planned.num_contexts:,}",
-        "distinct prompts": f"{planned.num_prompts:,}",
-        **(_local_cost(planned) if planned.bill is None else _api_rows(planned.bill)),
-        **_about_generation(planned),
-        "units of work": f"{planned.num_units:,}",
-        "files": f"{planned.num_parts:,}",
-        "disk space": f"about {planned.disk_bytes / 1e6:.1f} MB",
-        **(_local_prompts(planned) if planned.bill is None else {}),
-    }
-    console.print(_facts(f"Plan for {printable(planned.task)}", rows))
-    counts = (planned.num_duplicates, planned.num_conflicting, planned.num_excluded)
-    near = (planned.num_near, planned.num_near_dev)
-    oversampled = planned.num_asked - planned.num_queries
-    uneven = uneven_labels(planned.label_tokens, study.normalize)
-    notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
-    if planned.budget != "exhaustive":
-        notes.insert(0, f"with budget {planned.budget!r} it asks a part of this; how much follows from the answers")
-    if study.precision is not None:
-        notes.insert(
-            0,
-            f"these sizes are the most that a run asks; it stops where it knows {study.precision}. Sizes for that come "
-            "from --pilot RUN, or --components order=.05,selection=.03,accuracy=.7",
-        )
-    if planned.crossed_tokens is not None:
-        notes.insert(
-            0,
-            f"every ordering on all queries would have {planned.crossed_tokens:,} distinct tokens: this is "
-            f"{planned.tokens_unique / planned.crossed_tokens:.0%} of them",
-        )
-    print_notes(console, [*notes, *_faster_dtype(planned)])
-
-
-def _dealt_row(study: Study) -> dict[str, str]:
-    """How many queries each ordering is asked, where these are its own; and whose demonstrations are, likewise."""
-    if study.is_per_query:
-        return {"demonstrations": "each query's own, by rank"}
-    return {} if study.cells == "crossed" else {"of its own, each ordering": f"{study.queries_per_ordering:,}"}
-
-
-def print_plans(console: Console, planned: Mapping[str, StudyPlan], study: Study) -> None:
-    """The plans of a study of several runs, and what they come to together."""
-    for name, part in planned.items():
-        console.print("", f"[bold]{name}[/bold]", sep="\n")
-        print_plan(console, part, study)
-    bills = [part.bill for part in planned.values() if part.bill is not None]
-    rows = {
-        "runs": f"{len(planned)}",
-        "distinct prompts": f"{sum(part.num_prompts for part in planned.values()):,}",
-        **(_api_rows(_together(bills)) if bills else _local_total(list(planned.values()))),
-    }
-    console.print("", _facts("Together", rows), sep="\n")
-
-
-def recommendation_cost(planned: Mapping[str, StudyPlan]) -> str:
-    """What a recommendation takes at most, in one line: its race, and the test of what the race chose."""
-    race, *tests = planned.values()
-    parts = {f"the race asks a part of {race.num_prompts:,} prompts": [race], "its test is": tests}
-    words = [
-        f"{what}{'' if of == [race] else f' {sum(part.num_prompts for part in of):,} prompts'} ({_cost_words(of)})"
-        for what, of in parts.items()
-    ]
-    return f"{' and '.join(words)}; --budget bounds the race, --plan shows all of it"
-
-
-def _cost_words(planned: Sequence[StudyPlan]) -> str:
-    if any(part.bill is not None for part in planned):
-        return f"{sum(part.tokens_naive for part in planned):,} tokens at most"
-    seconds = [part.estimate.seconds for part in planned if part.estimate is not None and part.estimate.seconds]
-    time = f", {duration(sum(seconds))}" if len(seconds) == len(planned) else ""
-    return f"{sum(part.tokens_unique for part in planned):,} distinct tokens{time} at most"
 
 
 def print_run(console: Console, run: Run | StudyRuns, *, full: bool, kind: str | None = None) -> None:
@@ -205,25 +118,25 @@ def print_answering(console: Console, task: Task, right: str) -> None:
         "text ends at": ", ".join(map(repr, task.stop)) or "the model's own end",
         "or after": f"{task.max_new_tokens:,} tokens",
     }
-    console.print(_facts("Answer", rows), "")
+    console.print(facts_table("Answer", rows), "")
 
 
 def print_tokens(console: Console, prompt: PromptText, tokens: PromptTokens) -> None:
     """How a model reads that prompt: what it opens with, tokens by part, and where each label stands."""
     opening, length = len(tokens.opening), len(tokens.pieces)
     rows = {
-        "opens with": _pieces(tokens.opening) or "no special token (this tokenizer adds none)",
+        "opens with": in_one_line(tokens.opening) or "no special token (this tokenizer adds none)",
         "tokens of the demonstrations": f"{tokens.num_context - opening:,}",
         "tokens of the query": f"{length - tokens.num_context:,}",
         "tokens of the prompt": f"{length:,}",
-        "the prompt ends in": _pieces(tokens.pieces[-_MAX_SHOWN_PIECES:]),
+        "the prompt ends in": in_one_line(tokens.pieces[-_MAX_SHOWN_PIECES:]),
     }
-    console.print(_facts("Tokens", rows))
+    console.print(facts_table("Tokens", rows))
     if prompt.is_generated:
         return
     labels = [
-        (printable(repr(continuation)), f"{length}:{length + len(pieces)}", _pieces(pieces))
-        for continuation, pieces in zip(prompt.continuations, tokens.labels, strict=True)
+        (printable(repr(continuation)), f"{length}:{length + len(label)}", in_one_line(label))
+        for continuation, label in zip(prompt.continuations, tokens.labels, strict=True)
     ]
     console.print(_table("Labels", ("label", "span", "tokens"), labels))
     if tokens.is_resplit:
@@ -315,7 +228,7 @@ def _status_tables(status: RunStatus) -> list[Table]:
         for session in status.sessions
     ]
     return [
-        _facts(printable(f"{status.task} in {status.folder}"), rows),
+        facts_table(printable(f"{status.task} in {status.folder}"), rows),
         _table("Sessions", ("session", "seconds", "parts", "tokens", "ended"), sessions),
         *([_workers(status.sessions[-1])] if status.sessions and status.sessions[-1].workers else []),
     ]
@@ -370,7 +283,7 @@ def print_tasks(console: Console, tasks: Sequence[Task]) -> None:
 
 def print_proposal(console: Console, found: Proposal, lengths: PromptLengths, model: str, path: Path) -> None:
     """What was found in a data file, and what to do with the task that it was made into."""
-    console.print(_facts("The file", {key: printable(value) for key, value in found.facts.items()}), "")
+    console.print(facts_table("The file", {key: printable(value) for key, value in found.facts.items()}), "")
     splits = list(next(iter(found.counts.values())))
     total = sum(sum(row.values()) for row in found.counts.values())
     rows = [
@@ -384,14 +297,14 @@ def print_proposal(console: Console, found: Proposal, lengths: PromptLengths, mo
     ]
     console.print(_table("Labels", ("label", "share", *splits, "spelt in the file, with rows"), rows), "")
     if found.left_out:
-        console.print(_facts("Rows left out", {printable(why): f"{n:,}" for why, n in found.left_out.items()}), "")
+        console.print(facts_table("Rows left out", {printable(why): f"{n:,}" for why, n in found.left_out.items()}), "")
     facts = {
         "window": f"{lengths.window:,}",
         "longest row": f"{lengths.longest:,}",
         "median row": f"{lengths.median:,}",
         "longest prompt": f"at most {lengths.whole:,}",
     }
-    console.print(_facts(printable(f"Tokens of {model}"), facts), "")
+    console.print(facts_table(printable(f"Tokens of {model}"), facts), "")
     notes = [*found.notes]
     if lengths.num_too_long:
         rows_are = "1 row is" if lengths.num_too_long == 1 else f"{lengths.num_too_long:,} rows are"
@@ -470,111 +383,6 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _local_cost(planned: StudyPlan) -> dict[str, str]:
-    if planned.plain_tokens is not None:
-        return {
-            "tokens, prompt by prompt": f"{planned.plain_tokens:,}, all of them forwarded",
-            "estimated time": _estimated(planned),
-        }
-    return {
-        "tokens, prompt by prompt": f"{planned.tokens_naive:,}",
-        "tokens, distinct": f"{planned.tokens_unique:,}",
-        "saving": f"{planned.saving:.1f} times",
-        "peak of keys and values": _kv_peak(planned),
-        "memory": _memory(planned),
-        "estimated time": _estimated(planned),
-    }
-
-
-def _kv_peak(planned: StudyPlan) -> str:
-    """Tokens, and bytes where all of them are held in every layer: a scored pack has keys and values of one at a time,
-    which are among the activations."""
-    tokens = f"{planned.kv_peak_tokens:,} tokens"
-    if planned.max_new_tokens is not None:
-        return f"{tokens}, {bytes_in_words(planned.kv_peak_bytes)}"
-    return f"{tokens}: an open path, held in every layer, and a pack, in one layer at a time"
-
-
-def _local_prompts(planned: StudyPlan) -> dict[str, str]:
-    return {
-        "every prompt begins with": _pieces(planned.opening) or "no special token",
-        "prompts outside the product": f"{planned.prompts.num_general_cells:,}",
-        "queries too long": f"{planned.num_overlong:,}",
-    }
-
-
-def _together(bills: Sequence[Bill]) -> Bill:
-    costs = [bill.cost for bill in bills if bill.cost is not None]
-    spent = sum((bill.spent for bill in bills), Spent())
-    return Bill(spent, sum(costs) if len(costs) == len(bills) else None, any(bill.is_estimate for bill in bills))
-
-
-def _local_total(planned: Sequence[StudyPlan]) -> dict[str, str]:
-    timed = [part.estimate.seconds for part in planned if part.estimate is not None]
-    seconds = [each for each in timed if each is not None]
-    plain = [part.plain_tokens for part in planned if part.plain_tokens is not None]
-    tokens = (
-        {"tokens, prompt by prompt": sum(plain)}
-        if plain
-        else {"tokens, distinct": sum(part.tokens_unique for part in planned)}
-    )
-    return {
-        **{name: f"{count:,}" for name, count in tokens.items()},
-        "estimated time": f"about {duration(sum(seconds))}" if len(seconds) == len(planned) else "-",
-    }
-
-
-def _api_rows(bill: Bill) -> dict[str, str]:
-    """The requests and tokens that a study costs of an API, and what they come to."""
-    spent, about = bill.spent, "about " if bill.is_estimate else ""
-    return {
-        "requests": f"{spent.requests:,}",
-        "prompt tokens": f"{about}{spent.prompt_tokens:,}, {spent.cached_tokens:,} of them in the provider's cache",
-        "tokens of replies": f"at most {spent.completion_tokens:,}",
-        "bill": "not known: give the endpoint's prices" if bill.cost is None else f"at most {about}{bill.cost:,.4g}",
-    }
-
-
-def _about_generation(planned: StudyPlan) -> dict[str, str]:
-    if planned.max_new_tokens is None:
-        return {}
-    most = planned.num_prompts * planned.max_new_tokens
-    return {"new tokens": f"at most {planned.max_new_tokens:,} a prompt, {most:,} in all"}
-
-
-def _memory(planned: StudyPlan) -> str:
-    estimate = planned.estimate
-    if estimate is None or estimate.memory is None:
-        return "-"
-    budget = estimate.memory_budget
-    packs = f"in packs of {estimate.pack_tokens} tokens"
-    lines = [f"{estimate.memory}, {packs}" + (f" (budget {bytes_in_words(budget)})" if budget is not None else "")]
-    if (path := estimate.long_path) is not None:
-        does = "computed again" if path.recomputes else "read back, layer by layer"
-        lines.append(f"keys and values of a path do not fit and are {does}: about {duration(path.seconds)} more")
-    return "; ".join(lines)
-
-
-def _estimated(planned: StudyPlan) -> str:
-    estimate = planned.estimate
-    if estimate is None or estimate.seconds is None:
-        return f"- ({planned.untimed})" if planned.untimed else "-"
-    rate = f"{estimate.flops_per_second / 1e9:,.0f} GFLOP/s"
-    if not estimate.is_measured:
-        rate += "; an estimate, never measured on a GPU"
-    return f"about {duration(estimate.seconds)} on this machine ({estimate.device}, {estimate.dtype}, {rate})"
-
-
-def _faster_dtype(planned: StudyPlan) -> list[str]:
-    speedup = planned.estimate and planned.estimate.bfloat16_speedup
-    if not speedup or speedup < _LEAST_SPEEDUP:
-        return []
-    return [
-        f"dtype: bfloat16 would multiply {speedup:.1f} times faster on this processor; some predictions come out "
-        "otherwise than in float32 (about 1 in 100 where labels nearly tie)"
-    ]
-
-
 def _cost(run: Run | StudyRuns) -> str:
     cost = run.report
     if cost.num_parts_resumed == cost.num_parts:
@@ -591,11 +399,13 @@ def _sizes(extent: Mapping[str, int]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {size:,}" for name, size in extent.items())
 
 
-def _pieces(pieces: Sequence[str]) -> str:
+def in_one_line(pieces: Sequence[str]) -> str:
+    """Tokens as one line."""
     return " ".join(printable(piece).replace("\n", "\\n").replace("\t", "\\t") for piece in pieces)
 
 
-def _facts(title: str, rows: Mapping[str, str]) -> Table:
+def facts_table(title: str, rows: Mapping[str, str]) -> Table:
+    """Rows of two columns."""
     return _table(title, ("", ""), list(rows.items()))
 
 
