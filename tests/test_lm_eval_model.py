@@ -17,6 +17,7 @@ from tolerances import TOLERANCES
 from iclperm import demo
 from iclperm.cli import main as cli
 from iclperm.errors import ConfigError
+from iclperm.integrations import harness_main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness's own, and those of what it imports
 
@@ -113,6 +114,20 @@ def test_what_cannot_be_had_is_refused_in_a_line(arguments: dict[str, str], said
 
     with pytest.raises(ConfigError, match=said):
         TreeLM(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--model", "iclperm"], "No tasks specified"),
+        (["run", "--tasks", "sporty", "--include_path", "."], "Tasks not found: sporty"),
+    ],
+)
+def test_what_the_harness_ends_with_is_one_line_and_a_remedy(arguments: list[str], said: str) -> None:
+    told = rf"^lm-evaluation-harness ended with .*{said}.*; look over the task"
+    with pytest.raises(ConfigError, match=told) as found:
+        harness_main(arguments)
+    assert "\n" not in str(found.value)
 
 
 @pytest.fixture(scope="module")

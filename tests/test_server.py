@@ -30,7 +30,7 @@ from iclperm.endpoint import Endpoint
 from iclperm.errors import ConfigError, RequestError
 from iclperm.integrations import completions
 from iclperm.integrations.completions import Completer, CompletionRequest, Waiting
-from iclperm.integrations.serve import application
+from iclperm.integrations.serve import application, letters
 from iclperm.study.study import Study
 
 TOLERANCE = TOLERANCES["loglikelihood per token"]["float32"]
@@ -118,9 +118,33 @@ def test_log_probabilities_are_those_of_the_plain_model(url: str, engine: Engine
         best = logprobs[:-1].topk(2).values
         for listed, values in zip(given["top_logprobs"][1:], best.tolist(), strict=True):
             assert [*listed.values()] == pytest.approx(values, abs=TOLERANCE)
-        starts = np.cumsum([0, *map(len, given["tokens"])])[:-1]
-        assert given["text_offset"] == starts.tolist()
+        starts = np.cumsum([0, *map(len, given["tokens"][1:])])[:-1]
+        assert given["text_offset"] == [0, *starts.tolist()]  # BOS is not in the text
+        for token, at in zip(given["tokens"][1:], given["text_offset"][1:], strict=True):
+            assert choice["text"][at:].startswith(token)
         assert reply["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
+
+
+PART = ["\ufffd"]  # how a token reads that is a part of a letter
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "starts"),
+    [
+        (["<s>", "A", " b"], "A b", [0, 0, 1]),
+        (["A", "</s>", " b"], "A b", [0, 1, 1]),
+        (
+            ["Caf", "\ufffd", "\ufffd", " ", "\ufffd", "\ufffd", "\ufffd", "x"],
+            "Caf\xe9 \u2603x",
+            [0, 3, 3, 4, 5, 5, 5, 6],
+        ),
+        (PART * 2, "\xe9", [0, 0]),
+        (["a", "b"], "a", [0, 1]),  # a stop cut the rest
+        ([], "", []),
+    ],
+)
+def test_offsets_are_letters_of_the_text(tokens: list[str], text: str, starts: list[int]) -> None:
+    assert letters(tokens, text) == starts
 
 
 def test_several_prompts_and_texts_come_in_order(url: str, engine: Engine) -> None:

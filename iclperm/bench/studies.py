@@ -50,6 +50,10 @@ class StudyCase:
             raise ConfigError(
                 f"{name} asks {study.endpoint.model!r} behind an API, which the peers do not run; give --model a folder"
             )
+        if study.is_per_query:
+            raise ConfigError(
+                f"{name} gives every query its own demonstrations, which no peer is asked here; give another"
+            )
         if kinds.named(study.kind).stages is not None:
             raise ConfigError(f"{name} is a {study.kind}, of several runs; give one of the folders inside its own")
         work = lay_out(ResolvedStudy.of(study))

@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
-from iclperm.errors import ConfigError
+from iclperm.errors import ConfigError, IclpermError
 
 
 def harness_main(arguments: Sequence[str]) -> None:
-    """lm-evaluation-harness's own command line, with the model `iclperm`; `ConfigError` where it is not installed."""
+    """lm-evaluation-harness's own command line, with the model `iclperm`.
+
+    Raises `ConfigError` where it is not installed, and for what the harness itself ends with.
+    """
     for module in ("lm_eval", "accelerate"):
         if find_spec(module) is None:
             raise ConfigError(f"{module} is not installed; pip install 'iclperm[lm-eval]'")
     from iclperm.integrations.lm_eval import main
 
-    main(arguments)
+    try:
+        main(arguments)
+    except IclpermError:
+        raise
+    except Exception as error:
+        if _is_ours(error):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"lm-evaluation-harness ended with {said[:300]}; look over the task and its data (iclperm lm-eval validate "
+            "--tasks NAME --include_path FOLDER), or --debug shows where"
+        ) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it was raised in this package."""
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return bool(frames) and Path(frames[-1]).is_relative_to(Path(__file__).parents[1])
 
 
 def serve_model(

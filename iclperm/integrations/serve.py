@@ -27,6 +27,7 @@ from iclperm.errors import ConfigError, IclpermError, RequestError
 from iclperm.integrations.completions import Completer, Completion, CompletionRequest, TokenNumbers, Waiting
 
 _MOST_BYTES = 1 << 24
+_PART_OF_A_LETTER = "\ufffd"
 _MOST_TEXTS = 1024  # of one request
 _MOST_LISTED = 20
 
@@ -121,7 +122,7 @@ class _Api:
 
     def application(self) -> Starlette:
         posted = {"completions": self._complete} | (
-            {"chat/completions": self._chat} if self._completer.has_chat else {}
+            {"chat/completions": self._chat if self._completer.has_chat else self._no_chat}
         )
         routes = [Route("/v1/models", self._answering(self._models))]
         routes += [Route(f"/v1/{path}", self._answering(answer), methods=["POST"]) for path, answer in posted.items()]
@@ -172,7 +173,7 @@ class _Api:
             {
                 "index": place,
                 "text": each.text,
-                "logprobs": _of_completion(each.numbers, begins[place]),
+                "logprobs": _of_completion(each.numbers, each.text, begins[place]),
                 "finish_reason": _finish(each),
             }
             for place, each in enumerate(found)
@@ -200,6 +201,9 @@ class _Api:
             for place, each in enumerate(found)
         ]
         return self._reply("chat.completion", "chatcmpl", choices, prompt.size, found)
+
+    async def _no_chat(self, request: Request) -> dict[str, Any]:
+        raise _Refused(404, f"the tokenizer of {self._name} has no chat template; ask /v1/completions")
 
     async def _read(self, request: Request, kind: type[_Given]) -> _Given:
         """The request, checked; raises `_Refused` naming the field."""
@@ -248,17 +252,35 @@ def _finish(text: Completion) -> str:
     return "stop" if text.finish in (STOP, EOS) else "length"
 
 
-def _of_completion(numbers: TokenNumbers | None, at: int) -> dict[str, Any] | None:
-    """Tokens end to end, from letter ``at`` on; offsets count what each reads as, special ones included."""
+def _of_completion(numbers: TokenNumbers | None, text: str, begin: int) -> dict[str, Any] | None:
+    """Tokens, and where each begins in the prompt and the text after it, of which ``text`` is the part from letter
+    ``begin`` on."""
     if numbers is None:
         return None
-    offsets = []
-    for token in numbers.tokens:
-        offsets.append(at)
-        at += len(token)
+    offsets = [begin + at for at in letters(numbers.tokens, text)]
     values = [None if math.isnan(value) else value for value in numbers.logprobs.tolist()]
     top = [_by_text(each) or None for each in numbers.top]
     return {"tokens": numbers.tokens, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+
+
+def letters(tokens: Sequence[str], text: str) -> list[int]:
+    """The letter of ``text`` at which each of its tokens begins, as they read.
+
+    A special token, which the text leaves out, has no letter of its own, nor have the bytes of a letter that several
+    tokens make up (each reads as U+FFFD): both are at that of what follows.
+    """
+    at, pending, found = 0, 0, []
+    for token in tokens:
+        if _PART_OF_A_LETTER in token:
+            pending += len(token)
+            found.append(at)
+            continue
+        place = text.find(token, at, at + pending + len(token))
+        if place >= 0:
+            at, pending = place, 0
+        found.append(at)
+        at += len(token) if place >= 0 else 0
+    return found
 
 
 def _by_text(listed: Sequence[tuple[str, float]]) -> dict[str, float]:

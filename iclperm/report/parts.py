@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import rich.console
     from matplotlib.figure import Figure
 
+_LONGEST_NAME = 44  # letters that keep their line
 _CAPTION_WIDTH = 100  # letters
 
 
@@ -43,7 +44,8 @@ class Table(NamedTuple):
         )
 
     def __rich__(self) -> rich.console.Group:
-        """Wraps where it is narrow and cuts nothing: names keep their line, values break at spaces only."""
+        """Wraps where it is narrow and cuts nothing: names that are not very long keep their line, values break at
+        spaces only."""
         from rich import box
         from rich.console import Group
         from rich.constrain import Constrain
@@ -57,7 +59,11 @@ class Table(NamedTuple):
         )
         rendered.title_style, rendered.padding, rendered.show_header = "bold", (0, 1, 0, 0), any(self.header)
         # Text, or rich would take brackets for its markup
-        rendered.add_column(Text(header[0]), no_wrap=True, min_width=max((len(row[0]) for row in rows), default=0))
+        longest = max((len(row[0]) for row in rows), default=0)
+        is_long = longest > _LONGEST_NAME
+        rendered.add_column(
+            Text(header[0]), no_wrap=not is_long, overflow="fold", min_width=min(longest, _LONGEST_NAME)
+        )
         for column, name in enumerate(header[1:], start=1):
             words = (word for cell in [name, *(row[column] for row in rows)] for word in cell.split(" "))
             justify: Literal["left", "right"] = "left" if column in self.texts else "right"
