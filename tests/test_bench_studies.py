@@ -81,7 +81,7 @@ def test_what_cannot_be_replayed_is_one_line(world):
         StudyCase.of(study_in(world, model="demo", endpoint=endpoint, scoring="generate"), "mine")
     with pytest.raises(ConfigError, match=r"^mine is a recommend, of several runs; give one of the folders"):
         StudyCase.of(Study(kind="recommend"), "mine")
-    with pytest.raises(ConfigError, match=r"^mine gives every query demonstrations of its own"):
+    with pytest.raises(ConfigError, match=r"^mine gives every query its own demonstrations"):
         StudyCase.of(Study(demonstrations="per query", neighbours="n.npy", permutations=1, sets=1), "mine")
     given = {"quick": True, "whole": False, "threads": 1, "peers": None, "device": "cpu", "seed": 0}
     with pytest.raises(ConfigError, match=r"^--case is 'long', but a study is measured"):
