@@ -247,6 +247,22 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_balance": ("",),
     "test_kuberay": ("",),
     # endpoints, command line, bench
+    # asking less, and demonstrations of each query's own
+    "test_racing": ("test_the_capital", "test_leads", "test_the_first_step", "test_ties"),
+    "test_sizing": ("test_expected", "test_where_there", "test_precisions", "test_what_is_no"),
+    "test_growing": ("test_it_ends_at", "test_a_plan_is_of", "test_components"),
+    "test_recommend": (
+        "test_what_it_says",
+        "test_the_ladder",
+        "test_the_shortest",
+        "test_random_prompts",
+        "test_from_a",
+    ),
+    "test_cells": ("test_dealt", "test_a_curve_of_whole", "test_a_curve_study", "test_choices"),
+    "test_retrieved": ("test_files", "test_parts_are_cut", "test_choices"),
+    # other people's tools
+    "test_server": ("test_offsets", "test_requests", "test_a_refusal", "test_a_command_that_cannot"),
+    "test_harness_logs": ("test_a_text_that_says",),
     "test_bench_studies": ("test_a_share", "test_what_cannot", "test_a_case", "test_the_sentence", "test_the_yard"),
     "test_bench": (
         "test_a_case",

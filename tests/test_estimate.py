@@ -14,7 +14,7 @@ from cards import A100, V100, Card, plug_in
 from safetensors import safe_open
 from zoo import ZOO
 
-from iclperm.cli.terminal import _estimated
+from iclperm.cli.plans import _estimated
 from iclperm.demo import model_path
 from iclperm.engine import Engine, plan_product, plan_requests
 from iclperm.engine import estimate as module
