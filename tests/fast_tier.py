@@ -258,7 +258,7 @@ FAST: dict[str, tuple[str, ...]] = {
         "test_random_prompts",
         "test_from_a",
     ),
-    "test_cells": ("test_dealt", "test_a_curve_of_whole", "test_a_curve_study", "test_choices"),
+    "test_cells": ("test_dealt", "test_a_curve_of_whole", "test_a_curve_study", "test_choices", "test_the_mean_is"),
     "test_retrieved": ("test_files", "test_parts_are_cut", "test_choices"),
     # other people's tools
     "test_server": ("test_offsets", "test_requests", "test_a_refusal", "test_a_command_that_cannot"),
