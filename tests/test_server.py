@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import torch
 
@@ -177,6 +178,21 @@ def test_a_chat_is_the_completion_of_its_template(url: str) -> None:
     assert all(len(each["top_logprobs"]) == 2 for each in content)
 
 
+def test_a_stream_has_the_texts_of_the_whole(url: str) -> None:
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": "demo", "temperature": 0.5, "seed": 3, "n": 3, "max_tokens": 4}
+    asked["stream_options"] = {"include_usage": True}
+    *texts, usage = client.completions.create(prompt=CONTEXT, stream=True, logprobs=1, **asked)
+    whole = client.completions.create(prompt=CONTEXT, logprobs=1, **{**asked, "stream_options": None})
+    assert [each.choices[0] for each in texts] == whole.choices
+    assert (usage.choices, usage.usage) == ([], whole.usage)
+    messages: Any = [{"role": "user", "content": "Shares fell."}]
+    *chats, _ = client.chat.completions.create(messages=messages, stream=True, **asked)
+    assert {each.object for each in chats} == {"chat.completion.chunk"}
+    expected = client.chat.completions.create(messages=messages, **{**asked, "stream_options": None})
+    assert [each.choices[0].delta.content for each in chats] == [each.message.content for each in expected.choices]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "field"),
     [
@@ -191,7 +207,7 @@ def test_a_chat_is_the_completion_of_its_template(url: str) -> None:
         ({"prompt": "A", "temperature": 3}, 400, "temperature"),
         ({"prompt": "A", "top_p": 0}, 400, "top_p"),
         ({"prompt": "A", "stop": ""}, 400, "stop"),
-        ({"prompt": "A", "stream": True}, 400, "stream"),
+        ({"prompt": "A", "stream": 1}, 400, "stream"),
         ({"prompt": "A", "presence_penalty": 1}, 400, "presence_penalty"),
         ({"prompt": "A", "guided": "x"}, 400, "guided"),
         ({"prompt": "A", "logprobs": 99}, 400, "logprobs"),

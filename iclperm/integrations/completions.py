@@ -19,6 +19,7 @@ from iclperm.engine.encoding import Encoder
 from iclperm.engine.session import NextTokens, Node, Session
 from iclperm.engine.tree import Ids, TokenArray
 from iclperm.errors import IclpermError, RequestError
+from iclperm.study.sizes import Budget
 
 _MOST_TOKENS = 1 << 23  # distinct tokens of a session, after which another is begun: some 30 bytes each
 
@@ -82,18 +83,19 @@ class _Drawn:
 
 
 class Completer:
-    """Answers batches of requests from one session of an engine; one batch at a time.
+    """Answers batches of requests from one session of an engine, of ``memory_budget``; one batch at a time.
 
     Raises `RequestError` where the engine has no tokenizer, or can have no session.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, memory_budget: Budget | None = None) -> None:
         if engine.tokenizer is None:
             raise RequestError("a server answers in text, and the model has no tokenizer; save it beside the model")
         self._engine, self._tokenizer = engine, engine.tokenizer
         self._encoder = Encoder(engine.tokenizer, engine.model.config)
         self._vocab_size: int = engine.model.config.get_text_config().vocab_size
-        self._session = engine.session()
+        self._memory_budget = memory_budget
+        self._session = engine.session(memory_budget)
 
     @property
     def session(self) -> Session:
@@ -141,7 +143,7 @@ class Completer:
     def _answered(self, batch: Sequence[CompletionRequest]) -> list[list[Completion]]:
         if self._session.num_tokens > _MOST_TOKENS:
             self._session.close()
-            self._session = self._engine.session()
+            self._session = self._engine.session(self._memory_budget)
         # What is read after a prompt's tokens comes first: a text passes them over, and they would be forwarded again.
         echoes = iter(self._numbers([(ids, 0, asked.top) for asked in batch if asked.is_echo for ids in asked.prompts]))
         drawn = self._drawn(batch)

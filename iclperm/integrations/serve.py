@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import math
 import secrets
 import socket
@@ -25,14 +26,24 @@ from iclperm.engine import Engine
 from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, EOS, STOP
 from iclperm.errors import ConfigError, IclpermError, RequestError
 from iclperm.integrations.completions import Completer, Completion, CompletionRequest, TokenNumbers, Waiting
+from iclperm.study.sizes import Budget
 
 _MOST_BYTES = 1 << 24
 _PART_OF_A_LETTER = "\ufffd"
 _MOST_TEXTS = 1024  # of one request
 _MOST_LISTED = 20
 
+_PROMPTS = "give text, a list of texts, token ids or lists of token ids"
+_WORDS = {"extra_forbidden": "not served; leave it out", "json_invalid": "not JSON"}  # in place of pydantic's
+
 _Stop = Annotated[str, Field(min_length=1)]
 _Id = Annotated[int, Field(ge=0)]
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
 
 
 class _Choices(BaseModel):
@@ -46,7 +57,8 @@ class _Choices(BaseModel):
     n: int = Field(1, ge=1, le=128)
     stop: _Stop | list[_Stop] | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stream: Literal[False] = False
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
     presence_penalty: Literal[0, None] = None
     frequency_penalty: Literal[0, None] = None
     logit_bias: dict[str, float] | None = Field(None, max_length=0)
@@ -115,8 +127,8 @@ class _Refused(Exception):
 class _Api:
     """The routes of one model."""
 
-    def __init__(self, engine: Engine, name: str, key: str | None) -> None:
-        self._completer, self._name, self._key = Completer(engine), name, key
+    def __init__(self, engine: Engine, name: str, key: str | None, memory_budget: Budget | None) -> None:
+        self._completer, self._name, self._key = Completer(engine, memory_budget), name, key
         self._waiting = Waiting(self._completer.answers)
         self._since = int(time.time())
 
@@ -128,15 +140,13 @@ class _Api:
         routes += [Route(f"/v1/{path}", self._answering(answer), methods=["POST"]) for path, answer in posted.items()]
         return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _failed})
 
-    def _answering(
-        self, answer: Callable[[Request], Awaitable[dict[str, Any]]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _answering(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         """The route of an answer, or of the refusal in OpenAI's words."""
 
         async def route(request: Request) -> Response:
             try:
                 self._refuse_strangers(request)
-                return JSONResponse(await answer(request))
+                return await answer(request)
             except _Refused as refused:
                 return _error(refused.status, str(refused), refused.field, refused.code)
             except RequestError as error:
@@ -153,11 +163,11 @@ class _Api:
                 401, "the key is missing or is another; send it as Authorization: Bearer KEY", code="invalid_api_key"
             )
 
-    async def _models(self, request: Request) -> dict[str, Any]:
+    async def _models(self, request: Request) -> Response:
         about = {"id": self._name, "object": "model", "created": self._since, "owned_by": "iclperm"}
-        return {"object": "list", "data": [about]}
+        return JSONResponse({"object": "list", "data": [about]})
 
-    async def _complete(self, request: Request) -> dict[str, Any]:
+    async def _complete(self, request: Request) -> Response:
         given = await self._read(request, _CompletionBody)
         try:
             prompts = self._completer.encoded(given.prompts)
@@ -178,9 +188,9 @@ class _Api:
             }
             for place, each in enumerate(found)
         ]
-        return self._reply("text_completion", "cmpl", choices, sum(map(len, prompts)), found)
+        return self._reply(given, "text_completion", "cmpl", choices, sum(map(len, prompts)), found)
 
-    async def _chat(self, request: Request) -> dict[str, Any]:
+    async def _chat(self, request: Request) -> Response:
         given = await self._read(request, _ChatBody)
         try:
             prompt = self._completer.conversation([message.model_dump() for message in given.messages])
@@ -200,9 +210,9 @@ class _Api:
             }
             for place, each in enumerate(found)
         ]
-        return self._reply("chat.completion", "chatcmpl", choices, prompt.size, found)
+        return self._reply(given, "chat.completion", "chatcmpl", choices, prompt.size, found)
 
-    async def _no_chat(self, request: Request) -> dict[str, Any]:
+    async def _no_chat(self, request: Request) -> Response:
         raise _Refused(404, f"the tokenizer of {self._name} has no chat template; ask /v1/completions")
 
     async def _read(self, request: Request, kind: type[_Given]) -> _Given:
@@ -219,7 +229,8 @@ class _Api:
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             field = str(first["loc"][0]) if first["loc"] else None
-            raise _Refused(400, f"{field or 'the body'}: {first['msg']}", field) from None
+            why = _PROMPTS if field == "prompt" else _WORDS.get(first["type"], first["msg"])
+            raise _Refused(400, f"{field or 'the body'}: {why}", field) from None
         if given.model != self._name:
             raise _Refused(
                 404, f"the model {given.model!r} is not served here; it is {self._name!r}", "model", "model_not_found"
@@ -240,12 +251,31 @@ class _Api:
             )
 
     def _reply(
-        self, kind: str, prefix: str, choices: list[dict[str, Any]], num_prompt: int, found: Sequence[Completion]
-    ) -> dict[str, Any]:
+        self,
+        given: _Choices,
+        kind: str,
+        prefix: str,
+        choices: list[dict[str, Any]],
+        num_prompt: int,
+        found: Sequence[Completion],
+    ) -> Response:
         new = sum(each.num_tokens for each in found)
         usage = {"prompt_tokens": int(num_prompt), "completion_tokens": new, "total_tokens": int(num_prompt) + new}
         about = {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
-        return {**about, "model": self._name, "choices": choices, "usage": usage}
+        about["model"] = self._name
+        if not given.stream:
+            return JSONResponse({**about, "choices": choices, "usage": usage})
+        # A batch is answered as a whole: each text is one event.
+        events: list[dict[str, Any]] = [{**about, "choices": [choice]} for choice in choices]
+        if given.stream_options is not None and given.stream_options.include_usage:
+            events = [*({**event, "usage": None} for event in events), {**about, "choices": [], "usage": usage}]
+        if kind == "chat.completion":
+            for event in events:
+                event["object"] = f"{kind}.chunk"
+            for choice in choices:
+                choice["delta"] = choice.pop("message")
+        lines = [f"data: {line}\n\n" for line in (*map(json.dumps, events), "[DONE]")]
+        return Response("".join(lines), media_type="text/event-stream")
 
 
 def _finish(text: Completion) -> str:
@@ -320,13 +350,22 @@ async def _failed(request: Request, error: Exception) -> Response:
     return _error(500, f"{type(error).__name__}; the server's own output has more")
 
 
-def application(engine: Engine, name: str, key: str | None = None) -> Starlette:
-    """The server of an engine, as an ASGI application: the model is called ``name``, and a ``key`` is asked for."""
-    return _Api(engine, name, key).application()
+def application(engine: Engine, name: str, key: str | None = None, memory_budget: Budget | None = None) -> Starlette:
+    """The server of an engine, as an ASGI application: the model is called ``name``, and a ``key`` is asked for.
+
+    ``memory_budget`` is that of `Engine.session`.
+    """
+    return _Api(engine, name, key, memory_budget).application()
 
 
 def serve(
-    model: str, host: str, port: int, key: str | None, said: Callable[[str], None], **options: str | None
+    model: str,
+    host: str,
+    port: int,
+    key: str | None,
+    said: Callable[[str], None],
+    memory_budget: str | None = None,
+    **options: str | None,
 ) -> None:
     """Serves ``model`` (`demo`, a folder or a hub id) until Ctrl-C; ``said`` is told where, once it is loaded.
 
@@ -342,7 +381,9 @@ def serve(
         place = str(demo.model_path()) if model == "demo" else model
         name = Path(model).name if Path(model).is_dir() else model
         with Engine.from_pretrained(place, **given) as engine:
-            server = uvicorn.Server(uvicorn.Config(application(engine, name, key), log_level="warning", lifespan="off"))
+            server = uvicorn.Server(
+                uvicorn.Config(application(engine, name, key, memory_budget), log_level="warning", lifespan="off")
+            )
             shown = f"[{host}]" if ":" in host else host
             said(f"http://{shown}:{listening.getsockname()[1]}/v1 serves {name}; Ctrl-C ends it")
             with suppress(KeyboardInterrupt):  # which the server passes on when it has ended
