@@ -304,6 +304,29 @@ def test_the_command_serves_until_it_is_interrupted(
     assert printed.out.endswith("/v1 serves demo; Ctrl-C ends it\n")
 
 
+def test_keys_and_values_that_stay_have_a_budget(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    session = Engine.session
+    monkeypatch.setattr(Engine, "session", lambda self, *budget: given.append(*budget) or session(self, *budget))
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    with pytest.raises(SystemExit) as done:
+        cli.main(["serve", "--port", "0", "--memory-budget", "64MiB"])
+    assert (done.value.code, given) == (0, ["64MiB"])
+    completer = Completer(engine, "64MiB")
+    monkeypatch.setattr(completions, "_MOST_TOKENS", -1)
+    completer.answers([CompletionRequest(completer.encoded([CONTEXT]), [""], 1)])
+    assert given[1:] == ["64MiB"] * 2, "the next session has it too"
+
+
+def test_a_budget_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        cli.main(["serve", "--port", "0", "--memory-budget", "lots"])
+    said = capsys.readouterr().err
+    assert done.value.code != 0
+    assert "'lots'" in said
+    assert said.strip().count("\n") == 0
+
+
 def test_a_command_that_cannot_serve_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     from iclperm.integrations import serve_model
 

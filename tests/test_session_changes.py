@@ -314,9 +314,13 @@ def test_whoever_patches_the_model_in_another_thread_leaves_nothing() -> None:
 
 def test_another_default_device_changes_nothing() -> None:
     for layers in ("auto", "transformers"):
-        engine = Engine(ZOO["llama"].build(), layers=layers)
-        expected = engine.score(CONTEXTS, QUERIES, LABELS)
-        with torch.device("meta"), engine.session() as session:
-            found = session.score([session.extend(None, context) for context in CONTEXTS], QUERIES, LABELS)
+        model = ZOO["llama"].build()
+        expected = Engine(model, layers=layers).score(CONTEXTS, QUERIES, LABELS)
+        texts = Engine(model, layers=layers).generate(CONTEXTS, 4).token_ids
+        with torch.device("meta"):  # the first use, which checks every kernel, too
+            engine = Engine(model, layers=layers)
             assert np.array_equal(engine.score(CONTEXTS, QUERIES, LABELS), expected)
-        assert np.array_equal(found, expected)
+            assert [*map(list, engine.generate(CONTEXTS, 4).token_ids)] == [*map(list, texts)]
+            with engine.session() as session:
+                nodes = [session.extend(None, context) for context in CONTEXTS]
+                assert np.array_equal(session.score(nodes, QUERIES, LABELS), expected)

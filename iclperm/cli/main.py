@@ -519,14 +519,12 @@ def lm_eval(arguments: tuple[str, ...]) -> None:
 @click.option("--memory-budget", metavar="SIZE", help="Of keys and values kept: 4GiB, or 50% of what is free.")
 @click.option("--api-key-env", metavar="NAME", help="Variable of a key to ask for.")
 @with_debug
-def serve(
-    model: str, host: str, port: int, memory_budget: str | None, api_key_env: str | None, **options: str | None
-) -> None:
+def serve(model: str, host: str, port: int, api_key_env: str | None, **options: str | None) -> None:
     """An OpenAI-compatible server of a model: demo, a folder or a hub id.
 
     Needs pip install 'iclperm[serve]'.
     """
-    serve_model(model, host, port, api_key_env, click.echo, memory_budget, **options)
+    serve_model(model, host, port, api_key_env, click.echo, **options)
 
 
 @cli.command()

@@ -588,7 +588,7 @@ class Engine:
             if not self._unchecked:  # another thread's call was first
                 return
             started = time.perf_counter()
-            with fixed_precision(), checking():
+            with torch.device("cpu"), fixed_precision(), checking():  # references are made where torch does by itself
                 found = selfcheck.first_use(self._model, self.pack_tokens)
             self.row_invariant, self._given_up, self._unchecked = found.row_invariant, found.given_up, False
             for line in found.said:

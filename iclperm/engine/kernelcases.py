@@ -369,7 +369,7 @@ def _hidden_rows(weight: torch.Tensor, scale: float) -> torch.Tensor:
     ids = torch.tensor([0, num_ids - 1, num_ids // 2, max(0, num_ids - 70)], device=weight.device)
     towards = weight[ids].float()
     squares = towards.square().sum(dim=1, keepdim=True).clamp(min=1e-6)
-    drawn = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device)
+    drawn = torch.randn(4, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu").to(weight.device)
     rows = torch.cat([torch.zeros_like(drawn[:1]), towards / squares, drawn / (4 * squares.mean().sqrt())])
     rows = torch.cat([_SPREAD * rows, 2e38 * (-2 * towards[:2] / squares[:2])]) / abs(scale)
     most = torch.finfo(weight.dtype).max
@@ -476,7 +476,7 @@ class Drawing:
         self._generator = torch.Generator("cpu").manual_seed(0)
 
     def __call__(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=self._generator).to(self._dtype).to(self._device)
+        return torch.randn(*shape, generator=self._generator, device="cpu").to(self._dtype).to(self._device)
 
 
 def largest_error(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:

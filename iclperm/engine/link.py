@@ -38,7 +38,7 @@ class DeviceLink:
         sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
         begins = np.cumsum([0, *sizes]).tolist()
         # Pinned memory goes back to its allocator, which keeps it until the copy has been made.
-        staged = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+        staged = torch.empty(begins[-1], dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
         for begin, array in zip(begins, arrays, strict=False):
             staged.numpy()[begin : begin + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
         piece = staged.to(device, non_blocking=True)
@@ -57,7 +57,7 @@ class DeviceLink:
     def _awaited(self, tensors: Sequence[torch.Tensor], finish: Callable[..., _T]) -> Callable[[], _T]:
         device = tensors[0].device
         joined = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
-        there = torch.empty(joined.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        there = torch.empty(joined.shape, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
         there.copy_(joined, non_blocking=True)
         wait = _arrival(device)
         kinds = [

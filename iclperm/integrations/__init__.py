@@ -42,17 +42,10 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def serve_model(
-    model: str,
-    host: str,
-    port: int,
-    api_key_env: str | None,
-    said: Callable[[str], None],
-    memory_budget: str | None = None,
-    **options: str | None,
+    model: str, host: str, port: int, api_key_env: str | None, said: Callable[[str], None], **options: str | None
 ) -> None:
-    """Serves a model, `demo`, a folder or a hub id, until Ctrl-C (`iclperm.integrations.serve`); ``memory_budget`` is
-    that of `Engine.session`, ``options`` are those of `Engine.from_pretrained`. `ConfigError` for a key that is not
-    there, and where the packages are not."""
+    """Serves a model, `demo`, a folder or a hub id, until Ctrl-C; ``options`` are those of
+    `iclperm.integrations.serve.serve`. `ConfigError` for a key that is not there, and where the packages are not."""
     for module in ("starlette", "uvicorn"):
         if find_spec(module) is None:
             raise ConfigError(f"{module} is not installed; pip install 'iclperm[serve]'")
@@ -60,4 +53,4 @@ def serve_model(
         raise ConfigError(f"the environment variable {api_key_env} is empty or not there; set it to the key")
     from iclperm.integrations.serve import serve
 
-    serve(model, host, port, None if api_key_env is None else os.environ[api_key_env], said, memory_budget, **options)
+    serve(model, host, port, None if api_key_env is None else os.environ[api_key_env], said, **options)

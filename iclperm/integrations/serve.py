@@ -369,8 +369,8 @@ def serve(
 ) -> None:
     """Serves ``model`` (`demo`, a folder or a hub id) until Ctrl-C; ``said`` is told where, once it is loaded.
 
-    ``options`` are those of `Engine.from_pretrained`. Raises `ConfigError` for an address that cannot be had, and what
-    loading a model raises.
+    ``memory_budget`` is that of `Engine.session`, ``options`` are those of `Engine.from_pretrained`. Raises
+    `ConfigError` for an address that cannot be had, and what loading a model raises.
     """
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
