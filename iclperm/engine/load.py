@@ -98,7 +98,7 @@ def load(
     try:
         served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
     except Exception as error:
-        raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}") from error
+        raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}; choose another device") from error
     return served, load_tokenizer(folder)
 
 
