@@ -246,6 +246,37 @@ class TestCommand:
             assert "unpublished" not in printed
         assert call("org/hub-model", "--device", "cpu")[1].count("org/hub-model") >= 1, "who may download it knows it"
 
+    def test_the_name_of_a_folder_is_cut_of_a_link_and_of_a_file_in_it(self, call: Call, tmp_path: Path) -> None:
+        folder = tmp_path / "my-unpublished-model"
+        folder.mkdir()
+        (folder / "config.json").write_text("{")
+        link = tmp_path / "my-unpublished-link"
+        link.symlink_to(folder)
+        for where in (link, folder / "config.json", link / "config.json"):
+            code, printed, _ = call(where, "--device", "cpu")
+            assert code == 1
+            assert "unpublished" not in printed
+
+    def test_where_the_whole_model_fails_no_study_is_said_to_run(
+        self, call: Call, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def failing(_: TreeModel) -> bool:
+            raise MemoryError
+
+        monkeypatch.setattr(kernelcases, "prepare", lambda *_: Broken(None))
+        monkeypatch.setattr(checks, "check_agreement", failing)
+        code, printed, _ = call(model, "--device", "cpu")
+        assert code == 1
+        assert "FAILED  whole model against plain scoring" in printed
+        assert "Studies run all the same" not in printed
+
+    def test_a_pipe_is_never_replaced(self, call: Call, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        code, printed, told = call("--out", tmp_path / "pipe")
+        assert (code, printed) == (2, "")
+        assert told.endswith("/pipe is no file but a device, a pipe or a socket; name a file\n")
+        assert (tmp_path / "pipe").is_fifo()
+
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [

@@ -20,9 +20,11 @@ def output(path: str | Path, *, is_folder: bool = False) -> Path:
     """A path that a user, or a study, named for what a command writes: a file, or the folder of files.
 
     Raises `ConfigError` where it is, by whatever links and dots, among what a run keeps, or is reached by a link inside
-    a run folder, which may be of whoever made that.
+    a run folder, which may be of whoever made that; and where a device or a pipe is there, which a file would replace.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError(f"{path} is no file but a device, a pipe or a socket; name a file")
     named = Path(os.path.abspath(path))
     # Of "link/../file" the system takes the parent of what the link points to, and words alone another.
     places = (named, *(Path(os.path.realpath(each)) for each in (named, path)))

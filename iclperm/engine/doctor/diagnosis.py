@@ -219,7 +219,7 @@ class Diagnosis:
         parts = dict.fromkeys(each.part for each in self.checks if each.passed is False)
         parts |= {"model": None} if "model" in self.failed else {}
         is_its_own = parts.keys() == {"model"} and self.failed.keys() <= {"model"}
-        if parts.keys() & _REPLACED:
+        if parts.keys() & _REPLACED and not parts.keys() & {"tree", "model"}:
             yield "Studies run all the same: the library's own takes the place of what failed, and is slower."
         yield from (f"{_REMEDIES[part]}." for part in parts)
         if not is_its_own or any(each.reason for each in self.kernels):

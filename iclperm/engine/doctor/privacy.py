@@ -39,9 +39,15 @@ def without_names(text: str) -> str:
 
 @contextmanager
 def naming_no_folder(path: str) -> Iterator[None]:
-    """Within, `without_names` cuts the name of this folder, too, in a path or in quotes; of "" nothing."""
-    name = re.escape(Path(path).resolve().name) if path else ""
-    token = _FOLDER_NAME.set(re.compile(rf"""(?<=['"/\\]){name}(?![\w-])""" if name else _NEVER))
+    """Within, `without_names` cuts the name of this folder, too, in a path or in quotes; of "" nothing.
+
+    A link has two names; of a file in a folder, which is no model, it is the folder's.
+    """
+    places = [Path(path), Path(path).absolute(), Path(path).resolve()] if path else []
+    places += [place.parent for place in places if place.is_file()]
+    found = {place.name for place in places if place.name.strip(".") and not place.is_file()}
+    names = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
+    token = _FOLDER_NAME.set(re.compile(rf"""(?<=['"/\\])(?:{names})(?![\w-])""" if names else _NEVER))
     try:
         yield
     finally:
