@@ -1,13 +1,14 @@
 """What each kernel of ours is checked with, in a model's own sizes, and how far it is from float64 there.
 
 An error is the largest difference as a share of the numbers that went into a result, so that rounding is the same share
-everywhere; infinite where a number stands against none.
+everywhere; infinite where a number stands against none. Each case is small enough for float64, and copied until a
+kernel has as many rows to do at once as in a study's packs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -55,17 +56,21 @@ _ID_STEP = 32  # an id of every tile of the vocabulary is asked for
 _SPREAD = 25.0  # of logits
 _CHUNK_NUMBERS = 8 << 20  # of the vocabulary's weights that are float64 at once
 _MOST_LOGITS = 4096  # and the rest of the last chunk: what a row of logits has on a CPU, where it is read in chunks
+_MOST_ROWS = 32768
+"""Of a case and its copies, however large packs are: those of a GPU."""
+_LOGIT_ROWS_BYTES = 64 << 20  # read at once on a CPU, at most
 
 
-def attention_errors(model: TreeModel) -> Iterator[float]:
+def attention_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
     """With the model's heads and dimensions, in each of its windows and with its soft-cap; none where torch attends.
 
     Paths of 1 to 4,096 positions (300 on a CPU) in the pool, in the pack and in both, of one row and of many, all rows
-    and some of them as in a narrowed last layer, beside slots and rows that hold NaN and may not be seen.
+    and some of them as in a narrowed last layer, beside slots and rows that hold NaN and may not be seen: as many as a
+    pack of ``pack_tokens`` has.
     """
     if model.attention == "torch":
         return
-    facts, case = model.facts, attention_case(model)
+    facts, case = model.facts, attention_case(model).copied_to(pack_tokens)
     windows = {0}
     if facts.num_window_layers:  # the model's own may be longer than any path
         windows.update(min(small, facts.window) for small in (facts.window, *_SMALL_WINDOWS))
@@ -87,10 +92,12 @@ def attention_case(model: TreeModel) -> AttentionCase:
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """What is attended with: queries, keys and values, and the visits [M rows in all] of a pack."""
+    """What is attended with: queries, keys and values, and the visits [M rows in all] of a pack, in which all of them
+    come ``copies`` times."""
 
     visits: list[Visit]
     states: LayerStates
+    copies: int = 1
 
     @classmethod
     def of(
@@ -125,6 +132,14 @@ class AttentionCase:
         states.k[visits[-1][0] :], states.v[visits[-2][0] :] = torch.nan, torch.nan
         return cls(visits, states)
 
+    def copied_to(self, num_rows: int) -> AttentionCase:
+        """Copied to at most so many rows in all, or as it is if it has more."""
+        return replace(self, copies=_copies(self._num_rows, num_rows))
+
+    @property
+    def _num_rows(self) -> int:
+        return self.visits[-1][1]
+
     def attended(
         self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False
     ) -> list[torch.Tensor]:
@@ -132,11 +147,12 @@ class AttentionCase:
 
         Or queries and keys lie head by head, as transformers' layers hand them over, which narrow nothing.
         """
-        own, some = self.states, self._some_rows()
-        q, k, v, k_pool, v_pool = (each.to(device) for each in (own.q, own.k, own.v, own.k_pool, own.v_pool))
+        own, some = self.states, np.concatenate(self._some_rows())
+        q, k, v = (self._copied(each.to(device)) for each in (own.q, own.k, own.v))
+        k_pool, v_pool = own.k_pool.to(device), own.v_pool.to(device)
         if is_by_head:
             q, k = (each.transpose(0, 1).contiguous().transpose(0, 1) for each in (q, k))
-        attend = prepare(_pack_of(self.visits), q.shape[0], backend, _DENSE_ROWS)
+        attend = prepare(_pack_of(self._copied_visits()), q.shape[0], backend, _DENSE_ROWS)
         whole = attend(LayerStates(q, k, v, k_pool, v_pool), rule)
         if is_by_head:
             return [whole]
@@ -145,10 +161,9 @@ class AttentionCase:
 
     def error(self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False) -> float:
         """How far the rows of ``attended`` are from the reference, those of the first and last heads."""
-        own, some = self.states, self._some_rows()
-        whole, *narrow = self.attended(rule, backend, device, is_by_head=is_by_head)
-        num_kv = own.k.shape[1]
+        own, num_kv = self.states, self.states.k.shape[1]
         compared = [0, num_kv - 1] if num_kv > 1 else [0]
+        ours = [heads_of(each, compared, num_kv) for each in self.attended(rule, backend, device, is_by_head=is_by_head)]
         theirs = tree_attention(
             heads_of(own.q, compared, num_kv),
             *(own.k[:, compared], own.v[:, compared], own.k_pool[:, compared], own.v_pool[:, compared]),
@@ -156,18 +171,45 @@ class AttentionCase:
             scaling=rule.scaling,
             softcap=rule.softcap,
             window=rule.window,
+        )[: self._num_rows]
+        rows = [np.arange(self._num_rows)] * self.copies
+        return max(
+            _error_of_copies(given, [theirs[torch.from_numpy(each)] for each in of_copies])
+            for given, of_copies in zip(ours, (rows, [each % self._num_rows for each in self._some_rows()]), strict=False)
         )
-        errors = [largest_error(heads_of(whole, compared, num_kv), theirs, row_scale(theirs))]
-        for rows in narrow:
-            theirs = theirs[torch.from_numpy(_padded(some))]
-            theirs[some.size :] = 0.0
-            errors.append(largest_error(heads_of(rows, compared, num_kv), theirs, row_scale(theirs)))
-        return max(errors)
 
-    def _some_rows(self) -> IntArray:
-        """Some within the long visits, and the last row of some visits."""
+    def _copied(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows [M + padding, ...] with what the visits own copied."""
+        own, padding = x[: self._num_rows], x[self._num_rows :]
+        return torch.cat([*[own] * self.copies, padding]) if self.copies > 1 else x
+
+    def _copied_visits(self) -> list[Visit]:
+        """What a copy sees of the pack is its own."""
+        return [
+            (begin + first, end + first, [(source, a + source * first, b + source * first) for source, a, b in spans])
+            for first in range(0, self.copies * self._num_rows, self._num_rows)
+            for begin, end, spans in self.visits
+        ]
+
+    def _some_rows(self) -> list[IntArray]:
+        """By copy: of the first some within the long visits, and the last row of some visits; all of the others."""
         inside = [row for begin, end, _ in self.visits for row in range(begin + 3, end, 41)]
-        return np.unique([*inside, *(end - 1 for _, end, _ in self.visits[::3])])
+        first = np.unique([*inside, *(end - 1 for _, end, _ in self.visits[::3])])
+        return [first, *(copy * self._num_rows + np.arange(self._num_rows) for copy in range(1, self.copies))]
+
+
+def _copies(num_rows: int, wanted: int) -> int:
+    """How many times so many rows come, for them to be at most as many as wanted; once if they are more."""
+    return max(1, min(wanted, _MOST_ROWS) // num_rows)
+
+
+def _error_of_copies(ours: torch.Tensor, theirs: list[torch.Tensor]) -> float:
+    """Of rows that come one copy after another, and of padding, which is zero."""
+    sizes = [each.shape[0] for each in theirs]
+    *parts, padding = ours.split([*sizes, ours.shape[0] - sum(sizes)])
+    if padding.count_nonzero():
+        return float("inf")
+    return max(largest_error(part, exact, row_scale(exact)) for part, exact in zip(parts, theirs, strict=True))
 
 
 def _padded(rows: IntArray) -> IntArray:
@@ -228,7 +270,7 @@ def _pack_of(visits: list[Visit]) -> Pack:
     )
 
 
-def norm_errors(model: TreeModel) -> Iterator[float]:
+def norm_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
     """Every width, epsilon and offset of the norms in our layers: plain, in place by head, and of a sum."""
     decoder = model.fused_decoder()
     if decoder is None:
@@ -236,7 +278,7 @@ def norm_errors(model: TreeModel) -> Iterator[float]:
     facts = model.facts
     known = {(norm.weight.numel(), norm.eps, norm.offset) for norm in decoder.norms}
     for width, eps, offset in sorted(known):
-        draw = Drawing(model.dtype, model.device)
+        draw = Drawing(model.dtype, model.device, pack_tokens)
         norm = RmsNorm(draw(width) if offset else 1 + draw(width), eps, offset)
         yield norm_error(norm, facts.num_kv_heads if width == facts.head_size else 1, draw)
         if width == facts.hidden_size:
@@ -246,9 +288,9 @@ def norm_errors(model: TreeModel) -> Iterator[float]:
 def norm_error(norm: RmsNorm, num_heads: int, draw: Drawing) -> float:
     """Rows of more than one block, one of them not finite; of several heads in place, as the layers take them."""
     width = norm.weight.numel()
-    x = draw(_NUMBERS // width + _FEW_ROWS, num_heads, width)
-    x[1, 0, 0] = torch.nan
-    given = x.clone()
+    given = draw(_NUMBERS // width + _FEW_ROWS, num_heads, width)
+    given[1, 0, 0] = torch.nan
+    x = draw.copied(given)
     out = norm.in_place(x) if num_heads > 1 else norm(x.view(-1, width)).view(x.shape)
     return _norm_error(norm, out, given)
 
@@ -258,17 +300,18 @@ def norm_of_sum_error(norm: RmsNorm, draw: Drawing) -> float:
     width = norm.weight.numel()
     x, total = draw(_NUMBERS // width + _FEW_ROWS, width), draw(_NUMBERS // width + _FEW_ROWS, width)
     expected = x.double() + total.double()
-    out = norm.of_sum(x, total)
-    return max(largest_error(total, expected, expected.abs()), _norm_error(norm, out, total))
+    sums = draw.copied(total)
+    out = norm.of_sum(draw.copied(x), sums)
+    return max(error_of_equals(sums, expected, expected.abs()), _norm_error(norm, out, sums[: x.shape[0]]))
 
 
 def _norm_error(norm: RmsNorm, out: torch.Tensor, x: torch.Tensor) -> float:
     expected = exact.rms_norm(x, norm.weight, eps=norm.eps, offset=norm.offset)
     plain = exact.rms_norm(x, torch.ones_like(norm.weight), eps=norm.eps)
-    return largest_error(out, expected, plain.abs() * (abs(norm.offset) + norm.weight.double().abs()))
+    return error_of_equals(out, expected, plain.abs() * (abs(norm.offset) + norm.weight.double().abs()))
 
 
-def rotation_errors(model: TreeModel) -> Iterator[float]:
+def rotation_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
     """Queries and keys, as many columns of a head turned as the model's tables have."""
     decoder = model.fused_decoder()
     if decoder is None:
@@ -278,7 +321,7 @@ def rotation_errors(model: TreeModel) -> Iterator[float]:
     turned_columns = {2 * table.numel() for name, table in tables if name.endswith("inv_freq")}
     for num_heads in sorted({facts.num_heads, facts.num_kv_heads}):
         for turned in sorted(turned_columns):
-            yield rotation_error(num_heads, facts.head_size, turned, Drawing(model.dtype, model.device))
+            yield rotation_error(num_heads, facts.head_size, turned, Drawing(model.dtype, model.device, pack_tokens))
 
 
 def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing) -> float:
@@ -294,18 +337,18 @@ def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing) -
     crossed = torch.cat([high, low], dim=-1) * sines.double().abs()[:, None]
     bound[..., :turned] = bound[..., :turned] * cosines.double().abs()[:, None] + crossed
     stays = x[..., turned:].clone()
-    out = rowwise.rotate(x, cosines, sines)
-    if not torch.equal(out[..., turned:], stays):
+    out = rowwise.rotate(*map(draw.copied, (x, cosines, sines)))
+    if not torch.equal(out[..., turned:], draw.copied(stays)):
         return float("inf")
-    return largest_error(out, expected, bound)
+    return error_of_equals(out, expected, bound)
 
 
-def gate_errors(model: TreeModel) -> Iterator[float]:
+def gate_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
     """The activation of our layers times its factor, in one matrix or two as the layers have them."""
     decoder = model.fused_decoder()
     if decoder is None:
         return
-    draw = Drawing(model.dtype, model.device)
+    draw = Drawing(model.dtype, model.device, pack_tokens)
     yield gate_error(decoder.activation, model.facts.inner_size, draw, is_packed=decoder.family.is_packed)
 
 
@@ -315,26 +358,27 @@ def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: b
     assert gated is not None
     both = draw(_FEW_ROWS, 2 * width)
     both[1, 0] = torch.nan
-    x, factor = both.chunk(2, dim=1)
+    both[:, :width] *= 4.0
+    wide, factors = both.double().chunk(2, dim=1)
+    x, factor = draw.copied(both).chunk(2, dim=1)
     x, factor = (x, factor) if is_packed else (x.contiguous(), factor.contiguous())
-    x *= 4.0
-    wide, factors = x.double(), factor.double()
     smallest = torch.finfo(x.dtype).smallest_normal  # below it there are fewer bits
-    return largest_error(gated(x, factor), activation(wide) * factors, (wide * factors).abs() + smallest)
+    return error_of_equals(gated(x, factor), activation(wide) * factors, (wide * factors).abs() + smallest)
 
 
-def head_errors(model: TreeModel) -> Iterator[float]:
+def head_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
     """Log-probabilities and likeliest ids off the model's own head, or on a CPU off logits in chunks as it has them."""
     facts = model.facts
     if model.fuses_head:
         head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        yield from fused_head_errors(head, model.logit_scale, facts.logit_softcap)
+        rows = max(_HEAD_ROWS, min(pack_tokens, _MOST_ROWS))
+        yield from fused_head_errors(head, model.logit_scale, facts.logit_softcap, rows)
     elif model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16):
-        draw = Drawing(model.dtype, model.device)
+        draw = Drawing(model.dtype, model.device, pack_tokens)
         yield logits_error(min(facts.vocab_size, _MOST_LOGITS + facts.vocab_size % 2048), facts.logit_softcap, draw)
 
 
-def fused_head_errors(head: nn.Linear, scale: float, softcap: float, num_rows: int = _HEAD_ROWS) -> Iterator[float]:
+def fused_head_errors(head: nn.Linear, scale: float, softcap: float, num_rows: int) -> Iterator[float]:
     """One row, and rows of more than one block: some likely to have their maximum at either end of the vocabulary, one
     with equal logits, four that are not finite, of which two are so for a single id."""
     kinds = _hidden_rows(head.weight.detach(), scale)
@@ -349,15 +393,17 @@ def fused_head_errors(head: nn.Linear, scale: float, softcap: float, num_rows: i
 
 def logits_error(num_ids: int, softcap: float, draw: Drawing) -> float:
     """Of rows of logits as they are: equal, spread, and not finite."""
-    given = _SPREAD / 4 * draw(6, num_ids)
-    given[0] = 0.0
-    given[1, -1], given[2, 0] = _SPREAD, _SPREAD
-    given[4, num_ids // 2], given[5, -1] = torch.nan, torch.inf
-    wide, each = given.double(), np.arange(6)
+    kinds = _SPREAD / 4 * draw(6, num_ids)
+    kinds[0] = 0.0
+    kinds[1, -1], kinds[2, 0] = _SPREAD, _SPREAD
+    kinds[4, num_ids // 2], kinds[5, -1] = torch.nan, torch.inf
+    wide = kinds.double()
     logits = _Logits.of(wide, softcap * torch.tanh(wide / softcap) if softcap else wide)
+    given = draw.copied(kinds, most_bytes=_LOGIT_ROWS_BYTES)
+    which = np.arange(given.shape[0]) % 6
     return max(
-        logits.reading_error(each, partial(read_logits, given, softcap)),
-        logits.choice_error(each, choose_logits(given, softcap)),
+        logits.reading_error(which, partial(read_logits, given, softcap)),
+        logits.choice_error(which, choose_logits(given, softcap)),
     )
 
 
@@ -469,14 +515,30 @@ class _Logits:
 
 
 class Drawing:
-    """Normal numbers of a dtype on a device, the same in every process."""
+    """Normal numbers of a dtype on a device, the same in every process; copied until there are ``most_rows`` of them.
+    """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, device
+    def __init__(self, dtype: torch.dtype, device: torch.device, most_rows: int = 1) -> None:
+        self._dtype, self._device, self._most_rows = dtype, device, most_rows
         self._generator = torch.Generator("cpu").manual_seed(0)
 
     def __call__(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._generator, device="cpu").to(self._dtype).to(self._device)
+
+    def copied(self, x: torch.Tensor, most_bytes: int | None = None) -> torch.Tensor:
+        """Rows x [R, ...], whole copies of them one after another, in memory of their own."""
+        copies = _copies(x.shape[0], self._most_rows)
+        if most_bytes is not None:
+            copies = max(1, min(copies, most_bytes // x.nbytes))
+        return x.repeat(copies, *[1] * (x.ndim - 1))
+
+
+def error_of_equals(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:
+    """As ``largest_error``, of copies of the same rows one after another; those of equal bits are judged once."""
+    copies = ours.unflatten(0, (-1, theirs.shape[0]))
+    is_equal = (copies == copies[0]) | (copies.isnan() & copies[0].isnan())
+    others = copies[~is_equal.flatten(1).all(dim=1)]
+    return max(largest_error(each, theirs, bound) for each in (copies[0], *others))
 
 
 def largest_error(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:

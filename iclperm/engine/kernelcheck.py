@@ -2,7 +2,7 @@
 
 Prompts short enough for the check of a whole model leave most of a kernel's loops alone. The cases here have the
 model's own sizes, so that what is compiled for them is what a study runs, and come to every loop and border of a
-kernel: paths of 1 to 4,096 positions, the last tile of the vocabulary, rows of more than one block.
+kernel: paths of 1 to 4,096 positions, the last tile of the vocabulary, as many rows as a pack has.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class KernelCheck:
 
 @dataclass(frozen=True)
 class Kernel:
-    """How a kernel is checked: ``errors`` yields that of each case for a model, nothing if the model never runs it."""
+    """How a kernel is checked: ``errors`` yields that of each case for a model and the tokens of its packs, nothing if
+    the model never runs it."""
 
     name: str
     tolerance: Mapping[torch.dtype, float]
-    errors: Callable[[TreeModel], Iterator[float]]
+    errors: Callable[[TreeModel, int], Iterator[float]]
 
 
 def _by_dtype(float32: float, bfloat16: float, float16: float) -> dict[torch.dtype, float]:
@@ -75,17 +76,18 @@ KERNELS = [
 
 
 @torch.inference_mode()
-def kernel_checks(model: TreeModel) -> Iterator[KernelCheck]:
+def kernel_checks(model: TreeModel, pack_tokens: int) -> Iterator[KernelCheck]:
     """Each kernel that the model runs, one after the other; the caller may give up a part in between.
 
-    Raises only what says that memory ran out, and `KernelError` for a kernel after which a device is lost. Cost: some
-    ms on a CPU; on a GPU below a second and about 100 MB, and the compilation of what the study needs as well.
+    Raises only what says that memory ran out, and `KernelError` for a kernel after which a device is lost. Cost: that
+    of about a layer of one pack of ``pack_tokens`` tokens, in time and memory (at most 32,768), and the compilation of
+    what the study needs as well.
     """
     for kernel in KERNELS:
         started = time.perf_counter()
         error, reason, has_run = 0.0, "", False
         try:
-            for of_case in kernel.errors(model):
+            for of_case in kernel.errors(model, pack_tokens):
                 error, has_run = max(error, of_case), True
         except Exception as raised:  # a compiler's, a driver's: whatever it is, there is another way
             if is_out_of_memory(raised):

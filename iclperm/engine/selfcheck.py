@@ -86,7 +86,7 @@ def first_use(model: PlainModel, pack_tokens: int) -> FirstUse:
 def _ladder(model: TreeModel, pack_tokens: int) -> FirstUse:
     """Each kernel alone, so that what fails is known and only it is given up; then layers, and all together."""
     fallen = Fallbacks(model)
-    for check in kernel_checks(model):
+    for check in kernel_checks(model, pack_tokens):
         if not check.is_right:
             fallen.give_up(check.part, f"{check.name} kernel", check.reason)
     if reason := _why_layers_differ(model):

@@ -48,7 +48,7 @@ def checked(model: PlainModel, pack_tokens: int) -> Iterator[CheckFinding]:
         yield _judged("a causal model", "model", lambda: refuse_unless_causal(model))
         return
     fallen = Fallbacks(model)
-    yield from _kernels(model, fallen)
+    yield from _kernels(model, pack_tokens, fallen)
     layers = _judged("decoder layers against transformers'", "layers", lambda: layers_agree(model))
     if not layers.passed:
         fallen.give_up("layers", "decoder layers", layers.reason)
@@ -56,10 +56,10 @@ def checked(model: PlainModel, pack_tokens: int) -> Iterator[CheckFinding]:
     yield from _whole(model, pack_tokens, fallen)
 
 
-def _kernels(model: TreeModel, fallen: Fallbacks) -> Iterator[CheckFinding]:
+def _kernels(model: TreeModel, pack_tokens: int, fallen: Fallbacks) -> Iterator[CheckFinding]:
     started = time.perf_counter()
     try:
-        for check in kernel_checks(model):
+        for check in kernel_checks(model, pack_tokens):
             if not check.is_right:
                 fallen.give_up(check.part, check.name, check.reason)
             is_measured = math.isfinite(check.error)  # JSON has no infinity
