@@ -82,6 +82,7 @@ def quick_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(footprint._CHECKED_TOKENS, "cpu", 24)
     monkeypatch.setattr(kernelcases, "_LONGEST", {"cpu": 70})
     monkeypatch.setattr(kernelcases, "_MANY_ROWS", (9, 5))
+    monkeypatch.setattr(kernelcases, "_MOST_ROWS", 1)
     monkeypatch.setattr(decodecases, "_LONGEST", {"cpu": 70})
     monkeypatch.setattr(decodecases, "_SHARING", {"cpu": 5})
     for cases in (kernelcases, decodecases):

@@ -85,6 +85,7 @@ def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernelcases, "_LONGEST", {"cpu": 70})
     monkeypatch.setattr(kernelcases, "_PATHS", (1, 33))
     monkeypatch.setattr(kernelcases, "_MANY_ROWS", (9, 5))
+    monkeypatch.setattr(kernelcases, "_MOST_ROWS", 1)
 
 
 class Broken:

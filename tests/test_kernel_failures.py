@@ -60,6 +60,7 @@ class Launches:
         monkeypatch.setattr(kernelcases, "_LONGEST", {"cpu": 40})
         monkeypatch.setattr(kernelcases, "_HEAD_ROWS", 8)
         monkeypatch.setattr(kernelcases, "_MANY_ROWS", (20, 10))
+        monkeypatch.setattr(kernelcases, "_MOST_ROWS", 1)
         monkeypatch.setattr(decodecases, "_LONGEST", {"cpu": 100})
         monkeypatch.setattr(decodecases, "_SHARING", {"cpu": 9})
 
@@ -187,7 +188,7 @@ def test_a_kernel_that_fails_alone_is_given_up_by_name(kernel: str, given_up: st
 def test_a_kernel_that_fails_only_in_whole_prompts_is_given_up_too(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selfcheck, "kernel_checks", lambda model: iter(()))
+    monkeypatch.setattr(selfcheck, "kernel_checks", lambda *_: iter(()))
     monkeypatch.setattr(selfcheck, "layers_agree", lambda model: True)
     launches.fails_at = "_merge_kernel", 2
     scorer = Engine(ZOO["llama"].build(), attention="triton")

@@ -9,15 +9,18 @@ import ast
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import triton_interpreter
-from kernel_mutants import MUTANTS, SHAPES, SHIPPED, WIDTHS, everywhere, in_turn
+from devices import DEVICE
+from kernel_mutants import MUTANTS, OPTIONS, PLAIN, SHAPES, SHIPPED, WIDTHS, everywhere, in_turn
 from triton.runtime.errors import OutOfResources
 from zoo import ZOO
 
+from iclperm import _core
 from iclperm.engine import kernelcases
 from iclperm.engine.engine import Engine
 from iclperm.engine.kernelcheck import KERNELS, kernel_checks
@@ -68,6 +71,20 @@ def test_the_shipped_kernel_passes(kernel: str) -> None:
         assert site.is_right(module), site.name
 
 
+def test_copies_of_a_case_are_held_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter, whose other cases come once."""
+    shape = SHAPES[0]
+    case = kernelcases.AttentionCase.of(70, shape[3], 1, shape[2], shape[1], (9, 5))
+    tripled = case.copied_to(3 * case.visits[-1][1] + 1)
+    assert tripled.copies == 3
+    monkeypatch.setattr(kernelcases, "prepare", lambda pack, *_: triton_attention.TritonAttention(pack, shape[0]))
+    for rule in (PLAIN, OPTIONS):
+        whole, narrow = tripled.attended(rule, "triton", DEVICE)
+        assert len(whole) >= 3 * case.visits[-1][1]
+        assert len(narrow) >= 2 * case.visits[-1][1]
+        assert tripled.error(rule, "triton", DEVICE) == case.error(rule, "triton", DEVICE) <= 3e-2
+
+
 @pytest.mark.parametrize(
     ("kernel", "number"),
     [(kernel, n) for kernel in MUTANTS for n in range(0, len(MUTANTS[kernel]), 3 if kernel == DECODE_ATTENTION else 1)],
@@ -90,10 +107,56 @@ def test_the_kernels_of_a_cpu_pass(name: str, dtype: torch.dtype, monkeypatch: p
 
     monkeypatch.setattr(kernelcases, "prepare", counted)
     model = ZOO[name].build()
-    checks = list(kernel_checks(TreeModel(model if dtype == torch.float32 else model.bfloat16())))
+    checks = list(kernel_checks(TreeModel(model if dtype == torch.float32 else model.bfloat16()), 1000))
     assert [check.name for check in checks] == [kernel.name for kernel in KERNELS if kernel.name != DECODE_ATTENTION]
     assert all(check.is_right and not check.reason and 0 <= check.error <= check.tolerance for check in checks), checks
     assert set(ran) == {"native"}
+
+
+@pytest.mark.parametrize("kernel", ["tree attention", "narrowed", "RMS norm", "rotation", "gated activation", "head"])
+def test_rows_that_only_a_whole_pack_has_are_looked_at(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong from row 900 on is seen in packs of 2,000 tokens, which no case has by itself."""
+    from_row, ran = 900, []
+
+    def broken(out: Any) -> None:
+        if len(out) > from_row:
+            ran.append(len(out))
+            out[from_row:] = 0
+
+    def attends(*given: Any, query_rows: Any, **options: Any) -> None:
+        core.tree_attention(*given, query_rows=query_rows, **options)
+        if (query_rows is None) == (kernel == "tree attention"):
+            broken(given[5])
+
+    def reads(*given: Any, **options: Any) -> Any:
+        found = core.head_rows(*given, **options)
+        broken(found[1])
+        return found
+
+    def in_rows(name: str, place: int) -> Any:
+        def call(*given: Any, **options: Any) -> None:
+            getattr(core, name)(*given, **options)
+            broken(given[place])
+
+        return call
+
+    core = SimpleNamespace(**vars(_core))
+    changed = {
+        "tree attention": {"tree_attention": attends},
+        "narrowed": {"tree_attention": attends},
+        "RMS norm": {"rms_norm": in_rows("rms_norm", 2)},
+        "rotation": {"rotate": in_rows("rotate", 0)},
+        "gated activation": {"activate": in_rows("activate", 2)},
+        "head": {"head_rows": reads},
+    }[kernel]
+    for name, replacement in changed.items():
+        monkeypatch.setattr(_core, name, replacement)
+    model = TreeModel(ZOO["llama"].build())
+    name = "tree attention" if kernel == "narrowed" else kernel
+    few, many = ({each.name: each.is_right for each in kernel_checks(model, rows)} for rows in (1, 2000))
+    assert ran
+    assert all(few.values())
+    assert many == {**few, name: False}
 
 
 class Broken:

@@ -21,8 +21,10 @@ from iclperm.reference.attention import path_attention
 
 _PATHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 193)
 _LONGEST = {"cpu": 300, "cuda": 4096}
-_SHARING = {"cpu": 20, "cuda": 150}
-"""Rows of one context: on a GPU more than an item of any shape takes."""
+_SHARING = {"cpu": 20, "cuda": 480}
+"""Rows of one context: on a GPU more than an item of any shape takes, and with those alone as many as ever live."""
+_ALL_COMPARED, _COMPARED_STEP = 256, 7
+"""Rows of which each is held against the reference, which takes its time; one of so many of those after them."""
 _OWN = (1, 2, 31, 32, 33, 63, 64, 65)  # their tokens after it
 _UNUSED = 40  # slots of a row that it has not come to
 _SMALL_WINDOWS = (20, 200)
@@ -31,7 +33,7 @@ _PADDING = 5
 _DENSE_ROWS = 256
 
 
-def decode_errors(model: TreeModel) -> Iterator[float]:
+def decode_errors(model: TreeModel, _pack_tokens: int) -> Iterator[float]:
     """With the model's heads and dimensions, in each of its windows and with its soft-cap; none where it never runs.
 
     Rows alone on paths of 1 to 4,096 positions (300 on a CPU) and many rows beneath one context, each with slots of its
@@ -136,10 +138,16 @@ class DecodeCase:
         for number, ours in enumerate(self.attended(rule, device, is_by_head=is_by_head)):
             step = replace(self.steps[number], k_pool=k_pool, v_pool=v_pool)
             theirs = self._expected(step, rule, number, compared)
-            errors.append(largest_error(heads_of(ours, compared, num_kv), theirs, row_scale(theirs)))
+            rows = [*self._compared_rows(), *range(len(self.paths), len(ours))]
+            theirs, ours = theirs[rows], heads_of(ours, compared, num_kv)[rows]
+            errors.append(largest_error(ours, theirs, row_scale(theirs)))
             newest = [int(path[length - 1 + number]) for path, length in zip(self.paths, self.lengths, strict=True)]
             k_pool[newest], v_pool[newest] = step.k[: len(newest)], step.v[: len(newest)]
         return max(errors)
+
+    def _compared_rows(self) -> list[int]:
+        last = len(self.paths) - 1
+        return [*range(min(_ALL_COMPARED, last)), *range(_ALL_COMPARED, last, _COMPARED_STEP), last]
 
     def _pools(self, rule: AttentionRule) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values before the first step; NaN is what all windows of rows that share have just left behind, and
@@ -152,11 +160,11 @@ class DecodeCase:
         return k_pool, v_pool
 
     def _expected(self, states: LayerStates, rule: AttentionRule, step: int, compared: list[int]) -> torch.Tensor:
-        """Row after row from its own keys alone; zero for padding."""
+        """Row after row from its own keys alone; zero for padding, and for rows that are not compared."""
         q = heads_of(states.q, compared, states.k.shape[1])
         out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
-        for row, (path, length) in enumerate(zip(self.paths, self.lengths, strict=True)):
-            position = length - 1 + step
+        for row in self._compared_rows():
+            path, position = self.paths[row], self.lengths[row] - 1 + step
             # What a window has left behind is cut off: a weight of zero times NaN is NaN.
             seen = path[max(0, position + 1 - rule.window) if rule.window else 0 : position]
             keys, values = (

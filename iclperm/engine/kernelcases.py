@@ -163,7 +163,9 @@ class AttentionCase:
         """How far the rows of ``attended`` are from the reference, those of the first and last heads."""
         own, num_kv = self.states, self.states.k.shape[1]
         compared = [0, num_kv - 1] if num_kv > 1 else [0]
-        ours = [heads_of(each, compared, num_kv) for each in self.attended(rule, backend, device, is_by_head=is_by_head)]
+        ours = [
+            heads_of(each, compared, num_kv) for each in self.attended(rule, backend, device, is_by_head=is_by_head)
+        ]
         theirs = tree_attention(
             heads_of(own.q, compared, num_kv),
             *(own.k[:, compared], own.v[:, compared], own.k_pool[:, compared], own.v_pool[:, compared]),
@@ -172,10 +174,10 @@ class AttentionCase:
             softcap=rule.softcap,
             window=rule.window,
         )[: self._num_rows]
-        rows = [np.arange(self._num_rows)] * self.copies
+        of_copies = [[np.arange(self._num_rows)] * self.copies, [each % self._num_rows for each in self._some_rows()]]
         return max(
-            _error_of_copies(given, [theirs[torch.from_numpy(each)] for each in of_copies])
-            for given, of_copies in zip(ours, (rows, [each % self._num_rows for each in self._some_rows()]), strict=False)
+            _error_of_copies(heads_of(given, compared, num_kv), [theirs[torch.from_numpy(rows)] for rows in of_copy])
+            for given, of_copy in zip(ours, of_copies, strict=False)  # by head nothing is narrowed
         )
 
     def _copied(self, x: torch.Tensor) -> torch.Tensor:
@@ -206,7 +208,7 @@ def _copies(num_rows: int, wanted: int) -> int:
 def _error_of_copies(ours: torch.Tensor, theirs: list[torch.Tensor]) -> float:
     """Of rows that come one copy after another, and of padding, which is zero."""
     sizes = [each.shape[0] for each in theirs]
-    *parts, padding = ours.split([*sizes, ours.shape[0] - sum(sizes)])
+    *parts, padding = torch.split(ours, [*sizes, ours.shape[0] - sum(sizes)])
     if padding.count_nonzero():
         return float("inf")
     return max(largest_error(part, exact, row_scale(exact)) for part, exact in zip(parts, theirs, strict=True))
@@ -515,8 +517,7 @@ class _Logits:
 
 
 class Drawing:
-    """Normal numbers of a dtype on a device, the same in every process; copied until there are ``most_rows`` of them.
-    """
+    """Normal numbers of a dtype on a device, the same in every process; copied up to ``most_rows`` of them."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, most_rows: int = 1) -> None:
         self._dtype, self._device, self._most_rows = dtype, device, most_rows
@@ -535,7 +536,7 @@ class Drawing:
 
 def error_of_equals(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:
     """As ``largest_error``, of copies of the same rows one after another; those of equal bits are judged once."""
-    copies = ours.unflatten(0, (-1, theirs.shape[0]))
+    copies = ours.view(-1, *theirs.shape)
     is_equal = (copies == copies[0]) | (copies.isnan() & copies[0].isnan())
     others = copies[~is_equal.flatten(1).all(dim=1)]
     return max(largest_error(each, theirs, bound) for each in (copies[0], *others))
