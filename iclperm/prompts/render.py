@@ -101,12 +101,13 @@ class DesignTexts:
         is_shared = design.neighbours is None
         self.orderings = [(self.of_rows(group.rows), group.shots) for group in design.orderings] if is_shared else []
         queries = [(examples[split.split], row) for split in design.queries for row in split.rows]
-        self.gold = np.array([split.labels[row] for split, row in queries], dtype=np.int64)
+        right = {id(split): split.gold for split, _ in queries}
+        self.gold = np.array([right[id(split)][row] for split, row in queries], dtype=np.int64)
         self.answers = [split.answers[row] for split, row in queries]
         self.bare_queries = task.render_queries([split.fields[row] for split, row in queries])
         render = _turns if chat and chat.mode == "multiturn" else _whole
         self.bare_demonstrations = render(
-            task, [train.fields[row] for row in self._rows], [int(train.labels[row]) for row in self._rows]
+            task, [train.fields[row] for row in self._rows], [train.answers[row] for row in self._rows]
         )
         continuations = [""] if scoring == "generate" else task.continuations()
         self.is_open = continuations == [""]
@@ -153,19 +154,18 @@ class DesignTexts:
         return self.opening + "".join(self.demonstrations[demonstration] for demonstration in demonstrations)
 
 
-def _whole(task: Task, rows: Sequence[Mapping[str, Any]], labels: Sequence[int]) -> list[tuple[str, ...]]:
+def _whole(task: Task, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[tuple[str, ...]]:
     """Demonstrations, each with the separator after it."""
-    return [(text + task.separator,) for text in task.render_demonstrations(rows, labels)]
+    return [(text + task.separator,) for text in task.render_demonstrations(rows, answers)]
 
 
-def _turns(task: Task, rows: Sequence[Mapping[str, Any]], labels: Sequence[int]) -> list[tuple[str, ...]]:
+def _turns(task: Task, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[tuple[str, ...]]:
     """What user and assistant say in each demonstration: its query, and what follows it."""
     queries = [text.strip() for text in task.render_queries(rows)]
-    continuations = task.continuations()
-    if continuations != [""]:
-        return [(query, continuations[label].strip()) for query, label in zip(queries, labels, strict=True)]
+    if not task.is_generated:
+        return [(query, text.strip()) for query, text in zip(queries, task.continued(answers), strict=True)]
     said: list[tuple[str, ...]] = []
-    for query, text in zip(queries, task.render_demonstrations(rows, labels), strict=True):
+    for query, text in zip(queries, task.render_demonstrations(rows, answers), strict=True):
         demonstration = text.strip()
         if not demonstration.startswith(query):
             raise ConfigError(
