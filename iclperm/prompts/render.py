@@ -21,8 +21,8 @@ from iclperm.tasks.task import Examples, Task
 class PromptText:
     """The text of one prompt of a study, part by part, and the right label or answer.
 
-    ``gold`` is the place of the right label in ``continuations``, -1 where there is none. In a chat the texts are what
-    the template renders, and ``messages`` what it renders them from.
+    ``gold`` is the place of the right label in ``continuations``, the first of several, -1 where there is none. In a
+    chat the texts are what the template renders, and ``messages`` what it renders them from.
     """
 
     context: str
@@ -68,7 +68,7 @@ def prompt_text(
     return PromptText(
         context=texts.context(demonstrations),
         query=texts.queries[query],
-        continuations=texts.continuations,
+        continuations=texts.after(query),
         gold=int(texts.gold[query]),
         answer=texts.answers[query],
         messages=tuple(texts.messages(demonstrations, query)),
@@ -81,7 +81,8 @@ class DesignTexts:
     ``demonstrations`` are its distinct ones, each with the separator after it, and ``orderings`` hold, for each group
     of the design, their places, int64 [S, P, K], and the numbers of shots (none where each query has its own).
     ``queries`` [Q] are texts up to the label,
-    split by split; ``continuations`` [L] those of the labels, one "" where the model writes on; ``gold`` int64 [Q] and
+    split by split; ``continuations`` [L] those of the labels, one "" where the model writes on; ``choices`` [Q] those
+    of queries that have some of their own, and then there are no labels; ``gold`` int64 [Q] and
     ``answers`` the right ones. In a chat all of these hold the template's text around the turns, too;
     ``bare_demonstrations`` (a text, or what user and assistant say) and ``bare_queries`` do not.
     """
@@ -111,15 +112,21 @@ class DesignTexts:
         )
         continuations = [""] if scoring == "generate" else task.continuations()
         self.is_open = continuations == [""]
+        self.choices = _continued(task, queries) if task.has_row_choices else None
         if chat:
             trim = str.strip if chat.mode == "multiturn" else str.rstrip
             self.bare_queries = list(map(trim, self.bare_queries))
             continuations = list(map(str.strip, continuations))
+            self.choices = self.choices and [list(map(str.strip, own)) for own in self.choices]
         after = (chat.generation if self.is_open else chat.reply) if chat else ""
         self.opening = chat.opening if chat else task.opening()
         self.demonstrations = [chat.demonstration(bare) if chat else bare[0] for bare in self.bare_demonstrations]
         self.queries = [text + after for text in self.bare_queries]
         self.continuations = continuations
+
+    def after(self, query: int) -> list[str]:
+        """What may follow a query: its own choices, else the labels of all."""
+        return self.continuations if self.choices is None else self.choices[query]
 
     def messages(self, demonstrations: Sequence[int] | NDArray[np.int64], query: int) -> list[Message]:
         """The messages of one prompt; none without a chat."""
@@ -130,7 +137,8 @@ class DesignTexts:
         """All texts that come from task and data, without the chat's template."""
         before = [self._chat.system, self._chat.preface] if self._chat else [self.opening]
         demonstrations = [text for bare in self.bare_demonstrations for text in bare]
-        return [*before, *demonstrations, *self.bare_queries, *self.continuations]
+        choices = [text for own in self.choices or () for text in own]
+        return [*before, *demonstrations, *self.bare_queries, *self.continuations, *choices]
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -152,6 +160,13 @@ class DesignTexts:
     def context(self, demonstrations: Sequence[int] | NDArray[np.int64]) -> str:
         """The text before a query: the opening and these demonstrations, in this order."""
         return self.opening + "".join(self.demonstrations[demonstration] for demonstration in demonstrations)
+
+
+def _continued(task: Task, queries: Sequence[tuple[Examples, int]]) -> list[list[str]]:
+    """The text of each of its own choices after each query."""
+    own = [split.chosen[row].texts for split, row in queries if split.chosen is not None]
+    texts = iter(task.continued([text for choices in own for text in choices]))
+    return [[next(texts) for _ in choices] for choices in own]
 
 
 def _whole(task: Task, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -85,6 +85,11 @@ class Examples:
     def texts(self, rows: Iterable[int]) -> list[str]:
         """The values of all fields of some rows, as one text each."""
         return [" ".join(map(str, self.fields[row].values())) for row in rows]
+
+
+def most_choices(examples: Mapping[str, Examples]) -> int:
+    """The most choices that a row of some splits has of its own, those of demonstrations aside; 0 where none has."""
+    return max((found.most_choices for split, found in examples.items() if split != "train"), default=0)
 
 
 def compared_text(query: str, chosen: Chosen | None) -> str:
