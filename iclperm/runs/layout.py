@@ -138,7 +138,7 @@ def _cell(prompts: Prompts, apart: Mapping[tuple[int, int], Cell], context: int,
     if (found := apart.get((context, query))) is not None:
         return found
     return Cell(
-        context, query, np.concatenate([prompts.contexts[context], prompts.queries[query]]), prompts.continuations
+        context, query, np.concatenate([prompts.contexts[context], prompts.queries[query]]), prompts.after(query)
     )
 
 
@@ -246,7 +246,7 @@ def _plan_product(
     plan = plan_product(
         ContextPaths(Rows.of(rows), Rows.of(marks)),
         ids,
-        continuations_of(setting, prompts),
+        continuations_of(setting, prompts, numbers),
         unit_tokens=_unit_tokens(setting, [len(each) for each in ids]),
     )
     of_plan = np.empty(plan.num_contexts, dtype=np.int64)
@@ -262,8 +262,13 @@ def paths_of(prompts: Prompts, product: Product) -> ContextPaths:
     return ContextPaths(Rows.of(rows), Rows.of(marks))
 
 
-def continuations_of(setting: ResolvedStudy, prompts: Prompts) -> Sequence[Ids]:
-    """What follows each query of a product: the labels, or what stands for an answer that will be generated."""
+def continuations_of(
+    setting: ResolvedStudy, prompts: Prompts, queries: NDArray[np.int64]
+) -> Sequence[Ids] | Sequence[Sequence[Ids]]:
+    """What follows the queries of a product: the labels, for each query its own choices, or what stands for an answer
+    that will be generated."""
+    if prompts.choices is not None:
+        return [prompts.choices[query] for query in queries]
     return _UNKNOWN if setting.is_generated else prompts.continuations
 
 

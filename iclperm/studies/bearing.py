@@ -121,7 +121,9 @@ def of_run(
     gold, answered = None, None
     if run.labels:
         contexts = np.unique(test.context_of[:, :, place], return_counts=True)
-        gold, split = test.gold, (test.context_prediction, test.gold, len(run.labels), test.context_state, test.weights)
+        gold = test.gold
+    if run.shared_labels:
+        split = (test.context_prediction, test.gold, len(run.labels), test.context_state, test.weights)
         answered = answered_shares(_of_contexts(*split, contexts))
     num_sets, num_permutations = test.context_of.shape[:2]
     found = of_answers(
@@ -132,6 +134,7 @@ def of_run(
         gold=gold,
         labels=run.labels,
         answered=answered,
+        chance=run.chance,
     )
     if len(run.shots) == 1:
         return found
@@ -149,6 +152,7 @@ def of_answers(
     gold: npt.ArrayLike | None = None,
     labels: Sequence[str] = (),
     answered: npt.ArrayLike | None = None,
+    chance: float | None = None,
 ) -> Bearing:
     """What answers can bear.
 
@@ -160,6 +164,7 @@ def of_answers(
         gold: [Q] index of the right label.
         labels: [L] words, where there are labels.
         answered: [L] share of all answers that name each label.
+        chance: accuracy of guessing; by default that of one label in L.
 
     Raises RequestError on shapes that do not fit. Cost: O(N·Q).
     """
@@ -179,7 +184,7 @@ def of_answers(
     if right_labels.shape != weight.shape:
         raise RequestError(f"gold must have shape [{len(weight)}], got {list(right_labels.shape)}")
     share = effective_items(right_labels, len(labels), weight).share
-    found, cautions = told_from(places, share, weight, labels), []
+    found, cautions = told_from(places, share, weight, labels, chance), []
     if not found.is_told:
         caution = _despite_imbalance(places, right_labels, weight, share, found)
         cautions += caution
@@ -202,14 +207,16 @@ def by_query(correct: npt.ArrayLike, state: npt.ArrayLike | None = None) -> Floa
     return np.asarray(np.divide(credit, count, out=np.full(len(count), math.nan), where=count > 0))
 
 
-def told_from(right: FloatArray, share: FloatArray, weight: FloatArray, labels: Sequence[str]) -> ToldFrom:
+def told_from(
+    right: FloatArray, share: FloatArray, weight: FloatArray, labels: Sequence[str], chance: float | None
+) -> ToldFrom:
     """Whether the highest accuracy of N places, right [N, Q], is above chance and above always naming one label.
 
     Student's interval over queries: weighted, one query one draw however many contexts it met, never narrower than
     where n effective queries are all right (`unseen_half`), and the level of the lower bound shared by the places
     (Bonferroni).
     """
-    common, chance = int(np.argmax(share)), 1 / len(labels)
+    common, chance = int(np.argmax(share)), (1 / len(labels) if chance is None else chance)
     reference = max(chance, float(share[common]))
     found = [_mean_interval(values, weight, len(right)) for values in right]
     best = max(found, key=lambda one: -math.inf if math.isnan(one.interval.low) else one.interval.low)

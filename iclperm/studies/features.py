@@ -230,7 +230,7 @@ def findings(run: FinishedRun, perplexity: npt.ArrayLike | None = None) -> Featu
             [[demonstrations.texts[row] for row in rows] for rows in sets.tolist()],
             demonstrations.query_texts("test"),
             labels=_labels_of_sets(run),
-            label_names=run.labels,
+            label_names=run.shared_labels,
             perplexity=perplexity,
         ),
         position_gain=np.diff(cells.values, axis=2).mean(axis=1) if is_full else None,

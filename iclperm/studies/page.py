@@ -249,7 +249,7 @@ def _what(run: Run) -> Iterator[tuple[str, str]]:
     yield "task", run.task
     yield "model", Path(study.model_name).name if study.endpoint is None else study.model_name
     yield "revision", study.revision or "none named"
-    if run.labels:
+    if run.shared_labels:
         yield "labels", ", ".join(run.labels)
     yield "design", f"{sets} sets x {permutations} permutations, k = {', '.join(map(str, run.shots))}"
     yield "queries", ", ".join(f"{len(items.gold):,} {split}" for split, items in run.splits.items())

@@ -220,7 +220,7 @@ def _answers(run: Run, shown: NDArray[np.int64], numbers: NDArray[np.int64]) -> 
 
 def _unit(run: Run) -> str:
     """What labels are compared by, where that is not the log-likelihood itself."""
-    parts = {"mean": "over tokens", "bytes": "over bytes"}
+    parts = {"mean": "over tokens", "bytes": "over bytes", "characters": "over characters"}
     words = [f"mean {parts[run.study.normalize]}"] if run.study.normalize != "sum" else []
     return ", ".join([*words, *(["calibrated"] if run.study.calibration != "none" else [])])
 

@@ -183,7 +183,7 @@ def _scores(dev: Answers) -> dict[str, FloatArray]:
 
 
 def _answers(run: FinishedRun, split: str) -> Answers:
-    items, num_labels = run.splits[split], len(run.labels)
+    items, num_labels = run.splits[split], len(run.shared_labels)
     return Answers(
         items.correct[:, :, -1],
         items.state[:, :, -1],
@@ -216,8 +216,8 @@ def _features(run: FinishedRun) -> tuple[dict[str, FloatArray], npt.NDArray[np.i
     place = np.searchsorted(rows, shown.rows)
     lengths = np.array([len(text) for text in words], dtype=np.float64)
     similarity = lexical_similarity(words, queries)
-    features = ordering_features(shown.labels, run.labels, lengths=lengths[place], similarity=similarity[place])
-    return features, shown.labels[..., -1] if run.labels else None, []
+    features = ordering_features(shown.labels, run.shared_labels, lengths=lengths[place], similarity=similarity[place])
+    return features, shown.labels[..., -1] if run.shared_labels else None, []
 
 
 def _pooled_accuracy(dev: stats.Accuracy, test: stats.Accuracy) -> FloatArray:

@@ -92,9 +92,10 @@ def most_choices(examples: Mapping[str, Examples]) -> int:
     return max((found.most_choices for split, found in examples.items() if split != "train"), default=0)
 
 
-def compared_text(query: str, chosen: Chosen | None) -> str:
-    """What two rows have in common that are one content."""
-    return folded(query) if chosen is None else "\n".join(map(folded, (query, *chosen.texts)))
+def compared_text(query: str, choices: Sequence[str]) -> str:
+    """What two rows have in common that are one content: the query as it is worded, and what choices of its own append
+    to it."""
+    return "\n".join(map(folded, (query, *choices)))
 
 
 def fractions(rows: Sequence[Content]) -> dict[str, float]:

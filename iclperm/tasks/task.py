@@ -390,9 +390,15 @@ class Task(Choices):
             rows = self._chosen_rows(kept) if self._row_choices else [self._row(*each, positions) for each in kept]
             # What the model gets to read counts: fields that differ elsewhere make the same prompt.
             texts = self._templates["query"].render_all([row.fields for row in rows], [row.place for row in rows])
+            own = [row.chosen.texts if row.chosen else () for row in rows]
+            continued = iter(self.continued([choice for choices in own for choice in choices]))
+            compared = [
+                compared_text(text, [next(continued) for _ in choices])
+                for text, choices in zip(texts, own, strict=True)
+            ]
             self._contents[split] = [
-                Content(hashlib.sha256(compared_text(text, row.chosen).encode()).hexdigest(), *row[1:])
-                for row, text in zip(rows, texts, strict=True)
+                Content(hashlib.sha256(text.encode()).hexdigest(), *row[1:])
+                for row, text in zip(rows, compared, strict=True)
             ]
         return self._contents[split]
 
