@@ -31,6 +31,8 @@ class PromptText:
     gold: int
     answer: str = ""
     messages: tuple[Message, ...] = ()
+    has_own_choices: bool = False
+    """Whether the continuations are those of this query alone."""
 
     @property
     def text(self) -> str:
@@ -72,6 +74,7 @@ def prompt_text(
         gold=int(texts.gold[query]),
         answer=texts.answers[query],
         messages=tuple(texts.messages(demonstrations, query)),
+        has_own_choices=texts.choices is not None,
     )
 
 

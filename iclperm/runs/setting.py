@@ -19,6 +19,7 @@ from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.stats.criteria import COUNT_LABELS
 from iclperm.stats.texts import near_duplicates
 from iclperm.study.study import STATISTICS, Scoring, Study
 from iclperm.tasks.examples import most_choices
@@ -272,6 +273,8 @@ def _refuse_for_row_choices(study: Study, task: Task, scoring: str) -> None:
         raise ConfigError(f"scoring is {scoring!r}, but {why}, and they are compared whole; set it to loglikelihood")
     if study.calibration != "none":
         raise ConfigError(f"calibration is {study.calibration!r}, but {why}; set it to none")
+    if study.criterion in COUNT_LABELS:
+        raise ConfigError(f"criterion is {study.criterion!r}, but {why}; choose dev_accuracy, or majority_agreement")
     if study.endpoint is not None:
         raise ConfigError(f"{why}, which an endpoint is not asked yet; use a model on this machine")
 

@@ -15,7 +15,7 @@ from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report.parts import percent
 from iclperm.runs.generated import dense
 from iclperm.stats.correlation import rank_correlation
-from iclperm.stats.criteria import criteria_scores, majority_agreement
+from iclperm.stats.criteria import COUNT_LABELS, criteria_scores, majority_agreement
 from iclperm.stats.features import ordering_features, recency_bias
 from iclperm.stats.paired import holm
 from iclperm.stats.search import TIE_DECIMALS, OpenChoice, Search, choices, open_choice, search
@@ -179,7 +179,7 @@ def _scores(dev: Answers) -> dict[str, FloatArray]:
     found = criteria_scores(
         dev.correct, dev.predictions, dev.state, dev.weights, label_scores=dev.label_scores, gold=dev.gold
     )
-    return {name: values for name, values in found.items() if not dev.is_open or name != "global_entropy"}
+    return {name: values for name, values in found.items() if not dev.is_open or name not in COUNT_LABELS}
 
 
 def _answers(run: FinishedRun, split: str) -> Answers:
