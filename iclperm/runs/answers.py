@@ -253,9 +253,9 @@ def cell_table(
         words = pa.array(labels, pa.string())
         right = words.take(pa.array(gold, mask=gold < 0))
         chosen = words.take(pa.array(prediction, mask=is_missing))
-        is_right = np.empty((len(cells), num_queries), np.bool_)
-        items.is_right(contexts, is_right)
-        is_right = is_right.ravel()
+        right_cells = np.empty((len(cells), num_queries), np.bool_)
+        items.is_right(contexts, right_cells)
+        is_right = right_cells.ravel()
     else:
         right = pa.array(items.right_answers).take(pa.array(query))
         chosen = written["answer"]

@@ -242,11 +242,11 @@ def _plan_product(
     rows, marks, marked = _marked_rows(prompts, wanted)
     if not rows or not len(numbers):
         return None
-    ids = [prompts.queries[query] for query in numbers]
+    ids, choices = [prompts.queries[query] for query in numbers], prompts.choices
     plan = plan_product(
         ContextPaths(Rows.of(rows), Rows.of(marks)),
         ids,
-        continuations_of(setting, prompts, numbers),
+        continuations_of(setting, prompts) if choices is None else [choices[query] for query in numbers],
         unit_tokens=_unit_tokens(setting, [len(each) for each in ids]),
     )
     of_plan = np.empty(plan.num_contexts, dtype=np.int64)
@@ -262,13 +262,8 @@ def paths_of(prompts: Prompts, product: Product) -> ContextPaths:
     return ContextPaths(Rows.of(rows), Rows.of(marks))
 
 
-def continuations_of(
-    setting: ResolvedStudy, prompts: Prompts, queries: NDArray[np.int64]
-) -> Sequence[Ids] | Sequence[Sequence[Ids]]:
-    """What follows the queries of a product: the labels, for each query its own choices, or what stands for an answer
-    that will be generated."""
-    if prompts.choices is not None:
-        return [prompts.choices[query] for query in queries]
+def continuations_of(setting: ResolvedStudy, prompts: Prompts) -> Sequence[Ids]:
+    """What follows each query of a product: the labels, or what stands for an answer that will be generated."""
     return _UNKNOWN if setting.is_generated else prompts.continuations
 
 

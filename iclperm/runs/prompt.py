@@ -39,7 +39,7 @@ from iclperm.stats import Interval
 from iclperm.stats.intervals import bounded, jackknife_interval, wilson_interval
 from iclperm.study.states import OK
 from iclperm.study.study import Study
-from iclperm.tasks.row_choices import Chosen
+from iclperm.tasks.row_choices import OwnChoices
 from iclperm.tasks.task import Examples, Task
 
 Format = Literal["text", "chat", "python", "json"]
@@ -462,7 +462,7 @@ def _texts(
     rows: NDArray[np.int64],
     queries: list[dict[str, Any]],
     chat: ChatFormat | None,
-    chosen: list[Chosen] | None,
+    chosen: list[OwnChoices] | None,
 ) -> DesignTexts:
     """The rendered parts of one context and these queries, with choices of their own where they have some."""
     numbers = np.arange(len(queries))

@@ -64,7 +64,7 @@ class QueryChoices:
     ) -> NDArray[np.bool_]:
         """Whether predictions [..., Q] for some queries int64 [Q], by default all, are right; -1 is not."""
         places = np.arange(len(self.right)) if queries is None else queries
-        return (predictions >= 0) & self.right[places, predictions]
+        return np.asarray((predictions >= 0) & self.right[places, predictions])
 
     def chance(self, weights: NDArray[np.int64]) -> float:
         """Accuracy of guessing, over queries of these weights [Q]."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from iclperm.tasks.row_choices import Chosen
+from iclperm.tasks.row_choices import OwnChoices
 
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 
@@ -25,7 +25,7 @@ class ReadRow(NamedTuple):
     fields: dict[str, Any]
     label: int
     answer: str
-    chosen: Chosen | None = None
+    chosen: OwnChoices | None = None
 
 
 class Content(NamedTuple):
@@ -36,7 +36,7 @@ class Content(NamedTuple):
     fields: dict[str, Any]
     label: int
     answer: str
-    chosen: Chosen | None = None
+    chosen: OwnChoices | None = None
 
     @property
     def told(self) -> list[Any]:
@@ -65,7 +65,7 @@ class Examples:
     num_duplicates: int
     num_conflicting: int
     digest: str
-    chosen: list[Chosen] | None = None
+    chosen: list[OwnChoices] | None = None
 
     def __len__(self) -> int:
         return len(self.fields)

@@ -20,7 +20,7 @@ _IS_TEXT = "\x1f"  # before what was no list
 _EXPRESSION = re.compile(r"\s*\{\{(.*)\}\}\s*", re.DOTALL)
 
 
-class Chosen(NamedTuple):
+class OwnChoices(NamedTuple):
     """The choices of one row, and the positions of those that are right, ascending; any of them counts."""
 
     texts: tuple[str, ...]
@@ -62,13 +62,13 @@ class RowChoices:
                 raise DataError(f"{place}choice {blank[0]} (from 0 on) is blank; fill it in or remove the row")
         return [tuple(texts) for texts in found]
 
-    def of_rows(self, rows: Sequence[Mapping[str, Any]], places: Sequence[str]) -> list[Chosen]:
+    def of_rows(self, rows: Sequence[Mapping[str, Any]], places: Sequence[str]) -> list[OwnChoices]:
         """The choices of each row and the right ones; raises `DataError`, which begins with the row's place."""
         texts = self.texts(rows, places)
         golds = self._gold.of_rows(rows, places)
         letters = [None] * len(rows) if self._letters is None else self._letters.of_rows(rows, places)
         return [
-            Chosen(own, _positions(place, own, gold, named))
+            OwnChoices(own, _positions(place, own, gold, named))
             for place, own, gold, named in zip(places, texts, golds, letters, strict=True)
         ]
 
