@@ -15,9 +15,11 @@ from iclperm import Study, Task, demo
 from iclperm.errors import ConfigError, DataError
 from iclperm.reference.scoring import score_one
 from iclperm.runs.harness_logs import write_logs
+from iclperm.runs.layout import lay_out
 from iclperm.runs.query_choices import QueryChoices
-from iclperm.runs.setting import model_tokenizer
+from iclperm.runs.setting import ResolvedStudy, model_tokenizer
 from iclperm.tasks.row_choices import RowChoices
+from iclperm.workers.messages import plan_from, plan_message, unpacked
 
 PER_TOKEN = TOLERANCES["loglikelihood per token"]["float32"]
 LENGTHS = {"sum": lambda text: 1, "bytes": lambda text: len(text.encode()), "characters": len}
@@ -336,3 +338,10 @@ def test_a_table_of_choices_that_do_not_fit_is_refused(run, folder):
     assert np.array_equal(found.right[np.arange(len(table)), run.gold], np.ones(len(table), bool))
     with pytest.raises((ValueError, IndexError)):
         QueryChoices.of_table(table, 2)
+
+
+def test_a_worker_plans_choices_as_its_driver(study):
+    work = lay_out(ResolvedStudy.of(study))
+    (product,) = work.products
+    plan = plan_from(*unpacked(plan_message(work, product)))
+    assert (plan.tokens_unique, plan.num_labels) == (product.plan.tokens_unique, len(work.setting.labels))

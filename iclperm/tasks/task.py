@@ -313,10 +313,10 @@ class Task(Choices):
         """The text before the first demonstration."""
         return self.instruction + self.separator if self.instruction else ""
 
-    def render_demonstration(self, fields: Mapping[str, Any], answer: str | int) -> str:
-        """One demonstration's text, without the separator that follows it. It shows the right answer, a text
-        (`Examples.answers`) or the position of a label."""
-        return self._templates["demonstration"].render(self._shown(fields, answer))
+    def render_demonstration(self, fields: Mapping[str, Any], label: str | int) -> str:
+        """One demonstration's text, without the separator that follows it. It shows the right label or choice, by its
+        text (`Examples.answers`) or the position of a label."""
+        return self._templates["demonstration"].render(self._shown(fields, label))
 
     def render_query(self, fields: Mapping[str, Any]) -> str:
         """One query's text, up to where the label or the answer begins."""
@@ -326,17 +326,17 @@ class Task(Choices):
         """`render_query` of many rows at once, which is quicker where the template needs a process of its own."""
         return self._templates["query"].render_all(rows)
 
-    def render_demonstrations(self, rows: Sequence[Mapping[str, Any]], answers: Sequence[str | int]) -> list[str]:
+    def render_demonstrations(self, rows: Sequence[Mapping[str, Any]], labels: Sequence[str | int]) -> list[str]:
         """`render_demonstration` of many rows at once."""
         return self._templates["demonstration"].render_all(
-            [self._shown(fields, answer) for fields, answer in zip(rows, answers, strict=True)]
+            [self._shown(fields, label) for fields, label in zip(rows, labels, strict=True)]
         )
 
-    def _shown(self, fields: Mapping[str, Any], answer: str | int) -> Mapping[str, Any]:
+    def _shown(self, fields: Mapping[str, Any], label: str | int) -> Mapping[str, Any]:
         """What the template of a demonstration sees."""
         if self.is_generated:
             return fields
-        return {**fields, "label": answer if isinstance(answer, str) else self.words[answer]}
+        return {**fields, "label": label if isinstance(label, str) else self.words[label]}
 
     def render_choices(self, fields: Mapping[str, Any]) -> list[str]:
         """The texts of a row's own choices, in order; raises `DataError` for what `RowChoices.texts` does."""
