@@ -161,7 +161,7 @@ def test_every_answer_is_that_of_plain_transformers(run, study, folder):
     task = Task.load(study.task)
     test, items = task.examples("test"), run.splits["test"]
     assert run.report.tokens_forwarded == run.report.tokens_unique
-    expected = np.full(run.label_logprob.shape, np.nan)
+    expected, num_tokens = np.full(run.label_logprob.shape, np.nan), np.ones(run.label_logprob.shape)
     worst = 0.0
     for cell in [(0, 0, 0), (1, 1, 1)]:
         for query, row in enumerate(items.examples.tolist()):
@@ -176,16 +176,17 @@ def test_every_answer_is_that_of_plain_transformers(run, study, folder):
                 whole = tokenizer(prompt.text + text)["input_ids"]
                 assert whole[: len(before)] == before
                 plain = score_one(model, before, whole[len(before) :])
-                expected[(*cell, query, place)] = plain.logprob
+                expected[(*cell, query, place)], num_tokens[(*cell, query, place)] = plain.logprob, plain.num_tokens
                 worst = max(worst, abs(plain.logprob - run.label_logprob[(*cell, query, place)]) / plain.num_tokens)
     assert worst < PER_TOKEN
-    for normalize, length in LENGTHS.items():
+    for normalize, length in {**LENGTHS, "mean": None}.items():
         found = iclperm.open_run(folder / "run", normalize=normalize)
         assert found.digest == run.digest
         for cell in [(0, 0, 0), (1, 1, 1)]:
             for query, row in enumerate(items.examples.tolist()):
                 texts, gold = test.chosen[row]
-                scores = [expected[(*cell, query, place)] / length(text) for place, text in enumerate(texts)]
+                lengths = num_tokens[(*cell, query)][: len(texts)] if length is None else list(map(length, texts))
+                scores = expected[(*cell, query)][: len(texts)] / lengths
                 assert found.correct[(*cell, query)] == (int(np.argmax(scores)) in gold)
     sizes = np.array([len(test.chosen[row].texts) for row in items.examples])
     assert np.array_equal(np.isfinite(run.label_logprob[0, 0, 0]).sum(axis=1), sizes)
