@@ -36,7 +36,7 @@ STUDY_KEYS = {
     "cells": kinds.KEYS["cells"],
     "queries_per_ordering": kinds.KEYS["queries_per_ordering"],
     "scoring": "How answers are found: loglikelihood (of every label), first_token (of theirs), or generate.",
-    "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, or over bytes.",
+    "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, bytes or characters.",
     "calibration": "none, or contextual: labels freed of what each context prefers by itself.",
     "criterion": kinds.KEYS["criterion"],
     "budget": kinds.KEYS["budget"],
@@ -84,7 +84,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "order": ("similar_last", "similar_first", "permuted"),
     "cells": ("crossed", "blocks", "random"),
     "scoring": ("loglikelihood", "first_token", "generate"),
-    "normalize": ("sum", "mean", "bytes"),
+    "normalize": ("sum", "mean", "bytes", "characters"),
     "calibration": ("none", "contextual"),
     "criterion": (
         "dev_accuracy",

@@ -103,7 +103,8 @@ def print_prompt(console: Console, prompt: PromptText, shots: int) -> None:
         return
     labels = ", ".join(printable(repr(continuation)) for continuation in prompt.continuations)
     console.print(Panel(text, title=f"{title}, and its right label", title_align="left"))
-    console.print(f"every prompt is scored with {labels}", "", sep="\n", markup=False)
+    which = "this" if prompt.has_own_choices else "every"
+    console.print(f"{which} prompt is scored with {labels}", "", sep="\n", markup=False)
 
 
 def print_answering(console: Console, task: Task, right: str) -> None:
