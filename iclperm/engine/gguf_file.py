@@ -27,9 +27,13 @@ WEIGHTS = "model.gguf"
 _ABOUT = "gguf.json"
 _SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
-_TEXT_ENDS = {"ALL_F32": "float32", "MOSTLY_F16": "float16", "MOSTLY_BF16": "bfloat16"}
+_DTYPES = {"ALL_F32": "float32", "MOSTLY_F16": "float16", "MOSTLY_BF16": "bfloat16"}
+"""By the kind of file, of weights that are not quantized; of others float32."""
 # Keys that change numbers, most of which transformers' readers pass over.
-_CHANGES = re.compile(r"\.(rope\.scaling\.(?!type)|\w*(attention\.|logit_|embedding_|residual_)scale|\w*softcapping)")
+_ROPE_SCALING = "rope.scaling."
+_SCALES = re.compile(r"scale$|softcapping$")
+# Of byte-level tokenizers: what llama.cpp splits by the rule that transformers takes for names that it does not know.
+_SPLIT_AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")
 _NO_SCALING = (None, "none")
 
 
@@ -58,7 +62,9 @@ def gguf_folder(path: Path) -> Path:
     if not begin.startswith(_MAGIC):
         raise ModelError(f"'{path}' is no GGUF file: it does not begin with {_MAGIC.decode()}; fetch it again")
     if importlib.util.find_spec("gguf") is None:
-        raise ConfigError(f"the model '{path}' needs the package gguf, which is not installed: pip install iclperm[gguf]")
+        raise ConfigError(
+            f"the model '{path}' needs the package gguf, which is not installed: pip install 'iclperm[gguf]'"
+        )
     import transformers
 
     try:
@@ -86,6 +92,11 @@ def about_file(folder: Path) -> Mapping[str, Any]:
     return found
 
 
+def in_words(folder: Path, dtype: str) -> str:
+    """Of the folder of a GGUF file that is loaded in a dtype, in a few words."""
+    return f"GGUF ({about_file(folder)['quantization']}), dequantised to {dtype}"
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, read again when it has changed."""
     found = path.stat()
@@ -98,6 +109,19 @@ def _digest(path: str, *_: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@contextmanager
+def without_a_bar() -> Iterator[None]:
+    """Within: no progress bar of what transformers reads from GGUF files."""
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    module: Any = reading
+    before, module.tqdm = module.tqdm, lambda tensors, **_: tensors
+    try:
+        yield
+    finally:
+        module.tqdm = before
+
+
 def _make(path: Path, place: Path) -> None:
     """Writes the folder of a file beside its place, and moves it there whole."""
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -105,8 +129,7 @@ def _make(path: Path, place: Path) -> None:
         folder = Path(temporary) / "model"
         folder.mkdir()
         with _one_line(path):
-            about = _looked_at(path)
-            _write(path, folder, _TEXT_ENDS.get(about["file_type"], "float32"))
+            about = _write(path, folder)
         (folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
         if place.exists() and not (place / _ABOUT).is_file():
             shutil.rmtree(place)
@@ -127,56 +150,73 @@ def _link(path: Path, link: Path) -> None:
     new.replace(link)
 
 
-def _looked_at(path: Path) -> dict[str, Any]:
-    """What the file's header says; raises ModelError for what transformers would pass over."""
+def _write(path: Path, folder: Path) -> dict[str, Any]:
+    """Configuration and tokenizer of a file, as transformers reads them, and what else is kept about it."""
     from gguf import GGUFReader
     from gguf.constants import LlamaFileType
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     reader = GGUFReader(str(path))
-    said = {
-        key: field.contents() for key, field in reader.fields.items() if len(field.data) <= 1 and "tokenizer" not in key
-    }
-    _refuse_other_numbers(path, said, [tensor.name for tensor in reader.tensors])
-    number = said.get("general.file_type")
-    known = {kind.value: kind.name for kind in LlamaFileType}
-    file_type = known.get(number, "GUESSED") if isinstance(number, int) else "GUESSED"
-    kinds = sorted({tensor.tensor_type.name for tensor in reader.tensors})
-    name = file_type.removeprefix("MOSTLY_").removeprefix("ALL_")
-    return {
-        "file_type": file_type,
-        "quantization": "/".join(kinds) if file_type == "GUESSED" else name,
-        "num_weights": int(sum(int(tensor.n_elements) for tensor in reader.tensors)),
-    }
-
-
-def _refuse_other_numbers(path: Path, said: Mapping[str, Any], tensors: list[str]) -> None:
-    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-
+    said = {key: field.contents() for key, field in reader.fields.items() if len(field.data) <= 1}
     if (count := said.get("split.count") or 0) > 1:
         raise ModelError(f"'{path}' is one of {count} parts; join them (llama-gguf-split --merge) and give that file")
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    _refuse_other_numbers(path, said, [tensor.name for tensor in reader.tensors], config)
+    file_type = {kind.value: kind.name for kind in LlamaFileType}.get(said.get("general.file_type"), "GUESSED")
+    config.dtype = _DTYPES.get(file_type, "float32")
+    config.save_pretrained(folder)
+    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    auto: Any = AutoTokenizer
+    tokenizer = auto.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    _refuse_other_tokens(path, said, tokenizer)
+    tokenizer.save_pretrained(folder)
+    kinds = "/".join(sorted({tensor.tensor_type.name for tensor in reader.tensors}))
+    return {
+        "quantization": kinds if file_type == "GUESSED" else file_type.removeprefix("MOSTLY_").removeprefix("ALL_"),
+        "num_weights": sum(int(tensor.n_elements) for tensor in reader.tensors),
+    }
+
+
+def _refuse_other_numbers(path: Path, said: Mapping[str, Any], tensors: list[str], config: Any) -> None:
+    """Raises ModelError for what a file says that changes numbers and that transformers passes over: rotary factors,
+    and keys that it does not read, where they say otherwise than its configuration."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
     architecture = str(said.get("general.architecture"))
     reads = GGUF_CONFIG_MAPPING.get(architecture, {})
+    is_scaled = said.get(f"{architecture}.rope.scaling.type") not in _NO_SCALING and architecture != "gpt-oss"
     other = [name for name in tensors if name.startswith("rope_")]
-    if architecture != "gpt-oss":  # whose scaling is read
-        is_scaled = said.get(f"{architecture}.rope.scaling.type") not in _NO_SCALING
-        other += [key for key in said if _CHANGES.search(key) and key.partition(".")[2] not in reads and is_scaled]
+    for key, value in said.items():
+        name = key.removeprefix(f"{architecture}.")
+        if name.startswith(_ROPE_SCALING):
+            other += [key] * is_scaled
+        elif _SCALES.search(name) and name not in reads and getattr(config, name, None) != value:
+            other.append(key)
     if other:
         raise ModelError(
-            f"'{path}' scales what transformers does not scale when it reads such a file ({printable(other[0])[:100]}), "
-            "so its numbers would be others; give the folder of the safetensors checkpoint"
+            f"'{path}' scales what transformers does not when it reads such a file ({printable(other[0])[:100]}), so "
+            "its numbers would be others; give the folder of the safetensors checkpoint"
         )
 
 
-def _write(path: Path, folder: Path, dtype: str) -> None:
-    """Configuration and tokenizer of a file, as transformers reads them."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+def _refuse_other_tokens(path: Path, said: Mapping[str, Any], tokenizer: Any) -> None:
+    """Raises ModelError where a file names a way to cut text that transformers does not take, without a word."""
+    from transformers.integrations.gguf import gguf_tokenizer_mapping as reading
 
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    config.dtype = dtype
-    config.save_pretrained(folder)
-    GenerationConfig.from_model_config(config).save_pretrained(folder)
-    tokenizer: Any = AutoTokenizer
-    tokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True).save_pretrained(folder)
+    kind, split = said.get("tokenizer.ggml.model"), said.get("tokenizer.ggml.pre")
+    rule = None
+    if kind == "gpt2" and split not in {*reading.GGUF_PRE_TOKENIZER_SPLITS, *_SPLIT_AS_GPT2}:
+        rule = f"tokenizer.ggml.pre is {printable(repr(split))[:100]}"
+    elif kind == "llama":
+        begin = tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0]
+        wanted = said.get("tokenizer.ggml.add_space_prefix", True)
+        if begin.startswith("\u2581") != wanted:
+            rule = f"tokenizer.ggml.add_space_prefix is {wanted}"
+    if rule is not None:
+        raise ModelError(
+            f"'{path}' cuts text as transformers does not when it reads such a file ({rule}), so its tokens would be "
+            "others; give the folder of the safetensors checkpoint"
+        )
 
 
 @contextmanager

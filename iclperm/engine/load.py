@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from iclperm.engine.folder import (
     settings_of,
     stored_weights,
 )
-from iclperm.engine.gguf_file import WEIGHTS, about_file, file_of
+from iclperm.engine.gguf_file import WEIGHTS, about_file, file_of, in_words, without_a_bar
 from iclperm.engine.tokenizer import load_tokenizer
 from iclperm.errors import ConfigError, ModelError, printable
 
@@ -81,7 +81,7 @@ def load(
     text_keys = _TEXT_KEYS.get(config.model_type)
     source: dict[str, Any] = {"use_safetensors": True} if file is None else {"gguf_file": WEIGHTS}
     try:
-        with _quiet():
+        with _quiet(), nullcontext() if file is None else without_a_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=_text_part(config),
@@ -101,6 +101,7 @@ def load(
     model, info = loaded
     if file is not None:
         del model.config.quantization_config  # nothing is quantized any more
+        model.stored_as = in_words(folder, str(model.dtype).removeprefix("torch."))
     unused = [key for key in map(str, info["unexpected_keys"]) if not is_no_part(key, stored, settings)]
     _refuse_misfit(name, config, info, [key for key in unused if not (text_keys and _IMAGE_KEY.match(key))])
     try:

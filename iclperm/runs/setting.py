@@ -15,14 +15,14 @@ from iclperm import demo
 from iclperm.base.imports import import_whole
 from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, TOKENIZER_SOURCES, WEIGHT_FILES, ModelFacts
 from iclperm.engine.folder import model_folder
-from iclperm.engine.gguf_file import file_digest, file_of
+from iclperm.engine.gguf_file import file_digest, file_of, in_words
 from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.stats.texts import near_duplicates
 from iclperm.study.study import STATISTICS, Scoring, Study
-from iclperm.tasks.sources import Split
+from iclperm.tasks.published import Split
 from iclperm.tasks.task import Examples, Task, builtin_tasks
 
 LABEL_TOKENS = 16
@@ -165,6 +165,14 @@ class ResolvedStudy:
                 **({} if self.design.neighbours is None else {"neighbours": self.design.neighbours.digest}),
             },
         }
+
+    @property
+    def notes(self) -> list[str]:
+        """What was decided about its data and its model and should be known, in a line each."""
+        notes = self.task.data.notes
+        if self.model is not None and file_of(self.model) is not None:
+            notes.append(f"the model is a file of {in_words(self.model, self.dtype)}")
+        return notes
 
     @property
     def _model_hashes(self) -> dict[str, Any]:
