@@ -162,7 +162,7 @@ def _write(path: Path, folder: Path) -> dict[str, Any]:
         raise ModelError(f"'{path}' is one of {count} parts; join them (llama-gguf-split --merge) and give that file")
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     _refuse_other_numbers(path, said, [tensor.name for tensor in reader.tensors], config)
-    file_type = {kind.value: kind.name for kind in LlamaFileType}.get(said.get("general.file_type"), "GUESSED")
+    file_type = {kind.value: kind.name for kind in LlamaFileType}.get(said.get("general.file_type", -1), "GUESSED")
     config.dtype = _DTYPES.get(file_type, "float32")
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
@@ -204,8 +204,9 @@ def _refuse_other_tokens(path: Path, said: Mapping[str, Any], tokenizer: Any) ->
     from transformers.integrations.gguf import gguf_tokenizer_mapping as reading
 
     kind, split = said.get("tokenizer.ggml.model"), said.get("tokenizer.ggml.pre")
-    rule = None
-    if kind == "gpt2" and split not in {*reading.GGUF_PRE_TOKENIZER_SPLITS, *_SPLIT_AS_GPT2}:
+    rule: str | None = None
+    known: set[object] = {*reading.GGUF_PRE_TOKENIZER_SPLITS, *_SPLIT_AS_GPT2}
+    if kind == "gpt2" and split not in known:
         rule = f"tokenizer.ggml.pre is {printable(repr(split))[:100]}"
     elif kind == "llama":
         begin = tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens[0]
