@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from tiny import byte_level_tokenizer, make_model, make_task
 
 from iclperm import Study, plan
+from iclperm.bench.models import find_model
 from iclperm.cli.main import cli
 from iclperm.engine import Engine
 from iclperm.engine import gguf_file as files
@@ -147,6 +148,11 @@ def test_a_study_takes_it_and_its_plan_says_how_it_is_stored(pair: tuple[Path, P
         ({"llama__logit_scale": 0.5}, "llama.logit_scale"),
     ],
 )
+def test_the_benchmark_refuses_it_in_a_line(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ModelError, match=r"tiny.gguf' is a GGUF file, but the benchmark's peers take folders of"):
+        find_model(str(pair[1]))
+
+
 def test_what_transformers_would_pass_over_is_refused(tmp_path: Path, more: dict[str, Any], name: str) -> None:
     file = write_gguf(make_model(tmp_path / "model", byte_level_tokenizer()), tmp_path / "x.gguf", **more)
     with pytest.raises(ModelError, match=rf"scales what transformers does not .*\({name}\), so its numbers would be"):

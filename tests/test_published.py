@@ -100,7 +100,7 @@ def test_x_class_folders_name_their_classes(tmp_path: Path) -> None:
     folder.mkdir()
     names = ["sports", "arts"]
     (folder / "classes.txt").write_text("\n".join(names) + "\n")
-    (folder / "dataset.txt").write_text("".join(f"  {word}. Then more.\n" for word in WORDS))
+    (folder / "dataset.txt").write_text("".join(f"{word}.\u2028 Then more.\n" for word in WORDS), encoding="utf-8")
     (folder / "labels.txt").write_text("".join(f"{number % 2}\n" for number in range(48)))
     task = Task.load("nyt_topics", tmp_path)
     train, test, dev = (task.examples(split) for split in ("train", "test", "dev"))

@@ -183,7 +183,7 @@ def _refuse_other_numbers(path: Path, said: Mapping[str, Any], tensors: list[str
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     architecture = str(said.get("general.architecture"))
-    reads = GGUF_CONFIG_MAPPING.get(architecture, {})
+    reads: Any = GGUF_CONFIG_MAPPING.get(architecture, {})
     is_scaled = said.get(f"{architecture}.rope.scaling.type") not in _NO_SCALING and architecture != "gpt-oss"
     other = [name for name in tensors if name.startswith("rope_")]
     for key, value in said.items():

@@ -128,9 +128,8 @@ def _find_x_class(folder: Path) -> Files:
 
 
 def _read_x_class(path: Path) -> Iterator[Row]:
-    texts, numbers, words = (
-        text_in(file, given_bytes(file), None).rstrip("\r\n").split("\n") for file in map(path.with_name, _X_CLASS)
-    )
+    files = [text_in(file, given_bytes(file), None).replace("\r\n", "\n") for file in map(path.with_name, _X_CLASS)]
+    texts, numbers, words = (file.rstrip("\n").split("\n") for file in files)
     if len(texts) != len(numbers):
         raise DataError(f"{path}: has {len(texts):,} lines, but {_X_CLASS[1]} {len(numbers):,}; fetch the folder again")
     for line, (text, number) in enumerate(zip(texts, numbers, strict=True), start=1):
@@ -140,7 +139,7 @@ def _read_x_class(path: Path) -> Iterator[Row]:
                 f"{path.with_name(_X_CLASS[1])}:{line}: {given[:40]!r} is no number of one of the {len(words)} lines "
                 f"of {_X_CLASS[2]}, from 0 on; repair the row"
             )
-        yield f"{path}:{line}", {"text": text.strip(), "label": words[int(given)].strip()}
+        yield f"{path}:{line}", {"text": text, "label": words[int(given)].strip()}
 
 
 def _is_folder(folder: Path, name: str) -> bool:
