@@ -148,11 +148,6 @@ def test_a_study_takes_it_and_its_plan_says_how_it_is_stored(pair: tuple[Path, P
         ({"llama__logit_scale": 0.5}, "llama.logit_scale"),
     ],
 )
-def test_the_benchmark_refuses_it_in_a_line(pair: tuple[Path, Path]) -> None:
-    with pytest.raises(ModelError, match=r"tiny.gguf' is a GGUF file, but the benchmark's peers take folders of"):
-        find_model(str(pair[1]))
-
-
 def test_what_transformers_would_pass_over_is_refused(tmp_path: Path, more: dict[str, Any], name: str) -> None:
     file = write_gguf(make_model(tmp_path / "model", byte_level_tokenizer()), tmp_path / "x.gguf", **more)
     with pytest.raises(ModelError, match=rf"scales what transformers does not .*\({name}\), so its numbers would be"):
@@ -165,6 +160,11 @@ def test_text_that_would_be_cut_otherwise_is_refused(tmp_path: Path) -> None:
         ModelError, match=r"cuts text as transformers does not .*\(tokenizer.ggml.pre is 'smollm'\), so"
     ):
         model_folder(file)
+
+
+def test_the_benchmark_refuses_it_in_a_line(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ModelError, match=r"tiny.gguf' is a GGUF file, but the benchmark's peers take folders of"):
+        find_model(str(pair[1]))
 
 
 def test_one_of_several_parts_and_a_model_of_another_size_are_refused(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def find_model(name: str) -> BenchModel:
     folder = model_folder(name)
     if (file := file_of(folder)) is not None:
         raise ModelError(
-            f"the model '{file}' is a GGUF file, but the benchmark's peers take folders of safetensors; give such a folder"
+            f"the model '{file}' is a GGUF file, but the benchmark's peers take folders of safetensors; give such a "
+            "folder"
         )
     is_hubs = not Path(name).is_dir()
     return BenchModel(name if is_hubs else folder.resolve().name, place=folder)

@@ -50,9 +50,10 @@ def serve_model(
     memory_budget: str | None = None,
     **options: str | None,
 ) -> None:
-    """Serves a model, `demo`, a folder, a GGUF file or a hub id, until Ctrl-C (`iclperm.integrations.serve`);
-    ``memory_budget`` is that of `Engine.session`, ``options`` are those of `Engine.from_pretrained`. `ConfigError` for a key that is not
-    there, and where the packages are not."""
+    """Serves a model, `demo`, a folder, a GGUF file or a hub id, until Ctrl-C (`iclperm.integrations.serve`).
+
+    ``memory_budget`` is that of `Engine.session`, ``options`` are those of `Engine.from_pretrained`. `ConfigError` for
+    a key that is not there, and where the packages are not."""
     for module in ("starlette", "uvicorn"):
         if find_spec(module) is None:
             raise ConfigError(f"{module} is not installed; pip install 'iclperm[serve]'")
