@@ -310,3 +310,13 @@ def test_whoever_patches_the_model_in_another_thread_leaves_nothing() -> None:
             is_over.set()
             other.join()
         assert np.array_equal(session.score(nodes, QUERIES[:1], LABELS), expected)
+
+
+def test_another_default_device_changes_nothing() -> None:
+    for layers in ("auto", "transformers"):
+        engine = Engine(ZOO["llama"].build(), layers=layers)
+        expected = engine.score(CONTEXTS, QUERIES, LABELS)
+        with torch.device("meta"), engine.session() as session:
+            found = session.score([session.extend(None, context) for context in CONTEXTS], QUERIES, LABELS)
+            assert np.array_equal(engine.score(CONTEXTS, QUERIES, LABELS), expected)
+        assert np.array_equal(found, expected)

@@ -154,7 +154,7 @@ class DecodeCase:
     def _expected(self, states: LayerStates, rule: AttentionRule, step: int, compared: list[int]) -> torch.Tensor:
         """Row after row from its own keys alone; zero for padding."""
         q = heads_of(states.q, compared, states.k.shape[1])
-        out = torch.zeros(q.shape, dtype=torch.float64)
+        out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
         for row, (path, length) in enumerate(zip(self.paths, self.lengths, strict=True)):
             position = length - 1 + step
             # What a window has left behind is cut off: a weight of zero times NaN is NaN.
@@ -194,10 +194,10 @@ def _steps(
     num_rows: int, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, is_used: npt.NDArray[np.bool_]
 ) -> tuple[LayerStates, LayerStates]:
     """What two steps attend with, beside slots that hold NaN where no path has used them."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def drawn(count: int, heads: int) -> torch.Tensor:
-        return torch.randn(count, heads, head_size, generator=generator).to(dtype)
+        return torch.randn(count, heads, head_size, generator=generator, device="cpu").to(dtype)
 
     k_pool, v_pool = drawn(is_used.size, num_kv_heads), drawn(is_used.size, num_kv_heads)
     k_pool[~is_used], v_pool[~is_used] = torch.nan, torch.nan

@@ -106,10 +106,10 @@ class AttentionCase:
         the second."""
         visits = _visits(longest, *many_rows)
         num_rows, num_slots = -(-(visits[-1][1] + _PADDING) // _ROW_MULTIPLE) * _ROW_MULTIPLE, longest
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
 
         def drawn(count: int, heads: int) -> torch.Tensor:
-            return torch.randn(count, heads, head_size, generator=generator).to(dtype)
+            return torch.randn(count, heads, head_size, generator=generator, device="cpu").to(dtype)
 
         # Scores spread by more than one nat: of equal weights, long paths would give means near nothing. Those of some
         # rows come to where a soft-cap is flat.
@@ -473,7 +473,7 @@ class Drawing:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
-        self._generator = torch.Generator().manual_seed(0)
+        self._generator = torch.Generator("cpu").manual_seed(0)
 
     def __call__(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._generator).to(self._dtype).to(self._device)

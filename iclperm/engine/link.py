@@ -60,7 +60,10 @@ class DeviceLink:
         there = torch.empty(joined.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
         there.copy_(joined, non_blocking=True)
         wait = _arrival(device)
-        kinds = [(torch.empty(0, dtype=tensor.dtype).numpy().dtype, tensor.shape, tensor.nbytes) for tensor in tensors]
+        kinds = [
+            (torch.empty(0, dtype=tensor.dtype, device="cpu").numpy().dtype, tensor.shape, tensor.nbytes)
+            for tensor in tensors
+        ]
 
         def result() -> _T:
             wait()

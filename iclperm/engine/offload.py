@@ -52,7 +52,7 @@ class HostStore:
     def write(self, place: tuple[int, int], num_slots: int, slot: int, rows: torch.Tensor) -> None:
         if place not in self._rows:
             shape = (num_slots, *rows.shape[1:])
-            self._rows[place] = torch.empty(shape, dtype=rows.dtype, pin_memory=self._is_pinned)
+            self._rows[place] = torch.empty(shape, dtype=rows.dtype, device="cpu", pin_memory=self._is_pinned)
         # All copies go through one stream, in their order.
         self._rows[place][slot : slot + len(rows)].copy_(rows, non_blocking=self._is_pinned)
 

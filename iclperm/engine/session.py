@@ -268,7 +268,9 @@ class Session:
                 which, rows = torch.from_numpy(pairs.number), torch.from_numpy(pairs.row)
                 for place, number in enumerate(numbers):
                     found[which, place] = states[number % count][rows]
-        return torch.empty(0, len(numbers), model.facts.hidden_size, dtype=model.dtype) if found is None else found
+        if found is None:
+            return torch.empty(0, len(numbers), model.facts.hidden_size, dtype=model.dtype, device=model.device)
+        return found
 
     @alone
     def generate(

@@ -60,7 +60,7 @@ class NativeAttention:
         )
 
     def __call__(self, states: LayerStates, rule: AttentionRule) -> torch.Tensor:
-        out = torch.empty(states.q.shape, dtype=states.q.dtype)
+        out = torch.empty(states.q.shape, dtype=states.q.dtype, device=states.q.device)
         _core.tree_attention(
             as_numpy(states.q),
             as_numpy(states.k),
@@ -112,7 +112,7 @@ class TorchAttention:
         keys = torch.cat([states.k_pool[slots], states.k]).transpose(0, 1)
         values = torch.cat([states.v_pool[slots], states.v]).transpose(0, 1)
         if query_rows is not None:
-            rows = torch.zeros(q.shape[0], dtype=torch.int64)
+            rows = torch.zeros(q.shape[0], dtype=torch.int64, device="cpu")
             rows[: query_rows.size] = torch.from_numpy(query_rows)
             visible, row_pos, num_owned = visible[rows], row_pos[rows], query_rows.size
         # A weight of zero times NaN is NaN: rows that see no such key must not be touched by it.

@@ -131,7 +131,8 @@ def choose_logits(logits: torch.Tensor, softcap: float) -> LikeliestIds:
         logsumexp, token, is_finite, _ = _core.head_rows(
             as_numpy(logits), none, none, softcap=softcap, num_threads=torch.get_num_threads()
         )
-        best = logits[torch.arange(len(token)), torch.from_numpy(np.maximum(token, 0)).long()].double().tolist()
+        rows, columns = (torch.from_numpy(each) for each in (np.arange(len(token)), np.maximum(token, 0)))
+        best = logits[rows, columns.long()].double().tolist()
         # One by one, so that a row's bits do not depend on how many there are.
         capped = [softcap * math.tanh(x / softcap) for x in best] if softcap else best
         return LikeliestIds(token, (np.array(capped) - logsumexp).astype(np.float32), is_finite)

@@ -59,7 +59,7 @@ def activation(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | No
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        out = torch.empty(rows.shape, dtype=x.dtype)
+        out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
         _core.activate(kind, as_numpy(rows), as_numpy(out), num_threads=torch.get_num_threads())
         return out.view(x.shape)
 
