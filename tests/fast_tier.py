@@ -80,6 +80,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_layers": ("test_known_architectures_run_in_our_layers_and_are_exact[qwen3-",),
     "test_streams": ("test_verbs_are_awaited", "test_a_stream_that_is_closed"),
     "test_twin": ("test_what_refers", "test_a_compiled", "test_two_engines"),
+    "test_gguf": ("test_a_file_has", "test_damaged"),
     "test_loading": ("",),
     "test_readouts": ("test_texts_by_chance_are_the_oracles_in_any_company[llama", "test_a_session_generates_what"),
     "test_long_paths": (
@@ -125,6 +126,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_lengths": ("",),
     "test_notebook": ("test_a_table_becomes_a_task_with_its_rows[rows", "test_what_progress"),
     "test_proposal": ("test_columns",),
+    "test_published": ("test_ag_news", "test_x_class"),
     "test_task_data": ("",),
     "test_tasks": ("",),
     # statistics against their oracles, and what others' files say

@@ -15,12 +15,12 @@ from iclperm.study.orderings import ORDER_DESIGNS
 
 STUDY_KEYS = {
     "kind": f"What is studied: {kinds.in_words(kinds.STUDIES)}.",
-    "model": "demo, a model folder or a hub id.",
+    "model": "demo, a model folder, a GGUF file or a hub id.",
     "revision": "Revision of a hub id.",
     "task": "Built-in task or path of a task file.",
     "tasks": kinds.KEYS["tasks"],
     "models": kinds.KEYS["models"],
-    "data": "Folder with the task's data, where they are not where the task says.",
+    "data": "Folder or file with the task's data, where they are not where the task says.",
     "sets": "Number of demonstration sets.",
     "permutations": "Number of orders, shared by all sets.",
     "demonstrations": "Sets of train rows to use instead of drawn ones: 4,17,9;3,2,11; or per query.",

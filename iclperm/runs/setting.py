@@ -15,6 +15,7 @@ from iclperm import demo
 from iclperm.base.imports import import_whole
 from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, TOKENIZER_SOURCES, WEIGHT_FILES, ModelFacts
 from iclperm.engine.folder import model_folder
+from iclperm.engine.gguf_file import file_digest, file_of, in_words
 from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
@@ -23,7 +24,7 @@ from iclperm.stats.criteria import COUNT_LABELS
 from iclperm.stats.texts import near_duplicates
 from iclperm.study.study import STATISTICS, Scoring, Study
 from iclperm.tasks.examples import most_choices
-from iclperm.tasks.sources import Split
+from iclperm.tasks.published import Split
 from iclperm.tasks.task import Examples, Task, builtin_tasks
 
 LABEL_TOKENS = 16
@@ -174,6 +175,14 @@ class ResolvedStudy:
                 **({} if self.design.neighbours is None else {"neighbours": self.design.neighbours.digest}),
             },
         }
+
+    @property
+    def notes(self) -> list[str]:
+        """What was decided about its data and its model and should be known, in a line each."""
+        notes = self.task.data.notes
+        if self.model is not None and file_of(self.model) is not None:
+            notes.append(f"the model is a file of {in_words(self.model, self.dtype)}")
+        return notes
 
     @property
     def _model_hashes(self) -> dict[str, Any]:
@@ -350,12 +359,18 @@ def model_tokenizer(model: Path) -> Any:
 
 
 def model_digest(folder: Path | str) -> str:
-    """Of a model folder's configuration and weights; reads them unless the hub's cache names their digest."""
+    """Of a model folder's configuration and weights; reads them unless the hub's cache names their digest. Of a GGUF
+    file that of the file."""
+    if (file := file_of(Path(folder))) is not None:
+        return file_digest(file)
     return _hash_files(Path(folder), ("config.json", WEIGHT_FILES))
 
 
 def tokenizer_hash(folder: Path) -> str:
-    """Of all files that decide how text becomes tokens; without a tokenizer.json also of what it is made from then."""
+    """Of all files that decide how text becomes tokens; without a tokenizer.json also of what it is made from then. Of
+    a GGUF file, which has them in it, that of the file."""
+    if (file := file_of(folder)) is not None:
+        return file_digest(file)
     has_own = (folder / TOKENIZER_FILE).is_file()
     return _hash_files(folder, TOKENIZER_FILES if has_own else (*TOKENIZER_FILES, *TOKENIZER_SOURCES))
 

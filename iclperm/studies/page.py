@@ -263,7 +263,7 @@ def _what(run: Run) -> Iterator[tuple[str, str]]:
     yield "calibrated", study.calibration
     yield "chat", study.chat or "none"
     for number, machine in enumerate(run.numerics):
-        told_of = (machine.get(key) for key in ("device", "dtype", "processor"))
+        told_of = (machine.get(key) for key in ("device", "dtype", "stored_as", "processor"))
         versions = (f"{name} {machine[name]}" for name in ("torch", "transformers") if machine.get(name))
         yield (
             f"machine{f' {number + 1}' if number else ''}",

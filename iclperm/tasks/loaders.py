@@ -116,10 +116,11 @@ def _jsonl(path: Path, raw: bytes, columns: Collection[str], form: TextForm) -> 
     for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if line.strip():
             place = f"{path}:{number}"
-            yield place, _json_object(place, line)
+            yield place, json_row(place, line)
 
 
-def _json_object(place: str, line: bytes) -> dict[str, Any]:
+def json_row(place: str, line: bytes) -> dict[str, Any]:
+    """The row that one JSON object is; raises `DataError` for another value, a key that occurs twice, and its size."""
     _refuse_oversize(place, len(line))
     try:
         row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once_each)

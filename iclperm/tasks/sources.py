@@ -8,16 +8,16 @@ from contextlib import contextmanager, nullcontext
 from glob import has_magic
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from iclperm.base.files import Folder, matches
 from iclperm.errors import ConfigError, DataError, RunError, is_out_of_memory
 from iclperm.study.choices import Choices
 from iclperm.tasks.loaders import SUFFIXES, Row, TextForm, arrow_rows, checked, missing_column, read_rows
+from iclperm.tasks.published import FORMS, Split, places_of
 
-Split: TypeAlias = Literal["train", "test", "dev"]
 Word = Annotated[str, Field(min_length=1, max_length=1_000)]
 Files = Word | Annotated[list[Word], Field(min_length=1)]
 
@@ -28,6 +28,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _SECONDS_FOR_THE_HUB = 5
 _SHARD = re.compile(r".*-\d+-of-0*(\d+)\b.*")
 _SHARE_OF_TEST = re.compile(r"(\d*\.?\d+) of test")
+_SHARES_OF_ONE: dict[str, Any] = {"test": 0.3, "dev": 0.2}
+"""Of the rows of a single file."""
 
 
 class Dataset(Choices):
@@ -60,6 +62,8 @@ class Dataset(Choices):
     columns: Annotated[list[Word], Field(min_length=1)] | None = None
     drop_blank: bool = False
     stratify: bool = False
+    _published: str | None = PrivateAttr(None)  # the task in whose published form the files are
+    _is_split_by_content: bool = PrivateAttr(False)
 
     @field_validator("revision")
     @classmethod
@@ -115,6 +119,18 @@ class Dataset(Choices):
         """Whether a split is a share of another."""
         return isinstance(getattr(self, split), float) or (split == "dev" and self._share_of_test > 0)
 
+    @property
+    def notes(self) -> list[str]:
+        """What was decided about the files and should be known, in a line each."""
+        if not self._is_split_by_content:
+            return []
+        test, dev = (_SHARES_OF_ONE[split] for split in ("test", "dev"))
+        name = Path(str(self.train[0])).name
+        return [
+            f"the data are one file, {name}: its rows are split by their content into train ({1 - test - dev:.0%}), "
+            f"test ({test:.0%}) and dev ({dev:.0%}), the same for every seed"
+        ]
+
     def rows(self, folder: Path, split: Split, columns: Collection[str]) -> list[Row]:
         """The rows to keep of the files, or of the data set's split, that ``split`` names; paths are relative to
         ``folder``."""
@@ -137,6 +153,8 @@ class Dataset(Choices):
             return [row for config in self.configs for row in _dataset_rows(self, folder, str(named), config, columns)]
         entries = named if isinstance(named, list) else [named]
         paths = dict.fromkeys(path for entry in entries for path in _matches(folder, entry, self.obtain))
+        if self._published is not None:
+            return [row for path in paths for row in FORMS[self._published].rows(path)]
         form = TextForm(self.encoding, self.delimiter, None if self.columns is None else tuple(self.columns))
         return [row for path in paths for row in read_rows(path, columns, form)]
 
@@ -146,16 +164,28 @@ class Dataset(Choices):
         return [*self.config] if isinstance(self.config, list) else [self.config]
 
 
-def found_in(folder: Path, declared: Dataset) -> Dataset:
+def found_in(folder: Path, declared: Dataset, task: str = "") -> Dataset:
     """The splits that a folder holds; a share that is declared stands in for a split.
+
+    Of a built-in ``task`` also what its authors publish (`iclperm.tasks.published`). A single file, be it one of theirs
+    that lies alone in a folder, is split by content.
 
     They are called ``train.csv`` and the like: ``validation`` and ``valid`` mean dev, ``train-*.parquet`` are the parts
     of one split, and a sub-folder ``data`` is looked into as well. Where there is no train, they may be called and laid
     out as in the data set that is declared. Raises `DataError` naming the folder and the split that it lacks or holds
     twice.
     """
+    if folder.is_file():
+        form = FORMS.get(task)
+        is_theirs = form is not None and form.is_one(folder)
+        if not is_theirs and folder.suffix not in SUFFIXES:
+            theirs = "" if form is None else f", or the folder of {form.looked_for}"
+            raise DataError(f"{folder}: cannot be read as data; give a {', '.join(SUFFIXES)} file{theirs}")
+        return _with_form({"train": [str(folder)]}, declared, task if is_theirs else None)
     if not folder.is_dir():
         raise DataError(f"{folder}: is not a folder; give the folder that holds train.csv, test.csv and the like")
+    if (published := _as_published(folder, declared, task)) is not None:
+        return published
     places = [folder, folder / "data"]
     has_train = bool(_split_files(places, "train", _STEMS["train"]))
     files = None if has_train or declared.dataset is None else _published_files(places, declared)
@@ -167,12 +197,44 @@ def found_in(folder: Path, declared: Dataset) -> Dataset:
     for split in ("train", "test"):
         if found[split] is None:
             as_published = f", or the files of {declared.dataset} as they are there" if declared.dataset else ""
+            if task in FORMS:
+                as_published += f", or what its authors publish, {FORMS[task].looked_for}"
             raise DataError(
                 f"{folder}: holds no {split} data; add {split}.csv, or another of {', '.join(SUFFIXES)}{as_published}; "
                 "of one file alone make a task: iclperm tasks new --from FILE"
             )
+    return _with_form(found, declared, None)
+
+
+def _as_published(folder: Path, declared: Dataset, task: str) -> Dataset | None:
+    """The files in a folder that a built-in task's authors publish; None where there are none."""
+    if task not in FORMS:
+        return None
+    for place in places_of(task, folder):
+        files = {split: [str(path) for path in paths] for split, paths in FORMS[task].find(place).items()}
+        if not files:
+            continue
+        shares = {
+            split: named
+            for split in ("test", "dev")
+            if declared.is_share(split) and (named := getattr(declared, split))
+        }
+        if "train" in files and ("test" in files or "test" in shares):
+            return _with_form({**shares, **files}, declared, task)
+        if len(files) == 1 and len(*files.values()) == 1:
+            return _with_form({"train": files.popitem()[1]}, declared, task)
+        there = next(iter(files))
+        raise DataError(f"{place}: holds the {there} data alone of {FORMS[task].looked_for}; add the other")
+    return None
+
+
+def _with_form(found: dict[Any, Any], declared: Dataset, published: str | None) -> Dataset:
+    """The files that were found, read as is declared; of one split without another, split by content."""
     form = declared.model_dump(include={"choose", "keep", "encoding", "delimiter", "columns", "drop_blank", "stratify"})
-    return Dataset(**found, **form)
+    is_alone = [*found] == ["train"]
+    data = Dataset(**(found | _SHARES_OF_ONE if is_alone else found), **form)
+    data._published, data._is_split_by_content = published, is_alone
+    return data
 
 
 def _published_files(places: list[Path], declared: Dataset) -> dict[Split, list[str]] | None:

@@ -20,8 +20,9 @@ from iclperm.tasks.answers import Answer
 from iclperm.tasks.examples import Content, Examples, ReadRow, compared_text, digest_of_rows, folded, fractions, ranks
 from iclperm.tasks.lm_eval import from_lm_eval, is_lm_eval
 from iclperm.tasks.loaders import missing_column
+from iclperm.tasks.published import Split
 from iclperm.tasks.row_choices import RowChoices
-from iclperm.tasks.sources import Dataset, Split, Word, found_in
+from iclperm.tasks.sources import Dataset, Word, found_in
 from iclperm.tasks.templates import Template
 
 __all__ = ["BUILTIN", "Dataset", "Examples", "Split", "Task", "builtin_tasks", "template_text"]
@@ -217,7 +218,9 @@ class Task(Choices):
         ``data`` is a folder to read instead of what the task names: laid out as the task's data set is on the Hub, or
         with ``train``, ``test`` and ``dev`` (also called ``validation`` or ``valid``) as .jsonl, .csv, .tsv or
         .parquet, or as ``train-*.parquet``, itself or in its sub-folder ``data``; or a folder that has such a one,
-        called like the task. A split that it lacks is the share that the task declares, else a `DataError` names it.
+        called like the task; or, of a built-in task, what its authors publish (AG News' CSV files without a line of
+        names and the like). A split that it lacks is the share that the task declares, else a `DataError` names it. It
+        may be a single file, which is split by content into train, dev and test.
         """
         name = given_path(name)
         built_in, colon, values = str(name).partition(":")
@@ -235,7 +238,8 @@ class Task(Choices):
         folder = Path(data).resolve()
         own = folder / task.name
         is_shared = folder.is_dir() and own.is_dir()
-        return task.model_copy(update={"data": found_in(own if is_shared else folder, task.data)})
+        of_ours = built_in if path.parent == BUILTIN else ""
+        return task.model_copy(update={"data": found_in(own if is_shared else folder, task.data, of_ours)})
 
     def _part(self, values: list[str]) -> Self:
         """The task on the rows that hold one of ``values``, under a name of its own."""
