@@ -402,7 +402,7 @@ def test_the_starter_of_a_generated_task_works_as_it_stands(tmp_path):
     )
 
 
-OF_LABELS = {"labels", "label_field", "continuation", "label_values", "label_match"}
+OF_LABELS = {"choices", "gold", "letters", "labels", "label_field", "continuation", "label_values", "label_match"}
 
 
 @pytest.mark.parametrize("generated", [False, True])

@@ -505,7 +505,7 @@ def _leaves(markers: Any, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _worded(task: Task, train: Examples, rows: NDArray[np.int64]) -> list[str]:
-    return task.render_demonstrations([train.fields[row] for row in rows], [int(train.labels[row]) for row in rows])
+    return task.render_demonstrations([train.fields[row] for row in rows], [train.answers[row] for row in rows])
 
 
 def _accuracy(run: FinishedRun, index_set: int, permutation: int, place: int) -> tuple[float, Interval, int]:

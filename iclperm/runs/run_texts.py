@@ -40,7 +40,8 @@ from iclperm.runs.stored import MOST_OF_TABLE, checksum_line, table_bytes, table
 from iclperm.runs.texts import MOST_OWN, PromptTexts, texts_table
 from iclperm.runs.work import Work
 from iclperm.study.study import Study
-from iclperm.tasks.task import Examples, Task, folded
+from iclperm.tasks.examples import folded
+from iclperm.tasks.task import Examples, Task
 
 NAME = "texts.parquet"
 _CHECKSUM = f"{NAME}.sha256"

@@ -189,7 +189,7 @@ def texts_table(
     add("start", before, text="", turns=list(start) if len(pieces.before) else [])
     add("opening", None if encoded is None else encoded.opening, text=texts.opening)
     drawn = texts.rows.tolist()
-    worded = task.render_demonstrations([train.fields[row] for row in drawn], [int(train.labels[row]) for row in drawn])
+    worded = task.render_demonstrations([train.fields[row] for row in drawn], [train.answers[row] for row in drawn])
     for place, row in enumerate(drawn):
         text, said = texts.demonstrations[place], turns(texts.bare_demonstrations[place])
         said |= {} if text.startswith(worded[place]) else {"worded": worded[place]}

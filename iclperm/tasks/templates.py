@@ -166,6 +166,11 @@ class Template:
             raise ConfigError(f"the template {self.name!r} nests loops deeper than {MAX_LOOP_DEPTH}; use fewer")
 
 
+def parsed_task_template(source: str) -> nodes.Template:
+    """The tree of a task's template, before anything in it is refused; raises what Jinja2 does."""
+    return Sandbox("task", RenderLimits()).parse(source)
+
+
 def rendered_apart(
     language: Language, source: str, rows: Sequence[Mapping[str, Any]], limits: RenderLimits
 ) -> Iterator[str]:
