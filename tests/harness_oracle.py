@@ -23,7 +23,7 @@ NUM_ROWS = 4
 _TEXTS = ("It's a {column} of 3", " a “{column}”, or\ntwo ", "{column}: \\n {{{{ x }}}} 100%", "ünï {column} # [1]")
 _LIST = 5  # entries of a list
 _KEYS = ("doc_to_text", "doc_to_choice", "doc_to_target", "description", "gen_prefix")
-_PARSER = Environment()  # noqa: S701
+_PARSER = Environment()
 
 
 class Rows(list[dict[str, Any]]):
@@ -157,7 +157,7 @@ def _path(node: nodes.Node) -> list[str]:
             return [node.name]
         case nodes.Getattr():
             above = _path(node.node)
-            return [*above, node.attr] if above and node.attr not in dir(str) + ["index", "items"] else []
+            return [*above, node.attr] if above and node.attr not in {*dir(str), "index", "items"} else []
         case nodes.Getitem(arg=nodes.Const(value=str())):
             above = _path(node.node)
             return [*above, node.arg.value] if above else []
@@ -201,24 +201,24 @@ def _learn(node: nodes.Node, shapes: dict[str, _Shape]) -> None:
             elif (shape := _shape(listed, shapes)) is not None:
                 shape.kind = "list"
                 asked.element_of = shape
-        case nodes.Getitem(node=listed, arg=nodes.Const(value=int())) if (shape := _shape(listed, shapes)):
+        case nodes.Getitem(node=listed, arg=nodes.Const(value=int())) if shape := _shape(listed, shapes):
             shape.kind = shape.kind or "list"
         case nodes.Getitem(node=nodes.List(items=items), arg=at):
             inner = at.left if isinstance(at, nodes.Sub) else at
             if (shape := _shape(inner, shapes)) is not None:
                 first = 1 if isinstance(at, nodes.Sub) else 0
                 shape.values = [first + number for number in range(len(items))]
-        case nodes.Getitem(node=listed, arg=at) if (shape := _shape(at, shapes)):
+        case nodes.Getitem(node=listed, arg=at) if shape := _shape(at, shapes):
             shape.kind = "index"
             if (of := _shape(listed, shapes)) is not None:
                 of.kind = "list"
-        case nodes.Sub(left=nodes.Filter(name="int", node=left)) if (shape := _shape(left, shapes)):
+        case nodes.Sub(left=nodes.Filter(name="int", node=left)) if shape := _shape(left, shapes):
             shape.kind = "digits"
-        case nodes.Sub(left=left) if (shape := _shape(left, shapes)):
+        case nodes.Sub(left=left) if shape := _shape(left, shapes):
             shape.kind = "index"
-        case nodes.Filter(name="int", node=inner) if (shape := _shape(inner, shapes)):
+        case nodes.Filter(name="int", node=inner) if shape := _shape(inner, shapes):
             shape.kind = "digits"
-        case nodes.Filter(name="join" | "length", node=inner) if (shape := _shape(inner, shapes)):
+        case nodes.Filter(name="join" | "length", node=inner) if shape := _shape(inner, shapes):
             shape.kind = "list"
         case nodes.Filter(name="map", node=inner, kwargs=[nodes.Keyword(value=nodes.Const(value=name))]):
             if (shape := _shape(inner, shapes)) is not None:
@@ -227,9 +227,9 @@ def _learn(node: nodes.Node, shapes: dict[str, _Shape]) -> None:
         case nodes.Compare(expr=inner, ops=[nodes.Operand(op="eq", expr=nodes.Const(value=value))]):
             if (shape := _shape(inner, shapes)) is not None:
                 shape.values.append(value)
-        case nodes.Test(name="none", node=inner) if (shape := _shape(inner, shapes)):
+        case nodes.Test(name="none", node=inner) if shape := _shape(inner, shapes):
             shape.may_be_none = True
-        case nodes.Test(name="defined", node=inner) if (shape := _shape(inner, shapes)):
+        case nodes.Test(name="defined", node=inner) if shape := _shape(inner, shapes):
             shape.may_be_missing = True
 
 
@@ -272,7 +272,9 @@ def differences(path: Path, shots: Sequence[int] = (0, 2), count: int = NUM_ROWS
             contexts = tuple(context) if isinstance(context, list) else (context,)
             made = theirs.construct_requests(doc, context, metadata=("made up", number, 1))
             yield from _differs(f"row {number}, {shown} shots", ours.prompts(doc, examples[:shown]), contexts)
-            yield from _differs(f"row {number}, continuations", _requests(ours, doc, examples[:shown], row), _args(made))
+            yield from _differs(
+                f"row {number}, continuations", _requests(ours, doc, examples[:shown], row), _args(made)
+            )
         yield from _gold_differences(ours, theirs, doc, row, f"row {number}")
         if ours.output == "generate_until":
             yield from _read_differences(ours, theirs, doc, row, f"row {number}")
@@ -293,7 +295,9 @@ def _args(made: Any) -> list[tuple[str, ...]]:
     if made[0].request_type == "generate_until":
         return [(made[0].args[0], *_listed(made[0].args[1]["until"]))]
     requests = [each.args for each in made]
-    return requests[: len(requests) // 2] if any(each[0] == "" for each in requests[1:]) and requests[0][0] else requests
+    return (
+        requests[: len(requests) // 2] if any(each[0] == "" for each in requests[1:]) and requests[0][0] else requests
+    )
 
 
 def _listed(until: Any) -> list[str]:
@@ -333,7 +337,9 @@ def _read_differences(ours: HarnessTask, theirs: Any, doc: Any, row: Any, place:
                     kept, theirs._metric_fn_list = theirs._metric_fn_list, {"exact_match": _exact(theirs)}
                     right = theirs.process_results(doc, [expected])["exact_match"] == 1.0
                     theirs._metric_fn_list = kept
-                    yield from _differs(f"{place}, {text[:40]!r} is right", _match(metric).is_right(found, row.answers), right)
+                    yield from _differs(
+                        f"{place}, {text[:40]!r} is right", _match(metric).is_right(found, row.answers), right
+                    )
 
 
 def _exact(theirs: Any) -> Any:
@@ -346,7 +352,17 @@ def _match(metric: Any) -> ExactMatch:
 
 
 _AROUND = (("", ""), (" ", "\n"), ("The answer is ", "."), ("#### ", ""), ("So the final answer is (", ")."))
-_ANSWERS = ("", "A", "(B)", "The answer is (C).", "The final answer is $1,234.", "#### 5", "Answer: D", "yes", "12 and 7")
+_ANSWERS = (
+    "",
+    "A",
+    "(B)",
+    "The answer is (C).",
+    "The final answer is $1,234.",
+    "#### 5",
+    "Answer: D",
+    "yes",
+    "12 and 7",
+)
 
 
 def _differs(what: str, ours: Any, theirs: Any) -> Iterator[str]:

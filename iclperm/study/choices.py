@@ -90,7 +90,9 @@ def yaml_in(raw: bytes, loader: type[StrictLoader] | None = None) -> dict[str, A
     if len(raw) > MAX_YAML_BYTES:
         raise ConfigError(f"has {len(raw)} bytes; at most {MAX_YAML_BYTES} are read")
     try:
-        content = yaml.load(raw.decode("utf-8"), Loader=loader or StrictLoader)  # a SafeLoader: constructs plain data only
+        content = yaml.load(
+            raw.decode("utf-8"), Loader=loader or StrictLoader
+        )  # a SafeLoader: constructs plain data only
     except UnicodeDecodeError as error:
         raise ConfigError(f"is not UTF-8 (byte {error.start}); save it as UTF-8") from None
     except yaml.constructor.ConstructorError as error:

@@ -62,6 +62,7 @@ _STEPS = (
     nodes.Filter, nodes.Call, nodes.Test, nodes.Getitem, nodes.Compare, nodes.Concat, nodes.Add, nodes.Sub, nodes.List,
     nodes.Tuple, nodes.Dict, nodes.Assign,
 )  # fmt: skip
+_GROWING = (nodes.Concat, nodes.Add, nodes.List, nodes.Tuple, nodes.Dict)  # what a 'set' holds nothing of
 _NEED_FIXED_ARGUMENTS = frozenset({"lstrip", "replace", "round", "rstrip", "strip", "trim", "truncate"})
 _MAX_SHORT_STEPS = 64
 _MAX_FIXED_CHARS = 64
@@ -162,6 +163,10 @@ class Template:
             if not isinstance(node, _ALLOWED_NODES):
                 used = type(node).__name__
                 raise ConfigError(f"the template {self.name!r} uses {used!r}, which is not allowed; say it without")
+        if any(next(each.find_all(_GROWING), None) for each in tree.find_all(nodes.Assign)):
+            raise ConfigError(
+                f"the template {self.name!r} puts texts together in a 'set', which could grow; say it without"
+            )
         if any(loop.recursive for loop in tree.find_all(nodes.For)) or _loop_depth(tree) > MAX_LOOP_DEPTH:
             raise ConfigError(f"the template {self.name!r} nests loops deeper than {MAX_LOOP_DEPTH}; use fewer")
 
@@ -322,11 +327,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return between.join(pieces)
 
     def _replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
-        text, old, new = str(text), str(old), str(new)
-        times = text.count(old) if count is None or count < 0 else min(text.count(old), count)
-        if len(text) + times * (len(new) - len(old)) > self._most:
+        before, old, new = str(text), str(old), str(new)
+        times = before.count(old) if count is None or count < 0 else min(before.count(old), count)
+        if len(before) + times * (len(new) - len(old)) > self._most:
             raise self._too_much("writes")
-        return text.replace(old, new, times)
+        return before.replace(old, new, times)
 
     def _each(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
@@ -376,7 +381,8 @@ def _range(*bounds: int) -> range:
 
 def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:
     """As lm-evaluation-harness has it; only in the process that is killed at the limit, see `_LONG_FILTERS`."""
-    return re.sub(pattern, repl, text, count=count)
+    replaced: str = re.sub(pattern, repl, text, count=count)
+    return replaced
 
 
 def _asked_for(tree: nodes.Template) -> Iterator[str]:

@@ -33,7 +33,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """What a group names: a task, a tag or another group, and the keys that the group changes of it."""
 
     name: str
@@ -90,8 +90,8 @@ def _bytes(path: Path, is_included: bool) -> bytes:
 
 
 class _Loader(StrictLoader):
-    """Plain data, as everywhere; the tag `!function` is kept as a name, and of keys that occur twice the last counts, as
-    in the harness."""
+    """Plain data, as everywhere; the tag `!function` is kept as a name, and of equal keys the last counts, as in the
+    harness."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         return yaml.SafeLoader.construct_mapping(self, node, deep)
@@ -103,23 +103,25 @@ class _Loader(StrictLoader):
 _Loader.add_constructor("!function", _Loader.construct_function)
 
 
-def members(content: Mapping[str, Any]) -> list[Member]:
+def members(content: Mapping[str, Any]) -> list[GroupMember]:
     """What the content of a group's file names, in order; those of a group within it, too.
 
     Raises `ConfigError` for an entry that names nothing.
     """
     own = {key: value for key, value in content.items() if key not in _GROUP_KEYS and not key.startswith("group")}
-    found: list[Member] = []
+    found: list[GroupMember] = []
     named = content.get("task")
     for entry in named if isinstance(named, list) else [named] if named else []:
         if isinstance(entry, str):
-            found.append(Member(entry, own))
+            found.append(GroupMember(entry, own))
         elif isinstance(entry, dict) and isinstance(entry.get("task"), str) and "group" not in entry:
-            found.append(Member(entry["task"], own | {key: value for key, value in entry.items() if key != "task"}))
+            found.append(
+                GroupMember(entry["task"], own | {key: value for key, value in entry.items() if key != "task"})
+            )
         elif isinstance(entry, dict) and isinstance(entry.get("group"), str):
             within = members(entry)
             changes = {key: value for key, value in entry.items() if key != "group"}
-            found += within if "task" in entry else [Member(entry["group"], own | changes)]
+            found += within if "task" in entry else [GroupMember(entry["group"], own | changes)]
         else:
             raise ConfigError(f"the key 'task' of a group holds {entry!r}; name a task, or list some")
     return found

@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from iclperm.errors import ConfigError, DataError
+from iclperm.tasks.filters import FiltersChoices, StepChoices
 from iclperm.tasks.harness.files import read_harness
-from iclperm.tasks.harness.pipelines import PipelineChoices
-from iclperm.tasks.harness.settings import DEFAULT_METRICS, GenerationChoices, HarnessChoices, MetricChoices, Output
-from iclperm.tasks.harness.settings import settings_of
+from iclperm.tasks.harness.settings import (
+    DEFAULT_METRICS,
+    DecodingChoices,
+    HarnessChoices,
+    MeasureChoices,
+    Output,
+    settings_of,
+)
 from iclperm.tasks.harness.wordings import Doc, Wording, choices_of, target_of, text_of
 
 
@@ -118,8 +124,8 @@ class HarnessTask:
         return HarnessSplits(keys.training_split, keys.validation_split, keys.test_split, split, samples)
 
     @property
-    def generation(self) -> GenerationChoices:
-        return self.settings.generation_kwargs or GenerationChoices()
+    def generation(self) -> DecodingChoices:
+        return self.settings.generation_kwargs or DecodingChoices()
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -131,16 +137,18 @@ class HarnessTask:
         return (until,) if isinstance(until, str) else tuple(until)
 
     @property
-    def metrics(self) -> tuple[MetricChoices, ...]:
+    def metrics(self) -> tuple[MeasureChoices, ...]:
         if self.settings.metric_list is None:
-            return tuple(MetricChoices(metric=name) for name in DEFAULT_METRICS[self.output])
+            return tuple(MeasureChoices(metric=name) for name in DEFAULT_METRICS[self.output])
         return tuple(self.settings.metric_list)
 
     @property
-    def pipelines(self) -> tuple[PipelineChoices, ...]:
+    def pipelines(self) -> tuple[FiltersChoices, ...]:
         if self.output != "generate_until":
             return ()
-        return tuple(self.settings.filter_list or (PipelineChoices(name="none", filter=[{"function": "take_first"}]),))
+        return tuple(
+            self.settings.filter_list or (FiltersChoices(name="none", filter=[StepChoices(function="take_first")]),)
+        )
 
     @property
     def columns(self) -> frozenset[str]:
@@ -212,7 +220,7 @@ class HarnessTask:
         choices = choices_of(listed)
         if not choices:
             raise DataError(
-                f"{place}: the key 'doc_to_choice' gives {str(listed)[:60]!r}, no list of texts; repair the row, or the key"
+                f"{place}: the key 'doc_to_choice' gives {str(listed)[:60]!r}, no list of texts; repair the row or it"
             )
         return choices
 
@@ -270,7 +278,9 @@ def _answer(place: str, choices: Sequence[str] | None, target: Any) -> str:
         return _at(place, choices, target)
     answer = target[0] if isinstance(target, list) and target else target
     if not isinstance(answer, str):
-        raise DataError(f"{place}: the key 'doc_to_target' gives {answer!r}, no text to show; write {{{{ }}}} around it")
+        raise DataError(
+            f"{place}: the key 'doc_to_target' gives {answer!r}, no text to show; write {{{{ }}}} around it"
+        )
     return answer
 
 

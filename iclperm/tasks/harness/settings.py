@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 
 from iclperm.errors import ConfigError
 from iclperm.study.choices import Choices
+from iclperm.tasks.filters import FiltersChoices
 from iclperm.tasks.harness.files import Function
-from iclperm.tasks.harness.pipelines import PipelineChoices
 from iclperm.tasks.sources import Word
 
 Text = Annotated[str, Field(max_length=65_536)]
@@ -35,7 +35,7 @@ _NOT_HERE = {  # keys that change what a model sees or how it is judged, and hav
 }
 
 
-class MetricChoices(Choices):
+class MeasureChoices(Choices):
     """What is computed of the answers, and what is held against nothing there."""
 
     metric: Word
@@ -51,7 +51,7 @@ class MetricChoices(Choices):
     num_fewshot: int | None = None
 
 
-class GenerationChoices(Choices):
+class DecodingChoices(Choices):
     """How a text is written, and where it ends."""
 
     until: list[Text] | Text | None = None
@@ -78,7 +78,7 @@ class GenerationChoices(Choices):
         return bool(self.do_sample) and self.temperature != 0
 
 
-class DemonstrationChoices(Choices):
+class FewshotChoices(Choices):
     """What is different for demonstrations: where they are, and how they are worded."""
 
     sampler: Literal["default", "first_n"] = "default"
@@ -93,7 +93,7 @@ class DemonstrationChoices(Choices):
     target_delimiter: Text | None = None
 
 
-class DatasetChoices(Choices):
+class LoadingChoices(Choices):
     """How the data are loaded; remote code is not run, whatever the file trusts."""
 
     data_files: dict[str, str | list[str]] | str | list[str] | None = None
@@ -111,12 +111,12 @@ class HarnessChoices(Choices):
     task: Word | None = None
     dataset_path: Word | None = None
     dataset_name: Word | None = None
-    dataset_kwargs: DatasetChoices = DatasetChoices()
+    dataset_kwargs: LoadingChoices = LoadingChoices()
     training_split: Word | None = None
     validation_split: Word | None = None
     test_split: Word | None = None
     fewshot_split: Word | None = None
-    fewshot_config: DemonstrationChoices = DemonstrationChoices()
+    fewshot_config: FewshotChoices = FewshotChoices()
     num_fewshot: Annotated[int, Field(ge=0, le=100_000)] | None = None
     description: Text = ""
     doc_to_text: Wanted
@@ -126,11 +126,11 @@ class HarnessChoices(Choices):
     target_delimiter: Text = " "
     fewshot_delimiter: Text = "\n\n"
     output_type: Output = "generate_until"
-    generation_kwargs: GenerationChoices | None = None
+    generation_kwargs: DecodingChoices | None = None
     repeats: Annotated[int, Field(ge=1)] = 1
     unsafe_code: Literal[False] = False
-    filter_list: Annotated[list[PipelineChoices], Field(min_length=1)] | None = None
-    metric_list: Annotated[list[MetricChoices], Field(min_length=1)] | None = None
+    filter_list: Annotated[list[FiltersChoices], Field(min_length=1)] | None = None
+    metric_list: Annotated[list[MeasureChoices], Field(min_length=1)] | None = None
 
     @field_validator("doc_to_text", "doc_to_target", "doc_to_choice")
     @classmethod

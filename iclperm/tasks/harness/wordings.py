@@ -53,11 +53,11 @@ class Wording:
             )
         texts = self._template.render_all([docs[number] for number in written], [places[number] for number in written])
         for number, text in zip(written, texts, strict=True):
-            found[number] = _Written(text)
+            found[number] = _TemplateText(text)
         return found
 
 
-class _Written(str):
+class _TemplateText(str):
     """What a template wrote, as against a column's own text: the harness reads a number or a list out of it."""
 
     __slots__ = ()
@@ -65,12 +65,12 @@ class _Written(str):
 
 def text_of(value: Any, has_choices: bool) -> Any:
     """A text, as the harness reads what ``doc_to_text`` gives: digits that a template wrote are a position."""
-    return _digits(value) if has_choices and isinstance(value, _Written) else value
+    return _digits(value) if has_choices and isinstance(value, _TemplateText) else value
 
 
 def target_of(value: Any, has_choices: bool) -> Any:
     """A target, likewise: digits that a template wrote are a position where there are choices, a list is a list."""
-    if not isinstance(value, _Written):
+    if not isinstance(value, _TemplateText):
         return value
     if has_choices and value.isdigit():
         return _digits(value)
@@ -82,7 +82,7 @@ def target_of(value: Any, has_choices: bool) -> Any:
 def choices_of(value: Any) -> tuple[str, ...] | None:
     """The choices in what ``doc_to_choice`` gives: a list, the values of a mapping, or a list that a template wrote.
     None where it gives no list of texts."""
-    if isinstance(value, _Written):
+    if isinstance(value, _TemplateText):
         value = _literal(value, None)
     elif isinstance(value, dict):
         value = list(value.values())

@@ -35,7 +35,7 @@ _OPTIONS = {
 Pattern = Annotated[str, Field(max_length=65_536)]
 
 
-class FilterChoices(Choices):
+class StepChoices(Choices):
     """One step of a pipeline."""
 
     function: Literal[
@@ -62,20 +62,20 @@ class FilterChoices(Choices):
         return pattern
 
     @model_validator(mode="after")
-    def _own_options(self) -> FilterChoices:
+    def _own_options(self) -> StepChoices:
         for key in sorted(self.model_fields_set - {"function"} - _OPTIONS.get(self.function, set())):
             raise ValueError(f"the filter {self.function!r} has no key {key!r}; leave it out")
         return self
 
 
-class PipelineChoices(Choices):
+class FiltersChoices(Choices):
     """A name, and the filters that make an answer of a text, one after the other."""
 
     name: Word
-    filter: Annotated[list[FilterChoices], Field(min_length=1)]
+    filter: Annotated[list[StepChoices], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _one_answer(self) -> PipelineChoices:
+    def _one_answer(self) -> FiltersChoices:
         if self.filter[-1].function != "take_first":
             raise ValueError(f"the pipeline {self.name!r} ends in {self.filter[-1].function!r}; end it in 'take_first'")
         return self
@@ -102,11 +102,11 @@ class PipelineChoices(Choices):
         return found
 
 
-def _regex(step: FilterChoices, texts: Any, choices: Sequence[str]) -> list[str]:
+def _regex(step: StepChoices, texts: Any, choices: Sequence[str]) -> list[str]:
     return [_matched(step, text) for text in texts]
 
 
-def _matched(step: FilterChoices, text: Any) -> str:
+def _matched(step: StepChoices, text: Any) -> str:
     found = _selected(re.compile(step.regex_pattern), text, step.group_select)
     return step.fallback if found is None else found.strip()
 
@@ -120,18 +120,22 @@ def _selected(pattern: re.Pattern[str], text: Any, which: int) -> str | None:
     return next(filter(None, match), None) if isinstance(match, tuple) else str(match)
 
 
-def _choice_regex(step: FilterChoices, texts: Any, choices: Sequence[str]) -> list[str]:
+def _choice_regex(step: StepChoices, texts: Any, choices: Sequence[str]) -> list[str]:
     letters = [chr(ord("A") + number) for number in range(len(choices))]
     plain = [_without(choice.strip(), step) for choice in choices]
     of_text = {text: f"({letter})" for text, letter in zip(plain, letters, strict=True)}
     any_choice = re.compile("|".join(sorted(map(re.escape, plain), key=len, reverse=True)))
     any_letter = re.compile(rf":[\s]*({'|'.join(letters)})")
     of_letter = {letter: f"({letter})" for letter in letters}
-    tries = ((re.compile(step.regex_pattern), False, {}), (any_choice, True, of_text), (any_letter, False, of_letter))
+    tries: list[tuple[re.Pattern[str], bool, dict[str, str]]] = [
+        (re.compile(step.regex_pattern), False, {}),
+        (any_choice, True, of_text),
+        (any_letter, False, of_letter),
+    ]
     return [_first_found(step, text, tries) for text in texts]
 
 
-def _first_found(step: FilterChoices, text: str, tries: Sequence[tuple[re.Pattern[str], bool, dict[str, str]]]) -> str:
+def _first_found(step: StepChoices, text: str, tries: Sequence[tuple[re.Pattern[str], bool, dict[str, str]]]) -> str:
     for pattern, is_plain, meant in tries:
         found = _selected(pattern, _without(text, step) if is_plain else text, step.group_select)
         found = (found or "").strip()
@@ -140,7 +144,7 @@ def _first_found(step: FilterChoices, text: str, tries: Sequence[tuple[re.Patter
     return step.fallback
 
 
-def _without(text: str, step: FilterChoices) -> str:
+def _without(text: str, step: StepChoices) -> str:
     for pattern in step.regexes_to_ignore or ():
         text = re.sub(pattern, "", text)
     if step.ignore_case:
@@ -153,7 +157,7 @@ def _punctuation() -> dict[int, None]:
     return dict.fromkeys(code for code in range(sys.maxunicode) if unicodedata.category(chr(code)).startswith("P"))
 
 
-def _first_texts(step: FilterChoices, texts: Any, choices: Sequence[str]) -> Any:
+def _first_texts(step: StepChoices, texts: Any, choices: Sequence[str]) -> Any:
     if len(texts) < step.k:
         raise DataError(f"the filter 'take_first_k' takes {step.k} texts a query, of {len(texts)}; write more texts")
     return texts[: step.k]
