@@ -6,6 +6,7 @@ has them run in the process that is killed at the limit (`iclperm.tasks.answers`
 
 from __future__ import annotations
 
+import json
 import re
 import string
 import sys
@@ -198,3 +199,8 @@ class ExactMatch:
     def is_right(self, answer: Any, golds: Sequence[str]) -> bool:
         """Whether an answer is one of the right ones; nothing that is no text is."""
         return isinstance(answer, str) and self.plain(answer) in map(self.plain, golds)
+
+
+def golds_text(golds: Sequence[str]) -> str:
+    """Several right answers as one text, a JSON list."""
+    return json.dumps(list(golds), ensure_ascii=False)

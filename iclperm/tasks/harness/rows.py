@@ -152,12 +152,18 @@ class HarnessTask:
 
     @property
     def columns(self) -> frozenset[str]:
-        return frozenset().union(*(wording.columns for wording in self._of_queries()))
+        return self.columns_of(is_shown=False)[0]
 
     @property
     def optional(self) -> frozenset[str]:
-        needed = frozenset[str]().union(*(wording.columns - wording.optional for wording in self._of_queries()))
-        return self.columns - needed
+        return self.columns_of(is_shown=False)[1]
+
+    def columns_of(self, is_shown: bool) -> tuple[frozenset[str], frozenset[str]]:
+        """``columns`` and ``optional`` of queries, or of rows that may be demonstrations as well."""
+        wordings = self._wordings.values() if is_shown else self._of_queries()
+        needed = frozenset[str]().union(*(wording.columns - wording.optional for wording in wordings))
+        columns = frozenset[str]().union(*(wording.columns for wording in wordings))
+        return columns, columns - needed
 
     def _of_queries(self) -> list[Wording]:
         return [wording for key, wording in self._wordings.items() if not key.startswith("fewshot ")]
@@ -186,19 +192,32 @@ class HarnessTask:
     def demonstrations(self, docs: Sequence[Doc], places: Sequence[str] | None = None) -> list[str]:
         """Each row as a demonstration, with what stands between it and the next; raises as `render_all`."""
         places = [f"row {number}" for number in range(1, len(docs) + 1)] if places is None else places
+        after = self.delimiters[1]
+        return [before + answer + (after if answer else "") for before, answer in self._turns(docs, places)]
+
+    def shown_rows(self, docs: Sequence[Doc], places: Sequence[str]) -> list[tuple[str, str]]:
+        """Each row as a demonstration: the text up to its answer, and the answer; raises as `render_all`, and for a
+        blank answer, after which the harness leaves out what stands between two demonstrations."""
+        turns = self._turns(docs, places)
+        for place, (_, answer) in zip(places, turns, strict=True):
+            if not answer:
+                raise DataError(f"{place}: the key 'doc_to_target' gives a blank answer to show; remove the row")
+        return turns
+
+    def _turns(self, docs: Sequence[Doc], places: Sequence[str]) -> list[tuple[str, str]]:
         keys = ("doc_to_text", "doc_to_choice", "doc_to_target", "gen_prefix")
         parts = [self._values(f"fewshot {key}", docs, places) for key in keys]
         keys_of = self.settings.fewshot_config
-        target_delimiter, fewshot_delimiter = self.delimiters
-        texts = []
+        turns = []
         for place, text, listed, target, prefix in zip(places, *parts, strict=True):
             choices = self._choices(place, listed) if keys_of.doc_to_choice or self.settings.doc_to_choice else None
             query, target = text_of(text, choices is not None), target_of(target, choices is not None)
             if isinstance(query, int) and choices:
                 query, choices = _at(place, choices, query), None
             answer = _answer(place, choices, target)
-            texts.append(_turn(_text(place, query), answer, prefix, target_delimiter, fewshot_delimiter))
-        return texts
+            turn = _turn(_text(place, query), answer, prefix, self.delimiters[0], "")
+            turns.append((turn.removesuffix(answer), answer))
+        return turns
 
     @property
     def delimiters(self) -> tuple[str, str]:
