@@ -111,7 +111,8 @@ def print_answering(console: Console, task: Task, right: str) -> None:
     """How the text that a model writes after a prompt is ended, read and compared."""
     answer = task.answer
     assert answer is not None
-    rules = ", ".join(repr(rule.name or rule.pattern) for rule in answer.rules) or "those of the check"
+    named = [rule.name or rule.pattern for rule in answer.rules] or ([answer.filters.name] if answer.filters else [])
+    rules = ", ".join(map(repr, named)) or "those of the check"
     rows = {
         "right answer": printable(right),
         "compared as": answer.check,

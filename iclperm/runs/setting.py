@@ -179,7 +179,7 @@ class ResolvedStudy:
     @property
     def notes(self) -> list[str]:
         """What was decided about its data and its model and should be known, in a line each."""
-        notes = self.task.data.notes
+        notes = self.task.notes
         if self.model is not None and file_of(self.model) is not None:
             notes.append(f"the model is a file of {in_words(self.model, self.dtype)}")
         return notes

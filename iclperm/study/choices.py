@@ -76,6 +76,12 @@ def given_path(path: Any) -> str:
     return os.fspath(path)
 
 
+def file_and_part(name: str) -> tuple[str, str]:
+    """The file that a task's name means, and what follows it after a colon; nothing where the whole is a file."""
+    file, dot, part = name.partition(".yaml:")
+    return (name, "") if not dot or os.path.exists(name) else (f"{file}.yaml", part)
+
+
 def read_yaml(path: str | Path, raw: bytes | None = None) -> dict[str, Any]:
     """One mapping from a YAML file, or from its content: no aliases, no repeated keys, no NUL, at most 1 MiB and 20
     levels; else `ConfigError`."""

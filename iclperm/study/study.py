@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from iclperm.errors import ConfigError, UnknownKind
 from iclperm.study import kinds
-from iclperm.study.choices import Choices, refuse_other_keys, shown, yaml_in
+from iclperm.study.choices import Choices, file_and_part, refuse_other_keys, shown, yaml_in
 from iclperm.study.endpoint import EndpointChoices
 from iclperm.study.orderings import ORDER_DESIGNS
 from iclperm.study.precision import Precision, parse_precision
@@ -308,11 +308,11 @@ def found_beside(choices: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     def found(key: str, name: Any) -> Any:
         if isinstance(name, list):
             return [found(key, each) for each in name]
-        place = folder / str(name)
+        place = folder / file_and_part(str(name))[0] if key.startswith("task") else folder / str(name)
         # A data folder may be called like a built-in task.
         is_file = key.startswith("task") or key == "neighbours"
         is_there = place.is_file() if is_file else name != "demo" and place.is_dir()
-        return str(place) if is_there else name
+        return str(folder / str(name)) if is_there else name
 
     named = ("task", "data", "model", "tasks", "models", "neighbours")
     return {key: found(key, choices[key]) for key in named if choices.get(key) is not None}

@@ -23,6 +23,8 @@ from iclperm.errors import DataError
 from iclperm.study.choices import Choices
 from iclperm.tasks.sources import Word
 
+UNREAD = "[invalid]"
+"""What the harness takes for the answer in a text where a pattern finds none."""
 _NUMBER_PATTERN = r"#### (\-?[0-9\.\,]+)"  # what the harness takes where a regex filter names none
 _OPTIONS = {
     "regex": {"regex_pattern", "group_select", "fallback"},
@@ -45,7 +47,7 @@ class StepChoices(Choices):
     ]  # fmt: skip
     regex_pattern: Pattern = _NUMBER_PATTERN
     group_select: int = 0
-    fallback: str = "[invalid]"
+    fallback: str = UNREAD
     ignore_case: bool = False
     ignore_punctuation: bool = False
     regexes_to_ignore: list[Pattern] | None = None
@@ -204,3 +206,12 @@ class ExactMatch:
 def golds_text(golds: Sequence[str]) -> str:
     """Several right answers as one text, a JSON list."""
     return json.dumps(list(golds), ensure_ascii=False)
+
+
+def golds_of(text: str) -> list[str] | None:
+    """The right answers that `golds_text` wrote; None of other text."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, list) and found and all(isinstance(one, str) for one in found) else None

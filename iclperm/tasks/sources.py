@@ -40,9 +40,9 @@ class Dataset(Choices):
     such as ``data/train-*.parquet``, read in sorted order. With ``dataset``, they name its splits, several joined by
     ``+``: with ``revision`` it is a data set of the Hugging Face Hub at that commit, without it a local folder laid out
     as there; ``config`` is its configuration, or a list that is read one after the other. ``test`` and ``dev`` may be a
-    number between 0 and 1 instead, the share of train set aside, and ``dev`` may be ``0.2 of test``; ``train`` may be the
-    rows themselves, as mappings. Of the rows only
-    those are kept whose column ``choose`` holds one of ``keep``, where given. ``obtain`` says how to come by the files.
+    number between 0 and 1 instead, the share of train set aside, and ``dev`` may be ``0.2 of test``; ``train`` may be
+    the rows themselves, as mappings. Of the rows only those are kept whose column ``choose`` holds one of ``keep``,
+    where given. ``obtain`` says how to come by the files.
 
     Text files are UTF-8, or what their byte order mark says, unless ``encoding`` names another; ``delimiter`` stands
     between the columns of .csv and .tsv files, and ``columns`` are the names of those that have no line of names. With
@@ -139,9 +139,7 @@ class Dataset(Choices):
             f"test ({test:.0%}) and dev ({dev:.0%}), the same for every seed"
         ]
 
-    def rows(
-        self, folder: Path, split: Split, columns: Collection[str], optional: Collection[str] = ()
-    ) -> list[Row]:
+    def rows(self, folder: Path, split: Split, columns: Collection[str], optional: Collection[str] = ()) -> list[Row]:
         """The rows to keep of the files, or of the data set's split, that ``split`` names; paths are relative to
         ``folder``. Of the columns ``optional`` those are read, too, that are there."""
         named = getattr(self, split)

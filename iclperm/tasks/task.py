@@ -15,10 +15,11 @@ import numpy as np
 from pydantic import Field, PrivateAttr, field_validator
 
 from iclperm.errors import ConfigError, DataError
-from iclperm.study.choices import Choices, given_path, read_yaml, refuse_other_keys
+from iclperm.study.choices import Choices, file_and_part, given_path, read_yaml, refuse_other_keys
 from iclperm.tasks.answers import Answer
 from iclperm.tasks.examples import Content, Examples, ReadRow, compared_text, digest_of_rows, folded, fractions, ranks
-from iclperm.tasks.lm_eval import from_lm_eval, is_lm_eval
+from iclperm.tasks.filters import golds_text
+from iclperm.tasks.harness import HALF, HarnessRows, is_harness, read_harness
 from iclperm.tasks.loaders import missing_column
 from iclperm.tasks.published import Split
 from iclperm.tasks.row_choices import RowChoices
@@ -54,9 +55,9 @@ class Task(Choices):
     A task whose rows have choices of their own has ``choices`` and ``gold``, and perhaps ``letters``
     (`iclperm.tasks.row_choices`): ``label`` is then the text of a choice, in a demonstration that of the right one.
     Generated text ends at one of ``stop`` or after ``max_new_tokens``; without the latter, where a label would.
-    ``instruction`` opens every prompt and is followed by the separator. ``shots`` is the default k. ``description``,
-    ``source`` and ``licence`` inform only. Of a ``restricted`` task the data may not be handed on: run folders and
-    pages are made without their texts unless these are asked for.
+    ``instruction`` opens every prompt and is followed by ``instruction_end``, or else by the separator.
+    ``shots`` is the default k. ``description``, ``source`` and ``licence`` inform only. Of a ``restricted`` task the
+    data may not be handed on: run folders and pages are made without their texts unless these are asked for.
     """
 
     name: Annotated[str, Field(pattern=_NAME)]
@@ -77,11 +78,12 @@ class Task(Choices):
     gold: Text | None = None
     letters: Text | Annotated[list[Text], Field(min_length=2)] | None = None
     instruction: Text = ""
+    instruction_end: Text | None = None
     demonstration: Text
     query: Text
     continuation: Text = " {{ label }}"
     separator: Text = "\n\n"
-    stop: list[Word] = Field(["\n"], min_length=1)
+    stop: list[Word] = Field(["\n"])
     max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     shots: Annotated[int, Field(ge=0, le=100_000)]
     _folder: Path = PrivateAttr(default_factory=Path)
@@ -89,6 +91,7 @@ class Task(Choices):
     _contents: dict[Split, list[Content]] = PrivateAttr(default_factory=dict)
     _num_blank: dict[Split, int] = PrivateAttr(default_factory=dict)
     _row_choices: RowChoices | None = PrivateAttr(default=None)
+    _harness: HarnessRows | None = PrivateAttr(default=None)
 
     @field_validator("data", "answer", mode="before")
     @classmethod
@@ -214,7 +217,8 @@ class Task(Choices):
     def load(cls, name: str | Path, data: str | Path | None = None) -> Self:
         """A built-in task by name, or a task file by path; raises `ConfigError` naming the tasks there are.
 
-        ``mmlu:anatomy,virology`` is the part of a built-in task whose column ``choose`` holds one of these values.
+        ``mmlu:anatomy,virology`` is the part of a built-in task whose column ``choose`` holds one of these values,
+        ``FILE.yaml:NAME`` a filter pipeline of a file of lm-evaluation-harness, or a task of a group's file.
         ``data`` is a folder to read instead of what the task names: laid out as the task's data set is on the Hub, or
         with ``train``, ``test`` and ``dev`` (also called ``validation`` or ``valid``) as .jsonl, .csv, .tsv or
         .parquet, or as ``train-*.parquet``, itself or in its sub-folder ``data``; or a folder that has such a one,
@@ -226,13 +230,14 @@ class Task(Choices):
         built_in, colon, values = str(name).partition(":")
         if colon and built_in in builtin_tasks():
             return cls.load(built_in, data)._part([value.strip() for value in values.split(",")])
-        path = BUILTIN / f"{name}.yaml" if name in builtin_tasks() else Path(name)
+        file, part = file_and_part(str(name))
+        path = BUILTIN / f"{name}.yaml" if name in builtin_tasks() else Path(file)
         if not path.is_file():
             close = difflib.get_close_matches(built_in, builtin_tasks(), n=1)
             meant = f"did you mean {close[0]!r}? " if close else ""
             known = ", ".join(builtin_tasks())
             raise ConfigError(f"there is no task {str(name)!r}; {meant}built in: {known}, or give a task file's path")
-        task = cls.from_file(path)
+        task = cls.from_file(path, part=part)
         if data is None:
             return task
         folder = Path(data).resolve()
@@ -253,15 +258,22 @@ class Task(Choices):
         return self.model_copy(update={"name": name, "data": self.data.model_copy(update={"keep": values})})
 
     @classmethod
-    def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
+    def from_file(cls, path: str | Path, raw: bytes | None = None, part: str = "") -> Self:
         """Reads a task file, ours or one of lm-evaluation-harness, whose content is ``raw`` where the caller has read
-        it; its data files are relative to its folder."""
+        it; its data files are relative to its folder. ``part`` is a filter pipeline of a harness file, or a task of a
+        group's."""
         path = given_path(path)
         try:
-            content = read_yaml(path, raw)
-            task = cls(**(from_lm_eval(content, path) if is_lm_eval(content) else content))
+            content = read_harness(path, raw)
+            harness = HarnessRows(content, Path(path), part) if is_harness(content) else None
+            if harness is None and part:
+                raise ConfigError(
+                    f"what follows the colon, {part!r}, is for a file of lm-evaluation-harness; leave it out"
+                )
+            task = cls(**(read_yaml(path, raw) if harness is None else harness.keys))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+        task._harness = harness
         task._folder = Path(path).resolve().parent
         return task
 
@@ -315,7 +327,15 @@ class Task(Choices):
 
     def opening(self) -> str:
         """The text before the first demonstration."""
-        return self.instruction + self.separator if self.instruction else ""
+        end = self.separator if self.instruction_end is None else self.instruction_end
+        return self.instruction + end if self.instruction else ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What was decided about its data and should be known, in a line each."""
+        is_halved = self.data.test == HALF
+        of_file = [] if self._harness is None else self._harness.notes(is_halved=is_halved)
+        return [*self.data.notes, *of_file]
 
     def render_demonstration(self, fields: Mapping[str, Any], label: str | int) -> str:
         """One demonstration's text, without the separator that follows it. It shows the right label or choice, by its
@@ -366,6 +386,10 @@ class Task(Choices):
             del wording[key]
         for key in ("labels", "label_field") if self.has_row_choices else _OF_CHOICES:
             del wording[key]
+        if self.instruction_end is None:
+            del wording["instruction_end"]
+        if self._harness is not None:
+            wording["harness"] = self._harness.digest
         if self.answer:
             wording["answer"] = self.answer.model_dump(mode="json", exclude_defaults=True)
         return hashlib.sha256(json.dumps(wording, sort_keys=True).encode()).hexdigest()
@@ -383,15 +407,19 @@ class Task(Choices):
 
     def _read(self, split: Split) -> list[Content]:
         if split not in self._contents:
-            columns = dict.fromkeys(self._columns)
             positions = self._positions()
-            found = self.data.rows(self._folder, split, columns)
+            is_shown = split == "train"
+            columns = (self._columns, ()) if self._harness is None else self._harness.columns(is_shown)
+            found = self.data.rows(self._folder, split, *map(dict.fromkeys, columns))
             kept = [(place, row) for place, row in found if not (self.data.drop_blank and self._is_blank(place, row))]
             self._num_blank[split] = len(found) - len(kept)
             if not kept:
                 raise DataError(f"task {self.name!r}: every row of {split!r} is blank in a column that it uses")
-            self._refuse_unknown_labels(kept, positions)
-            rows = self._chosen_rows(kept) if self._row_choices else [self._row(*each, positions) for each in kept]
+            if self._harness is not None:
+                rows = self._harness.rows(kept, is_shown)
+            else:
+                self._refuse_unknown_labels(kept, positions)
+                rows = self._chosen_rows(kept) if self._row_choices else [self._row(*each, positions) for each in kept]
             # What the model gets to read counts: fields that differ elsewhere make the same prompt.
             texts = self._templates["query"].render_all([row.fields for row in rows], [row.place for row in rows])
             own = [row.chosen.texts if row.chosen else () for row in rows]
@@ -512,6 +540,11 @@ class Task(Choices):
         text = str(value)
         shown = repr(text) if text.strip() else "blank"
         if self.is_generated:
+            if self.answer is not None and self.answer.check == "exact_match":
+                listed = value if isinstance(value, list) else [text]
+                if not listed or not text.strip():
+                    raise DataError(f"{place}: the answer {self._gold_column!r} is {shown}; give a text, or several")
+                return 0, golds_text([*map(str, listed)])
             if not isinstance(value, str | int | float) or not text.strip():
                 raise DataError(f"{place}: the answer {self._gold_column!r} is {shown}; give a text or a number")
             return 0, text

@@ -6,10 +6,11 @@ reads.
 
 from iclperm.tasks.filters import ExactMatch, FiltersChoices
 from iclperm.tasks.harness.files import Function, is_harness, read_harness
-from iclperm.tasks.harness.joined import HarnessRows
+from iclperm.tasks.harness.joined import HALF, HarnessRows
 from iclperm.tasks.harness.rows import HarnessSplits, HarnessTask, RenderedRow
 
 __all__ = [
+    "HALF",
     "ExactMatch",
     "FiltersChoices",
     "Function",

@@ -1,7 +1,8 @@
 """A task of lm-evaluation-harness as the keys of a task of ours, and its rows in the columns that these name.
 
-`HarnessTask` renders each row; what it makes becomes the columns ``query``, ``before`` (a demonstration up to its
-answer) and, where answers are generated, ``answers``. What cannot be had is refused in one line, with the remedy.
+`HarnessTask` renders each row; what it makes becomes the columns ``query`` and ``before`` (a demonstration up to its
+answer), or ``query``, ``shown`` (a demonstration) and ``answers`` where answers are generated. What cannot
+be had is refused in one line, with the remedy.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from iclperm.tasks.harness.files import files_of, members, read_harness
 from iclperm.tasks.harness.rows import HarnessTask, RenderedRow
 from iclperm.tasks.harness.settings import FROM_HARNESS
 from iclperm.tasks.harness.wordings import choices_of
+from iclperm.tasks.loaders import Row
 from iclperm.tasks.row_choices import MOST_CHOICES, OwnChoices
-from iclperm.tasks.sources import Row
 
 _SHOTS = 4  # where a file names no num_fewshot, which the harness reads as 0: a study of demonstrations has some
 _FILES = frozenset({"json", "csv", "parquet"})  # data sets that are files of the user's own
 _OF_ROWS = ("doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix", "target_delimiter")
 _OF_CHOICES = frozenset({"acc", "acc_norm", "acc_bytes"})
-_HALF = 0.5
+HALF = 0.5
+"""The share of the queries, where a file takes demonstrations from the same split."""
 
 
 class HarnessRows:
@@ -34,7 +36,7 @@ class HarnessRows:
 
     ``content`` are the keys of the file at ``path``, with what it includes; ``part`` names one of its filter pipelines,
     or, of a group, one of its tasks, and its pipeline after a colon. ``digest`` is the SHA-256 of what makes a row's
-    text. ``notes`` say in a line each what is otherwise than in the harness. Raises `ConfigError` naming the key.
+    text. Raises `ConfigError` naming the key.
     """
 
     def __init__(self, content: Mapping[str, Any], path: Path, part: str = "") -> None:
@@ -43,7 +45,6 @@ class HarnessRows:
         self._refuse_the_unlike()
         pipeline = _pipeline(task, part)
         self._labels = self._fixed_labels()
-        self.notes = self._said()
         named = f"{task.name}-{part}" if part else task.name
         self.keys = {
             "name": named.replace("/", "_").replace(" ", "_"),
@@ -75,6 +76,12 @@ class HarnessRows:
         are put before what is scored."""
         places, docs = [place for place, _ in found], [row for _, row in found]
         rendered = self._task.render_all(docs, places)
+        for place, row in zip(places, rendered, strict=True):
+            if len(row.queries) > 1:
+                raise ConfigError(
+                    f"{place}: 'doc_to_text' gives the position of a choice, so that contexts differ by choice and one "
+                    "text is scored after them all, as in WinoGrande; here all choices of a query share its context"
+                )
         shown = self._task.shown_rows(docs, places) if is_shown else [("", "")] * len(docs)
         return [
             self._row(place, row, before, answer)
@@ -82,14 +89,9 @@ class HarnessRows:
         ]
 
     def _row(self, place: str, row: RenderedRow, before: str, answer: str) -> ReadRow:
-        if len(row.queries) > 1:
-            raise ConfigError(
-                f"{place}: 'doc_to_text' gives the position of a choice, so that contexts differ by choice and one "
-                "text is scored after all of them, as in WinoGrande; here what comes before a choice is the same for all"
-            )
-        fields = {"query": row.query, "before": before}
         if row.choices is None:
-            return ReadRow(place, fields, 0, golds_text(row.answers))
+            return ReadRow(place, {"query": row.query, "shown": before + answer}, 0, golds_text(row.answers))
+        fields = {"query": row.query, "before": before}
         golds = tuple(sorted(set(row.golds)))
         if not golds:
             raise DataError(
@@ -127,13 +129,13 @@ class HarnessRows:
         if task.output == "multiple_choice":
             return
         if task.generation.is_sampled:
-            raise ConfigError("the key 'generation_kwargs' samples (do_sample); set do_sample: false, likeliest tokens")
+            raise ConfigError("the key 'generation_kwargs' samples; set do_sample: false")
         if settings.repeats > 1:
-            raise ConfigError(f"the key 'repeats' is {settings.repeats}; one text a prompt is written here: set it to 1")
+            raise ConfigError(f"the key 'repeats' is {settings.repeats}; one text a prompt is written: set it to 1")
         metrics = [metric.metric for metric in task.metrics]
         if "exact_match" not in metrics:
             raise ConfigError(
-                f"the key 'metric_list' asks for {', '.join(metrics)}; of generated texts exact_match is computed here: "
+                f"the key 'metric_list' asks for {', '.join(metrics)}; of generated texts exact_match is computed: "
                 "add {metric: exact_match}, or judge an export with the harness (iclperm export --format lm-eval)"
             )
 
@@ -147,15 +149,16 @@ class HarnessRows:
         (value,) = wording.values([{}], ["the key 'doc_to_choice'"])
         return choices_of(value)
 
-    def _said(self) -> list[str]:
+    def notes(self, *, is_halved: bool) -> list[str]:
+        """What is otherwise than in the harness, in a line each; ``is_halved`` where one split is both."""
         task = self._task
         metrics = {metric.metric for metric in task.metrics}
         others = sorted({*task.left_out, *(metrics - (_OF_CHOICES | {"exact_match"}))})
         said = [f"of the task file's metrics {', '.join(others)} is not computed here"] if others else []
         splits = task.splits
-        if splits.samples is None and splits.demonstrations == splits.queries:
+        if is_halved and splits.samples is None and splits.demonstrations == splits.queries:
             said.append(
-                f"the task file takes demonstrations and queries from one split, {splits.queries}: one half of its rows "
+                f"the file takes demonstrations and queries from one split, {splits.queries}: one half of its rows "
                 "by content is demonstrations, the other queries"
             )
         return said
@@ -165,7 +168,7 @@ class HarnessRows:
         if splits.queries is None:
             raise ConfigError("the file names no test data; give it the key 'test_split' or 'validation_split'")
         train: Any = splits.demonstrations if splits.samples is None else [dict(row) for row in splits.samples]
-        found = {"train": train, "test": _HALF if train == splits.queries else splits.queries}
+        found: dict[str, Any] = {"train": train, "test": HALF if train == splits.queries else splits.queries}
         if splits.validation not in (None, train, splits.queries):
             found["dev"] = splits.validation
         loading = task.settings.dataset_kwargs
@@ -177,7 +180,7 @@ class HarnessRows:
                 "the key 'dataset_kwargs' names files of the data set, which are not read from the hub; leave out its "
                 "'revision' and give their folder with --data"
             )
-        dataset = {"dataset": path, "config": task.settings.dataset_name, "revision": loading.revision}
+        dataset: dict[str, Any] = {"dataset": path, "config": task.settings.dataset_name, "revision": loading.revision}
         return {key: value for key, value in dataset.items() if value is not None} | found
 
     def _file(self, named: Any) -> Any:
@@ -185,7 +188,7 @@ class HarnessRows:
         if not isinstance(named, str):
             return named
         files = self._task.settings.dataset_kwargs.data_files
-        files = files if isinstance(files, dict) else {"train": files}
+        files = files if isinstance(files, dict) else {"train": files or []}
         if named not in files:
             raise ConfigError(f"the key 'data_files' names no file for the split {named!r}; add it")
         return files[named]
@@ -213,16 +216,18 @@ class HarnessRows:
         """What generation has of its own."""
         task = self._task
         metric = next(metric for metric in task.metrics if metric.metric == "exact_match")
-        judged = metric.model_dump(include={"ignore_case", "ignore_punctuation", "ignore_numbers"}, exclude_defaults=True)
+        judged = metric.model_dump(
+            include={"ignore_case", "ignore_punctuation", "ignore_numbers"}, exclude_defaults=True
+        )
         return {
-            "fields": {"query": "query", "shown": "before"},
+            "fields": {"query": "query", "shown": "shown"},
             "demonstration": "{{ shown }}",
             "answer": {
                 "field": "answers",
                 "check": "exact_match",
                 "filters": pipeline.model_dump(mode="json", exclude_defaults=True),
                 "ignore": metric.regexes_to_ignore or [],
-                **judged,
+                **metric.model_dump(include=judged, exclude_defaults=True),
             },
             "stop": [stop for stop in task.stop if stop],
             "max_new_tokens": task.generation.most_tokens,
@@ -268,5 +273,7 @@ def _pipeline(task: HarnessTask, part: str) -> FiltersChoices | None:
             f"another pipeline, or write the task with: {FROM_HARNESS} {task.name}"
         )
     if pipeline.num_texts > 1:
-        raise ConfigError(f"the pipeline {pipeline.name!r} takes {pipeline.num_texts} texts a query; one is written here")
+        raise ConfigError(
+            f"the pipeline {pipeline.name!r} takes {pipeline.num_texts} texts a query; one is written here"
+        )
     return pipeline
