@@ -46,11 +46,12 @@ def read_rows(
 ) -> list[Row]:
     """All rows of a .jsonl, .csv, .tsv or .parquet file, each with its place ("file:line"; Parquet: "file:row N").
 
-    ``columns`` are those that the caller needs, ``optional`` others that may be there: Parquet files are read
-    no further. A CSV or TSV file opens with its column names, is quoted as RFC 4180 has it, and all its values are
-    text, unless ``form`` says otherwise; the place of a row that spans lines is the first. Blank lines are passed over, and a byte order mark is obeyed. Raises
-    `DataError` naming file and line for what is damaged, not in its encoding, of the wrong shape or over 1 MiB a row,
-    for NUL and lone surrogates, and for a file without rows. Reads the file once; O(bytes).
+    ``columns`` are those that the caller needs, ``optional`` others that may be there: Parquet files are read no
+    further. A CSV or TSV file opens with its column names, is quoted as RFC 4180 has it, and all its values are text,
+    unless ``form`` says otherwise; the place of a row that spans lines is the first. Blank lines are passed over, and a
+    byte order mark is obeyed. Raises `DataError` naming file and line for what is damaged, not in its encoding, of the
+    wrong shape or over 1 MiB a row, for NUL and lone surrogates, and for a file without rows. Reads the file once;
+    O(bytes).
     """
     reader = _READERS.get(path.suffix)
     if reader is None:
