@@ -122,6 +122,12 @@ def test_pipelines_are_tasks_of_their_own(tmp_path):
         Task.load(f"{path}:other")
 
 
+def test_a_long_name_is_cut_and_stays_its_own(tmp_path):
+    names = {Task.load(written(tmp_path, {**CHOICE, "task": "x" * 80 + end})[0]).name for end in "ab"}
+    assert {len(name) for name in names} == {64}
+    assert len(names) == 2
+
+
 def test_one_split_is_halved_and_said(tmp_path):
     rows = [
         {"q": f"question {number}", "gold": number % 2, "a": "left", "b": f"right {number}"} for number in range(40)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from iclperm.tasks.loaders import Row
 from iclperm.tasks.row_choices import MOST_CHOICES, OwnChoices
 
 _SHOTS = 4  # where a file names no num_fewshot, which the harness reads as 0: a study of demonstrations has some
+_MAX_NAME = 64  # characters of a task's name
 _FILES = frozenset({"json", "csv", "parquet"})  # data sets that are files of the user's own
 _OF_ROWS = ("doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix", "target_delimiter")
 _OF_CHOICES = frozenset({"acc", "acc_norm", "acc_bytes"})
@@ -47,7 +49,7 @@ class HarnessRows:
         self._labels = self._fixed_labels()
         named = f"{task.name}-{part}" if part else task.name
         self.keys = {
-            "name": named.replace("/", "_").replace(" ", "_"),
+            "name": _short(named),
             "source": f"task file of lm-evaluation-harness, {path.name}",
             "data": self._data(),
             "instruction": self._description(),
@@ -232,6 +234,14 @@ class HarnessRows:
             "stop": [stop for stop in task.stop if stop],
             "max_new_tokens": task.generation.most_tokens,
         }
+
+
+def _short(name: str) -> str:
+    """A name that a task can have; what is cut off is told by the start of the name's SHA-256."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+    if len(plain) <= _MAX_NAME:
+        return plain
+    return f"{plain[: _MAX_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _of_group(content: Mapping[str, Any], path: Path, part: str) -> tuple[Mapping[str, Any], str, str]:
