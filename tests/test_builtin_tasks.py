@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -330,23 +329,6 @@ def test_a_column_that_is_missing_is_named(tmp_path, name):
 
 
 DOCS = (Path(__file__).resolve().parents[1] / "docs" / "tasks.md").read_text(encoding="utf-8")
-
-
-def test_the_page_tells_how_to_make_the_news_files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    source = tmp_path / "NYT-Topics"
-    source.mkdir()
-    (source / "classes.txt").write_text("business\npolitics\n", encoding="utf-8")
-    (source / "dataset.txt").write_text('Profits\u2028rose. And fell.\nA vote.\n"Shares" fell.\n', encoding="utf-8")
-    (source / "labels.txt").write_text("0\n1\n0\n", encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS, flags=re.DOTALL)
-    exec(compile(code, "docs/tasks.md", "exec"), {})
-    content = yaml.safe_load((BUILTIN / "nyt_topics.yaml").read_text(encoding="utf-8"))
-    content["data"] |= {"train": str(tmp_path / "data/nyt_topics/train.jsonl"), "test": 1e-9, "dev": None}
-    (tmp_path / "task.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
-    train = Task.load(tmp_path / "task.yaml").examples("train")
-    assert train.answers == ["business", "politics", "business"]
-    assert [fields["text"] for fields in train.fields] == ["Profits\u2028rose. And fell.", "A vote.", '"Shares" fell.']
 
 
 def test_the_page_lists_every_task_as_it_is():

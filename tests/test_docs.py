@@ -45,6 +45,7 @@ READ = {
     ("README.md", "pip install . && iclperm demo"): INSTALLS,
     ("README.md", "pip install '.[test]' && pytest"): INSTALLS,
     ("README.md", "pip install '.[hf]'"): "needs the hub",
+    ("README.md", "pip install '.[gguf]'"): "installs; tests/test_gguf.py has a file, tests/test_published.py the data",
     ("README.md", "iclperm run --task gsm8k"): "needs the hub and a server",
     ("CONTRIBUTING.md", "python -m venv"): INSTALLS,
     ("CONTRIBUTING.md", "pip install --no-deps"): "compiles, for hours of tests",
@@ -99,7 +100,6 @@ READ = {
     ("docs/studies/transfer.md", "from iclperm.studies"): "arrays and runs of the reader's",
     ("docs/tasks.md", "iclperm tasks"): "needs the hub; start.md makes a task, tests/test_cli.py a commented one",
     ("docs/tasks.md", "hf download"): "needs the hub",
-    ("docs/tasks.md", "import json"): "tests/test_builtin_tasks.py runs it",
     ("docs/tasks.md", "# arXiv 2511.09700"): "needs the hub, a GPU and hours",
 }  # fmt: skip
 """Blocks that are read and not run, by page and beginning, and why."""

@@ -224,7 +224,7 @@ class Bomb:
         ("pytorch_model.bin", "is a file of pickled weights, which can run code; give a folder of safetensors"),
         ("x.pt", "is a file of pickled weights"),
         ("model.safetensors", "is a file; give the folder that holds it and its config.json: '.*model'"),
-        ("model.gguf", "is a GGUF file, which is not read; give the folder of the safetensors checkpoint"),
+        ("model.gguf", "is no GGUF file: it does not begin with GGUF; fetch it again"),
         ("config.json", "is a file; give the folder that holds it"),
     ],
 )

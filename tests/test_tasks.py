@@ -300,7 +300,6 @@ def test_an_answer_that_is_no_text_is_named_by_file_and_line(tmp_path, answer, s
         ({"query": "{{ text }} {{ colour }}"}, "the template 'query' shows 'colour', the column of the answer"),
         ({"demonstration": "{{ text }}"}, "the template 'demonstration' shows no more than 'query'"),
         ({"demonstration": "{{ text }} {{ label }}"}, "the template 'demonstration' uses 'label'; it may use colour"),
-        ({"stop": []}, "'stop' is []"),
         ({"stop": [""]}, "'stop.0' is ''"),
         ({"max_new_tokens": 0}, "'max_new_tokens' is 0"),
     ],
@@ -402,7 +401,7 @@ def test_the_starter_of_a_generated_task_works_as_it_stands(tmp_path):
     )
 
 
-OF_LABELS = {"labels", "label_field", "continuation", "label_values", "label_match"}
+OF_LABELS = {"choices", "gold", "letters", "labels", "label_field", "continuation", "label_values", "label_match"}
 
 
 @pytest.mark.parametrize("generated", [False, True])
@@ -436,9 +435,10 @@ def test_a_task_file_of_lm_evaluation_harness_is_a_task(tmp_path):
     task = Task.load(path)
     train = task.examples("train")
     assert (task.name, task.is_generated, task.stop) == ("colour_words", True, ["\n"])
-    assert (
-        task.render_demonstration(train.fields[0], 0) == f"Thing: {train.fields[0]['text']}\nColour: {train.answers[0]}"
-    )
+    (gold,) = json.loads(train.answers[0])
+    first = json.loads((tmp_path / "train.jsonl").read_text().splitlines()[0])
+    assert gold == first["label"]
+    assert task.render_demonstration(train.fields[0], 0) == f"Thing: {first['text']}\nColour: {gold}"
     path.write_text(yaml.safe_dump(content | {"process_docs": "f"}), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"harness\.yaml: .*'process_docs'"):
         Task.load(path)

@@ -12,6 +12,8 @@ from typing import Any
 from iclperm.bench.environments import bench_folder
 from iclperm.demo import model_path
 from iclperm.engine.folder import model_folder
+from iclperm.engine.gguf_file import file_of
+from iclperm.errors import ModelError
 
 _QWEN_25M = {
     "model_type": "qwen2", "vocab_size": 16_384, "hidden_size": 512, "intermediate_size": 1408,
@@ -75,6 +77,11 @@ def find_model(name: str) -> BenchModel:
     if name in MODELS:
         return MODELS[name]
     folder = model_folder(name)
+    if (file := file_of(folder)) is not None:
+        raise ModelError(
+            f"the model '{file}' is a GGUF file, but the benchmark's peers take folders of safetensors; give such a "
+            "folder"
+        )
     is_hubs = not Path(name).is_dir()
     return BenchModel(name if is_hubs else folder.resolve().name, place=folder)
 

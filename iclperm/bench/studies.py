@@ -57,6 +57,8 @@ class StudyCase:
         if kinds.named(study.kind).stages is not None:
             raise ConfigError(f"{name} is a {study.kind}, of several runs; give one of the folders inside its own")
         work = lay_out(ResolvedStudy.of(study))
+        if work.prompts.choices is not None:
+            raise ConfigError(f"{name} gives every query its own choices, which no peer is asked here; give another")
         products = [product for growth in work.growths for product in growth.products]
         if not products:
             raise ConfigError(f"{name} has no prompts that share contexts and queries; nothing of it can be measured")

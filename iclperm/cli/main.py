@@ -396,7 +396,9 @@ def tasks(context: click.Context) -> None:
 @tasks.command()
 @click.argument("task")
 @click.option("--data", help=STUDY_KEYS["data"])
-@click.option("--model", default="demo", show_default=True, help="Whose tokens are shown: demo, a folder or a hub id.")
+@click.option(
+    "--model", default="demo", show_default=True, help="Whose tokens are shown: demo, a folder, a file or a hub id."
+)
 @click.option("--shots", type=click.IntRange(0), help="Number of demonstrations; the task's own by default.")
 @click.option("--query", type=click.IntRange(0), default=0, help="Which test query.")
 @click.option("--chat", type=click.Choice(CHOICES["chat"]), default="none", help=STUDY_KEYS["chat"])
@@ -520,7 +522,7 @@ def lm_eval(arguments: tuple[str, ...]) -> None:
 @click.option("--api-key-env", metavar="NAME", help="Variable of a key to ask for.")
 @with_debug
 def serve(model: str, host: str, port: int, api_key_env: str | None, **options: str | None) -> None:
-    """An OpenAI-compatible server of a model: demo, a folder or a hub id.
+    """An OpenAI-compatible server of a model: demo, a folder, a GGUF file or a hub id.
 
     Needs pip install 'iclperm[serve]'.
     """
@@ -551,7 +553,8 @@ def doctor(
 ) -> int:
     """What this machine does with a model: what runs on which device, whether it is right, and how fast.
 
-    MODEL is demo, a folder or a hub id. What is printed names no person, folder or key: paste it into an issue.
+    MODEL is demo, a folder, a GGUF file or a hub id. What is printed names no person, folder or key: paste it into an
+    issue.
     """
     try:
         wanted = [int(word) for word in (architectures or "").split(",") if word.strip()]

@@ -15,12 +15,12 @@ from iclperm.study.orderings import ORDER_DESIGNS
 
 STUDY_KEYS = {
     "kind": f"What is studied: {kinds.in_words(kinds.STUDIES)}.",
-    "model": "demo, a model folder or a hub id.",
+    "model": "demo, a model folder, a GGUF file or a hub id.",
     "revision": "Revision of a hub id.",
     "task": "Built-in task or path of a task file.",
     "tasks": kinds.KEYS["tasks"],
     "models": kinds.KEYS["models"],
-    "data": "Folder with the task's data, where they are not where the task says.",
+    "data": "Folder or file with the task's data, where they are not where the task says.",
     "sets": "Number of demonstration sets.",
     "permutations": "Number of orders, shared by all sets.",
     "demonstrations": "Sets of train rows to use instead of drawn ones: 4,17,9;3,2,11; or per query.",
@@ -36,7 +36,7 @@ STUDY_KEYS = {
     "cells": kinds.KEYS["cells"],
     "queries_per_ordering": kinds.KEYS["queries_per_ordering"],
     "scoring": "How answers are found: loglikelihood (of every label), first_token (of theirs), or generate.",
-    "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, or over bytes.",
+    "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, bytes or characters.",
     "calibration": "none, or contextual: labels freed of what each context prefers by itself.",
     "criterion": kinds.KEYS["criterion"],
     "budget": kinds.KEYS["budget"],
@@ -84,7 +84,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "order": ("similar_last", "similar_first", "permuted"),
     "cells": ("crossed", "blocks", "random"),
     "scoring": ("loglikelihood", "first_token", "generate"),
-    "normalize": ("sum", "mean", "bytes"),
+    "normalize": ("sum", "mean", "bytes", "characters"),
     "calibration": ("none", "contextual"),
     "criterion": (
         "dev_accuracy",

@@ -79,7 +79,7 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     near = (planned.num_near, planned.num_near_dev)
     oversampled = planned.num_asked - planned.num_queries
     uneven = uneven_labels(planned.label_tokens, study.normalize)
-    notes = [*foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
+    notes = [*planned.notes, *foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
     if planned.budget != "exhaustive":
         notes.insert(0, f"with budget {planned.budget!r} it asks a part of this; how much follows from the answers")
     if study.precision is not None:

@@ -103,14 +103,16 @@ def print_prompt(console: Console, prompt: PromptText, shots: int) -> None:
         return
     labels = ", ".join(printable(repr(continuation)) for continuation in prompt.continuations)
     console.print(Panel(text, title=f"{title}, and its right label", title_align="left"))
-    console.print(f"every prompt is scored with {labels}", "", sep="\n", markup=False)
+    which = "this" if prompt.has_own_choices else "every"
+    console.print(f"{which} prompt is scored with {labels}", "", sep="\n", markup=False)
 
 
 def print_answering(console: Console, task: Task, right: str) -> None:
     """How the text that a model writes after a prompt is ended, read and compared."""
     answer = task.answer
     assert answer is not None
-    rules = ", ".join(repr(rule.name or rule.pattern) for rule in answer.rules) or "those of the check"
+    named = [rule.name or rule.pattern for rule in answer.rules] or ([answer.filters.name] if answer.filters else [])
+    rules = ", ".join(map(repr, named)) or "those of the check"
     rows = {
         "right answer": printable(right),
         "compared as": answer.check,

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from iclperm.base.files import what_fetches
 from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, WEIGHT_FILES
+from iclperm.engine.gguf_file import gguf_folder, is_gguf
 from iclperm.errors import ConfigError, ModelError, printable
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -44,11 +45,12 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def model_folder(name: str | Path, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The folder of a model: itself, or that of a hub id, fetched where it is not there yet.
+    """The folder of a model: itself, that of a GGUF file, or that of a hub id, fetched where it is not there yet.
 
-    A name that begins like a path or has two slashes is a path and nothing else; any other is a path if it is there,
-    else a hub id, asked for once. Of a hub id without ``weights`` only the small files are fetched. Raises `ModelError`
-    in one line for a file, and for what is not there; `ConfigError` for the revision of a folder.
+    A name that begins like a path, has two slashes or ends in .gguf is a path and nothing else; any other is a path if
+    it is there, else a hub id, asked for once. Of a hub id without ``weights`` only the small files are fetched. Raises
+    `ModelError` in one line for another file, and for what is not there; `ConfigError` for the revision of a folder or
+    file.
     """
     folder, text = Path(name), str(name)
     try:
@@ -56,17 +58,19 @@ def model_folder(name: str | Path, revision: str | None = None, *, weights: bool
     except OSError as error:
         why = (error.strerror or "").lower()
         raise ModelError(f"there is no model folder {_short(text)}: {why}; give 'demo', a folder or a hub id") from None
-    if is_folder:
+    is_file = not is_folder and is_gguf(folder)
+    if is_folder or is_file:
         if revision is not None:
             raise ConfigError(
-                f"revision is {revision!r}, but the model {text!r} is a folder; a hub id has revisions: leave it out"
+                f"revision is {revision!r}, but the model {text!r} is a {'file' if is_file else 'folder'}; a hub id "
+                "has revisions: leave it out"
             )
-        return folder
+        return gguf_folder(folder) if is_file else folder
     if is_there:
         raise ModelError(_refused_file(folder))
     if command := what_fetches(folder):
         raise ModelError(f"the model folder {text!r} is not here, only a pointer to it; run: {command}")
-    is_path = text.startswith(_PATH_STARTS) or text in (".", "..") or text.count("/") > 1
+    is_path = text.startswith(_PATH_STARTS) or text in (".", "..") or text.count("/") > 1 or text.endswith(".gguf")
     if is_path or not _HUB_NAME.fullmatch(text):
         raise ModelError(f"there is no model folder {text!r}; give 'demo', a folder or a hub id")
     from huggingface_hub import snapshot_download
@@ -85,10 +89,6 @@ def _refused_file(path: Path) -> str:
     """Why a file is no model: a model is a folder, and a pickle is never opened."""
     if any(path.match(pattern) for pattern in _PICKLES):
         return f"the model {str(path)!r} is a file of pickled weights, which can run code; give a folder of safetensors"
-    if path.suffix == ".gguf":
-        return (
-            f"the model {str(path)!r} is a GGUF file, which is not read; give the folder of the safetensors checkpoint"
-        )
     return f"the model {str(path)!r} is a file; give the folder that holds it and its config.json: {str(path.parent)!r}"
 
 
@@ -318,6 +318,8 @@ def _without_weights(folder: Path) -> str:
             f"model folder '{folder}' has only pickled weights ({pickled[0]}), which can run code; "
             "convert them with save_pretrained(..., safe_serialization=True)"
         )
+    if files := sorted(folder.glob("*.gguf")):
+        return f"model folder '{folder}' has no model.safetensors; give the GGUF file itself, {str(files[0])!r}"
     return f"model folder '{folder}' has no weights; it needs model.safetensors"
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from iclperm.engine.folder import (
     settings_of,
     stored_weights,
 )
+from iclperm.engine.gguf_file import WEIGHTS, about_file, file_of, in_words, without_a_bar
 from iclperm.engine.tokenizer import load_tokenizer
 from iclperm.errors import ConfigError, ModelError, printable
 
@@ -49,7 +50,7 @@ BALANCED = "balanced"
 def load(
     name: str | Path, *, device: str = "auto", dtype: str | torch.dtype = "auto", revision: str | None = None
 ) -> tuple[PreTrainedModel, Any]:
-    """Model and tokenizer from a folder or a hub id: safetensors only, no remote code.
+    """Model and tokenizer from a folder, a hub id or a GGUF file: safetensors only but for that, no remote code.
 
     ``dtype="auto"``: the checkpoint's on a GPU, float32 on a CPU, so that results do not depend on the machine; for
     bfloat16 on a GPU without it float32 or float16, with a warning (`fit_dtype`).
@@ -63,28 +64,33 @@ def load(
         _refuse_without_accelerate()
     folder = model_folder(name, revision)
     settings = settings_of(folder)
-    config, stored = _config_of(folder, folder, settings), stored_weights(folder)
+    config, file = _config_of(folder, folder, settings), file_of(folder)
+    stored = stored_weights(folder) if file is None else {}
     check_generation(folder)
-    _refuse_other_numbers(folder, config, check_weights(folder, stored, settings))
-    if not settings.get("quantization_config"):
-        _refuse_few_numbers(folder, config, sum(math.prod(weight.shape) for weight in stored.values()))
+    if file is not None:
+        _refuse_other_count(file, folder, config)
+    else:
+        _refuse_other_numbers(folder, config, check_weights(folder, stored, settings))
+        if not settings.get("quantization_config"):
+            _refuse_few_numbers(folder, config, sum(math.prod(weight.shape) for weight in stored.values()))
     if wanted == "auto" and place.type == "cpu":
         wanted = torch.float32
     wanted, said = fit_dtype(wanted, _dtype_kept(config, stored), _cards(device), lambda: _num_weights(folder, config))
     if said:
         warnings.warn(said, stacklevel=2)
     text_keys = _TEXT_KEYS.get(config.model_type)
+    source: dict[str, Any] = {"use_safetensors": True} if file is None else {"gguf_file": WEIGHTS}
     try:
-        with _quiet():
+        with _quiet(), nullcontext() if file is None else without_a_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=_text_part(config),
                 local_files_only=True,
                 trust_remote_code=False,
-                use_safetensors=True,
                 dtype=wanted,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are reported below, by name
+                **source,
                 **({} if text_keys is None else {"key_mapping": text_keys}),
                 **({"device_map": BALANCED} if device == BALANCED else {}),
             )
@@ -93,6 +99,9 @@ def load(
             f"cannot load the weights of {str(name)!r}: {_reason(error)}; save or fetch the folder again"
         ) from error
     model, info = loaded
+    if file is not None:
+        del model.config.quantization_config  # nothing is quantized any more
+        model.stored_as = in_words(folder, str(model.dtype).removeprefix("torch."))
     unused = [key for key in map(str, info["unexpected_keys"]) if not is_no_part(key, stored, settings)]
     _refuse_misfit(name, config, info, [key for key in unused if not (text_keys and _IMAGE_KEY.match(key))])
     try:
@@ -140,6 +149,16 @@ def _refuse_few_numbers(folder: Path, config: Any, stored: int) -> None:
         raise ModelError(
             f"config.json of {str(folder)!r} makes a model of {asked:,} numbers, but its weights hold {stored:,}; "
             "use a complete checkpoint and its own config.json"
+        )
+
+
+def _refuse_other_count(file: Path, folder: Path, config: Any) -> None:
+    """Raises ModelError where a GGUF file holds other numbers than the model that its configuration makes takes."""
+    asked, stored = _num_weights(folder, config), about_file(folder)["num_weights"]
+    if asked != stored:
+        raise ModelError(
+            f"'{file}' holds {stored:,} numbers, but the {config.model_type!r} model that transformers makes of it has "
+            f"{asked:,}; give the folder of the safetensors checkpoint"
         )
 
 

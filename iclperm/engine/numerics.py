@@ -44,6 +44,7 @@ def numerics_of(model: PlainModel, pack_tokens: int | None, memory_budget: int |
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "probe": probe(model),
+        **({"stored_as": stored} if (stored := getattr(model.model, "stored_as", None)) else {}),
     }
 
 

@@ -44,7 +44,7 @@ def _is_ours(error: BaseException) -> bool:
 def serve_model(
     model: str, host: str, port: int, api_key_env: str | None, said: Callable[[str], None], **options: str | None
 ) -> None:
-    """Serves a model, `demo`, a folder or a hub id, until Ctrl-C; ``options`` are those of
+    """Serves a model, `demo`, a folder, a GGUF file or a hub id, until Ctrl-C; ``options`` are those of
     `iclperm.integrations.serve.serve`. `ConfigError` for a key that is not there, and where the packages are not."""
     for module in ("starlette", "uvicorn"):
         if find_spec(module) is None:

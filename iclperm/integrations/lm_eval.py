@@ -48,8 +48,8 @@ _PLAIN_GENERATION = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_
 class TreeLM(huggingface.HFLM):  # type: ignore[misc]
     """The harness's model whose requests go through the prefix tree, shared prefixes once.
 
-    Args, as the harness gives them in ``--model_args``: ``pretrained`` is `demo`, a folder or a hub id; ``revision``,
-    ``dtype`` (`auto`: float32 on a CPU) and ``device`` are as everywhere in iclperm; ``memory_budget``,
+    Args, as the harness gives them in ``--model_args``: ``pretrained`` is `demo`, a folder, a GGUF file or a hub id;
+    ``revision``, ``dtype`` (`auto`: float32 on a CPU) and ``device`` are as everywhere in iclperm; ``memory_budget``,
     ``pack_tokens``, ``attention``, ``layers`` and ``plain`` are `Engine`'s; ``max_length``, ``add_bos_token``,
     ``prefix_token_id``, ``think_end_token``, ``enable_thinking`` and ``chat_template_args`` are `hf`'s; ``seed`` draws
     sampled texts. Batch sizes are taken and have no effect. Raises `ConfigError` for other arguments, and what loading

@@ -367,7 +367,8 @@ def serve(
     memory_budget: str | None = None,
     **options: str | None,
 ) -> None:
-    """Serves ``model`` (`demo`, a folder or a hub id) until Ctrl-C; ``said`` is told where, once it is loaded.
+    """Serves ``model`` (`demo`, a folder, a GGUF file or a hub id) until Ctrl-C; ``said`` is told where, once it is
+    loaded.
 
     ``memory_budget`` is that of `Engine.session`, ``options`` are those of `Engine.from_pretrained`. Raises
     `ConfigError` for an address that cannot be had, and what loading a model raises.
@@ -379,7 +380,7 @@ def serve(
     with listening:
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         place = str(demo.model_path()) if model == "demo" else model
-        name = Path(model).name if Path(model).is_dir() else model
+        name = Path(model).name if Path(model).exists() else model
         with Engine.from_pretrained(place, **given) as engine:
             server = uvicorn.Server(
                 uvicorn.Config(application(engine, name, key, memory_budget), log_level="warning", lifespan="off")

@@ -36,13 +36,15 @@ class OwnCells(Sequence[Cell]):
     """The prompts of queries with demonstrations of their own, each made when it is asked for.
 
     ``pairs`` int64 [N, 2] are orders of ranks and queries, those side by side that begin with the same demonstrations.
-    ``apart`` are those whose parts do not simply join; all others are followed by ``continuations`` [L].
+    ``apart`` are those whose parts do not simply join; all others are followed by ``continuations`` [L], or where there
+    are ``choices`` [Q] by those of their query.
     """
 
     contexts: OwnContexts
     apart: Mapping[tuple[int, int], Cell]
     continuations: list[Ids]
     pairs: NDArray[np.int64]
+    choices: list[list[Ids]] | None = None
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -56,7 +58,8 @@ class OwnCells(Sequence[Cell]):
             return self._of(self.pairs[place])
         order, query = self.pairs[place].tolist()
         found = self.apart.get((order, query))
-        return found or Cell(order, query, self.contexts.joined(order, query), self.continuations)
+        after = self.continuations if self.choices is None else self.choices[query]
+        return found or Cell(order, query, self.contexts.joined(order, query), after)
 
     def among(self, orders: NDArray[np.bool_], queries: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Whether each is of one of some orders [C] and some queries [Q], bool [N]."""
@@ -107,4 +110,4 @@ class OwnCells(Sequence[Cell]):
         return whole, np.maximum(whole - until[np.arange(len(until)), shared], 0), shared
 
     def _of(self, pairs: NDArray[np.int64]) -> OwnCells:
-        return OwnCells(self.contexts, self.apart, self.continuations, pairs)
+        return OwnCells(self.contexts, self.apart, self.continuations, pairs, self.choices)

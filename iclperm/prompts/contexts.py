@@ -200,7 +200,7 @@ def failed_prompts(
 ) -> tuple[int, int]:
     """How many of ``count`` whole prompts, a keyed sample, differ from the parts that stand for them, and how many were
     looked at: those in ``outside`` are not."""
-    shape = (*contexts.of_cell.shape, len(texts.queries), len(texts.continuations))
+    shape = (*contexts.of_cell.shape, len(texts.queries), _most_after(texts))
     total = int(np.prod(shape))
     sample = keyed_sample(total, count, seed, "checked prompts")
     failed = checked = 0
@@ -208,27 +208,34 @@ def failed_prompts(
         context = int(contexts.of_cell[tuple(cell)])
         if (context, int(query)) in outside:
             continue
+        label %= len(texts.after(query))
         text = texts.context(contexts.members(context, int(query)))
-        (joint,) = encoder([text + texts.queries[query] + texts.continuations[label]])
+        (joint,) = encoder([text + texts.queries[query] + texts.after(query)[label]])
         whole = np.concatenate([encoder.start, joint.ids])
         before = contexts.beginning(context, int(query))
-        joined = np.concatenate([before, parts.queries[query], parts.continuations[label]])
+        joined = np.concatenate([before, parts.queries[query], parts.after(query)[label]])
         checked += 1
         failed += not np.array_equal(whole, joined)
     return failed, checked
+
+
+def _most_after(texts: DesignTexts) -> int:
+    """The most texts that may follow a query."""
+    return max(map(len, texts.choices)) if texts.choices else len(texts.continuations)
 
 
 def check_chats(texts: DesignTexts, contexts: Laid, chat: ChatFormat, seed: int, count: int = CHECKS.chats) -> None:
     """Raises `ModelError` where the template renders a conversation otherwise than it was put together: one of
     ``count``, a keyed sample, or one of those with the fewest and the most demonstrations."""
     sizes = contexts.sizes
-    shape = (len(sizes), len(texts.queries), len(texts.continuations))
+    shape = (len(sizes), len(texts.queries), _most_after(texts))
     sample = keyed_sample(int(np.prod(shape)), count, seed, "checked chats")
     cells = list(zip(*(axis.tolist() for axis in np.unravel_index(sample, shape)), strict=True))
     cells += [(int(place), 0, 0) for place in (np.argmin(sizes), np.argmax(sizes))]
     chats, expected = [], []
     for context, query, label in cells:
-        members, answer = contexts.members(context, query), texts.continuations[label]
+        after = texts.after(query)
+        members, answer = contexts.members(context, query), after[label % len(after)]
         answered = [] if texts.is_open else [assistant(answer)]
         chats.append(Chat([*texts.messages(members, query), *answered], texts.is_open))
         expected.append(texts.context(members) + texts.queries[query] + answer)

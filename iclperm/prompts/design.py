@@ -523,7 +523,6 @@ def _of_it(task: Task) -> str:
 
 def _in_default_order(rows: list[int], task: Task, train: Examples) -> NDArray[np.int64]:
     """Train rows by label word, then by the text of the demonstration."""
-    labels = [int(train.labels[row]) for row in rows]
-    texts = task.render_demonstrations([train.fields[row] for row in rows], labels)
-    keys = [(task.classes[label], text) for label, text in zip(labels, texts, strict=True)]
+    texts = task.render_demonstrations([train.fields[row] for row in rows], [train.answers[row] for row in rows])
+    keys = [(task.classes[train.labels[row]], text) for row, text in zip(rows, texts, strict=True)]
     return np.array([rows[place] for place in sorted(range(len(rows)), key=keys.__getitem__)], dtype=np.int64)

@@ -228,10 +228,9 @@ def scored_ids(labels: Sequence[str], ids: Sequence[Ids], *, is_cut: bool) -> li
     Raises `TokenizationError` where they cannot distinguish the labels.
     """
     scored = [row[:1] for row in ids] if is_cut else list(ids)
+    refuse_nothing(labels, scored)
     seen: dict[bytes, str] = {}
     for text, row in zip(labels, scored, strict=True):
-        if text and not len(row):
-            raise TokenizationError(f"the tokenizer makes no token of the label {text!r}; change its word")
         if (other := seen.setdefault(row.tobytes(), text)) != text:
             raise TokenizationError(
                 f"the labels {other!r} and {text!r} begin with the same token; set scoring to loglikelihood"
@@ -239,6 +238,13 @@ def scored_ids(labels: Sequence[str], ids: Sequence[Ids], *, is_cut: bool) -> li
                 else f"the labels {other!r} and {text!r} have the same tokens; change one label's word"
             )
     return scored
+
+
+def refuse_nothing(labels: Sequence[str], ids: Sequence[Ids]) -> None:
+    """Raises `TokenizationError` for a label or a choice without tokens."""
+    for text, row in zip(labels, ids, strict=True):
+        if text and not len(row):
+            raise TokenizationError(f"the tokenizer makes no token of the label {text!r}; change its word")
 
 
 def split_at(place: int, joints: Sequence[EncodedText]) -> LabelSplit:

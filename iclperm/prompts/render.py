@@ -21,8 +21,8 @@ from iclperm.tasks.task import Examples, Task
 class PromptText:
     """The text of one prompt of a study, part by part, and the right label or answer.
 
-    ``gold`` is the place of the right label in ``continuations``, -1 where there is none. In a chat the texts are what
-    the template renders, and ``messages`` what it renders them from.
+    ``gold`` is the place of the right label in ``continuations``, the first of several, -1 where there is none. In a
+    chat the texts are what the template renders, and ``messages`` what it renders them from.
     """
 
     context: str
@@ -31,6 +31,8 @@ class PromptText:
     gold: int
     answer: str = ""
     messages: tuple[Message, ...] = ()
+    has_own_choices: bool = False
+    """Whether the continuations are those of this query alone."""
 
     @property
     def text(self) -> str:
@@ -68,10 +70,11 @@ def prompt_text(
     return PromptText(
         context=texts.context(demonstrations),
         query=texts.queries[query],
-        continuations=texts.continuations,
+        continuations=texts.after(query),
         gold=int(texts.gold[query]),
         answer=texts.answers[query],
         messages=tuple(texts.messages(demonstrations, query)),
+        has_own_choices=texts.choices is not None,
     )
 
 
@@ -81,7 +84,8 @@ class DesignTexts:
     ``demonstrations`` are its distinct ones, each with the separator after it, and ``orderings`` hold, for each group
     of the design, their places, int64 [S, P, K], and the numbers of shots (none where each query has its own).
     ``queries`` [Q] are texts up to the label,
-    split by split; ``continuations`` [L] those of the labels, one "" where the model writes on; ``gold`` int64 [Q] and
+    split by split; ``continuations`` [L] those of the labels, one "" where the model writes on; ``choices`` [Q] those
+    of queries that have some of their own, and then there are no labels; ``gold`` int64 [Q] and
     ``answers`` the right ones. In a chat all of these hold the template's text around the turns, too;
     ``bare_demonstrations`` (a text, or what user and assistant say) and ``bare_queries`` do not.
     """
@@ -101,24 +105,31 @@ class DesignTexts:
         is_shared = design.neighbours is None
         self.orderings = [(self.of_rows(group.rows), group.shots) for group in design.orderings] if is_shared else []
         queries = [(examples[split.split], row) for split in design.queries for row in split.rows]
-        self.gold = np.array([split.labels[row] for split, row in queries], dtype=np.int64)
+        right = {id(split): split.gold for split, _ in queries}
+        self.gold = np.array([right[id(split)][row] for split, row in queries], dtype=np.int64)
         self.answers = [split.answers[row] for split, row in queries]
         self.bare_queries = task.render_queries([split.fields[row] for split, row in queries])
         render = _turns if chat and chat.mode == "multiturn" else _whole
         self.bare_demonstrations = render(
-            task, [train.fields[row] for row in self._rows], [int(train.labels[row]) for row in self._rows]
+            task, [train.fields[row] for row in self._rows], [train.answers[row] for row in self._rows]
         )
         continuations = [""] if scoring == "generate" else task.continuations()
         self.is_open = continuations == [""]
+        self.choices = _continued(task, queries) if task.has_row_choices else None
         if chat:
             trim = str.strip if chat.mode == "multiturn" else str.rstrip
             self.bare_queries = list(map(trim, self.bare_queries))
             continuations = list(map(str.strip, continuations))
+            self.choices = self.choices and [list(map(str.strip, own)) for own in self.choices]
         after = (chat.generation if self.is_open else chat.reply) if chat else ""
         self.opening = chat.opening if chat else task.opening()
         self.demonstrations = [chat.demonstration(bare) if chat else bare[0] for bare in self.bare_demonstrations]
         self.queries = [text + after for text in self.bare_queries]
         self.continuations = continuations
+
+    def after(self, query: int) -> list[str]:
+        """What may follow a query: its own choices, else the labels of all."""
+        return self.continuations if self.choices is None else self.choices[query]
 
     def messages(self, demonstrations: Sequence[int] | NDArray[np.int64], query: int) -> list[Message]:
         """The messages of one prompt; none without a chat."""
@@ -129,7 +140,8 @@ class DesignTexts:
         """All texts that come from task and data, without the chat's template."""
         before = [self._chat.system, self._chat.preface] if self._chat else [self.opening]
         demonstrations = [text for bare in self.bare_demonstrations for text in bare]
-        return [*before, *demonstrations, *self.bare_queries, *self.continuations]
+        choices = [text for own in self.choices or () for text in own]
+        return [*before, *demonstrations, *self.bare_queries, *self.continuations, *choices]
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -153,19 +165,25 @@ class DesignTexts:
         return self.opening + "".join(self.demonstrations[demonstration] for demonstration in demonstrations)
 
 
-def _whole(task: Task, rows: Sequence[Mapping[str, Any]], labels: Sequence[int]) -> list[tuple[str, ...]]:
+def _continued(task: Task, queries: Sequence[tuple[Examples, int]]) -> list[list[str]]:
+    """The text of each of its own choices after each query."""
+    own = [split.chosen[row].texts for split, row in queries if split.chosen is not None]
+    texts = iter(task.continued([text for choices in own for text in choices]))
+    return [[next(texts) for _ in choices] for choices in own]
+
+
+def _whole(task: Task, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[tuple[str, ...]]:
     """Demonstrations, each with the separator after it."""
-    return [(text + task.separator,) for text in task.render_demonstrations(rows, labels)]
+    return [(text + task.separator,) for text in task.render_demonstrations(rows, answers)]
 
 
-def _turns(task: Task, rows: Sequence[Mapping[str, Any]], labels: Sequence[int]) -> list[tuple[str, ...]]:
+def _turns(task: Task, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[tuple[str, ...]]:
     """What user and assistant say in each demonstration: its query, and what follows it."""
     queries = [text.strip() for text in task.render_queries(rows)]
-    continuations = task.continuations()
-    if continuations != [""]:
-        return [(query, continuations[label].strip()) for query, label in zip(queries, labels, strict=True)]
+    if not task.is_generated:
+        return [(query, text.strip()) for query, text in zip(queries, task.continued(answers), strict=True)]
     said: list[tuple[str, ...]] = []
-    for query, text in zip(queries, task.render_demonstrations(rows, labels), strict=True):
+    for query, text in zip(queries, task.render_demonstrations(rows, answers), strict=True):
         demonstration = text.strip()
         if not demonstration.startswith(query):
             raise ConfigError(

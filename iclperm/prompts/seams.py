@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iclperm.prompts.design import keyed_sample
-from iclperm.prompts.encode import EncodedText, Ids, JointEncoder, split_labels
+from iclperm.prompts.encode import EncodedText, Ids, JointEncoder, split_at, split_labels
 from iclperm.prompts.render import DesignTexts
 
 _Seam = tuple[str, int, int]  # what stands on the right, the class of the words before it, of the words after it
@@ -48,7 +48,8 @@ class PromptParts:
     A part's ids are cut out of those of a longer text: before it stands a demonstration with the commonest ending (or
     the opening, where there is none), after it a query. ``opening`` are the ids of what opens a prompt, ``first`` and
     ``inner`` those of each demonstration, right after the opening and elsewhere; ``queries`` [Q] reach up to the label,
-    and ``continuations`` [L] are those of the labels after most queries. ``encoded`` has the first four with the places
+    and ``continuations`` [L] are those of the labels after most queries, ``choices`` [Q] those of queries with choices
+    of their own. ``encoded`` has the first four with the places
     where their tokens end. ``failed_seams`` are the seams out of
     ``num_seams`` checked at which tokens merge; ``num_resplit`` queries end in a token that merges with a label.
     """
@@ -60,7 +61,11 @@ class PromptParts:
         self._tails = _classes(list(map(_tail, texts.demonstrations)))
         self._lead = texts.demonstrations[_most_common(self._tails)] if texts.demonstrations else texts.opening
         self._follower = texts.queries[0]
-        queries, self.continuations, self._odd_queries, self.num_resplit = self._cut_queries()
+        self.continuations: list[Ids] = []
+        self.choices: list[list[Ids]] | None = None
+        queries, self._odd_queries, self.num_resplit = (
+            self._cut_queries() if texts.choices is None else self._cut_own(texts.choices)
+        )
         self.encoded = EncodedParts(
             opening=self._cut_opening(),
             first=self._cut_demonstrations(texts.opening),
@@ -75,6 +80,10 @@ class PromptParts:
         self._query_heads = _classes(list(map(_head, texts.queries)))
         self.failed_seams, self.num_seams = self._check_seams()
         self._opening_breaks = self._check_opening()
+
+    def after(self, query: int) -> list[Ids]:
+        """The ids that may follow a query: of its own choices, else of the labels of all."""
+        return self.continuations if self.choices is None else self.choices[query]
 
     def holds(self, ordering: NDArray[np.int64]) -> bool:
         """Whether a context is the concatenation of its parts."""
@@ -124,12 +133,24 @@ class PromptParts:
             for joint, text in zip(joints, self._texts.demonstrations, strict=True)
         ]
 
-    def _cut_queries(self) -> tuple[list[EncodedText], list[Ids], list[int], int]:
+    def _cut_own(self, choices: Sequence[Sequence[str]]) -> tuple[list[EncodedText], list[int], int]:
+        """The queries before their own choices."""
+        queries, begin = self._texts.queries, len(self._lead)
+        splits = [
+            split_at(begin + len(query), self._encode([self._lead + query + text for text in own]))
+            for query, own in zip(queries, choices, strict=True)
+        ]
+        self.choices = [split.continuations for split in splits]
+        cut = [split.prompt.between(begin, begin + len(query)) for split, query in zip(splits, queries, strict=True)]
+        odd = [query for query, tokens in enumerate(cut) if not len(tokens.ids)]
+        return cut, odd, sum(split.is_resplit for split in splits)
+
+    def _cut_queries(self) -> tuple[list[EncodedText], list[int], int]:
         splits = split_labels(
             self._encode, [self._lead + query for query in self._texts.queries], self._texts.continuations
         )
         shared = Counter(split.key for split in splits).most_common(1)[0][0]
-        continuations = next(split.continuations for split in splits if split.key == shared)
+        self.continuations = next(split.continuations for split in splits if split.key == shared)
         begin = len(self._lead)
         queries = [
             split.prompt.between(begin, begin + len(query))
@@ -137,7 +158,7 @@ class PromptParts:
         ]
         # A product needs a token a query; an empty one is a prompt all the same.
         odd = [query for query, split in enumerate(splits) if split.key != shared or not len(queries[query].ids)]
-        return queries, continuations, odd, sum(split.is_resplit for split in splits)
+        return queries, odd, sum(split.is_resplit for split in splits)
 
     def _check_seams(self) -> tuple[set[_Seam], int]:
         every = self._demonstration_seams() | self._query_seams()
@@ -162,7 +183,7 @@ class PromptParts:
 
     def _right_text(self, seam: _Seam, right: int) -> str:
         if seam[0] == "query":
-            return self._texts.queries[right] + self._texts.continuations[0]
+            return self._texts.queries[right] + self._texts.after(right)[0]
         return self._texts.demonstrations[right] + self._follower
 
     def _right_ids(self, seam: _Seam, right: int) -> Ids:
@@ -198,11 +219,13 @@ class PromptParts:
     def _queries_at_the_start(self) -> list[int]:
         """The queries that, right after the opening, are not tokenised as they are after demonstrations."""
         texts = self._texts
-        joints = self._encode([texts.opening + query + texts.continuations[0] for query in texts.queries])
+        joints = self._encode(
+            [texts.opening + query + texts.after(number)[0] for number, query in enumerate(texts.queries)]
+        )
         return [
             query
             for query, joint in enumerate(joints)
-            if not np.array_equal(joint.ids, np.concatenate([self.opening, self.queries[query], self.continuations[0]]))
+            if not np.array_equal(joint.ids, np.concatenate([self.opening, self.queries[query], self.after(query)[0]]))
         ]
 
 

@@ -22,6 +22,7 @@ from iclperm.prompts.encode import (
     Ids,
     JointEncoder,
     Tokenizer,
+    refuse_nothing,
     refuse_special_inputs,
     scored_ids,
     split_labels,
@@ -30,6 +31,7 @@ from iclperm.prompts.render import DesignTexts
 from iclperm.prompts.retrieved import OwnContexts
 from iclperm.prompts.seams import CHECKS, EncodedParts, JoinChecks, PromptParts
 from iclperm.study.study import Scoring
+from iclperm.tasks.examples import most_choices
 from iclperm.tasks.task import Examples, Task
 
 
@@ -71,7 +73,9 @@ class Prompts:
     content; ``context_of`` int64 [S, P, K] is the number of each cell's context. ``rows`` hold the same contexts as
     prefixes of fewer sequences: ``marks`` are the lengths of each row's contexts, ``marked`` their numbers. ``queries``
     [Q] are the ids up to the label, split by split; ``continuations`` [L] those of the labels, shared by all queries
-    (one empty row where the model writes on); ``gold`` int64 [Q] is the right label, -1 where there is none. Every
+    (one empty row where the model writes on); ``gold`` int64 [Q] is the right label, -1 where there is none. Where each
+    query has choices of its own, ``choices`` [Q] are their ids, L for each: after its last comes its first again, as
+    often as it has fewer, and there are no ``continuations``; ``num_choices`` int64 [Q] are how many it has. Every
     prompt begins with ``start``: BOS, if the tokenizer or the chat template puts it there. Where each query has
     demonstrations of its own, contexts are orders of ranks without ids, and all cells are ``general``.
     """
@@ -89,6 +93,12 @@ class Prompts:
     general: Sequence[Cell]
     counts: PromptCounts
     pieces: Pieces
+    choices: list[list[Ids]] | None = None
+    num_choices: NDArray[np.int64] | None = None
+
+    def after(self, query: int) -> list[Ids]:
+        """The ids of what may follow a query, [L]."""
+        return self.continuations if self.choices is None else self.choices[query]
 
     @property
     def own(self) -> OwnCells | None:
@@ -115,14 +125,15 @@ class Prompts:
         def num_after(continuations: Sequence[Ids]) -> int:
             return max(num_new, *map(len, continuations)) - 1
 
+        after = np.array([num_after(self.after(query)) for query in range(len(self.queries))], dtype=np.int64)
         if self.own is not None:
             fed = np.zeros(len(self.queries), dtype=np.int64)
-            np.maximum.at(fed, self.own.pairs[:, 1], self.own.lengths + num_after(self.continuations))
+            np.maximum.at(fed, self.own.pairs[:, 1], self.own.lengths + after[self.own.pairs[:, 1]])
             for cell in self.apart:
                 fed[cell.query] = max(fed[cell.query], len(cell.prompt) + num_after(cell.continuations))
             return fed
-        longest = int(max(lengths[-1] for lengths in self.marks)) + num_after(self.continuations)
-        fed = longest + np.array([len(query) for query in self.queries], dtype=np.int64)
+        longest = int(max(lengths[-1] for lengths in self.marks))
+        fed = longest + after + np.array([len(query) for query in self.queries], dtype=np.int64)
         for cell in self.general:
             own = len(cell.prompt) + num_after(cell.continuations)
             fed[cell.query] = max(fed[cell.query], own)
@@ -174,20 +185,28 @@ def tokenise(
     failed, checked = failed_prompts(texts, parts, laid, outside, encoder, seed, checks.prompts)
     if failed:
         outside = set(product(range(len(laid.sizes)), range(len(texts.queries))))
-    is_cut = scoring == "first_token"
+    is_cut, most = scoring == "first_token", most_choices(examples)
+
+    def after(query: int, ids: list[Ids]) -> list[Ids]:
+        """What is scored after a query, of the ids of all that may follow."""
+        if not most:
+            return scored_ids(texts.continuations, ids, is_cut=is_cut)
+        refuse_nothing(texts.after(query), ids)
+        return [*ids, *ids[:1] * (most - len(ids))]
 
     def cell(context: int, query: int) -> Cell:
         prompt = texts.context(laid.members(context, query)) + texts.queries[query]
-        (split,) = split_labels(encoder, [prompt], texts.continuations)
-        continuations = scored_ids(texts.continuations, split.continuations, is_cut=is_cut)
+        (split,) = split_labels(encoder, [prompt], texts.after(query))
+        continuations = after(query, split.continuations)
         whole = encoder.begun(split.prompt)
         return Cell(context, query, whole.ids, continuations, whole.ends)
 
-    continuations = scored_ids(texts.continuations, parts.continuations, is_cut=is_cut)
+    choices = None if parts.choices is None else [after(query, ids) for query, ids in enumerate(parts.choices)]
+    continuations = [] if choices else after(0, parts.continuations)
     apart = [cell(context, query) for context, query in sorted(outside)]
     general: Sequence[Cell] = apart
     if own is not None:
-        general = OwnCells(own, {(one.context, one.query): one for one in apart}, continuations, pairs)
+        general = OwnCells(own, {(one.context, one.query): one for one in apart}, continuations, pairs, choices)
     return Prompts(
         start=encoder.opening,
         contexts=contexts.distinct,
@@ -209,6 +228,8 @@ def tokenise(
             num_resplit_queries=parts.num_resplit,
         ),
         pieces=Pieces(texts, format_, parts.encoded, contexts.joint, encoder.start),
+        choices=choices,
+        num_choices=None if parts.choices is None else np.array(list(map(len, parts.choices)), dtype=np.int64),
     )
 
 

@@ -95,19 +95,24 @@ const promptViewer = (() => {
     let at = null, query = 0, shown = AT_ONCE, title = "";
 
     const answered = (number) => data.alphabet.indexOf(data.answers[at.shots][at.set][at.place][number]);
-    const isWrong = (number) => answered(number) !== (num_labels ? data.gold[number] : 0);
+    // Each query has the labels of all, or choices of its own, of which several may be right.
+    const rightOf = (number) => (data.choices ? data.choices[number].right : [data.gold[number]]);
+    const afterOf = (number) => (data.choices ? data.choices[number].after : data.continuations);
+    const labelsOf = (number) => (data.choices ? data.choices[number].after : data.labels);
+    const scaleOf = (number) => (data.choices ? data.scores.scale[number] : data.scores.scale);
+    const isWrong = (number) => (num_labels ? !rightOf(number).includes(answered(number)) : answered(number) !== 0);
     const inWords = (number) => (answered(number) < 0 ? "no answer" : data.codes[answered(number)]);
     // The log-likelihood of each label, and what labels are compared by; null where there is no answer.
     const scores = (number) => {
       if (!data.scores) return null;
       const sets = data.groups[0].sets.length, places = main.permutations.length;
       const begin = (((at.shots * sets + at.set) * places + at.place) * num_queries + number) * num_labels;
-      const codes = data.labels.map((_, label) => code_at(begin + label));
+      const codes = labelsOf(number).map((_, label) => code_at(begin + label));
       if (codes.includes(65535)) return null;
       const prior = data.scores.prior ? data.scores.prior[at.shots][at.set][at.place] : null;
       return codes.map((code, label) => {
         const logprob = -code * data.scores.step;
-        return { label, logprob, score: logprob / data.scores.scale[label] - (prior ? prior[label] : 0) };
+        return { label, logprob, score: logprob / scaleOf(number)[label] - (prior ? prior[label] : 0) };
       });
     };
     const margin = (number) => {
@@ -136,8 +141,8 @@ const promptViewer = (() => {
       const best = Math.max(...found.map((each) => each.score));
       const sum = total(found.map((each) => Math.exp(each.score - best)));
       for (const { label, logprob, score } of found) {
-        const line = made("tr", undefined, label === answered(query) ? "best" : ""), cell = made("th", data.labels[label]);
-        const signs = [label === answered(query) ? "answered" : "", label === data.gold[query] ? "right" : ""];
+        const line = made("tr", undefined, label === answered(query) ? "best" : ""), cell = made("th", labelsOf(query)[label]);
+        const signs = [label === answered(query) ? "answered" : "", rightOf(query).includes(label) ? "right" : ""];
         cell.scope = "row";
         if (signs.some(Boolean)) cell.append(" ", made("span", signs.filter(Boolean).join(", "), "sign"));
         const share = `${(100 * Math.exp(score - best) / sum).toFixed(1)}`, bar = made("td", undefined, "share");
@@ -175,8 +180,8 @@ const promptViewer = (() => {
         said.dir = "auto";
         if (place === 0) data.start.forEach((token) => said.append(made("span", token, "special")));
         said.append(is_cut ? tokenised(piece.text, begin, ends) : piece.text);
-        if (piece.kind === "query" && num_labels && answered(query) >= 0 && data.continuations.length) {
-          const text = data.continuations[answered(query)] || "";
+        if (piece.kind === "query" && num_labels && answered(query) >= 0 && afterOf(query).length) {
+          const text = afterOf(query)[answered(query)] || "";
           if (text) said.append(made("span", text, isWrong(query) ? "next is-wrong" : "next"));
         }
         list.append(item);

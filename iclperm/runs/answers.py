@@ -23,6 +23,7 @@ from iclperm.base.outputs import output
 from iclperm.errors import ConfigError
 from iclperm.runs.generated import KEPT, GeneratedAnswers
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.query_choices import QueryChoices
 from iclperm.stats.calibration import calibrated_scores
 from iclperm.study.states import NAMES, OK
 
@@ -52,7 +53,8 @@ class Items:
     By context there are ``context_state`` uint8 [C, Q] (see `STATES`), ``context_prediction`` [C, Q], which is the most
     likely label (of equal ones the lowest), -1 where the state is not ok, and ``context_logprob`` [C, Q, L], which is
     read from the files at each use. ``scale`` float64 [L] is what log-likelihoods were divided by before labels were
-    compared.
+    compared, [Q, L] where each query has ``choices`` of its own: labels are then their positions, ``gold`` is the first
+    that is right, and log-likelihoods of choices that a query lacks are NaN.
 
     In a calibrated study (Zhao et al. 2021) ``prior`` float64 [C, L] are the log-probabilities of the labels after
     content-free queries. It is taken off predictions and scores; ``uncalibrated_prediction`` [C, Q] are the predictions
@@ -75,6 +77,7 @@ class Items:
     prior: NDArray[np.float64] | None = None
     uncalibrated_prediction: NDArray[np.signedinteger[Any]] | None = None
     generated: GeneratedAnswers | None = None
+    choices: QueryChoices | None = None
     right_answers: tuple[str | None, ...] = ()
     """The right label or answer of each query, as text; [Q]."""
     has_bounds: bool = False
@@ -102,6 +105,8 @@ class Items:
         """Writes into ``out`` [..., Q] whether the answers of ``contexts`` [...] are right; missing ones are not."""
         if self.generated is not None:
             out[:] = self.generated.correct[contexts]
+        elif self.choices is not None:
+            out[:] = self.choices.is_right(self.context_prediction[contexts])
         else:
             np.equal(self.context_prediction[contexts], self.gold, out=out)
 
@@ -146,7 +151,10 @@ class Items:
 
     def scores_by_cell(self, shots: slice = slice(None)) -> Iterator[NDArray[np.float32]]:
         """As `logprob_by_cell`, but log-likelihoods normalised and calibrated as the study says: what labels are
-        compared by."""
+        compared by; -inf of a choice that a query lacks."""
+        if self.choices is not None:
+            scores = (np.asarray(logprob / self.scale, dtype=np.float32) for logprob in self.logprob_by_cell(shots))
+            return map(self.choices.comparable, scores)
         if self.prior is None:
             return (np.asarray(logprob / self.scale, dtype=np.float32) for logprob in self.logprob_by_cell(shots))
         contexts = self.context_of[:, :, shots].ravel()
@@ -245,7 +253,9 @@ def cell_table(
         words = pa.array(labels, pa.string())
         right = words.take(pa.array(gold, mask=gold < 0))
         chosen = words.take(pa.array(prediction, mask=is_missing))
-        is_right = prediction == gold
+        right_cells = np.empty((len(cells), num_queries), np.bool_)
+        items.is_right(contexts, right_cells)
+        is_right = right_cells.ravel()
     else:
         right = pa.array(items.right_answers).take(pa.array(query))
         chosen = written["answer"]

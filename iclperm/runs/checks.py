@@ -104,7 +104,8 @@ def refuse_foreign_tokenizer(tokenizer: Any, setting: ResolvedStudy, prompts: Pr
     model's, another BOS than the model's or two of it, or mostly unknown tokens."""
     whose = f"is this the own tokenizer of '{setting.model}'?"
     contexts = [row[: lengths[-1]] for row, lengths in zip(prompts.rows, prompts.marks, strict=True)]
-    parts = [*contexts, *prompts.queries, *prompts.continuations]
+    choices = [ids for own in prompts.choices or () for ids in own]
+    parts = [*contexts, *prompts.queries, *prompts.continuations, *choices]
     highest, facts = max(int(ids.max(initial=0)) for ids in parts), setting.facts
     if facts is not None and highest >= facts.vocab_size:
         raise TokenizationError(

@@ -205,7 +205,7 @@ class _AnswersSoFar:
             if folder is not None:
                 self._scores.keep_in(folder.parts)
             if work.growths[-1].extent != work.growths[-2].extent:
-                self._scores = self._scores.relaid(self._layout)
+                self._scores = self._scores.relaid(self._layout, self._layout.scale(identities[0], study))
         missing = [part for part in range(len(work.parts)) if part not in self._scores.parts]
         if missing:
             self._forwarded += _compute(work, missing, self._scores, folder, model, self._mixed, self._watch)

@@ -94,6 +94,7 @@ def _known(plan: Mapping[str, Any], study: Study, folder: Path | None, limits: W
         "study": study,
         "task": plan["task"],
         "labels": tuple(plan["labels"]),
+        "has_row_choices": bool(plan.get("row_choices")),
         "shots": tuple(plan["study"]["shots"]),
         "label_tokens": tuple(plan["label_lengths"]["mean"]),
         "folder": folder,

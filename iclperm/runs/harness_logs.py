@@ -108,11 +108,11 @@ class _Logs:
         if items.prior is not None:
             compared = calibrated_scores(compared, items.prior[cell.context])
         for query, asked in self._asked(cell):
-            arguments = [(asked, label) for label in self.prompts.texts.labels]
+            arguments = [(asked, text) for text in self.prompts.texts.after(("test", query))]
             row = self._row(query, arguments, str(int(items.gold[query])), {"acc": is_right[query]})
             # Whether a label was the likeliest text is not known.
-            row["resps"] = [[[str(value), "None"]] for value in logprob[query].tolist()]
-            row["filtered_resps"] = [[str(value), "None"] for value in compared[query].tolist()]
+            row["resps"] = [[[str(value), "None"]] for value in logprob[query, : len(arguments)].tolist()]
+            row["filtered_resps"] = [[str(value), "None"] for value in compared[query, : len(arguments)].tolist()]
             yield row
 
     def _written(self, cell: _Cell, written: Sequence[Row]) -> Iterator[Row]:

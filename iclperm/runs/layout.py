@@ -138,7 +138,7 @@ def _cell(prompts: Prompts, apart: Mapping[tuple[int, int], Cell], context: int,
     if (found := apart.get((context, query))) is not None:
         return found
     return Cell(
-        context, query, np.concatenate([prompts.contexts[context], prompts.queries[query]]), prompts.continuations
+        context, query, np.concatenate([prompts.contexts[context], prompts.queries[query]]), prompts.after(query)
     )
 
 
@@ -242,11 +242,11 @@ def _plan_product(
     rows, marks, marked = _marked_rows(prompts, wanted)
     if not rows or not len(numbers):
         return None
-    ids = [prompts.queries[query] for query in numbers]
+    ids, choices = [prompts.queries[query] for query in numbers], prompts.choices
     plan = plan_product(
         ContextPaths(Rows.of(rows), Rows.of(marks)),
         ids,
-        continuations_of(setting, prompts),
+        continuations_of(setting, prompts) if choices is None else [choices[query] for query in numbers],
         unit_tokens=_unit_tokens(setting, [len(each) for each in ids]),
     )
     of_plan = np.empty(plan.num_contexts, dtype=np.int64)

@@ -33,9 +33,7 @@ def prompt_lengths(task: Task, model: str) -> PromptLengths:
     tokenizer = model_tokenizer(folder)
     examples = [task.examples("train"), task.examples("test")]
     texts = [
-        text + task.separator
-        for found in examples
-        for text in task.render_demonstrations(found.fields, found.labels.tolist())
+        text + task.separator for found in examples for text in task.render_demonstrations(found.fields, found.answers)
     ]
     with told_where_it_gives_up():
         lengths = sorted(map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]))

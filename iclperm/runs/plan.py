@@ -49,6 +49,7 @@ class StudyPlan(ShownFields):
     each further token of a label; there is no saving (1), and no peak of keys and values. Else they are None.
     ``crossed_tokens`` are the distinct ones of a study that asks each ordering queries of its own, had it asked all.
     With a ``budget`` other than exhaustive the counts are those of asking everything, of which it asks a part.
+    ``notes`` are lines on data and model: that one file was split by content, how a GGUF file's weights are stored.
     """
 
     task: str
@@ -83,6 +84,7 @@ class StudyPlan(ShownFields):
     untimed: str = ""
     crossed_tokens: int | None = None
     budget: str = "exhaustive"
+    notes: tuple[str, ...] = ()
 
     @property
     def saving(self) -> float:
@@ -207,6 +209,7 @@ def _summary(work: Work) -> StudyPlan:
         plain_tokens=work.plain_tokens if is_plain else None,
         crossed_tokens=None if setting.study.cells == "crossed" else _crossed_tokens(work),
         budget=setting.study.budget,
+        notes=tuple(setting.notes),
     )
 
 

@@ -39,6 +39,7 @@ from iclperm.stats import Interval
 from iclperm.stats.intervals import bounded, jackknife_interval, wilson_interval
 from iclperm.study.states import OK
 from iclperm.study.study import Study
+from iclperm.tasks.row_choices import OwnChoices
 from iclperm.tasks.task import Examples, Task
 
 Format = Literal["text", "chat", "python", "json"]
@@ -277,7 +278,7 @@ def _kept_prompt(run: FinishedRun, kept: RunPrompts, cell: tuple[int, int, int],
         text="" if messages and kept.is_of_api else kept.text(*cell, asked),
         messages=messages,
         demonstrations=tuple(kept.texts.demonstrations[row].worded for row in kept.rows(*cell, asked)),
-        labels=kept.texts.labels,
+        labels=kept.texts.after(asked),
         placeholders={},
         context_ids=None if context is None else tuple(context.ids.tolist()),
         token_ids=None if whole is None else tuple(whole.ids.tolist()),
@@ -305,7 +306,11 @@ def _reread_prompt(run: FinishedRun, cell: tuple[int, int, int], query: int | Ma
     tokenizer, notes = tokenizer_at_hand(study)
     chat = chat_format(study.chat or "none", task, tokenizer)
     first = examples["test"].fields[design.queries[0].rows[0]]
-    texts = _texts(task, study, examples, rows, [asked, first], chat)
+    is_known = isinstance(query, int) or not task.has_row_choices
+    chosen = None
+    if (own_choices := examples["test"].chosen) is not None:
+        chosen = [own_choices[int(row)] for row in design.queries[0].rows[[number, 0]]]
+    texts = _texts(task, study, examples, rows, [asked, first], chat, chosen)
     if placeholders:
         notes = (*notes, *_cut_queries(task, texts.bare_queries[0], asked, design, examples["test"]))
         placeholders = {name: mark for name, mark in placeholders.items() if mark in texts.bare_queries[0]}
@@ -318,8 +323,8 @@ def _reread_prompt(run: FinishedRun, cell: tuple[int, int, int], query: int | Ma
         if recorded and own is None and context_id(ids) != recorded.context:
             raise _other_tokens(run)
         context_ids = tuple(ids.tolist())
-        if not placeholders:
-            (split,) = split_labels(encoder, [context + texts.queries[0]], texts.continuations)
+        if not placeholders and is_known:
+            (split,) = split_labels(encoder, [context + texts.queries[0]], texts.after(0))
             token_ids = (*encoder.start.tolist(), *split.prompt.ids.tolist())
     is_rendered_elsewhere = chat is not None and study.endpoint is not None
     return _of_cell(
@@ -329,7 +334,7 @@ def _reread_prompt(run: FinishedRun, cell: tuple[int, int, int], query: int | Ma
         text="" if is_rendered_elsewhere else context + texts.queries[0],
         messages=tuple(texts.messages(places, 0)),
         demonstrations=tuple(_worded(task, examples["train"], rows)),
-        labels=() if texts.is_open else tuple(texts.continuations),
+        labels=() if texts.is_open or not is_known else tuple(texts.after(0)),
         placeholders=placeholders,
         context_ids=context_ids,
         token_ids=token_ids,
@@ -457,13 +462,19 @@ def _texts(
     rows: NDArray[np.int64],
     queries: list[dict[str, Any]],
     chat: ChatFormat | None,
+    chosen: list[OwnChoices] | None,
 ) -> DesignTexts:
-    """The rendered parts of one context and these queries."""
+    """The rendered parts of one context and these queries, with choices of their own where they have some."""
     numbers = np.arange(len(queries))
     ordering = Orderings(rows[None], np.arange(len(rows))[None], (len(rows),))
     design = Design((ordering,), (SplitQueries(_ASKED, numbers, numbers, num_excluded=0),))
     asked = replace(
-        examples["test"], split=_ASKED, fields=queries, labels=np.full(len(queries), -1), answers=[""] * len(queries)
+        examples["test"],
+        split=_ASKED,
+        fields=queries,
+        labels=np.full(len(queries), -1),
+        answers=[""] * len(queries),
+        chosen=chosen,
     )
     try:
         return DesignTexts(
@@ -505,7 +516,7 @@ def _leaves(markers: Any, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _worded(task: Task, train: Examples, rows: NDArray[np.int64]) -> list[str]:
-    return task.render_demonstrations([train.fields[row] for row in rows], [int(train.labels[row]) for row in rows])
+    return task.render_demonstrations([train.fields[row] for row in rows], [train.answers[row] for row in rows])
 
 
 def _accuracy(run: FinishedRun, index_set: int, permutation: int, place: int) -> tuple[float, Interval, int]:
@@ -529,7 +540,7 @@ def _by_label(run: FinishedRun, index_set: int, permutation: int, place: int) ->
     items = run.splits["test"]
     cell = index_set, permutation, place
     is_there = items.state[cell] == OK
-    gold, num_labels = items.gold[is_there], len(run.labels)
+    gold, num_labels = items.gold[is_there], len(run.shared_labels)
     if not num_labels or not len(gold):
         return {}
     right = np.bincount(gold[items.correct[cell][is_there] > 0], minlength=num_labels)

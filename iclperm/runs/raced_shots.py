@@ -124,7 +124,7 @@ class RacedShots:
         """[C, N] what each context gets for each query of the races; NaN where there is no answer."""
         rows = _dev(self.setting).rows[: num_racing(self.num_dev)]
         queries = answers.begins["dev"] + np.arange(len(rows))
-        return answers.criterion("dev_accuracy", queries, self.setting.examples["dev"].labels[rows])
+        return answers.criterion("dev_accuracy", queries, self.setting.examples["dev"].gold[rows])
 
 
 def _dev(setting: ResolvedStudy) -> Any:

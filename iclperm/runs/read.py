@@ -20,6 +20,7 @@ from iclperm.runs.folder import RunFolder
 from iclperm.runs.generated import DRAWS_GIVEN_UP, KEPT, READ_BACK, GeneratedAnswers, codes, wrong_where_unparsed
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.parts import PartFiles
+from iclperm.runs.query_choices import QueryChoices
 from iclperm.stats.calibration import content_free_prior
 from iclperm.stats.criteria import by_query_criterion
 from iclperm.study.states import NOT_ASKED, OK, STATES
@@ -49,6 +50,8 @@ class Layout:
     queries: pa.Table
     counts: dict[str, int]
     num_odd_labels: int
+    choices: QueryChoices | None = None
+    """Those that each query has of its own."""
 
     @classmethod
     def of_folder(cls, folder: RunFolder) -> Layout:
@@ -90,6 +93,7 @@ class Layout:
             queries,
             counts,
             sum(plan["work"]["odd_labels"] for plan in plans),
+            QueryChoices.of_table(queries, len(plans[0]["labels"])) if plans[0].get("row_choices") else None,
         )
 
     @property
@@ -104,12 +108,13 @@ class Layout:
         return {split: names.index(split) for split in self.splits}
 
     def scale(self, plan: Mapping[str, Any], study: Study) -> NDArray[np.float64]:
-        """What log-likelihoods are divided by before labels are compared, float64 [L].
+        """What log-likelihoods are divided by before labels are compared, float64 [L]; [Q, L] where each query has
+        choices of its own.
 
         Raises `ConfigError` where that is not known, or not the same in all cells.
         """
-        lengths = plan["label_lengths"]
-        if len(lengths[study.normalize]) < len(lengths["sum"]):
+        lengths = {**plan["label_lengths"], "characters": list(map(len, plan["labels"]))}
+        if self.choices is None and len(lengths[study.normalize]) < len(lengths["sum"]):
             raise ConfigError(
                 f"normalize is {study.normalize!r}, but how many tokens an API makes of a label is not known; give "
                 "'sum' or 'bytes'"
@@ -119,6 +124,8 @@ class Layout:
                 f"normalize is 'mean', but in {self.num_odd_labels} cells the labels have other numbers of tokens; "
                 "give 'sum' or 'bytes'"
             )
+        if self.choices is not None:
+            return self.choices.scale(study.normalize)
         return np.array(lengths[study.normalize], dtype=np.float64)
 
 
@@ -152,7 +159,8 @@ class ContextAnswers:
     ``state`` uint8 [C, Q] and ``prediction`` [C, Q] are large arrays (`iclperm.base.arrays`). Log-likelihoods, many
     times as large, stay in the ``files`` of the parts and are read again where they are used; without files the tables
     are kept in memory. Those of content-free queries are kept in any case: they are few, and what all others are
-    calibrated by. ``scale`` float64 [L] is what log-likelihoods are divided by before labels are compared.
+    calibrated by. ``scale`` float64 [L] is what log-likelihoods are divided by before labels are compared, [Q, L] where
+    each query has choices of its own.
 
     Answers that were generated have no log-likelihoods; ``num_generated_labels`` is then the number of labels, 0 where
     any answer may be given, and ``num_draws`` that of the texts for each prompt. ``unparsed`` answers are missing
@@ -176,7 +184,8 @@ class ContextAnswers:
         self.scale = scale
         self.state: NDArray[np.uint8] = large_array(shape, np.uint8, most_held=limits.bytes_in_memory)
         self.state[:] = pending
-        kind = np.min_scalar_type(-len(scale)) if num_generated_labels is None else np.int32
+        num_labels = scale.shape[-1]
+        kind = np.min_scalar_type(-num_labels) if num_generated_labels is None else np.int32
         self.prediction: NDArray[np.signedinteger[Any]] = large_array(shape, kind, most_held=limits.bytes_in_memory)
         self.prediction[:] = -1
         self._generated = (
@@ -194,7 +203,7 @@ class ContextAnswers:
         self._begins = layout.begins
         begin = self._begins.get(CONTENT_FREE)
         self._num_asked = len(states) if begin is None else begin
-        free_shape = (shape[0], len(states) - self._num_asked, len(scale))
+        free_shape = (shape[0], len(states) - self._num_asked, num_labels)
         self._content_free = np.full(free_shape, np.nan, dtype=np.float32)
         self._contexts: dict[int, NDArray[np.int64]] = {}
         self._tables: dict[int, pa.Table] = {}
@@ -223,7 +232,7 @@ class ContextAnswers:
         cells = rows.contexts * self.state.shape[1] + rows.queries
         self.state.reshape(-1)[cells] = rows.state
         if self._generated is None:
-            found = predictions(rows.logprob, self.scale)
+            found = self._predictions(rows.logprob, rows.queries[is_ok])
         else:
             self._generated = self._generated.filled(rows.contexts, rows.queries, table)
             found = codes(table, self._num_labels)[is_ok]
@@ -236,6 +245,13 @@ class ContextAnswers:
         if self._files is None:
             self._tables[part] = table.select([name for name in self._read_back if name in table.column_names])
 
+    def _predictions(self, logprob: NDArray[np.float32], queries: NDArray[np.int64]) -> NDArray[np.signedinteger[Any]]:
+        """The most likely labels, or the most likely of their own choices, of answers [N, L] to ``queries`` [N]."""
+        scale = self.scale if self.scale.ndim == 1 else self.scale[queries]
+        if (choices := self._layout.choices) is not None:
+            return np.asarray(np.argmax(choices.comparable(logprob / scale, queries), axis=-1))
+        return predictions(logprob, scale)
+
     def logprob(self, contexts: NDArray[np.int64], queries: NDArray[np.int64]) -> NDArray[np.float32]:
         """Log-likelihoods of contexts, int64 [N], and queries [Q], both without repeats, float32 [N, Q, L] in nats; NaN
         where there are none.
@@ -244,7 +260,7 @@ class ContextAnswers:
         """
         places, columns = (np.full(size, -1, dtype=np.int64) for size in self.state.shape)
         places[contexts], columns[queries] = np.arange(len(contexts)), np.arange(len(queries))
-        values = np.full((len(contexts), len(queries), len(self.scale)), np.nan, dtype=np.float32)
+        values = np.full((len(contexts), len(queries), self.scale.shape[-1]), np.nan, dtype=np.float32)
         if self._generated is not None:
             return values  # of no labels
         for rows in self._read_again([part for part, inside in self._contexts.items() if (places[inside] >= 0).any()]):
@@ -300,7 +316,7 @@ class ContextAnswers:
         state = _decoded(table["state"], {name: code for code, name in enumerate(STATES)}).astype(np.uint8)
         if self._generated is not None:
             return _PartRows(np.unique(found), contexts, queries, state, np.empty((0, 0), dtype=np.float32))
-        values = table["label_logprob"].combine_chunks().flatten().to_numpy().reshape(-1, len(self.scale))
+        values = table["label_logprob"].combine_chunks().flatten().to_numpy().reshape(-1, self.scale.shape[-1])
         return _PartRows(np.unique(found), contexts, queries, state, values)
 
     def items(self, *, predicted: bool = True) -> dict[str, Items]:
@@ -330,7 +346,8 @@ class ContextAnswers:
                 context_state=state[:, here],
                 context_prediction=(self.prediction if name == CONTENT_FREE else prediction)[:, here],
                 context_logprob=_Stored(self, here),
-                scale=self.scale,
+                scale=self.scale if self.scale.ndim == 1 else self.scale[here],
+                choices=None if self._layout.choices is None else self._layout.choices.of_queries(here),
                 prior=None if is_plain else prior,
                 uncalibrated_prediction=None if is_plain else self.prediction[:, here],
                 generated=None if self._generated is None else self._generated.of_queries(here, texts),
@@ -367,13 +384,22 @@ class ContextAnswers:
         is_there = self.state[:, queries] == OK
         if name == "dev_accuracy":
             generated = self._generated
-            right = self.prediction[:, queries] == gold if generated is None else generated.correct[:, queries]
+            right = generated.correct[:, queries] if generated else self._is_right(queries, gold)
             return np.where(is_there, right, np.nan).astype(np.float64)
         asked = np.flatnonzero(is_there.any(axis=1))
         found = np.full(is_there.shape, np.nan)
-        scores = self.logprob(asked, queries).astype(np.float64) / self.scale
+        scores = self.logprob(asked, queries).astype(np.float64) / (
+            self.scale if self.scale.ndim == 1 else self.scale[queries]
+        )
+        if (choices := self._layout.choices) is not None:
+            scores = choices.comparable(scores, queries)
         found[asked] = by_query_criterion(name, scores, gold)
         return np.where(is_there, found, np.nan)
+
+    def _is_right(self, queries: NDArray[np.int64], gold: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the predictions for some queries [N] are their right labels ``gold`` [N], or a right choice."""
+        given, choices = self.prediction[:, queries], self._layout.choices
+        return given == gold if choices is None else choices.is_right(given, queries)
 
     def give_up_unasked(self) -> None:
         """What no part holds was not asked, and never will be: see `iclperm.study.states.NOT_ASKED`."""
@@ -385,11 +411,12 @@ class ContextAnswers:
             files.know(self._files)
         self._files = files
 
-    def relaid(self, layout: Layout) -> ContextAnswers:
-        """The same answers in the larger ``layout`` of a run that has grown; reads those that are in files."""
+    def relaid(self, layout: Layout, scale: NDArray[np.float64]) -> ContextAnswers:
+        """The same answers in the larger ``layout`` of a run that has grown, with its scale; reads those that are in
+        files."""
         grown = ContextAnswers(
             layout,
-            self.scale,
+            scale,
             self._files,
             limits=self._limits,
             num_generated_labels=None if self._generated is None else self._num_labels,
@@ -451,7 +478,7 @@ class _Stored:
     @property
     def shape(self) -> tuple[int, ...]:
         num_contexts, num_queries = self.answers.state[:, self.queries].shape
-        return num_contexts, num_queries, len(self.answers.scale)
+        return num_contexts, num_queries, self.answers.scale.shape[-1]
 
     def __getitem__(self, index: NDArray[np.int64] | tuple[NDArray[np.int64], ...], /) -> NDArray[np.float32]:
         queries = np.arange(self.answers.state.shape[1])[self.queries]

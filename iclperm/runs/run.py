@@ -126,6 +126,7 @@ class FinishedRun:
     study: Study
     task: str
     labels: tuple[str, ...]
+    """Words; where each query has choices of its own, the names of their positions."""
     shots: tuple[int, ...]
     splits: dict[str, Items]
     label_tokens: tuple[int, ...]
@@ -138,6 +139,8 @@ class FinishedRun:
     """Of an adaptive search what each wave asked and why (`iclperm.runs.waves.Decision`); else none."""
     looks: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
     """Likewise of a run that grew until something was known."""
+    has_row_choices: bool = False
+    """Whether each query has choices of its own."""
 
     @classmethod
     def later(cls, read: Callable[[], FinishedRun], **known: Any) -> Self:
@@ -289,8 +292,16 @@ class FinishedRun:
 
     @property
     def chance(self) -> float | None:
-        """Accuracy of guessing a label; None where any answer may be given."""
+        """Accuracy of guessing a label, or one of a query's own choices; None where any answer may be given."""
+        if self.has_row_choices:
+            test = self.splits["test"]
+            return None if test.choices is None else test.choices.chance(test.weights)
         return 1 / len(self.labels) if self.labels else None
+
+    @property
+    def shared_labels(self) -> tuple[str, ...]:
+        """The labels that every query may have; none where each has choices of its own, or any answer may be given."""
+        return () if self.has_row_choices else self.labels
 
     @property
     def title(self) -> str:

@@ -40,7 +40,8 @@ from iclperm.runs.stored import MOST_OF_TABLE, checksum_line, table_bytes, table
 from iclperm.runs.texts import MOST_OWN, PromptTexts, texts_table
 from iclperm.runs.work import Work
 from iclperm.study.study import Study
-from iclperm.tasks.task import Examples, Task, folded
+from iclperm.tasks.examples import compared_text
+from iclperm.tasks.task import Examples, Task
 
 NAME = "texts.parquet"
 _CHECKSUM = f"{NAME}.sha256"
@@ -380,7 +381,8 @@ def _are_queries_of(texts: PromptTexts, folder: RunFolder) -> bool:
     for row in folder.table("queries").select(["split", "query", "content_hash"]).to_pylist():
         piece = texts.queries[row["split"]][row["query"]]
         said = piece.turns[0] if texts.chat else piece.text
-        hashed = hashlib.sha256(folded(said).encode()).hexdigest()
+        compared = compared_text(said, texts.choices.get((row["split"], row["query"]), ()))
+        hashed = hashlib.sha256(compared.encode()).hexdigest()
         if row["split"] != CONTENT_FREE and hashed != row["content_hash"]:
             return False
     return True

@@ -15,13 +15,16 @@ from iclperm import demo
 from iclperm.base.imports import import_whole
 from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, TOKENIZER_SOURCES, WEIGHT_FILES, ModelFacts
 from iclperm.engine.folder import model_folder
+from iclperm.engine.gguf_file import file_digest, file_of, in_words
 from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
 from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.stats.criteria import COUNT_LABELS
 from iclperm.stats.texts import near_duplicates
 from iclperm.study.study import STATISTICS, Scoring, Study
-from iclperm.tasks.sources import Split
+from iclperm.tasks.examples import most_choices
+from iclperm.tasks.published import Split
 from iclperm.tasks.task import Examples, Task, builtin_tasks
 
 LABEL_TOKENS = 16
@@ -109,6 +112,13 @@ class ResolvedStudy:
             "num_near_dev": len(near_duplicates(texts.get("dev", []), texts["test"]) or ()),
         }
 
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The L axis: the label words, or the positions of choices that each row has of its own; none of an answer that
+        the model writes."""
+        most = most_choices(self.examples)
+        return tuple(f"choice_{position}" for position in range(most)) if most else self.task.words
+
     @property
     def is_generated(self) -> bool:
         """Whether answers are generated and read, not chosen by log-likelihood."""
@@ -152,7 +162,8 @@ class ResolvedStudy:
         """
         return {
             "task": self.task.name,
-            "labels": list(self.task.words),
+            "labels": list(self.labels),
+            **({"row_choices": True} if self.task.has_row_choices else {}),
             "study": {**identifying_choices(self.study, self.task), "dtype": self.dtype},
             **({} if self.study.precision is None else {"most": self.study.extent}),
             **({"generation": self._generation} if self.is_generated else {}),
@@ -164,6 +175,14 @@ class ResolvedStudy:
                 **({} if self.design.neighbours is None else {"neighbours": self.design.neighbours.digest}),
             },
         }
+
+    @property
+    def notes(self) -> list[str]:
+        """What was decided about its data and its model and should be known, in a line each."""
+        notes = self.task.notes
+        if self.model is not None and file_of(self.model) is not None:
+            notes.append(f"the model is a file of {in_words(self.model, self.dtype)}")
+        return notes
 
     @property
     def _model_hashes(self) -> dict[str, Any]:
@@ -234,6 +253,8 @@ def resolved(study: Study, task: Task) -> Study:
         )
     if task.is_generated and scoring != "generate":
         raise ConfigError(f"scoring is {scoring!r}, but task {task.name!r} has no labels to score; set it to generate")
+    if task.has_row_choices:
+        _refuse_for_row_choices(study, task, scoring)
     if scoring == "first_token" and study.normalize != "sum":
         raise ConfigError(f"normalize is {study.normalize!r}, but first tokens are compared as they are; set it to sum")
     if study.endpoint is not None and study.normalize == "mean":
@@ -252,6 +273,19 @@ def resolved(study: Study, task: Task) -> Study:
         raise ConfigError(f"criterion is {study.criterion!r}, but {what}; choose {' or '.join(criteria)}")
     max_new_tokens = study.max_new_tokens or task.max_new_tokens or LABEL_TOKENS
     return study.model_copy(update={"scoring": scoring, "max_new_tokens": max_new_tokens})
+
+
+def _refuse_for_row_choices(study: Study, task: Task, scoring: str) -> None:
+    """Raises `ConfigError` for what needs the same labels after every query."""
+    why = f"the choices of task {task.name!r} differ by row"
+    if scoring != "loglikelihood":
+        raise ConfigError(f"scoring is {scoring!r}, but {why}, and they are compared whole; set it to loglikelihood")
+    if study.calibration != "none":
+        raise ConfigError(f"calibration is {study.calibration!r}, but {why}; set it to none")
+    if study.criterion in COUNT_LABELS:
+        raise ConfigError(f"criterion is {study.criterion!r}, but {why}; choose dev_accuracy, or majority_agreement")
+    if study.endpoint is not None:
+        raise ConfigError(f"{why}, which an endpoint is not asked yet; use a model on this machine")
 
 
 def _resolved_chat(study: Study) -> str:
@@ -325,12 +359,18 @@ def model_tokenizer(model: Path) -> Any:
 
 
 def model_digest(folder: Path | str) -> str:
-    """Of a model folder's configuration and weights; reads them unless the hub's cache names their digest."""
+    """Of a model folder's configuration and weights; reads them unless the hub's cache names their digest. Of a GGUF
+    file that of the file."""
+    if (file := file_of(Path(folder))) is not None:
+        return file_digest(file)
     return _hash_files(Path(folder), ("config.json", WEIGHT_FILES))
 
 
 def tokenizer_hash(folder: Path) -> str:
-    """Of all files that decide how text becomes tokens; without a tokenizer.json also of what it is made from then."""
+    """Of all files that decide how text becomes tokens; without a tokenizer.json also of what it is made from then. Of
+    a GGUF file, which has them in it, that of the file."""
+    if (file := file_of(folder)) is not None:
+        return file_digest(file)
     has_own = (folder / TOKENIZER_FILE).is_file()
     return _hash_files(folder, TOKENIZER_FILES if has_own else (*TOKENIZER_FILES, *TOKENIZER_SOURCES))
 

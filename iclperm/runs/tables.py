@@ -75,10 +75,29 @@ def _query_table(work: Work, queries: SplitQueries, extent: Mapping[str, int]) -
         "weight": pa.array(np.bincount(queries.draws[:count], minlength=number) * (not is_free), pa.int32()),
         "state": pa.array([STATES[state] for state in work.query_states[begin : begin + number]], pa.string()),
     }
+    if work.setting.task.has_row_choices:
+        columns |= _choice_columns(work, queries, number, begin)
     if work.setting.design.neighbours is not None:
         own = work.setting.design.own[:, :number].swapaxes(0, 1).tolist()
         columns["demonstrations"] = pa.array(own, _list_of(_list_of(pa.int32())))
     return pa.table(columns)
+
+
+def _choice_columns(work: Work, queries: SplitQueries, number: int, begin: int) -> dict[str, pa.Array]:
+    """Of each query its own choices (null where the data may not be handed on), which of them are right, and what
+    log-likelihoods are divided by: their tokens, characters and bytes."""
+    chosen = work.setting.examples[queries.split].chosen
+    assert chosen is not None
+    own = [chosen[row] for row in queries.rows[:number]]
+    tokens = [work.prompts.after(begin + query)[: len(one.texts)] for query, one in enumerate(own)]
+    is_open = not work.setting.task.restricted
+    return {
+        "choices": pa.array([list(one.texts) if is_open else None for one in own], _list_of(pa.string())),
+        "right": pa.array([list(one.gold) for one in own], _list_of(pa.int32())),
+        "choice_tokens": pa.array([list(map(len, ids)) for ids in tokens], _list_of(pa.int32())),
+        "choice_characters": pa.array([list(map(len, one.texts)) for one in own], _list_of(pa.int32())),
+        "choice_bytes": pa.array([[len(text.encode()) for text in one.texts] for one in own], _list_of(pa.int32())),
+    }
 
 
 def item_rows(
@@ -90,10 +109,13 @@ def item_rows(
     state: NDArray[np.uint8],
 ) -> pa.Table:
     """Scored answers as a table, a row each: contexts and queries int64 [N], log-likelihoods of labels float32 [N, L]
-    in nats, and states uint8 [N]."""
+    in nats, and states uint8 [N]. Where queries have choices of their own, those that one lacks are NaN."""
     is_missing = state != OK
     num_labels = logprob.shape[1]
-    predictions = np.where(is_missing, 0, np.argmax(logprob, axis=1))
+    if (num_choices := work.prompts.num_choices) is not None:
+        is_lacking = np.arange(num_labels) >= num_choices[queries][:, None]
+        logprob = np.where(is_lacking, np.float32(np.nan), logprob)
+    predictions = np.where(is_missing, 0, np.argmax(np.nan_to_num(logprob, nan=-np.inf), axis=1))
     lists = pa.ListArray.from_arrays(
         pa.array(np.arange(len(contexts) + 1) * num_labels, pa.int32()),
         pa.array(logprob.ravel(), pa.float32()),
@@ -137,7 +159,7 @@ def _cell_columns(
         "shots": pa.array(np.array(work.setting.design.shots)[place], pa.int32()),
         "split": pa.DictionaryArray.from_arrays(pa.array(split, pa.int32()), splits),
         "query": pa.array(queries - begins[split], pa.int32()),
-        "gold": _gold(work.prompts.gold[queries] if work.setting.task.words else np.full(len(queries), -1)),
+        "gold": _gold(work.prompts.gold[queries] if work.setting.labels else np.full(len(queries), -1)),
     }
 
 

@@ -28,7 +28,7 @@ _MOST_OWN_IDS = 1 << 20
 """Token ids of contexts and prompts that are not their pieces joined; where there are more, none are kept at all."""
 MOST_OWN = 1 << 16
 """Such contexts and prompts, likewise."""
-_KINDS = ("start", "opening", "demonstration", "first", "query", "label", "context", "cell")
+_KINDS = ("start", "opening", "demonstration", "first", "query", "label", "choice", "context", "cell")
 
 
 def _list_of(kind: pa.DataType) -> pa.DataType:
@@ -81,6 +81,8 @@ class PromptTexts:
     """Up to where the label begins, by split."""
     labels: tuple[str, ...]
     """What the labels append to a prompt; none where answers are generated."""
+    choices: Mapping[tuple[str, int], tuple[str, ...]]
+    """What the choices of a query's own append to a prompt that ends in it."""
     first: Mapping[int, EncodedText]
     contexts: Mapping[int, EncodedText]
     cells: Mapping[tuple[int, str, int], tuple[int, EncodedText]]
@@ -112,6 +114,7 @@ class PromptTexts:
             demonstrations={row.number: row.worded_piece(about["separator"]) for row in of_kind["demonstration"]},
             queries=queries,
             labels=tuple(row.piece.text for row in of_kind["label"]),
+            choices=_choices(of_kind["choice"]),
             first={row.number: row.tokens for row in of_kind["first"]},
             contexts={row.context: row.tokens for row in of_kind["context"]},
             cells={(row.context, row.split, row.number): (row.shared, row.tokens) for row in of_kind["cell"]},
@@ -119,6 +122,10 @@ class PromptTexts:
             is_restricted=about["restricted"] is True,
             chat=_chat(about["chat"]),
         )
+
+    def after(self, query: tuple[str, int] | None) -> tuple[str, ...]:
+        """What may follow a query: its own choices, else the labels of all."""
+        return self.labels if query is None else self.choices.get(query, self.labels)
 
     def text(self, rows: Sequence[int], query: tuple[str, int] | None = None) -> str:
         """The prompt of these demonstrations, up to the label; without a query up to where that would begin."""
@@ -189,7 +196,7 @@ def texts_table(
     add("start", before, text="", turns=list(start) if len(pieces.before) else [])
     add("opening", None if encoded is None else encoded.opening, text=texts.opening)
     drawn = texts.rows.tolist()
-    worded = task.render_demonstrations([train.fields[row] for row in drawn], [int(train.labels[row]) for row in drawn])
+    worded = task.render_demonstrations([train.fields[row] for row in drawn], [train.answers[row] for row in drawn])
     for place, row in enumerate(drawn):
         text, said = texts.demonstrations[place], turns(texts.bare_demonstrations[place])
         said |= {} if text.startswith(worded[place]) else {"worded": worded[place]}
@@ -204,6 +211,9 @@ def texts_table(
         add("query", asked, split=split, number=number, text=texts.queries[place], **said)
     for place, text in enumerate([] if texts.is_open else texts.continuations):
         add("label", number=place, text=text)
+    for (split, number), own in zip(queries, texts.choices or [], strict=bool(texts.choices)):
+        for place, text in enumerate(own):
+            add("choice", split=split, number=number, shared=place, text=text)
     if prompts is not None:
         for place, tokens in pieces.contexts.items():
             add("context", tokens, context=int(prompts.context_ids[place]))
@@ -263,6 +273,16 @@ def _rows(table: pa.Table) -> Iterator[_TextsRow]:
             **{name: -1 if row[name] is None else row[name] for name in ("number", "context", "shared")},
         }
         yield _TextsRow(**given, turns=tuple(turn or "" for turn in row["turns"] or ()), tokens=tokens)
+
+
+def _choices(rows: Sequence[_TextsRow]) -> dict[tuple[str, int], tuple[str, ...]]:
+    found: dict[tuple[str, int], list[str]] = {}
+    for row in rows:
+        own = found.setdefault((row.split, row.number), [])
+        if row.shared != len(own):
+            raise ValueError("its choices are not in order")
+        own.append(row.text)
+    return {query: tuple(own) for query, own in found.items()}
 
 
 def _lists(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

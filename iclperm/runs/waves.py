@@ -236,7 +236,7 @@ class Racing:
     @property
     def _golds(self) -> NDArray[np.int64]:
         dev = next(queries for queries in self.setting.design.queries if queries.split == "dev")
-        return np.asarray(self.setting.examples["dev"].labels[dev.rows][self.order])
+        return np.asarray(self.setting.examples["dev"].gold[dev.rows][self.order])
 
 
 def basis_of(files: Mapping[int, Path]) -> str:

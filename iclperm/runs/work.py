@@ -171,7 +171,7 @@ class Work:
         they are stored compressed."""
         num_cells = sum(growth.num_cells for growth in self.growths)
         setting = self.setting
-        each = 4 * setting.max_new_tokens // 3 + 32 if setting.is_generated else 4 * len(setting.task.words) + 4
+        each = 4 * setting.max_new_tokens // 3 + 32 if setting.is_generated else 4 * len(setting.labels) + 4
         return num_cells * each + (len(self.parts) << 12)
 
     @property
@@ -199,6 +199,8 @@ class Work:
         if self.setting.is_generated:
             return {"sum": [], "mean": [], "bytes": []}
         study = self.setting.study
+        if self.setting.task.has_row_choices:  # the table of queries has theirs
+            return {"sum": [1] * len(self.setting.labels), "mean": [], "bytes": []}
         strip = str.strip if study.chat != "none" else str
         texts = list(map(strip, self.setting.task.continuations()))
         ones = [1] * len(texts)
@@ -212,10 +214,12 @@ class Work:
 
     def _num_odd_labels(self, growth: Growth) -> int:
         """How many cells have labels of other numbers of tokens than those of the products."""
-        usual = [len(ids) for ids in self.prompts.continuations]
         if self.prompts.own is not None and not self.prompts.apart:
             return 0  # without making every one
-        return sum([len(ids) for ids in cell.continuations] != usual for cell in growth.general)
+        return sum(
+            list(map(len, cell.continuations)) != list(map(len, self.prompts.after(cell.query)))
+            for cell in growth.general
+        )
 
     def _num_apart(self, growth: Growth) -> int:
         """How many of its cells have parts that do not simply join."""
@@ -257,6 +261,8 @@ def _cut_hash(prompts: Prompts, growth: Growth) -> str:
             digest.update(np.asarray(numbers, dtype="<i8").tobytes())
         for query in product.queries:
             digest.update(prompts.queries[query].astype("<i4").tobytes() + b"/")
+            for ids in prompts.choices[query] if prompts.choices else ():
+                digest.update(ids.astype("<i4").tobytes() + b"/")
     for cell in growth.general:
         digest.update(b"".join(ids.astype("<i4").tobytes() + b"/" for ids in (cell.prompt, *cell.continuations)))
     return digest.hexdigest()

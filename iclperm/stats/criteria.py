@@ -25,6 +25,8 @@ CRITERIA = (
 )
 LABEL_FREE = ("majority_agreement", "global_entropy", "local_entropy", "mutual_information")
 """Criteria that need no right labels."""
+COUNT_LABELS = ("global_entropy", "mutual_information")
+"""Criteria that need the same labels after every query."""
 
 
 def criteria_scores(

@@ -119,7 +119,7 @@ def of_run(
     if right is None:
         right = by_query(test.correct[:, :, place], test.state[:, :, place])
     gold, answered = None, None
-    if run.labels:
+    if run.shared_labels:
         contexts = np.unique(test.context_of[:, :, place], return_counts=True)
         gold, split = test.gold, (test.context_prediction, test.gold, len(run.labels), test.context_state, test.weights)
         answered = answered_shares(_of_contexts(*split, contexts))
@@ -130,8 +130,9 @@ def of_run(
         permutations=num_permutations if permutations is None else permutations,
         weights=test.weights,
         gold=gold,
-        labels=run.labels,
+        labels=run.shared_labels,
         answered=answered,
+        chance=run.chance if run.has_row_choices else None,
     )
     if len(run.shots) == 1:
         return found
@@ -149,6 +150,7 @@ def of_answers(
     gold: npt.ArrayLike | None = None,
     labels: Sequence[str] = (),
     answered: npt.ArrayLike | None = None,
+    chance: float | None = None,
 ) -> Bearing:
     """What answers can bear.
 
@@ -160,6 +162,7 @@ def of_answers(
         gold: [Q] index of the right label.
         labels: [L] words, where there are labels.
         answered: [L] share of all answers that name each label.
+        chance: accuracy of guessing, where there are no labels that all queries share.
 
     Raises RequestError on shapes that do not fit. Cost: O(N·Q).
     """
@@ -173,13 +176,16 @@ def of_answers(
     effective = float(used.sum() ** 2 / np.sum(used**2)) if used.any() else 0.0
     if effective < LEAST_QUERIES:
         reasons.append(_few_queries(effective, int(np.count_nonzero(used))))
+    if chance is not None and used.any():
+        found = told_from(places, np.zeros(0), weight, (), chance)
+        return Bearing((*reasons, *([] if found.is_told else [_not_told(found)])), told_from=found)
     if not labels or gold is None or not used.any():
         return Bearing(tuple(reasons))
     right_labels = np.asarray(gold)
     if right_labels.shape != weight.shape:
         raise RequestError(f"gold must have shape [{len(weight)}], got {list(right_labels.shape)}")
     share = effective_items(right_labels, len(labels), weight).share
-    found, cautions = told_from(places, share, weight, labels), []
+    found, cautions = told_from(places, share, weight, labels, 1 / len(labels)), []
     if not found.is_told:
         caution = _despite_imbalance(places, right_labels, weight, share, found)
         cautions += caution
@@ -202,15 +208,18 @@ def by_query(correct: npt.ArrayLike, state: npt.ArrayLike | None = None) -> Floa
     return np.asarray(np.divide(credit, count, out=np.full(len(count), math.nan), where=count > 0))
 
 
-def told_from(right: FloatArray, share: FloatArray, weight: FloatArray, labels: Sequence[str]) -> ToldFrom:
-    """Whether the highest accuracy of N places, right [N, Q], is above chance and above always naming one label.
+def told_from(
+    right: FloatArray, share: FloatArray, weight: FloatArray, labels: Sequence[str], chance: float
+) -> ToldFrom:
+    """Whether the highest accuracy of N places, right [N, Q], is above chance and above always naming one label, where
+    there are labels with a share [L] each.
 
     Student's interval over queries: weighted, one query one draw however many contexts it met, never narrower than
     where n effective queries are all right (`unseen_half`), and the level of the lower bound shared by the places
     (Bonferroni).
     """
-    common, chance = int(np.argmax(share)), 1 / len(labels)
-    reference = max(chance, float(share[common]))
+    common = int(np.argmax(share)) if labels else None
+    reference = chance if common is None else max(chance, float(share[common]))
     found = [_mean_interval(values, weight, len(right)) for values in right]
     best = max(found, key=lambda one: -math.inf if math.isnan(one.interval.low) else one.interval.low)
     lead = best.interval.estimate - reference
@@ -219,7 +228,7 @@ def told_from(right: FloatArray, share: FloatArray, weight: FloatArray, labels: 
         quantiles = float(special.ndtri((1 + _LEVEL) / 2) + special.ndtri(_POWER))
         size = max(math.ceil(best.num_queries * (quantiles * best.se / lead) ** 2), LEAST_QUERIES)
         needed = size if size <= _MOST_NEEDED else None
-    label = labels[common] if share[common] > chance + _ROUNDING else None
+    label = None if common is None or share[common] <= chance + _ROUNDING else labels[common]
     interval = bounded(best.interval, "accuracy")
     return ToldFrom(interval, reference, label, bool(best.interval.low > reference), needed)
 

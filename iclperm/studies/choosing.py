@@ -108,6 +108,7 @@ def choose(
         seed=source.study.seed if seed is None else seed,
     )
     label_of = dict(zip(demonstrations.rows.ravel().tolist(), demonstrations.labels.ravel().tolist(), strict=True))
+    has_labels = bool(source.shared_labels)
     rows = {name: np.take_along_axis(demonstrations.sets, chosen, axis=1) for name, chosen in positions.items()}
     return Chosen(
         strategies=tuple(positions),
@@ -115,7 +116,7 @@ def choose(
         rows=np.concatenate(list(rows.values())),
         num_labels=np.array(
             [
-                [len({label_of[row] for row in of_set}) if source.labels else math.nan for of_set in found.tolist()]
+                [len({label_of[row] for row in of_set}) if has_labels else math.nan for of_set in found.tolist()]
                 for found in rows.values()
             ],
             dtype=np.float64,

@@ -295,6 +295,8 @@ def findings(run: FinishedRun) -> AnswersByLabel:
 
     Cost: O(contexts · queries), and 8·S·P·K·L·(L + 1) bytes.
     """
+    if run.has_row_choices:
+        raise DataError(f"each query of the task {run.task!r} has its own choices, so there are no labels to tell by")
     if not run.labels:
         raise DataError(f"the task {run.task!r} has no labels, so there is nothing to tell label by label")
     test = run.splits["test"]
@@ -307,7 +309,7 @@ def classes_by_design(run: FinishedRun, split: str = "test") -> npt.NDArray[np.i
     """[Q] the class of each query of a split, where the study gave every class its number of queries: components are
     then solved by class. None where queries are a sample of whatever mixture the data are, and of tasks without labels.
     """
-    return run.splits[split].gold if run.labels and run.study.balance == "classes" else None
+    return run.splits[split].gold if run.shared_labels and run.study.balance == "classes" else None
 
 
 def are_by_design(classes: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> bool:

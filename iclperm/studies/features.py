@@ -229,8 +229,8 @@ def findings(run: FinishedRun, perplexity: npt.ArrayLike | None = None) -> Featu
         text_features(
             [[demonstrations.texts[row] for row in rows] for rows in sets.tolist()],
             demonstrations.query_texts("test"),
-            labels=_labels_of_sets(run),
-            label_names=run.labels,
+            labels=_labels_of_sets(run) if not run.has_row_choices else None,
+            label_names=run.shared_labels,
             perplexity=perplexity,
         ),
         position_gain=np.diff(cells.values, axis=2).mean(axis=1) if is_full else None,

@@ -115,7 +115,7 @@ def _explorer(name: str, run: Run, with_text: bool, num_shown: int, chosen: Reco
         "permutations": shown.tolist(),
         "shots": list(run.shots),
         "chance": run.chance,
-        "labels": list(run.labels),
+        "labels": list(run.shared_labels),
         "accuracy": np.rint(accuracy[:, shown] * 10_000).astype(int).tolist(),
         "chosen": None
         if chosen is None
@@ -156,7 +156,7 @@ def _answers(run: Run, shown: NDArray[np.int64], notes: list[str]) -> dict[str, 
 
     By number of shots, set and permutation; only for the largest k where all would be too much.
     """
-    items, num_labels = run.splits["test"], len(run.labels)
+    items, num_labels = run.splits["test"], len(run.shared_labels)
     codes = [*run.labels, "no label"] if num_labels else ["right", "wrong"]
     found: dict[str, Any] = {"codes": codes, "alphabet": ALPHABET, "answers": None, "weights": run.weights.tolist()}
     found["gold"] = run.gold.tolist() if num_labels else []
@@ -249,7 +249,7 @@ def _what(run: Run) -> Iterator[tuple[str, str]]:
     yield "task", run.task
     yield "model", Path(study.model_name).name if study.endpoint is None else study.model_name
     yield "revision", study.revision or "none named"
-    if run.labels:
+    if run.shared_labels:
         yield "labels", ", ".join(run.labels)
     yield "design", f"{sets} sets x {permutations} permutations, k = {', '.join(map(str, run.shots))}"
     yield "queries", ", ".join(f"{len(items.gold):,} {split}" for split, items in run.splits.items())
@@ -263,7 +263,7 @@ def _what(run: Run) -> Iterator[tuple[str, str]]:
     yield "calibrated", study.calibration
     yield "chat", study.chat or "none"
     for number, machine in enumerate(run.numerics):
-        told_of = (machine.get(key) for key in ("device", "dtype", "processor"))
+        told_of = (machine.get(key) for key in ("device", "dtype", "stored_as", "processor"))
         versions = (f"{name} {machine[name]}" for name in ("torch", "transformers") if machine.get(name))
         yield (
             f"machine{f' {number + 1}' if number else ''}",

@@ -18,6 +18,7 @@ from iclperm.prompts.encode import EncodedText
 from iclperm.report.parts import evenly
 from iclperm.runs.answers import Items
 from iclperm.runs.run_texts import RunPrompts, kept_prompts, run_prompts
+from iclperm.runs.texts import PromptTexts
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
 from iclperm.study.states import OK
@@ -112,6 +113,7 @@ def shown_prompts(
         "queries": [_piece(piece.text, piece.tokens) for piece in queries],
         "numbers": numbers.tolist(),
         "continuations": list(texts.labels),
+        **_choices(items, texts, numbers),
         "has_tokens": has_tokens,
         "own": _own_tokens(prompts, shown, run.shots, numbers.tolist()) if has_tokens else None,
         "is_likeness": prompts.is_of_api and texts.chat is not None,
@@ -120,6 +122,15 @@ def shown_prompts(
         **scored,
     }
     return data, notes
+
+
+def _choices(items: Items, texts: PromptTexts, numbers: NDArray[np.int64]) -> dict[str, Any]:
+    """What follows each of some queries that have choices of their own, and which of them are right."""
+    if items.choices is None:
+        return {}
+    own = zip(numbers.tolist(), items.choices.right[numbers], strict=True)
+    found = [{"after": list(texts.after(("test", n))), "right": np.flatnonzero(right).tolist()} for n, right in own]
+    return {"choices": found}
 
 
 def _chosen_queries(
@@ -220,7 +231,7 @@ def _answers(run: Run, shown: NDArray[np.int64], numbers: NDArray[np.int64]) -> 
 
 def _unit(run: Run) -> str:
     """What labels are compared by, where that is not the log-likelihood itself."""
-    parts = {"mean": "over tokens", "bytes": "over bytes"}
+    parts = {"mean": "over tokens", "bytes": "over bytes", "characters": "over characters"}
     words = [f"mean {parts[run.study.normalize]}"] if run.study.normalize != "sum" else []
     return ", ".join([*words, *(["calibrated"] if run.study.calibration != "none" else [])])
 
@@ -245,6 +256,6 @@ def _scores(
     return {
         "step": step,
         "codes": base64.b64encode(raw).decode(),
-        "scale": items.scale.tolist(),
+        "scale": (items.scale if items.scale.ndim == 1 else items.scale[numbers]).tolist(),
         "prior": None if prior is None else np.where(np.isfinite(prior), prior, 0.0).tolist(),
     }

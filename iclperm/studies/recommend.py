@@ -289,7 +289,7 @@ def findings(runs: Mapping[str, Run], choices: Mapping[str, Any]) -> Recommendat
         f"order {one.permutation} of the race"
     )
     gold = run.gold
-    counts = np.bincount(gold, minlength=len(run.labels)) if run.labels else None
+    counts = np.bincount(gold, minlength=len(run.labels)) if run.shared_labels else None
     return Recommendation(
         place=place,
         tested=tuple(
@@ -303,7 +303,7 @@ def findings(runs: Mapping[str, Run], choices: Mapping[str, Any]) -> Recommendat
         num_queries=int(np.isfinite(chosen).sum()),
         recalls=tuple(
             Recall(label, int((gold == number).sum()), _recall(chosen[gold == number]))
-            for number, label in enumerate(run.labels)
+            for number, label in enumerate(run.shared_labels)
         ),
         commonest=None
         if counts is None

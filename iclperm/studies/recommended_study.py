@@ -16,7 +16,7 @@ from iclperm.study import kinds
 from iclperm.study.study import Study
 from iclperm.tasks.loaders import SUFFIXES
 from iclperm.tasks.proposal import propose
-from iclperm.tasks.sources import Split
+from iclperm.tasks.published import Split
 from iclperm.tasks.task import Task
 
 MOST_QUERIES: Mapping[str, int] = {"queries": 500, "dev_queries": 400}

@@ -40,6 +40,7 @@ COMPARED = {
     "sum": "",
     "mean": ", labels compared by the mean over tokens",
     "bytes": ", labels compared by the mean over bytes",
+    "characters": ", labels compared by the mean over characters",
 }
 SCORED = {"loglikelihood": "", "first_token": ", labels compared by their first token", "generate": ", generated"}
 
@@ -116,7 +117,7 @@ class Run(FinishedRun):
         if self.study.is_per_query:
             warnings.append(_OWN_OF_ONE if self.study.sets == 1 else _OWN_OF_SEVERAL)
         highest = int(test.context_prediction.max(initial=-1))
-        is_label = 0 <= highest < len(self.labels)
+        is_label = 0 <= highest < len(self.shared_labels)
         if is_label and all(np.isin(answers, (-1, highest)).all() for answers in test.context_prediction):
             warnings.append(
                 f"every answer in every cell is {self.labels[highest]!r}: accuracy is the share of that label, and "
@@ -226,7 +227,7 @@ class Run(FinishedRun):
     def classes(self) -> AnswersByLabel | None:
         """Recall, F1 and confusion label by label, by ordering and k by k; None for a task without labels, and
         where an adaptive search asked each ordering other queries."""
-        return classes.findings(self) if self.labels and not self.decisions else None
+        return classes.findings(self) if self.shared_labels and not self.decisions else None
 
     @property
     def asides(self) -> dict[str, Findings]:

@@ -15,7 +15,7 @@ from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.report.parts import percent
 from iclperm.runs.generated import dense
 from iclperm.stats.correlation import rank_correlation
-from iclperm.stats.criteria import criteria_scores, majority_agreement
+from iclperm.stats.criteria import COUNT_LABELS, criteria_scores, majority_agreement
 from iclperm.stats.features import ordering_features, recency_bias
 from iclperm.stats.paired import holm
 from iclperm.stats.search import TIE_DECIMALS, OpenChoice, Search, choices, open_choice, search
@@ -179,11 +179,11 @@ def _scores(dev: Answers) -> dict[str, FloatArray]:
     found = criteria_scores(
         dev.correct, dev.predictions, dev.state, dev.weights, label_scores=dev.label_scores, gold=dev.gold
     )
-    return {name: values for name, values in found.items() if not dev.is_open or name != "global_entropy"}
+    return {name: values for name, values in found.items() if not dev.is_open or name not in COUNT_LABELS}
 
 
 def _answers(run: FinishedRun, split: str) -> Answers:
-    items, num_labels = run.splits[split], len(run.labels)
+    items, num_labels = run.splits[split], len(run.shared_labels)
     return Answers(
         items.correct[:, :, -1],
         items.state[:, :, -1],
@@ -216,8 +216,8 @@ def _features(run: FinishedRun) -> tuple[dict[str, FloatArray], npt.NDArray[np.i
     place = np.searchsorted(rows, shown.rows)
     lengths = np.array([len(text) for text in words], dtype=np.float64)
     similarity = lexical_similarity(words, queries)
-    features = ordering_features(shown.labels, run.labels, lengths=lengths[place], similarity=similarity[place])
-    return features, shown.labels[..., -1] if run.labels else None, []
+    features = ordering_features(shown.labels, run.shared_labels, lengths=lengths[place], similarity=similarity[place])
+    return features, shown.labels[..., -1] if run.shared_labels else None, []
 
 
 def _pooled_accuracy(dev: stats.Accuracy, test: stats.Accuracy) -> FloatArray:

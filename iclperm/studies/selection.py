@@ -502,7 +502,7 @@ def _chosen_texts(source: FinishedRun, choice: Chosen) -> tuple[tuple[str, int, 
     label_of = dict(zip(shown.rows.ravel().tolist(), shown.labels.ravel().tolist(), strict=True))
     rows = choice.rows.reshape(len(choice.strategies), -1, choice.rows.shape[1]).tolist()
     return tuple(
-        (name, place, source.labels[label_of[row]] if source.labels else "", shown.texts[row])
+        (name, place, source.shared_labels[label_of[row]] if source.shared_labels else "", shown.texts[row])
         for name, of_strategy in zip(choice.strategies, rows, strict=True)
         for place, of_set in enumerate(of_strategy)
         for row in of_set

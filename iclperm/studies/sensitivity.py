@@ -183,7 +183,7 @@ def _of_blocks(run: FinishedRun) -> Sensitivity:
         weights=test.weights,
         classes=classes,
         tokens=run.report,
-        num_labels=len(run.labels) or None,
+        num_labels=len(run.shared_labels) or None,
         seed=run.study.seed,
     )
     summary = replace(summary, warnings=(*summary.warnings, dealt_words(run.decisions, run.report)))

@@ -76,6 +76,12 @@ def given_path(path: Any) -> str:
     return os.fspath(path)
 
 
+def file_and_part(name: str) -> tuple[str, str]:
+    """The file that a task's name means, and what follows it after a colon; nothing where the whole is a file."""
+    file, dot, part = name.partition(".yaml:")
+    return (name, "") if not dot or os.path.exists(name) else (f"{file}.yaml", part)
+
+
 def read_yaml(path: str | Path, raw: bytes | None = None) -> dict[str, Any]:
     """One mapping from a YAML file, or from its content: no aliases, no repeated keys, no NUL, at most 1 MiB and 20
     levels; else `ConfigError`."""
@@ -85,12 +91,14 @@ def read_yaml(path: str | Path, raw: bytes | None = None) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {error.strerror}; give the path of a YAML file") from None
 
 
-def yaml_in(raw: bytes) -> dict[str, Any]:
-    """The mapping in the content of a YAML file; see `read_yaml`."""
+def yaml_in(raw: bytes, loader: type[StrictLoader] | None = None) -> dict[str, Any]:
+    """The mapping in the content of a YAML file; see `read_yaml`. A ``loader`` of one's own may know other tags."""
     if len(raw) > MAX_YAML_BYTES:
         raise ConfigError(f"has {len(raw)} bytes; at most {MAX_YAML_BYTES} are read")
     try:
-        content = yaml.load(raw.decode("utf-8"), Loader=_StrictLoader)  # a SafeLoader: constructs plain data only
+        content = yaml.load(
+            raw.decode("utf-8"), Loader=loader or StrictLoader
+        )  # a SafeLoader: constructs plain data only
     except UnicodeDecodeError as error:
         raise ConfigError(f"is not UTF-8 (byte {error.start}); save it as UTF-8") from None
     except yaml.constructor.ConstructorError as error:
@@ -110,7 +118,7 @@ def yaml_in(raw: bytes) -> dict[str, Any]:
 def scalar(text: str) -> Any:
     """One value as YAML reads it: a number, true, null, or text; raises `ConfigError` for anything with parts."""
     try:
-        value = yaml.load(text, Loader=_StrictLoader)
+        value = yaml.load(text, Loader=StrictLoader)
     except (yaml.YAMLError, ValueError):
         return text
     if isinstance(value, dict | list):
@@ -125,7 +133,7 @@ def refuse_other_keys(mapping: Mapping[Any, Any]) -> None:
             raise ConfigError(f"the key {shown(key)} is not text{_quotes(key) or '; write a name in its place'}")
 
 
-class _StrictLoader(yaml.SafeLoader):
+class StrictLoader(yaml.SafeLoader):
     """A SafeLoader without the parts that let a small file become a large or a surprising value."""
 
     _level = 0
@@ -166,7 +174,7 @@ class _StrictLoader(yaml.SafeLoader):
         return int(value)
 
 
-_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_yaml_int)
 
 
 def as_written(value: Any) -> Any:

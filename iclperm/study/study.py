@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from iclperm.errors import ConfigError, UnknownKind
 from iclperm.study import kinds
-from iclperm.study.choices import Choices, refuse_other_keys, shown, yaml_in
+from iclperm.study.choices import Choices, file_and_part, refuse_other_keys, shown, yaml_in
 from iclperm.study.endpoint import EndpointChoices
 from iclperm.study.orderings import ORDER_DESIGNS
 from iclperm.study.precision import Precision, parse_precision
@@ -61,13 +61,13 @@ class Study(Choices):
     ``dev_queries`` are scored beside them; ``cells`` tells whether every ordering is asked all test queries (crossed)
     or ``queries_per_ordering`` of its own (`iclperm.prompts.design.deal_queries`); ``balance`` tells what queries stand
     for: all classes alike, a short one oversampled, or ``natural``, the split as it is, every query once. ``normalize``
-    tells what log-likelihoods of
-    labels are compared by: their sum, the mean over tokens, or the mean over bytes; ``calibration: contextual`` takes
-    out what each context makes of them by itself, seen by three content-free queries. ``scoring`` is how an answer is
-    found: by the log-likelihood of every label, of its ``first_token`` alone, or ``generate``, greedily, up to
-    ``max_new_tokens``, and then read; None is what the task asks for. ``think: strip`` takes blocks of reasoning out of
-    generated text first, and ``unparsed`` tells whether text that no answer could be read from counts as wrong or as
-    missing. ``chat`` puts the prompt into the model's chat template (None: only for an endpoint that takes nothing
+    tells what log-likelihoods of labels are compared by: their sum, the mean over tokens, over bytes, or over the
+    characters of the label or choice itself; ``calibration: contextual`` takes out what each context makes of them by
+    itself, seen by three content-free queries. ``scoring`` is how an answer is found: by the log-likelihood of every
+    label, of its ``first_token`` alone, or ``generate``, greedily, up to ``max_new_tokens``, and then read; None is
+    what the task asks for. ``think: strip`` takes blocks of reasoning out of generated text first, and ``unparsed``
+    tells whether text that no answer could be read from counts as wrong or as missing. ``chat`` puts the prompt into
+    the model's chat template (None: only for an endpoint that takes nothing
     else). ``endpoint`` names a model behind an API in place of ``model``. ``memory_budget`` is bytes (a number, "4GiB")
     or a share of what is free (0.5, "50%"); ``plain`` runs an architecture that the prefix tree does not serve, prompt
     by prompt, at the cost of every token; ``attention``, ``layers`` and ``pack_tokens`` are those of
@@ -105,7 +105,7 @@ class Study(Choices):
     cells: Annotated[Cells, Field(exclude_if=lambda given: given == "crossed")] = "crossed"
     queries_per_ordering: Annotated[Count | None, Field(exclude_if=lambda given: given is None)] = None
     scoring: Scoring | None = None
-    normalize: Literal["sum", "mean", "bytes"] = "sum"
+    normalize: Literal["sum", "mean", "bytes", "characters"] = "sum"
     calibration: Literal["none", "contextual"] = "none"
     criterion: Criterion = "dev_accuracy"
     budget: Annotated[str, Field(exclude_if=lambda given: given == "exhaustive")] = "exhaustive"
@@ -308,11 +308,11 @@ def found_beside(choices: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     def found(key: str, name: Any) -> Any:
         if isinstance(name, list):
             return [found(key, each) for each in name]
-        place = folder / str(name)
+        place = folder / file_and_part(str(name))[0] if key.startswith("task") else folder / str(name)
         # A data folder may be called like a built-in task.
         is_file = key.startswith("task") or key == "neighbours"
         is_there = place.is_file() if is_file else name != "demo" and place.is_dir()
-        return str(place) if is_there else name
+        return str(folder / str(name)) if is_there else name
 
     named = ("task", "data", "model", "tasks", "models", "neighbours")
     return {key: found(key, choices[key]) for key in named if choices.get(key) is not None}

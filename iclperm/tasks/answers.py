@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from iclperm.base.worker import Overtime, Worker, WorkerError
 from iclperm.errors import ConfigError, DataError
 from iclperm.study.choices import Choices
+from iclperm.tasks.filters import UNREAD, ExactMatch, FiltersChoices, golds_of, golds_text
 from iclperm.tasks.sources import Word
 
 MAX_SECONDS = 5.0  # for one answer, of processor time
@@ -56,19 +57,24 @@ class Rule(Choices):
 class Answer(Choices):
     """How the answer of a generated text is checked against the column ``field``, which holds the right one.
 
-    ``check`` is what answers are: a number, the letter of an option, mathematics, or exactly that text. ``rules`` read
-    the answer from the model's text, tried in order; without them the check has its own. ``gold`` is a pattern whose
-    group is the right answer within the column. ``letters`` is the number of options. ``ignore_case`` and ``ignore``,
-    patterns that are removed from both sides, belong to ``exact``.
+    ``check`` is what answers are: a number, the letter of an option, mathematics, exactly that text, or, as the
+    `exact_match` of lm-evaluation-harness, one of the texts in the column, which ``filters`` read (its pipeline).
+    ``rules`` read the answer from the model's text, tried in order; without them the check has its own. ``gold`` is a
+    pattern whose group is the right answer within the column. ``letters`` is the number of options. ``ignore_case`` and
+    ``ignore``, patterns that are removed from both sides, belong to ``exact`` and ``exact_match``,
+    ``ignore_punctuation`` and ``ignore_numbers`` to the latter.
     """
 
     field: Word
-    check: Literal["number", "letter", "math", "exact"]
+    check: Literal["number", "letter", "math", "exact", "exact_match"]
     rules: list[Rule] = Field(default_factory=list)
     gold: Regex | None = None
     letters: Annotated[int, Field(ge=2, le=26)] | None = None
     ignore_case: bool = False
     ignore: list[Regex] = Field(default_factory=list)
+    filters: FiltersChoices | None = None
+    ignore_punctuation: bool = False
+    ignore_numbers: bool = False
 
     @field_validator("gold")
     @classmethod
@@ -84,8 +90,16 @@ class Answer(Choices):
     def _consistent(self) -> Self:
         if self.letters is not None and self.check != "letter":
             raise ValueError("the key 'letters' belongs to the check 'letter'; leave it out")
-        if (self.ignore or self.ignore_case) and self.check != "exact":
+        if (self.ignore or self.ignore_case) and self.check not in ("exact", "exact_match"):
             raise ValueError("the keys 'ignore' and 'ignore_case' belong to the check 'exact'; leave them out")
+        is_filtered = self.filters is not None or self.ignore_punctuation or self.ignore_numbers
+        if is_filtered and self.check != "exact_match":
+            raise ValueError(
+                "the keys 'filters', 'ignore_punctuation' and 'ignore_numbers' belong to the check 'exact_match'; "
+                "leave them out"
+            )
+        if (self.rules or self.gold) and self.check == "exact_match":
+            raise ValueError("the keys 'rules' and 'gold' are not for the check 'exact_match'; give 'filters'")
         return self
 
 
@@ -426,6 +440,40 @@ class _Exact(_Kind):
         return (text.casefold() if self._answer.ignore_case else text) or None
 
 
+class _Filtered(_Kind):
+    """One of several texts, as lm-evaluation-harness reads and compares them; right answers are a JSON list."""
+
+    noun = "a JSON list of texts"
+
+    def __init__(self, answer: Answer, ask: _Ask) -> None:
+        self._ask = ask
+        self._name = "text" if answer.filters is None else answer.filters.name
+        self._steps = None if answer.filters is None else answer.filters.model_dump(mode="json", exclude_defaults=True)
+        self._ignored = {
+            "regexes_to_ignore": answer.ignore,
+            "ignore_case": answer.ignore_case,
+            "ignore_punctuation": answer.ignore_punctuation,
+            "ignore_numbers": answer.ignore_numbers,
+        }
+
+    def gold(self, text: str) -> str | None:
+        golds = golds_of(text)
+        if golds is None:
+            return None
+        return golds_text(self._ask({"filters": None, "ignored": self._ignored, "texts": golds}))
+
+    def parts(self, text: str) -> Iterator[tuple[str, str]]:
+        (found,) = self._ask({"filters": self._steps, "ignored": self._ignored, "texts": [text]})
+        if found is not None:
+            yield self._name, found
+
+    def normal(self, part: str) -> str | None:
+        return part
+
+    def is_same(self, gold: str, answer: str) -> bool:
+        return answer in (golds_of(gold) or ())
+
+
 class _Words(_Kind):
     """Label words."""
 
@@ -447,7 +495,7 @@ class _Words(_Kind):
 
 
 def work(job: dict[str, Any]) -> Any:
-    """What the checker's process does: find patterns in a text, remove them from it, or compare mathematics."""
+    """What the checker's process does: find patterns in a text, remove or filter them, or compare mathematics."""
     if "find" in job:
         return [_first(pattern, last, job["text"]) for pattern, last in job["find"]]
     if "remove" in job:
@@ -455,6 +503,8 @@ def work(job: dict[str, Any]) -> Any:
         for pattern in job["remove"]:
             text = re.sub(pattern, "", text)
         return text
+    if "filters" in job:
+        return [_read_as(job["filters"], job["ignored"], text) for text in job["texts"]]
     import_module("sympy.core.random").seed(0)  # so that what was asked before changes nothing
     library = import_module("math_verify")
     gold, answer = (
@@ -472,6 +522,14 @@ def _first(pattern: str, last: bool, text: str) -> str | None:
     return None
 
 
+def _read_as(steps: dict[str, Any] | None, ignored: dict[str, Any], text: str) -> str | None:
+    """What of a text is compared: what the filters read in it, without what is ignored; None where they read none."""
+    found = text if steps is None else FiltersChoices(**steps).read([text])
+    if not isinstance(found, str) or (steps is not None and found == UNREAD):
+        return None
+    return ExactMatch(**ignored).plain(found)
+
+
 def _kind(answer: Answer, ask: _Ask) -> _Kind:
     match answer.check:
         case "number":
@@ -482,6 +540,8 @@ def _kind(answer: Answer, ask: _Ask) -> _Kind:
             return _Math(ask)
         case "exact":
             return _Exact(answer, ask)
+        case "exact_match":
+            return _Filtered(answer, ask)
 
 
 def _plain(text: str) -> str:

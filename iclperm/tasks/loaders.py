@@ -41,18 +41,23 @@ class TextForm:
     """Of the columns, where the file has none."""
 
 
-def read_rows(path: Path, columns: Collection[str], form: TextForm = TextForm()) -> list[Row]:
+def read_rows(
+    path: Path, columns: Collection[str], form: TextForm = TextForm(), optional: Collection[str] = ()
+) -> list[Row]:
     """All rows of a .jsonl, .csv, .tsv or .parquet file, each with its place ("file:line"; Parquet: "file:row N").
 
-    ``columns`` are those that the caller needs: Parquet files are read no further. A CSV or TSV file opens with its
-    column names, is quoted as RFC 4180 has it, and all its values are text, unless ``form`` says otherwise; the place
-    of a row that spans lines is the first. Blank lines are passed over, and a byte order mark is obeyed. Raises
-    `DataError` naming file and line for what is damaged, not in its encoding, of the wrong shape or over 1 MiB a row,
-    for NUL and lone surrogates, and for a file without rows. Reads the file once; O(bytes).
+    ``columns`` are those that the caller needs, ``optional`` others that may be there: Parquet files are read no
+    further. A CSV or TSV file opens with its column names, is quoted as RFC 4180 has it, and all its values are text,
+    unless ``form`` says otherwise; the place of a row that spans lines is the first. Blank lines are passed over, and a
+    byte order mark is obeyed. Raises `DataError` naming file and line for what is damaged, not in its encoding, of the
+    wrong shape or over 1 MiB a row, for NUL and lone surrogates, and for a file without rows. Reads the file once;
+    O(bytes).
     """
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise DataError(f"{path}: cannot be read as data; give a {', '.join(_READERS)} file")
+    if optional and path.suffix == ".parquet":
+        columns = [*columns, *(column for column in parquet_columns(path) if column in optional)]
     return checked(str(path), reader(path, given_bytes(path), columns, form))
 
 
@@ -116,10 +121,11 @@ def _jsonl(path: Path, raw: bytes, columns: Collection[str], form: TextForm) -> 
     for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if line.strip():
             place = f"{path}:{number}"
-            yield place, _json_object(place, line)
+            yield place, json_row(place, line)
 
 
-def _json_object(place: str, line: bytes) -> dict[str, Any]:
+def json_row(place: str, line: bytes) -> dict[str, Any]:
+    """The row that one JSON object is; raises `DataError` for another value, a key that occurs twice, and its size."""
     _refuse_oversize(place, len(line))
     try:
         row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once_each)

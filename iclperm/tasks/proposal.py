@@ -15,6 +15,7 @@ import yaml
 
 from iclperm.errors import ConfigError, DataError
 from iclperm.stats.texts import near_duplicates
+from iclperm.tasks.examples import folded
 from iclperm.tasks.loaders import (
     DELIMITERS,
     SUFFIXES,
@@ -26,7 +27,7 @@ from iclperm.tasks.loaders import (
     table_records,
     text_in,
 )
-from iclperm.tasks.task import Task, folded
+from iclperm.tasks.task import Task
 
 _LABEL_NAMES = {
     "label",

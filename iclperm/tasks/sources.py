@@ -8,18 +8,19 @@ from contextlib import contextmanager, nullcontext
 from glob import has_magic
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from iclperm.base.files import Folder, matches
 from iclperm.errors import ConfigError, DataError, RunError, is_out_of_memory
 from iclperm.study.choices import Choices
 from iclperm.tasks.loaders import SUFFIXES, Row, TextForm, arrow_rows, checked, missing_column, read_rows
+from iclperm.tasks.published import FORMS, Split, places_of
 
-Split: TypeAlias = Literal["train", "test", "dev"]
 Word = Annotated[str, Field(min_length=1, max_length=1_000)]
 Files = Word | Annotated[list[Word], Field(min_length=1)]
+Rows = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
 
 # What a split's files may be called.
 _STEMS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "dev": ("dev", "validation", "valid")}
@@ -28,6 +29,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _SECONDS_FOR_THE_HUB = 5
 _SHARD = re.compile(r".*-\d+-of-0*(\d+)\b.*")
 _SHARE_OF_TEST = re.compile(r"(\d*\.?\d+) of test")
+_SHARES_OF_ONE: dict[str, Any] = {"test": 0.3, "dev": 0.2}
+"""Of the rows of a single file."""
 
 
 class Dataset(Choices):
@@ -37,8 +40,9 @@ class Dataset(Choices):
     such as ``data/train-*.parquet``, read in sorted order. With ``dataset``, they name its splits, several joined by
     ``+``: with ``revision`` it is a data set of the Hugging Face Hub at that commit, without it a local folder laid out
     as there; ``config`` is its configuration, or a list that is read one after the other. ``test`` and ``dev`` may be a
-    number between 0 and 1 instead, the share of train set aside, and ``dev`` may be ``0.2 of test``. Of the rows only
-    those are kept whose column ``choose`` holds one of ``keep``, where given. ``obtain`` says how to come by the files.
+    number between 0 and 1 instead, the share of train set aside, and ``dev`` may be ``0.2 of test``; ``train`` may be
+    the rows themselves, as mappings. Of the rows only those are kept whose column ``choose`` holds one of ``keep``,
+    where given. ``obtain`` says how to come by the files.
 
     Text files are UTF-8, or what their byte order mark says, unless ``encoding`` names another; ``delimiter`` stands
     between the columns of .csv and .tsv files, and ``columns`` are the names of those that have no line of names. With
@@ -49,7 +53,7 @@ class Dataset(Choices):
     dataset: Word | None = None
     revision: Word | None = None
     config: Word | Annotated[list[Word], Field(min_length=1)] | None = None
-    train: Files
+    train: Files | Rows
     test: Files | float
     dev: Files | float | None = None
     choose: Word | None = None
@@ -60,6 +64,8 @@ class Dataset(Choices):
     columns: Annotated[list[Word], Field(min_length=1)] | None = None
     drop_blank: bool = False
     stratify: bool = False
+    _published: str | None = PrivateAttr(None)  # the task in whose published form the files are
+    _is_split_by_content: bool = PrivateAttr(False)
 
     @field_validator("revision")
     @classmethod
@@ -82,7 +88,8 @@ class Dataset(Choices):
     def _consistent(self) -> Self:
         if self.dataset is None and (self.revision or self.config):
             raise ValueError("the keys 'revision' and 'config' belong to a 'dataset'; name it, or leave them out")
-        if self.dataset is not None and any(isinstance(name, list) for name in (self.train, self.test, self.dev)):
+        splits = (None if self.holds_rows else self.train, self.test, self.dev)
+        if self.dataset is not None and any(isinstance(name, list) for name in splits):
             raise ValueError("with 'dataset', 'train', 'test' and 'dev' name one split each; give no lists")
         if self.revision and not _HUB_NAME.fullmatch(self.dataset or ""):
             raise ValueError(f"the dataset {self.dataset!r} with a 'revision' must be a hub name such as owner/name")
@@ -93,6 +100,11 @@ class Dataset(Choices):
         if self.part("train")[1] >= 1:
             raise ValueError(f"the shares test {self.test} and dev {self.dev} leave nothing of train; lower them")
         return self
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether the demonstrations are rows that the task itself holds."""
+        return isinstance(self.train, list) and isinstance(self.train[0], dict)
 
     @property
     def _share_of_test(self) -> float:
@@ -115,14 +127,28 @@ class Dataset(Choices):
         """Whether a split is a share of another."""
         return isinstance(getattr(self, split), float) or (split == "dev" and self._share_of_test > 0)
 
-    def rows(self, folder: Path, split: Split, columns: Collection[str]) -> list[Row]:
+    @property
+    def notes(self) -> list[str]:
+        """What was decided about the files and should be known, in a line each."""
+        if not self._is_split_by_content:
+            return []
+        test, dev = (_SHARES_OF_ONE[split] for split in ("test", "dev"))
+        name = Path(str(self.train[0])).name
+        return [
+            f"the data are one file, {name}: its rows are split by their content into train ({1 - test - dev:.0%}), "
+            f"test ({test:.0%}) and dev ({dev:.0%}), the same for every seed"
+        ]
+
+    def rows(self, folder: Path, split: Split, columns: Collection[str], optional: Collection[str] = ()) -> list[Row]:
         """The rows to keep of the files, or of the data set's split, that ``split`` names; paths are relative to
-        ``folder``."""
+        ``folder``. Of the columns ``optional`` those are read, too, that are there."""
         named = getattr(self, split)
+        if split == "train" and self.holds_rows:
+            return checked("train", [(f"row {number} of 'train'", row) for number, row in enumerate(named, start=1)])
         if self.keep is None:
-            return self._all_rows(folder, named, columns)
+            return self._all_rows(folder, named, columns, optional)
         column, wanted = str(self.choose), set(self.keep)
-        rows = self._all_rows(folder, named, dict.fromkeys((*columns, column)))
+        rows = self._all_rows(folder, named, dict.fromkeys((*columns, column)), optional)
         for place, row in rows:
             if column not in row:
                 raise missing_column(place, column, row)
@@ -132,13 +158,21 @@ class Dataset(Choices):
             raise DataError(f"the {split} data hold no {column} {unknown[0]!r}; there are {shown}")
         return [(place, row) for place, row in rows if str(row[column]) in wanted]
 
-    def _all_rows(self, folder: Path, named: str | list[str], columns: Collection[str]) -> list[Row]:
+    def _all_rows(
+        self, folder: Path, named: str | list[str], columns: Collection[str], optional: Collection[str]
+    ) -> list[Row]:
         if self.dataset is not None:
-            return [row for config in self.configs for row in _dataset_rows(self, folder, str(named), config, columns)]
+            return [
+                row
+                for config in self.configs
+                for row in _dataset_rows(self, folder, str(named), config, columns, optional)
+            ]
         entries = named if isinstance(named, list) else [named]
         paths = dict.fromkeys(path for entry in entries for path in _matches(folder, entry, self.obtain))
+        if self._published is not None:
+            return [row for path in paths for row in FORMS[self._published].rows(path)]
         form = TextForm(self.encoding, self.delimiter, None if self.columns is None else tuple(self.columns))
-        return [row for path in paths for row in read_rows(path, columns, form)]
+        return [row for path in paths for row in read_rows(path, columns, form, optional)]
 
     @property
     def configs(self) -> list[str | None]:
@@ -146,16 +180,29 @@ class Dataset(Choices):
         return [*self.config] if isinstance(self.config, list) else [self.config]
 
 
-def found_in(folder: Path, declared: Dataset) -> Dataset:
+def found_in(folder: Path, declared: Dataset, task: str = "") -> Dataset:
     """The splits that a folder holds; a share that is declared stands in for a split.
+
+    Of a built-in ``task`` also what its authors publish (`iclperm.tasks.published`). A single file, be it one of theirs
+    that lies alone in a folder, is split by content.
 
     They are called ``train.csv`` and the like: ``validation`` and ``valid`` mean dev, ``train-*.parquet`` are the parts
     of one split, and a sub-folder ``data`` is looked into as well. Where there is no train, they may be called and laid
     out as in the data set that is declared. Raises `DataError` naming the folder and the split that it lacks or holds
     twice.
     """
+    if folder.is_file():
+        form = FORMS.get(task)
+        is_theirs = form is not None and form.is_one(folder)
+        if not is_theirs and folder.suffix not in SUFFIXES:
+            theirs = "" if form is None else f", or the folder of {form.looked_for}"
+            raise DataError(f"{folder}: cannot be read as data; give a {', '.join(SUFFIXES)} file{theirs}")
+        alone: dict[str, Any] = {"train": declared.train, "test": [str(folder)]} if declared.holds_rows else {}
+        return _with_form(alone or {"train": [str(folder)]}, declared, task if is_theirs else None)
     if not folder.is_dir():
         raise DataError(f"{folder}: is not a folder; give the folder that holds train.csv, test.csv and the like")
+    if (published := _as_published(folder, declared, task)) is not None:
+        return published
     places = [folder, folder / "data"]
     has_train = bool(_split_files(places, "train", _STEMS["train"]))
     files = None if has_train or declared.dataset is None else _published_files(places, declared)
@@ -164,15 +211,49 @@ def found_in(folder: Path, declared: Dataset) -> Dataset:
     found: dict[Split, Any] = {
         split: files[split] or (getattr(declared, split) if declared.is_share(split) else None) for split in _STEMS
     }
+    if declared.holds_rows:
+        found["train"] = declared.train
     for split in ("train", "test"):
         if found[split] is None:
             as_published = f", or the files of {declared.dataset} as they are there" if declared.dataset else ""
+            if task in FORMS:
+                as_published += f", or what its authors publish, {FORMS[task].looked_for}"
             raise DataError(
                 f"{folder}: holds no {split} data; add {split}.csv, or another of {', '.join(SUFFIXES)}{as_published}; "
                 "of one file alone make a task: iclperm tasks new --from FILE"
             )
+    return _with_form(found, declared, None)
+
+
+def _as_published(folder: Path, declared: Dataset, task: str) -> Dataset | None:
+    """The files in a folder that a built-in task's authors publish; None where there are none."""
+    if task not in FORMS:
+        return None
+    for place in places_of(task, folder):
+        files = {split: [str(path) for path in paths] for split, paths in FORMS[task].find(place).items()}
+        if not files:
+            continue
+        shares = {
+            split: named
+            for split in ("test", "dev")
+            if declared.is_share(split) and (named := getattr(declared, split))
+        }
+        if "train" in files and ("test" in files or "test" in shares):
+            return _with_form({**shares, **files}, declared, task)
+        if len(files) == 1 and len(*files.values()) == 1:
+            return _with_form({"train": files.popitem()[1]}, declared, task)
+        there = next(iter(files))
+        raise DataError(f"{place}: holds the {there} data alone of {FORMS[task].looked_for}; add the other")
+    return None
+
+
+def _with_form(found: dict[Any, Any], declared: Dataset, published: str | None) -> Dataset:
+    """The files that were found, read as is declared; of one split without another, split by content."""
     form = declared.model_dump(include={"choose", "keep", "encoding", "delimiter", "columns", "drop_blank", "stratify"})
-    return Dataset(**found, **form)
+    is_alone = [*found] == ["train"]
+    data = Dataset(**(found | _SHARES_OF_ONE if is_alone else found), **form)
+    data._published, data._is_split_by_content = published, is_alone
+    return data
 
 
 def _published_files(places: list[Path], declared: Dataset) -> dict[Split, list[str]] | None:
@@ -180,7 +261,7 @@ def _published_files(places: list[Path], declared: Dataset) -> dict[Split, list[
     files: dict[Split, list[str]] = {split: [] for split in _STEMS}
     for split, config in product(_STEMS, declared.configs):
         named = getattr(declared, split)
-        if named is None or declared.is_share(split):
+        if named is None or declared.is_share(split) or (split == "train" and declared.holds_rows):
             continue
         of_config = [places[0] / config] if config else []
         for part in named.split("+"):
@@ -235,13 +316,16 @@ def _matches(folder: Path, entry: str, obtain: str | None) -> list[Path]:
     return paths
 
 
-def _dataset_rows(data: Dataset, folder: Path, split: str, config: str | None, columns: Collection[str]) -> list[Row]:
+def _dataset_rows(
+    data: Dataset, folder: Path, split: str, config: str | None, columns: Collection[str], optional: Collection[str]
+) -> list[Row]:
     name = f"{data.dataset}[{split}]" if config is None else f"{data.dataset}[{config}, {split}]"
     found = _loaded(data, folder, split, config)
     for column in columns:
         if column not in found.column_names:
             raise missing_column(f"{name}:row 1", column, found.column_names)
-    table = found.select_columns(list(columns)).with_format("arrow")[:]
+    there = [column for column in found.column_names if column in columns or column in optional]
+    table = found.select_columns(there).with_format("arrow")[:]
     return checked(name, arrow_rows(name, table))
 
 

@@ -6,23 +6,24 @@ import difflib
 import hashlib
 import json
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, field_validator
 
 from iclperm.errors import ConfigError, DataError
-from iclperm.study.choices import Choices, given_path, read_yaml, refuse_other_keys
+from iclperm.study.choices import Choices, file_and_part, given_path, read_yaml, refuse_other_keys
 from iclperm.tasks.answers import Answer
-from iclperm.tasks.lm_eval import from_lm_eval, is_lm_eval
+from iclperm.tasks.examples import Content, Examples, ReadRow, compared_text, digest_of_rows, folded, fractions, ranks
+from iclperm.tasks.filters import golds_text
+from iclperm.tasks.harness import HALF, HarnessRows, is_harness, read_harness
 from iclperm.tasks.loaders import missing_column
-from iclperm.tasks.sources import Dataset, Split, Word, found_in
+from iclperm.tasks.published import Split
+from iclperm.tasks.row_choices import RowChoices
+from iclperm.tasks.sources import Dataset, Word, found_in
 from iclperm.tasks.templates import Template
 
 __all__ = ["BUILTIN", "Dataset", "Examples", "Split", "Task", "builtin_tasks", "template_text"]
@@ -35,58 +36,10 @@ Text = Annotated[str, Field(max_length=65_536)]
 _MAX_NAME = 64
 _MOST_VALUES = 50
 _NAME = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,{_MAX_NAME - 1}}}$"
-_JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 _OF_LABELS = ("labels", "label_field", "continuation")
 _NO_WORDING = ("name", "description", "source", "licence", "restricted", "data", "shots", "label_values", "label_match")
 _OF_ANSWERS = {"answer", "stop", "max_new_tokens"}
-
-
-class _Row(NamedTuple):
-    """One row as it was read: where it stands, what the templates see, the position of its class, the right answer."""
-
-    place: str
-    fields: dict[str, Any]
-    label: int
-    answer: str
-
-
-class _Content(NamedTuple):
-    """What one row says: the hash that identifies it, what the templates see, the position of its class, and the right
-    answer."""
-
-    hash: str
-    fields: dict[str, Any]
-    label: int
-    answer: str
-
-
-@dataclass(frozen=True)
-class Examples:
-    """One split of a task, each content once (the first occurrence), in file order.
-
-    ``fields`` are the values the templates see, ``labels`` int64 [N] are positions in the task's classes (the L axis; 0
-    for a generated task), ``answers`` the right answers: the label's word, or what the data holds where answers are
-    generated. ``hashes`` identify the content (the rendered query, case and white space aside). ``num_duplicates`` rows
-    were left out, of which ``num_conflicting`` have another answer than the row that was kept. ``digest`` is the
-    SHA-256 of the fields and labels (or answers) kept, in order: equal for equal data, whatever kind of file it came
-    from.
-    """
-
-    split: str
-    fields: list[dict[str, Any]]
-    labels: NDArray[np.int64]
-    answers: list[str]
-    hashes: list[str]
-    num_duplicates: int
-    num_conflicting: int
-    digest: str
-
-    def __len__(self) -> int:
-        return len(self.fields)
-
-    def texts(self, rows: Iterable[int]) -> list[str]:
-        """The values of all fields of some rows, as one text each."""
-        return [" ".join(map(str, self.fields[row].values())) for row in rows]
+_OF_CHOICES = ("choices", "gold", "letters")
 
 
 class Task(Choices):
@@ -99,10 +52,12 @@ class Task(Choices):
     ``demonstration``
     and ``continuation`` also see ``label``, the word; ``query`` does not. A generated task has ``answer`` instead, how
     the text that a model writes is read and held against a column, and a ``query`` that does not show that column.
+    A task whose rows have choices of their own has ``choices`` and ``gold``, and perhaps ``letters``
+    (`iclperm.tasks.row_choices`): ``label`` is then the text of a choice, in a demonstration that of the right one.
     Generated text ends at one of ``stop`` or after ``max_new_tokens``; without the latter, where a label would.
-    ``instruction`` opens every prompt and is followed by the separator. ``shots`` is the default k. ``description``,
-    ``source`` and ``licence`` inform only. Of a ``restricted`` task the data may not be handed on: run folders and
-    pages are made without their texts unless these are asked for.
+    ``instruction`` opens every prompt and is followed by ``instruction_end``, or else by the separator.
+    ``shots`` is the default k. ``description``, ``source`` and ``licence`` inform only. Of a ``restricted`` task the
+    data may not be handed on: run folders and pages are made without their texts unless these are asked for.
     """
 
     name: Annotated[str, Field(pattern=_NAME)]
@@ -119,18 +74,24 @@ class Task(Choices):
     label_values: Annotated[dict[Word, list[str | int]], Field(min_length=1)] | None = None
     label_match: Literal["exact", "trim", "fold"] = "exact"
     answer: Answer | None = None
+    choices: Text | Annotated[list[Text], Field(min_length=2)] | None = None
+    gold: Text | None = None
+    letters: Text | Annotated[list[Text], Field(min_length=2)] | None = None
     instruction: Text = ""
+    instruction_end: Text | None = None
     demonstration: Text
     query: Text
     continuation: Text = " {{ label }}"
     separator: Text = "\n\n"
-    stop: list[Word] = Field(["\n"], min_length=1)
+    stop: list[Word] = Field(["\n"])
     max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     shots: Annotated[int, Field(ge=0, le=100_000)]
     _folder: Path = PrivateAttr(default_factory=Path)
     _templates: dict[str, Template] = PrivateAttr(default_factory=dict)
-    _contents: dict[Split, list[_Content]] = PrivateAttr(default_factory=dict)
+    _contents: dict[Split, list[Content]] = PrivateAttr(default_factory=dict)
     _num_blank: dict[Split, int] = PrivateAttr(default_factory=dict)
+    _row_choices: RowChoices | None = PrivateAttr(default=None)
+    _harness: HarnessRows | None = PrivateAttr(default=None)
 
     @field_validator("data", "answer", mode="before")
     @classmethod
@@ -161,7 +122,10 @@ class Task(Choices):
         if "label" in self.fields and self.answer is None:
             raise ConfigError("in 'fields' the name 'label' stands for the label's word; give the field another name")
         self._refuse_mixtures()
-        self._refuse_ambiguous_values()
+        if self.choices is not None:
+            self._row_choices = RowChoices(self.choices, str(self.gold), self.letters)
+        else:
+            self._refuse_ambiguous_values()
         label = set() if self.is_generated else {"label"}
         allowed = {"demonstration": {*self.fields, *label}, "query": set(self.fields), "continuation": {"label"}}
         for name, known in allowed.items():
@@ -177,12 +141,22 @@ class Task(Choices):
             self._refuse_given_answers(self.answer.field)
         else:
             self._refuse_hidden_labels()
-            self._refuse_equal_continuations()
+            if self.choices is None:
+                self._refuse_equal_continuations()
+            elif self.gold in self._templates["query"].variables:
+                raise ConfigError(
+                    f"the template 'query' shows {self.gold!r}, which tells the right choice; leave it out"
+                )
 
     def _refuse_mixtures(self) -> None:
-        """Either labels, or an answer that the model writes."""
-        if self.answer is None and self.labels is None and self.label_values is None:
-            raise ConfigError("a task needs the key 'labels', or the key 'answer' where the model writes its answer")
+        """Either labels, or choices of each row, or an answer that the model writes."""
+        if self.choices is not None or self.gold is not None or self.letters is not None:
+            self._refuse_half_choices()
+        if self.answer is None and self.labels is None and self.label_values is None and self.choices is None:
+            raise ConfigError(
+                "a task needs the key 'labels', or the key 'answer' where the model writes its answer, or 'choices' "
+                "and 'gold' where each row has choices of its own"
+            )
         if self.answer is None:
             return
         for key in (*_OF_LABELS, "label_values", "label_match"):
@@ -194,6 +168,13 @@ class Task(Choices):
             raise ConfigError(
                 "a task with the key 'answer' needs the key 'max_new_tokens', the most tokens of an answer"
             )
+
+    def _refuse_half_choices(self) -> None:
+        if self.choices is None or self.gold is None:
+            raise ConfigError("the keys 'choices' and 'gold' go together, 'letters' with both; give both or none")
+        for key in ("labels", "label_field", "label_values", "label_match", "answer"):
+            if key in self.model_fields_set:
+                raise ConfigError(f"a task has the key 'choices' and the key {key!r}; drop one")
 
     def _refuse_ambiguous_values(self) -> None:
         """Every word of ``label_values`` is a label, and every value of the data means one."""
@@ -236,29 +217,34 @@ class Task(Choices):
     def load(cls, name: str | Path, data: str | Path | None = None) -> Self:
         """A built-in task by name, or a task file by path; raises `ConfigError` naming the tasks there are.
 
-        ``mmlu:anatomy,virology`` is the part of a built-in task whose column ``choose`` holds one of these values.
+        ``mmlu:anatomy,virology`` is the part of a built-in task whose column ``choose`` holds one of these values,
+        ``FILE.yaml:NAME`` a filter pipeline of a file of lm-evaluation-harness, or a task of a group's file.
         ``data`` is a folder to read instead of what the task names: laid out as the task's data set is on the Hub, or
         with ``train``, ``test`` and ``dev`` (also called ``validation`` or ``valid``) as .jsonl, .csv, .tsv or
         .parquet, or as ``train-*.parquet``, itself or in its sub-folder ``data``; or a folder that has such a one,
-        called like the task. A split that it lacks is the share that the task declares, else a `DataError` names it.
+        called like the task; or, of a built-in task, what its authors publish (AG News' CSV files without a line of
+        names and the like). A split that it lacks is the share that the task declares, else a `DataError` names it. It
+        may be a single file, which is split by content into train, dev and test.
         """
         name = given_path(name)
         built_in, colon, values = str(name).partition(":")
         if colon and built_in in builtin_tasks():
             return cls.load(built_in, data)._part([value.strip() for value in values.split(",")])
-        path = BUILTIN / f"{name}.yaml" if name in builtin_tasks() else Path(name)
+        file, part = file_and_part(str(name))
+        path = BUILTIN / f"{name}.yaml" if name in builtin_tasks() else Path(file)
         if not path.is_file():
             close = difflib.get_close_matches(built_in, builtin_tasks(), n=1)
             meant = f"did you mean {close[0]!r}? " if close else ""
             known = ", ".join(builtin_tasks())
             raise ConfigError(f"there is no task {str(name)!r}; {meant}built in: {known}, or give a task file's path")
-        task = cls.from_file(path)
+        task = cls.from_file(path, part=part)
         if data is None:
             return task
         folder = Path(data).resolve()
         own = folder / task.name
         is_shared = folder.is_dir() and own.is_dir()
-        return task.model_copy(update={"data": found_in(own if is_shared else folder, task.data)})
+        of_ours = built_in if path.parent == BUILTIN else ""
+        return task.model_copy(update={"data": found_in(own if is_shared else folder, task.data, of_ours)})
 
     def _part(self, values: list[str]) -> Self:
         """The task on the rows that hold one of ``values``, under a name of its own."""
@@ -272,15 +258,22 @@ class Task(Choices):
         return self.model_copy(update={"name": name, "data": self.data.model_copy(update={"keep": values})})
 
     @classmethod
-    def from_file(cls, path: str | Path, raw: bytes | None = None) -> Self:
+    def from_file(cls, path: str | Path, raw: bytes | None = None, part: str = "") -> Self:
         """Reads a task file, ours or one of lm-evaluation-harness, whose content is ``raw`` where the caller has read
-        it; its data files are relative to its folder."""
+        it; its data files are relative to its folder. ``part`` is a filter pipeline of a harness file, or a task of a
+        group's."""
         path = given_path(path)
         try:
-            content = read_yaml(path, raw)
-            task = cls(**(from_lm_eval(content, path) if is_lm_eval(content) else content))
+            content = read_harness(path, raw)
+            harness = HarnessRows(content, Path(path), part) if is_harness(content) else None
+            if harness is None and part:
+                raise ConfigError(
+                    f"what follows the colon, {part!r}, is for a file of lm-evaluation-harness; leave it out"
+                )
+            task = cls(**(read_yaml(path, raw) if harness is None else harness.keys))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+        task._harness = harness
         task._folder = Path(path).resolve().parent
         return task
 
@@ -295,6 +288,11 @@ class Task(Choices):
         if isinstance(self.labels, dict):
             return tuple(self.labels.values())
         return tuple(self.labels or self.label_values or ())
+
+    @property
+    def has_row_choices(self) -> bool:
+        """Whether each row has choices of its own, instead of the labels of all."""
+        return self.choices is not None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -313,7 +311,7 @@ class Task(Choices):
                 f"task {self.name!r} has no {split!r} data; name a file, or a share of train, under 'data'"
             )
         contents = self._split_contents(split)
-        kept: dict[str, _Content] = {}
+        kept: dict[str, Content] = {}
         num_conflicting = sum(row.answer != kept.setdefault(row.hash, row).answer for row in contents)
         return Examples(
             split=split,
@@ -323,15 +321,25 @@ class Task(Choices):
             hashes=list(kept),
             num_duplicates=len(contents) - len(kept),
             num_conflicting=num_conflicting,
-            digest=_digest([row.fields, row.answer if self.is_generated else row.label] for row in kept.values()),
+            digest=digest_of_rows([row.fields, row.answer] if self.is_generated else row.told for row in kept.values()),
+            chosen=[row.chosen for row in kept.values() if row.chosen] if self.has_row_choices else None,
         )
 
     def opening(self) -> str:
         """The text before the first demonstration."""
-        return self.instruction + self.separator if self.instruction else ""
+        end = self.separator if self.instruction_end is None else self.instruction_end
+        return self.instruction + end if self.instruction else ""
 
-    def render_demonstration(self, fields: Mapping[str, Any], label: int) -> str:
-        """One demonstration's text, without the separator that follows it."""
+    @property
+    def notes(self) -> list[str]:
+        """What was decided about its data and should be known, in a line each."""
+        is_halved = self.data.test == HALF
+        of_file = [] if self._harness is None else self._harness.notes(is_halved=is_halved)
+        return [*self.data.notes, *of_file]
+
+    def render_demonstration(self, fields: Mapping[str, Any], label: str | int) -> str:
+        """One demonstration's text, without the separator that follows it. It shows the right label or choice, by its
+        text (`Examples.answers`) or the position of a label."""
         return self._templates["demonstration"].render(self._shown(fields, label))
 
     def render_query(self, fields: Mapping[str, Any]) -> str:
@@ -342,21 +350,33 @@ class Task(Choices):
         """`render_query` of many rows at once, which is quicker where the template needs a process of its own."""
         return self._templates["query"].render_all(rows)
 
-    def render_demonstrations(self, rows: Sequence[Mapping[str, Any]], labels: Sequence[int]) -> list[str]:
+    def render_demonstrations(self, rows: Sequence[Mapping[str, Any]], labels: Sequence[str | int]) -> list[str]:
         """`render_demonstration` of many rows at once."""
         return self._templates["demonstration"].render_all(
             [self._shown(fields, label) for fields, label in zip(rows, labels, strict=True)]
         )
 
-    def _shown(self, fields: Mapping[str, Any], label: int) -> Mapping[str, Any]:
+    def _shown(self, fields: Mapping[str, Any], label: str | int) -> Mapping[str, Any]:
         """What the template of a demonstration sees."""
-        return fields if self.is_generated else {**fields, "label": self.words[label]}
+        if self.is_generated:
+            return fields
+        return {**fields, "label": label if isinstance(label, str) else self.words[label]}
+
+    def render_choices(self, fields: Mapping[str, Any]) -> list[str]:
+        """The texts of a row's own choices, in order; raises `DataError` for what `RowChoices.texts` does."""
+        if self._row_choices is None:
+            raise ConfigError(f"task {self.name!r} has labels, and no choices of each row; read its words")
+        (texts,) = self._row_choices.texts([fields])
+        return list(texts)
 
     def continuations(self) -> list[str]:
-        """The text of each label after a query, [L]; the one text "" where answers are generated."""
-        if self.is_generated:
-            return [""]
-        return self._templates["continuation"].render_all([{"label": word} for word in self.words])
+        """The text of each label after a query, [L]; the one text "" where answers are generated, none where each row
+        has choices of its own (`continued`)."""
+        return [""] if self.is_generated else self.continued(self.words)
+
+    def continued(self, answers: Sequence[str]) -> list[str]:
+        """The text of each label or choice after a query."""
+        return self._templates["continuation"].render_all([{"label": answer} for answer in answers])
 
     def wording_hash(self) -> str:
         """SHA-256 of all that turns a row into text, and generated text into an answer."""
@@ -364,14 +384,20 @@ class Task(Choices):
         # Tasks with labels keep the hashes that they had before there were others.
         for key in _OF_LABELS if self.answer else _OF_ANSWERS - self.model_fields_set:
             del wording[key]
+        for key in ("labels", "label_field") if self.has_row_choices else _OF_CHOICES:
+            del wording[key]
+        if self.instruction_end is None:
+            del wording["instruction_end"]
+        if self._harness is not None:
+            wording["harness"] = self._harness.digest
         if self.answer:
             wording["answer"] = self.answer.model_dump(mode="json", exclude_defaults=True)
         return hashlib.sha256(json.dumps(wording, sort_keys=True).encode()).hexdigest()
 
-    def _split_contents(self, split: Split) -> list[_Content]:
+    def _split_contents(self, split: Split) -> list[Content]:
         source, start, end = self.data.part(split)
         rows = self._read(source)
-        place = _ranks(rows) if self.data.stratify else _fractions(rows)
+        place = ranks(rows) if self.data.stratify else fractions(rows)
         contents = [row for row in rows if start <= place[row.hash] < end]
         if not contents:
             raise DataError(
@@ -379,28 +405,60 @@ class Task(Choices):
             )
         return contents
 
-    def _read(self, split: Split) -> list[_Content]:
+    def _read(self, split: Split) -> list[Content]:
         if split not in self._contents:
-            columns = dict.fromkeys((*self.fields.values(), self._gold_column))
             positions = self._positions()
-            found = self.data.rows(self._folder, split, columns)
+            is_shown = split == "train"
+            columns = (self._columns, ()) if self._harness is None else self._harness.columns(is_shown)
+            found = self.data.rows(self._folder, split, *map(dict.fromkeys, columns))
             kept = [(place, row) for place, row in found if not (self.data.drop_blank and self._is_blank(place, row))]
             self._num_blank[split] = len(found) - len(kept)
             if not kept:
                 raise DataError(f"task {self.name!r}: every row of {split!r} is blank in a column that it uses")
-            self._refuse_unknown_labels(kept, positions)
-            rows = [self._row(place, row, positions) for place, row in kept]
+            if self._harness is not None:
+                rows = self._harness.rows(kept, is_shown)
+            else:
+                self._refuse_unknown_labels(kept, positions)
+                rows = self._chosen_rows(kept) if self._row_choices else [self._row(*each, positions) for each in kept]
             # What the model gets to read counts: fields that differ elsewhere make the same prompt.
             texts = self._templates["query"].render_all([row.fields for row in rows], [row.place for row in rows])
+            own = [row.chosen.texts if row.chosen else () for row in rows]
+            continued = iter(self.continued([choice for choices in own for choice in choices]))
+            compared = [
+                compared_text(text, [next(continued) for _ in choices])
+                for text, choices in zip(texts, own, strict=True)
+            ]
             self._contents[split] = [
-                _Content(hashlib.sha256(folded(text).encode()).hexdigest(), row.fields, row.label, row.answer)
-                for row, text in zip(rows, texts, strict=True)
+                Content(hashlib.sha256(text.encode()).hexdigest(), *row[1:])
+                for row, text in zip(rows, compared, strict=True)
             ]
         return self._contents[split]
+
+    def _chosen_rows(self, found: Sequence[tuple[str, Mapping[str, Any]]]) -> list[ReadRow]:
+        """Rows with choices of their own; names that are no fields are columns."""
+        assert self._row_choices is not None
+        rows = [{**row, **self._fields(place, row)} for place, row in found]
+        places = [place for place, _ in found]
+        chosen = self._row_choices.of_rows(rows, places)
+        return [
+            ReadRow(place, {name: row[name] for name in self.fields}, 0, own.texts[own.gold[0]], own)
+            for place, row, own in zip(places, rows, chosen, strict=True)
+        ]
+
+    def _fields(self, place: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What the templates see of a row; raises `DataError` where one of its columns is missing or holds nothing."""
+        for column in self._columns:
+            if column not in row:
+                raise missing_column(place, column, row)
+            if row[column] is None:
+                raise DataError(f"{place}: the column {column!r} holds no value; fill it in or remove the row")
+        return {name: row[column] for name, column in self.fields.items()}
 
     def _positions(self) -> dict[str, int]:
         """The place of the label that each value of the data means; raises `ConfigError` for a value of two."""
         positions: dict[str, int] = {}
+        if self.has_row_choices:
+            return positions
         values = [*(self.labels or ()), *(self.label_values or ())]
         words = [*self.words, *(self.label_values or ())] if self.labels is not None else values
         pairs = [*zip(values, words, strict=True)]
@@ -422,7 +480,7 @@ class Task(Choices):
         return text.strip() if self.label_match == "trim" else folded(text)
 
     def _is_blank(self, place: str, row: Mapping[str, Any]) -> bool:
-        for column in (*self.fields.values(), self._gold_column):
+        for column in self._columns:
             if column not in row:
                 raise missing_column(place, column, row)
             if row[column] is None or not str(row[column]).strip():
@@ -433,7 +491,7 @@ class Task(Choices):
         self, rows: Sequence[tuple[str, Mapping[str, Any]]], positions: Mapping[str, int]
     ) -> None:
         """Raises `DataError` for labels that the task does not know: all of them, with their numbers of rows."""
-        if self.is_generated:
+        if self.is_generated or self.has_row_choices:
             return
         column = self.label_field
         strange = [
@@ -466,56 +524,32 @@ class Task(Choices):
     def _gold_column(self) -> str:
         return self.label_field if self.answer is None else self.answer.field
 
-    def _row(self, place: str, row: Mapping[str, Any], positions: Mapping[str, int]) -> _Row:
-        for column in (*self.fields.values(), self._gold_column):
-            if column not in row:
-                raise missing_column(place, column, row)
-            if row[column] is None:
-                raise DataError(f"{place}: the column {column!r} holds no value; fill it in or remove the row")
-        fields = {name: row[column] for name, column in self.fields.items()}
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The columns of the data that are used."""
+        others = sorted(self._row_choices.variables - self.fields.keys()) if self._row_choices else [self._gold_column]
+        return (*self.fields.values(), *others)
+
+    def _row(self, place: str, row: Mapping[str, Any], positions: Mapping[str, int]) -> ReadRow:
+        fields = self._fields(place, row)
         label, answer = self._gold(place, row[self._gold_column], positions)
-        return _Row(place, fields, label, answer)
+        return ReadRow(place, fields, label, answer)
 
     def _gold(self, place: str, value: Any, positions: Mapping[str, int]) -> tuple[int, str]:
         """The class and the right answer of a row."""
         text = str(value)
         shown = repr(text) if text.strip() else "blank"
         if self.is_generated:
+            if self.answer is not None and self.answer.check == "exact_match":
+                listed = value if isinstance(value, list) else [text]
+                if not listed or not text.strip():
+                    raise DataError(f"{place}: the answer {self._gold_column!r} is {shown}; give a text, or several")
+                return 0, golds_text([*map(str, listed)])
             if not isinstance(value, str | int | float) or not text.strip():
                 raise DataError(f"{place}: the answer {self._gold_column!r} is {shown}; give a text or a number")
             return 0, text
         position = positions[self._label_key(value)]
         return position, self.words[position]
-
-
-def _fractions(rows: Sequence[_Content]) -> dict[str, float]:
-    """Where each content stands in [0, 1): 52 bits of its hash, so that every position is exact, and below 1."""
-    return {row.hash: int(row.hash[:13], 16) / 2**52 for row in rows}
-
-
-def _ranks(rows: Sequence[_Content]) -> dict[str, float]:
-    """The same by the rank of its hash among those of its label; of repeated rows under several labels, the first."""
-    label_of: dict[str, int] = {}
-    for row in rows:
-        label_of[row.hash] = min(row.label, label_of.get(row.hash, row.label))
-    of_label: dict[int, list[str]] = {}
-    for content in sorted(label_of):
-        of_label.setdefault(label_of[content], []).append(content)
-    return {
-        content: (rank + 0.5) / len(contents) for contents in of_label.values() for rank, content in enumerate(contents)
-    }
-
-
-def _digest(rows: Iterable[list[Any]]) -> str:
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(f"{_JSON.encode(row)}\n".encode())
-    return digest.hexdigest()
-
-
-def folded(text: str) -> str:
-    """Text without regard to case, white space and the form of its letters."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def builtin_tasks() -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -19,7 +20,7 @@ from jinja2 import StrictUndefined, TemplateError, Undefined, meta, nodes, pass_
 from jinja2 import Template as CompiledTemplate
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.visitor import NodeTransformer
 
 from iclperm.base.worker import Overtime, Worker, WorkerError
@@ -34,27 +35,35 @@ _MAX_ROWS_PER_CALL = 512
 _MAX_CALL_CHARS = 1 << 20  # of JSON, that rows are sent in; one row may have more
 _MAX_REPLY_CHARS = 1 << 18  # after which a reply ends; one text may have more
 
-# What a task's template may hold: no assignment, macro, import, power or product.
+# What a task's template may hold: no macro, import, power or product.
 _ALLOWED_NODES = (
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Getattr, nodes.Getitem,
     nodes.Slice, nodes.Filter, nodes.Call, nodes.Keyword, nodes.If, nodes.CondExpr, nodes.Compare, nodes.Operand,
     nodes.And, nodes.Or, nodes.Not, nodes.Test, nodes.Concat, nodes.Add, nodes.Sub, nodes.Neg, nodes.List,
-    nodes.Tuple, nodes.For,
+    nodes.Tuple, nodes.For, nodes.Dict, nodes.Pair, nodes.Assign,
 )  # fmt: skip
 _ALLOWED_FILTERS = frozenset({
-    "capitalize", "default", "first", "int", "join", "last", "length", "list", "lower", "reverse", "round", "string",
-    "title", "trim", "truncate", "upper",
+    "capitalize", "default", "first", "float", "int", "items", "join", "last", "length", "list", "lower", "map",
+    "replace", "regex_replace", "reverse", "round", "string", "title", "tojson", "trim", "truncate", "upper",
 })  # fmt: skip
-_ALLOWED_METHODS = frozenset({
-    "capitalize", "endswith", "lower", "lstrip", "rstrip", "split", "startswith", "strip", "title", "upper",
-})  # fmt: skip
+_ALLOWED_METHODS: tuple[tuple[type, frozenset[str]], ...] = (
+    (str, frozenset({
+        "capitalize", "count", "endswith", "find", "index", "isdigit", "lower", "lstrip", "removeprefix",
+        "removesuffix", "replace", "rsplit", "rstrip", "split", "startswith", "strip", "title", "upper",
+    })),
+    (list, frozenset({"count", "index"})),
+    (tuple, frozenset({"count", "index"})),
+    (dict, frozenset({"get", "items", "keys", "values"})),
+)  # fmt: skip
+_LONG_FILTERS = frozenset({"map", "regex_replace", "tojson"})  # may last, or grow, whatever they are applied to
 
 # A step takes a time and a memory proportional to what it is applied to, except with these arguments.
 _STEPS = (
     nodes.Filter, nodes.Call, nodes.Test, nodes.Getitem, nodes.Compare, nodes.Concat, nodes.Add, nodes.Sub, nodes.List,
-    nodes.Tuple,
+    nodes.Tuple, nodes.Dict, nodes.Assign,
 )  # fmt: skip
-_NEED_FIXED_ARGUMENTS = frozenset({"lstrip", "round", "rstrip", "strip", "trim", "truncate"})
+_GROWING = (nodes.Concat, nodes.Add, nodes.List, nodes.Tuple, nodes.Dict)  # what a 'set' holds nothing of
+_NEED_FIXED_ARGUMENTS = frozenset({"lstrip", "replace", "round", "rstrip", "strip", "trim", "truncate"})
 _MAX_SHORT_STEPS = 64
 _MAX_FIXED_CHARS = 64
 _MAX_FIXED_NUMBER = 1 << 16
@@ -93,7 +102,8 @@ class ProcessFailed(RenderError):
 class Template:
     """One template of a task file; raises `ConfigError` for anything beyond inserting and choosing text.
 
-    ``variables`` are the names that it reads. ``is_short`` says that none of its steps can last, so that it is rendered
+    ``variables`` are the names that it reads, ``optional`` those of them of which it asks whether they are defined.
+    ``is_short`` says that none of its steps can last, so that it is rendered
     in this process.
     """
 
@@ -105,7 +115,8 @@ class Template:
         try:
             tree = self._sandbox.parse(source)
             self._refuse_the_harmful(tree)
-            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            self.variables = frozenset(meta.find_undeclared_variables(tree)) - {"range"}
+            self.optional = frozenset(_asked_for(tree)) & self.variables
             self.is_short = _is_short(tree)
             self._compiled = self._sandbox.compiled(tree)
         except ConfigError:
@@ -152,8 +163,17 @@ class Template:
             if not isinstance(node, _ALLOWED_NODES):
                 used = type(node).__name__
                 raise ConfigError(f"the template {self.name!r} uses {used!r}, which is not allowed; say it without")
+        if any(next(each.find_all(_GROWING), None) for each in tree.find_all(nodes.Assign)):
+            raise ConfigError(
+                f"the template {self.name!r} puts texts together in a 'set', which could grow; say it without"
+            )
         if any(loop.recursive for loop in tree.find_all(nodes.For)) or _loop_depth(tree) > MAX_LOOP_DEPTH:
             raise ConfigError(f"the template {self.name!r} nests loops deeper than {MAX_LOOP_DEPTH}; use fewer")
+
+
+def parsed_task_template(source: str) -> nodes.Template:
+    """The tree of a task's template, before anything in it is refused; raises what Jinja2 does."""
+    return Sandbox("task", RenderLimits()).parse(source)
 
 
 def rendered_apart(
@@ -230,7 +250,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._deadline = 0.0
         if is_task:
             self.globals.clear()
-            made = {**self.filters, "join": self._join}
+            self.globals["range"] = _range
+            made = {**self.filters, "join": self._join, "replace": self._replace, "regex_replace": _regex_replace}
             self.filters = {name: self._watched(made[name]) for name in _ALLOWED_FILTERS} | {"each": self._each}
         else:
             self.filters["tojson"] = _to_json
@@ -260,7 +281,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def is_safe_callable(self, obj: Any) -> bool:
         if not self._is_task:
             return super().is_safe_callable(obj)
-        return isinstance(getattr(obj, "__self__", None), str) and obj.__name__ in _ALLOWED_METHODS
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        return obj is _range or any(isinstance(owner, kind) and name in names for kind, names in _ALLOWED_METHODS)
+
+    def call(self, context: Any, obj: Any, *arguments: Any, **options: Any) -> Any:
+        owner = getattr(obj, "__self__", None)
+        if self._is_task and isinstance(owner, str) and getattr(obj, "__name__", "") == "replace":
+            return self._replace(owner, *arguments, **options)
+        return super().call(context, obj, *arguments, **options)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
@@ -297,6 +325,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if sum(map(len, pieces)) + len(between) * len(pieces) > self._most:
             raise self._too_much("joins")
         return between.join(pieces)
+
+    def _replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
+        before, old, new = str(text), str(old), str(new)
+        times = before.count(old) if count is None or count < 0 else min(before.count(old), count)
+        if len(before) + times * (len(new) - len(old)) > self._most:
+            raise self._too_much("writes")
+        return before.replace(old, new, times)
 
     def _each(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
@@ -338,6 +373,23 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> nodes.Scope:
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _range(*bounds: int) -> range:
+    return safe_range(*bounds)
+
+
+def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:
+    """As lm-evaluation-harness has it; only in the process that is killed at the limit, see `_LONG_FILTERS`."""
+    replaced: str = re.sub(pattern, repl, text, count=count)
+    return replaced
+
+
+def _asked_for(tree: nodes.Template) -> Iterator[str]:
+    """The names that a template holds against `is defined` or gives a default."""
+    asked = [test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
+    asked += [filter_.node for filter_ in tree.find_all(nodes.Filter) if filter_.name == "default" and filter_.node]
+    return (node.name for node in asked if isinstance(node, nodes.Name))
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
@@ -405,6 +457,10 @@ def _is_short(tree: nodes.Template) -> bool:
 
 def _is_short_step(step: nodes.Node) -> bool:
     match step:
+        case nodes.Filter(name=name) if name in _LONG_FILTERS:
+            return False
+        case nodes.Assign():
+            return isinstance(step.node, nodes.Const)
         case nodes.Filter(name=name) | nodes.Call(node=nodes.Getattr(attr=name)):
             arguments = [*step.args, *(keyword.value for keyword in step.kwargs)]
             kinds = nodes.Const if name in _NEED_FIXED_ARGUMENTS else (nodes.Const, nodes.Name)
@@ -412,7 +468,7 @@ def _is_short_step(step: nodes.Node) -> bool:
             return is_plain and step.dyn_args is None and step.dyn_kwargs is None
         case nodes.Call():
             return False
-        case nodes.Concat() | nodes.Add() | nodes.List() | nodes.Tuple():  # holds all its parts at once
+        case nodes.Concat() | nodes.Add() | nodes.List() | nodes.Tuple() | nodes.Dict():  # holds all its parts at once
             return not any(map(_makes_list, step.find_all((nodes.Filter, nodes.Call))))
     return True
 
@@ -428,7 +484,7 @@ def _is_small(argument: nodes.Expr) -> bool:
 def _makes_list(step: nodes.Expr) -> bool:
     called = getattr(step, "node", None)
     name = step.name if isinstance(step, nodes.Filter) else getattr(called, "attr", "split")
-    return name in ("list", "reverse", "split")
+    return name in ("items", "keys", "list", "reverse", "rsplit", "split", "values")
 
 
 def _shown(error: Exception) -> str:

@@ -81,14 +81,20 @@ class Pipe:
 
 def plan_message(work: Work, product: Product) -> bytes:
     """What a worker makes the plan of a product from; O(tokens of its factors)."""
-    paths = paths_of(work.prompts, product)
+    paths, choices = paths_of(work.prompts, product), work.prompts.choices
+    own = [] if choices is None else [ids for query in product.queries for ids in choices[query]]
     rows = {
         "rows": paths.rows,
         "marks": paths.marks,
         "queries": Rows.of([work.prompts.queries[query] for query in product.queries]),
-        "continuations": Rows.of(continuations_of(work.setting, work.prompts)),
+        "continuations": Rows.of(own or continuations_of(work.setting, work.prompts)),
     }
-    head = {"is": "plan", "unit_tokens": product.plan.unit_tokens, "num_units": product.plan.num_units}
+    head = {
+        "is": "plan",
+        "of_each_query": bool(own),
+        "unit_tokens": product.plan.unit_tokens,
+        "num_units": product.plan.num_units,
+    }
     return packed(head, pa.table({name: _nested([each]) for name, each in rows.items()}))
 
 
@@ -97,8 +103,11 @@ def plan_from(head: Mapping[str, Any], table: pa.Table) -> Plan:
     rows, marks, queries, continuations = (
         _rows(table[name].combine_chunks().flatten()) for name in ("rows", "marks", "queries", "continuations")
     )
-    ids = [[each[number] for number in range(len(each))] for each in (queries, continuations)]
-    plan = plan_product(ContextPaths(rows, marks), *ids, unit_tokens=int(head["unit_tokens"]))
+    after: Any = _arrays(continuations)
+    if head["of_each_query"]:
+        each = len(after) // len(queries)
+        after = [after[begin : begin + each] for begin in range(0, len(after), each)]
+    plan = plan_product(ContextPaths(rows, marks), _arrays(queries), after, unit_tokens=int(head["unit_tokens"]))
     if plan.num_units != head["num_units"]:
         raise PlanError(f"a worker cuts {plan.num_units} units where its driver cuts {head['num_units']}")
     return plan

@@ -132,7 +132,7 @@ class _Examination:
 
     def _load(self, say: Say) -> None:
         say("loading the model")
-        is_bundled, is_folder = self._name == "demo", Path(self._name).is_dir()
+        is_bundled, place = self._name == "demo", Path(self._name)
         self._folder = model_folder(demo.model_path() if is_bundled else self._name, self._revision)
         loaded, _ = load(self._folder, device=self._device, dtype=self._dtype)
         try:
@@ -141,7 +141,8 @@ class _Examination:
             self._model = PlainModel(loaded)
             # Known, and no fault: such a model is run without it.
             self._found.checks.append(CheckFinding(WITHOUT_TREE, "tree", None, 0.0, reason=first_line(error)))
-        name = "demo, the bundled model" if is_bundled else "a folder" if is_folder else self._name
+        kind = "a folder" if place.is_dir() else "a GGUF file" if place.is_file() else self._name
+        name = "demo, the bundled model" if is_bundled else kind
         self._found.model = ModelSummary.of(self._model, without_names(name))
 
     def _compile(self, say: Say) -> None:
