@@ -17,7 +17,7 @@ from torch import nn
 
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.kernels.linear import linear
+from iclperm.engine.kernels.linear import Product
 from iclperm.engine.kernels.rowwise import RmsNorm
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_launch import may_launch
@@ -104,6 +104,14 @@ class FusedDecoder:
         """The final norm, by its weights of now and where they lie."""
         norm = _norm(self.norm, self.family)
         return norm(hidden_states.to(norm.weight.device))
+
+    def renewed(self, dtype: torch.dtype, devices: Sequence[torch.device]) -> FusedDecoder | None:
+        """Itself with what its modules hold now; None where it ``is_untouched`` no more."""
+        if not self.is_untouched(dtype, devices):
+            return None
+        for layer in self.layers:
+            layer.forget()
+        return self
 
     def is_untouched(self, dtype: torch.dtype, devices: Sequence[torch.device]) -> bool:
         """Whether nobody's hook or forward sits in the decoder or its classes, but for accelerate's where a model is
@@ -273,6 +281,48 @@ def _norm(module: Any, family: _Family) -> RmsNorm:
     return RmsNorm(module.weight.detach(), float(eps), family.norm_offset)
 
 
+@dataclass(frozen=True)
+class _LayerParts:
+    """What a layer multiplies, norms and attends with, as its module had it when it was first called."""
+
+    device: torch.device
+    q: Product
+    k: Product
+    v: Product
+    o: Product
+    gate: Product  # where ``up`` is None, of both
+    up: Product | None
+    down: Product
+    activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    before_attention: RmsNorm | None
+    after_attention: RmsNorm | None
+    before_mlp: RmsNorm | None
+    after_mlp: RmsNorm | None
+    q_norm: RmsNorm | None
+    k_norm: RmsNorm | None
+    norms_heads: bool  # each by itself
+    head_dim: int
+    rule: AttentionRule
+
+    def heads(self, hidden: torch.Tensor, index: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """q [M or R', Hq, d], k and v [M, Hkv, d] of hidden [M, H], before rotation."""
+        x = hidden if self.before_attention is None else self.before_attention(hidden)
+        q, k = self.q(x if index is None else x[index]), self.k(x)
+        return self.by_head(q, self.q_norm), self.by_head(k, self.k_norm), self.by_head(self.v(x))
+
+    def by_head(self, x: torch.Tensor, norm: RmsNorm | None = None) -> torch.Tensor:
+        """x [M, heads * d] as [M, heads, d], normed as the family norms queries and keys."""
+        heads = x.view(x.shape[0], x.shape[1] // self.head_dim, self.head_dim)
+        if norm is not None:
+            norm.in_place(heads if self.norms_heads else x)
+        return heads
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """The MLP of x [M, H]."""
+        gates, factors = self.gate(x).chunk(2, dim=1) if self.up is None else (self.gate(x), self.up(x))
+        return self.down(self.activate(gates, factors))
+
+
 class FusedLayer:
     """A decoder layer's forward: hidden states [1, M, H] to [1, M, H], of the last layer [1, R', H].
 
@@ -284,6 +334,7 @@ class FusedLayer:
         self._family = family
         self._is_first, self._is_last = is_first, is_last
         self._attention, self._mlp = module.self_attn, module.mlp
+        self._parts: _LayerParts | None = None
 
     @property
     def products(self) -> Iterator[tuple[nn.Linear, slice]]:
@@ -353,18 +404,25 @@ class FusedLayer:
         **_: object,
     ) -> torch.Tensor:
         tree.refuse_mask(self._attention, attention_mask)
-        device = self._device
-        hidden = hidden_states[0].to(device)  # from one device to the next, where layers lie on several
-        rows, index = tree.narrowed(device) if self._is_last else (None, None)
-        q, k, v = self._first_heads(hidden, tree, index) if self._is_first else self._heads(hidden, index)
-        cosines, sines = tree.rotations(position_embeddings, device)
+        if self._parts is None:
+            self._parts = self._bind(tree)
+        parts = self._parts
+        hidden = hidden_states[0].to(parts.device)  # from one device to the next, where layers lie on several
+        rows, index = tree.narrowed(parts.device) if self._is_last else (None, None)
+        q, k, v = self._first_heads(parts, hidden, tree, index) if self._is_first else parts.heads(hidden, index)
+        cosines, sines = tree.rotations(position_embeddings, parts.device)
         k = rowwise.rotate(k, cosines, sines)
         q = rowwise.rotate(q, cosines, sines) if index is None else rowwise.rotate(q, cosines[index], sines[index])
-        attended = tree.attention(q, k, v, self._rule(tree), rows)
+        attended = tree.attention(q, k, v, parts.rule, rows)
         residual = hidden if index is None else hidden[index]
         # The residual is added into what comes out of a product, which is ours, never into what came in.
-        total = self._normed_in_place("after_attention", linear(self._attention.o_proj, attended.flatten(1)))
-        out = self._normed_in_place("after_mlp", self._gated(self._normed_sum(residual, total)))
+        total = parts.o(attended.flatten(1))
+        if parts.after_attention is not None:
+            total = parts.after_attention.in_place(total)
+        norm = parts.before_mlp
+        out = parts.mlp(total.add_(residual) if norm is None else norm.of_sum(residual, total))
+        if parts.after_mlp is not None:
+            out = parts.after_mlp.in_place(out)
         return out.add_(total)[None]
 
     def on_hidden(self, hidden_states: torch.Tensor, *, tree: TreeForward, **given: Any) -> torch.Tensor:
@@ -372,33 +430,52 @@ class FusedLayer:
         assert tree.hidden is not None
         return self(tree.hidden[None], tree=tree, **given)
 
-    def _heads(self, hidden: torch.Tensor, index: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """q [M or R', Hq, d], k and v [M, Hkv, d] of hidden [M, H], before rotation."""
-        attention = self._attention
-        x = self._normed("before_attention", hidden)
-        narrow = x if index is None else x[index]
-        if self._family.is_packed:
-            of_q, of_k, of_v = self._packed_outputs
-            q = linear(attention.qkv_proj, narrow, of_q)
-            k, v = linear(attention.qkv_proj, x, of_k), linear(attention.qkv_proj, x, of_v)
+    def forget(self) -> None:
+        """The module may be another now: what it holds is looked up again."""
+        self._parts = None
+
+    def _bind(self, tree: TreeForward) -> _LayerParts:
+        attention, mlp, family = self._attention, self._mlp, self._family
+        if family.is_packed:
+            of_q, of_k, of_v = (Product.of(attention.qkv_proj, outputs) for outputs in self._packed_outputs)
+            gate, up = Product.of(mlp.gate_up_proj), None
         else:
-            q = linear(attention.q_proj, narrow)
-            k, v = linear(attention.k_proj, x), linear(attention.v_proj, x)
-        return self._by_head(q, "q_norm"), self._by_head(k, "k_norm"), self._by_head(v)
+            of_q, of_k, of_v = (Product.of(each) for each in (attention.q_proj, attention.k_proj, attention.v_proj))
+            gate, up = Product.of(mlp.gate_proj), Product.of(mlp.up_proj)
+        activate = rowwise.gate(self.activation)
+        assert activate is not None
+        names = vars(family.norms)
+        return _LayerParts(
+            device=self._device,
+            q=of_q,
+            k=of_k,
+            v=of_v,
+            o=Product.of(attention.o_proj),
+            gate=gate,
+            up=up,
+            down=Product.of(mlp.down_proj),
+            activate=activate,
+            q_norm=_norm(attention.q_norm, family) if family.qk_norm else None,
+            k_norm=_norm(attention.k_norm, family) if family.qk_norm else None,
+            norms_heads=family.qk_norm == "head",
+            head_dim=attention.head_dim,
+            rule=self._rule(tree),
+            **{place: _norm(getattr(self.module, name), family) if name else None for place, name in names.items()},
+        )
 
     def _first_heads(
-        self, hidden: torch.Tensor, tree: TreeForward, index: torch.Tensor | None
+        self, parts: _LayerParts, hidden: torch.Tensor, tree: TreeForward, index: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        """As ``_heads`` in the first layer, whose hidden states depend on the token alone: once a token id."""
+        """As `_LayerParts.heads` in the first layer, whose hidden states depend on the token alone: once a token id."""
 
         def rows(some: torch.Tensor) -> torch.Tensor:
-            return torch.cat([part.flatten(1) for part in self._heads(hidden[some], None)], dim=1)
+            return torch.cat([part.flatten(1) for part in parts.heads(hidden[some], None)], dim=1)
 
         table, places = tree.by_token(rows, hidden.device)
         q_size, kv_size = self._sizes
         q, k, v = torch.split(table, [q_size, kv_size, kv_size], dim=1)
         q = q[places if index is None else places[index]]
-        return self._by_head(q), self._by_head(k[places]), self._by_head(v[places])
+        return parts.by_head(q), parts.by_head(k[places]), parts.by_head(v[places])
 
     @property
     def _sizes(self) -> tuple[int, int]:
@@ -412,15 +489,6 @@ class FusedLayer:
         q_size, kv_size = self._sizes
         return slice(q_size), slice(q_size, q_size + kv_size), slice(q_size + kv_size, None)
 
-    def _by_head(self, x: torch.Tensor, norm: str = "") -> torch.Tensor:
-        """x [M, heads * d] as [M, heads, d], normed as the family norms queries and keys."""
-        head_dim = self._attention.head_dim
-        heads = x.view(x.shape[0], x.shape[1] // head_dim, head_dim)
-        if norm and self._family.qk_norm:
-            of = _norm(getattr(self._attention, norm), self._family)
-            of.in_place(heads if self._family.qk_norm == "head" else x)
-        return heads
-
     def _rule(self, tree: TreeForward) -> AttentionRule:
         attention = self._attention
         owner = {"layer": attention, "config": attention.config}.get(self._family.window)
@@ -430,31 +498,3 @@ class FusedLayer:
             softcap=float(softcap or 0.0),
             window=tree.window(attention, {} if owner is None else {"sliding_window": owner.sliding_window}),
         )
-
-    def _norm_at(self, place: str) -> RmsNorm | None:
-        name = getattr(self._family.norms, place)
-        return _norm(getattr(self.module, name), self._family) if name else None
-
-    def _normed(self, place: str, x: torch.Tensor) -> torch.Tensor:
-        norm = self._norm_at(place)
-        return x if norm is None else norm(x)
-
-    def _normed_in_place(self, place: str, x: torch.Tensor) -> torch.Tensor:
-        norm = self._norm_at(place)
-        return x if norm is None else norm.in_place(x)
-
-    def _normed_sum(self, residual: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-        """Add the residual to ``total``; what the MLP is given of it."""
-        norm = self._norm_at("before_mlp")
-        return total.add_(residual) if norm is None else norm.of_sum(residual, total)
-
-    def _gated(self, x: torch.Tensor) -> torch.Tensor:
-        """The MLP of x [M, H]."""
-        gated = rowwise.gate(self.activation)
-        assert gated is not None
-        gates, factors = (
-            linear(self._mlp.gate_up_proj, x).chunk(2, dim=1)
-            if self._family.is_packed
-            else (linear(self._mlp.gate_proj, x), linear(self._mlp.up_proj, x))
-        )
-        return linear(self._mlp.down_proj, gated(gates, factors))

@@ -197,19 +197,16 @@ class TreeModel(PlainModel):
         return self._fused(self._double()) if self._may_fuse else None
 
     def _fused(self, doubled: _Doubled | None) -> FusedDecoder | None:
-        if doubled is not None:
-            return doubled.known if doubled.is_fused else None
-        known = self.known_decoder
-        return known if known is not None and known.is_untouched(self.dtype, self.devices) else None
+        if doubled is None:
+            return self._looked_up(self.known_decoder)
+        return doubled.known if doubled.is_fused else None
+
+    def _looked_up(self, decoder: FusedDecoder | None) -> FusedDecoder | None:
+        """A decoder, with what its modules hold now; None if there is none, or if somebody touched it."""
+        return None if decoder is None else decoder.renewed(self.dtype, self.devices)
 
     @contextmanager
-    def attached(
-        self,
-        *,
-        fused: bool = True,
-        layer: int | None = None,
-        see: See | None = None,
-    ) -> Iterator[object]:
+    def attached(self, *, fused: bool = True, layer: int | None = None, see: See | None = None) -> Iterator[object]:
         """Within: attention through the tree, in our layers if ``fused`` and they may run, or in ``layer`` alone.
 
         Gives the ``condition`` of what runs. ``see`` is given each layer's number and what comes into it, of the scored
@@ -330,8 +327,7 @@ class TreeModel(PlainModel):
             else:
                 decoder, twin, ways = self.known_decoder, Twin(roots, ATTENTION_NAME), {}
                 row_wise = {module: stand_in(twin[module].forward) for module, stand_in in self._row_wise_overrides()}
-            is_fused = decoder is not None and decoder.is_untouched(self.dtype, self.devices)
-            made = _Doubled(twin, now, decoder, is_fused, row_wise, ways)
+            made = _Doubled(twin, now, decoder, self._looked_up(decoder) is not None, row_wise, ways)
         self._doubled = made if self._known() is now else None  # changed as it was made: for this once
         return made
 

@@ -9,6 +9,7 @@ bfloat16 torch takes oneDNN itself.
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -42,13 +43,34 @@ def _has_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+@dataclass(frozen=True)
+class Product:
+    """x [M, H] @ weight.T + bias [M, N] of an unhooked module's numbers, or those ``outputs`` of the N alone.
+
+    They are the module's of when this was made, wherever they lie.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    is_onednn: bool
+
+    @classmethod
+    def of(cls, module: nn.Linear, outputs: slice = _ALL, *, is_head: bool = False) -> Product:
+        """The product of a module as it is now."""
+        weight: torch.Tensor = module.weight
+        bias: torch.Tensor | None = module.bias
+        if outputs != _ALL:
+            weight, bias = weight[outputs], None if bias is None else bias[outputs]
+        return cls(weight, bias, uses_onednn(weight.device, weight.dtype, is_head=is_head))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Of x [M, H]."""
+        if not self.is_onednn:
+            return nn.functional.linear(x, self.weight, self.bias)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return product
+
+
 def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False) -> torch.Tensor:
-    """x [M, H] @ weight.T + bias [M, N] of an unhooked module, or those outputs of the N alone."""
-    weight: torch.Tensor = module.weight
-    bias: torch.Tensor | None = module.bias
-    if outputs != _ALL:
-        weight, bias = weight[outputs], None if bias is None else bias[outputs]
-    if not uses_onednn(x.device, x.dtype, is_head=is_head):
-        return nn.functional.linear(x, weight, bias)
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
+    """The `Product` of a module as it is now with x [M, H]."""
+    return Product.of(module, outputs, is_head=is_head)(x)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import activations
@@ -92,6 +94,10 @@ class RmsNorm:
     eps: float
     offset: float
 
+    @cached_property
+    def _weight_array(self) -> np.ndarray:
+        return as_numpy(self.weight)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The norm of x [..., H], in new memory."""
         return self._run(x, torch.empty(x.shape, dtype=x.dtype, device=x.device))
@@ -112,7 +118,7 @@ class RmsNorm:
             return out
         _core.rms_norm(
             as_numpy(x.view(-1, x.shape[-1])),
-            as_numpy(self.weight),
+            self._weight_array,
             as_numpy(out.view(-1, x.shape[-1])),
             None if total is None else as_numpy(total),
             eps=self.eps,
