@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 from zoo import ZOO
 
 from iclperm import _core
-from iclperm.engine import Engine, layers, plan_product, plan_requests, selfcheck
+from iclperm.engine import Engine, plan_product, plan_requests, selfcheck
 from iclperm.engine.forward import KvPool, PassLimits
-from iclperm.engine.layers import FusedLayer, known_decoder
+from iclperm.engine.kernels.linear import MatrixProduct
+from iclperm.engine.layers import FusedLayer, _LayerParts, known_decoder
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import Pack
 from iclperm.engine.shapes import padded_rows
@@ -144,14 +145,19 @@ def test_a_scored_row_s_bits_do_not_depend_on_which_others_are_scored(name: str)
 def test_the_last_layer_multiplies_scored_rows_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = TreeModel(ZOO[name].build())
     pack, pool = one_pack(model)
-    seen: dict[int, int] = {}
-    linear = layers.linear
+    seen: dict[tuple[int, int | None, int | None], int] = {}
+    of = MatrixProduct.of
 
-    def counted(module: nn.Linear, x: torch.Tensor, outputs: slice = slice(None)) -> torch.Tensor:
-        seen[id(module), outputs.start, outputs.stop] = x.shape[0]
-        return linear(module, x, outputs)
+    def counted(module: nn.Linear, outputs: slice = slice(None)) -> Callable[[torch.Tensor], torch.Tensor]:
+        product = of(module, outputs)
 
-    monkeypatch.setattr(layers, "linear", counted)
+        def multiplied(x: torch.Tensor) -> torch.Tensor:
+            seen[id(module), outputs.start, outputs.stop] = x.shape[0]
+            return product(x)
+
+        return multiplied
+
+    monkeypatch.setattr(MatrixProduct, "of", counted)
     known = known_decoder(model.model.get_decoder())
     assert known is not None
     last = known.layers[-1]
@@ -180,22 +186,30 @@ def test_the_first_layer_computes_a_token_once_and_the_same_bits(name: str, monk
     engine = Engine(model, **SMALL_PACKS)
     engine.loglikelihood(requests)
     seen: list[int] = []
-    heads = FusedLayer._heads
+    once, heads = FusedLayer._first_heads, _LayerParts.heads
+    in_first = False
 
-    def counted(self: FusedLayer, hidden: torch.Tensor, index: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        if self._is_first:
+    def first(*given: Any) -> tuple[torch.Tensor, ...]:
+        nonlocal in_first
+        in_first = True
+        found = once(*given)
+        in_first = False
+        return found
+
+    def counted(self: _LayerParts, hidden: torch.Tensor, index: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        if in_first:
             seen.append(hidden.shape[0])
         return heads(self, hidden, index)
 
-    monkeypatch.setattr(FusedLayer, "_heads", counted)
+    monkeypatch.setattr(FusedLayer, "_first_heads", first)
+    monkeypatch.setattr(_LayerParts, "heads", counted)
     shared = engine.loglikelihood(requests).logprob
     report = engine.report
     rows = Rows.of([context + continuation for context, continuation in requests])
     plan = plan_requests(rows, np.array([len(context) for context, _ in requests]))
     assert report.looked_up_tokens == report.tokens_forwarded - plan.num_ids > 0
     assert plan.num_ids <= sum(seen) < report.tokens_forwarded + report.padding_rows
-    once = FusedLayer._first_heads
-    monkeypatch.setattr(FusedLayer, "_first_heads", lambda self, hidden, tree, index: heads(self, hidden, index))
+    monkeypatch.setattr(FusedLayer, "_first_heads", lambda _, parts, hidden, tree, index: heads(parts, hidden, index))
     assert np.array_equal(engine.loglikelihood(requests).logprob, shared)
     assert engine.report.looked_up_tokens == 0 < engine.report.flops - report.flops
     monkeypatch.setattr(FusedLayer, "_first_heads", once)

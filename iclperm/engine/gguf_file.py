@@ -159,7 +159,7 @@ def _write(path: Path, folder: Path) -> dict[str, Any]:
     reader = GGUFReader(str(path))
     said = {key: field.contents() for key, field in reader.fields.items() if len(field.data) <= 1}
     if (count := said.get("split.count") or 0) > 1:
-        raise ModelError(f"'{path}' is one of {count} parts; join them (llama-gguf-split --merge) and give that file")
+        raise ModelError(f"'{path}' is one of {count} parts; join them with llama-gguf-split and give that file")
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     _refuse_other_numbers(path, said, [tensor.name for tensor in reader.tensors], config)
     file_type = {kind.value: kind.name for kind in LlamaFileType}.get(said.get("general.file_type", -1), "GUESSED")

@@ -17,7 +17,7 @@ from torch import nn
 
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.kernels.linear import Product
+from iclperm.engine.kernels.linear import MatrixProduct
 from iclperm.engine.kernels.rowwise import RmsNorm
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_launch import may_launch
@@ -286,13 +286,13 @@ class _LayerParts:
     """What a layer multiplies, norms and attends with, as its module had it when it was first called."""
 
     device: torch.device
-    q: Product
-    k: Product
-    v: Product
-    o: Product
-    gate: Product  # where ``up`` is None, of both
-    up: Product | None
-    down: Product
+    q: MatrixProduct
+    k: MatrixProduct
+    v: MatrixProduct
+    o: MatrixProduct
+    gate: MatrixProduct  # where ``up`` is None, of both
+    up: MatrixProduct | None
+    down: MatrixProduct
     activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     before_attention: RmsNorm | None
     after_attention: RmsNorm | None
@@ -437,11 +437,13 @@ class FusedLayer:
     def _bind(self, tree: TreeForward) -> _LayerParts:
         attention, mlp, family = self._attention, self._mlp, self._family
         if family.is_packed:
-            of_q, of_k, of_v = (Product.of(attention.qkv_proj, outputs) for outputs in self._packed_outputs)
-            gate, up = Product.of(mlp.gate_up_proj), None
+            of_q, of_k, of_v = (MatrixProduct.of(attention.qkv_proj, outputs) for outputs in self._packed_outputs)
+            gate, up = MatrixProduct.of(mlp.gate_up_proj), None
         else:
-            of_q, of_k, of_v = (Product.of(each) for each in (attention.q_proj, attention.k_proj, attention.v_proj))
-            gate, up = Product.of(mlp.gate_proj), Product.of(mlp.up_proj)
+            of_q, of_k, of_v = (
+                MatrixProduct.of(each) for each in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
+            gate, up = MatrixProduct.of(mlp.gate_proj), MatrixProduct.of(mlp.up_proj)
         activate = rowwise.gate(self.activation)
         assert activate is not None
         names = vars(family.norms)
@@ -450,10 +452,10 @@ class FusedLayer:
             q=of_q,
             k=of_k,
             v=of_v,
-            o=Product.of(attention.o_proj),
+            o=MatrixProduct.of(attention.o_proj),
             gate=gate,
             up=up,
-            down=Product.of(mlp.down_proj),
+            down=MatrixProduct.of(mlp.down_proj),
             activate=activate,
             q_norm=_norm(attention.q_norm, family) if family.qk_norm else None,
             k_norm=_norm(attention.k_norm, family) if family.qk_norm else None,

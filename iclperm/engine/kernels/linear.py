@@ -44,7 +44,7 @@ def _has_bfloat16() -> bool:
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """x [M, H] @ weight.T + bias [M, N] of an unhooked module's numbers, or those ``outputs`` of the N alone.
 
     They are the module's of when this was made, wherever they lie.
@@ -55,7 +55,7 @@ class Product:
     is_onednn: bool
 
     @classmethod
-    def of(cls, module: nn.Linear, outputs: slice = _ALL, *, is_head: bool = False) -> Product:
+    def of(cls, module: nn.Linear, outputs: slice = _ALL, *, is_head: bool = False) -> MatrixProduct:
         """The product of a module as it is now."""
         weight: torch.Tensor = module.weight
         bias: torch.Tensor | None = module.bias
@@ -72,5 +72,5 @@ class Product:
 
 
 def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False) -> torch.Tensor:
-    """The `Product` of a module as it is now with x [M, H]."""
-    return Product.of(module, outputs, is_head=is_head)(x)
+    """The `MatrixProduct` of a module as it is now with x [M, H]."""
+    return MatrixProduct.of(module, outputs, is_head=is_head)(x)
