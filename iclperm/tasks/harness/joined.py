@@ -19,7 +19,7 @@ from iclperm.tasks.examples import ReadRow
 from iclperm.tasks.filters import FiltersChoices, golds_text
 from iclperm.tasks.harness.files import files_of, members, read_harness
 from iclperm.tasks.harness.rows import HarnessTask, RenderedRow
-from iclperm.tasks.harness.settings import FROM_HARNESS
+from iclperm.tasks.harness.settings import RENDERED
 from iclperm.tasks.harness.wordings import choices_of
 from iclperm.tasks.loaders import Row
 from iclperm.tasks.row_choices import MOST_CHOICES, OwnChoices
@@ -280,7 +280,7 @@ def _pipeline(task: HarnessTask, part: str) -> FiltersChoices | None:
     if pipeline.reads_choices:
         raise ConfigError(
             f"the pipeline {pipeline.name!r} reads with multi_choice_regex, which looks at each row's choices; use "
-            f"another pipeline, or write the task with: {FROM_HARNESS} {task.name}"
+            f"another pipeline, or {RENDERED}"
         )
     if pipeline.num_texts > 1:
         raise ConfigError(

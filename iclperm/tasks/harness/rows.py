@@ -95,7 +95,7 @@ class HarnessTask:
         """The task of these keys, called ``name`` where they do not say. `!function`s stand as `Function`."""
         named = content.get("task")
         name = named if isinstance(named, str) else name
-        settings, left_out = settings_of(content, name)
+        settings, left_out = settings_of(content)
         task = cls(name, settings.output_type, settings, tuple(left_out))
         shots = settings.fewshot_config
         for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):

@@ -25,7 +25,7 @@ DEFAULT_METRICS: dict[Output, tuple[str, ...]] = {
     "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
 }
 NEW_TOKENS = 256  # the harness's, for max_gen_toks
-FROM_HARNESS = "iclperm tasks from-harness"
+RENDERED = "have the harness render its rows to a file, and describe that as a task (docs/tasks.md)"
 _IGNORED = ("tag", "group", "task_alias", "metadata", "should_decontaminate", "doc_to_decontamination_query")
 _NOT_HERE = {  # keys that change what a model sees or how it is judged, and have no way here
     "use_prompt": "name its templates with 'doc_to_text' and 'doc_to_target'",
@@ -140,17 +140,17 @@ class HarnessChoices(Choices):
         return given
 
 
-def settings_of(content: Mapping[str, Any], name: str) -> tuple[HarnessChoices, list[str]]:
+def settings_of(content: Mapping[str, Any]) -> tuple[HarnessChoices, list[str]]:
     """The keys of a file, checked, and the names of the metrics and pipelines that a `!function` computes, which are
     left out.
 
-    ``name`` is what the task is called where the file does not say. A key that is null counts as not there. Raises
-    `ConfigError` naming the key that cannot be read, or that only a `!function` could give.
+    A key that is null counts as not there. Raises `ConfigError` naming the key that cannot be read, or that only a
+    `!function` could give.
     """
     keys = {key: _without_null(value) for key, value in content.items() if value is not None and key not in _IGNORED}
     for key, remedy in _NOT_HERE.items():
         if key in keys:
-            raise ConfigError(f"the key {key!r} cannot be read here; {remedy}, or run: {FROM_HARNESS} {name}")
+            raise ConfigError(f"the key {key!r} cannot be read here; {remedy}, or {RENDERED}")
     left_out: list[str] = []
     for key, part in (("metric_list", "metric"), ("filter_list", "name")):
         if isinstance(keys.get(key), list):
@@ -158,22 +158,19 @@ def settings_of(content: Mapping[str, Any], name: str) -> tuple[HarnessChoices, 
             lost = [entry for entry in keys[key] if _functions(entry)]
             left_out += [_name_in(entry, part) for entry in lost]
             if lost and not kept:
-                raise _needs_harness(key, _functions(lost[0])[0], name)
+                raise _needs_harness(key, _functions(lost[0])[0])
             keys[key] = kept
     for key, value in keys.items():
         for function in _functions(value):
-            raise _needs_harness(key, function, name)
+            raise _needs_harness(key, function)
     for key in ("process_docs", "process_results", "custom_dataset"):
         if key in keys:
             raise ConfigError(f"the key {key!r} is {keys[key]!r}, no function; leave it out")
     return HarnessChoices(**keys), left_out
 
 
-def _needs_harness(key: str, function: Function, name: str) -> ConfigError:
-    return ConfigError(
-        f"the key {key!r} is !function {function.name}, and no function is run here; have your own harness render the "
-        f"task: {FROM_HARNESS} {name}"
-    )
+def _needs_harness(key: str, function: Function) -> ConfigError:
+    return ConfigError(f"the key {key!r} is !function {function.name}, and no function is run here; {RENDERED}")
 
 
 def _functions(value: Any) -> list[Function]:
