@@ -495,6 +495,8 @@ class TestStudy:
             study=SimpleNamespace(resample="none", cells="crossed", is_per_query=False),
             shots=tuple(range(9)),
             labels=(),
+            shared_labels=(),
+            has_row_choices=False,
             splits={
                 "test": SimpleNamespace(weights=np.ones(120, np.int64), context_of=np.zeros(correct.shape[:3], int))
             },

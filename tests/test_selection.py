@@ -74,6 +74,8 @@ def fake_run(
     return SimpleNamespace(
         shots=tuple(range(size + 1)),
         labels=("even", "odd"),
+        shared_labels=("even", "odd"),
+        has_row_choices=False,
         task="drinks",
         title="drinks, planted",
         study=SimpleNamespace(seed=0, select=3, resample="none", balance="natural"),
