@@ -343,7 +343,12 @@ def test_data_that_is_not_there(rerun, place):
         ("{{ text.format.__globals__ }}", 1, ["train.jsonl:1: ", "access to attribute '__globals__'"]),
         ("{{ cycler.__init__ }}{{ text }}", 2, ["the template 'query' uses 'cycler'; it may use text"]),
         ("{% include '/etc/passwd' %}{{ text }}", 2, ["the template 'query' uses 'Include', which is not allowed"]),
-        ("{% set x = text * 9 %}{{ x }}", 2, ["the template 'query' uses 'Assign', which is not allowed"]),
+        ("{% set x = text * 9 %}{{ x }}", 2, ["the template 'query' uses 'Mul', which is not allowed"]),
+        (
+            "{% set x = text %}" + "{% set x = x ~ x %}" * 40 + "{{ x }}",
+            2,
+            ["puts texts together in a 'set', which could grow"],
+        ),
         ("{{ text * 1000000000 }}", 2, ["the template 'query' uses 'Mul', which is not allowed"]),
         ("{{ text" + "|list|string" * 9 + " }}", 1, ["train.jsonl:1: ", "it holds more than 1048576 characters"]),
         ("{{ text" + "|join(text)" * 5 + " }}", 1, ["train.jsonl:1: ", "it joins more than 1048576 characters"]),

@@ -21,11 +21,10 @@ from zoo import VOCAB, WINDOW, ZOO
 
 from iclperm import _core
 from iclperm.engine import ContextPaths, Engine, Scores, plan_product
-from iclperm.engine import layers as layers_module
 from iclperm.engine import model as model_module
 from iclperm.engine.forward import PassLimits
 from iclperm.engine.kernels import attention as attention_module
-from iclperm.engine.kernels.linear import linear
+from iclperm.engine.kernels.linear import MatrixProduct
 from iclperm.engine.shapes import padded_rows
 from iclperm.engine.tree import Rows
 from iclperm.errors import ModelError, PlanError, RequestError, SelfCheckError
@@ -422,9 +421,11 @@ def test_numerics_name_the_size_of_packs_only_where_it_matters(llama: PreTrained
 def test_no_matrix_product_runs_under_eight_rows(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
 
-    def counted(module: torch.nn.Linear, x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    multiply = MatrixProduct.__call__
+
+    def counted(self: MatrixProduct, x: torch.Tensor) -> torch.Tensor:
         rows.append(x.shape[0])
-        return linear(module, x, *args, **options)
+        return multiply(self, x)
 
     def counted_by_torch(x: torch.Tensor, *args: Any) -> torch.Tensor:
         rows.append(x.numel() // x.shape[-1])
@@ -432,8 +433,7 @@ def test_no_matrix_product_runs_under_eight_rows(llama: PreTrainedModel, monkeyp
 
     by_torch = torch.nn.functional.linear
     monkeypatch.setattr(torch.nn.functional, "linear", counted_by_torch)
-    monkeypatch.setattr(layers_module, "linear", counted)
-    monkeypatch.setattr(model_module, "linear", counted)
+    monkeypatch.setattr(MatrixProduct, "__call__", counted)
     Engine(llama, self_check=False).loglikelihood([([1], [2])])
     assert len(rows) > 7 * len(llama.model.layers), "a product was not seen"
     assert min(rows) >= 8
