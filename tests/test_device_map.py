@@ -170,6 +170,10 @@ def test_what_layers_need_goes_over_a_border_once(name: str, monkeypatch: pytest
     engine = Engine(model, self_check=False, pack_tokens=24)
     expected = engine.loglikelihood(REQUESTS).logprob
     monkeypatch.setattr(FusedLayer, "_device", property(lies))
+    decoder = engine._model.fused_decoder()
+    assert decoder is not None
+    for layer in decoder.layers:
+        layer.forget()
 
     def called(self: FusedLayer, *args: Any, **given: Any) -> torch.Tensor:
         return borders.made(call(self, *args, **given), lies(self))
