@@ -92,6 +92,20 @@ class TestMachine:
         assert [round(size / (1 << 30), 1) for size in (largest, together)] == expected
         assert alive == []
 
+    def test_memory_that_another_process_takes_meanwhile_is_left_out(self) -> None:
+        """Between finding that a block fits and taking it."""
+        asked: list[int] = []
+
+        def shrinking(size: int) -> object:
+            asked.append(size)
+            if size > (1 << 30) - (len(asked) > 1) * (200 << 20):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return object()
+
+        largest, _ = allocated(shrinking, 1 << 30)
+        assert 700 << 20 < largest <= 824 << 20
+        assert asked[:2] == [1 << 30, 1 << 30]
+
     def test_an_allocator_that_is_broken_is_an_error(self) -> None:
         def broken(_: int) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")

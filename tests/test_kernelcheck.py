@@ -21,13 +21,13 @@ from triton.runtime.errors import OutOfResources
 from zoo import ZOO
 
 from iclperm import _core
-from iclperm.engine import kernelcases
+from iclperm.engine import decodecases, kernelcases
 from iclperm.engine.engine import Engine
 from iclperm.engine.kernelcheck import KERNELS, kernel_checks
 from iclperm.engine.kernels import launching, triton_attention, triton_rowwise
 from iclperm.engine.kernels.attention import prepare
 from iclperm.engine.kernels.launching import DECODE_ATTENTION
-from iclperm.engine.kernels.rule import AttentionRule, PackAttention
+from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.model import TreeModel
 from iclperm.errors import OutOfMemory
 
@@ -83,6 +83,36 @@ def test_copies_of_a_case_are_held_against_it(monkeypatch: pytest.MonkeyPatch) -
         assert len(whole) >= 3 * case.visits[-1][1]
         assert len(narrow) >= 2 * case.visits[-1][1]
         assert tripled.error(rule, "triton", DEVICE) == case.error(rule, "triton", DEVICE) <= 3e-2
+
+
+@pytest.mark.parametrize("num_kv", [1, 2, 3, 8])
+def test_of_any_number_of_heads_the_first_and_the_last_are_compared(
+    num_kv: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU's first-use check has two heads of keys and values; a GPU's has as many as the model."""
+    broken_head: list[int] = []
+
+    def breaking(attend: PackAttention) -> PackAttention:
+        def attended(states: LayerStates, rule: AttentionRule) -> torch.Tensor:
+            out = attend(states, rule)
+            for head in broken_head:
+                out[:, 2 * head] += 1.0
+            return out
+
+        return attended
+
+    case = kernelcases.AttentionCase.of(40, 2 * num_kv, num_kv, 16, torch.float32, (9, 5))
+    of_tree = case.copied_to(2 * case.visits[-1][1])
+    of_steps = decodecases.DecodeCase.of(40, 2 * num_kv, num_kv, 16, torch.float32, 3)
+    prepared = decodecases.prepare
+    monkeypatch.setattr(
+        kernelcases, "prepare", lambda pack, *_: breaking(triton_attention.TritonAttention(pack, SHAPES[0][0]))
+    )
+    monkeypatch.setattr(decodecases, "prepare", lambda *given: breaking(prepared(*given)))
+    errors = [lambda: of_tree.error(PLAIN, "triton", DEVICE), lambda: of_steps.error(PLAIN, DEVICE)]
+    assert all(error() <= 1e-4 for error in errors)
+    for broken_head[:] in ([0], [num_kv - 1]):
+        assert all(error() > 1e-2 for error in errors)
 
 
 @pytest.mark.parametrize(

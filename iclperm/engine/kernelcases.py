@@ -176,7 +176,7 @@ class AttentionCase:
         )[: self._num_rows]
         of_copies = [[np.arange(self._num_rows)] * self.copies, [each % self._num_rows for each in self._some_rows()]]
         return max(
-            _error_of_copies(heads_of(given, compared, num_kv), [theirs[torch.from_numpy(rows)] for rows in of_copy])
+            _error_of_copies(given, [theirs[torch.from_numpy(rows)] for rows in of_copy])
             for given, of_copy in zip(ours, of_copies, strict=False)  # by head nothing is narrowed
         )
 
@@ -545,6 +545,7 @@ def error_of_equals(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tenso
 def largest_error(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:
     """The largest difference as a share of ``bound``."""
     ours, theirs, bound = ours.double().cpu(), theirs.cpu(), bound.cpu()
+    assert ours.shape == theirs.shape, f"{tuple(ours.shape)} is held against {tuple(theirs.shape)}"
     if not torch.equal(ours.isnan(), theirs.isnan()):
         return float("inf")
     difference = (ours - theirs).abs()

@@ -149,7 +149,13 @@ def allocated(allocate: Callable[[int], object], free: int) -> tuple[int, int]:
         size = _largest(fits, left)
         if size < _SMALLEST_BLOCK:
             break
-        blocks.append(allocate(size))
+        try:
+            blocks.append(allocate(size))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            left = size - _SMALLEST_BLOCK  # another process has taken some of it meanwhile
+            continue
         sizes.append(size)
         left = min(size, free - sum(sizes))
     return max(sizes, default=0), sum(sizes)

@@ -230,8 +230,9 @@ def logprobs_of(
     pair_row: npt.NDArray[np.int32], argmax: Any, maximum: Any, log_sum: Any, logits: Any
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
     """What ``read_rows`` returns, from the arrays of ``found_in``."""
-    # The maximum is taken off first: its difference to a likely logit is exact.
-    return argmax, argmax >= 0, (logits - maximum[pair_row]) - log_sum[pair_row]
+    with np.errstate(over="ignore", invalid="ignore"):  # in rows that are not finite, whose numbers mean nothing
+        # The maximum is taken off first: its difference to a likely logit is exact.
+        return argmax, argmax >= 0, (logits - maximum[pair_row]) - log_sum[pair_row]
 
 
 def found_in(

@@ -23,6 +23,7 @@ _WIDEST_BLOCK = 8192
 _LEAST_ELEMENTS = 2048
 _GATE_COLUMNS = 1024
 _ROTATED_ELEMENTS = 512  # of a head's half, times rows
+_PIECE = 16  # that strides and addresses are multiples of, or not: Triton compiles for each
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -210,7 +211,8 @@ def rms_norm(
     """out = z / sqrt(mean(z^2) + eps) * (offset + weight) over the last axis of z = x, or of z = total + x.
 
     x and out [M, heads, H] or [M, H], weight [H]; columns must be contiguous. ``total`` [M, H] is rounded and left
-    there before its norm is taken. x may be out. Raises RequestError for what does not fit.
+    there before its norm is taken. x may be out. Raises RequestError for what does not fit. Rows that are not read as
+    rows one after another would be are copied first, and back.
     """
     tensors = {"x": x, "out": out, "weight": weight, **({} if total is None else {"total": total})}
     _check(tensors)
@@ -218,6 +220,13 @@ def rms_norm(
         _check_shape(name, given, x.shape[-1:] if name == "weight" else x.shape)
     _check_axes("x", x, *([2] if total is not None else [2, 3]))
     if not x.numel():
+        return
+    if not (_adds_up_evenly(x) and _adds_up_evenly(out) and (total is None or _adds_up_evenly(total))):
+        # A single row is contiguous whatever its stride: only new memory surely has a row's own.
+        given, copied, *sums = (y.new_empty(y.shape).copy_(y) for y in (x, out, *(() if total is None else (total,))))
+        rms_norm(given, weight, copied, *sums, eps=eps, offset=offset)
+        for y, copy in zip((out, *(() if total is None else (total,))), (copied, *sums), strict=True):
+            y.copy_(copy)
         return
     # Rows that lie evenly are one head each, whatever their axes: a kernel is compiled for each number of heads.
     are_even = x.is_contiguous() and out.is_contiguous()
@@ -245,6 +254,16 @@ def rms_norm(
             num_warps=_warps(**blocks),
             **FUSION,
         )
+
+
+def _adds_up_evenly(x: torch.Tensor) -> bool:
+    """Whether rows are read as they would be if they lay one after another: a compiled kernel reads what begins at
+    multiples of 16 in wider pieces, and adds up the squares of a row in another order."""
+    return _is_wide(x, *x.stride()[:-1]) == _is_wide(x, x.shape[-1])
+
+
+def _is_wide(x: torch.Tensor, *strides: int) -> bool:
+    return all(stride % _PIECE == 0 for stride in strides) and x.data_ptr() % _PIECE == 0
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
