@@ -228,7 +228,7 @@ def _estimated(planned: StudyPlan) -> str:
         return f"- ({planned.untimed})" if planned.untimed else "-"
     rate = f"{estimate.flops_per_second / 1e9:,.0f} GFLOP/s"
     if not estimate.is_measured:
-        rate += "; an estimate, never measured on a GPU"
+        rate += "; an estimate from one model on one GPU"
     return f"about {duration(estimate.seconds)} on this machine ({estimate.device}, {estimate.dtype}, {rate})"
 
 

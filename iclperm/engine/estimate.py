@@ -76,7 +76,7 @@ def estimate(
     Reads the configuration alone; device and dtype are resolved as on loading, except that a configuration without a
     dtype counts as float32. On the CPU where it was measured the time is within a factor of 1.5
     (``benchmarks/estimate.py``); elsewhere, and beside other work, take it for an order of magnitude. On a GPU
-    what it rests on beside the rate was never measured (``is_measured``). Sliding windows
+    what it rests on beside the rate comes from one model on one GPU (``is_measured``). Sliding windows
     are not taken off. ``attention`` and ``layers`` are an engine's: where they are slower ones than it would choose by
     itself, memory is foretold and no time. Packs have ``pack_tokens`` tokens at most, by default the plans' own, on a
     GPU those of an engine there. With ``max_new_tokens`` generation (`Engine.generate_units`) is estimated, every text

@@ -66,10 +66,10 @@ _PASS_COSTS = {
     # Measured in float32. A layer: 0.7-1.2 ms in packs of 44 tokens. The share: 0.4-0.6 at 128
     # (benchmarks/estimate.py), 0.70-0.85 at 512 (benchmarks/results/token_efficiency.json).
     "cpu": PassCosts(layer_seconds=0.0008, half_rate_hidden=100, goes_on=False, is_measured=True),
-    # Derived, never measured. A layer: some 15 launches of 20 us each from Python, half of them Triton's. The share: 24
-    # multiplications by the square of the hidden size H for a token and layer, and beside them some 64 bytes by H that
-    # go to memory or come from there; at 250 TFLOP/s and 1.6 TB/s, or 700 and 3, both take as long at 400 to 600.
-    "gpu": PassCosts(layer_seconds=0.0003, half_rate_hidden=500, goes_on=True, is_measured=False),
+    # From one model on one GPU, of hidden size 896 in bfloat16 on an H200 (benchmarks/results/doctor-h200.md). A layer:
+    # some 15 launches from Python, half of them Triton's, and the tables of a pack: 0.8-1.0 ms. The share: products
+    # reach 790 TFLOP/s there, packs of 32,758 tokens 470.
+    "gpu": PassCosts(layer_seconds=0.0009, half_rate_hidden=600, goes_on=True, is_measured=False),
 }
 """By kind of device."""
 
