@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,24 @@ def call(study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ca
         return int(done.value.code or 0), printed.out + printed.err
 
     return run
+
+
+def test_packs_that_layers_do_not_take_are_told_in_one_line(study: Study, tmp_path: Path) -> None:
+    """In a process of its own: pytest takes warnings before they are printed."""
+    path = tmp_path / "study.yaml"
+    keys = ("model", "task", "sets", "permutations", "shots", "queries")
+    path.write_text(json.dumps({key: getattr(study, key) for key in keys}))
+
+    def said(folder: str, *flags: str) -> list[str]:
+        command = [sys.executable, "-m", "iclperm", "run", str(path), "--out", str(tmp_path / folder), *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        return [line for line in done.stderr.splitlines() if "arn" in line]
+
+    assert said("capped", "--layers", "transformers", "--pack-tokens", "2048") == [
+        "warning: pack_tokens is 2,048, but transformers' layers take 1,024 at most on a CPU: packs have 1,024"
+    ]
+    assert not said("usual", "--layers", "transformers")
+    assert not said("ours", "--pack-tokens", "2048")
 
 
 @pytest.mark.parametrize("make_tokenizer", [byte_level_tokenizer, dummy_prefix_tokenizer])

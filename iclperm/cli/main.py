@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -57,7 +58,7 @@ def main(args: Sequence[str] | None = None, *, limits: WorkLimits | None = None)
     outputs = [Output.instead_of("stdout"), Output.instead_of("stderr")]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what a terminal's encoding lacks
-    with _termination_as_interrupt():
+    with _termination_as_interrupt(), _warnings_in_a_line():
         code = _run_command(arguments, limits)
     sys.exit(after_output(code, outputs[0]))
 
@@ -74,6 +75,20 @@ def _termination_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Without the place in the code, which says nothing to who typed a command."""
+
+    def line(message: Warning | str, *_: object, **__: object) -> str:
+        return f"warning: {' '.join(str(message).split())}\n"
+
+    before, warnings.formatwarning = warnings.formatwarning, line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _run_command(arguments: list[str], limits: WorkLimits | None) -> int:

@@ -104,6 +104,8 @@ class Engine:
             on_gpu = isinstance(self._model, TreeModel) and self._model.device.type != "cpu"
             room = memory.device_bytes(self._model.devices[:1])
             pack_tokens = self._sizes.usual_pack(room) if on_gpu else DEFAULT_PACK_TOKENS
+        elif not plain:
+            self._sizes.warn_of_smaller_packs(pack_tokens)
         if self._memory_budget is not None:
             pack_tokens = min(pack_tokens, self._sizes.most_pack_tokens(self._memory_budget))
         self._limits = {"pack_tokens": pack_tokens, "unit_tokens": unit_tokens}

@@ -7,6 +7,7 @@ CPU what the process grows by, on a GPU what the device holds in tensors.
 from __future__ import annotations
 
 import os
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -240,6 +241,12 @@ class Sizes:
     def largest_pack(self, plan: Plan, pack_tokens: int | None = None) -> int:
         """Tokens of the largest pack, where packs have at most ``pack_tokens`` (the plan's own by default)."""
         return min(self._at_most(pack_tokens or plan.pack_tokens), _unit_tokens(plan))
+
+    def warn_of_smaller_packs(self, pack_tokens: int) -> None:
+        """One line where these layers do not take packs of ``pack_tokens``, as somebody asked for."""
+        if self._at_most(pack_tokens) < pack_tokens:
+            words = f"pack_tokens is {pack_tokens:,}, but transformers' layers take {self.most_pack:,} at most on a CPU"
+            warnings.warn(f"{words}: packs have {self.most_pack:,}", stacklevel=3)
 
     def _at_most(self, pack_tokens: int) -> int:
         return min(pack_tokens, self.most_pack or pack_tokens)
