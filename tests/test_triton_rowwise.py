@@ -6,6 +6,7 @@ They run on a CUDA device, else in Triton's interpreter (`devices`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +126,38 @@ def test_norm_bits_do_not_depend_on_company_strides_or_place(width: int, dtype: 
     out = normed(broken, weight)
     assert out[1].isnan().all()
     assert same_bits(out[2:], whole[2:])
+
+
+@pytest.mark.parametrize("width", [48, 72])
+def test_a_norm_s_rows_are_read_in_one_way_from_any_place(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For strides and addresses that are multiples of 16 another kernel is compiled, which adds up in another order."""
+    kernel, launched = triton_rowwise._rms_norm_kernel, []
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            def launch(*given: Any, **options: Any) -> None:
+                places = [
+                    (given[0], given[5]),
+                    (given[3], given[8]),
+                    *([(given[1], given[7])] if options["ADD"] else []),
+                ]
+                launched.append({stride % 16 == 0 and each.data_ptr() % 16 == 0 for each, stride in places})
+                kernel[grid](*given, **options)
+
+            return launch
+
+    monkeypatch.setattr(triton_rowwise, "_rms_norm_kernel", Watched())
+    weight = randn(width, dtype="float32", seed=1)
+    memory = torch.empty(4 * 200, device=DEVICE)
+    first = -memory.data_ptr() // memory.itemsize % 16  # whose address is a multiple of 64 bytes
+    for stride, begin in ((width, 0), (width + 8, 0), (width, 1), (width + 8, 1)):
+        x = memory.as_strided((3, width), (stride, 1), first + begin)
+        x.copy_(randn(3, width, dtype="float32", seed=2))
+        total = x.clone()
+        for sums in (None, total):
+            triton_rowwise.rms_norm(x, weight, x, sums, eps=1e-6)
+    assert len(launched) == 8
+    assert all(each == {width % 16 == 0} for each in launched)
 
 
 def test_norm_of_heads_that_lie_apart() -> None:

@@ -54,7 +54,7 @@ class Estimate:
 
     @property
     def is_measured(self) -> bool:
-        """Whether what ``seconds`` rest on beside the rate was measured on such a device, or only derived."""
+        """Whether what ``seconds`` rest on beside the rate was measured on such devices, or on one with one model."""
         return PassCosts.on(self.device).is_measured
 
 

@@ -67,8 +67,8 @@ _PASS_COSTS = {
     # (benchmarks/estimate.py), 0.70-0.85 at 512 (benchmarks/results/token_efficiency.json).
     "cpu": PassCosts(layer_seconds=0.0008, half_rate_hidden=100, goes_on=False, is_measured=True),
     # From one model on one GPU, of hidden size 896 in bfloat16 on an H200 (benchmarks/results/doctor-h200.md). A layer:
-    # some 15 launches from Python, half of them Triton's, and the tables of a pack: 0.8-1.0 ms. The share: products
-    # reach 790 TFLOP/s there, packs of 32,758 tokens 470.
+    # some 15 launches from Python, half of them Triton's, and the tables of a pack: 0.8-1.0 ms. The share: packs of
+    # 32,758 tokens reach 470 TFLOP/s, where large products alone reach some 790.
     "gpu": PassCosts(layer_seconds=0.0009, half_rate_hidden=600, goes_on=True, is_measured=False),
 }
 """By kind of device."""

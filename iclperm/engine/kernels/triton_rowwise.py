@@ -223,9 +223,10 @@ def rms_norm(
         return
     if not (_adds_up_evenly(x) and _adds_up_evenly(out) and (total is None or _adds_up_evenly(total))):
         # A single row is contiguous whatever its stride: only new memory surely has a row's own.
-        given, copied, *sums = (y.new_empty(y.shape).copy_(y) for y in (x, out, *(() if total is None else (total,))))
-        rms_norm(given, weight, copied, *sums, eps=eps, offset=offset)
-        for y, copy in zip((out, *(() if total is None else (total,))), (copied, *sums), strict=True):
+        changed = [out] if total is None else [out, total]
+        given, *copies = (y.new_empty(y.shape).copy_(y) for y in (x, *changed))
+        rms_norm(given, weight, *copies, eps=eps, offset=offset)
+        for y, copy in zip(changed, copies, strict=True):
             y.copy_(copy)
         return
     # Rows that lie evenly are one head each, whatever their axes: a kernel is compiled for each number of heads.
@@ -259,11 +260,9 @@ def rms_norm(
 def _adds_up_evenly(x: torch.Tensor) -> bool:
     """Whether rows are read as they would be if they lay one after another: a compiled kernel reads what begins at
     multiples of 16 in wider pieces, and adds up the squares of a row in another order."""
-    return _is_wide(x, *x.stride()[:-1]) == _is_wide(x, x.shape[-1])
-
-
-def _is_wide(x: torch.Tensor, *strides: int) -> bool:
-    return all(stride % _PIECE == 0 for stride in strides) and x.data_ptr() % _PIECE == 0
+    strides = x.stride()[:2] if x.ndim == 3 and x.shape[1] > 1 else x.stride()[:1]
+    is_wide = all(place % _PIECE == 0 for place in (*strides, x.data_ptr()))
+    return is_wide == (x.shape[-1] % _PIECE == 0)
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
