@@ -64,7 +64,7 @@ def test_packs_that_layers_do_not_take_are_told_in_one_line(study: Study, tmp_pa
 
     def said(folder: str, *flags: str) -> list[str]:
         command = [sys.executable, "-m", "iclperm", "run", str(path), "--out", str(tmp_path / folder), *flags]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
         return [line for line in done.stderr.splitlines() if "arn" in line]
 
     assert said("capped", "--layers", "transformers", "--pack-tokens", "2048") == [
