@@ -193,7 +193,7 @@ def _calibrated(
     leader = int(known.ranked[0])
     failure = _chance(_added(lost, known.lost(1)))
     following = _next_size(number, total, rule)
-    worth = PRICE * rule.tolerance * (following - number) / (total * len(table))
+    worth = PRICE * rule.tolerance * math.sqrt((following - number) * (total - number)) / (total * len(table))
     kept = max(_num_worth(known, worth), _num_promised(known, lost, rule.error))
     kept = min(kept, len(alive) if most is None else max(most, 1))
     if kept == 1:
@@ -262,14 +262,14 @@ def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, tolerance
     different, place = np.unique(asked, return_inverse=True)
     sizes = np.array([_effective(counts[:size]) for size in different.tolist()])[place]
     lead = leads(table, asked, counts)
-    noise = _noise(table[alive, :number])
+    ranked = alive[np.argsort(-lead[alive].round(TIE_DECIMALS), kind="stable")]
+    noise = _noise(table[ranked[: max(math.ceil(len(ranked) / 2), 2)], :number])
     grid = np.linspace(lead.min(), lead.max(), _GRID)
     width = max(float(grid[1] - grid[0]), 1e-12)
     likely = np.exp(-((lead[:, None] - grid) ** 2) / (2 * noise / sizes[:, None] + width**2 / 6)) + 1e-300
     shares = np.full(_GRID, 1 / _GRID)
     for _ in range(_SWEEPS):
         shares = shares * ((1 / (likely @ shares)) @ likely) / len(likely)
-    ranked = alive[np.argsort(-lead[alive].round(TIE_DECIMALS), kind="stable")]
     found = likely[ranked] * shares
     spread = math.sqrt(noise / max(_effective(counts[number:]), 1.0) + width**2 / 12)
     reached = np.linspace(grid[0] - 4 * spread, grid[-1] + 4 * spread, _POINTS)
