@@ -115,7 +115,7 @@ class Simulated(NamedTuple):
 def recommend(drawn: Drawn, seed: int) -> Simulated:
     """One recommendation."""
     racing = num_racing(drawn.dev.shape[2])
-    races = [replay(table[:, :racing], RULE, seed=seed) for table in drawn.dev]
+    races = [replay(table[:, :racing], RULE) for table in drawn.dev]
     chosen = np.array([race.chosen for race in races])
     lengths = np.arange(LENGTHS)
     after = drawn.dev[lengths, chosen, racing:]

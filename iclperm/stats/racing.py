@@ -4,10 +4,11 @@ All orderings of a set answer the same few dev queries; those that can hardly be
 rest answer more. Whatever is decided is a pure function of the answers so far (`next_step`), so that a race which was
 interrupted goes on as if it had not been. Two rules say when enough is known:
 
-*calibrated* draws from the posterior of the orderings' means over all N dev queries: an ordering's lead over the others
-is its true lead plus noise; how true leads are distributed is estimated from all orderings (empirical Bayes), what was
-asked of the finite split is known, and what was not adds noise. Its errors are those measured on whole searches
-(benchmarks/racing.py).
+*calibrated* goes by the posterior of the orderings' means over all N dev queries: an ordering's lead over the others is
+its true lead plus noise; how true leads are distributed is estimated from all orderings (empirical Bayes), what was
+asked of the finite split is known, and what was not adds noise. An ordering goes on where what it adds to the expected
+mean of the best is worth the asking, and as many go on as the promise takes. Its errors are those measured on whole
+searches (benchmarks/racing.py).
 
 *certified* bets against every statement "this ordering is more than the tolerance above the leader", as sampling
 without replacement from the finite split lets it (Waudby-Smith & Ramdas 2024, section 5): a capital that reaches
@@ -32,10 +33,12 @@ from iclperm.stats.sensitivity import FloatArray
 
 IntArray = npt.NDArray[np.int64]
 RuleName = Literal["calibrated", "certified"]
+RULE_VERSION = 2
+"""Of the calibrated rule: whoever continues a race has to decide by the one that it began with."""
 _GRID, _SWEEPS, _POINTS, _PARTS = 64, 60, 256, 8
-_UNSEEN = 1.0  # answers of an ordering that differ from the others, but were not yet seen to
-PRICE = 3.0
-_STOP, _SPEND = 0.8, 0.25
+_UNSEEN = 1.0  # answers that differ from what orderings and queries have by themselves, but were not yet seen to
+_PRICE = 6.0  # of asking everything, in tolerances
+_STOP, _SPEND = 0.7, 0.18  # of the error: with how much to stop, and of what is left of it what one wave may take
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class RaceStep(NamedTuple):
     """The ordering that is ahead; where it is decided, the chosen one. -1 before anything was asked."""
     failure: float
     """Estimated (calibrated) chance that the leader is more than the tolerance below the best of all, those left out
-    among them, or (certified) the most that it can be; NaN before anything was asked."""
+    among them as they were judged when they were; or (certified) the most that it can be. NaN before anything was
+    asked."""
     num_left: int
     """Orderings that are not left out."""
 
@@ -193,7 +197,7 @@ def _calibrated(
     leader = int(known.ranked[0])
     failure = _chance(_added(lost, known.lost(1)))
     following = _next_size(number, total, rule)
-    worth = PRICE * rule.tolerance * math.sqrt((following - number) * (total - number)) / (total * len(table))
+    worth = _PRICE * rule.tolerance * math.sqrt((following - number) * (total - number)) / (total * len(table))
     kept = max(_num_worth(known, worth), _num_promised(known, lost, rule.error))
     kept = min(kept, len(alive) if most is None else max(most, 1))
     if kept == 1:
@@ -204,15 +208,19 @@ def _calibrated(
 
 def _num_worth(known: _Posterior, worth: float) -> int:
     """How many orderings go on, the best first: as long as what one adds to the expected mean of the best of all before
-    it, E[(its mean - theirs)+], is more than ``worth``."""
+    it, E[(its mean - theirs)+], is more than ``worth``.
+
+    What m queries more of the r that are left can tell of that is a share of sqrt(m/r); what they cost is m of all P·N
+    cells, at `_PRICE` tolerances for asking everything: hence ``worth``, price · tolerance · sqrt(m·r) / (P·N).
+    """
     adds = ((1 - known.below[1:]) * known.first[:-1]).sum(axis=1) * known.width
     small = np.flatnonzero(adds <= worth)
     return 1 + (int(small[0]) if len(small) else len(adds))
 
 
 def _num_promised(known: _Posterior, lost: FloatArray, error: float) -> int:
-    """How many orderings go on so that the promise holds: leaving the others out takes `_SPEND` of what the waves before
-    left of the error at most; or 1, where even stopping keeps within `_STOP` of it."""
+    """How many orderings go on so that the promise holds: leaving the others out takes at most `_SPEND` of what the
+    waves before left of the error; or 1, where even stopping keeps within `_STOP` of it."""
     if _chance(_added(lost, known.lost(1))) <= _STOP * error:
         return 1
     spent = _chance(lost)
@@ -233,6 +241,8 @@ def _lost_before(
     for size in np.unique(asked)[:-1].tolist():
         if size not in past:
             known = _posterior(table, np.minimum(asked, size), counts, tolerance)
+            order = np.argsort(asked[known.ranked] <= size, kind="stable")  # whoever went on, whatever their rank
+            known = _Posterior.of(known.ranked[order], known.width, known.below[order], tolerance)
             past[size] = known.lost(int((asked > size).sum()))
         lost = _added(lost, past[size])
     return lost
@@ -255,7 +265,8 @@ def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, tolerance
     Each ordering's lead (`leads`) is its true lead plus noise. How true leads are distributed over the orderings is
     estimated from all of them, those left out among them, on a grid (Kiefer & Wolfowitz 1956, by `_SWEEPS` steps of EM
     from a uniform start, which keeps it smooth). What was asked is known; the queries that are left add noise of their
-    own.
+    own. Noise is that of the better half, who compete; that these were lucky makes them look steadier than they are, by
+    a share that falls with the root of the queries.
     """
     number = int(asked.max())
     alive = np.flatnonzero(asked == number)
@@ -263,7 +274,7 @@ def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, tolerance
     sizes = np.array([_effective(counts[:size]) for size in different.tolist()])[place]
     lead = leads(table, asked, counts)
     ranked = alive[np.argsort(-lead[alive].round(TIE_DECIMALS), kind="stable")]
-    noise = _noise(table[ranked[: max(math.ceil(len(ranked) / 2), 2)], :number])
+    noise = _noise(table[ranked[: max(math.ceil(len(ranked) / 2), 2)], :number]) * (1 + 1 / math.sqrt(number))
     grid = np.linspace(lead.min(), lead.max(), _GRID)
     width = max(float(grid[1] - grid[0]), 1e-12)
     likely = np.exp(-((lead[:, None] - grid) ** 2) / (2 * noise / sizes[:, None] + width**2 / 6)) + 1e-300
