@@ -237,7 +237,7 @@ def _lost_before(
     table: FloatArray, asked: IntArray, counts: FloatArray, tolerance: float, past: dict[int, FloatArray]
 ) -> FloatArray:
     """What the waves before lost by leaving orderings out (`_Posterior.lost`), each by what was known when it did."""
-    lost = np.eye(1, _PARTS + 2)[0]
+    lost: FloatArray = np.eye(1, _PARTS + 2)[0]
     for size in np.unique(asked)[:-1].tolist():
         if size not in past:
             known = _posterior(table, np.minimum(asked, size), counts, tolerance)
