@@ -572,7 +572,7 @@ def doctor(
     issue.
     """
     try:
-        wanted = [int(word) for word in (architectures or "").split(",") if word.strip()]
+        wanted = [] if architectures is None else [int(word) for word in architectures.split(",")]
     except ValueError:
         raise click.UsageError(f"--arch is {architectures!r}; give numbers with commas between: 80,90") from None
     return rooms.doctor.doctor(model, device, dtype, revision, wanted, out, as_json=as_json)
