@@ -9,8 +9,6 @@ import pytest
 
 from iclperm.engine.growing_tree import GrowingTree, HeldPaths, IntArray
 
-pytestmark = pytest.mark.fast
-
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
