@@ -5,8 +5,8 @@
 Three loops through a session: a bandit over orderings with one query a pull, a context grown piece by piece with a
 query after each, one context with its queries one at a time; on a Qwen2 shape of 25 M parameters with random weights
 and on the models given. Token ids are random. Distinct are the nodes of the tree that a loop has asked about. Then a
-query on contexts of three lengths: the median time beside the linear layers at as many rows and the head at one, run
-alone in turns with it, and beside a prefix cache kept by hand in transformers. Bars: forwarded at most 1.02 of
+query on contexts of three lengths: the median time beside the linear layers and the head at as many rows, run alone in
+turns with it, and beside a prefix cache kept by hand in transformers. Bars: forwarded at most 1.02 of
 distinct, and a query of 32 tokens or more at most 1.2 of its products; attention is no product and grows with the
 context, so the shortest shows what everything else takes.
 """
@@ -66,7 +66,7 @@ def loops(engine: Engine, vocab: int) -> list[dict[str, Any]]:
 
 
 def products(engine: Engine) -> Callable[[], object]:
-    """Every linear layer of the body at a query's rows, and the head at one row, as the engine multiplies them."""
+    """Every linear layer of the body at a query's rows, and the head at one, padded as the engine does."""
     served = engine._model
     decoder = served.fused_decoder()
     assert decoder is not None

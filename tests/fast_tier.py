@@ -36,6 +36,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_rowwise": ("test_activation_is", "test_many", "test_norm_bits", "test_rotation", "test_agrees", "test_ties"),
     "test_tree": ("",),
     "test_triton_decode": ("test_takes_any_strides", "test_the_newest_keys", "test_what_rows_share"),
+    "test_held_paths": ("",),
     "test_session": ("test_equal_extensions", "test_a_growing_tree", "test_a_call_within_a_call"),
     "test_session_changes": ("test_switches", "test_a_hook_that_comes"),
     "test_shared_text": ("test_the_common_length", "test_what_is_put_before"),

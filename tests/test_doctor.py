@@ -287,6 +287,8 @@ class TestCommand:
             (["--out", "/nosuch/x.md"], "/nosuch/x.md cannot be written: no such file or directory; name another"),
             (["--dtype", "int4"], "invalid value for '--dtype'"),
             (["--arch", "80,x"], "--arch is '80,x'"),
+            (["--arch", ""], "--arch is ''"),
+            (["--arch", "80,,90"], "--arch is '80,,90'"),
             (["--arch", "8"], "architecture 8 is none"),
             (["--sometimes"], "no such option '--sometimes'"),
         ],

@@ -115,7 +115,10 @@ def test_later_files_win_and_a_circle_is_named(tmp_path):
     ("line", "said"),
     [
         ("process_docs: !function utils.f", "'process_docs' is !function utils.f, and no function is run here"),
-        ("fewshot_config: {samples: !function utils.f}", "have the harness render its rows to a file"),
+        (
+            "fewshot_config: {samples: !function utils.f}",
+            "have the harness render its rows, which runs them: iclperm tasks from-harness NAME",
+        ),
         ("metric_list: [{metric: !function utils.f}]", "the key 'metric_list' is !function utils.f"),
         ("doc_to_image: x", "models of texts alone"),
         ("doc_to_text: '{{ q.__class__() }}'", None),

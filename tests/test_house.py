@@ -57,6 +57,7 @@ LATE = {
     "iclperm.engine.plain_model": "torch",
     "iclperm.engine.tokenizer": "transformers",
     "iclperm.integrations.lm_eval": "lm_eval",
+    "iclperm.integrations.rendered": "lm_eval",
     "iclperm.integrations.serve": "starlette",
     "iclperm.models": "numpy",
     "iclperm.stats._kernels": "numba",

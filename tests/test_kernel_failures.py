@@ -261,6 +261,43 @@ def test_a_run_ends_with_one_line_and_goes_on(
     assert results > 2
 
 
+def test_a_run_without_a_kernel_goes_on_without_it(
+    launches: Launches, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the kernel could be used by now: what it takes is said."""
+    monkeypatch.setattr(rowwise, "runs_triton", lambda x: False)  # attention alone is slow enough in the interpreter
+    model = make_model(tmp_path / "model", byte_level_tokenizer())
+    make_task(tmp_path)
+    command = ["run", "--model", str(model), "--task", str(tmp_path / "colours.yaml"), "--sets", "2", "--quiet",
+               "--permutations", "2", "--shots", "2", "--queries", "3", "--out", str(tmp_path / "run")]  # fmt: skip
+
+    def run(attention: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as left:
+            cli.main([*command, "--attention", attention], limits=WorkLimits(unit_tokens=(60, 60)))
+        return left.value.code, capsys.readouterr().err
+
+    execute = Engine.execute
+
+    def stopped(self: Engine, *given: Any, **options: Any) -> Any:
+        results = execute(self, *given, **options)
+        yield next(results)
+        yield next(results)
+        raise KeyboardInterrupt
+
+    launches.fails_at = "_tree_attention_kernel", 1
+    monkeypatch.setattr(Engine, "execute", stopped)
+    with pytest.warns(UserWarning, match="tree attention kernel cannot be used"):
+        ended = run("triton")
+    assert ended[0] == 3
+    monkeypatch.setattr(Engine, "execute", execute)
+    launches.fails_at = None
+    code, said = run("triton")
+    assert code == 1
+    assert "was computed with attention torch, here it is triton" in said
+    assert "add --attention torch, accept that with --mixed, or give another folder" in said
+    assert run("torch")[0] == 0
+
+
 def options_of(command: str) -> set[str]:
     found = cli.cli.get_command(click.Context(cli.cli), command)
     assert found is not None

@@ -109,7 +109,9 @@ def test_what_older_parts_do_not_name_is_passed_over() -> None:
     assert other_numerics(newer, older) is None
     assert other_numerics(newer, {**newer, "probe": "2"}) == "probe"
     assert other_numerics(older, {**newer, "threads": 3}) == "threads"
-    assert other_numerics(older, {"threads": 2, "given_up": ["head kernel"]}) == "given_up"
-    assert other_numerics({**older, "given_up": ["head kernel"]}, older) == "given_up"
+    given_up = {**older, "head": "torch", "given_up": ["head kernel"]}
+    assert other_numerics(given_up, {**older, "head": "triton"}) == "head"
+    assert other_numerics(older, {**older, "decoding": "tree"}) == "decoding"
+    assert other_numerics(given_up, {**older, "head": "torch"}) is None, "a reason decides about no bit"
     engine = Engine(ZOO["llama"].build(), self_check=False)
     assert NAMED_LATER & engine.numerics.keys() == {"probe"}

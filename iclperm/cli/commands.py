@@ -33,6 +33,7 @@ from iclperm.errors import ConfigError, DamagedItem, KeyNotNamed, RunStopped, pr
 from iclperm.external import Description, describe, load
 from iclperm.grids.grid import Grid, cells
 from iclperm.grids.running import GridRuns
+from iclperm.integrations import render_harness_task
 from iclperm.progress import shown_progress
 from iclperm.report import write_report
 from iclperm.report.bundle import problem
@@ -470,7 +471,7 @@ def show_task(name: str, data: str | None, model: str, shots: int | None, query:
 def new_task(name: str, out: Path | None, *, generated: bool) -> None:
     """Writes a task file to start from; raises `ConfigError` where that cannot be, or a file is there already."""
     path = output(out or f"{name}.yaml")
-    _write_new(path, template_text(name, generated=generated))
+    _write_new(path, template_text(name, generated=generated).encode())
     click.echo(f"{path}: put your data beside it, then: iclperm tasks show {path}")
 
 
@@ -483,13 +484,30 @@ def propose_task(
     path = output(out or f"{found.name}.yaml")
     assert found.task is not None
     lengths = prompt_lengths(found.task, model)
-    _write_new(path, found.text)
+    _write_new(path, found.text.encode())
     terminal.print_proposal(terminal.stdout(), found, lengths, model, path)
 
 
-def _write_new(path: Path, text: str) -> None:
+def render_task(name: str, out: Path | None, include_path: Path | None, limit: int | None) -> None:
+    """Writes a task of lm-evaluation-harness as the harness renders it; raises `ConfigError` where that cannot be."""
+    folder = Path(out or name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already; name another folder with --out")
+    if include_path is not None and not include_path.is_dir():
+        raise ConfigError(f"--include-path {include_path} is no folder; name one that holds task files")
+    found = render_harness_task(name, include_path, limit)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in found.files.items():
+        _write_new(output(folder / file), content)
+    for words in found.left_out:
+        click.echo(f"left out: {words}", err=True)
+    rows = ", ".join(f"{number:,} rows of {split}" for split, number in found.num_rows.items())
+    click.echo(f"{folder / f'{name}.yaml'}: {rows}; see a prompt: iclperm tasks show {folder / f'{name}.yaml'}")
+
+
+def _write_new(path: Path, content: bytes) -> None:
     try:
-        reason = "" if write_once(path, text.encode()) else "file exists"
+        reason = "" if write_once(path, content) else "file exists"
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     if reason:

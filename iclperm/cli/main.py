@@ -449,6 +449,17 @@ def new(
         raise click.UsageError("missing argument 'NAME', or --from with a data file")
 
 
+@tasks.command("from-harness")
+@click.argument("name")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder to write; NAME by default.")
+@click.option("--include-path", type=click.Path(path_type=Path), help="A folder with task files of your own.")
+@click.option("--limit", type=click.IntRange(1), help="Rows of each split at most.")
+@with_debug
+def from_harness(name: str, out: Path | None, include_path: Path | None, limit: int | None) -> None:
+    """Have lm-evaluation-harness render a task's rows into a folder, running the functions that its file names."""
+    rooms.commands.render_task(name, out, include_path, limit)
+
+
 @cli.command()
 @click.argument("study", required=False, type=click.Path(path_type=Path))
 @click.option(
@@ -572,7 +583,7 @@ def doctor(
     issue.
     """
     try:
-        wanted = [int(word) for word in (architectures or "").split(",") if word.strip()]
+        wanted = [] if architectures is None else [int(word) for word in architectures.split(",")]
     except ValueError:
         raise click.UsageError(f"--arch is {architectures!r}; give numbers with commas between: 80,90") from None
     return rooms.doctor.doctor(model, device, dtype, revision, wanted, out, as_json=as_json)

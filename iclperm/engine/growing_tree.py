@@ -7,7 +7,10 @@ nothing is in the pool are evicted, so what is left of a path always begins at i
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+from weakref import KeyedRef
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +104,8 @@ class GrowingTree:
 
     def beneath(self, token: int) -> IntArray:
         """The tokens in the pool on all paths that go on from ``token``, each after its ancestors."""
+        if not self._num_beneath[token]:
+            return np.empty(0, np.int64)
         resident = np.flatnonzero(self._slot[: self._size] != _NO_SLOT)
         resident = resident[self._depth[resident] > self._depth[token]]
         is_beneath = np.zeros(self._size, bool)
@@ -169,6 +174,65 @@ class GrowingTree:
             self._slot[number], self._is_read[number] = _NO_SLOT, False
             self._num_beneath[self._parent[number]] -= 1
             self._slots.give([(slot, slot + 1)])  # last: an interrupt in between may lose a slot, never give it twice
+
+
+Held = TypeVar("Held")
+_Key = tuple[int, str | None]
+
+
+class HeldPaths(Generic[Held]):
+    """What a caller holds, each with its path, and how many of these paths go through each token.
+
+    Held things are equal by key: the number of the last token, and a text. They are not kept alive; of one that the
+    caller let go of the path is forgotten at the next call.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[_Key, tuple[KeyedRef[_Key, Held], IntArray]] = {}
+        self._through = np.zeros(64, np.int64)
+        self._gone = deque[KeyedRef[_Key, Held]]()  # which garbage collection fills, at any time and in any thread
+
+    def __len__(self) -> int:
+        """How many are held."""
+        self._settle()
+        return len(self._held)
+
+    def add(self, key: _Key, one: Held, path: IntArray) -> Held:
+        """The one that is held by that key, and if there is none this one from now on. O(tokens)."""
+        self._settle()
+        there = self._held[key][0]() if key in self._held else None
+        if there is not None:
+            return there
+        self._remove(key)
+        self._held[key] = KeyedRef(one, self._gone.append, key), path
+        if path.size and (last := int(path.max())) >= self._through.size:
+            self._through = np.concatenate([self._through, np.zeros(last + 1, np.int64)])
+        self._through[path] += 1
+        return one
+
+    def release(self, path: IntArray) -> int:
+        """What has this path or a longer one is held no more; of how many of its tokens others hold the path.
+
+        O(tokens), and O(held) where longer ones are among them.
+        """
+        self._settle()
+        size, last = path.size, int(path[-1]) if path.size else ROOT
+        ending = [key for key in self._held if key[0] == last]
+        for key in ending if size and len(ending) == self._through[last] else list(self._held):
+            theirs = self._held[key][1]
+            if theirs.size >= size and (not size or theirs[size - 1] == last):
+                self._remove(key)
+        return int(np.count_nonzero(self._through[path] > 0))
+
+    def _settle(self) -> None:
+        while self._gone:
+            gone = self._gone.popleft()
+            if gone.key in self._held and self._held[gone.key][0] is gone:
+                self._remove(gone.key)
+
+    def _remove(self, key: _Key) -> None:
+        if key in self._held:
+            self._through[self._held.pop(key)[1]] -= 1
 
 
 def _listed(ranges: Ranges) -> IntArray:

@@ -32,7 +32,7 @@ def numerics_of(model: PlainModel, pack_tokens: int | None, memory_budget: int |
         "attention": model.attention,
         "layers": model.layers,
         "products": "onednn" if is_fused and model.uses_onednn else "torch",
-        "head": "onednn" if isinstance(model, TreeModel) and model.head_is_onednn else "torch",
+        "head": head_of(model),
         "isa": _core.isa() if on_cpu and (model.attention == "native" or is_fused) else None,
         "triton": None if on_cpu and model.attention != "triton" else installed_version(),
         "device": model.device_name,
@@ -45,7 +45,19 @@ def numerics_of(model: PlainModel, pack_tokens: int | None, memory_budget: int |
         "transformers": transformers.__version__,
         "probe": probe(model),
         **({"stored_as": stored} if (stored := getattr(model.model, "stored_as", None)) else {}),
+        **({"decoding": "tree"} if model.attention == "triton" and not _attends_live_rows(model) else {}),
     }
+
+
+def head_of(model: PlainModel) -> str:
+    """What reads the rows that are scored: ``triton``, ``onednn`` or ``torch``."""
+    if not isinstance(model, TreeModel):
+        return "torch"
+    return "triton" if model.fuses_head else "onednn" if model.head_is_onednn else "torch"
+
+
+def _attends_live_rows(model: PlainModel) -> bool:
+    return isinstance(model, TreeModel) and model.attends_live_rows
 
 
 def probe(model: PlainModel) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from iclperm.engine.executor import Progress, Report
 from iclperm.engine.forward import KvPool
 from iclperm.engine.given import listed, shortly
 from iclperm.engine.growing_text import GrowingText
-from iclperm.engine.growing_tree import ROOT, GrowingTree
+from iclperm.engine.growing_tree import ROOT, GrowingTree, HeldPaths
 from iclperm.engine.in_use import InUse, alone
 from iclperm.engine.pack_rows import PackRows, running
 from iclperm.engine.packer import Packer, PackPairs, WantedPath, filled, tokens_naive
@@ -97,7 +96,7 @@ class Session:
         self._model, self._encoder, self._engine_call, self._ending = model, encoder, call, ending
         self._owner, self._in_use = object(), InUse()
         self._condition: object | None = model.condition  # None: to be asked for anew
-        self._held = WeakValueDictionary[tuple[int, str | None], Node]()  # nodes of the caller's that are not released
+        self._held = HeldPaths[Node]()  # of the caller's nodes that are not released
         num_slots = max(1, min(room // model.facts.session_token_bytes, _MOST_SLOTS))
         self._tree = GrowingTree(num_slots)
         self._pool: KvPool | None = model.pool(num_slots)
@@ -344,14 +343,7 @@ class Session:
         """
         own = self._own(node)
         self._tree.release(self._tree.beneath(own.number))
-        shared = 0
-        for key, other in list(self._held.items()):
-            if len(own) <= len(other) and np.array_equal(other.path[: len(own)], own.path):
-                del self._held[key]
-            else:
-                common = min(len(own), len(other))
-                shared = max(shared, int(np.count_nonzero(own.path[:common] == other.path[:common])))
-        self._tree.release(own.path[shared:])
+        self._tree.release(own.path[self._held.release(own.path) :])
 
     @alone
     def forget(self) -> None:
@@ -386,7 +378,7 @@ class Session:
             raise RequestError(f"a node is needed, not {shortly(node)}; make one with session.extend")
         if node.owner is not self._owner:
             raise RequestError(f"{node} is of another session; extend it in this one")
-        return self._held.setdefault((node.number, node.text), node)
+        return self._held.add((node.number, node.text), node, node.path)
 
     def _nodes(self, nodes: Iterable[Node]) -> list[Node]:
         if isinstance(nodes, Node):

@@ -7,8 +7,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from iclperm.errors import ConfigError, IclpermError
+
+if TYPE_CHECKING:
+    from iclperm.integrations.rendered import RenderedTask
 
 
 def harness_main(arguments: Sequence[str]) -> None:
@@ -16,9 +20,7 @@ def harness_main(arguments: Sequence[str]) -> None:
 
     Raises `ConfigError` where it is not installed, and for what the harness itself ends with.
     """
-    for module in ("lm_eval", "accelerate"):
-        if find_spec(module) is None:
-            raise ConfigError(f"{module} is not installed; pip install 'iclperm[lm-eval]'")
+    _need_harness()
     from iclperm.integrations.lm_eval import main
 
     try:
@@ -33,6 +35,20 @@ def harness_main(arguments: Sequence[str]) -> None:
             f"lm-evaluation-harness ended with {said[:300]}; look over the task and its data (iclperm lm-eval validate "
             "--tasks NAME --include_path FOLDER), or --debug shows where"
         ) from error
+
+
+def render_harness_task(name: str, include_path: Path | None, limit: int | None) -> RenderedTask:
+    """As `iclperm.integrations.rendered.rendered`; raises `ConfigError` where the harness is not installed."""
+    _need_harness()
+    from iclperm.integrations.rendered import rendered
+
+    return rendered(name, include_path, limit)
+
+
+def _need_harness() -> None:
+    for module in ("lm_eval", "accelerate"):
+        if find_spec(module) is None:
+            raise ConfigError(f"{module} is not installed; pip install 'iclperm[lm-eval]'")
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -515,11 +515,21 @@ def _refuse_other_numerics(folder: RunFolder, recorded: Mapping[str, Any], numer
     """Raises `RunError` where the numerics of a part in the folder are not these."""
     if (key := other_numerics(recorded, numerics)) is not None:
         here, there = numerics.get(key), recorded.get(key)
-        remedy = _REMEDIES.get(key, "continue where it began").format(there=there)
         raise RunError(
             f"{folder.path} was computed with {key} {there}, here it is {here}, and results could differ in "
-            f"the last bits; {remedy}, accept that with --mixed, or give another folder"
+            f"the last bits; {_remedy(key, there, here)}, accept that with --mixed, or give another folder"
         )
+
+
+def _remedy(key: str, there: Any, here: Any) -> str:
+    """What makes a machine compute as the one that a run began on."""
+    if key == "attention":
+        return "add --plain" if there == "plain" else "leave out --plain" if here == "plain" else f"add --{key} {there}"
+    if key == "layers":
+        return f"add --{key} {there}" if there == "transformers" else f"leave out --{key}"
+    if key == "pack_tokens" and there is not None:
+        return f"add --pack-tokens {there}"
+    return _REMEDIES.get(key, "continue where it began").format(there=there)
 
 
 def _canonical_study(setting: ResolvedStudy) -> Study:

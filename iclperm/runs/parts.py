@@ -24,6 +24,7 @@ NAMED_LATER = frozenset({
     "probe", "gpu_cublas_workspace", "gpu_cudnn_conv_fp32_precision", "gpu_cudnn_rnn_fp32_precision"
 })  # fmt: skip
 """Numerics that parts of older versions do not name; what they were is not known."""
+_TOLD = "given_up"  # why the ways that run are those; which they are has names of its own
 _MANY_FILES, _MOST_READERS = 16, 4
 _ITEM = re.compile(r"(\d{6})-([0-9a-f]{16})\.parquet")
 
@@ -200,8 +201,9 @@ class PartFiles:
 
 def other_numerics(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     """The first name under which two records of numerics differ; None where they hold the same. What older versions
-    did not name (`NAMED_LATER`) is passed over where one of the two lacks it."""
-    names = (name for name in dict.fromkeys([*here, *recorded]) if recorded.get(name) != here.get(name))
+    did not name (`NAMED_LATER`) is passed over where one of the two lacks it, and so are reasons."""
+    differ = (name for name in dict.fromkeys([*here, *recorded]) if recorded.get(name) != here.get(name))
+    names = (name for name in differ if name != _TOLD)
     return next((name for name in names if name not in NAMED_LATER or (name in recorded and name in here)), None)
 
 

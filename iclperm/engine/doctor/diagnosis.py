@@ -221,7 +221,8 @@ class Diagnosis:
         is_its_own = parts.keys() == {"model"} and self.failed.keys() <= {"model"}
         if parts.keys() & _REPLACED and not parts.keys() & {"tree", "model"}:
             yield "Studies run all the same: the library's own takes the place of what failed, and is slower."
-        yield from (f"{_REMEDIES[part]}." for part in parts)
+        # A model that cannot be loaded says what to do by itself.
+        yield from (f"{_REMEDIES[part]}." for part in parts if part not in self.failed)
         if not is_its_own or any(each.reason for each in self.kernels):
             yield "Please send this report."
 

@@ -22,6 +22,7 @@ from iclperm.engine.kernels.triton_compilation import architecture as capability
 from iclperm.engine.kernels.triton_launch import head_obstacle, is_interpreted, obstacle
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import TreeModel
+from iclperm.engine.numerics import head_of
 from iclperm.engine.plain_model import PlainModel
 
 
@@ -55,14 +56,13 @@ def ways(model: PlainModel) -> list[PartWay]:
     """What runs each part of a model as it stands."""
     if not isinstance(model, TreeModel):
         return [PartWay("prompts", "plain", "the prefix tree does not serve it")]
-    head = "triton" if model.fuses_head else "onednn" if model.head_is_onednn else "torch"
     products = "onednn" if model.layers == "fused" and model.uses_onednn else "torch"
     is_cpu = model.device.type == "cpu"
     return [
         PartWay("attention", model.attention, _why_not_attention(model)),
         PartWay("layers", model.layers, _why_not_layers(model)),
         PartWay("products", products),
-        PartWay("head", head, "" if is_cpu or model.fuses_head else _why_not_head(model)),
+        PartWay("head", head_of(model), "" if is_cpu or model.fuses_head else _why_not_head(model)),
     ]
 
 

@@ -25,7 +25,7 @@ DEFAULT_METRICS: dict[Output, tuple[str, ...]] = {
     "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
 }
 NEW_TOKENS = 256  # the harness's, for max_gen_toks
-RENDERED = "have the harness render its rows to a file, and describe that as a task (docs/tasks.md)"
+RENDERED = "have the harness render its rows, which runs them: iclperm tasks from-harness NAME"
 _IGNORED = ("tag", "group", "task_alias", "metadata", "should_decontaminate", "doc_to_decontamination_query")
 _NOT_HERE = {  # keys that change what a model sees or how it is judged, and have no way here
     "use_prompt": "name its templates with 'doc_to_text' and 'doc_to_target'",

@@ -1,0 +1,228 @@
+"""Tasks of lm-evaluation-harness rendered by the harness itself: its rows as texts, in a folder that runs no function.
+
+What a task file computes by `!function` (its rows, contexts, choices, answers) is Python of that file, which reading it
+never runs. Here the harness that the user installed runs it, once, and what comes out is written as a task file of the
+harness, which needs nothing but its rows beside it: it is read here as any other, and by the harness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
+
+from iclperm.errors import ConfigError
+
+_KINDS = ("multiple_choice", "generate_until")
+_KEPT = ("num_fewshot", "target_delimiter", "fewshot_delimiter", "generation_kwargs")
+
+
+@dataclass(frozen=True)
+class RenderedTask:
+    """What the harness made of a task: file names and their contents, and what could not be carried over."""
+
+    name: str
+    files: Mapping[str, bytes]
+    """Data by name, and last the task file."""
+    num_rows: Mapping[str, int]
+    """By split: `train` holds the demonstrations, `test` the queries, `validation` the queries to choose by."""
+    left_out: tuple[str, ...]
+    """Metrics and pipelines of functions, in words."""
+
+
+def rendered(name: str, include_path: Path | None = None, limit: int | None = None) -> RenderedTask:
+    """A task of the harness, rendered row by row; runs the functions that its file names.
+
+    Args:
+        name: of a task as `lm_eval --tasks` takes it, no group and no tag.
+        include_path: a folder with task files of the user's, beside those of the harness.
+        limit: rows of each split at most, the first ones; None for all.
+
+    Raises `ConfigError` for what is no single task, and for a task that has no way here: contexts that differ by
+    choice, log-likelihoods of whole texts, answers judged by a function.
+    """
+    task = _loaded(name, include_path)
+    config, shots = task.config, task.fewshot_cfg
+    if task.OUTPUT_TYPE not in _KINDS:
+        raise ConfigError(f"{name} has the output type {task.OUTPUT_TYPE}; tasks of {' and '.join(_KINDS)} are studied")
+    if task.OUTPUT_TYPE == "generate_until" and callable(config.process_results):
+        raise ConfigError(f"{name} judges its answers by a function, process_results; write a task with an answer rule")
+    if config.gen_prefix or shots.gen_prefix:
+        raise ConfigError(f"{name} begins its answers by gen_prefix, which is not rendered here; write a task")
+    queries = task.test_docs() if task.has_test_docs() else task.validation_docs()  # the harness wants one of them
+    own = config.test_split if task.has_test_docs() else config.validation_split
+    of_shots = (shots.doc_to_text, shots.doc_to_choice, shots.doc_to_target)
+    splits: dict[str, Iterator[dict[str, Any]]] = {"test": _rows(task, queries, limit)}
+    if task.has_test_docs() and task.has_validation_docs() and config.validation_split != shots.split:
+        splits["validation"] = _rows(task, task.validation_docs(), limit)
+    has_own_shots = shots.split is None or shots.split != own
+    if has_own_shots:
+        splits["train"] = _rows(task, task.fewshot_docs() or (), limit, *of_shots)
+    rows = {split: list(made) for split, made in splits.items()}
+    files = {f"{split}.jsonl": _lines(made) for split, made in rows.items() if made}
+    keys, left_out = _measures(config)
+    content = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {file.removesuffix(".jsonl"): file for file in files}},
+        "test_split": "test",
+        **({"validation_split": "validation"} if "validation" in rows else {}),
+        "fewshot_split": "train" if has_own_shots else "test",
+        "output_type": task.OUTPUT_TYPE,
+        "doc_to_text": "context",
+        **({"doc_to_choice": "choices"} if task.OUTPUT_TYPE == "multiple_choice" else {}),
+        "doc_to_target": "gold",
+        **{key: value for key in _KEPT if (value := getattr(config, key)) is not None},
+        **({"description": config.description} if config.description else {}),
+        **_delimiters(shots, config),
+        **keys,
+        "metadata": _origin(task, files),
+    }
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+    files[f"{name}.yaml"] = text.encode()
+    return RenderedTask(name, files, {split: len(made) for split, made in rows.items()}, tuple(left_out))
+
+
+def _loaded(name: str, include_path: Path | None) -> ConfigurableTask:
+    manager = TaskManager(include_path=None if include_path is None else str(include_path))
+    if name not in manager.all_subtasks:
+        kind = "a group" if name in manager.all_groups else "a tag" if name in manager.all_tags else ""
+        remedy = (
+            "name one of its tasks"
+            if kind
+            else "iclperm lm-eval ls tasks lists what it knows; --include-path adds a folder"
+        )
+        raise ConfigError(
+            f"lm-evaluation-harness knows no task {name!r}{f', which is {kind}' if kind else ''}; {remedy}"
+        )
+    try:
+        (task,) = manager.load([name])["tasks"].values()
+    except Exception as error:  # a download's, a function's, the harness' own: whatever it is, the task is not there
+        raise ConfigError(f"lm-evaluation-harness cannot load {name}: {_said(error)}") from error
+    if not isinstance(task, ConfigurableTask):
+        raise ConfigError(f"{name} is a class of Python, not a file; it cannot be rendered")
+    return task
+
+
+def _rows(
+    task: ConfigurableTask,
+    docs: Any,
+    limit: int | None,
+    to_text: Any = None,
+    to_choice: Any = None,
+    to_target: Any = None,
+) -> Iterator[dict[str, Any]]:
+    """A row for each of the harness' documents: `context`, `gold`, and where there are some `choices`."""
+    chooses = task.OUTPUT_TYPE == "multiple_choice"
+    for number, doc in enumerate(islice(docs, limit)):
+        try:
+            context, gold = task.doc_to_text(doc, to_text), task.doc_to_target(doc, to_target)
+            choices = task.doc_to_choice(doc, to_choice) if chooses else None
+        except Exception as error:  # a function of the file's
+            raise ConfigError(
+                f"{task.config.task} cannot be rendered: its row {number} ends with {_said(error)}"
+            ) from error
+        if not isinstance(context, str):
+            raise ConfigError(
+                f"{task.config.task} has contexts that differ by choice (its doc_to_text gives {context!r}), as "
+                "WinoGrande's partial scoring; a prompt here ends before the choice, the same for all"
+            )
+        if choices is None:
+            yield {"context": context, "gold": _answers(gold)}
+            continue
+        texts = [str(choice) for choice in choices]
+        yield {"context": context, "choices": texts, "gold": _places(gold, texts, number, str(task.config.task))}
+
+
+def _answers(gold: Any) -> str | list[str]:
+    return [str(each) for each in gold] if isinstance(gold, list) else str(gold)
+
+
+def _places(gold: Any, choices: Sequence[str], number: int, name: str) -> int | list[int]:
+    """Positions of the right choices, which the harness takes by their texts, too."""
+    if isinstance(gold, list):
+        return [_place(each, choices, number, name) for each in gold]
+    return _place(gold, choices, number, name)
+
+
+def _place(gold: Any, choices: Sequence[str], number: int, name: str) -> int:
+    place = choices.index(gold) if isinstance(gold, str) and gold in choices else gold
+    if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(choices):
+        raise ConfigError(
+            f"{name} cannot be rendered: the answer of its row {number} is {gold!r}, none of {len(choices)} choices"
+        )
+    return place
+
+
+def _delimiters(shots: Any, config: Any) -> dict[str, Any]:
+    """Those of demonstrations, where they are others."""
+    keys = ("target_delimiter", "fewshot_delimiter")
+    own = {key: value for key in keys if (value := getattr(shots, key)) not in (None, getattr(config, key))}
+    return {"fewshot_config": own} if own else {}
+
+
+def _measures(config: Any) -> tuple[dict[str, Any], list[str]]:
+    """The keys of metrics and filters as they can be written, and what cannot."""
+    keys: dict[str, Any] = {}
+    left_out = ["process_results, a function: right is what acc calls so"] if callable(config.process_results) else []
+    for key, part in (("metric_list", "metric"), ("filter_list", "name")):
+        entries = [dict(entry) for entry in getattr(config, key) or ()]
+        plain = [entry for entry in entries if not _has_function(entry)]
+        left_out += [f"{key}: {_named(entry, part)}, a function" for entry in entries if _has_function(entry)]
+        if plain:
+            keys[key] = plain
+    return keys, left_out
+
+
+def _has_function(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_function(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_has_function(each) for each in value)
+    return callable(value)
+
+
+def _named(entry: Mapping[str, Any], part: str) -> str:
+    name = entry.get(part)
+    return str(getattr(name, "__name__", name))
+
+
+def _origin(task: ConfigurableTask, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """What made the rows: versions, the task's configuration with its functions' source, and the rows themselves."""
+    config = json.dumps(vars(task.config), sort_keys=True, default=_source).encode()
+    return {
+        "rendered_by": f"iclperm {version('iclperm')}",
+        "lm_eval": version("lm_eval"),
+        "version": (task.config.metadata or {}).get("version"),
+        "dataset_path": str(task.config.dataset_path or ""),
+        "config_sha256": hashlib.sha256(config).hexdigest(),
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+    }
+
+
+def _source(value: Any) -> Any:
+    """What JSON has no word for: a function by its source, an object by what it holds."""
+    if callable(value):
+        try:
+            return inspect.getsource(value)
+        except (OSError, TypeError):
+            return getattr(value, "__qualname__", type(value).__qualname__)
+    return vars(value) if hasattr(value, "__dict__") else str(value)
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
