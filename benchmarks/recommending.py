@@ -112,10 +112,10 @@ class Simulated(NamedTuple):
     width: float
 
 
-def recommend(drawn: Drawn, seed: int) -> Simulated:
+def recommend(drawn: Drawn) -> Simulated:
     """One recommendation."""
     racing = num_racing(drawn.dev.shape[2])
-    races = [replay(table[:, :racing], RULE, seed=seed) for table in drawn.dev]
+    races = [replay(table[:, :racing], RULE) for table in drawn.dev]
     chosen = np.array([race.chosen for race in races])
     lengths = np.arange(LENGTHS)
     after = drawn.dev[lengths, chosen, racing:]
@@ -156,7 +156,7 @@ def main() -> None:
     figures: list[dict[str, Any]] = []
     for name, draw in POPULATIONS.items():
         rng = np.random.default_rng(zlib.crc32(name.encode()))
-        all_of = [recommend(draw(rng), seed) for seed in range(asked.recommendations)]
+        all_of = [recommend(draw(rng)) for _ in range(asked.recommendations)]
         held = float(np.mean([one.is_held for one in all_of]))
         figures.append(
             {

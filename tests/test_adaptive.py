@@ -12,13 +12,15 @@ from tiny import byte_level_tokenizer, greedy_tokenizer, make_model, make_rows, 
 
 import iclperm
 from iclperm import Study
+from iclperm.base.sealed import canonical, sealed
 from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DamagedItem, DataError, IclpermError, RunError, RunInterrupted
 from iclperm.progress import words
 from iclperm.runs.audit import _other_grounds
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
-from iclperm.runs.waves import Ask, Decision, _told_once
+from iclperm.runs.waves import Ask, Decision, _told_once, refuse_other_rule
+from iclperm.stats.racing import RULE_VERSION
 from iclperm.study.sizes import parse_search_budget
 from iclperm.study.states import NOT_ASKED, OK
 
@@ -326,6 +328,34 @@ def test_a_damaged_part_is_named_and_made_again_and_a_lost_decision_too(found, t
     with pytest.raises(DamagedItem, match="damaged"):
         RunFolder.open(copy)
     assert iclperm.run(study, copy, limits=LIMITS).decisions == run.decisions
+
+
+@pytest.mark.parametrize("version", [1, None])
+def test_no_race_goes_on_under_another_rule_than_it_began_with(version, tmp_path):
+    """Killed, its stored version edited (an older run has none), continued; what has ended needs no rule."""
+
+    def progress(done, total):
+        raise KeyboardInterrupt
+
+    study = Study(budget="adaptive", **SIZES)
+    with pytest.raises(RunInterrupted):
+        iclperm.run(study, tmp_path / "run", progress=progress, limits=LIMITS)
+
+    file = tmp_path / "run" / "plan.json"
+    plan = json.loads(file.read_text())
+    assert plan["decision"]["known"].pop("rule") == RULE_VERSION
+    if version is not None:
+        plan["decision"]["known"]["rule"] = version
+    del plan["digest"]
+    file.write_bytes(canonical(sealed(plan)))
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*.parquet")}
+    with pytest.raises(
+        RunError, match=r"began under version 1 .* decides by version 2; finish it with the iclperm that"
+    ):
+        iclperm.run(study, tmp_path / "run", limits=LIMITS)
+    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*.parquet")} == before
+    refuse_other_rule("calibrated", [Decision((), {"first": 28}), Decision((), {}, is_last=True)])
+    refuse_other_rule("certified", [Decision((), {"first": 28})])
 
 
 def test_a_decision_stands_on_the_answers_that_are_there(found):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,3 +79,71 @@ def leads(table: np.ndarray, asked: Sequence[int]) -> list[float]:
         rest = [table[p, q] - sum(table[r, q] for r in alive) / len(alive) for q in range(size)]
         found.append(sum(rest) / size)
     return found
+
+
+class Mixture(NamedTuple):
+    """How an ordering's mean over all queries is distributed: Gaussians of one spread."""
+
+    shares: list[float]
+    centres: list[float]
+    spread: float
+
+    def below(self, value: float) -> float:
+        """Chance that the mean is no more than that."""
+        gaps = [(value - centre) / self.spread / math.sqrt(2) for centre in self.centres]
+        return sum(share * (1 + math.erf(gap)) / 2 for share, gap in zip(self.shares, gaps, strict=True))
+
+
+def mixtures(table: np.ndarray, asked: Sequence[int], sweeps: int = 60, points: int = 64) -> dict[int, Mixture]:
+    """The posterior of each ordering that answered most, by empirical Bayes on a grid, one ordering at a time."""
+    number, total = max(asked), table.shape[1]
+    lead = leads(table, asked)
+    alive = sorted((p for p, size in enumerate(asked) if size == number), key=lambda p: -round(lead[p], 12))
+    half = [[float(table[p, q]) for q in range(number)] for p in alive[: max(2, math.ceil(len(alive) / 2))]]
+    by_query = [sum(row[q] for row in half) / len(half) for q in range(number)]
+    rest = [[x - mean for x, mean in zip(row, by_query, strict=True)] for row in half]
+    squares = sum((x - sum(row) / number) ** 2 for row in rest for x in row)
+    noise = (squares + 1) / ((len(half) - 1) * (number - 1) + 1) * (1 + 1 / math.sqrt(number))
+    width = (max(lead) - min(lead)) / (points - 1)
+    grid = [min(lead) + width * place for place in range(points)]
+
+    def likelihoods(p: int) -> list[float]:
+        variance = noise / asked[p] + width**2 / 12
+        return [math.exp(-((lead[p] - true) ** 2) / 2 / variance) for true in grid]
+
+    def weighed(p: int, shares: list[float]) -> list[float]:
+        found = [likely * share for likely, share in zip(likelihoods(p), shares, strict=True)]
+        return [each / sum(found) for each in found]
+
+    shares = [1 / points] * points
+    for _ in range(sweeps):
+        every = [weighed(p, shares) for p in range(len(asked))]
+        shares = [sum(column) / len(asked) for column in zip(*every, strict=True)]
+    seen = number / total
+    spread = (1 - seen) * math.sqrt(noise / (total - number) + width**2 / 12)
+    return {
+        p: Mixture(weighed(p, shares), [seen * lead[p] + (1 - seen) * true for true in grid], spread) for p in alive
+    }
+
+
+def chance_of_loss(kept: Sequence[Mixture], out: Sequence[Mixture], tolerance: float, points: int = 1500) -> float:
+    """That the best of those left out is more than the tolerance above the best of those kept."""
+    ends = [*(centre for each in (*kept, *out) for centre in each.centres)]
+    margin = 5 * max(each.spread for each in (*kept, *out))
+    width = (max(ends) - min(ends) + 2 * margin) / points
+    found, before = 0.0, 0.0
+    for place in range(points):
+        value = min(ends) - margin + width * place
+        reached = math.prod(each.below(value + width) for each in kept)
+        found += (reached - before) * (1 - math.prod(each.below(value + width / 2 + tolerance) for each in out))
+        before = reached
+    return found
+
+
+def added(before: Sequence[Mixture], one: Mixture, points: int = 1500) -> float:
+    """What one more ordering adds to the expected mean of the best."""
+    ends = [*(centre for each in (*before, one) for centre in each.centres)]
+    margin = 5 * one.spread
+    width = (max(ends) - min(ends) + 2 * margin) / points
+    places = [min(ends) - margin + width * (place + 0.5) for place in range(points)]
+    return width * sum((1 - one.below(x)) * math.prod(each.below(x) for each in before) for x in places)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from iclperm.errors import ConfigError
 from iclperm.runs.setting import ResolvedStudy
-from iclperm.runs.waves import Ask, Decision, times, told_step
+from iclperm.runs.waves import Ask, Decision, begun, refuse_other_rule, times, told_step
 from iclperm.stats.racing import RaceRule, RaceStep, halving_cost, next_step
 from iclperm.study.sizes import SearchBudget, parse_search_budget
 
@@ -77,6 +77,7 @@ class RacedShots:
         rule = RaceRule(tolerance=study.tolerance)
         budget = parse_search_budget(study.budget)
         if before:
+            refuse_other_rule(rule.name, before)
             rule = replace(rule, first=before[0].known["first"])
         elif budget is not None:
             rule = replace(rule, first=_first_block(setting, prompts, tokens_of(budget), num_dev))
@@ -88,7 +89,7 @@ class RacedShots:
         orderings = tuple(np.ndindex(design.num_sets, design.num_permutations))
         size = min(self.rule.first, num_racing(self.num_dev))
         ask = Ask("dev", tuple(range(size)), orderings, tuple(range(len(design.shots))))
-        return Decision((ask,), {"first": self.rule.first, "halved": self.is_halved})
+        return Decision((ask,), begun(self.rule, self.is_halved))
 
     def next(self, answers: ContextAnswers, before: Sequence[Decision], basis: str | None = None) -> Decision:
         """See `iclperm.runs.waves.Waves`. The last one names the winners."""
@@ -110,7 +111,7 @@ class RacedShots:
 
     def _step(self, values: NDArray[np.float64], asked: NDArray[np.int64], num_waves: int) -> RaceStep:
         most = -(-len(asked) // 2**num_waves) if self.is_halved else None
-        return next_step(values, asked, self.rule, most=most, seed=self.setting.study.seed)
+        return next_step(values, asked, self.rule, most=most)
 
     def _asked(self, before: Sequence[Decision], context_of: NDArray[np.int64], num_contexts: int) -> NDArray[np.int64]:
         """[C] queries of the races that each context was asked, the first of them."""

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from iclperm.errors import ConfigError
+from iclperm.errors import ConfigError, RunError
 from iclperm.prompts.design import keyed_permutation
 from iclperm.runs.setting import ResolvedStudy
-from iclperm.stats.racing import RaceRule, RaceStep, halving, next_step
+from iclperm.stats.racing import RULE_VERSION, RaceRule, RaceStep, halving, next_step
 from iclperm.study.sizes import SearchBudget, parse_search_budget
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class Decision:
     asks: tuple[Ask, ...]
     known: dict[str, Any]
     """By ``sets`` a list of each set's ``leader``, ``failure`` and ``left``, under ``final`` those of the race between
-    the sets' winners (the leader's set), and the ``first`` block and ``halved`` of the whole race. JSON-safe."""
+    the sets' winners (the leader's set), and the ``first`` block, ``halved`` and the version of the calibrated
+    ``rule`` of the whole race (`RULE_VERSION`; none is 1). JSON-safe."""
     is_last: bool = False
     extent: dict[str, int] | None = None
     """The sizes to which the wave lets the run grow, in place of ``asks``: then every ordering answers every query."""
@@ -130,7 +131,8 @@ class Racing:
     ) -> Racing:
         """The races of a study; ``tokens_of`` is what a budget buys, asked where no wave was decided ``before``.
 
-        Raises `ConfigError` for a budget that does not reach, naming the least that would.
+        Raises `ConfigError` for a budget that does not reach, naming the least that would, and `RunError` for a race
+        that another version of the rule began and did not end.
         """
         study, splits = setting.study, {queries.split: queries for queries in setting.design.queries}
         dev, num_test = splits["dev"], len(splits["test"].rows)
@@ -141,6 +143,7 @@ class Racing:
         budget = parse_search_budget(study.budget)
         is_halved = budget is not None
         if before:
+            refuse_other_rule(study.rule, before)
             rule = replace(rule, first=before[0].known["first"])
         elif budget is not None:
             rule = replace(rule, first=_first_block(setting, prompts, tokens_of(budget), num_test, study.budget))
@@ -161,7 +164,7 @@ class Racing:
             for number, ordering in enumerate(orderings)
         ]
         whole = [Ask("test", tuple(range(self.num_test)), orderings)] if block == self.num_test else own
-        return Decision((dev, *_plain(whole)), {"first": self.rule.first, "halved": self.is_halved})
+        return Decision((dev, *_plain(whole)), begun(self.rule, self.is_halved))
 
     def next(self, answers: ContextAnswers, before: Sequence[Decision], basis: str | None = None) -> Decision:
         """See `Waves`."""
@@ -181,9 +184,7 @@ class Racing:
             behind = np.flatnonzero(asked[places] < most)
             wanted = [(most, (int(index), int(winners[index]))) for index in behind]
             if not wanted:
-                final = next_step(
-                    values[places], asked[places], self.rule, weights=self.weights, seed=self.setting.study.seed
-                )
+                final = next_step(values[places], asked[places], self.rule, weights=self.weights)
                 known["final"] = told_step(final)
                 wanted = [(final.num_queries, (int(index), int(winners[index]))) for index in final.candidates]
         test = self._test_of_winners(before, steps)
@@ -192,7 +193,7 @@ class Racing:
 
     def _step(self, values: NDArray[np.float64], asked: NDArray[np.int64], num_waves: int) -> RaceStep:
         most = -(-len(asked) // 2**num_waves) if self.is_halved else None
-        return next_step(values, asked, self.rule, weights=self.weights, most=most, seed=self.setting.study.seed)
+        return next_step(values, asked, self.rule, weights=self.weights, most=most)
 
     def _dev(self, wanted: Sequence[tuple[int, tuple[int, int]]], asked: NDArray[np.int64]) -> list[Ask]:
         """Orderings that are asked the same queries, together."""
@@ -242,6 +243,22 @@ class Racing:
 def basis_of(files: Mapping[int, Path]) -> str:
     """A digest of the files of some parts, whose names are digests of their content."""
     return hashlib.sha256("\n".join(files[part].name for part in sorted(files)).encode()).hexdigest()
+
+
+def begun(rule: RaceRule, is_halved: bool) -> dict[str, Any]:
+    """What the first decision keeps of a race, JSON-safe."""
+    version = {"rule": RULE_VERSION} if rule.name == "calibrated" else {}
+    return {"first": rule.first, "halved": is_halved, **version}
+
+
+def refuse_other_rule(rule: str, before: Sequence[Decision]) -> None:
+    """Raises `RunError` for a race under way that began under another version of the calibrated rule."""
+    version = before[0].known.get("rule", 1)
+    if rule == "calibrated" and version != RULE_VERSION and not before[-1].is_last:
+        raise RunError(
+            f"this race began under version {version} of the calibrated rule, and this iclperm decides by version "
+            f"{RULE_VERSION}; finish it with the iclperm that began it, or run the study into another folder"
+        )
 
 
 def told_step(step: RaceStep) -> dict[str, Any]:

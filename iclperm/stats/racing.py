@@ -4,10 +4,11 @@ All orderings of a set answer the same few dev queries; those that can hardly be
 rest answer more. Whatever is decided is a pure function of the answers so far (`next_step`), so that a race which was
 interrupted goes on as if it had not been. Two rules say when enough is known:
 
-*calibrated* draws from the posterior of the orderings' means over all N dev queries: an ordering's lead over the others
-is its true lead plus noise; how true leads are distributed is estimated from all orderings (empirical Bayes), what was
-asked of the finite split is known, and what was not adds noise. Its errors are those measured on whole searches
-(benchmarks/racing.py).
+*calibrated* goes by the posterior of the orderings' means over all N dev queries: an ordering's lead over the others is
+its true lead plus noise; how true leads are distributed is estimated from all orderings (empirical Bayes), what was
+asked of the finite split is known, and what was not adds noise. An ordering goes on where what it adds to the expected
+mean of the best is worth the asking, and as many go on as the promise takes. Its errors are those measured on whole
+searches (benchmarks/racing.py).
 
 *certified* bets against every statement "this ordering is more than the tolerance above the leader", as sampling
 without replacement from the finite split lets it (Waudby-Smith & Ramdas 2024, section 5): a capital that reaches
@@ -23,6 +24,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from iclperm.errors import RequestError
 from iclperm.stats.intervals import Interval, Scale, bounded, jackknife_interval
@@ -31,10 +33,12 @@ from iclperm.stats.sensitivity import FloatArray
 
 IntArray = npt.NDArray[np.int64]
 RuleName = Literal["calibrated", "certified"]
-_DRAWS = 2048
-_GRID, _SWEEPS = 64, 60
-_UNSEEN = 1.0  # answers of an ordering that differ from the others, but were not yet seen to
-_STOP, _DROP = 0.5, 0.08  # of the error: what stopping may take, and what leaving out may in each wave
+RULE_VERSION = 2
+"""Of the calibrated rule: whoever continues a race has to decide by the one that it began with."""
+_GRID, _SWEEPS, _POINTS, _PARTS = 64, 60, 256, 8
+_UNSEEN = 1.0  # answers that differ from what orderings and queries have by themselves, but were not yet seen to
+_PRICE = 6.0  # of asking everything, in tolerances
+_STOP, _SPEND = 0.7, 0.18  # of the error: with how much to stop, and of what is left of it what one wave may take
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class RaceStep(NamedTuple):
     """The ordering that is ahead; where it is decided, the chosen one. -1 before anything was asked."""
     failure: float
     """Estimated (calibrated) chance that the leader is more than the tolerance below the best of all, those left out
-    among them, or (certified) the most that it can be; NaN before anything was asked."""
+    among them as they were judged when they were; or (certified) the most that it can be. NaN before anything was
+    asked."""
     num_left: int
     """Orderings that are not left out."""
 
@@ -89,7 +94,7 @@ def next_step(
     *,
     weights: npt.ArrayLike | None = None,
     most: int | None = None,
-    seed: int = 0,
+    past: dict[int, FloatArray] | None = None,
 ) -> RaceStep:
     """What to ask next, or what is chosen, from the answers so far.
 
@@ -102,9 +107,9 @@ def next_step(
         weights: [N] how often each query counts; certified races need equal ones.
         most: at most so many orderings go on, the likeliest to be the best (a budget's halving); None for as many as
             the rule keeps.
-        seed: of the posterior's draws.
+        past: keeps what earlier waves of this very race lost, which is otherwise worked out anew in every step.
 
-    Ties go to the lowest ordering. Raises `RequestError` on shapes that do not fit. Cost: O(draws·P·n).
+    Ties go to the lowest ordering. Raises `RequestError` on shapes that do not fit. Cost: O(waves·P·(N + grid)).
     """
     table, asked = np.asarray(values, dtype=np.float64), np.asarray(num_asked, dtype=np.int64)
     if table.ndim != 2 or asked.shape != table.shape[:1] or not table.size:
@@ -120,15 +125,16 @@ def next_step(
     if number == 0:
         return RaceStep(np.arange(len(table)), min(rule.first, table.shape[1]), -1, math.nan, len(table))
     filled = _filled(table, asked)
-    step = _calibrated if rule.name == "calibrated" else _certified
-    return step(filled, asked, counts, rule, most, seed)
+    if rule.name == "certified":
+        return _certified(filled, asked, rule)
+    return _calibrated(filled, asked, counts, rule, most, {} if past is None else past)
 
 
 def _filled(table: FloatArray, asked: IntArray) -> FloatArray:
     """The answers, NaN beyond those asked; a missing one is the mean of the others to its query, or of all."""
     is_asked = np.arange(table.shape[1]) < asked[:, None]
     is_there = is_asked & ~np.isnan(table)
-    if is_there.sum() == is_asked.sum():
+    if np.array_equal(is_there, is_asked):
         return np.where(is_asked, table, np.nan)
     sums, there = np.where(is_there, table, 0.0).sum(axis=0), is_there.sum(axis=0)
     level = np.where(there > 0, sums / np.maximum(there, 1), sums.sum() / max(int(there.sum()), 1))
@@ -139,108 +145,164 @@ def _next_size(number: int, total: int, rule: RaceRule) -> int:
     return min(total, max(number + 1, math.ceil(number * rule.growth)))
 
 
+@dataclass(frozen=True)
+class _Posterior:
+    """Of the means over all queries of the orderings that are in the race after a wave."""
+
+    ranked: IntArray
+    """[A] orderings, the best mean first."""
+    width: float
+    """Between the points."""
+    below: FloatArray
+    """[A, X] chance that each, as ranked, is no more than each of X points."""
+    first: FloatArray
+    """[A, X] chance that none up to it is above."""
+    last: FloatArray
+    """[A + 1, X] chance that none from it on is above."""
+    tolerance: float
+
+    @classmethod
+    def of(cls, ranked: IntArray, width: float, below: FloatArray, tolerance: float) -> _Posterior:
+        """With products over the orderings."""
+        first, last = np.multiply.accumulate(below, axis=0), np.ones((len(below) + 1, below.shape[1]))
+        last[:-1] = np.multiply.accumulate(below[::-1], axis=0)[::-1]
+        return cls(ranked, width, below, first, last, tolerance)
+
+    def lost(self, kept: int) -> FloatArray:
+        """[parts + 2] chance that the best of those that are left out, all but the first ``kept``, is above the best of
+        these by nothing, by up to each part of the tolerance, and by more."""
+        points = np.arange(self.below.shape[1])
+        moved = points + self.tolerance / self.width * np.arange(_PARTS + 1)[:, None] / _PARTS
+        out = np.interp(moved - 0.5, points, self.last[kept])  # at the middle of a step
+        above = (1 - out) @ np.diff(self.first[kept - 1], prepend=0.0)
+        return np.asarray(-np.diff(above, prepend=1.0, append=0.0))
+
+
 def _calibrated(
-    table: FloatArray, asked: IntArray, counts: FloatArray, rule: RaceRule, most: int | None, seed: int
+    table: FloatArray,
+    asked: IntArray,
+    counts: FloatArray,
+    rule: RaceRule,
+    most: int | None,
+    past: dict[int, FloatArray],
 ) -> RaceStep:
     number, total = int(asked.max()), table.shape[1]
+    lost = _lost_before(table, asked, counts, rule.tolerance, past)
     alive = np.flatnonzero(asked == number)
-    means = table[alive, :number] @ counts[:number] / counts[:number].sum()
-    leader = int(means.round(TIE_DECIMALS).argmax())
-    draws, left_out = _posterior(table, asked, counts, seed)
-    best_out = left_out.max(axis=0, initial=-math.inf)
     if number == total or len(alive) == 1:
-        failure = float((best_out > draws[leader] + rule.tolerance).mean())
-        return RaceStep(np.empty(0, np.int64), 0, int(alive[leader]), failure, len(alive))
-    best = draws.max(axis=0)
-    failure = float((np.maximum(best, best_out) > draws[leader] + rule.tolerance).mean())
-    if (best > draws[leader] + rule.tolerance).mean() <= _STOP * rule.error:
-        return RaceStep(np.empty(0, np.int64), 0, int(alive[leader]), failure, len(alive))
-    likeliest = np.argsort((draws > draws[leader] + rule.tolerance).mean(axis=1) + draws.mean(axis=1), kind="stable")
-    ranked = np.append(likeliest[likeliest != leader], leader)
-    out = np.maximum.accumulate(draws[ranked], axis=0)[:-1]
-    kept = np.maximum.accumulate(draws[ranked[::-1]], axis=0)[::-1][1:]
-    lost = (out > kept + rule.tolerance).mean(axis=1)
+        means = table[alive, :number] @ counts[:number] / counts[:number].sum()
+        leader = int(alive[means.round(TIE_DECIMALS).argmax()])
+        return RaceStep(np.empty(0, np.int64), 0, leader, _chance(lost), len(alive))
+    known = _posterior(table, asked, counts, rule.tolerance)
+    leader = int(known.ranked[0])
+    failure = _chance(_added(lost, known.lost(1)))
     following = _next_size(number, total, rule)
-    num_out = int(np.searchsorted(np.maximum.accumulate(lost), _DROP * rule.error, side="right"))
-    if most is not None:
-        num_out = max(num_out, len(alive) - max(most, 1))
-    stay = np.sort(ranked[num_out:])
-    if len(stay) == 1:
-        return RaceStep(np.empty(0, np.int64), 0, int(alive[leader]), failure, 1)
-    return RaceStep(alive[stay], following, int(alive[leader]), failure, len(stay))
+    worth = _PRICE * rule.tolerance * math.sqrt((following - number) * (total - number)) / (total * len(table))
+    kept = max(_num_worth(known, worth), _num_promised(known, lost, rule.error))
+    kept = min(kept, len(alive) if most is None else max(most, 1))
+    if kept == 1:
+        return RaceStep(np.empty(0, np.int64), 0, leader, failure, len(alive) if most is None else 1)
+    past[number] = known.lost(kept)
+    return RaceStep(np.sort(known.ranked[:kept]), following, leader, failure, kept)
 
 
-def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, seed: int) -> tuple[FloatArray, FloatArray]:
-    """Draws [A, draws] of the means over all queries of those still in the race, and [P - A, draws] of those left out,
-    less what the first have in common.
+def _num_worth(known: _Posterior, worth: float) -> int:
+    """How many orderings go on, the best first: as long as what one adds to the expected mean of the best of all before
+    it, E[(its mean - theirs)+], is more than ``worth``.
+
+    What m queries more of the r that are left can tell of that is a share of sqrt(m/r); what they cost is m of all P·N
+    cells, at `_PRICE` tolerances for asking everything: hence ``worth``, price · tolerance · sqrt(m·r) / (P·N).
+    """
+    adds = ((1 - known.below[1:]) * known.first[:-1]).sum(axis=1) * known.width
+    small = np.flatnonzero(adds <= worth)
+    return 1 + (int(small[0]) if len(small) else len(adds))
+
+
+def _num_promised(known: _Posterior, lost: FloatArray, error: float) -> int:
+    """How many orderings go on so that the promise holds: leaving the others out takes at most `_SPEND` of what the
+    waves before left of the error; or 1, where even stopping keeps within `_STOP` of it."""
+    if _chance(_added(lost, known.lost(1))) <= _STOP * error:
+        return 1
+    spent = _chance(lost)
+    allowed = spent + _SPEND * max(error - spent, 0.0)
+    low, high = 1, len(known.ranked)  # the chance falls with each that is kept
+    while low < high:
+        middle = (low + high) // 2
+        is_enough = _chance(_added(lost, known.lost(middle))) <= allowed
+        low, high = (low, middle) if is_enough else (middle + 1, high)
+    return low
+
+
+def _lost_before(
+    table: FloatArray, asked: IntArray, counts: FloatArray, tolerance: float, past: dict[int, FloatArray]
+) -> FloatArray:
+    """What the waves before lost by leaving orderings out (`_Posterior.lost`), each by what was known when it did."""
+    lost: FloatArray = np.eye(1, _PARTS + 2)[0]
+    for size in np.unique(asked)[:-1].tolist():
+        if size not in past:
+            known = _posterior(table, np.minimum(asked, size), counts, tolerance)
+            order = np.argsort(asked[known.ranked] <= size, kind="stable")  # whoever went on, whatever their rank
+            known = _Posterior.of(known.ranked[order], known.width, known.below[order], tolerance)
+            past[size] = known.lost(int((asked > size).sum()))
+        lost = _added(lost, past[size])
+    return lost
+
+
+def _added(one: FloatArray, other: FloatArray) -> FloatArray:
+    """What two waves lose together, one not depending on the other."""
+    both = np.convolve(one, other)
+    return np.append(both[: _PARTS + 1], both[_PARTS + 1 :].sum())
+
+
+def _chance(lost: FloatArray) -> float:
+    """That more than the tolerance was lost."""
+    return float(np.clip(lost[-1], 0.0, 1.0))
+
+
+def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, tolerance: float) -> _Posterior:
+    """What is known of the means over all queries of those still in the race, less what they have in common.
 
     Each ordering's lead (`leads`) is its true lead plus noise. How true leads are distributed over the orderings is
     estimated from all of them, those left out among them, on a grid (Kiefer & Wolfowitz 1956, by `_SWEEPS` steps of EM
     from a uniform start, which keeps it smooth). What was asked is known; the queries that are left add noise of their
-    own.
+    own. Noise is that of the better half, who compete; that these were lucky makes them look steadier than they are, by
+    a share that falls with the root of the queries.
     """
     number = int(asked.max())
-    is_alive = asked == number
-    alive = np.flatnonzero(is_alive)
-    sizes = np.array([_effective(counts[:size]) for size in asked])
+    alive = np.flatnonzero(asked == number)
+    different, place = np.unique(asked, return_inverse=True)
+    sizes = np.array([_effective(counts[:size]) for size in different.tolist()])[place]
     lead = leads(table, asked, counts)
-    noise = max(_noise(table[alive, :number]), _UNSEEN / number)
+    ranked = alive[np.argsort(-lead[alive].round(TIE_DECIMALS), kind="stable")]
+    noise = _noise(table[ranked[: max(math.ceil(len(ranked) / 2), 2)], :number]) * (1 + 1 / math.sqrt(number))
     grid = np.linspace(lead.min(), lead.max(), _GRID)
     width = max(float(grid[1] - grid[0]), 1e-12)
-    likely = np.exp(-((lead[:, None] - grid) ** 2) / (2 * noise / sizes[:, None] + width**2 / 6))
+    likely = np.exp(-((lead[:, None] - grid) ** 2) / (2 * noise / sizes[:, None] + width**2 / 6)) + 1e-300
     shares = np.full(_GRID, 1 / _GRID)
     for _ in range(_SWEEPS):
-        found = likely * shares + 1e-300
-        shares = (found / found.sum(axis=1, keepdims=True)).mean(axis=0)
-    found = (likely * shares + 1e-300)[alive]
-    chances = np.cumsum(found / found.sum(axis=1, keepdims=True), axis=1)
-    stream = np.random.Generator(np.random.Philox(key=[seed, number]))
-    uniform = stream.random((len(alive), _DRAWS))
-    places = np.array([np.searchsorted(row, each) for row, each in zip(chances, uniform, strict=True)])
-    true = grid[np.minimum(places, _GRID - 1)] + width * (stream.random(places.shape) - 0.5)
-    left = max(_effective(counts[number:]), 1.0)
-    share = counts[:number].sum() / counts.sum()
-    unseen = true + math.sqrt(noise / left) * stream.standard_normal(true.shape)
-    draws = np.asarray(share * lead[alive][:, None] + (1 - share) * unseen)
-    return draws, _left_out(table, asked, counts, lead, noise, stream)
-
-
-def _left_out(
-    table: FloatArray, asked: IntArray, counts: FloatArray, lead: FloatArray, noise: float, stream: np.random.Generator
-) -> FloatArray:
-    """Draws [P - A, draws] of the means over all queries of the orderings that were left out, as `_posterior`.
-
-    Those still in the race were lucky on the queries that left these out. So what an ordering and what a query adds are
-    fitted together, with orderings Gaussian (Henderson 1975) of the variance that means over the first block have
-    beyond noise: each wave's survivors tie the queries of the next to those before.
-    """
-    out, first = np.flatnonzero(asked < asked.max()), int(asked.min())
-    if not len(out):
-        return np.empty((0, _DRAWS))
-    is_asked = np.arange(table.shape[1]) < asked[:, None]
-    weight, values = np.where(is_asked, counts, 0.0), np.where(is_asked, table, 0.0)
-    sizes = np.array([_effective(counts[:size]) for size in asked])
-    shares = counts[:first] / counts[:first].sum()
-    spread2 = max(float(np.var(table[:, :first] @ shares)) - noise / sizes.min(), 0.0)
-    part = spread2 / (spread2 + noise / sizes)
-    true = np.zeros(len(table))
-    for _ in range(_SWEEPS):
-        level = (values - true[:, None] * is_asked).sum(axis=0) / np.maximum(is_asked.sum(axis=0), 1)
-        true = part * ((values - level) * weight).sum(axis=1) / weight.sum(axis=1)
-    true = (true - true[asked == asked.max()].mean())[out]
-    left = np.array([max(_effective(counts[size:]), 1.0) for size in asked[out]])
-    spread = np.sqrt(part[out] * noise / sizes[out] + noise / left)
-    unseen = true[:, None] + spread[:, None] * stream.standard_normal((len(out), _DRAWS))
-    share = (weight.sum(axis=1) / counts.sum())[out, None]
-    return np.asarray(share * lead[out, None] + (1 - share) * unseen)
+        shares = shares * ((1 / (likely @ shares)) @ likely) / len(likely)
+    found = likely[ranked] * shares
+    spread = math.sqrt(noise / max(_effective(counts[number:]), 1.0) + width**2 / 12)
+    reached = np.linspace(grid[0] - 4 * spread, grid[-1] + 4 * spread, _POINTS)
+    unseen = (found / found.sum(axis=1, keepdims=True)) @ special.ndtr((reached - grid[:, None]) / spread)
+    share = float(counts[:number].sum() / counts.sum())
+    behind = share * (lead[ranked[0]] - lead[ranked]) / (1 - share)
+    points = np.arange(_POINTS) + (behind / (reached[1] - reached[0]))[:, None]
+    whole = np.minimum(points.astype(np.int64), _POINTS - 2)
+    low, high = (np.take_along_axis(unseen, each, axis=1) for each in (whole, whole + 1))
+    below = low + np.minimum(points - whole, 1.0) * (high - low)
+    return _Posterior.of(ranked, (1 - share) * (reached[1] - reached[0]), below, tolerance)
 
 
 def leads(table: FloatArray, asked: IntArray, counts: FloatArray) -> FloatArray:
     """[P] how much more each ordering got than those with the most answers, in the mean, on the queries it answered."""
     number = int(asked.max())
     common = table[asked == number, :number].mean(axis=0)
-    gaps = (row[:size] - common[:size] for row, size in zip(table, asked, strict=True))
-    return np.array([gap @ counts[: len(gap)] / counts[: len(gap)].sum() for gap in gaps])
+    found = np.empty(len(table))
+    for size in np.unique(asked).tolist():
+        those = asked == size
+        found[those] = (table[those, :size] - common[:size]) @ counts[:size] / counts[:size].sum()
+    return found
 
 
 def _effective(counts: FloatArray) -> float:
@@ -251,12 +313,10 @@ def _effective(counts: FloatArray) -> float:
 def _noise(answers: FloatArray) -> float:
     """Variance of a single answer [P, n] beyond what its ordering and its query have by themselves."""
     rest = answers - answers.mean(axis=0) - answers.mean(axis=1, keepdims=True) + answers.mean()
-    return float((rest**2).sum() / max((len(answers) - 1) * (answers.shape[1] - 1), 1))
+    return float(((rest**2).sum() + _UNSEEN) / ((len(answers) - 1) * (answers.shape[1] - 1) + _UNSEEN))
 
 
-def _certified(
-    table: FloatArray, asked: IntArray, counts: FloatArray, rule: RaceRule, most: int | None, seed: int
-) -> RaceStep:
+def _certified(table: FloatArray, asked: IntArray, rule: RaceRule) -> RaceStep:
     number, total = int(asked.max()), table.shape[1]
     alive = np.flatnonzero(asked == number)
     leader = int(alive[table[alive, :number].mean(axis=1).round(TIE_DECIMALS).argmax()])
@@ -337,17 +397,16 @@ def replay(
     *,
     weights: npt.ArrayLike | None = None,
     halved: bool = False,
-    seed: int = 0,
 ) -> Race:
     """Races on a whole table of answers [P, N], in its order of queries; args as `next_step`.
 
     With ``halved`` at most half of the orderings go on after each wave, whatever is known (`halving`).
     """
     table = np.asarray(values, dtype=np.float64)
-    asked, waves = np.zeros(len(table), np.int64), list[Wave]()
+    asked, waves, past = np.zeros(len(table), np.int64), list[Wave](), dict[int, FloatArray]()
     while True:
         most = -(-len(table) // 2 ** len(waves)) if halved else None
-        step = next_step(table, asked, rule, weights=weights, most=most, seed=seed)
+        step = next_step(table, asked, rule, weights=weights, most=most, past=past)
         if step.is_decided:
             return Race(step.leader, step.failure, asked, tuple(waves))
         asked[step.candidates] = step.num_queries
