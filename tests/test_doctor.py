@@ -247,6 +247,24 @@ class TestCommand:
             assert "unpublished" not in printed
         assert call("org/hub-model", "--device", "cpu")[1].count("org/hub-model") >= 1, "who may download it knows it"
 
+    @pytest.mark.parametrize("start", ["", "./", "../here/"])
+    def test_a_relative_path_is_cut_whole(
+        self, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+    ) -> None:
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        for name, content in (("none", None), ("empty", "{}"), ("no-json", "{")):
+            folder = Path("clients-of-ours") / "acme-and-sons" / name
+            if content is not None:
+                folder.mkdir(parents=True)
+                (folder / "config.json").write_text(content)
+            for more in ((), ("--json",)):
+                code, printed, _ = call(f"{start}{folder}", "--device", "cpu", *more)
+                assert code == 1
+                assert "FOLDER" in printed
+                assert "clients" not in printed
+                assert "acme" not in printed
+
     def test_the_name_of_a_folder_is_cut_of_a_link_and_of_a_file_in_it(self, call: Call, tmp_path: Path) -> None:
         folder = tmp_path / "my-unpublished-model"
         folder.mkdir()
@@ -288,6 +306,7 @@ class TestCommand:
             (["--dtype", "int4"], "invalid value for '--dtype'"),
             (["--arch", "80,x"], "--arch is '80,x'"),
             (["--arch", ""], "--arch is ''"),
+            ([""], "the model is ''; give demo"),
             (["--arch", "80,,90"], "--arch is '80,,90'"),
             (["--arch", "8"], "architecture 8 is none"),
             (["--sometimes"], "no such option '--sometimes'"),

@@ -9,6 +9,7 @@ import yaml
 
 from iclperm import Study, Task, plan, run
 from iclperm.errors import ConfigError, DataError
+from iclperm.study.choices import file_and_part
 from iclperm.tasks.answers import Judgement, open_checker
 from iclperm.tasks.filters import golds_of
 from iclperm.tasks.harness import is_harness
@@ -47,6 +48,20 @@ WRITTEN = {
     "output_type": "generate_until",
     "doc_to_target": "{{answers}}",
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("a/gsm8k.yaml:strict-match", ("a/gsm8k.yaml", "strict-match")),
+        ("gsm8k.yml:strict-match", ("gsm8k.yml", "strict-match")),
+        ("g.yaml:a.yml:b", ("g.yaml", "a.yml:b")),
+        ("gsm8k.yml", ("gsm8k.yml", "")),
+        ("mini_news", ("mini_news", "")),
+    ],
+)
+def test_a_part_is_named_after_its_file(name, parts):
+    assert file_and_part(name) == parts
 
 
 def written(folder, keys, train=(), test=()):

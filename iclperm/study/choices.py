@@ -69,6 +69,9 @@ class Choices(BaseModel):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=1000)
 
 
+_PART = re.compile(r"(.*?\.ya?ml):(.*)", re.DOTALL)
+
+
 def given_path(path: Any) -> str:
     """The path that a user gave as text; raises `ConfigError` for what is none."""
     if not isinstance(path, str | os.PathLike):
@@ -78,8 +81,8 @@ def given_path(path: Any) -> str:
 
 def file_and_part(name: str) -> tuple[str, str]:
     """The file that a task's name means, and what follows it after a colon; nothing where the whole is a file."""
-    file, dot, part = name.partition(".yaml:")
-    return (name, "") if not dot or os.path.exists(name) else (f"{file}.yaml", part)
+    found = _PART.fullmatch(name)
+    return (name, "") if found is None or os.path.exists(name) else (found[1], found[2])
 
 
 def read_yaml(path: str | Path, raw: bytes | None = None) -> dict[str, Any]:
