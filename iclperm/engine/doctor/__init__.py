@@ -70,8 +70,8 @@ def doctor(
     each, and the rest goes on. Ctrl-C ends it with what is known (``stopped``). Nothing that is told names a person, a
     folder or a key.
 
-    Raises `ConfigError` for no model, and for a device, dtype or architecture that cannot be. Cost: some seconds on a CPU
-    for the bundled model; on a GPU a minute or some, mostly compilation, and for a moment all of its free memory.
+    Raises `ConfigError` for no model, and for a device, dtype or architecture that cannot be. Cost: some seconds on a
+    CPU for the bundled model; on a GPU a minute or some, mostly compilation, and for a moment all of its free memory.
     """
     if not str(model).strip():
         raise ConfigError("the model is ''; give demo, a folder, a GGUF file or a hub id")
