@@ -129,6 +129,7 @@ FAST: dict[str, tuple[str, ...]] = {
         "test_a_row",
         "test_a_task_of",
     ),
+    "test_harness_rendered": ("test_what_cannot_be_rendered_is_told_in_a_line[changes4",),
     "test_lm_eval_model": ("test_chunks", "test_a_prompt_is_cut"),
     "test_prompts": ("test_a_", "test_parts", "test_labels", "test_the_tokens"),
     "test_lengths": ("",),
