@@ -60,8 +60,10 @@ def naming_no_folder(path: str) -> Iterator[None]:
 
 
 def _as_given(path: str) -> _Cut:
-    """Cuts a path where it stands as a user gave it, relative ones and those of parts alone; a single word, which may
-    mean anything, is left."""
+    """Cuts a relative path where it stands as a user gave it, which no pattern knows; a single word, which may mean
+    anything, is left."""
+    if os.path.isabs(path):
+        return re.compile(_NEVER), ""
     is_file = Path(path).is_file()
     texts = {os.path.dirname(text) if is_file else text for text in (path, os.path.normpath(path)) if path}
     texts = {text.rstrip("/\\") for text in texts if not text.strip("./\\").isalpha()} - {"", ".", ".."}
