@@ -350,7 +350,7 @@ def test_the_commands_of_the_page_exist():
     lines = [line.split("#")[0].split() for line in DOCS.splitlines() if line.strip().startswith("iclperm ")]
     runs = [line for line in lines if line[1] == "run"]
     named = {line[line.index("--task") + 1] for line in runs if "--task" in line and "--kind" not in line}
-    assert named == {"ag_news", *MADE}
+    assert {name for name in named if not name.endswith(".yaml")} == {"ag_news", *MADE}
     shown = CliRunner().invoke(cli.cli, ["run", "--help"]).output
     for line in runs:
         choices = {
