@@ -1,6 +1,10 @@
 """The benchmark of one's own: the prompts of a study, texts that are written, cases from files, figure and sentence."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +19,13 @@ from iclperm.bench import contenders, measure
 from iclperm.bench.cases import CASES, distinct_tokens, fair_sample, fair_scale, find_case
 from iclperm.bench.contenders import ORACLE, OURS, ContenderProcess
 from iclperm.bench.figure import block_plot
-from iclperm.bench.measure import BenchOptions, Row
+from iclperm.bench.measure import BenchOptions, Row, busy_processors
 from iclperm.bench.models import MODELS, find_model
 from iclperm.bench.studies import StudyCase
-from iclperm.bench.table import sentence
+from iclperm.bench.table import render, sentence, why_not_quoted
 from iclperm.cli import main as cli
 from iclperm.engine.tokenizer import load_tokenizer
-from iclperm.errors import ConfigError, ModelError
+from iclperm.errors import ConfigError, ModelError, RequestError
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -159,10 +163,11 @@ def test_table_figure_and_sentence_lie_beside_the_rows(written):
     assert [file.name for file in files] == ["rows.md", "rows.png", "rows.svg"]
     table = files[0].read_text()
     told = sentence(list(rows.values()))
+    assert "Nothing to quote: one round does not tell how far to trust it; give --repeats 3.\n" in table
+    assert "To quote" not in table
     assert told.startswith(f"On {rows['iclperm'].prompts:,} prompts of mine (")
     assert "times as fast as transformers (length-sorted batches)" in told
     assert "every token written is the likeliest" in told
-    assert f"To quote: {told}" in table
     assert "wrong" not in told
     assert files[1].read_bytes().startswith(b"\x89PNG")
     assert sentence([rows["iclperm"]]) == ""
@@ -190,6 +195,60 @@ def test_the_sentence_has_the_closest_first_and_those_that_are_faster(tmp_path):
     names = {f"two-m-c-{dtype}.{form}" for dtype in ("float32", "bfloat16") for form in ("png", "svg")}
     assert {file.name for file in files} == {"two.md", *names}
     assert block_plot([replace(row, difference=1.0) for row in rows]) is None  # nobody agrees
+
+
+def test_a_sentence_is_made_of_rounds_that_agree_alone():
+    """A median of disturbed rounds said 46 times where a quiet machine gave 2.8."""
+    rows = rows_of_a_case(1.0, 120.0, 1.0)
+    ours, plain, _ = [replace(row, seconds=3 * row.seconds, ours_seconds=[1.0] * 3) for row in rows]
+    assert why_not_quoted([ours, plain]) == ""
+    assert f"To quote: {sentence([ours, plain])}" in render([ours, plain])
+    assert "120 times as fast as transformers (length-sorted batches); all" in sentence([ours, plain])
+    shared = replace(plain, share=0.25)
+    assert "480 times as fast as transformers (length-sorted batches) (scaled from 25.0% of its work)" in sentence(
+        [ours, shared]
+    )
+    wide = replace(plain, seconds=[120.0, 120.0, 169.0])
+    assert why_not_quoted([ours, wide]).startswith(
+        "rounds of the same work differ (plain by 1.4 x; 1.3 x may); measure"
+    )
+    assert "To quote" not in render([ours, wide])
+    slow = replace(plain, ours_seconds=[1.0, 1.5, 1.0])  # of the group that this peer ran in
+    busy = replace(slow, others_busy=[0.1, 1.94, 0.0])
+    assert "(iclperm by 1.5 x; 1.3 x may), and other programs kept 1.9 processors busy; measure" in why_not_quoted(
+        [ours, busy]
+    )
+    assert sentence([ours, replace(busy, ours_seconds=[1.0] * 3)]).endswith(
+        "; all log-likelihoods agree to 1e-06 nats, and other programs kept 1.9 processors busy."
+    )
+    assert why_not_quoted([ours, replace(plain, seconds=[120.0])]).startswith("one round does not tell")
+    one = [replace(row, threads=1) for row in (ours, plain)]
+    assert "on 1 core of Fast CPU" in sentence(one)
+
+
+def test_what_is_given_is_not_what_quick_chooses():
+    given = {"whole": False, "threads": 1, "peers": None, "device": "cpu", "seed": 0}
+    assert [(found.repeats, found.scale) for found in (
+        bench.options(quick=False, **given), bench.options(quick=True, **given),
+        bench.options(quick=True, **given, scale=0.5), bench.options(quick=True, **given, repeats=2, scale=None),
+    )] == [(3, None), (1, 0.05), (1, 0.5), (2, 0.05)]  # fmt: skip
+    for scale in (0.0, -1.0, 2.0, float("nan")):
+        with pytest.raises(RequestError, match=rf"^scale is {scale}; give a share of the work, more than 0"):
+            bench.options(quick=True, **given, scale=scale)
+
+
+def test_processors_that_work_are_counted():
+    if not Path("/proc/stat").exists():
+        assert busy_processors() == []
+        return
+    worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.3)
+        (busy,) = busy_processors(1.0)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert 0.3 < busy <= os.cpu_count() + 0.1
 
 
 def test_the_oracle_sees_a_text_that_is_not_the_likeliest(world, tmp_path):

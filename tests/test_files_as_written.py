@@ -429,6 +429,12 @@ class TestHarnessLogs:
         np.testing.assert_array_equal(load([one, two]).values, ANSWERS[:2])
         refused([one, other], "neither doc_hash nor the documents' text.*samples_TASK.jsonl")
 
+    def test_logs_of_different_metrics_are_no_one_study(self, tmp_path: Path) -> None:
+        chosen = self.log(tmp_path / "m0/samples_news.jsonl", ANSWERS[0], doc_hash=str)
+        rows = [{"doc_id": i, "exact_match": float(right), "doc_hash": str(i)} for i, right in enumerate(ANSWERS[1])]
+        said = lines(tmp_path / "said.jsonl", rows)
+        refused([chosen, said], "is graded by acc, and .* by exact_match: .*describe each apart")
+
     def test_what_rows_say_of_their_task_counts(self, tmp_path: Path) -> None:
         paths = [
             self.log(tmp_path / f"samples_{name}.jsonl", ANSWERS[i], task_name=lambda _, name=name: name[:3])

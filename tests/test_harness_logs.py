@@ -173,3 +173,14 @@ def test_what_cannot_be_written_is_refused_in_a_line(tmp_path: Path, monkeypatch
     monkeypatch.setattr(harness_logs, "_MOST_FILES", 3)
     with pytest.raises(ConfigError, match=r"has 4 contexts, a file each, and 3 are written; export a \.parquet file"):
         run.export(tmp_path / "other", "lm-eval")
+
+
+def test_logs_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    run = iclperm.run(Study(**{**SIZES, "shots": [2]}), tmp_path / "run")
+    with pytest.raises(ConfigError, match="is the folder of a run, which keeps its own files there; name another"):
+        run.export(tmp_path / "run", "lm-eval")
+    with pytest.raises(
+        ConfigError, match=r"logs\.jsonl is a file's name, and several files are written; name a folder"
+    ):
+        run.export(tmp_path / "logs.jsonl", "lm-eval")
+    assert not (tmp_path / "logs.jsonl").exists()

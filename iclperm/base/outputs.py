@@ -50,5 +50,15 @@ def report_folder(path: str | Path, own: Path | None = None) -> Path:
     return path
 
 
+def folder_apart(path: str | Path) -> Path:
+    """A folder for files that belong to no run, as `output`; raises `ConfigError` for a run's, or a file's name."""
+    path = output(path, is_folder=True)
+    if _is_run(path):
+        raise ConfigError(f"{path} is the folder of a run, which keeps its own files there; name another folder")
+    if path.is_file() or path.suffix.lower() in (".csv", ".json", ".jsonl", ".parquet"):
+        raise ConfigError(f"{path} is a file's name, and several files are written; name a folder")
+    return path
+
+
 def _is_run(path: Path) -> bool:
     return os.path.lexists(path / "FORMAT") or ((path / "plan.json").exists() and (path / "items").exists())

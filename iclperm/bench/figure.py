@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from iclperm.bench.measure import Row
+from iclperm.bench.table import compared, cores, why_not_quoted
 from iclperm.report import figures
 from iclperm.report.parts import Plot
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _OURS = "iclperm"
 _PANELS: tuple[tuple[str, Callable[[Row], float], str], ...] = (
     ("seconds", lambda row: statistics.median(row.whole_seconds), "{:.3g}"),
-    ("million tokens forwarded", lambda row: row.tokens_forwarded / 1e6, "{:.3g}"),
+    ("{unit} tokens forwarded", lambda row: row.tokens_forwarded, "{:.3g}"),
     ("GB of memory at most", lambda row: (row.gpu_memory_bytes or row.memory_bytes or 0) / 1e9, "{:.2g}"),
 )
 
@@ -38,6 +39,9 @@ def _draw(rows: Sequence[Row], figure: Figure) -> None:
     for number, (what, value, form) in enumerate(_PANELS):
         axes = figures.placed(figure, 1.05 + number * (wide + 0.3), 0.4, wide, height - 1.05)
         values = [value(row) for row in rows]
+        if "{unit}" in what:
+            unit, size = ("thousand", 1e3) if max(values) < 1e6 else ("million", 1e6)
+            what, values = what.format(unit=unit), [each / size for each in values]
         colours = [figures.ORANGE if row.contender == _OURS else figures.GREY for row in rows]
         axes.barh(places, values, height=0.62, color=colours)
         for place, each in zip(places, values, strict=True):
@@ -48,6 +52,7 @@ def _draw(rows: Sequence[Row], figure: Figure) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
     first = rows[0]
-    machine = first.machine.get("gpu") or f"{first.threads} cores of {first.machine.get('processor')}"
+    machine = first.machine.get("gpu") or f"{cores(first.threads)} of {first.machine.get('processor')}"
     line = f"{first.prompts:,} prompts, {first.model}, {first.dtype}, {machine}; medians of {len(first.seconds)}"
-    figures.head(figure, f"{first.case}: the same answers by each", line)
+    doubt = ", which are not to be quoted: see the table" if compared(rows) and why_not_quoted(rows) else ""
+    figures.head(figure, f"{first.case}: the same answers by each", line + doubt)

@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -20,7 +21,16 @@ import numpy.typing as npt
 
 from iclperm.base.outputs import output
 from iclperm.bench import cards
-from iclperm.bench.cases import Measurable, distinct_tokens, even_sample, fair_sample, fair_scale, find_case, warm_up
+from iclperm.bench.cases import (
+    Measurable,
+    distinct_tokens,
+    even_sample,
+    fair_sample,
+    fair_scale,
+    find_case,
+    share_of,
+    warm_up,
+)
 from iclperm.bench.contenders import ORACLE, OURS, PEER_CONTENDERS, Contender, ContenderProcess, sampled
 from iclperm.bench.environments import PeerError
 from iclperm.bench.models import MODELS, BenchModel, facts, find_model
@@ -67,6 +77,8 @@ class BenchOptions:
     def __post_init__(self) -> None:
         for name in self.cases:
             find_case(name)
+        if self.scale is not None:
+            share_of(self.scale, 1, 1)  # refuses what is no share
         _refuse_unknown("dtype", self.dtypes, ("float32", "bfloat16"))
         _refuse_unknown("peer", self.peers or (), PEER_CONTENDERS)
         cards.refuse_unknown(self.device)
@@ -94,7 +106,7 @@ class Row:
     CPU, or by a contender without torch). ``difference`` is the largest from the float32 oracle, in nats a label's
     token, of texts the most by which a token fell short of the oracle's likeliest; ``flips`` the share of prompts whose
     best label is not float32's, ``near_ties`` that of prompts whose two best labels lie within unpadded transformers'
-    own error in this dtype.
+    own error in this dtype. ``others_busy``: processors that other programs kept busy, before each round (Linux).
     """
 
     case: str
@@ -132,6 +144,7 @@ class Row:
     case_digest: str = ""
     new_tokens: int = 0
     fastest_product: str = ""
+    others_busy: list[float] = field(default_factory=list)
 
     @property
     def block(self) -> tuple[str, str, str, str, int, float, str]:
@@ -395,6 +408,7 @@ class _Rounds:
         self.linear_seconds: list[float] = []
         self.torch_linear_seconds: list[float] = []
         self.linear_library = self.fastest_product = ""
+        self.others_busy: list[float] = []
 
     def rows(self) -> Iterator[Row]:
         with ExitStack() as stack:
@@ -405,6 +419,7 @@ class _Rounds:
                 except PeerError as error:
                     yield self._failed(contender, error)
             for number, last in enumerate([False] * (self.block.options.repeats - 1) + [True]):
+                self.others_busy += busy_processors()
                 for entrant in list(entrants):
                     try:
                         self._pass(entrant, number)
@@ -504,6 +519,7 @@ class _Rounds:
             torch_linear_seconds=self.torch_linear_seconds,
             linear_library=self.linear_library,
             fastest_product=self.fastest_product,
+            others_busy=self.others_busy,
             memory_bytes=answer.get("memory_bytes"),
             gpu_memory_bytes=answer.get("gpu_memory_bytes"),
             phases=answer.get("phases", {}),
@@ -526,6 +542,21 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         **cards.about(device),
     }
+
+
+def busy_processors(seconds: float = 0.5) -> list[float]:
+    """How many processors all programs together keep busy meanwhile; nothing where the system does not tell (Linux)."""
+    file = Path("/proc/stat")
+    if not file.exists():
+        return []
+
+    def ticks() -> npt.NDArray[np.int64]:
+        return np.array(file.read_text(encoding="ascii").split("\n", 1)[0].split()[1:9], np.int64)
+
+    before = ticks()
+    time.sleep(seconds)
+    spent = ticks() - before  # user, nice, system, idle, waiting for a disk, interrupts, soft ones, stolen
+    return [round(float((spent.sum() - spent[3:5].sum()) / max(spent.sum(), 1) * (os.cpu_count() or 1)), 2)]
 
 
 def _groups(contenders: Sequence[Contender], weight_bytes: float, device: str) -> list[tuple[Contender, ...]]:

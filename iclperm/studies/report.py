@@ -13,6 +13,7 @@ import numpy as np
 
 from iclperm.base import remote
 from iclperm.base.files import writable
+from iclperm.base.outputs import folder_apart
 from iclperm.errors import ConfigError, RunError
 from iclperm.report import write_report
 from iclperm.report.notebook import summary_html, three_lines
@@ -192,12 +193,14 @@ class Run(FinishedRun):
 
         Those are files as lm-evaluation-harness 0.4.13 writes them, one for each set, permutation and number of shots
         (`iclperm.runs.harness_logs.write_logs`); of a task whose data may not be handed on only ``with_text``. Raises
-        `ConfigError` for another format.
+        `ConfigError` for another format, and for the folder of a run.
         """
         if format == "table":
             return super().export(path)
         if format != "lm-eval":
             raise ConfigError(f"there is no format {format!r}; give 'table' or 'lm-eval'")
+        if not remote.is_url(path):
+            path = folder_apart(path)
         with remote.written(path) as (folder, _):
             assert folder is not None
             write_logs(self, folder, with_text=with_text)
