@@ -69,7 +69,7 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
         "distinct prompts": f"{planned.num_prompts:,}",
         **(_local_cost(planned) if planned.bill is None else _api_rows(planned.bill)),
         **_about_generation(planned),
-        "units of work": f"{planned.num_units:,}",
+        **({"units of work": f"{planned.num_units:,}"} if planned.num_units else {}),
         "files": f"{planned.num_parts:,}",
         "disk space": f"about {planned.disk_bytes / 1e6:.1f} MB",
         **(_local_prompts(planned) if planned.bill is None else {}),
