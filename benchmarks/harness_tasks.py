@@ -1,28 +1,28 @@
 """Which task files of the installed lm-evaluation-harness load, and are rendered byte for byte as it renders them.
 
-    python benchmarks/harness_tasks.py [--compare N] [--table FILE]
+    python benchmarks/harness_tasks.py [--compare N] [--table FILE] [--json FILE]
 
-Counts the leaf tasks without a `!function` that `HarnessTask.from_yaml` loads, by family (the folder under the
+Counts the leaf tasks that `Task.load` takes, by family (the folder under the
 harness's own tasks). With --compare, N files of each family are rendered both ways on rows that are made up. Nothing is
 downloaded, and no `!function` is run.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from _machine import machine
+from _machine import options, publish
 
 from iclperm.errors import ConfigError, DataError
 from iclperm.tasks.harness import Function, HarnessTask, read_harness
+from iclperm.tasks.task import Task
 
 
 def folder() -> Path:
@@ -46,11 +46,16 @@ def leaves(root: Path) -> dict[Path, dict[str, Any]]:
 
 
 def outcome(path: Path, keys: Mapping[str, Any]) -> str:
-    """Empty where a file loads, else why it does not, without the names that differ from file to file."""
+    """Empty where a file loads as a task, else why it does not, without the names that differ from file to file.
+
+    Of several filter pipelines the first is taken, as whoever runs the file has to name one.
+    """
     try:
-        HarnessTask.from_keys(keys, path.stem)
+        pipelines = HarnessTask.from_keys(keys, path.stem).pipelines
+        Task.load(f"{path}:{pipelines[0].name}" if len(pipelines) > 1 else path)
     except ConfigError as error:
-        return re.sub(r"'[^']*/[^']*'|!function \S+;|from-harness \S+", "…", str(error))
+        words = str(error).removeprefix(f"{path}: ")
+        return re.sub(r"'[^']*/[^']*'|!function \S+;|from-harness \S+", "…", words)
     return ""
 
 
@@ -71,8 +76,39 @@ def compare(root: Path, paths: list[Path]) -> int:
     return num_different
 
 
+def families(root: Path, every: Mapping[Path, Mapping[str, Any]], said: Mapping[Path, str]) -> list[dict[str, Any]]:
+    """A row a family, the folder under the harness's own tasks: its leaf tasks, those that load, those of the others
+    that name a `!function`, and what most of the rest ask for."""
+    parts: dict[str, list[Path]] = defaultdict(list)
+    for path in every:
+        parts[path.relative_to(root).parts[0]].append(path)
+    rows = []
+    for name, paths in sorted(parts.items()):
+        failed = [path for path in paths if said[path]]
+        rest = [re.sub(r";.*", "", said[path]) for path in failed if not has_function(every[path])]
+        most = Counter(rest).most_common(1)
+        rows.append({
+            "family": name.removesuffix(".yaml"),
+            "tasks": len(paths),
+            "load": len(paths) - len(failed),
+            "name a function": len(failed) - len(rest),
+            "others": most[0][0] if most else "",
+        })  # fmt: skip
+    return rows
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table of the documentation."""
+    lines = ["| family | tasks | load | name a `!function` | most others |", "|---|---|---|---|---|"]
+    for row in rows:
+        others = str(row["others"]).replace("|", "/").replace("<", "&lt;")
+        counts = [f"{row['tasks']:,}", f"{row['load']:,}", f"{row['name a function'] or ''}"]
+        lines.append(f"| {' | '.join([row['family'], *counts, others])} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__ or "")
     parser.add_argument("--compare", type=int, default=0, help="files of each family to render both ways")
     parser.add_argument("--table", type=Path, help="write the table by family as Markdown")
     given = parser.parse_args()
@@ -81,35 +117,23 @@ def main() -> None:
     plain = {path: keys for path, keys in every.items() if not has_function(keys)}
     said = {path: outcome(path, keys) for path, keys in every.items()}
     loaded = [path for path in plain if not said[path]]
-    print(f"{machine()}; lm_eval {version('lm_eval')}")
-    print(f"leaf tasks: {len(every):,}; without a !function: {len(plain):,}, of which {len(loaded):,} load")
-    num_without = sum(not said[path] for path in every.keys() - plain.keys())
-    print(f"of the {len(every) - len(plain):,} with one, {num_without:,} "
-          "load without it")  # fmt: skip
     for why, count in Counter(said[path] for path in plain if said[path]).most_common():
         print(f"  {count:5}  {why}")
+    rows = families(root, every, said)
+    publish("harness_tasks", rows, given.json)
+    print(f"lm_eval {version('lm_eval')}: {len(every):,} leaf tasks, of which {len(plain):,} are without a !function; "
+          f"{len(loaded):,} of these load, and {sum(row['load'] for row in rows) - len(loaded):,} of the others "
+          "without theirs")  # fmt: skip
     if given.table:
-        write_table(given.table, root, every, said)
+        given.table.write_text(markdown(rows), encoding="utf-8")
     if given.compare:
-        families = defaultdict(list)
+        by_family = defaultdict(list)
         for path in loaded:
-            families[path.relative_to(root).parts[0]].append(path)
-        some = [path for paths in families.values() for path in paths[: given.compare]]
+            by_family[path.relative_to(root).parts[0]].append(path)
+        some = [path for paths in by_family.values() for path in paths[: given.compare]]
         num_different = compare(root, some)
-        print(f"{len(some):,} files of {len(families)} families rendered both ways; {num_different} differ")
+        print(f"{len(some):,} files of {len(by_family)} families rendered both ways; {num_different} differ")
         sys.exit(num_different > 0)
-
-
-def write_table(out: Path, root: Path, every: Mapping[Path, Any], said: Mapping[Path, str]) -> None:
-    """A line a family: how many of its tasks load, and what most of the others ask for."""
-    families: dict[str, list[str]] = defaultdict(list)
-    for path in every:
-        families[path.relative_to(root).parts[0]].append(said[path])
-    lines = ["| family | tasks | load | most others |", "|---|---|---|---|"]
-    for name, outcomes in sorted(families.items()):
-        others = Counter(re.sub(r";.*", "", why) for why in outcomes if why).most_common(1)
-        lines.append(f"| {name} | {len(outcomes)} | {outcomes.count('')} | {others[0][0] if others else ''} |")
-    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

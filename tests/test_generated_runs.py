@@ -1,10 +1,14 @@
 """Studies whose answers are generated: exact, resumable, and read without hiding what could not be read."""
 
 import json
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from tiny import byte_level_tokenizer, make_rows, make_task, write_rows
@@ -12,12 +16,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import iclperm
 from iclperm import Study
+from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.reference.generation import greedy_one
 from iclperm.runs import audit, preview
-from iclperm.runs.generated import NO_ANSWER, dense
+from iclperm.runs.generated import NO_ANSWER, GeneratedAnswers, dense
 from iclperm.runs.limits import WorkLimits
 from iclperm.studies.generation import generation
+from iclperm.studies.rereading import findings
 from iclperm.study.states import OK, STATES, UNPARSED
 from iclperm.tasks.task import Task, builtin_tasks
 
@@ -110,6 +116,72 @@ def test_texts_and_verdicts_are_those_of_plain_greedy_decoding(study, tmp_path):
         assert row["state"] == ("ok" if answer else "unparsed")
     assert {row["finish"] for row in rows.values()} <= {"stop", "eos", "length"}
     assert run.report.tokens_forwarded > run.report.tokens_unique
+
+
+def test_texts_read_by_another_task_are_those_of_a_run_of_it(study, tmp_path, capsys):
+    run = iclperm.run(study, tmp_path / "run")
+    other = tmp_path / "digits.yaml"
+    of_digits = TASK.replace("name: letters", "name: digits").replace('{name: a letter, pattern: "[a-zA-Z]"}, ', "")
+    other.write_text(of_digits.replace("check: exact,", "check: exact, ignore_case: true,"))
+    found = iclperm.open_run(tmp_path / "run").read_by(other)
+    own, by_digits = found.readings
+    assert own.accuracy == pytest.approx([at.unparsed_wrong for at in run.generation.by_shots])
+    assert own.unparsed == pytest.approx([at.unparsed for at in run.generation.by_shots])
+    assert (own.task, own.gained, own.lost) == ("letters", 0, 0)
+    there = iclperm.run(study.model_copy(update={"task": str(other)}))
+    assert there.to_arrow()["text"].equals(run.to_arrow()["text"])
+    assert by_digits.accuracy == pytest.approx([at.unparsed_wrong for at in there.generation.by_shots])
+    assert by_digits.unparsed == pytest.approx([at.unparsed for at in there.generation.by_shots])
+    assert by_digits.unparsed != own.unparsed
+    first = np.array([row["text"][:1] == row["gold"] for row in rows_of(run).values()])
+    loose = tmp_path / "loose.yaml"
+    loose.write_text(TASK.replace("name: letters", "name: first").replace("[a-zA-Z]", "^."))
+    (_, by_first) = run.read_by(loose).readings
+    weights = np.tile(run.weights, 2 * 3 * 3)
+    correct = run.correct.reshape(-1).astype(bool)
+    assert by_first.gained == pytest.approx(np.average(first & ~correct, weights=weights))
+    assert by_first.lost == pytest.approx(np.average(correct & ~first, weights=weights))
+    assert run.report_content()["rereading"]["readings"][1]["task"] == "first"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(tmp_path / "run"), "--read-by", str(other), "--read-by", str(loose), "--json"])
+    assert ended.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["task"] for each in told["rereading"]["readings"]] == ["letters", "digits", "first"]
+    assert "rereading" not in iclperm.open_run(tmp_path / "run").report_content()
+    assert (tmp_path / "run" / "report-read-by" / "report.json").is_file()
+
+
+def test_strict_and_flexible_match_of_the_harness_stand_side_by_side():
+    texts = ["3 + 2 is 5\n#### 5", "The answer is 5.", "#### 5 of the 9", "I cannot say"]
+    state = np.array([[OK, OK, OK, UNPARSED]], np.uint8)
+    written = replace(
+        GeneratedAnswers.empty(state, 1, 1 << 20),
+        correct=np.array([[True, True, True, False]]),
+        table=lambda contexts: pa.table({"text": texts * len(contexts)}),
+    )
+    items = SimpleNamespace(
+        generated=written, context_of=np.zeros((1, 1, 1), np.int64), right_answers=("5",) * 4, weights=np.ones(4)
+    )
+    run = SimpleNamespace(splits={"test": items}, study=SimpleNamespace(think="keep"), task="gsm8k", shots=(8,))
+    file = Path(str(find_spec("lm_eval").origin)).parent / "tasks/gsm8k/gsm8k.yaml"
+    named = [Task.load(f"{file}:{name}") for name in ("strict-match", "flexible-extract")]
+    own, strict, flexible = findings(run, named).readings
+    assert (own.accuracy, strict.accuracy, flexible.accuracy) == ((0.75,), (0.5,), (0.5,))
+    assert (own.unparsed, strict.unparsed, flexible.unparsed) == ((0.25,), (0.5,), (0.25,))
+    assert (strict.gained, strict.lost, flexible.gained, flexible.lost) == (0.0, 0.25, 0.0, 0.25)
+
+
+def test_what_cannot_be_read_again_is_told_in_a_line(study, tmp_path):
+    run = iclperm.run(study.model_copy(update={"sets": 1, "permutations": 1, "shots": [1]}))
+    with pytest.raises(ConfigError, match=r"^mini_news has labels and no rules to read a text by; name a task whose"):
+        run.read_by("mini_news")
+    with pytest.raises(ConfigError, match=r"^no task is named by whose rules to read; give one$"):
+        run.read_by()
+    with pytest.raises(DataError, match=r"^the right answer '[mTuJab]' is not a number, .*; repair the row"):
+        run.read_by("gsm8k")
+    chosen = iclperm.run(Study(sets=1, permutations=1, shots=[1], queries=2))
+    with pytest.raises(DataError, match=r"^this run's answers are not generated, so there are no texts to read again$"):
+        chosen.read_by("gsm8k")
 
 
 def test_a_stopped_run_continues_to_the_same_answers(study, tmp_path):

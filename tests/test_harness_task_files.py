@@ -1,6 +1,8 @@
 """Files of lm-evaluation-harness: rendered byte for byte as it does, and refused where code would have to run."""
 
-from importlib.util import find_spec
+import json
+import re
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,22 @@ def test_prompts_continuations_golds_and_stops_are_the_harness_own(name):
     from harness_oracle import differences
 
     assert list(differences(THEIRS / f"{name}.yaml")) == []
+
+
+def test_the_page_of_families_is_what_was_counted(monkeypatch):
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    spec = spec_from_file_location("counted_harness_tasks", root / "benchmarks" / "harness_tasks.py")
+    counting = module_from_spec(spec)
+    spec.loader.exec_module(counting)
+    rows = json.loads((root / "benchmarks/results/harness_tasks.json").read_text("utf-8"))["figures"]
+    page = (root / "docs/harness-tasks.md").read_text("utf-8")
+    begin, end = "<!-- harness tasks: begin -->\n", "<!-- harness tasks: end -->"
+    assert page.partition(begin)[2].partition(end)[0] == counting.markdown(rows), "run benchmarks/harness_tasks.py"
+    total, load = (sum(row[key] for row in rows) for key in ("tasks", "load"))
+    assert f"Of {total:,} tasks" in page
+    told = re.findall(r"([\d,]+) of (?:these load|those with one)", page)
+    assert [int(count.replace(",", "")) for count in told] == [3475, load - 3475]
 
 
 @pytest.mark.skipif(SPEC is None, reason="lm_eval is not installed")

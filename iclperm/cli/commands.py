@@ -267,31 +267,37 @@ def report(
     tables: Sequence[str] = (),
     figures: Sequence[str] = (),
     width: str | None = None,
+    read_by: Sequence[str] = (),
     as_json: bool,
     **statistics: str | None,
 ) -> int:
     """Shows all that a finished run says, and writes its page beside the figures; ``with_text`` puts the texts of the
     data into it, None those that may be handed on. A report of other ``statistics`` or another ``kind`` has a folder of
-    its own.
+    its own. Texts are also read ``read_by`` the rules of other tasks.
 
     Stopped where its files cannot be written into the ``out`` that was asked for. What is read or written at a URL
     needs an ``out``.
     """
     if isinstance(folder, Path) and is_grid(folder):
-        others = (out, kind, with_text, tables, figures, width, *statistics.values())
+        others = (out, kind, with_text, tables, figures, width, read_by, *statistics.values())
         return _report_grid(folder, others, as_json=as_json)
     if is_url(folder) and out is None:
         raise ConfigError(f"{shown_url(str(folder))} is a URL; say where its report goes with --out")
     files, wanted = figure_files(figures, width), list(map(TableFile.of, tables))
     folder = local(folder)
     found = api.open_run(folder, **statistics)
+    if read_by:
+        if not isinstance(found, Run):
+            raise ConfigError(f"{folder} holds several runs; give the folder of one of them with --read-by")
+        found.read_by(*read_by)
     taken: list[Path] = []
     if files or wanted:
         said = told(found, kind)
         keeps_texts = not restricted_tasks(found) if with_text is None else with_text
         sheets = sheets_of([table if keeps_texts else table.without_texts() for table in said.tables], said.notes)
         taken = [*(each.written(said.plots) for each in files), *(each.written(sheets) for each in wanted)]
-    if any(changed := [part for part in (kind, *statistics.values()) if part]) and out is None:
+    changed = [part for part in (kind, *statistics.values(), "read-by" if read_by else None) if part]
+    if changed and out is None:
         out = folder / "-".join(("report", *changed))  # beside the study's own report, not over it
     with written(out) as (place, name_of):
         refused = show(

@@ -294,6 +294,7 @@ def verify(folder: Path, as_json: bool) -> int:
     help="What a search or a transfer chooses an order by, instead of the study's.",
 )
 @click.option("--unparsed", type=click.Choice(CHOICES["unparsed"]), help="Instead of the study's.")
+@click.option("--read-by", metavar="TASK", multiple=True, help="Generated texts by this task's rules, too; may repeat.")
 @with_text("report.html")
 @with_tables("of the report, called like their titles: order-against-selection-at-k-8")
 @with_figures

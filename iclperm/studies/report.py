@@ -23,12 +23,13 @@ from iclperm.runs.harness_logs import write_logs
 from iclperm.runs.prompt import RunPrompt
 from iclperm.runs.run import FinishedRun, RunReport
 from iclperm.stats import Curve
-from iclperm.studies import calibration, classes, findings_of, generation, precision
+from iclperm.studies import calibration, classes, findings_of, generation, precision, rereading
 from iclperm.studies.adaptive import refuse_other_kinds
 from iclperm.studies.calibration import ContextualCalibration
 from iclperm.studies.classes import AnswersByLabel
 from iclperm.studies.generation import Generation
 from iclperm.studies.missing import Missing, missing_of, missing_of_asked
+from iclperm.studies.rereading import Rereading
 from iclperm.studies.sensitivity import Sensitivity
 from iclperm.studies.sensitivity_over_shots import SensitivityOverShots
 from iclperm.studies.sensitivity_summary import SensitivitySummary
@@ -36,6 +37,7 @@ from iclperm.studies.taking import WantedPrompt, recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.states import OK
 from iclperm.study.study import Study
+from iclperm.tasks.task import Task
 
 COMPARED = {
     "sum": "",
@@ -232,6 +234,23 @@ class Run(FinishedRun):
         where an adaptive search asked each ordering other queries."""
         return classes.findings(self) if self.shared_labels and not self.decisions else None
 
+    def read_by(self, *tasks: str | Path | Task) -> Rereading:
+        """The generated texts of test read once more, by the rules of other tasks: names, files, or `Task`s.
+
+        ``FILE.yaml:NAME`` is a filter pipeline of a file of lm-evaluation-harness, so that GSM8K's `strict-match` and
+        `flexible-extract` stand side by side. No model is asked. It is an aside of the report from then on. Raises
+        `ConfigError` for no task, one with labels, and an adaptive search; `DataError` for a run without such texts.
+        """
+        if self.decisions or not tasks:
+            raise ConfigError(
+                "an adaptive search asked each ordering other queries; read the texts of one that asked everything"
+                if tasks
+                else "no task is named by whose rules to read; give one"
+            )
+        found = rereading.findings(self, [task if isinstance(task, Task) else Task.load(task) for task in tasks])
+        vars(self)[rereading.ASIDE] = found
+        return found
+
     @property
     def asides(self) -> dict[str, Findings]:
         """What is reported beside any kind, by its key in report.json."""
@@ -240,6 +259,7 @@ class Run(FinishedRun):
             calibration.ASIDE: self.calibration,
             generation.ASIDE: self.generation,
             precision.ASIDE: precision.findings(self) if self.looks else None,
+            rereading.ASIDE: vars(self).get(rereading.ASIDE),
         }
         return {key: about for key, about in found.items() if about is not None}
 
