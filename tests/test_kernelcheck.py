@@ -85,7 +85,7 @@ def test_copies_of_a_case_are_held_against_it(monkeypatch: pytest.MonkeyPatch) -
         assert tripled.error(rule, "triton", DEVICE) == case.error(rule, "triton", DEVICE) <= 3e-2
 
 
-@pytest.mark.parametrize("num_kv", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_kv", [2, 1, 3, 8])
 def test_of_any_number_of_heads_the_first_and_the_last_are_compared(
     num_kv: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
