@@ -1,10 +1,13 @@
-r"""Numbers with a base, such as ``10_8``: math-verify 0.9 leaves the base out, so that ``10_8`` equals 10 and ``10_9``."""
+r"""Numbers with a base, such as ``10_8``: math-verify 0.9 leaves the base out, and takes it for 10 and for ``10_9``."""
 
 from __future__ import annotations
 
 import re
 
-_NAMES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+_NAMES = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen",
+)  # fmt: skip
 _BASE = rf"(?:[0-9]+|{'|'.join(_NAMES[2:])})"
 _WRAPPED = rf"\{{\s*(?:\\(?:text|mathrm|rm|mbox|textrm)\s*\{{\s*)?(?P<within>{_BASE})\s*\}}{{1,2}}"
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
