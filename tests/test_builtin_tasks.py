@@ -43,13 +43,13 @@ WORDED: dict[str, tuple[str, Callable[[Any], str], Callable[[Any, str], str]]] =
     "nyt_topics": (
         "Classify the text into one of the following categories: business, politics, sports, health, education, "
         "estate, arts, science, technology.",
-        lambda f: f"Text: {f['text'].removesuffix('. The report ends here.')}\nCategory:",
+        lambda f: f"Text: {f['text'].removesuffix(' The report ends here.')}\nCategory:",
         lambda f, a: f" {a}",
     ),
     "nyt_locations": (
         "Classify the text into one of the following categories: america, iraq, japan, china, britain, russia, "
         "germany, canada, france, italy.",
-        lambda f: f"Text: {f['text'].removesuffix('. The report ends here.')}\nCategory:",
+        lambda f: f"Text: {f['text'].removesuffix(' The report ends here.')}\nCategory:",
         lambda f, a: f" {a}",
     ),
     "dbpedia": (
@@ -212,7 +212,9 @@ def test_a_question_without_published_thoughts_is_shown_with_its_letter():
 
 def test_news_is_cut_to_one_sentence_of_fifty_words():
     task = Task.load("nyt_topics")
-    assert task.render_query({"text": " A b, c! D e. F g.\n"}) == "Text: A b, c! D e\nCategory:"
+    assert task.render_query({"text": " Ab, cd. De e. F g.\n"}) == "Text: Ab, cd.\nCategory:"
+    text = "Mr. Smith of Acme Inc. left the U.S. Open at 5 p.m. on Monday. He lost."
+    assert task.render_query({"text": text}) == f"Text: {text.removesuffix(' He lost.')}\nCategory:"
     assert task.render_query({"text": "w " * 60}) == f"Text: {' '.join(['w'] * 50)}\nCategory:"
 
 

@@ -112,6 +112,30 @@ def test_chats_of_a_study_agree_with_a_real_server(chat, transformers_serve):
     assert [text.strip() for text in theirs["text"].to_pylist()] == [text.strip() for text in ours["text"].to_pylist()]
 
 
+def test_labels_named_in_a_sentence_are_counted_by_the_rule_that_read_them(tmp_path, monkeypatch):
+    replies = [" World", " The category is World.", " World or Sports, hard to say.", " No idea."]
+    queries = {}
+    monkeypatch.setattr("faulty_server.answer_to", lambda text: replies[queries.setdefault(text, len(queries)) % 4])
+    sizes = {"sets": 1, "permutations": 2, "shots": 2, "queries": 4, "scoring": "generate", "max_new_tokens": 9}
+    with faulty_server() as server:
+        study = Study(endpoint={**behind(server), "api": "chat", "concurrency": 1}, unparsed="wrong", **sizes)
+        run = iclperm.run(study, tmp_path / "run")
+    assert len(queries) == 8
+    rows = run.to_arrow().to_pylist()
+    read_as = {row["text"]: (row["state"], row["prediction"], row["rule"]) for row in rows}
+    assert read_as == {
+        " World": ("ok", "World", "first line"),
+        " The category is World.": ("ok", "World", "one label named"),
+        " World or Sports, hard to say.": ("unparsed", None, "several labels named"),
+        " No idea.": ("unparsed", None, None),
+    }
+    shares = {use["rule"]: use["share"] for use in run.report_content()["generation"]["rules"]}
+    assert shares == {"first line": 0.25, "one label named": 0.25, "several labels named": 0.25}
+    assert run.generation.by_shots[-1].unparsed == 0.5
+    (table,) = (table for table in run.generation.tables(full=False) if table.title == "How answers were read")
+    assert {row[0]: row[1] for row in table.rows} == dict.fromkeys(shares, "25.0%")
+
+
 def test_a_run_is_continued_where_replies_are_missing_and_pays_for_nothing_twice(tmp_path):
     faults = ["ok"] * 5 + ["401"] + ["ok"] * 100
     endpoint = {"api": "chat", "concurrency": 1}

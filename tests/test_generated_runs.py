@@ -1,6 +1,7 @@
 """Studies whose answers are generated: exact, resumable, and read without hiding what could not be read."""
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -283,7 +284,7 @@ def test_reports_of_every_kind_are_made_of_generated_answers(study, tmp_path):
         run.findings("calibration")
 
 
-def test_labels_can_be_written_and_must_be_one_of_the_words_exactly(tmp_path, model):
+def test_labels_can_be_written_and_must_be_named_alone(tmp_path, model):
     task = make_task(tmp_path)
     study = Study(model=str(model), task=str(task), sets=2, permutations=2, shots=[2], queries=4, scoring="generate")
     run = iclperm.run(study.model_copy(update={"max_new_tokens": 3}))
@@ -292,7 +293,8 @@ def test_labels_can_be_written_and_must_be_one_of_the_words_exactly(tmp_path, mo
     for row in rows_of(run).values():
         first_line = next((line for line in row["text"].splitlines() if line.strip()), "")
         is_word = first_line.strip(" .,:;!?'\"").casefold() in words
-        assert (row["state"] == "ok") == is_word
+        named = words & set(re.findall(r"\w+", first_line.casefold()))
+        assert (row["state"] == "ok") == (is_word or len(named) == 1)
         assert row["correct"] is (row["prediction"] == row["gold"])
 
 

@@ -19,6 +19,7 @@ SHORT = [
     "Q: {{ text }}\nA:",
     "{{ text.strip() | upper }} {{ label | default('none') }}",
     "{{ (text.strip().split('. ') | first).split()[:50] | join(' ') }}",
+    "{{ (text | first_sentence).split()[:50] | join(' ') }}{{ number | first_sentence }}",
     "{{ text }}{% for part in parts %}\n{{ 'ABCDEFGHIJ'[loop.index0] }}. {{ part }}{% endfor %}",
     "{% for part in parts if part %}{{ part }}{% else %}{{ label }}{% endfor %}",
     "{% for a in parts %}{% for b in text %}{{ b }}{% endfor %}{% endfor %}",

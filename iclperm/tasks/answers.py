@@ -17,7 +17,9 @@ from pydantic import Field, field_validator, model_validator
 from iclperm.base.worker import Overtime, Worker, WorkerError
 from iclperm.errors import ConfigError, DataError
 from iclperm.study.choices import Choices
+from iclperm.tasks.bases import with_bases
 from iclperm.tasks.filters import UNREAD, ExactMatch, FiltersChoices, golds_of, golds_text
+from iclperm.tasks.named_labels import NamedLabels
 from iclperm.tasks.sources import Word
 
 MAX_SECONDS = 5.0  # for one answer, of processor time
@@ -27,6 +29,8 @@ after the second none that needs a process of its own is read."""
 _NOT_SLOW, _MOMENT = 1.0, 0.25  # seconds: what is no loss of patience, and what is left without
 GIVEN_UP = "timeout"
 """The rule of a text whose reading took too long."""
+FIRST_LINE, ONE_NAMED, SEVERAL_NAMED = "first line", "one label named", "several labels named"
+"""How labels are read in generated text, and why none was."""
 MAX_CHARS = 1 << 20  # of a text
 MAX_DIGITS = 60
 MAX_MATH_CHARS = 1_000
@@ -156,7 +160,7 @@ class Checker:
             return Judgement(None, GIVEN_UP, False)
         except WorkerError:
             return Judgement(None, "failed", False)
-        return Judgement(None, None, False)
+        return Judgement(None, self._kind.unread(spoken), False)
 
 
 class _Patience:
@@ -213,8 +217,11 @@ def open_checker(
 
 
 def word_checker(words: Sequence[str], *, strip_think: bool = False, think_is_open: bool = False) -> Checker:
-    """A checker of free text against label words: its first line that is not blank must be one of them, case and the
-    punctuation and white space around it aside. The right answers are words.
+    """A checker of free text against label words, which are the right answers.
+
+    Only its first line that is not blank is read, case aside. It is a label, punctuation around it aside (the rule
+    `FIRST_LINE`), or else names one among other words (`ONE_NAMED`). One that names several gives no answer
+    (`SEVERAL_NAMED`).
 
     Raises `ConfigError` naming two words that read alike.
     """
@@ -259,6 +266,10 @@ class _Kind:
     def is_same(self, gold: str, answer: str) -> bool:
         """Whether an answer is right; both are in normal form."""
         return gold == answer
+
+    def unread(self, text: str) -> str | None:
+        """Why no answer could be read from a text; None where there is none."""
+        return None
 
 
 class _Patterned(_Kind):
@@ -354,7 +365,7 @@ class _Letters(_Kind):
 class _Math(_Kind):
     r"""MATH: the last ``\boxed{}``, else what follows "final answer is", else the last ``$…$``.
 
-    math-verify says whether two are equal.
+    math-verify says whether two are equal; numbers must have the same base, too.
     """
 
     noun = r"mathematics: neither \boxed{} nor one short line"
@@ -395,8 +406,11 @@ class _Math(_Kind):
         if gold == answer:
             return True
         if (gold, answer) not in self._outcomes:
+            (gold_plain, gold_bases), (answer_plain, answer_bases) = with_bases(gold), with_bases(answer)
+            if gold_bases != answer_bases:
+                return False
             try:
-                self._outcomes[gold, answer] = self._ask({"gold": gold, "answer": answer})
+                self._outcomes[gold, answer] = self._ask({"gold": gold_plain, "answer": answer_plain})
             except (Overtime, WorkerError) as error:
                 self._outcomes[gold, answer] = error
         outcome = self._outcomes[gold, answer]
@@ -486,9 +500,17 @@ class _Words(_Kind):
                 raise ConfigError(f"the label {word!r} has no letter or digit to be recognised by in generated text")
             if (other := self._words.setdefault(plain, word)) != word:
                 raise ConfigError(f"the labels {other!r} and {word!r} read alike in generated text; reword one")
+        self._named = NamedLabels(words)
 
     def parts(self, text: str) -> Iterator[tuple[str, str]]:
-        yield "first line", text.lstrip().partition("\n")[0]
+        line = _first_line(text)
+        yield FIRST_LINE, line
+        named = self._named.named(line)
+        if len(named) == 1 and all(named.values()):
+            yield ONE_NAMED, next(iter(named))
+
+    def unread(self, text: str) -> str | None:
+        return SEVERAL_NAMED if len(self._named.named(_first_line(text))) > 1 else None
 
     def normal(self, part: str) -> str | None:
         return self._words.get(_plain(part))
@@ -542,6 +564,10 @@ def _kind(answer: Answer, ask: _Ask) -> _Kind:
             return _Exact(answer, ask)
         case "exact_match":
             return _Filtered(answer, ask)
+
+
+def _first_line(text: str) -> str:
+    return text.lstrip().partition("\n")[0]
 
 
 def _plain(text: str) -> str:

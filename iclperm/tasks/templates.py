@@ -25,6 +25,7 @@ from jinja2.visitor import NodeTransformer
 
 from iclperm.base.worker import Overtime, Worker, WorkerError
 from iclperm.errors import ConfigError, DataError
+from iclperm.tasks.sentences import first_sentence
 
 Language = Literal["task", "chat"]
 """What a template may be written in: the little that a task needs, or all that transformers gives to a chat."""
@@ -43,8 +44,9 @@ _ALLOWED_NODES = (
     nodes.Tuple, nodes.For, nodes.Dict, nodes.Pair, nodes.Assign,
 )  # fmt: skip
 _ALLOWED_FILTERS = frozenset({
-    "capitalize", "default", "first", "float", "int", "items", "join", "last", "length", "list", "lower", "map",
-    "replace", "regex_replace", "reverse", "round", "string", "title", "tojson", "trim", "truncate", "upper",
+    "capitalize", "default", "first", "first_sentence", "float", "int", "items", "join", "last", "length", "list",
+    "lower", "map", "replace", "regex_replace", "reverse", "round", "string", "title", "tojson", "trim", "truncate",
+    "upper",
 })  # fmt: skip
 _ALLOWED_METHODS: tuple[tuple[type, frozenset[str]], ...] = (
     (str, frozenset({
@@ -252,6 +254,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.globals.clear()
             self.globals["range"] = _range
             made = {**self.filters, "join": self._join, "replace": self._replace, "regex_replace": _regex_replace}
+            made["first_sentence"] = lambda text: first_sentence(str(text))
             self.filters = {name: self._watched(made[name]) for name in _ALLOWED_FILTERS} | {"each": self._each}
         else:
             self.filters["tojson"] = _to_json
