@@ -30,7 +30,7 @@ _TEXTS = 50_000  # read at once
 _UNFINISHED = "unfinished thinking"
 
 
-class Reading(NamedTuple):
+class TextsRead(NamedTuple):
     """What one task's rules make of the texts of a run; every cell and query counts by its weight."""
 
     task: str
@@ -50,7 +50,7 @@ class Rereading:
     """The findings: two tables, no figure. The run's own reading comes first."""
 
     shots: tuple[int, ...]
-    readings: tuple[Reading, ...]
+    readings: tuple[TextsRead, ...]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def _reading(
     read: npt.NDArray[np.bool_],
     own: npt.NDArray[np.bool_],
     weights: npt.NDArray[np.float64],
-) -> Reading:
+) -> TextsRead:
     """Shares from arrays [S, P, K, Q]."""
     by_shots = weights.sum(axis=(0, 1, 3))
 
@@ -176,6 +176,6 @@ def _reading(
     def of_all(what: npt.NDArray[np.bool_]) -> float:
         return float((weights * what).sum() / max(weights.sum(), 1e-300))
 
-    return Reading(
+    return TextsRead(
         name, tuple(share(right).tolist()), tuple(share(~read).tolist()), of_all(right & ~own), of_all(own & ~right)
     )
