@@ -381,7 +381,17 @@ def test_where_a_tokenizer_bounds_no_seam_texts_are_read_whole_and_counted() -> 
         (lambda s, n: s.extend(None, [VOCAB]), f"token id {VOCAB} is out of range"),
         (lambda s, n: s.extend(None, [3] * 10_000), "over the model's context window"),
         (lambda s, n: s.score([n], [[3]], [[]]), "a continuation has no tokens of its own"),
-        (lambda s, n: s.score([n], ["text"], [[3]]), "query 'text' is text after token ids"),
+        (lambda s, n: s.score([n], ["text"], [[3]]), "query 'text' is text beside token ids"),
+        (
+            lambda s, n: s.score([n], [[3], None], [[3]]),
+            r"query 1 is None; give text or a list of token ids, '' for none",
+        ),
+        (lambda s, n: s.score([n], [float("nan")], [[3]]), "query 0 is nan; give text or a list of token ids"),
+        (
+            lambda s, n: s.loglikelihood([(n, [3]), (n, [])]),
+            "the continuation of request 1 is empty; give at least one",
+        ),
+        (lambda s, n: s.loglikelihood([(n, None)]), "of request 0 continuation 0 is None; give text or a list"),
         (lambda s, n: s.loglikelihood([(n, "text")]), "text is scored after nodes of text"),
         (lambda s, n: s.next_token([n], top=0), "top is 0; give 1 to"),
         (lambda s, n: s.loglikelihood([(s.extend(None, []), [3])]), "a continuation needs a token before it"),

@@ -22,6 +22,16 @@ def listed(given: Iterable[Any], what: str) -> Sequence[Any]:
     return list(given)
 
 
+def pieces(given: Iterable[Any], what: str, which: str) -> Sequence[Any]:
+    """As ``listed``, of texts or lists of token ids; raises RequestError that names the first which is neither, as the
+    empty cell of a table (None, NaN) is."""
+    found = listed(given, what)
+    for number, each in enumerate(found):
+        if not hasattr(each, "__len__"):
+            raise RequestError(f"{which} {number} is {each!r}; give text or a list of token ids, '' for none")
+    return found
+
+
 def given_contexts(given: Any) -> Any:
     """As ``listed``, the compact form as it is."""
     return given if isinstance(given, ContextPaths) else listed(given, "contexts")

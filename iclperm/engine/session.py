@@ -20,7 +20,7 @@ import torch
 from iclperm.engine.encoding import Encoder, split_at_labels
 from iclperm.engine.executor import Progress, Report
 from iclperm.engine.forward import KvPool
-from iclperm.engine.given import listed, shortly
+from iclperm.engine.given import listed, pieces, shortly
 from iclperm.engine.growing_text import GrowingText
 from iclperm.engine.growing_tree import ROOT, GrowingTree, HeldPaths
 from iclperm.engine.in_use import InUse, alone
@@ -172,7 +172,7 @@ class Session:
         finite. Cost: tokens that no call has asked about before, those that were evicted, and once more each after
         which something is read that was forwarded without it.
         """
-        nodes, queries = self._nodes(nodes), listed(queries, "queries")
+        nodes, queries = self._nodes(nodes), pieces(queries, "queries", "query")
         labels = by_query(continuations, len(queries))
         if not labels or not len(labels[0]):
             return np.empty((len(nodes), len(queries), 0), np.float32)
@@ -192,6 +192,8 @@ class Session:
         for number, request in enumerate(listed(requests, "requests")):
             if isinstance(request, str | Node) or not hasattr(request, "__len__") or len(request) != 2:
                 raise RequestError(f"request {number} is {shortly(request)}; give (node, continuation)")
+            if not len(pieces([request[1]], "continuations", f"of request {number} continuation")[0]):
+                raise RequestError(f"the continuation of request {number} is empty; give at least one token to score")
             made += self._requests(self._own(request[0]), None, [request[1]])
         return self._scored(made, progress)
 
@@ -587,5 +589,5 @@ class Session:
 
 def _ids(given: Text, what: str) -> TokenArray:
     if isinstance(given, str):
-        raise RequestError(f"{what} {given[:40]!r} is text after token ids; give all as one or the other")
+        raise RequestError(f"{what} {given[:40]!r} is text beside token ids; give all as one or the other")
     return Rows.of([given], what).tokens
