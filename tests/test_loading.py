@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,21 @@ def test_an_empty_context_begins_with_bos_once(engine: Engine) -> None:
 def test_an_empty_continuation_gets_one_line(engine: Engine) -> None:
     with pytest.raises(RequestError, match=r"the continuation of request 1 \(''\) has no tokens of its own"):
         engine.loglikelihood([("Thing", " Red"), ("Thing", "")])
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda e: e.score(["Thing"], [None], [" Red"]), "query 0 is None; give text or a list of token ids"),
+        (lambda e: e.score(["Thing", float("nan")], [" a"], [" Red"]), "context 1 is nan; give text or a list"),
+        (lambda e: e.score(["Thi\ud800"], [" a"], [" Red"]), "holds half a character at 3 .* repair the text"),
+        (lambda e: e.loglikelihood([("Thing", " R\udc00")]), "holds half a character at .* repair the text"),
+        (lambda e: e.session().extend(None, "\ud800"), "holds half a character at 0 .* repair the text"),
+    ],
+)
+def test_what_is_no_text_is_named(engine: Engine, ask: Callable[[Engine], object], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        ask(engine)
 
 
 def test_a_product_of_text_agrees_with_plain_scoring(engine: Engine) -> None:

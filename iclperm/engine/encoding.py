@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base.tokenizer_file import told_where_it_gives_up
-from iclperm.engine.given import listed, shortly
+from iclperm.engine.given import listed, refuse_halves, shortly
 from iclperm.engine.plan import ContextPaths
 from iclperm.engine.shared_text import SharedTexts, added_tokens
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
@@ -228,6 +228,7 @@ class Encoder:
     def _encode_whole(self, texts: list[str]) -> list[TokenArray]:
         """As ``_encode_all``, each text by itself."""
         eos, bos = self._tokenizer.eos_token_id, self._tokenizer.bos_token_id
+        refuse_halves(texts)
         with told_where_it_gives_up():
             encoded = self._tokenizer(texts, return_attention_mask=False)["input_ids"]
         rows = [np.asarray(ids, np.int32) for ids in encoded]

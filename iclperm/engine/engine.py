@@ -28,7 +28,7 @@ from iclperm.engine.encoding import Encoder
 from iclperm.engine.executor import Progress, Report, UnitValues, execute, execute_plain
 from iclperm.engine.folder import model_folder
 from iclperm.engine.footprint import Footprint, Sizes, most_pack
-from iclperm.engine.given import given_contexts, listed
+from iclperm.engine.given import given_contexts, listed, pieces
 from iclperm.engine.load import load, load_shapes
 from iclperm.engine.long_paths import Rates
 from iclperm.engine.model import TreeModel
@@ -263,7 +263,7 @@ class Engine:
         marks invalid (non-finite logits). Cost: context tree + distinct contexts x query tree, in tokens. What an
         interrupt leaves is lost: `stream` gives results as they come.
         """
-        contexts, queries = given_contexts(contexts), listed(queries, "queries")
+        contexts, queries = given_contexts(contexts), pieces(queries, "queries", "query")
         with self._call(progress) as report:
             labels = by_query(continuations, len(queries))
             scores = np.empty((len(contexts), len(queries), len(labels[0]) if labels else 0), np.float32)
@@ -284,7 +284,7 @@ class Engine:
         Nothing runs while the caller has a block; closing the iterator ends the call. Contexts on which their queries'
         ids depend come last, in one block.
         """
-        contexts, queries = given_contexts(contexts), listed(queries, "queries")
+        contexts, queries = given_contexts(contexts), pieces(queries, "queries", "query")
         with self._call(progress) as report:
             labels = by_query(continuations, len(queries))
             if len(contexts) and labels and len(labels[0]):

@@ -32,9 +32,20 @@ def pieces(given: Iterable[Any], what: str, which: str) -> Sequence[Any]:
     return found
 
 
+def refuse_halves(texts: Iterable[str]) -> None:
+    """Raises RequestError naming the text that has half a character (a lone surrogate), which no tokenizer reads."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"{text[:40]!r} holds half a character at {error.start} (a lone surrogate); repair the text"
+            ) from None
+
+
 def given_contexts(given: Any) -> Any:
     """As ``listed``, the compact form as it is."""
-    return given if isinstance(given, ContextPaths) else listed(given, "contexts")
+    return given if isinstance(given, ContextPaths) else pieces(given, "contexts", "context")
 
 
 def shortly(given: object) -> str:

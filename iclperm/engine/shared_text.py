@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.base.tokenizer_file import told_where_it_gives_up
+from iclperm.engine.given import refuse_halves
 from iclperm.engine.tree import TokenArray
 
 # A window begins so many words before what is new; of these the first may be cut and the last may merge with it. No
@@ -101,6 +102,7 @@ class SharedTexts:
         if not texts:
             return []
         self.num_characters += sum(map(len, texts))
+        refuse_halves(texts)
         with told_where_it_gives_up():
             encoded = self._tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return [
