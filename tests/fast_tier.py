@@ -216,7 +216,13 @@ FAST: dict[str, tuple[str, ...]] = {
     # runs: each kind at tiny size, killed, grown, damaged, read and reported
     "test_arrays": ("",),
     "test_files": ("test_what", "test_files", "test_unfinished", "test_a_"),
-    "test_generated_runs": ("test_texts_and_verdicts", "test_codes", "test_shares", "test_what_does_not_go"),
+    "test_generated_runs": (
+        "test_texts_and_verdicts",
+        "test_strict_and_flexible",
+        "test_codes",
+        "test_shares",
+        "test_what_does_not_go",
+    ),
     "test_kept_choices": ("test_a_choice_is_kept",),
     "test_in_python": (
         "test_help",
