@@ -50,7 +50,9 @@ class Rereading:
     """The findings: two tables, no figure. The run's own reading comes first."""
 
     shots: tuple[int, ...]
+    """[K] numbers of demonstrations, rising; the axis of every reading's figures."""
     readings: tuple[TextsRead, ...]
+    """The run's own rules first, then each other task's in the order asked for."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
