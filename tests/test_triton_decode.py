@@ -197,7 +197,7 @@ scenes = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(scene=scenes)
 def test_agrees_with_plain_attention(scene: Scene) -> None:
     assert_close(scene, attend(scene))

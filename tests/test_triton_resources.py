@@ -19,7 +19,7 @@ from iclperm.engine.kernels.triton_compilation import ARCHITECTURES, architectur
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = json.loads((ROOT / "benchmarks" / "results" / "triton_resources.json").read_text(encoding="utf-8"))
-EVERY = 97
+EVERY = 197
 """One in so many is compiled here, neighbours of different kernels and architectures; all of them are by hand."""
 CHOSEN = ("kernel", "arch", "block", "warps", "stages")
 
