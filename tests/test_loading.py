@@ -247,6 +247,8 @@ def test_an_empty_continuation_gets_one_line(engine: Engine) -> None:
     ("ask", "said"),
     [
         (lambda e: e.score(["Thing"], [None], [" Red"]), "query 0 is None; give text or a list of token ids"),
+        (lambda e: e.score(["Thing"], ["a"], [" Red", None]), "continuation 1 is None; give text or a list"),
+        (lambda e: e.score(["Thing"], ["a"], [[" Red", None]]), "of query 0, continuation 1 is None; give text or"),
         (lambda e: e.score(["Thing", float("nan")], [" a"], [" Red"]), "context 1 is nan; give text or a list"),
         (lambda e: e.score(["Thi\ud800"], [" a"], [" Red"]), "holds half a character at 3 .* repair the text"),
         (lambda e: e.loglikelihood([("Thing", " R\udc00")]), "holds half a character at .* repair the text"),

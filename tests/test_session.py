@@ -540,9 +540,12 @@ def test_text_and_ids_are_not_mixed_up(bundled: Engine) -> None:
     with bundled.session() as session:
         text, tokens = session.extend(None, TEXTS[0]), session.extend(None, [5, 6, 7])
         for node, query in ((text, " q"), (tokens, [8])):
-            for wrong in ([" World", [5, 6]], [[5, 6], " World"], [" World", 5], [" World", None], [" World", b"x"]):
+            for wrong in ([" World", [5, 6]], [[5, 6], " World"], [" World", b"x"]):
                 with pytest.raises(RequestError, match=r"^continuations mix text and token ids; give all as one"):
                     session.score([node], [query], wrong)
+            for nothing in (5, None):
+                with pytest.raises(RequestError, match=f"^continuation 1 is {nothing}; give text or a list of token ids"):
+                    session.score([node], [query], [" World", nothing])
             for wrong in (5, None, b"x", {3, 1}):
                 with pytest.raises(RequestError) as told:
                     session.loglikelihood([(node, wrong)])

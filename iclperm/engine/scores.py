@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from iclperm.engine.given import listed, shortly
+from iclperm.engine.given import listed, pieces, shortly
 from iclperm.engine.tree import IntArray, PrefixTree
 from iclperm.errors import RequestError
 
@@ -94,7 +94,7 @@ def by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[An
     """One list of continuations a query, equally many for each, whether given so or shared by all (then one object)."""
     continuations = listed(continuations, "continuations")
     if not len(continuations) or _is_continuation(continuations[0]):
-        return [continuations] * num_queries
+        return [pieces(continuations, "continuations", "continuation")] * num_queries
     if len(continuations) != num_queries:
         raise RequestError(f"continuations are given for {len(continuations)} queries, but there are {num_queries}")
     for query, row in enumerate(continuations):
@@ -102,6 +102,7 @@ def by_query(continuations: Sequence[Any], num_queries: int) -> list[Sequence[An
             raise RequestError(f"the continuations of query {query} are {shortly(row)}; give a list of them")
         if len(row) != len(continuations[0]):
             raise RequestError(f"query {query} has {len(row)} continuations, query 0 has {len(continuations[0])}")
+        pieces(row, "continuations", f"of query {query}, continuation")
     return list(continuations)
 
 
