@@ -200,6 +200,13 @@ def test_another_tokenizer_is_one_line_and_none_is_told(tmp_path):
         run.prompt(index_set=0, permutation=0)
 
 
+def test_the_only_prompt_of_a_run_needs_no_name(tmp_path, model):
+    run = run_of(tmp_path, model, sets=1, permutations=1, shots=[3])
+    assert run.prompt().text == run.prompt(index_set=0, permutation=0).text
+    with pytest.raises(ConfigError, match="recommends none of its 1 prompts"):
+        run.prompt(shots=2)
+
+
 def test_a_study_that_chose_nothing_must_be_asked(tmp_path, model):
     run = run_of(tmp_path, model)
     with pytest.raises(ConfigError, match=r"recommends none of its 12 prompts; name one with --set.*--best"):

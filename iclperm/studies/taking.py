@@ -66,7 +66,7 @@ class WantedPrompt:
 
 
 def take(run: FinishedRun, wanted: WantedPrompt, recommended: RecommendedCell | None) -> RunPrompt:
-    """The prompt of the cell that is named, else the recommended or, where it is asked for, the best one.
+    """The prompt of the cell that is named, else the recommended one, or the only one there is; or the best, if asked.
 
     Raises `ConfigError` for a cell that is named by half or twice, and where nothing is recommended.
     """
@@ -83,6 +83,8 @@ def take(run: FinishedRun, wanted: WantedPrompt, recommended: RecommendedCell | 
         return run_prompt(run, index_set, permutation, run.shots[-1] if shots is None else shots, query)
     if recommended is None:
         sets, permutations, num_shots, _ = run.correct.shape
+        if sets * permutations * num_shots == 1 and shots in (None, run.shots[-1]):
+            return run_prompt(run, 0, 0, run.shots[-1], query)
         raise ConfigError(
             f"this study recommends none of its {sets * permutations * num_shots:,} prompts; name one with --set, "
             "--permutation and --shots (in Python index_set, permutation and shots), or ask for the most accurate with "
