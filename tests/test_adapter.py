@@ -198,7 +198,7 @@ def test_a_study_has_one_and_its_run_is_of_that_adapter_alone(model, adapter, tm
     ours, bare_ones = (one.splits["test"].context_logprob[np.arange(4)] for one in (run, bare))
     assert np.abs(ours - bare_ones).max() > 100 * PER_TOKEN
     assert run.study.model_name == f"{model} + {adapter().name}"
-    assert any("is merged into the model" in note for note in run.report.notes)
+    assert any("is merged into the model" in note for note in iclperm.plan(study).notes)
     plan, other = (json.loads((tmp_path / name / "plan.json").read_text()) for name in ("run", "bare"))
     assert plan["hashes"].keys() - other["hashes"].keys() == {"adapter"}
     assert iclperm.run(study, tmp_path / "run").digest == run.digest
