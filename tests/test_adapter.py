@@ -225,3 +225,19 @@ def test_it_is_for_one_model_of_this_machine(adapter):
         Study(kind="transfer", models=["a", "b"], adapter="x")
     with pytest.raises(ConfigError, match="'adapter' is for a model on this machine, not for an endpoint"):
         Study(adapter="x", endpoint={"base_url": "http://localhost:1", "model": "m"})
+
+
+@pytest.mark.filterwarnings("ignore")  # the harness's own
+def test_the_harness_names_it_as_it_does(model, adapter):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+
+    from iclperm.integrations.lm_eval import TreeLM
+
+    lm = TreeLM(str(model), peft=str(adapter()), device="cpu")
+    requests = [Instance("loglikelihood", {}, ("red", " blue"), number) for number in range(1)]
+    ((logprob, _),) = lm.loglikelihood(requests)
+    whole = beside(model, adapter())
+    context, continuation = lm._encode_pair("red", " blue")
+    expected = scoring.score_one(whole, context, continuation).logprob
+    assert abs(logprob - expected) <= PER_TOKEN * len(continuation)
