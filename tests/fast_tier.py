@@ -206,6 +206,7 @@ FAST: dict[str, tuple[str, ...]] = {
         "test_slow_patterns",
         "test_a_plan_that_is_nested",
     ),
+    "test_adapter": ("test_a_folder_that_is_none", "test_it_is_for_one"),
     "test_given_parquet": ("test_what_is_no_bomb", "test_the_bomb", "test_more_rows"),
     "test_model_folders": (
         "test_a_file_is_no",

@@ -256,7 +256,7 @@ def test_packs_on_a_gpu_follow_its_memory_and_nothing_else() -> None:
 
 def test_a_run_is_packed_as_its_engine_would(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_product([[1, 2], [3]], [[4], [5]], [[6], [7]])
-    use = ModelUse("", "", "auto", "auto", None, False, "auto", "auto", None, 0, [])
+    use = ModelUse("", "", None, None, "auto", "auto", None, False, "auto", "auto", None, 0, [])
     engine = SimpleNamespace(pack_tokens=32_768)
     monkeypatch.setattr(Answering, "engine", property(lambda self: engine))
     assert Answering(use, [plan])._plan(0).pack_tokens == 32_768

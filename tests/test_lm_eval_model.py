@@ -107,7 +107,10 @@ def test_the_command_runs_a_task(folder: Path, tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [({}, "give --model_args pretrained=demo"), ({"pretrained": "demo", "peft": "adapter"}, "takes no 'peft'")],
+    [
+        ({}, "give --model_args pretrained=demo"),
+        ({"pretrained": "demo", "load_in_4bit": True}, "takes no 'load_in_4bit'"),
+    ],
 )
 def test_what_cannot_be_had_is_refused_in_a_line(arguments: dict[str, str], said: str) -> None:
     from iclperm.integrations.lm_eval import TreeLM

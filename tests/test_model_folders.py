@@ -66,7 +66,7 @@ def test_an_adapter_beside_full_weights_is_refused(tmp_path: Path) -> None:
     make_model(tmp_path)
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "nobody/nothing", "r": 2, "target_modules": ["q_proj"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
-    message = r"holds an adapter \(adapter_config.json\), which is not applied; merge it .* Engine\(PeftModel"
+    message = r"holds an adapter \(adapter_config.json\), which is not applied by itself; .* this one as the adapter"
     refused(tmp_path, message)
     with pytest.raises(ModelError, match=message):
         load_shapes(tmp_path)

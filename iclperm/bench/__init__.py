@@ -63,7 +63,7 @@ def options(
         if cases is not None:
             raise ConfigError(f"--case is {cases!r}, but a study is measured; leave one of them out")
         if models is not None:
-            study = study.model_copy(update={"model": models, "revision": None, "endpoint": None})
+            study = study.model_copy(update={"model": models, "revision": None, "adapter": None, "endpoint": None})
         case = StudyCase.of(study, name)
         dtypes = dtypes or ("bfloat16" if study.dtype == "bfloat16" and not case.new_tokens else "float32")
     return BenchOptions(

@@ -50,6 +50,11 @@ class StudyCase:
             raise ConfigError(
                 f"{name} asks {study.endpoint.model!r} behind an API, which the peers do not run; give --model a folder"
             )
+        if study.adapter is not None:
+            raise ConfigError(
+                f"{name} has an adapter ({study.adapter}), which no peer is given here; merge it into a folder first "
+                "(merge_and_unload(), then save_pretrained)"
+            )
         if study.is_per_query:
             raise ConfigError(
                 f"{name} gives every query its own demonstrations, which no peer is asked here; give another"

@@ -17,6 +17,7 @@ STUDY_KEYS = {
     "kind": f"What is studied: {kinds.in_words(kinds.STUDIES)}.",
     "model": "demo, a model folder, a GGUF file or a hub id.",
     "revision": "Revision of a hub id.",
+    "adapter": "Folder of a PEFT adapter, merged into the model.",
     "task": "Built-in task or path of a task file.",
     "tasks": kinds.KEYS["tasks"],
     "models": kinds.KEYS["models"],
@@ -111,7 +112,7 @@ SUGGESTED: Mapping[str, tuple[str, ...]] = {
 }
 """What a shell completes for keys that have other values, too."""
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "Model options": ("model", "models", "revision", "endpoint", "chat", "max_new_tokens", "plain"),
+    "Model options": ("model", "models", "revision", "adapter", "endpoint", "chat", "max_new_tokens", "plain"),
     "Answer options": ("scoring", "normalize", "calibration", "criterion", "on_overlong", "think", "unparsed"),
     "Resource options": ("dtype", "device", "memory_budget", "attention", "layers", "pack_tokens", "out"),
 }

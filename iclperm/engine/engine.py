@@ -119,9 +119,11 @@ class Engine:
         device: str = "auto",
         dtype: str | torch.dtype = "auto",
         revision: str | None = None,
+        adapter: str | Path | None = None,
         **options: Any,
     ) -> Engine:
-        """Load a folder or hub id: safetensors only, no remote code; raises ModelError in one line otherwise."""
+        """Load a folder or hub id, and merge a PEFT adapter's folder into it: safetensors only, no remote code; raises
+        ModelError in one line otherwise."""
         folder = model_folder(name, revision)
         if (budget := options.get("memory_budget")) is not None:
             memory.refuse_budget(1, plain=options.get("plain", False))  # as far as is known before the weights are read
@@ -129,7 +131,7 @@ class Engine:
             options["memory_budget"] = memory.resolve_budget(budget, place)
             ways = {key: options[key] for key in ("attention", "layers") if key in options}
             Sizes.of(PlainModel(shapes), place, **ways).most_pack_tokens(options["memory_budget"])  # may refuse
-        model, tokenizer = load(folder, device=device, dtype=dtype)
+        model, tokenizer = load(folder, device=device, dtype=dtype, adapter=adapter)
         return cls(model, tokenizer, **options)
 
     def __enter__(self) -> Engine:

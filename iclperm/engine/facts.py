@@ -27,6 +27,8 @@ TOKENIZER_FILES = (
 TOKENIZER_SOURCES = ("*.model", "*.spm", "*.tiktoken", "tekken.json")
 """Patterns of what a tokenizer may be made of besides, where there is no tokenizer.json."""
 TOKENIZER_FILE = "tokenizer.json"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Of an adapter as PEFT saves it: its settings and its weights."""
 MAKES_A_TOKENIZER = (TOKENIZER_FILE, "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 """Files one of which is needed: a folder with none of them has no tokenizer."""
 

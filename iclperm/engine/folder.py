@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from iclperm.base.files import what_fetches
-from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, WEIGHT_FILES
+from iclperm.engine.facts import ADAPTER_FILES, TOKENIZER_FILE, TOKENIZER_FILES, WEIGHT_FILES
 from iclperm.engine.gguf_file import gguf_folder, is_gguf
 from iclperm.errors import ConfigError, ModelError, printable
 
@@ -25,7 +25,7 @@ _FILES = frozenset(
     {"config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json", TOKENIZER_FILE}
     | {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"}
 )
-_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+_ADAPTERS = (*ADAPTER_FILES, "adapter_model.bin")
 _MOST_JSON_BYTES = 64 << 20
 _SIZE_KEYS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -328,8 +328,8 @@ def _refuse_adapter(folder: Path) -> None:
     found = next((name for name in _ADAPTERS if (folder / name).exists()), None)
     if found is not None:
         raise ModelError(
-            f"model folder '{folder}' holds an adapter ({found}), which is not applied; merge it into the weights "
-            "(merge_and_unload(), then save_pretrained), or load it yourself: Engine(PeftModel.from_pretrained(...))"
+            f"model folder '{folder}' holds an adapter ({found}), which is not applied by itself; give the folder of "
+            "the model that it was trained on as the model, and this one as the adapter"
         )
 
 

@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from iclperm.engine.adapter import check_adapter, merged
 from iclperm.engine.dtypes import dtype_of, fit_dtype
 from iclperm.engine.folder import (
     Stored,
@@ -48,22 +49,29 @@ BALANCED = "balanced"
 
 
 def load(
-    name: str | Path, *, device: str = "auto", dtype: str | torch.dtype = "auto", revision: str | None = None
+    name: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    revision: str | None = None,
+    adapter: str | Path | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Model and tokenizer from a folder, a hub id or a GGUF file: safetensors only but for that, no remote code.
 
     ``dtype="auto"``: the checkpoint's on a GPU, float32 on a CPU, so that results do not depend on the machine; for
     bfloat16 on a GPU without it float32 or float16, with a warning (`fit_dtype`).
     ``device="balanced"`` spreads the layers over all GPUs, and over the host what they cannot hold. Of a checkpoint of
-    text and images the text part is loaded. Raises ModelError in one line for a folder without weights, pickled
-    weights, remote code, an unknown architecture or weights that do not fill the model, ConfigError for ``balanced``
-    without accelerate.
+    text and images the text part is loaded. ``adapter`` is the folder of one of PEFT's, which is merged into the
+    weights. Raises ModelError in one line for a folder without weights, pickled weights, remote code, an unknown
+    architecture or weights that do not fill the model, ConfigError for ``balanced`` without accelerate.
     """
     place, wanted = _device(device), dtype_of(dtype)
     if device == BALANCED:
         _refuse_without_accelerate()
     folder = model_folder(name, revision)
     settings = settings_of(folder)
+    if adapter is not None:
+        _refuse_to_merge(adapter, folder, settings, device)
     config, file = _config_of(folder, folder, settings), file_of(folder)
     stored = stored_weights(folder) if file is None else {}
     check_generation(folder)
@@ -104,11 +112,27 @@ def load(
         model.stored_as = in_words(folder, str(model.dtype).removeprefix("torch."))
     unused = [key for key in map(str, info["unexpected_keys"]) if not is_no_part(key, stored, settings)]
     _refuse_misfit(name, config, info, [key for key in unused if not (text_keys and _IMAGE_KEY.match(key))])
+    if adapter is not None:
+        model = merged(model, Path(adapter))
     try:
         served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
     except Exception as error:
         raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}; choose another device") from error
     return served, load_tokenizer(folder)
+
+
+def _refuse_to_merge(adapter: str | Path, folder: Path, settings: Mapping[str, Any], device: str) -> None:
+    """Raises ModelError for an adapter that cannot be merged into this model, or where it is to lie."""
+    check_adapter(Path(adapter), folder)
+    if settings.get("quantization_config"):
+        raise ModelError(
+            f"the weights of {str(folder)!r} are quantized, and an adapter merges into others alone; give the "
+            "checkpoint in float32, bfloat16 or float16"
+        )
+    if device == BALANCED:
+        raise ModelError(
+            f"an adapter is merged on one device, and device is {BALANCED!r}; choose one, or merge it first"
+        )
 
 
 def _refuse_misfit(name: str | Path, config: Any, info: Mapping[str, Any], unused: list[str]) -> None:

@@ -114,7 +114,7 @@ def _dearness(cost: CellCost) -> tuple[bool, float, float, str]:
 
 def _model_key(study: Study) -> tuple[Any, ...]:
     """What decides whether two studies find the same model loaded."""
-    return study.model_name, study.revision, *(getattr(study, key) for key in RESOURCES)
+    return study.model_name, study.revision, study.adapter, *(getattr(study, key) for key in RESOURCES)
 
 
 def _typical(cell: GridCell, problem: str) -> CellCost:

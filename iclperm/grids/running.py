@@ -24,7 +24,7 @@ from iclperm.studies.several import StudyRuns
 from iclperm.study import kinds
 from iclperm.study.study import STATISTICS, Study
 
-_NAMED = ("model", "revision", "task", "data", "dtype")
+_NAMED = ("model", "revision", "adapter", "task", "data", "dtype")
 Ran = Run | StudyRuns
 Plans = StudyPlan | dict[str, StudyPlan]
 

@@ -49,11 +49,11 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
     """The harness's model whose requests go through the prefix tree, shared prefixes once.
 
     Args, as the harness gives them in ``--model_args``: ``pretrained`` is `demo`, a folder, a GGUF file or a hub id;
-    ``revision``, ``dtype`` (`auto`: float32 on a CPU) and ``device`` are as everywhere in iclperm; ``memory_budget``,
-    ``pack_tokens``, ``attention``, ``layers`` and ``plain`` are `Engine`'s; ``max_length``, ``add_bos_token``,
-    ``prefix_token_id``, ``think_end_token``, ``enable_thinking`` and ``chat_template_args`` are `hf`'s; ``seed`` draws
-    sampled texts. Batch sizes are taken and have no effect. Raises `ConfigError` for other arguments, and what loading
-    a model raises.
+    ``revision``, ``dtype`` (`auto`: float32 on a CPU) and ``device`` are as everywhere in iclperm; ``peft`` is an
+    adapter's folder, which is merged; ``memory_budget``, ``pack_tokens``, ``attention``, ``layers`` and ``plain`` are
+    `Engine`'s; ``max_length``, ``add_bos_token``, ``prefix_token_id``, ``think_end_token``, ``enable_thinking`` and
+    ``chat_template_args`` are `hf`'s; ``seed`` draws sampled texts. Batch sizes are taken and have no effect. Raises
+    `ConfigError` for other arguments, and what loading a model raises.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
         pretrained: str = "",
         *,
         revision: str | None = None,
+        peft: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
         max_length: int | None = None,
@@ -83,6 +84,7 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
         self.engine = Engine.from_pretrained(
             str(demo.model_path()) if pretrained == "demo" else pretrained,
             revision=revision,
+            adapter=peft,
             dtype=dtype,
             device=_device(device),
             **options,

@@ -38,6 +38,10 @@ class ModelUse:
     """A folder, or the id of a model that has one in the hub's cache."""
     digest: str
     """Of the files of the model."""
+    adapter: str | None
+    """The folder of what is merged into it."""
+    adapter_digest: str | None
+    """Of its files."""
     device: str
     dtype: str
     memory_budget: Budget | None
@@ -53,11 +57,13 @@ class ModelUse:
     @classmethod
     def of(cls, setting: ResolvedStudy) -> ModelUse:
         """As a study has it."""
-        study = setting.study
+        study, hashes = setting.study, setting.identity["hashes"]
         assert setting.model is not None
         return cls(
             model=str(setting.model),
-            digest=setting.identity["hashes"]["model"],
+            digest=hashes["model"],
+            adapter=study.adapter,
+            adapter_digest=hashes.get("adapter"),
             device=study.device,
             dtype=study.dtype,
             memory_budget=study.memory_budget,
@@ -115,6 +121,7 @@ class Engines:
                 device=use.device,
                 dtype=use.dtype,
                 memory_budget=use.memory_budget,
+                adapter=use.adapter,
                 plain=use.plain,
                 attention=use.attention,
                 layers=use.layers,

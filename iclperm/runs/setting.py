@@ -13,7 +13,15 @@ from typing import Any
 
 from iclperm import demo
 from iclperm.base.imports import import_whole
-from iclperm.engine.facts import TOKENIZER_FILE, TOKENIZER_FILES, TOKENIZER_SOURCES, WEIGHT_FILES, ModelFacts
+from iclperm.engine.adapter import check_adapter
+from iclperm.engine.facts import (
+    ADAPTER_FILES,
+    TOKENIZER_FILE,
+    TOKENIZER_FILES,
+    TOKENIZER_SOURCES,
+    WEIGHT_FILES,
+    ModelFacts,
+)
 from iclperm.engine.folder import model_folder
 from iclperm.engine.gguf_file import file_digest, file_of, in_words
 from iclperm.errors import ConfigError, ModelError
@@ -78,6 +86,8 @@ class ResolvedStudy:
         study = resolved(study, task)
         examples = study_examples(study, task)
         model = None if study.endpoint else study_model_folder(study, weights=weights)
+        if model is not None and study.adapter is not None:
+            check_adapter(Path(study.adapter), model)
         design = draw(study, task, examples)
         if model is not None:
             import_whole("iclperm.engine.plain_model", "iclperm.engine.tokenizer")  # PyTorch, which an API does without
@@ -182,6 +192,8 @@ class ResolvedStudy:
         notes = self.task.notes
         if self.model is not None and file_of(self.model) is not None:
             notes.append(f"the model is a file of {in_words(self.model, self.dtype)}")
+        if self.study.adapter is not None:
+            notes.append(f"the adapter {self.study.adapter} is merged into the model; the tokenizer is the model's own")
         return notes
 
     @property
@@ -190,10 +202,8 @@ class ResolvedStudy:
             endpoint = self.study.endpoint
             return {"endpoint": endpoint.identity if self.is_generated else endpoint.scored_identity}
         assert self.model is not None
-        return {
-            "model": model_digest(self.model),
-            "tokenizer": tokenizer_hash(self.model),
-        }
+        adapter = {} if self.study.adapter is None else {"adapter": adapter_digest(self.study.adapter)}
+        return {"model": model_digest(self.model), **adapter, "tokenizer": tokenizer_hash(self.model)}
 
     @property
     def _generation(self) -> dict[str, Any]:
@@ -314,7 +324,7 @@ def whole_paths(choices: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if choices.get("out"):
         changes["out"] = str(Path(choices["out"]).resolve())
-    for key in ("task", "data", "model", "tasks", "models", "neighbours"):
+    for key in ("task", "data", "model", "adapter", "tasks", "models", "neighbours"):
         if given := choices.get(key):
             changes[key] = whole(given) if isinstance(given, str) else [whole(name) for name in given]
     return changes
@@ -364,6 +374,11 @@ def model_digest(folder: Path | str) -> str:
     if (file := file_of(Path(folder))) is not None:
         return file_digest(file)
     return _hash_files(Path(folder), ("config.json", WEIGHT_FILES))
+
+
+def adapter_digest(folder: Path | str) -> str:
+    """Of an adapter's settings and weights."""
+    return _hash_files(Path(folder), ADAPTER_FILES)
 
 
 def tokenizer_hash(folder: Path) -> str:

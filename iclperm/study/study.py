@@ -53,7 +53,8 @@ _DEVICE = re.compile(r"auto|balanced|(cpu|cuda|mps|xpu)(:\d+)?")
 class Study(Choices):
     """The choices that define a study: ``sets`` x ``permutations`` x ``shots`` x ``queries`` on one model and task.
 
-    ``model`` is ``demo``, a local folder or a hub id (with ``revision``); ``task`` is the name of a built-in task or
+    ``model`` is ``demo``, a local folder or a hub id (with ``revision``), ``adapter`` the folder of a PEFT
+    adapter to merge into it; ``task`` is the name of a built-in task or
     the path of a task file, ``data`` a folder that has its data where they are not where the task says. ``shots`` is
     one k, a list of k, ``all`` (0 to the task's own), or None for the task's own; they are prefixes of the same
     orderings, or with ``resample: per_k`` each has sets and permutations of its own. ``design`` tells which
@@ -86,6 +87,7 @@ class Study(Choices):
     kind: str = kinds.SENSITIVITY.name
     model: Annotated[str, Field(min_length=1)] = "demo"
     revision: str | None = None
+    adapter: Annotated[str | None, Field(min_length=1, exclude_if=lambda given: given is None)] = None
     task: Annotated[str, Field(min_length=1)] = "mini_news"
     tasks: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
@@ -167,6 +169,8 @@ class Study(Choices):
         if kind.check is not None:
             with kinds.calling(kind, "check"):
                 kind.check(self)
+        if self.adapter is not None and self.models is not None:
+            raise ConfigError("a study's key 'adapter' is for one model, not for several 'models'; leave one out")
         if self.plain:
             for key in ("memory_budget", "attention", "layers", "pack_tokens"):
                 if (value := getattr(self, key)) != type(self).model_fields[key].default:
@@ -180,7 +184,7 @@ class Study(Choices):
             self._refuse_uneven(self.given_sets)
 
     def _refuse_local_choices(self) -> None:
-        for key in ("model", "revision", "models", *RESOURCES):
+        for key in ("model", "revision", "adapter", "models", *RESOURCES):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(
                     f"a study's key {key!r} is for a model on this machine, not for an endpoint; leave it out"
@@ -264,7 +268,9 @@ class Study(Choices):
     @property
     def model_name(self) -> str:
         """What to call the model."""
-        return self.model if self.endpoint is None else self.endpoint.model
+        if self.endpoint is not None:
+            return self.endpoint.model
+        return self.model if self.adapter is None else f"{self.model} + {Path(self.adapter).name}"
 
     @property
     def is_adaptive(self) -> bool:
@@ -314,7 +320,7 @@ def found_beside(choices: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         is_there = place.is_file() if is_file else name != "demo" and place.is_dir()
         return str(folder / str(name)) if is_there else name
 
-    named = ("task", "data", "model", "tasks", "models", "neighbours")
+    named = ("task", "data", "model", "adapter", "tasks", "models", "neighbours")
     return {key: found(key, choices[key]) for key in named if choices.get(key) is not None}
 
 

@@ -197,7 +197,8 @@ class Workers:
         """Why a worker's answers could be others than those of this run; empty where they are the same."""
         if head["version"] != (own := version("iclperm")):
             return f"it has iclperm {head['version']}, and this is {own}; install the same there"
-        if head["digest"] is not None and head["digest"] != self._work.setting.identity["hashes"]["model"]:
+        hashes = self._work.setting.identity["hashes"]
+        if head["digests"] is not None and head["digests"] != [hashes["model"], hashes.get("adapter")]:
             return "the files of the model are others there; copy the same to all machines"
         ours = head["numerics"] if self._numerics is None or self._is_mixed else self._numerics
         if (key := other_numerics(ours, head["numerics"])) is not None:

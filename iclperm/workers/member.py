@@ -20,7 +20,7 @@ from typing import Any
 from iclperm.base.environment import settle
 from iclperm.errors import IclpermError, is_out_of_memory
 from iclperm.runs.answering import Answering, Asked, Engines, ModelUse
-from iclperm.runs.setting import model_digest
+from iclperm.runs.setting import adapter_digest, model_digest
 from iclperm.workers.messages import Pipe, packed, part_from, plan_from, unpacked
 
 LOST_DRIVER = 9
@@ -62,10 +62,10 @@ def _of_run(pipe: Pipe, inbox: queue.SimpleQueue[bytes], engines: Engines, begin
         plans.append(plan_from(about, table))
     use = ModelUse(**head["use"])
     answering = Answering(use, plans, engines)
-    digest = model_digest(use.model) if head["wants_digest"] else None
+    digests = _digests(use) if head["wants_digest"] else None
     of_run = {"run": head["run"]}
     numerics, before = answering.numerics, answering.tokens
-    pipe.send(packed({"is": "ready", **of_run, **surroundings(), "numerics": numerics, "digest": digest}))
+    pipe.send(packed({"is": "ready", **of_run, **surroundings(), "numerics": numerics, "digests": digests}))
     following: list[bytes] = []
 
     def asked() -> Iterator[Asked]:
@@ -80,6 +80,11 @@ def _of_run(pipe: Pipe, inbox: queue.SimpleQueue[bytes], engines: Engines, begin
     for part, rows in answering.answers(asked()):
         pipe.send(packed({"is": "answer", **of_run, "part": part, "tokens": answering.tokens - before}, rows))
     return following[0]
+
+
+def _digests(use: ModelUse) -> list[str | None]:
+    """Of the files here that make the model: its own, and its adapter's."""
+    return [model_digest(use.model), None if use.adapter is None else adapter_digest(use.adapter)]
 
 
 def surroundings() -> dict[str, Any]:
