@@ -169,7 +169,7 @@ def test_a_study_takes_paths_tuples_ranges_and_numbers_of_numpy():
 
 def test_a_tooltip_shows_keys_and_defaults():
     shown = str(inspect.signature(Study))
-    assert shown.startswith("(*, kind='sensitivity', model='demo', revision=None, task='mini_news',")
+    assert shown.startswith("(*, kind='sensitivity', model='demo', revision=None, adapter=None, task='mini_news',")
     assert list(inspect.signature(Study).parameters) == list(Study.model_fields)
     assert "Annotated" not in shown + str(inspect.signature(Task))
 

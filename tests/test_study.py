@@ -14,7 +14,7 @@ def test_yaml_holds_every_choice_and_comes_back_equal(tmp_path):
     keys = {line.split(":")[0] for line in study.to_yaml().splitlines() if line[0].isalpha()}
     # these are written only where they are not the default
     unwritten = {"options", "balance", "plain", "attention", "layers", "pack_tokens", "budget", "rule", "tolerance"}
-    unwritten |= {"cells", "precision", "queries_per_ordering", "neighbours", "order"}
+    unwritten |= {"adapter", "cells", "precision", "queries_per_ordering", "neighbours", "order"}
     assert keys == set(Study.model_fields) - unwritten
 
 

@@ -248,7 +248,7 @@ class Recorded:
         def script(link, head, _table):
             if head["is"] == "load":
                 link.run = {"run": head["run"]}
-                about = {**members.surroundings(), "numerics": {**self.numerics, **(numerics or {})}, "digest": None}
+                about = {**members.surroundings(), "numerics": {**self.numerics, **(numerics or {})}, "digests": None}
                 yield packed({"is": "ready", **link.run, **about, **(changes or {})})
             if head["is"] == "part" and fails:
                 yield packed({"is": "failed", **link.run, **fails})
@@ -309,7 +309,7 @@ class TestPool:
         [
             ({"numerics": {"threads": 7}}, r"worker \d \(.*, process \d+\) is refused: its threads is"),
             ({"changes": {"version": "0.0.1"}}, "is refused: it has iclperm 0.0.1, and this is"),
-            ({"changes": {"digest": "other"}}, "is refused: the files of the model are others there"),
+            ({"changes": {"digests": ["other", None]}}, "is refused: the files of the model are others there"),
         ],
     )
     def test_a_worker_that_differs_is_refused_by_name(self, folder, recorded, tmp_path, difference, words):
@@ -414,7 +414,7 @@ def test_a_member_answers_in_a_thread_as_in_a_process(folder, recorded):
     thread = threading.Thread(target=answer)
     thread.start()
     ready, _ = unpacked(ours.receive())
-    assert ready["digest"] == work.setting.identity["hashes"]["model"]
+    assert ready["digests"] == [work.setting.identity["hashes"]["model"], None]
     assert ready["numerics"] == recorded.numerics
     answer, table = unpacked(ours.receive())
     assert (answer["is"], answer["part"]) == ("answer", 2)
