@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from iclperm.base.worker import StartError, Worker, WorkerError
 from iclperm.errors import ConfigError, DataError
 from iclperm.tasks import answers
-from iclperm.tasks.answers import Answer, Checker, Judgement, open_checker, strip_think, word_checker
+from iclperm.tasks.answer_keys import Answer
+from iclperm.tasks.answers import Checker, Judgement, open_checker, strip_think, word_checker
 
 UNPARSED = Judgement(None, None, False)
 

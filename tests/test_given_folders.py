@@ -26,7 +26,8 @@ from iclperm.runs import audit
 from iclperm.runs.folder import RunFolder, mend_format
 from iclperm.study.study import Study
 from iclperm.tasks import answers
-from iclperm.tasks.answers import Answer, open_checker
+from iclperm.tasks.answer_keys import Answer
+from iclperm.tasks.answers import open_checker
 from iclperm.tasks.loaders import read_rows
 
 

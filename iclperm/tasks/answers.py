@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal, NamedTuple, Self
-
-from pydantic import Field, field_validator, model_validator
+from typing import Any, NamedTuple
 
 from iclperm.base.worker import Overtime, Worker, WorkerError
 from iclperm.errors import ConfigError, DataError
-from iclperm.study.choices import Choices
+from iclperm.tasks.answer_keys import Answer
 from iclperm.tasks.bases import with_bases
 from iclperm.tasks.filters import UNREAD, ExactMatch, FiltersChoices, golds_of, golds_text
+from iclperm.tasks.graded import absolute_error, best_f1, squad_normal
 from iclperm.tasks.named_labels import NamedLabels
-from iclperm.tasks.sources import Word
 
 MAX_SECONDS = 5.0  # for one answer, of processor time
 PATIENCE = (60.0, 120.0)
@@ -35,85 +33,23 @@ MAX_CHARS = 1 << 20  # of a text
 MAX_DIGITS = 60
 MAX_MATH_CHARS = 1_000
 
-Regex = Annotated[str, Field(min_length=1, max_length=500)]
 _Ask = Callable[[dict[str, Any]], Any]  # the process that may be killed: see `work`
-
-
-def _compilable(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"is no regular expression of Python ({error}); repair it") from None
-    return pattern
-
-
-class Rule(Choices):
-    """One way to read the answer: the first match of ``pattern``, or the ``last``; its first group that holds text,
-    else all of it. ``name`` is what the results call it."""
-
-    name: Word | None = None
-    pattern: Regex
-    last: bool = False
-
-    _valid = field_validator("pattern")(_compilable)
-
-
-class Answer(Choices):
-    """How the answer of a generated text is checked against the column ``field``, which holds the right one.
-
-    ``check`` is what answers are: a number, the letter of an option, mathematics, exactly that text, or, as the
-    `exact_match` of lm-evaluation-harness, one of the texts in the column, which ``filters`` read (its pipeline).
-    ``rules`` read the answer from the model's text, tried in order; without them the check has its own. ``gold`` is a
-    pattern whose group is the right answer within the column. ``letters`` is the number of options. ``ignore_case`` and
-    ``ignore``, patterns that are removed from both sides, belong to ``exact`` and ``exact_match``,
-    ``ignore_punctuation`` and ``ignore_numbers`` to the latter.
-    """
-
-    field: Word
-    check: Literal["number", "letter", "math", "exact", "exact_match"]
-    rules: list[Rule] = Field(default_factory=list)
-    gold: Regex | None = None
-    letters: Annotated[int, Field(ge=2, le=26)] | None = None
-    ignore_case: bool = False
-    ignore: list[Regex] = Field(default_factory=list)
-    filters: FiltersChoices | None = None
-    ignore_punctuation: bool = False
-    ignore_numbers: bool = False
-
-    @field_validator("gold")
-    @classmethod
-    def _valid_gold(cls, gold: str | None) -> str | None:
-        return gold and _compilable(gold)
-
-    @field_validator("ignore")
-    @classmethod
-    def _valid_ignore(cls, ignore: list[str]) -> list[str]:
-        return [_compilable(pattern) for pattern in ignore]
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.letters is not None and self.check != "letter":
-            raise ValueError("the key 'letters' belongs to the check 'letter'; leave it out")
-        if (self.ignore or self.ignore_case) and self.check not in ("exact", "exact_match"):
-            raise ValueError("the keys 'ignore' and 'ignore_case' belong to the check 'exact'; leave them out")
-        is_filtered = self.filters is not None or self.ignore_punctuation or self.ignore_numbers
-        if is_filtered and self.check != "exact_match":
-            raise ValueError(
-                "the keys 'filters', 'ignore_punctuation' and 'ignore_numbers' belong to the check 'exact_match'; "
-                "leave them out"
-            )
-        if (self.rules or self.gold) and self.check == "exact_match":
-            raise ValueError("the keys 'rules' and 'gold' are not for the check 'exact_match'; give 'filters'")
-        return self
 
 
 class Judgement(NamedTuple):
     """One text judged: the answer that was read, in its normal form, or None where there is none; the rule that read
-    it, or why none could; whether it is right."""
+    it, or why none could; its grade, 1 where it is right and 0 where it is wrong, between them where the check grades;
+    and its absolute error, where the check has one."""
 
     answer: str | None
     rule: str | None
-    is_correct: bool
+    grade: float
+    error: float | None = None
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether it has the full grade."""
+        return self.grade == 1
 
 
 class Checker:
@@ -149,18 +85,18 @@ class Checker:
     def _judged(self, text: str, gold: str) -> Judgement:
         spoken = strip_think(text, is_open=self._think_is_open) if self._strip_think else text
         if spoken is None:
-            return Judgement(None, "unfinished thinking", False)
+            return Judgement(None, "unfinished thinking", 0)
         if len(spoken) > MAX_CHARS:
-            return Judgement(None, "too long", False)
+            return Judgement(None, "too long", 0)
         try:
             for rule, part in self._kind.parts(spoken):
                 if (answer := self._kind.normal(part)) is not None:
-                    return Judgement(answer, rule, self._kind.is_same(gold, answer))
+                    return Judgement(answer, rule, *self._kind.grade(gold, answer))
         except Overtime:
-            return Judgement(None, GIVEN_UP, False)
+            return Judgement(None, GIVEN_UP, 0)
         except WorkerError:
-            return Judgement(None, "failed", False)
-        return Judgement(None, self._kind.unread(spoken), False)
+            return Judgement(None, "failed", 0)
+        return Judgement(None, self._kind.unread(spoken), 0)
 
 
 class _Patience:
@@ -267,6 +203,10 @@ class _Kind:
         """Whether an answer is right; both are in normal form."""
         return gold == answer
 
+    def grade(self, gold: str, answer: str) -> tuple[float, float | None]:
+        """The grade of an answer in 0..1, and its absolute error where there is one; both are in normal form."""
+        return float(self.is_same(gold, answer)), None
+
     def unread(self, text: str) -> str | None:
         """Why no answer could be read from a text; None where there is none."""
         return None
@@ -303,6 +243,9 @@ class _Patterned(_Kind):
     def is_same(self, gold: str, answer: str) -> bool:
         return self._kind.is_same(gold, answer)
 
+    def grade(self, gold: str, answer: str) -> tuple[float, float | None]:
+        return self._kind.grade(gold, answer)
+
     def _found(self, text: str, rules: list[tuple[str, bool]]) -> list[str | None]:
         # Patterns of a task file may take for ever, so not here.
         found: list[str | None] = self._ask({"find": rules, "text": text})
@@ -334,6 +277,17 @@ class _Numbers(_Kind):
         whole, _, decimals = alone[1].lstrip("-\u2212$").replace(",", "").partition(".")
         digits = f"{whole.lstrip('0') or '0'}.{decimals.rstrip('0')}".rstrip(".")
         return f"-{digits}" if alone[1][0] in "-\u2212" and digits != "0" else digits
+
+
+class _Distances(_Numbers):
+    """A number, graded by how far it is from the right one."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def grade(self, gold: str, answer: str) -> tuple[float, float | None]:
+        error = absolute_error(answer, gold)
+        return 1 - min(1.0, error / self._scale), error
 
 
 class _Letters(_Kind):
@@ -488,6 +442,25 @@ class _Filtered(_Kind):
         return answer in (golds_of(gold) or ())
 
 
+class _Overlaps(_Kind):
+    """Text, graded by the words that it shares with the nearest of several right answers, which are a JSON list."""
+
+    noun = "a JSON list of texts, one at least with a word that is no article"
+
+    def gold(self, text: str) -> str | None:
+        golds = [plain for gold in golds_of(text) or () if (plain := squad_normal(gold))]
+        return golds_text(golds) if golds else None
+
+    def parts(self, text: str) -> Iterator[tuple[str, str]]:
+        yield "text", text
+
+    def normal(self, part: str) -> str | None:
+        return squad_normal(part) or None
+
+    def grade(self, gold: str, answer: str) -> tuple[float, float | None]:
+        return best_f1(answer, golds_of(gold) or ()), None
+
+
 class _Words(_Kind):
     """Label words."""
 
@@ -564,6 +537,10 @@ def _kind(answer: Answer, ask: _Ask) -> _Kind:
             return _Exact(answer, ask)
         case "exact_match":
             return _Filtered(answer, ask)
+        case "f1":
+            return _Overlaps()
+        case "absolute_error":
+            return _Distances(answer.scale or 1)
 
 
 def _first_line(text: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from iclperm.errors import ConfigError, DataError
 from iclperm.study.choices import Choices, file_and_part, given_path, read_yaml, refuse_other_keys
-from iclperm.tasks.answers import Answer
+from iclperm.tasks.answer_keys import Answer
 from iclperm.tasks.examples import Content, Examples, ReadRow, compared_text, digest_of_rows, folded, fractions, ranks
 from iclperm.tasks.filters import golds_text
 from iclperm.tasks.harness import HALF, HarnessRows, is_harness, read_harness
@@ -540,8 +540,9 @@ class Task(Choices):
         text = str(value)
         shown = repr(text) if text.strip() else "blank"
         if self.is_generated:
-            if self.answer is not None and self.answer.check == "exact_match":
-                listed = value if isinstance(value, list) else [text]
+            if self.answer is not None and self.answer.has_several_golds:
+                given = value.get("text") if isinstance(value, Mapping) else value  # as SQuAD is published
+                listed = given if isinstance(given, list) else [text]
                 if not listed or not text.strip():
                     raise DataError(f"{place}: the answer {self._gold_column!r} is {shown}; give a text, or several")
                 return 0, golds_text([*map(str, listed)])
