@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from iclperm.errors import ConfigError, RequestError
 from iclperm.report import figures as drawing
 from iclperm.report.parts import Findings, Plot, in_one_line
+from iclperm.report.wording import reworded_plot
 from iclperm.studies.comparing_findings import Comparing
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
@@ -116,7 +117,8 @@ def heat_map(
     summary = _a_run(run).summary()
     if ax is None:
         title = f"{run.title}, k = {run.shots[-1]}"
-        return _styled(drawing.heat_map(summary.accuracy, title=title, ratio=summary.jackknife, scale=scale), style)
+        plot = drawing.heat_map(summary.accuracy, title=title, ratio=summary.jackknife, scale=scale)
+        return _styled(reworded_plot(plot, run.said), style)
     accuracy = summary.accuracy
     with _into(ax, style, run.title):
         colours = scale or drawing.scale_of(float(accuracy.min()), float(accuracy.max()))
@@ -144,7 +146,7 @@ def curve(run: Run, *, ax: Axes | None = None, label: str | None = None, **style
         drawing.draw_bands(ax, found, run.shots, name=label)
         if run.chance is not None and "chance" not in ax.get_legend_handles_labels()[1]:
             drawing.chance_line(ax, run.chance)
-        ax.set(xlabel="number of demonstrations k", ylabel="accuracy")
+        ax.set(xlabel="number of demonstrations k", ylabel=run.said("accuracy"))
         ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     return _root(ax)
 
@@ -238,9 +240,10 @@ def all_figures(
     """
     if not isinstance(source, Run | StudyRuns):
         return {stem: _styled(plot, style) for stem, plot in source.plots().items()}
-    plots = {**source.findings(kind).plots()}
+    plots = {**source.in_words(source.findings(kind)).plots()}
     if isinstance(source, Run):
-        plots |= {stem: plot for about in source.asides.values() for stem, plot in about.plots().items()}
+        asides = map(source.in_words, source.asides.values())
+        plots |= {stem: plot for about in asides for stem, plot in about.plots().items()}
     return {stem: _styled(plot, style) for stem, plot in plots.items()}
 
 
@@ -250,7 +253,7 @@ def _of_own_kind(run: Run | StudyRuns, stem: str, style: Style) -> Figure:
 
 
 def _figure(run: Run | StudyRuns, stem: str, kind: str, style: Style) -> Figure:
-    return _named(_a_run(run).findings(kind).plots(), stem, style)
+    return _named(_a_run(run).in_words(run.findings(kind)).plots(), stem, style)
 
 
 def _a_run(given: Any) -> Any:

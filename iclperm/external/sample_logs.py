@@ -19,7 +19,7 @@ from iclperm.external.jsonl import json_rows
 from iclperm.external.log_labels import MOST_LABELS, Labelled, Said, labelled, said
 from iclperm.external.tensor import MISSING, Array, ByLabel, Tensor, as_answers, title_of
 
-_METRICS = ("acc", "exact_match", "em", "acc_norm", "f1")  # the first that a log has says what is right
+_METRICS = ("acc", "exact_match", "em", "acc_norm", "f1", "grade")  # the first that a log has says what is right
 _TASK = ("task_name", "task")
 _QUESTION = ("question", "query", "text", "input", "prompt")
 _FILE = re.compile(r"samples_(.+?)(_\d{4}-\d{2}-\d{2}T.*)?\.jsonl", re.IGNORECASE)

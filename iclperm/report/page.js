@@ -130,7 +130,7 @@
       const part = made("details", undefined, "queries-part"), label = made("label"), box = made("input");
       box.type = "checkbox";
       box.checked = onlyWrong;
-      label.append(box, "wrong answers only");
+      label.append(box, data.measure ? "answers below the full grade only" : "wrong answers only");
       const list = made("ol", undefined, "queries"), told = made("p", undefined, "foot");
       const fill = () => {
         const found = data.queries.map((_, query) => query).filter((query) => !onlyWrong || isWrong(answers, query));
@@ -154,7 +154,7 @@
       part.open = isOpen;
       part.addEventListener("toggle", () => { isOpen = part.open; });
       const wrong = data.queries.filter((_, query) => isWrong(answers, query)).length;
-      part.append(made("summary", `Queries: ${wrong} of ${data.queries.length} not answered right`), label, list, told);
+      part.append(made("summary", `Queries: ${wrong} of ${data.queries.length} not answered ${data.measure ? "with the full grade" : "right"}`), label, list, told);
       return part;
     };
 
@@ -162,7 +162,7 @@
       const { set, place, shots } = at, here = accuracy(set, place, shots), k = data.shots[shots];
       const all = cells(shots), better = all.filter((cell) => cell.accuracy > here).length;
       title.textContent =
-        `${(100 * here).toFixed(1)} % right: set ${set}, permutation ${data.permutations[place]}, k = ${k}`;
+        `${data.measure ? `${data.measure} ${(100 * here).toFixed(1)} %` : `${(100 * here).toFixed(1)} % right`}: set ${set}, permutation ${data.permutations[place]}, k = ${k}`;
       panel.querySelector(".rank").textContent = `${better || "none"} of the ${all.length} orderings at this k ${better > 1 ? "are" : "is"} better`;
       const chosen = data.chosen && shots === last ? data.chosen : null;
       if (chosen && set === chosen.set && place === chosen.place) {

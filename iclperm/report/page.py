@@ -22,6 +22,7 @@ from iclperm.report import charts
 from iclperm.report.bundle import bundle, problem
 from iclperm.report.figures import at_width, drawn
 from iclperm.report.parts import Plot, Table
+from iclperm.report.wording import Said, reworded_chart
 
 NAME = "report.html"
 _MOST_SVG_BYTES = 300_000
@@ -41,13 +42,15 @@ class Explorer:
     data: Mapping[str, Any]
     notes: Sequence[str] = ()
     prompts: Mapping[str, Any] | None = None
+    said: Said = str
+    """What says accuracy in the words of a run's metric; as it is by default."""
 
     def charts(self) -> dict[str, list[charts.Specification]]:
         """The specifications by what they show."""
         found = {"heat": charts.heat_chart(self.data["sets"], len(self.data["permutations"]))}
         if len(self.data["shots"]) > 1:
             found["curves"] = charts.trajectory_chart(self.data["chance"])
-        return found
+        return {key: [reworded_chart(one, self.said) for one in each] for key, each in found.items()}
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ def page_html(page: Page, *, is_interactive: bool) -> str:
             "sets": each.data["sets"],
             "permutations": each.data["permutations"],
             "shots": each.data["shots"],
+            "said": each.said,
         }
         for number, each in enumerate(page.explorers)
     ]

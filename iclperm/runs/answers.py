@@ -25,6 +25,7 @@ from iclperm.runs.generated import KEPT, GeneratedAnswers
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.query_choices import QueryChoices
 from iclperm.stats.calibration import calibrated_scores
+from iclperm.study.metrics import Metric
 from iclperm.study.states import NAMES, OK
 
 _MOST_READINGS = 16  # of all files, however large a run is: its orderings lie scattered over them
@@ -92,23 +93,37 @@ class Items:
             return self
         return replace(self, context_prediction=self.uncalibrated_prediction, prior=None, uncalibrated_prediction=None)
 
+    @property
+    def metric(self) -> Metric | None:
+        """What answers are graded by; None where they are right or wrong."""
+        return None if self.generated is None else self.generated.metric
+
     @cached_property
-    def correct(self) -> NDArray[np.uint8]:
-        """1 where the prediction is the right label, or the generated answer is right; uint8 [S, P, K, Q]."""
+    def correct(self) -> NDArray[np.uint8] | NDArray[np.float32]:
+        """1 where the prediction is the right label, or the generated answer is right; uint8 [S, P, K, Q]. Where a
+        ``metric`` grades, grades in 0..1, float32."""
         shape = (*self.context_of.shape, len(self.gold))
-        correct = large_array(shape, np.bool_, most_held=self.limits.bytes_in_memory)
+        kind = np.bool_ if self.metric is None else np.float32
+        correct: NDArray[Any] = large_array(shape, kind, most_held=self.limits.bytes_in_memory)
         for cell in np.ndindex(self.context_of.shape[:2]):
             self.is_right(self.context_of[cell], correct[cell])
-        return correct.view(np.uint8)
+        return correct.view(np.uint8) if self.metric is None else correct
 
-    def is_right(self, contexts: NDArray[np.int64], out: NDArray[np.bool_]) -> None:
-        """Writes into ``out`` [..., Q] whether the answers of ``contexts`` [...] are right; missing ones are not."""
+    def is_right(self, contexts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Writes into ``out`` [..., Q] whether the answers of ``contexts`` [...] are right, or their
+        grades into floating point; missing ones are not."""
         if self.generated is not None:
             out[:] = self.generated.correct[contexts]
         elif self.choices is not None:
             out[:] = self.choices.is_right(self.context_prediction[contexts])
         else:
             np.equal(self.context_prediction[contexts], self.gold, out=out)
+
+    def verdicts(self, contexts: NDArray[np.int64]) -> NDArray[Any]:
+        """Whether the answers of ``contexts`` [...] are right, bool [..., Q], or float32 grades of a ``metric``."""
+        found = np.empty((*contexts.shape, len(self.gold)), np.bool_ if self.metric is None else np.float32)
+        self.is_right(contexts, found)
+        return found
 
     @cached_property
     def state(self) -> NDArray[np.uint8]:
@@ -253,13 +268,12 @@ def cell_table(
         words = pa.array(labels, pa.string())
         right = words.take(pa.array(gold, mask=gold < 0))
         chosen = words.take(pa.array(prediction, mask=is_missing))
-        right_cells = np.empty((len(cells), num_queries), np.bool_)
-        items.is_right(contexts, right_cells)
-        is_right = right_cells.ravel()
+        error, is_right = None, items.verdicts(contexts).ravel()
     else:
         right = pa.array(items.right_answers).take(pa.array(query))
         chosen = written["answer"]
-        is_right = items.generated.correct[contexts].ravel()
+        is_right = np.asarray(items.generated.correct[contexts].ravel())
+        error = None if items.generated.error is None else items.generated.error[contexts].ravel()
         state = items.generated.state[contexts].ravel()
     columns = {
         "split": pa.array([items.split], pa.string()).take(pa.array(np.zeros(len(query), np.int8))),
@@ -271,7 +285,8 @@ def cell_table(
         "weight": pa.array(by_query(items.weights), pa.int32()),
         "gold": right,
         "prediction": chosen,
-        "correct": pa.array(is_right, mask=is_missing | (gold < 0)),
+        "correct" if items.metric is None else "grade": pa.array(is_right, mask=is_missing | (gold < 0)),
+        **({} if error is None else {"error": pa.array(error, mask=state != OK)}),
         "state": pa.array(NAMES, pa.string()).take(pa.array(state)),
     }
     scored = labels if written is None else ()

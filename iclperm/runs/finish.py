@@ -18,6 +18,7 @@ from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.run import REPLIES, FinishedRun, RunReport, as_counts
 from iclperm.runs.setting import ResolvedStudy
+from iclperm.study.metrics import Metric
 from iclperm.study.study import Study
 
 
@@ -95,6 +96,7 @@ def _known(plan: Mapping[str, Any], study: Study, folder: Path | None, limits: W
         "task": plan["task"],
         "labels": tuple(plan["labels"]),
         "has_row_choices": bool(plan.get("row_choices")),
+        "metric": Metric.of_plan(plan),
         "shots": tuple(plan["study"]["shots"]),
         "label_tokens": tuple(plan["label_lengths"]["mean"]),
         "folder": folder,

@@ -121,7 +121,7 @@ class _Logs:
         for query, asked in self._asked(cell):
             text, answer = written[query]["text"], written[query]["answer"]
             right = str(self.items.right_answers[query])
-            row = self._row(query, [(asked, self._generation)], right, {"exact_match": is_right[query]})
+            row = self._row(query, [(asked, self._generation)], right, {self._metric: is_right[query]})
             row["resps"] = [["" if text is None else text]]
             row["filtered_resps"] = [_NO_ANSWER if answer is None else answer]
             yield row
@@ -133,10 +133,14 @@ class _Logs:
             messages = self.prompts.messages(*place, ("test", query)) if self.prompts.is_of_api else []
             yield query, json.dumps(messages) if messages else self.prompts.text(*place, ("test", query))
 
+    @property
+    def _metric(self) -> str:
+        """What answers that are written are judged by, in the harness's word where it has one."""
+        return "exact_match" if self.run.metric is None else "f1" if self.run.metric.name == "f1" else "grade"
+
     def _is_right(self, cell: _Cell) -> list[float | None]:
-        """1 or 0 for each query, None where there is no answer."""
-        is_right = np.empty(len(self.items.gold), np.bool_)
-        self.items.is_right(np.array(cell.context), is_right)
+        """1 or 0, or the grade, of each query, None where there is no answer."""
+        is_right = self.items.verdicts(np.array(cell.context))
         is_there = self.items.context_state[cell.context] == OK
         return [float(right) if there else None for right, there in zip(is_right, is_there, strict=True)]
 

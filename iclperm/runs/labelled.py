@@ -28,9 +28,15 @@ def dataset_of(
     is_there = items.state == OK
     described = {"flag_values": list(range(len(NAMES))), "flag_meanings": " ".join(NAMES)}
     found: dict[str, Any] = {
-        "correct": (AXES, np.where(is_there, items.correct, np.float32(np.nan)), {"units": "1"}),
+        "correct" if items.metric is None else "grade": (
+            AXES,
+            np.where(is_there, items.correct, np.float32(np.nan)),
+            {"units": "1"},
+        ),
         "state": (AXES, items.state, described),
     }
+    if items.generated is not None and items.generated.error is not None:
+        found["error"] = (AXES, np.where(is_there, items.generated.error[items.context_of], np.nan))
     sets, permutations, _ = items.context_of.shape
     gold = [None if right < 0 else labels[right] for right in items.gold] if labels else list(items.right_answers)
     coordinates: dict[str, Any] = {

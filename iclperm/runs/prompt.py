@@ -36,6 +36,7 @@ from iclperm.runs.run_texts import (
 )
 from iclperm.runs.setting import resolved, study_examples, study_model_folder, tokenizer_hash
 from iclperm.stats import Interval
+from iclperm.stats.grades import graded_mean
 from iclperm.stats.intervals import bounded, jackknife_interval, wilson_interval
 from iclperm.study.states import OK
 from iclperm.study.study import Study
@@ -88,6 +89,8 @@ class RunPrompt:
     by_label: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Of every label how many of its distinct test queries were answered right, and how many there are; nothing of a
     task without labels."""
+    measure: str = "accuracy"
+    """What `accuracy` is called: of graded answers the mean of the metric."""
     commonest: tuple[str, float] | None = None
     """The label that most test queries have, by weight, and the accuracy of naming it always."""
 
@@ -113,6 +116,8 @@ class RunPrompt:
     def to_dict(self) -> dict[str, Any]:
         """The prompt and what is known of it, JSON-safe."""
         content: dict[str, Any] = plain(self)
+        if self.measure == "accuracy":
+            del content["measure"]
         return {"k": self.shots, **content}
 
     def said(self) -> list[str]:
@@ -121,7 +126,7 @@ class RunPrompt:
         lines = [
             f"set {self.set}, permutation {self.permutation}, k = {self.shots}",
             *self.notes,
-            f"accuracy on {self.num_queries:,} test queries, "
+            f"{self.measure} on {self.num_queries:,} test queries, "
             f"{'which had no say in the choice' if self.is_held_out else 'which this prompt was chosen by'}: "
             f"{self.accuracy:.1%}{bounds}",
             *self._said_by_label(),
@@ -365,6 +370,7 @@ def _of_cell(run: FinishedRun, cell: tuple[int, int, int], **about: Any) -> RunP
     place = run.shots.index(cell[2])
     accuracy, interval, num_queries = _accuracy(run, *cell[:2], place)
     about |= _by_label(run, *cell[:2], place)
+    about |= {} if run.metric is None else {"measure": run.metric.mean}
     near = near_notes(run.report.num_near, run.report.num_near_dev)
     about["notes"] = (*about.get("notes", ()), *near)
     return RunPrompt(*cell, accuracy=accuracy, interval=interval, num_queries=num_queries, **about)
@@ -529,6 +535,8 @@ def _accuracy(run: FinishedRun, index_set: int, permutation: int, place: int) ->
         return np.nan, Interval(np.nan, np.nan, np.nan, _LEVEL), 0
     total = float(weights.sum())
     mean = float(correct @ weights / total)
+    if np.ptp(weights) == 0 and items.metric is not None:
+        return mean, graded_mean(correct), len(correct)
     if np.ptp(weights) == 0:
         return mean, wilson_interval(int(correct.sum()), len(correct), _LEVEL), len(correct)
     left_out = (correct @ weights - correct * weights) / (total - weights) if len(correct) > 1 else [np.nan]

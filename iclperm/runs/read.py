@@ -17,12 +17,13 @@ from iclperm.errors import ConfigError, DamagedItem, RunError, is_out_of_memory
 from iclperm.prompts.design import CONTENT_FREE
 from iclperm.runs.answers import Items
 from iclperm.runs.folder import RunFolder
-from iclperm.runs.generated import DRAWS_GIVEN_UP, KEPT, READ_BACK, GeneratedAnswers, codes, wrong_where_unparsed
+from iclperm.runs.generated import KEPT, READ_BACK, GeneratedAnswers, codes, verdict_names, wrong_where_unparsed
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.parts import PartFiles
 from iclperm.runs.query_choices import QueryChoices
 from iclperm.stats.calibration import content_free_prior
 from iclperm.stats.criteria import by_query_criterion
+from iclperm.study.metrics import Metric
 from iclperm.study.states import NOT_ASKED, OK, STATES
 from iclperm.study.study import Study
 
@@ -136,6 +137,7 @@ def reading_of(plan: Mapping[str, Any], study: Study | None = None) -> dict[str,
     return {
         "num_generated_labels": len(plan["labels"]) if is_generated else None,
         "num_draws": plan["generation"]["draws"] if is_generated else 1,
+        "metric": Metric.of_plan(plan),
         "unparsed": "drop" if study is None else study.unparsed,
     }
 
@@ -163,8 +165,8 @@ class ContextAnswers:
     each query has choices of its own.
 
     Answers that were generated have no log-likelihoods; ``num_generated_labels`` is then the number of labels, 0 where
-    any answer may be given, and ``num_draws`` that of the texts for each prompt. ``unparsed`` answers are missing
-    (drop) or wrong.
+    any answer may be given, and ``num_draws`` that of the texts for each prompt, graded by a ``metric`` if by
+    any. ``unparsed`` answers are missing (drop) or wrong.
     """
 
     def __init__(
@@ -176,6 +178,7 @@ class ContextAnswers:
         limits: WorkLimits = DEFAULT,
         num_generated_labels: int | None = None,
         num_draws: int = 1,
+        metric: Metric | None = None,
         unparsed: str = "drop",
     ) -> None:
         states = np.array([STATES.index(state) for state in layout.queries["state"].to_pylist()], dtype=np.uint8)
@@ -191,12 +194,13 @@ class ContextAnswers:
         self._generated = (
             None
             if num_generated_labels is None
-            else GeneratedAnswers.empty(self.state, num_draws, limits.bytes_in_memory)
+            else GeneratedAnswers.empty(self.state, num_draws, limits.bytes_in_memory, metric)
         )
         self._num_labels = num_generated_labels or 0
         self._num_draws = num_draws
-        draws = ["draw_correct", DRAWS_GIVEN_UP] if num_draws > 1 else []
-        self._read_back = _READ_BACK if num_generated_labels is None else [*READ_BACK, *_TEXTS, *draws]
+        self._metric = metric
+        verdicts = verdict_names(metric, num_draws)
+        self._read_back = _READ_BACK if num_generated_labels is None else [*READ_BACK, *_TEXTS, *verdicts]
         self._unparsed = unparsed
         self._layout = layout
         self._ids = layout.context_ids  # ascending
@@ -421,6 +425,7 @@ class ContextAnswers:
             limits=self._limits,
             num_generated_labels=None if self._generated is None else self._num_labels,
             num_draws=self._num_draws,
+            metric=self._metric,
             unparsed=self._unparsed,
         )
         for part, table in zip(self._contexts, self._stored([*self._contexts]), strict=True):

@@ -21,6 +21,7 @@ from iclperm.runs.folder import RunFolder
 from iclperm.runs.labelled import dataset_of
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.study.endpoint import Spent
+from iclperm.study.metrics import Metric
 from iclperm.study.study import Study
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ class FinishedRun:
     """Likewise of a run that grew until something was known."""
     has_row_choices: bool = False
     """Whether each query has choices of its own."""
+    metric: Metric | None = None
+    """What answers are graded by in 0..1; None where they are right or wrong."""
 
     @classmethod
     def later(cls, read: Callable[[], FinishedRun], **known: Any) -> Self:
@@ -184,8 +187,9 @@ class FinishedRun:
         return replace(self, study=self.study.model_copy(update={"calibration": "none"}), splits=splits)
 
     @property
-    def correct(self) -> NDArray[np.uint8]:
-        """1 where the most likely label (of equal ones the lowest) is the right one, uint8 [S, P, K, Q]."""
+    def correct(self) -> NDArray[np.uint8] | NDArray[np.float32]:
+        """1 where the most likely label (of equal ones the lowest) is the right one, or a generated answer is right,
+        uint8 [S, P, K, Q]; grades in 0..1 where there is a ``metric``, float32."""
         return self.splits["test"].correct
 
     @property

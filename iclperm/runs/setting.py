@@ -30,6 +30,7 @@ from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, 
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.stats.criteria import COUNT_LABELS
 from iclperm.stats.texts import near_duplicates
+from iclperm.study.metrics import Metric
 from iclperm.study.study import STATISTICS, Scoring, Study
 from iclperm.tasks.examples import most_choices
 from iclperm.tasks.published import Split
@@ -213,7 +214,13 @@ class ResolvedStudy:
             "think": self.study.think,
             "draws": self.draws,
             "ends": self._ends,
+            **({} if self.metric is None else {"metric": self.metric.to_dict()}),
         }
+
+    @property
+    def metric(self) -> Metric | None:
+        """What answers are graded by; None where they are right or wrong."""
+        return None if self.task.answer is None else self.task.answer.metric
 
     @property
     def _ends(self) -> Any:

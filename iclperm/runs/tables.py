@@ -141,7 +141,7 @@ def generated_rows(
 ) -> pa.Table:
     """Generated answers as a table, a row each: contexts and queries int64 [N], and by draw the N texts and what was
     read from them; the first draw is the answer, others are kept beside it."""
-    found = item_columns(draws, judged, work.setting.task.words)
+    found = item_columns(draws, judged, work.setting.task.words, work.setting.metric)
     return pa.table({**_cell_columns(work, part, contexts, queries), **found, "state": _states(found["state"])})
 
 

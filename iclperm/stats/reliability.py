@@ -13,7 +13,7 @@ from iclperm.errors import RequestError
 from iclperm.stats.correlation import correlation
 from iclperm.stats.demonstrations import Positions, allowed_scores, demonstration_scores, prefixes_of
 from iclperm.stats.incomplete import filled
-from iclperm.stats.sensitivity import FloatArray, binary_items
+from iclperm.stats.sensitivity import FloatArray, graded_items
 
 _BYTES_AT_ONCE = 1 << 26
 _QUERY_HALVES = 1  # purposes of random numbers; 3 is that of `choosing.at_random`
@@ -46,7 +46,7 @@ def split_half(
     """Split-half reliability of the scores `names`, or of all that the shots allow.
 
     Args:
-        correct: [S, P, N, Q] 0 or 1.
+        correct: [S, P, N, Q] 0 or 1, or grades in 0..1.
         orders: as in `demonstration_scores`.
         shots: as in `demonstration_scores`.
         names: as in `demonstration_scores`.
@@ -60,7 +60,7 @@ def split_half(
     its own axis alone. Raises RequestError on shapes that do not fit. Cost: two passes over the tensor, and
     6·num_halves times the scores. Spearman (1910), Brown (1910).
     """
-    items = binary_items(correct)
+    items = graded_items(correct)
     if items.ndim != 4 or num_halves < 1:
         raise RequestError(f"split halves need correct [S, P, N, Q] and num_halves >= 1, got {list(items.shape)}")
     table = filled(items, state, weights)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from iclperm.errors import DataError, RequestError
 from iclperm.report.parts import Plot, Table, number, plain
 from iclperm.runs.generated import FINISHES
+from iclperm.study.metrics import Metric
 from iclperm.study.states import OK, UNPARSED
 from iclperm.tasks.answers import GIVEN_UP
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 ASIDE = "generation"
 """Its key in report.json, where it stands beside another kind's findings."""
 _MANY = 0.05
+_GRADES = {"full": "full grade", "error": "mean error"}
+"""Columns of graded answers alone."""
 _LENGTH, _REFUSED = FINISHES.index("length"), FINISHES.index("refused")
 
 
@@ -62,6 +65,10 @@ class AtShots(NamedTuple):
     draw_variance: float
     """Variance of the correctness of one prompt's texts, mean over prompts (unbiased; unparsed is wrong); NaN of one
     text a prompt. It is part of the variance component SPI, and of the item noise."""
+    full: float = math.nan
+    """Of graded answers that could be read the share with the full grade; NaN where answers are right or wrong."""
+    error: float = math.nan
+    """Mean absolute error of the answers that could be read; NaN of a metric that has no errors."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,8 @@ class Generation:
     """Texts whose reading took too long, all draws of different prompts."""
     dev: Generation | None = None
     """The same of the dev queries, by which a search chooses; None where there are none."""
+    metric: Metric | None = None
+    """What answers are graded by: every accuracy here is then the mean grade. None where they are right or wrong."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -114,11 +123,15 @@ class Generation:
         """What could be read at the largest number of shots."""
         last = self.by_shots[-1]
         what = "counts as wrong" if self.unparsed == "wrong" else "drops its query"
-        read = f"; of those read {last.answered:.1%} are right, of all texts {last.unparsed_wrong:.1%}"
+        right = f"{last.answered:.1%} are right"
+        if self.metric is not None:
+            far = "" if math.isnan(last.error) else f", with a mean absolute error of {last.error:.4g}"
+            right = f"the {self.metric.mean} is {last.answered:.1%}{far}"
+        read = f"; of those read {right}, of all texts {last.unparsed_wrong:.1%}"
         read = "" if math.isnan(last.answered) else read
         dev = "" if self.dev is None else f" (on dev {self.dev.by_shots[-1].unparsed:.1%})"
         if not last.unparsed and (self.dev is None or not self.dev.by_shots[-1].unparsed):
-            sentence = f"an answer could be read from every text, and {last.answered:.1%} are right"
+            sentence = f"an answer could be read from every text, and {right}"
             return [f"Answers are generated: at k = {last.shots} {sentence}."]
         return [
             f"Answers are generated: at k = {last.shots} {last.unparsed:.1%} of the texts{dev} have no answer that "
@@ -128,7 +141,9 @@ class Generation:
     def tables(self, full: bool) -> list[Table]:
         """By number of shots, and by rule; without ``full`` the largest number alone."""
         shown = self.by_shots if full else self.by_shots[-1:]
-        header = ("k", "no answer", "no text", "cut off", "new tokens", "right, of read", "of all")
+        right = ("right, of read", "of all") if self.metric is None else (f"{self.metric.mean}, of read", "of all")
+        grades = [name for name in ("full", "error") if not math.isnan(getattr(shown[-1], name))]
+        header = ("k", "no answer", "no text", "cut off", "new tokens", *right, *(_GRADES[name] for name in grades))
         rows = [
             (
                 str(at.shots),
@@ -136,7 +151,7 @@ class Generation:
                 f"{at.missing:.1%}",
                 f"{at.cut_off:.1%}",
                 f"{at.num_tokens:.1f}",
-                *map(number, (at.answered, at.unparsed_wrong)),
+                *map(number, (at.answered, at.unparsed_wrong, *(getattr(at, name) for name in grades))),
             )
             for at in shown
         ]
@@ -153,9 +168,7 @@ class Generation:
         if self.rules and (full or len(self.rules) > 1):
             used = [(use.rule, f"{use.share:.1%}", number(use.accuracy), number(use.right)) for use in self.rules]
             caption = "Of all: accuracy if no other rule read answers."
-            tables.append(
-                Table("How answers were read", ("rule", "texts", "right, of read", "of all"), used, caption=caption)
-            )
+            tables.append(Table("How answers were read", ("rule", "texts", *right), used, caption=caption))
         on_dev = [] if self.dev is None or not full else self.dev.tables(full)
         return [*tables, *(table._replace(title=f"{table.title}, dev queries") for table in on_dev)]
 
@@ -164,8 +177,15 @@ class Generation:
         return {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number, JSON-safe; of texts that were given up only where there are some."""
-        return {key: value for key, value in plain(self).items() if key != "num_given_up" or value}
+        """Every number, JSON-safe; of texts that were given up, and of grades, only where there are some."""
+        content: dict[str, Any] = {key: value for key, value in plain(self).items() if key != "num_given_up" or value}
+        for split in filter(None, (content, content["dev"])):
+            del split["metric"]
+            split["by_shots"] = [
+                {key: value for key, value in at.items() if key not in _GRADES or value is not None}
+                for at in split["by_shots"]
+            ]
+        return content
 
 
 def findings(run: FinishedRun) -> Generation:
@@ -187,6 +207,9 @@ def _of_split(run: FinishedRun, items: Items, found: GeneratedAnswers) -> Genera
         shots=run.shots,
         num_right=found.num_right[spread] if found.num_draws > 1 else None,
         num_draws=found.num_draws,
+        num_squares=None if found.num_squares is None else found.num_squares[spread],
+        error=None if found.error is None else found.error[spread],
+        metric=found.metric,
         rules=found.rules,
         weights=items.weights,
         unparsed=run.study.unparsed,
@@ -212,6 +235,9 @@ def generation(
     rules: Sequence[str],
     num_right: npt.ArrayLike | None = None,
     num_draws: int = 1,
+    num_squares: npt.ArrayLike | None = None,
+    error: npt.ArrayLike | None = None,
+    metric: Metric | None = None,
     weights: npt.ArrayLike | None = None,
     unparsed: str = "wrong",
     dropped: float = 0.0,
@@ -221,13 +247,15 @@ def generation(
 
     Args:
         state: 0 ok, else what is missing (`iclperm.study.states.STATES`).
-        correct: whether the answer is right; False where it is missing.
+        correct: whether the answer is right, or its grade where a ``metric`` grades; False, or 0, where it is missing.
         rule: place in ``rules``, -1 for none.
         finish: place in `iclperm.runs.generated.FINISHES`, -1 for none.
         num_tokens: new tokens.
         shots: [K].
         rules: names.
-        num_right: how many of the ``num_draws`` texts of each prompt are right.
+        num_right: how many of the ``num_draws`` texts of each prompt are right, or the sum of their grades.
+        num_squares: the sum of the squares of these grades.
+        error: absolute errors, of a metric that has them.
         weights: [Q] how often each query counts.
 
     Raises RequestError on shapes that do not fit. Cost: O(S·P·K·Q·rules).
@@ -245,7 +273,10 @@ def generation(
             [each[:, :, place] for each in arrays],
             full_weight[:, :, place],
             None if num_right is None else np.asarray(num_right)[:, :, place] / num_draws,
+            None if num_squares is None else np.asarray(num_squares)[:, :, place] / num_draws,
             num_draws,
+            None if error is None else np.asarray(error)[:, :, place],
+            metric is not None,
         )
         for place, k in enumerate(shots)
     )
@@ -253,12 +284,14 @@ def generation(
         RuleUse(
             name,
             _share(used == place, is_written, full_weight),
-            _share(right, (used == place) & (states == OK), full_weight),
-            _share(right & (used == place) & (states == OK), is_written, full_weight),
+            _mean(right, (used == place) & (states == OK), full_weight),
+            _mean(right * ((used == place) & (states == OK)), is_written, full_weight),
         )
         for place, name in enumerate(rules)
     ]
-    return Generation(by_shots, tuple(sorted(uses, key=lambda use: -use.share)), unparsed, is_open, dropped)
+    return Generation(
+        by_shots, tuple(sorted(uses, key=lambda use: -use.share)), unparsed, is_open, dropped, metric=metric
+    )
 
 
 def _at_shots(
@@ -266,7 +299,10 @@ def _at_shots(
     arrays: Sequence[npt.NDArray[Any]],
     weight: npt.NDArray[np.float64],
     right: npt.NDArray[np.float64] | None,
+    squares: npt.NDArray[np.float64] | None,
     num_draws: int,
+    error: npt.NDArray[np.float64] | None,
+    is_graded: bool,
 ) -> AtShots:
     state, correct, _, finish, num_tokens = arrays
     is_read, is_written = state == OK, np.isin(state, (OK, UNPARSED))
@@ -279,15 +315,19 @@ def _at_shots(
         cut_off=_share(finish == _LENGTH, is_written, weight),
         refused=_share(finish == _REFUSED, everything, weight),
         num_tokens=float((num_tokens * weight)[is_written].sum() / mass) if mass else float("nan"),
-        answered=_share(correct & is_read, is_read, weight),
-        unparsed_wrong=_share(correct & is_read, is_written, weight),
+        answered=_mean(correct, is_read, weight),
+        unparsed_wrong=_mean(correct * is_read, is_written, weight),
         draw_variance=float("nan")
         if right is None
-        else _mean(right * (1 - right), is_written, weight) * num_draws / (num_draws - 1),
+        else _mean(right * (1 - right) if squares is None else squares - right**2, is_written, weight)
+        * num_draws
+        / (num_draws - 1),
+        full=_share(correct == 1, is_read, weight) if is_graded else math.nan,
+        error=math.nan if error is None else _mean(error, is_read, weight),
     )
 
 
-def _mean(values: npt.NDArray[np.float64], where: npt.NDArray[Any], weight: npt.NDArray[np.float64]) -> float:
+def _mean(values: npt.NDArray[Any], where: npt.NDArray[Any], weight: npt.NDArray[np.float64]) -> float:
     total = float(weight[where].sum())
     return float((values * weight)[where].sum()) / total if total else float("nan")
 

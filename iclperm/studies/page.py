@@ -16,10 +16,18 @@ from iclperm.report import page
 from iclperm.report.figures import heat_map
 from iclperm.report.page import Explorer, Page
 from iclperm.report.parts import Table, evenly, percent
+from iclperm.report.wording import reworded_plot
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.prompt import worth
 from iclperm.runs.run_texts import RunPrompts, kept_prompts
-from iclperm.studies.prompts import ALPHABET, restricted_tasks, restricted_words, viewer_of
+from iclperm.studies.prompts import (
+    ALPHABET,
+    restricted_tasks,
+    restricted_words,
+    verdict_codes,
+    verdict_names,
+    viewer_of,
+)
 from iclperm.studies.report import COMPARED, SCORED, Run
 from iclperm.studies.several import StudyRuns
 from iclperm.studies.taking import RecommendedCell, recommended_by
@@ -125,6 +133,7 @@ def _explorer(name: str, run: Run, with_text: bool, num_shown: int, chosen: Reco
             "words": "; ".join([*chosen.notes, *_worth(run, chosen)]),
             "is_held_out": chosen.is_held_out,
         },
+        **({} if run.metric is None else {"measure": run.said("accuracy")}),
         "most_lines": _MOST_LINES,
         "most_queries": _MOST_QUERIES,
         **_answers(run, shown, notes),
@@ -134,7 +143,8 @@ def _explorer(name: str, run: Run, with_text: bool, num_shown: int, chosen: Reco
         data["queries"] = None  # which stand beside what was answered
     title = f"{run.title}, k = {run.shots[-1]}"
     prompts, told_of = viewer_of(run, shown, 1 / num_shown) if with_text else (None, [])
-    return Explorer(name, heat_map(accuracy[:, :, -1], title=title), data, [*notes, *told_of], prompts)
+    still = reworded_plot(heat_map(accuracy[:, :, -1], title=title), run.said)
+    return Explorer(name, still, data, [*notes, *told_of], prompts, run.said)
 
 
 def _worth(run: Run, chosen: RecommendedCell) -> list[str]:
@@ -157,7 +167,7 @@ def _answers(run: Run, shown: NDArray[np.int64], notes: list[str]) -> dict[str, 
     By number of shots, set and permutation; only for the largest k where all would be too much.
     """
     items, num_labels = run.splits["test"], len(run.shared_labels)
-    codes = [*run.labels, "no label"] if num_labels else ["right", "wrong"]
+    codes = [*run.labels, "no label"] if num_labels else verdict_names(run.metric)
     found: dict[str, Any] = {"codes": codes, "alphabet": ALPHABET, "answers": None, "weights": run.weights.tolist()}
     found["gold"] = run.gold.tolist() if num_labels else []
     of_k = len(run.correct) * len(shown) * len(items.gold)
@@ -175,7 +185,7 @@ def _answers(run: Run, shown: NDArray[np.int64], notes: list[str]) -> dict[str, 
             given = items.context_prediction[contexts]
             code = np.where((given >= 0) & (given < num_labels), given, num_labels)
         else:
-            code = 1 - run.correct[:, shown, k].astype(np.int64)
+            code = verdict_codes(run.correct[:, shown, k])
         written = np.where(items.context_state[contexts] == 0, signs[code], ord(_MISSING)).astype(np.uint8)
         found["answers"][k] = [[one.tobytes().decode() for one in of_set] for of_set in written]
     return found

@@ -21,6 +21,7 @@ from iclperm.runs.run_texts import RunPrompts, kept_prompts, run_prompts
 from iclperm.runs.texts import PromptTexts
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
+from iclperm.study.metrics import Metric
 from iclperm.study.states import OK
 from iclperm.tasks.task import Task
 
@@ -211,12 +212,12 @@ def _answers(run: Run, shown: NDArray[np.int64], numbers: NDArray[np.int64]) -> 
         given = items.context_prediction[contexts][..., numbers].astype(np.int64)
         code = np.where((given >= 0) & (given < num_labels), given, num_labels)
     else:
-        code = 1 - run.correct[:, shown].transpose(2, 0, 1, 3)[..., numbers].astype(np.int64)
+        code = verdict_codes(run.correct[:, shown].transpose(2, 0, 1, 3)[..., numbers])
     is_known = (state == OK) & (code < len(signs))
     written = np.where(is_known, signs[code.clip(0, len(signs) - 1)], ord(_MISSING)).astype(np.uint8)
     found: dict[str, Any] = {
         "labels": list(run.labels),
-        "codes": [*run.labels, "no label"] if num_labels else ["right", "wrong"],
+        "codes": [*run.labels, "no label"] if num_labels else verdict_names(run.metric),
         "alphabet": ALPHABET,
         "answers": [[[one.tobytes().decode() for one in row] for row in of_k] for of_k in written],
         "gold": items.gold[numbers].tolist() if num_labels else [],
@@ -227,6 +228,18 @@ def _answers(run: Run, shown: NDArray[np.int64], numbers: NDArray[np.int64]) -> 
         found["has_margins"] = items.has_scores
         found["unit"] = _unit(run)
     return found
+
+
+def verdict_names(metric: Metric | None) -> list[str]:
+    """What an answer without labels can be, the best first: right or wrong, or its grade, cut to tenths."""
+    return ["right", "wrong"] if metric is None else [f"{metric.grade} {tenths / 10}" for tenths in range(10, -1, -1)]
+
+
+def verdict_codes(correct: NDArray[Any]) -> NDArray[np.int64]:
+    """The place of each answer, right or wrong or a grade, among `verdict_names`."""
+    if correct.dtype.kind != "f":
+        return np.asarray(1 - correct.astype(np.int64))
+    return np.asarray(np.ceil((1 - correct) * 10 - 1e-5).astype(np.int64))
 
 
 def _unit(run: Run) -> str:

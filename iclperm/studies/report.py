@@ -18,6 +18,7 @@ from iclperm.errors import ConfigError, RunError
 from iclperm.report import write_report
 from iclperm.report.notebook import summary_html, three_lines
 from iclperm.report.parts import Findings, number, percent, plain
+from iclperm.report.wording import Reworded
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.harness_logs import write_logs
 from iclperm.runs.prompt import RunPrompt
@@ -65,7 +66,9 @@ class Run(FinishedRun):
         return (
             f"{self.task} on {self.study.model_name}: {sets} sets x {permutations} permutations, "
             f"k = {', '.join(map(str, self.shots))}, {len(self.gold)} queries{others}{COMPARED[self.study.normalize]}"
-            f"{SCORED[self.study.scoring or 'loglikelihood']}{'' if self.study.chat == 'none' else ', as chat'}"
+            f"{SCORED[self.study.scoring or 'loglikelihood']}"
+            f"{'' if self.metric is None else f', graded by {self.metric.words}'}"
+            f"{'' if self.study.chat == 'none' else ', as chat'}"
             f"{'' if self.study.calibration == 'none' else ', calibrated by content-free queries'}"
         )
 
@@ -75,7 +78,7 @@ class Run(FinishedRun):
         missing = f"; {percent(self.missing.answers)} of all answers are missing" if self.missing.answers else ""
         return three_lines(
             f"Run of {self.headline}",
-            f"accuracy {number(self._mean_accuracy, 3)} at k = {self.shots[-1]}{chance}{missing}",
+            f"{self.said('accuracy')} {number(self._mean_accuracy, 3)} at k = {self.shots[-1]}{chance}{missing}",
             self.folder,
             "summary(), findings(), to_pandas(), prompt() and write_report()",
         )
@@ -84,18 +87,20 @@ class Run(FinishedRun):
         """The same with the brief tables and the conclusion, for a notebook."""
         alert = self.missing.first_line()
         return summary_html(
-            [*repr(self).split("\n"), *([] if alert is None else [alert])], self.findings(), self.warnings
+            [*repr(self).split("\n"), *([] if alert is None else [alert])],
+            self.in_words(self.findings()),
+            self.warnings,
         )
 
     @cached_property
     def _mean_accuracy(self) -> float:
-        """Share of right answers among those that are there, at the most demonstrations, by weight; NaN without any."""
+        """Share of right answers, or mean grade, of those that are there, at the most demonstrations, by weight; NaN
+        without any."""
         items = self.splits["test"]
-        is_right = np.empty((*items.context_of.shape[:2], len(items.gold)), np.bool_)
-        items.is_right(items.context_of[:, :, -1], is_right)
+        verdicts = items.verdicts(items.context_of[:, :, -1])
         is_there = items.context_state[items.context_of[:, :, -1]] == OK
         total = float((is_there @ items.weights).sum())
-        return float(((is_right & is_there) @ items.weights).sum()) / total if total else math.nan
+        return float((np.multiply(verdicts, is_there) @ items.weights).sum()) / total if total else math.nan
 
     def summary(self) -> SensitivitySummary:
         """Order and selection sensitivity and what else is said about the largest number of shots; made once."""
@@ -112,6 +117,7 @@ class Run(FinishedRun):
         warnings = uneven_labels(self.label_tokens, self.study.normalize)
         warnings += [warning for about in self.asides.values() for warning in about.warnings]
         warnings += _about_replies(self.report, self.study)
+        warnings += [] if self.metric is None else [self.metric.about]
         if self.study.design not in ("random", "exhaustive"):
             warnings.append(
                 f"orders are of a {self.study.design.replace('_', '-')} design: order against selection at the most "
@@ -143,6 +149,14 @@ class Run(FinishedRun):
     def over_shots(self) -> SensitivityOverShots | None:
         """Order and selection sensitivity over the numbers of shots; None where fewer than two have demonstrations."""
         return self._sensitivity.over_shots
+
+    def said(self, text: str) -> str:
+        """A text about accuracy, in words that fit what answers are graded by."""
+        return text if self.metric is None else self.metric.said(text)
+
+    def in_words(self, findings: Findings) -> Findings:
+        """Findings whose texts say accuracy in words that fit what answers are graded by."""
+        return findings if self.metric is None else Reworded(findings, self.metric.said)
 
     def findings(self, kind: str | None = None) -> Findings:
         """What the study's kind, or another ``kind`` of the same design, makes of the answers; made once.
@@ -210,11 +224,13 @@ class Run(FinishedRun):
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""
-        found = self.findings(kind)
+        found = self.in_words(self.findings(kind))
         content = {"kind": kind or self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
+        if self.metric is not None:
+            content["metric"] = self.metric.to_dict()
         content["calibration"] = self.study.calibration
         content["missing"] = plain(self.missing) | {"first_line": self.missing.first_line()}
-        content |= {key: about.to_dict() for key, about in self.asides.items()}
+        content |= {key: self.in_words(about).to_dict() for key, about in self.asides.items()}
         return {**content, "warnings": [*found.warnings, *self.warnings]}
 
     @cached_property
@@ -269,8 +285,11 @@ class Run(FinishedRun):
         if target is None:
             raise RunError("this run is in memory only; name a folder for its report")
         with writable(Path(target)):
-            beside = {stem: plot for about in self.asides.values() for stem, plot in about.plots().items()}
-            return write_report(target, self.findings(kind), self.report_content(kind), beside, self.folder)
+            asides = map(self.in_words, self.asides.values())
+            beside = {stem: plot for about in asides for stem, plot in about.plots().items()}
+            return write_report(
+                target, self.in_words(self.findings(kind)), self.report_content(kind), beside, self.folder
+            )
 
 
 def _about_replies(report: RunReport, study: Study) -> Iterator[str]:

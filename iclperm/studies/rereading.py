@@ -16,12 +16,14 @@ import numpy.typing as npt
 
 from iclperm.errors import ConfigError, DataError
 from iclperm.report.parts import Plot, Table, number, percent, plain
+from iclperm.study.metrics import Metric
 from iclperm.study.states import OK, UNPARSED
 from iclperm.tasks.answers import Checker, open_checker
 from iclperm.tasks.filters import golds_of, golds_text
 from iclperm.tasks.task import Task
 
 if TYPE_CHECKING:
+    from iclperm.runs.answers import Items
     from iclperm.runs.run import FinishedRun
 
 ASIDE = "rereading"
@@ -31,7 +33,8 @@ _UNFINISHED = "unfinished thinking"
 
 
 class TextsRead(NamedTuple):
-    """What one task's rules make of the texts of a run; every cell and query counts by its weight."""
+    """What one task's rules make of the texts of a run; every cell and query counts by its weight. Of a task that
+    grades answers an accuracy is the mean grade."""
 
     task: str
     """Whose rules: its name."""
@@ -43,6 +46,12 @@ class TextsRead(NamedTuple):
     """Share of all texts that are right by this reading and wrong by the run's own."""
     lost: float
     """Share of all texts that are wrong by this reading and right by the run's own."""
+    metric: Metric | None = None
+    """What this reading grades answers by; what is gained and lost are then differences of grades, mean over texts."""
+
+    def said(self, share: str) -> str:
+        """An accuracy, and what it is where answers are graded."""
+        return share if self.metric is None else f"{share} ({self.metric.mean})"
 
 
 @dataclass(frozen=True)
@@ -62,16 +71,16 @@ class Rereading:
     def conclusion(self) -> list[str]:
         """What each reading gives at the largest number of shots."""
         own, *others = self.readings
-        said = ", ".join(f"{percent(other.accuracy[-1])} by those of {other.task}" for other in others)
+        said = ", ".join(f"{other.said(percent(other.accuracy[-1]))} by those of {other.task}" for other in others)
+        here = own.said(percent(own.accuracy[-1]))
         return [
-            f"Of the same texts at k = {self.shots[-1]} {percent(own.accuracy[-1])} are right by the run's own rules "
-            f"({own.task}), {said}."
+            f"Of the same texts at k = {self.shots[-1]} {here} are right by the run's own rules ({own.task}), {said}."
         ]
 
     def tables(self, full: bool) -> list[Table]:
         """Accuracy by number of shots, without ``full`` at the largest alone; and where the readings differ."""
         places = range(len(self.shots)) if full else [len(self.shots) - 1]
-        names = [reading.task for reading in self.readings]
+        names = [reading.said(reading.task) for reading in self.readings]
         rows = [(str(self.shots[at]), *(number(one.accuracy[at]) for one in self.readings)) for at in places]
         caption = "Each reads the same texts, the first as the run did; what cannot be read is wrong."
         differ = [
@@ -90,6 +99,9 @@ class Rereading:
     def to_dict(self) -> dict[str, Any]:
         """Every number, JSON-safe."""
         found: dict[str, Any] = plain(self)
+        for reading in found["readings"]:
+            if reading["metric"] is None:
+                del reading["metric"]
         return found
 
 
@@ -108,13 +120,13 @@ def findings(run: FinishedRun, tasks: Sequence[Task]) -> Rereading:
     is_text, is_unfinished = np.isin(written.state, (OK, UNPARSED)), np.zeros(shape, np.bool_)
     if _UNFINISHED in written.rules:
         is_unfinished = written.rule == written.rules.index(_UNFINISHED)
-    own_right = np.asarray(written.correct & (written.state == OK))
-    verdicts = [(own_right, written.state == OK)]
-    verdicts += [(np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)) for _ in tasks]
+    own_right = np.multiply(written.correct, written.state == OK)
+    verdicts: list[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]] = [(own_right, written.state == OK)]
+    verdicts += [(np.zeros(shape, np.float64), np.zeros(shape, np.bool_)) for _ in tasks]
     is_thinking = run.study.think == "strip"
     with ExitStack() as open_ones:
         checkers = [_checker(open_ones, task, is_thinking) for task in tasks]
-        golds = [_golds(items.right_answers, task) for task in tasks]
+        golds = [_golds(items, task) for task in tasks]
         step = max(1, _TEXTS // max(shape[1], 1))
         contexts = np.unique(items.context_of)
         for begin in range(0, len(contexts), step):
@@ -125,15 +137,18 @@ def findings(run: FinishedRun, tasks: Sequence[Task]) -> Rereading:
                     there = np.flatnonzero(is_text[context] & ~is_unfinished[context]).tolist()
                     found = checker.judge([line[query] for query in there], [gold[query] for query in there])
                     read[context, there] = [one.answer is not None for one in found]
-                    right[context, there] = [one.is_correct for one in found]
+                    right[context, there] = [one.grade for one in found]
     weights = np.broadcast_to(items.weights.astype(np.float64), (*items.context_of.shape, shape[1]))
     weights = np.where(is_text[items.context_of], weights, 0.0)
     names = (run.task, *(task.name for task in tasks))
+    metrics = (run.metric, *(task.answer.metric if task.answer else None for task in tasks))
     return Rereading(
         run.shots,
         tuple(
-            _reading(name, right[items.context_of], read[items.context_of], own_right[items.context_of], weights)
-            for name, (right, read) in zip(names, verdicts, strict=True)
+            _reading(
+                name, right[items.context_of], read[items.context_of], own_right[items.context_of], weights, metric
+            )
+            for name, (right, read), metric in zip(names, verdicts, metrics, strict=True)
         ),
     )
 
@@ -147,11 +162,16 @@ def _checker(open_ones: ExitStack, task: Task, is_thinking: bool) -> Checker:
     return open_ones.enter_context(open_checker(own_form, strip_think=is_thinking))
 
 
-def _golds(right_answers: Sequence[str | None], task: Task) -> list[str]:
-    """The right answers as a task's own check has them: of `exact_match` a list of texts, of any other one text."""
+def _golds(items: Items, task: Task) -> list[str]:
+    """The right answers as a task's own check has them: a list of texts where it takes several, else one text."""
     assert task.answer is not None
-    listed = [golds_of(answer or "") or [answer or ""] for answer in right_answers]
-    if task.answer.check == "exact_match":
+    if items.metric is not None and items.metric.name == "f1" and task.answer.check != "f1":
+        raise DataError(
+            f"the run keeps its right answers in the form that F1 compares, lower case and without articles, and "
+            f"{task.name} has the check {task.answer.check}; name a task of the check f1, or run that task by itself"
+        )
+    listed = [golds_of(answer or "") or [answer or ""] for answer in items.right_answers]
+    if task.answer.has_several_golds:
         return [golds_text(golds) for golds in listed]
     if several := next((golds for golds in listed if len(golds) > 1), None):
         raise DataError(
@@ -163,21 +183,22 @@ def _golds(right_answers: Sequence[str | None], task: Task) -> list[str]:
 
 def _reading(
     name: str,
-    right: npt.NDArray[np.bool_],
+    right: npt.NDArray[Any],
     read: npt.NDArray[np.bool_],
-    own: npt.NDArray[np.bool_],
+    own: npt.NDArray[Any],
     weights: npt.NDArray[np.float64],
+    metric: Metric | None,
 ) -> TextsRead:
     """Shares from arrays [S, P, K, Q]."""
+    lead = np.subtract(right, own, dtype=np.float64)
     by_shots = weights.sum(axis=(0, 1, 3))
 
-    def share(what: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    def share(what: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         with np.errstate(invalid="ignore"):
             return np.asarray((weights * what).sum(axis=(0, 1, 3)) / by_shots)
 
-    def of_all(what: npt.NDArray[np.bool_]) -> float:
+    def of_all(what: npt.NDArray[Any]) -> float:
         return float((weights * what).sum() / max(weights.sum(), 1e-300))
 
-    return TextsRead(
-        name, tuple(share(right).tolist()), tuple(share(~read).tolist()), of_all(right & ~own), of_all(own & ~right)
-    )
+    gained, lost = of_all(np.maximum(lead, 0)), of_all(np.maximum(-lead, 0))
+    return TextsRead(name, tuple(share(right).tolist()), tuple(share(~read).tolist()), gained, lost, metric)

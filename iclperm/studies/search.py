@@ -39,7 +39,7 @@ FloatArray = npt.NDArray[np.float64]
 class Answers(NamedTuple):
     """The answers to one split at one number of shots."""
 
-    correct: npt.NDArray[np.uint8]
+    correct: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
     """[S, P, Q] 0 or 1."""
     state: npt.NDArray[np.uint8] | None = None
     """[S, P, Q], 0 = ok."""

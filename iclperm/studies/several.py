@@ -28,6 +28,7 @@ from iclperm.errors import ConfigError, RunError, UnknownKind
 from iclperm.report import write_report
 from iclperm.report.notebook import summary_html, three_lines
 from iclperm.report.parts import Findings
+from iclperm.report.wording import Reworded
 from iclperm.runs.finish import open_one
 from iclperm.runs.folder import RunFolder
 from iclperm.runs.formats import FORMAT, SEVERAL_FORMAT, VERSION, format_of, has_begun, is_several
@@ -42,6 +43,7 @@ from iclperm.studies.stages import stages_of
 from iclperm.studies.taking import WantedPrompt, recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
+from iclperm.study.metrics import Metric
 from iclperm.study.study import STATISTICS, WAYS, Study, is_cut_off
 from iclperm.tasks.task import Task
 
@@ -74,7 +76,16 @@ class StudyRuns:
     def _repr_html_(self) -> str:
         """The same with the brief tables and the conclusion, for a notebook."""
         alerts = [f"{name}: {line}" for name, run in self.runs.items() if (line := run.missing.first_line())]
-        return summary_html([*repr(self).split("\n"), *alerts], self.findings(), self.warnings)
+        return summary_html([*repr(self).split("\n"), *alerts], self.in_words(self.findings()), self.warnings)
+
+    @property
+    def metric(self) -> Metric | None:
+        """What answers are graded by in all runs; None where they are right or wrong."""
+        return next(iter(self.runs.values())).metric
+
+    def in_words(self, findings: Findings) -> Findings:
+        """As `Run.in_words`."""
+        return findings if self.metric is None else Reworded(findings, self.metric.said)
 
     @property
     def report(self) -> RunReport:
@@ -145,12 +156,15 @@ class StudyRuns:
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""
-        found = self.findings(kind)
+        found = self.in_words(self.findings(kind))
         content = {"kind": self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
+        if self.metric is not None:
+            content["metric"] = self.metric.to_dict()
         content["calibration"] = self.study.calibration
         if self.asides:
             content["runs"] = {
-                name: {key: about.to_dict() for key, about in asides.items()} for name, asides in self.asides.items()
+                name: {key: self.in_words(about).to_dict() for key, about in asides.items()}
+                for name, asides in self.asides.items()
             }
         return {**content, "warnings": [*found.warnings, *self.warnings]}
 
@@ -164,9 +178,11 @@ class StudyRuns:
                 f"{stem}-{name}": plot
                 for name, asides in self.asides.items()
                 for about in asides.values()
-                for stem, plot in about.plots().items()
+                for stem, plot in self.in_words(about).plots().items()
             }
-            return write_report(target, self.findings(kind), self.report_content(kind), beside, self.folder)
+            return write_report(
+                target, self.in_words(self.findings(kind)), self.report_content(kind), beside, self.folder
+            )
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,11 @@ class Metric:
         return {"name": self.name, **({} if self.scale is None else {"scale": self.scale})}
 
     @property
+    def words(self) -> str:
+        """The metric in a sentence."""
+        return "F1" if self.name == "f1" else f"absolute error on a scale of {self.scale:g}"
+
+    @property
     def mean(self) -> str:
         """What stands for the word accuracy."""
         return {"f1": "mean F1"}.get(self.name, "mean grade")

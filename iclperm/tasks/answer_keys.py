@@ -85,7 +85,9 @@ class Answer(Choices):
         if (self.rules or self.gold) and self.check == "exact_match":
             raise ValueError("the keys 'rules' and 'gold' are not for the check 'exact_match'; give 'filters'")
         if self.gold and self.check == "f1":
-            raise ValueError("the key 'gold' is not for the check 'f1', whose right answers are whole texts; leave it out")
+            raise ValueError(
+                "the key 'gold' is not for the check 'f1', whose right answers are whole texts; leave it out"
+            )
         if (self.scale is None) == (self.check == "absolute_error"):
             raise ValueError(
                 "the check 'absolute_error' needs the key 'scale', the error from which on a grade is 0, such as 10; "
