@@ -34,7 +34,7 @@ from iclperm.runs.scorers import LocalModel
 from iclperm.studies import kept, several
 from iclperm.studies.compared import Compared, of_array, of_run, short_names
 from iclperm.studies.comparing import comparing
-from iclperm.studies.comparing_findings import Comparing
+from iclperm.studies.comparing_findings import Comparing, GradedComparing
 from iclperm.studies.comparing_page import write_comparison
 from iclperm.studies.page import write_page
 from iclperm.studies.planning import PrecisionPlan, precision_plan
@@ -44,6 +44,7 @@ from iclperm.studies.several import StudyRuns
 from iclperm.studies.stages import load
 from iclperm.study import kinds
 from iclperm.study.choices import shown
+from iclperm.study.metrics import common_metric
 from iclperm.study.study import Study
 from iclperm.workers.driver import PoolOf
 from iclperm.workers.local import local_workers
@@ -410,11 +411,13 @@ def compare(
         if isinstance(one, Run)
         for words in one.warnings
     ]
-    return replace(
+    said = replace(
         said,
         runs=tuple(None if isinstance(one, Tensor) else one for one, _ in found),
         warnings=(*said.warnings, *dict.fromkeys(own)),
     )
+    metric = common_metric([one.metric for one, _ in found if isinstance(one, Run)])
+    return said if metric is None else GradedComparing.of(said, metric.said)
 
 
 def _opened(path: str | Path) -> Run | StudyRuns | Tensor:

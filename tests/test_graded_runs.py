@@ -1,11 +1,33 @@
 """Studies whose answers have grades: from the task file through the folder to every report, and nowhere an accuracy."""
 
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from tiny import byte_level_tokenizer, make_rows, write_rows
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import iclperm
 from iclperm import Study
+from iclperm.errors import ConfigError, DataError
+from iclperm.reference.graded_answers import closeness, squad_f1, squad_words
+from iclperm.runs.limits import WorkLimits
+from iclperm.studies.page import write_page
+from iclperm.studies.told import told
+from iclperm.study.metrics import Metric
+from iclperm.study.states import OK
+from iclperm.tasks.answer_keys import Answer
+from iclperm.tasks.answers import open_checker
+from iclperm.tasks.filters import golds_text
 
 TASK = """
 name: letters
@@ -46,3 +68,214 @@ def study(tmp_path, model):
     path = tmp_path / "letters.yaml"
     path.write_text(TASK)
     return Study(model=str(model), task=str(path), sets=2, permutations=3, shots=[0, 1, 3], queries=6, seed=1)
+
+
+run_in_parts = partial(iclperm.run, limits=WorkLimits(unit_tokens=(60, 60)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "expected"),
+    [
+        # what SQuAD's published script (evaluate-v1.1.py, f1_score over metric_max_over_ground_truths) gives
+        ("Denver Broncos", ["Denver Broncos", "The Denver Broncos"], 1.0),
+        ("the Broncos of Denver!", ["Denver Broncos"], 0.8),
+        ("Broncos", ["Carolina Panthers", "Denver Broncos"], 2 / 3),
+        ("a cat, a cat and a dog", ["cat dog"], 2 / 3),
+        ("U.S.A", ["usa"], 1.0),
+        ("Then the another theme", ["an theme then"], 0.8),
+        ("forty-two", ["forty two"], 0.0),
+        ("an-a", ["ana"], 1.0),
+        ("\u00e9 a\u00e9", ["\u00c9 A\u00c9"], 1.0),
+    ],
+)
+def test_f1_is_that_of_squads_script(answer, golds, expected):
+    assert squad_f1(answer, golds) == pytest.approx(expected, abs=1e-12)
+    with open_checker(Answer(field="answers", check="f1")) as checker:
+        (found,) = checker.judge([answer], [golds_text(golds)])
+    assert found.grade == pytest.approx(expected, abs=1e-12)
+
+
+texts = st.lists(
+    st.sampled_from(["The", "a", "an", "b", "B", "c_a", "-a-", "é", ".", "'s", " ", "\n", "d", "\u0300", "٣"])
+)
+numbers = st.decimals(-10_000, 10_000, places=3).map(str)
+
+
+@given(texts.map("".join), st.lists(texts.map("".join), min_size=1, max_size=3))
+def test_f1_agrees_with_the_oracle(answer, golds):
+    words = [gold for gold in golds if squad_words(gold)]
+    with open_checker(Answer(field="answers", check="f1")) as checker:
+        if not words:
+            with pytest.raises(DataError, match="one at least with a word that is no article"):
+                checker.judge([answer], [golds_text(golds)])
+            return
+        (found,) = checker.judge([answer], [golds_text(golds)])
+    if squad_words(answer):
+        assert found.answer == " ".join(squad_words(answer))
+        assert found.grade == pytest.approx(squad_f1(answer, words), abs=1e-12)
+    else:
+        assert found.answer is None
+
+
+@given(numbers, numbers, st.sampled_from(["0.001", "1", "2.5", "10000"]))
+def test_a_distance_agrees_with_the_oracle(answer, gold, scale):
+    with open_checker(Answer(field="answer", check="absolute_error", scale=float(scale))) as checker:
+        (found,) = checker.judge([f"it is {answer}"], [gold])
+    error, grade = closeness(answer, gold, scale)
+    assert found.error == pytest.approx(error, abs=1e-9)
+    assert found.grade == pytest.approx(grade, abs=1e-9)
+    assert 0 <= found.grade <= 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"check": "absolute_error"}, "the check 'absolute_error' needs the key 'scale'"),
+        ({"check": "f1", "scale": 3}, "no other check has it"),
+        ({"check": "f1", "gold": "(.*)"}, "the key 'gold' is not for the check 'f1'"),
+        ({"check": "absolute_error", "scale": 0}, "'scale' is 0"),
+        ({"check": "f1", "ignore_case": True}, "the keys 'ignore' and 'ignore_case' belong to the check 'exact'"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused_in_a_line(keys, said):
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        Answer(field="answer", **keys)
+    assert "\n" not in str(caught.value)
+
+
+def rows_of(run, split="test"):
+    return [row for row in run.to_arrow().to_pylist() if row["split"] == split]
+
+
+def golds_by_row(study):
+    return [json.loads(line)["letters"] for line in Path(study.task).with_name("test.jsonl").read_text().splitlines()]
+
+
+def test_grades_go_from_the_task_file_to_the_folder_and_back(study, tmp_path):
+    run = iclperm.run(study, tmp_path / "run")
+    golds, rows = golds_by_row(study), rows_of(run)
+    assert run.metric == Metric("f1")
+    assert run.correct.dtype == np.float32
+    assert 0 < run.correct.mean() < 1
+    for row in rows:
+        found = re.search("[a-zA-Z]+", row["text"]) or re.search("[0-9]", row["text"])
+        assert "correct" not in row
+        if found is None or not squad_words(found[0]):
+            assert (row["state"], row["grade"]) == ("unparsed", 0.0)
+            continue
+        assert row["grade"] == np.float32(squad_f1(found[0], golds[row["example"]]))
+    assert np.float32([row["grade"] for row in rows]).tolist() == run.correct.ravel().tolist()
+    names = [set(pq.read_schema(path).names) for path in (tmp_path / "run" / "items").glob("*.parquet")]
+    assert names
+    assert all("grade" in each and not {"correct", "error"} & each for each in names)
+    again = iclperm.open_run(tmp_path / "run")
+    assert (again.digest, again.metric) == (run.digest, run.metric)
+    assert np.array_equal(again.correct, run.correct)
+    assert iclperm.verify(tmp_path / "run").digest == run.digest
+    in_parts = run_in_parts(study, tmp_path / "parts")
+    assert in_parts.digest == run.digest
+    assert in_parts.report.num_parts > run.report.num_parts
+
+
+def test_runs_of_right_and_wrong_have_no_word_of_grades(study, tmp_path):
+    task = TASK.replace("check: f1", "check: exact_match").replace(
+        ', rules: [{name: some, pattern: "[a-zA-Z]+"}, {name: a digit, pattern: "[0-9]"}]', ""
+    )
+    (tmp_path / "letters.yaml").write_text(task)
+    run = iclperm.run(study, tmp_path / "run")
+    assert (run.metric, run.correct.dtype) == (None, np.uint8)
+    assert "metric" not in (tmp_path / "run" / "plan.json").read_text()
+    assert "metric" not in run.report_content()
+    assert {"correct"} == {"correct", "grade", "error"} & {*run.to_arrow().column_names}
+
+
+def test_a_run_with_grades_grows_and_reads_unparsed_answers_either_way(study, tmp_path):
+    small = iclperm.run(study.model_copy(update={"permutations": 2}), tmp_path / "run")
+    large = iclperm.run(study, tmp_path / "run")
+    assert np.array_equal(large.correct[:, :2], small.correct)
+    assert iclperm.run(study, tmp_path / "other").digest == large.digest
+    dropped = iclperm.open_run(tmp_path / "run", unparsed="drop")
+    assert (dropped.state != OK).any()
+    assert (large.state == OK).all()
+
+
+def test_errors_are_stored_and_their_mean_is_told(study, tmp_path):
+    path = tmp_path / "letters.yaml"
+    answer = "answer: {field: size, check: absolute_error, scale: 10}"
+    path.write_text(
+        re.sub("answer: .*", answer, TASK).replace("letters: letters}", "size: size}").replace("letters[0]", "size")
+    )
+    run = iclperm.run(study.model_copy(update={"queries": 20, "unparsed": "wrong"}), tmp_path / "run")
+    assert run.metric == Metric("absolute_error", 10.0)
+    rows = rows_of(run)
+    read = [row for row in rows if row["state"] == "ok"]
+    assert 10 < len(read) < len(rows)
+    for row in read:
+        assert (row["error"], row["grade"]) == pytest.approx(closeness(row["prediction"], row["gold"], "10"), abs=1e-6)
+    assert all((row["error"], row["grade"]) == (None, 0.0) for row in rows if row["state"] != "ok")
+    for at in run.generation.by_shots:
+        there = [row for row in read if row["shots"] == at.shots]
+        assert at.error == pytest.approx(np.mean([row["error"] for row in there]))
+        assert at.answered == pytest.approx(np.mean([row["grade"] for row in there]), abs=1e-6)
+        assert at.full == np.mean([row["grade"] == 1 for row in there])
+    told = " ".join(run.generation.conclusion())
+    assert f"with a mean absolute error of {run.generation.by_shots[-1].error:.4g}" in told
+    assert "1 - min(1, |answer - right answer| / 10)" in " ".join(run.warnings)
+    assert run.report_content()["metric"] == {"name": "absolute_error", "scale": 10.0}
+
+
+LARGE = {"queries": 24, "dev_queries": 12, "permutations": 6, "sets": 3}
+"""Enough for every kind to say something."""
+
+
+def words_of(said):
+    tables = [word for each in said.tables for word in (each.title, *each.header, each.caption)]
+    tables += [cell for each in said.tables for row in each.rows for cell in row]
+    figures = [words for plot in said.plots.values() for words in drawn_words(plot)]
+    return [*said.head, *said.conclusion, *said.notes, *tables, *figures]
+
+
+def drawn_words(plot):
+    figure = Figure(figsize=plot.size)
+    plot.draw(figure)
+    return [text.get_text() for text in figure.findobj(Text)]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory, model):
+    folder = tmp_path_factory.mktemp("large")
+    for split, number in (("train", 1), ("test", 2), ("dev", 3)):
+        write_rows(
+            folder / f"{split}.jsonl",
+            [{**row, "letters": [" ".join("mTuJab"[i % 6 :]), "J T"]} for i, row in enumerate(make_rows(number, 60))],
+        )
+    (folder / "letters.yaml").write_text(TASK)
+    return Study(model=str(model), task=str(folder / "letters.yaml"), shots=[0, 1, 2, 3], seed=1, **LARGE)
+
+
+def over_two_tasks(study):
+    other = Path(study.task).with_name("again.yaml")
+    other.write_text(TASK.replace("name: letters", "name: again").replace("Text: ", "This: "))
+    return Study(kind="transfer", model=study.model, tasks=[study.task, str(other)], shots=3, seed=1, **LARGE)
+
+
+KINDS = ("sensitivity", "search", "curve", "convergence", "selection", "transfer", "race", "recommend")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_speaks_of_the_mean_grade(large, kind, tmp_path):
+    keys = {"search": {"shots": 3}, "race": {"shots": 3}, "selection": {"select": 2}}.get(kind, {})
+    study = large.of_kind(kind, **keys) if kind != "transfer" else over_two_tasks(large)
+    run = iclperm.run(study, tmp_path / "run")
+    words = words_of(told(run))
+    assert any("mean F1" in each or "Mean F1" in each for each in words)
+    assert [each for each in words if re.search("accura", each, re.IGNORECASE)] == []
+    content = run.report_content()
+    assert content["metric"] == {"name": "f1"}
+    assert (
+        "mean F1" in " ".join(content["conclusion"] if "conclusion" in content else content[kind]["conclusion"]) or kind
+    )
+    run.write_report(tmp_path / "report")
+    page = write_page(run, tmp_path / "report").read_text()
+    shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    assert not re.search("accura", shown, re.IGNORECASE)

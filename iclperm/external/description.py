@@ -314,7 +314,7 @@ def _of_accuracies(tensor: Tensor) -> list[Findings]:
 
 def _of_answers(tensor: Tensor) -> list[Findings]:
     correct, state, weights = tensor.values, tensor.state, tensor.weights
-    labels, gold = _labels(tensor.classes)
+    labels, gold = _labels(() if tensor.is_graded else tensor.classes)
     classes = tensor.classes if labels and are_by_design(tensor.classes, weights) else None
     over_shots = along = None
     shots = tensor.shots

@@ -132,7 +132,7 @@ def read_rows(path: Path, axes: str | None, most_bytes: int) -> Tensor:
     num_rows = 0
     for row in json_rows(path):
         for name, value in row.items():
-            if _called(name) in (*_CELLS, *_CLASSES):
+            if _called(name) in (*_CELLS, *_CLASSES, "grade"):
                 cells = found.setdefault(name, [])
                 cells += [None] * (num_rows - len(cells))  # rows above that lack it
                 cells.append(value)
@@ -162,6 +162,8 @@ def _long_columns(names: Sequence[str], path: Path) -> dict[str, str] | None:
     Case and spaces around a name do not matter. None for a plain matrix; raises DataError for a column twice.
     """
     called = [_called(name) for name in names]
+    if not {"correct", "accuracy"} & {*called}:  # what the export of a run with grades has in place of the former
+        called = ["correct" if name == "grade" else name for name in called]
     if "correct" not in called and "accuracy" not in called:
         return None
     classes = [name for name in _CLASSES if name in called][:1]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from iclperm.report.markup import Sheet
 from iclperm.report.parts import Findings, Plot, Table
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Reworded:
 
     def tables(self, full: bool) -> list[Table]:
         """See `Findings`."""
-        return [_table(table, self.said) for table in self.findings.tables(full)]
+        return [reworded_table(table, self.said) for table in self.findings.tables(full)]
 
     def plots(self) -> dict[str, Plot]:
         """See `Findings`."""
@@ -61,7 +62,20 @@ def reworded_plot(plot: Plot, said: Said) -> Plot:
     return plot._replace(draw=draw, charts=found, caption=said(plot.caption))
 
 
-def _table(table: Table, said: Said) -> Table:
+def reworded_sheet(sheet: Sheet, said: Said) -> Sheet:
+    """The same table that can be taken away in other words."""
+    return replace(
+        sheet,
+        title=said(sheet.title),
+        caption=said(sheet.caption),
+        columns=tuple(each._replace(name=said(each.name), group=said(each.group)) for each in sheet.columns),
+        rows=tuple(tuple(said(cell) if isinstance(cell, str) else cell for cell in row) for row in sheet.rows),
+        notes=tuple(map(said, sheet.notes)),
+    )
+
+
+def reworded_table(table: Table, said: Said) -> Table:
+    """The same table in other words; texts of the data stay."""
     words = set(range(len(table.header))) - {*table.data_texts}
     rows = [[said(cell) if column in words else cell for column, cell in enumerate(row)] for row in table.rows]
     return table._replace(

@@ -114,6 +114,7 @@ def of_run(name: str, run: FinishedRun) -> Compared:
             "cells into another folder"
         )
     about = {key: str(getattr(run.study, key)) for key in _SAID}
+    about["metric"] = "right or wrong" if run.metric is None else run.metric.words
     unborne = tuple(reason.words for reason in bearing.of_run(run).reasons)
     return Compared(
         name,
@@ -298,7 +299,7 @@ def _note_weights(studies: Sequence[Compared], groups: Sequence[int], notes: lis
 
 
 def _note_choices(studies: Sequence[Compared], notes: list[str]) -> None:
-    for key in _SAID:
+    for key in (*_SAID, "metric"):
         values = {study.name: study.about[key] for study in studies if study.about and key in study.about}
         if len(set(values.values())) > 1:
             told = ", ".join(f"{name} {value}" for name, value in values.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from iclperm.report.parts import (
     signed,
     with_bounds,
 )
+from iclperm.report.wording import Said, reworded_plot, reworded_sheet, reworded_table
 from iclperm.stats import Contrast, Interval, PooledEstimate, SizeSlope
 from iclperm.stats.comparison import LEAST, Of
 from iclperm.stats.intervals import side_of
@@ -430,3 +431,37 @@ def _exponential(interval: Interval) -> Interval:
     """Of the logarithms, that of r."""
     estimate, low, high = (math.exp(end) for end in (interval.estimate, interval.low, interval.high))
     return Interval(estimate, low, high, interval.level)
+
+
+@dataclass(frozen=True, repr=False)
+class GradedComparing(Comparing):
+    """A comparison of runs whose answers have grades, in words that fit these."""
+
+    said: Said = str
+    """What says accuracy in other words."""
+
+    @classmethod
+    def of(cls, found: Comparing, said: Said) -> GradedComparing:
+        """The same comparison in other words."""
+        known = {each.name: getattr(found, each.name) for each in fields(Comparing)}
+        return cls(**known | {"warnings": tuple(map(said, found.warnings))}, said=said)
+
+    def conclusion(self) -> list[str]:
+        """See `Findings`."""
+        return [*map(self.said, super().conclusion())]
+
+    def headline(self) -> list[str]:
+        """See `Comparing`."""
+        return [*map(self.said, super().headline())]
+
+    def tables(self, full: bool) -> list[Table]:
+        """See `Findings`."""
+        return [reworded_table(table, self.said) for table in super().tables(full)]
+
+    def plots(self) -> dict[str, Plot]:
+        """See `Comparing`."""
+        return {stem: reworded_plot(plot, self.said) for stem, plot in super().plots().items()}
+
+    def sheets(self) -> dict[str, Sheet]:
+        """See `Comparing`."""
+        return {name: reworded_sheet(sheet, self.said) for name, sheet in super().sheets().items()}

@@ -43,7 +43,7 @@ from iclperm.studies.stages import stages_of
 from iclperm.studies.taking import WantedPrompt, recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
-from iclperm.study.metrics import Metric
+from iclperm.study.metrics import Metric, common_metric
 from iclperm.study.study import STATISTICS, WAYS, Study, is_cut_off
 from iclperm.tasks.task import Task
 
@@ -81,7 +81,7 @@ class StudyRuns:
     @property
     def metric(self) -> Metric | None:
         """What answers are graded by in all runs; None where they are right or wrong."""
-        return next(iter(self.runs.values())).metric
+        return common_metric([run.metric for run in self.runs.values()])
 
     def in_words(self, findings: Findings) -> Findings:
         """As `Run.in_words`."""

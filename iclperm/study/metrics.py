@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,10 @@ class Metric:
     def about(self) -> str:
         """What a grade is, in a sentence."""
         if self.name == "f1":
-            return "answers are graded by F1, the words shared with the nearest right answer (SQuAD's): no accuracy"
-        return f"answers are graded by 1 - min(1, |answer - right answer| / {self.scale:g}): no accuracy"
+            formula = "token F1 as SQuAD counts it, the best of all right answers"
+        else:
+            formula = f"1 - min(1, |answer - right answer| / {self.scale:g})"
+        return f"answers have grades: {formula}; what is said of right or wrong ones is of the grades 1 and 0"
 
     def said(self, text: str) -> str:
         """A text about accuracy as one about the mean grade."""
@@ -64,6 +66,12 @@ class Metric:
         article = "" if found["article"] is None else "a "
         word = f"{article}{self.mean}{'s' if found['many'] else ''}"
         return word[0].upper() + word[1:] if found[0][0].isupper() else word
+
+
+def common_metric(metrics: Sequence[Metric | None]) -> Metric | None:
+    """That of runs side by side: of different ones no more than a grade; None where all answers are right or wrong."""
+    first = next((metric for metric in metrics if metric is not None), None)
+    return first if first is None or all(metric == first for metric in metrics) else Metric("grade")
 
 
 _COMPARED = {"most": "best", "more": "better", "less": "worse", "as": "as good"}
