@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -19,8 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import iclperm
 from iclperm import Study
 from iclperm.errors import ConfigError, DataError
+from iclperm.external import load
 from iclperm.reference.graded_answers import closeness, squad_f1, squad_words
+from iclperm.runs.generated import GeneratedAnswers
 from iclperm.runs.limits import WorkLimits
+from iclperm.stats.grades import graded_mean
+from iclperm.studies.generation import generation
 from iclperm.studies.page import write_page
 from iclperm.studies.told import told
 from iclperm.study.metrics import Metric
@@ -28,6 +33,7 @@ from iclperm.study.states import OK
 from iclperm.tasks.answer_keys import Answer
 from iclperm.tasks.answers import open_checker
 from iclperm.tasks.filters import golds_text
+from iclperm.tasks.task import Task
 
 TASK = """
 name: letters
@@ -191,7 +197,7 @@ def test_runs_of_right_and_wrong_have_no_word_of_grades(study, tmp_path):
 
 def test_a_run_with_grades_grows_and_reads_unparsed_answers_either_way(study, tmp_path):
     small = iclperm.run(study.model_copy(update={"permutations": 2}), tmp_path / "run")
-    large = iclperm.run(study, tmp_path / "run")
+    large = iclperm.run(study, tmp_path / "run", extend=True)
     assert np.array_equal(large.correct[:, :2], small.correct)
     assert iclperm.run(study, tmp_path / "other").digest == large.digest
     dropped = iclperm.open_run(tmp_path / "run", unparsed="drop")
@@ -269,7 +275,7 @@ def test_every_kind_speaks_of_the_mean_grade(large, kind, tmp_path):
     run = iclperm.run(study, tmp_path / "run")
     words = words_of(told(run))
     assert any("mean F1" in each or "Mean F1" in each for each in words)
-    assert [each for each in words if re.search("accura", each, re.IGNORECASE)] == []
+    assert [each for each in words if re.search(r"\baccura", each, re.IGNORECASE)] == []
     content = run.report_content()
     assert content["metric"] == {"name": "f1"}
     assert (
@@ -278,4 +284,123 @@ def test_every_kind_speaks_of_the_mean_grade(large, kind, tmp_path):
     run.write_report(tmp_path / "report")
     page = write_page(run, tmp_path / "report").read_text()
     shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
-    assert not re.search("accura", shown, re.IGNORECASE)
+    assert not re.search(r"\baccura", shown, re.IGNORECASE)
+
+
+def test_a_search_that_asks_as_it_goes_and_a_run_that_grows_take_grades(large, tmp_path):
+    study = large.of_kind("search", shots=3, budget="adaptive", dev_queries=24)
+    run = iclperm.run(study, tmp_path / "search")
+    assert run.decisions
+    assert run.findings().recommended is not None
+    grown = iclperm.run(
+        large.of_kind("sensitivity", shots=3, precision="accuracy +- 0.2", queries=24), tmp_path / "grown"
+    )
+    assert grown.looks
+    assert not any(re.search(r"\baccura", each) for each in words_of(told(grown)))
+
+
+def test_what_is_exported_is_read_back_with_its_grades(study, tmp_path):
+    run = iclperm.run(study, tmp_path / "run")
+    for ending in ("csv", "jsonl", "parquet"):
+        tensor = load([run.export(tmp_path / f"answers.{ending}")])
+        assert tensor.is_graded
+        is_there = True if tensor.state is None else tensor.state == OK
+        assert np.allclose(tensor.values, np.where(is_there, run.correct, 0))
+    logs = Path(run.export(tmp_path / "logs", "lm-eval"))
+    file = next(logs.glob("*_k3_set1_perm2_*.jsonl"))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["f1"] for row in rows] == pytest.approx(run.correct[1, 2, 2].tolist())
+    assert not any({"acc", "exact_match"} & row.keys() for row in rows)
+    log = load([file])
+    assert np.allclose(log.values, run.correct[1, 2, 2])
+    frame = run.to_pandas()
+    assert frame["grade"].mean() == pytest.approx(run.correct.mean(), abs=1e-6)
+    assert {"grade", "state"} == {*run.to_xarray().data_vars}
+
+
+def test_texts_are_read_again_by_grades_and_into_grades(study, tmp_path):
+    run = iclperm.run(study, tmp_path / "run")
+    other = tmp_path / "all.yaml"
+    other.write_text(re.sub(", rules: .*", "}", TASK).replace("name: letters", "name: all"))
+    own, whole = run.read_by(other).readings
+    assert own.accuracy == pytest.approx([at.unparsed_wrong for at in run.generation.by_shots], abs=1e-6)
+    there = iclperm.run(study.model_copy(update={"task": str(other)}))
+    assert whole.accuracy == pytest.approx([at.unparsed_wrong for at in there.generation.by_shots], abs=1e-6)
+    lead = there.correct.astype(float) - run.correct
+    assert (whole.gained, whole.lost) == pytest.approx(
+        (np.maximum(lead, 0).mean(), np.maximum(-lead, 0).mean()), abs=1e-6
+    )
+    (line,) = run.asides["rereading"].conclusion()
+    assert line.count("(mean F1)") == 2
+    other.write_text(re.sub("\nanswer: .*", "\nanswer: {field: letters, check: exact_match}", TASK))
+    with pytest.raises(DataError, match=r"in the form that F1 compares, .* name a task of the check f1"):
+        run.read_by(other)
+
+
+def test_runs_with_grades_are_compared_as_such(study, tmp_path):
+    one = iclperm.run(study, tmp_path / "one")
+    other = iclperm.run(study.model_copy(update={"seed": 2}), tmp_path / "other")
+    alike = iclperm.compare([one, other])
+    sheets = [sheet.written("md") for sheet in alike.sheets().values()]
+    said = [*alike.conclusion(), *alike.warnings, *sheets, *words_of_tables(alike.tables(True))]
+    assert any("mean F1" in each for each in said)
+    assert not any(re.search(r"\baccura", each, re.IGNORECASE) for each in said)
+    task = tmp_path / "exact.yaml"
+    task.write_text(re.sub("\nanswer: .*", "\nanswer: {field: letters, check: exact_match}", TASK))
+    mixed = iclperm.compare([one, iclperm.run(study.model_copy(update={"task": str(task)}))])
+    assert any("the studies differ in 'metric'" in each for each in mixed.warnings)
+    assert any("mean grade" in each for each in words_of_tables(mixed.tables(True)))
+
+
+def words_of_tables(tables):
+    return [words for each in tables for words in (each.title, *each.header, each.caption)]
+
+
+def test_a_prompt_and_a_figure_are_told_with_the_mean_grade(study, tmp_path):
+    run = iclperm.run(study, tmp_path / "run")
+    prompt = run.prompt(index_set=1, permutation=2)
+    assert any(line.startswith("mean F1 on 6 test queries") for line in prompt.said())
+    assert prompt.accuracy == pytest.approx(run.correct[1, 2, 2].mean())
+    assert prompt.interval == graded_mean(run.correct[1, 2, 2].astype(float))
+    for figure in (iclperm.plot.curve(run), iclperm.plot.heat_map(run), iclperm.plot.heat_map(run, scale=(0, 1))):
+        written = [text.get_text() for text in figure.findobj(Text)]
+        assert not any(re.search(r"\baccura", each, re.IGNORECASE) for each in written)
+
+
+def test_draws_of_one_prompt_have_the_variance_of_their_grades():
+    draws = np.array([[[[[1.0, 0.5, 0.0]], [[0.25, 0.25, 1.0]]]]]).swapaxes(2, 3)  # [S, P, K, Q, draws]
+    shape = draws.shape[:4]
+    said = generation(
+        np.zeros(shape, int), draws[..., 0], *[np.zeros(shape, int)] * 3, shots=[0], rules=["one"],
+        num_right=draws.sum(axis=-1), num_draws=3, num_squares=(draws**2).sum(axis=-1), metric=Metric("f1"),
+    )  # fmt: skip
+    assert said.by_shots[0].draw_variance == pytest.approx(draws.var(axis=-1, ddof=1).mean())
+
+
+def test_stored_grades_outside_their_range_are_damage(study):
+    answers = GeneratedAnswers.empty(np.zeros((1, 2), np.uint8), 1, 1 << 20, Metric("f1"))
+    rows = {"rule": ["one"] * 2, "finish": ["eos"] * 2, "num_tokens": [1, 1]}
+    places = np.array([0, 0]), np.array([0, 1])
+    filled = answers.filled(*places, pa.table({**rows, "grade": [0.5, None]}))
+    assert filled.correct.tolist() == [[0.5, 0]]
+    for wrong in (1.5, -0.1, float("nan")):
+        with pytest.raises(ValueError, match=r"outside 0\.\.1"):
+            answers.filled(*places, pa.table({**rows, "grade": [0.5, wrong]}))
+
+
+def test_words_of_accuracy_are_said_of_the_grade():
+    said = Metric("f1").said
+    assert said("An accuracy; mean accuracy; Mean accuracies") == "A mean F1; mean F1; Mean F1s"
+    assert said("by dev_accuracy, the most accurate") == "by dev_accuracy, the best"
+    assert Metric("absolute_error", 2.0).said("Accuracy of inaccurate words") == "Mean grade of inaccurate words"
+
+
+def test_squads_own_column_is_read_as_it_is_published(study, tmp_path):
+    rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
+    nested = [{**row, "letters": {"text": row["letters"], "answer_start": [0, 3]}} for row in rows]
+    for split in ("train", "test", "dev"):
+        write_rows(tmp_path / f"{split}.jsonl", nested[:12] if split == "test" else nested[12:])
+    (tmp_path / "letters.yaml").write_text(TASK.replace("letters[0]", "letters.text[0]"))
+    task = Task.load(study.task)
+    assert task.examples("test").answers == [golds_text(row["letters"]) for row in rows[:12]]
+    assert "Answer: " + rows[12]["letters"][0] in task.render_demonstration(nested[12], 0)

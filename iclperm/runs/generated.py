@@ -70,7 +70,7 @@ class GeneratedAnswers:
 
     @classmethod
     def empty(
-        cls, state: NDArray[np.uint8], num_draws: int, bytes_in_memory: int, metric: Metric | None
+        cls, state: NDArray[np.uint8], num_draws: int, bytes_in_memory: int, metric: Metric | None = None
     ) -> GeneratedAnswers:
         """Without answers yet; shares the array of states [C, Q], and has large arrays (`large_array`) beside it."""
 
