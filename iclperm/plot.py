@@ -240,7 +240,7 @@ def all_figures(
     """
     if not isinstance(source, Run | StudyRuns):
         return {stem: _styled(plot, style) for stem, plot in source.plots().items()}
-    plots = {**source.in_words(source.findings(kind)).plots()}
+    plots = {**source.findings(kind).plots()}
     if isinstance(source, Run):
         asides = map(source.in_words, source.asides.values())
         plots |= {stem: plot for about in asides for stem, plot in about.plots().items()}
@@ -253,7 +253,7 @@ def _of_own_kind(run: Run | StudyRuns, stem: str, style: Style) -> Figure:
 
 
 def _figure(run: Run | StudyRuns, stem: str, kind: str, style: Style) -> Figure:
-    return _named(_a_run(run).in_words(run.findings(kind)).plots(), stem, style)
+    return _named(_a_run(run).findings(kind).plots(), stem, style)
 
 
 def _a_run(given: Any) -> Any:

@@ -95,6 +95,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_paper_models": ("test_costs", "test_the_document"),
     # tasks, answers and prompts
     "test_answers": ("test_numbers", "test_letters", "test_mathematics_is_read"),
+    "test_graded_runs": ("test_f1_is", "test_keys", "test_words", "test_draws", "test_grades_go", "test_a_prompt_and"),
     "test_builtin_tasks": ("test_all_tasks", "test_a_task_reads", "test_a_prompt_is"),
     "test_chat": ("test_the_turns", "test_one_message", "test_a_template_that_fails", "test_ids_of"),
     "test_blocks": ("test_agrees", "test_blocks_without", "test_a_whole_pool", "test_effects_have", "test_bad_blocks"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iclperm.report.markup import Sheet
+from iclperm.report.notebook import summary_html
 from iclperm.report.parts import Findings, Plot, Table
 
 if TYPE_CHECKING:
@@ -16,12 +17,23 @@ Said = Callable[[str], str]
 _TITLES = ("title", "text", "description")  # of a Vega-Lite specification, where they are words
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reworded:
-    """Findings in other words; their numbers and the keys of their JSON are the same."""
+    """Findings in other words; their numbers, the keys of their JSON and whatever else they have are the same."""
 
     findings: Findings
     said: Said
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("findings", "said"):  # of a copy that is not filled yet
+            raise AttributeError(name)
+        return getattr(self.findings, name)
+
+    def __repr__(self) -> str:
+        return self.said(repr(self.findings))
+
+    def _repr_html_(self) -> str:
+        return summary_html([type(self.findings).__name__], self)
 
     @property
     def warnings(self) -> list[str]:

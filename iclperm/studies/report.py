@@ -88,7 +88,7 @@ class Run(FinishedRun):
         alert = self.missing.first_line()
         return summary_html(
             [*repr(self).split("\n"), *([] if alert is None else [alert])],
-            self.in_words(self.findings()),
+            self.findings(),
             self.warnings,
         )
 
@@ -167,7 +167,7 @@ class Run(FinishedRun):
         if kind not in self._findings:
             refuse_other_kinds(self, kind)
             self._findings[kind] = findings_of(self, kind)
-        return self._findings[kind]
+        return self.in_words(self._findings[kind])
 
     @cached_property
     def _findings(self) -> dict[str, Findings]:
@@ -224,7 +224,7 @@ class Run(FinishedRun):
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""
-        found = self.in_words(self.findings(kind))
+        found = self.findings(kind)
         content = {"kind": kind or self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
         if self.metric is not None:
             content["metric"] = self.metric.to_dict()
@@ -287,9 +287,7 @@ class Run(FinishedRun):
         with writable(Path(target)):
             asides = map(self.in_words, self.asides.values())
             beside = {stem: plot for about in asides for stem, plot in about.plots().items()}
-            return write_report(
-                target, self.in_words(self.findings(kind)), self.report_content(kind), beside, self.folder
-            )
+            return write_report(target, self.findings(kind), self.report_content(kind), beside, self.folder)
 
 
 def _about_replies(report: RunReport, study: Study) -> Iterator[str]:

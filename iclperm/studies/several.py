@@ -76,7 +76,7 @@ class StudyRuns:
     def _repr_html_(self) -> str:
         """The same with the brief tables and the conclusion, for a notebook."""
         alerts = [f"{name}: {line}" for name, run in self.runs.items() if (line := run.missing.first_line())]
-        return summary_html([*repr(self).split("\n"), *alerts], self.in_words(self.findings()), self.warnings)
+        return summary_html([*repr(self).split("\n"), *alerts], self.findings(), self.warnings)
 
     @property
     def metric(self) -> Metric | None:
@@ -130,7 +130,7 @@ class StudyRuns:
         """What the runs say together; raises `ConfigError` for another ``kind`` than the study's."""
         if kind not in (None, self.study.kind):
             raise ConfigError(f"this is a study of the kind {self.study.kind}; ask one of its runs for {kind!r}")
-        return self._findings
+        return self.in_words(self._findings)
 
     @cached_property
     def _findings(self) -> Findings:
@@ -156,7 +156,7 @@ class StudyRuns:
 
     def report_content(self, kind: str | None = None) -> dict[str, Any]:
         """What report.json holds, JSON-safe."""
-        found = self.in_words(self.findings(kind))
+        found = self.findings(kind)
         content = {"kind": self.study.kind, **found.to_dict(), "normalize": self.study.normalize}
         if self.metric is not None:
             content["metric"] = self.metric.to_dict()
@@ -180,9 +180,7 @@ class StudyRuns:
                 for about in asides.values()
                 for stem, plot in self.in_words(about).plots().items()
             }
-            return write_report(
-                target, self.in_words(self.findings(kind)), self.report_content(kind), beside, self.folder
-            )
+            return write_report(target, self.findings(kind), self.report_content(kind), beside, self.folder)
 
 
 @dataclass(frozen=True)
