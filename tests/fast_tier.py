@@ -279,6 +279,7 @@ FAST: dict[str, tuple[str, ...]] = {
     ),
     "test_cells": ("test_dealt", "test_a_curve_of_whole", "test_a_curve_study", "test_choices", "test_the_mean_is"),
     "test_retrieved": ("test_files", "test_parts_are_cut", "test_choices"),
+    "test_pmi": ("test_what_does_not", "test_a_model", "test_of_equals", "test_rows_are"),
     "test_row_choices": ("test_choices_and", "test_a_row", "test_several", "test_a_task_has"),
     # other people's tools
     "test_server": ("test_offsets", "test_requests", "test_a_refusal", "test_a_command_that_cannot"),

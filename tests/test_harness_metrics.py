@@ -21,7 +21,7 @@ HEADLINES = {
     for split in ("train", "test")
 }
 NAMES = ["none", "first", "samples"]
-MEASURED = {"acc": "sum", "acc_norm": "characters", "acc_bytes": "bytes"}
+MEASURED = {"acc": "sum", "acc_norm": "characters", "acc_bytes": "bytes", "acc_mutual_info": "pmi"}
 SAMPLES = [{"goal": f"Open {thing}", "sol1": f"Pull the {thing}.", "sol2": "Sing to it, long and loud.", "label": at}
            for at, thing in enumerate(["a jar", "the window"])]  # fmt: skip
 
@@ -137,7 +137,7 @@ def chosen(folder):
 def test_choices_by_columns_have_the_accuracies_of_hf(chosen, name, folder, tmp_path):
     theirs, own = by_prompt(chosen, name), {"demonstrations": [[0, 1]], "permutations": 2, "shots": 2}
     sizes = {"sets": 1, "permutations": 1, "shots": 0} if name == "none" else own
-    study = Study(task=str(folder / f"{name}.yaml"), queries=14, **sizes)
+    study = Study(task=str(folder / f"{name}.yaml"), queries=14, normalize="pmi", **sizes)
     iclperm.run(study, out=tmp_path / "run")
     permutation, prompts = order_taken(study, theirs)
     accuracies = set()
@@ -147,8 +147,8 @@ def test_choices_by_columns_have_the_accuracies_of_hf(chosen, name, folder, tmp_
             sample = theirs[prompt]
             scores = np.array([float(answer[0][0]) for answer in sample["resps"]])
             lengths = [len(str(arguments[1])) for arguments in sample["arguments"]]
-            worst = np.abs(found.label_logprob[0, permutation, 0, query] - scores) / lengths
-            assert worst.max() < PER_TOKEN
+            own = [found.label_logprob[0, permutation, 0, query], found.splits["test"].alone[query]]
+            assert (np.abs(np.concatenate(own) - scores) / lengths).max() < PER_TOKEN
             assert found.correct[0, permutation, 0, query] == sample[metric]
         accuracies.add(accuracy := chosen["results"][f"local_{name}"][f"{metric},none"])
         assert found.correct[0, permutation, 0].mean() == pytest.approx(accuracy)

@@ -37,7 +37,8 @@ STUDY_KEYS = {
     "cells": kinds.KEYS["cells"],
     "queries_per_ordering": kinds.KEYS["queries_per_ordering"],
     "scoring": "How answers are found: loglikelihood (of every label), first_token (of theirs), or generate.",
-    "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, bytes or characters.",
+    "normalize": "Labels are compared by the sum of log-likelihoods, their mean over tokens, bytes or characters, or "
+    "pmi: less what they have without a context.",
     "calibration": "none, or contextual: labels freed of what each context prefers by itself.",
     "criterion": kinds.KEYS["criterion"],
     "budget": kinds.KEYS["budget"],
@@ -85,7 +86,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "order": ("similar_last", "similar_first", "permuted"),
     "cells": ("crossed", "blocks", "random"),
     "scoring": ("loglikelihood", "first_token", "generate"),
-    "normalize": ("sum", "mean", "bytes", "characters"),
+    "normalize": ("sum", "mean", "bytes", "characters", "pmi"),
     "calibration": ("none", "contextual"),
     "criterion": (
         "dev_accuracy",

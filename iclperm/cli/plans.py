@@ -67,6 +67,7 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
         **_dealt_row(study),
         "distinct contexts": f"{planned.num_contexts:,}",
         "distinct prompts": f"{planned.num_prompts:,}",
+        **({"of them without a context": _alone(planned)} if planned.num_alone else {}),
         **(_local_cost(planned) if planned.bill is None else _api_rows(planned.bill)),
         **_about_generation(planned),
         **({"units of work": f"{planned.num_units:,}"} if planned.num_units else {}),
@@ -95,6 +96,11 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
             f"{planned.tokens_unique / planned.crossed_tokens:.0%} of them",
         )
     terminal.print_notes(console, [*notes, *_faster_dtype(planned)])
+
+
+def _alone(planned: StudyPlan) -> str:
+    """What is asked for pointwise mutual information."""
+    return f"{planned.num_alone:,}, the labels after {printable(' '.join(planned.nothing))!r} alone"
 
 
 def _dealt_row(study: Study) -> dict[str, str]:

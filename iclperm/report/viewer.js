@@ -100,6 +100,7 @@ const promptViewer = (() => {
     const afterOf = (number) => (data.choices ? data.choices[number].after : data.continuations);
     const labelsOf = (number) => (data.choices ? data.choices[number].after : data.labels);
     const scaleOf = (number) => (data.choices ? data.scores.scale[number] : data.scores.scale);
+    const aloneOf = (number) => (data.choices ? data.scores.alone[number] : data.scores.alone);
     const isWrong = (number) => (num_labels ? !rightOf(number).includes(answered(number)) : answered(number) !== 0);
     const inWords = (number) => (answered(number) < 0 ? "no answer" : data.codes[answered(number)]);
     // The log-likelihood of each label, and what labels are compared by; null where there is no answer.
@@ -112,7 +113,8 @@ const promptViewer = (() => {
       const prior = data.scores.prior ? data.scores.prior[at.shots][at.set][at.place] : null;
       return codes.map((code, label) => {
         const logprob = -code * data.scores.step;
-        return { label, logprob, score: logprob / scaleOf(number)[label] - (prior ? prior[label] : 0) };
+        const less = (prior ? prior[label] : 0) + (data.scores.alone ? aloneOf(number)[label] : 0);
+        return { label, logprob, score: logprob / scaleOf(number)[label] - less };
       });
     };
     const margin = (number) => {

@@ -53,7 +53,9 @@ class Items:
     ``gold`` int64 [Q] is the right label. ``context_of`` int64 [S, P, K] is the number of each cell's distinct context.
     By context there are ``context_state`` uint8 [C, Q] (see `STATES`), ``context_prediction`` [C, Q], which is the most
     likely label (of equal ones the lowest), -1 where the state is not ok, and ``context_logprob`` [C, Q, L], which is
-    read from the files at each use. ``scale`` float64 [L] is what log-likelihoods were divided by before labels were
+    read from the files at each use. ``alone`` float32 [Q, L], or [1, L] of labels that are the same for all, are
+    log-likelihoods without a context, of a run that asked for them; with ``is_pmi`` they are taken off before labels
+    are compared. ``scale`` float64 [L] is what log-likelihoods were divided by before labels were
     compared, [Q, L] where each query has ``choices`` of its own: labels are then their positions, ``gold`` is the first
     that is right, and log-likelihoods of choices that a query lacks are NaN.
 
@@ -79,6 +81,8 @@ class Items:
     uncalibrated_prediction: NDArray[np.signedinteger[Any]] | None = None
     generated: GeneratedAnswers | None = None
     choices: QueryChoices | None = None
+    alone: NDArray[np.float32] | None = None
+    is_pmi: bool = False
     right_answers: tuple[str | None, ...] = ()
     """The right label or answer of each query, as text; [Q]."""
     has_bounds: bool = False
@@ -131,6 +135,16 @@ class Items:
         return self.context_state[self.context_of]
 
     @property
+    def taken_off(self) -> NDArray[np.float32] | None:
+        """What is taken off log-likelihoods before labels are compared, float32 [Q, L] or [1, L]; None for nothing."""
+        return self.alone if self.is_pmi else None
+
+    def normalized(self, logprob: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Log-likelihoods of all queries [Q, L] as the study compares them, before any calibration."""
+        values = logprob if (alone := self.taken_off) is None else logprob - alone.astype(np.float64)
+        return np.asarray(values / self.scale)
+
+    @property
     def has_scores(self) -> bool:
         """Whether there are log-likelihoods of labels, and none of them is a bound."""
         return self.generated is None and not self.has_bounds
@@ -168,10 +182,10 @@ class Items:
         """As `logprob_by_cell`, but log-likelihoods normalised and calibrated as the study says: what labels are
         compared by; -inf of a choice that a query lacks."""
         if self.choices is not None:
-            scores = (np.asarray(logprob / self.scale, dtype=np.float32) for logprob in self.logprob_by_cell(shots))
+            scores = (self.normalized(logprob).astype(np.float32) for logprob in self.logprob_by_cell(shots))
             return map(self.choices.comparable, scores)
         if self.prior is None:
-            return (np.asarray(logprob / self.scale, dtype=np.float32) for logprob in self.logprob_by_cell(shots))
+            return (self.normalized(logprob).astype(np.float32) for logprob in self.logprob_by_cell(shots))
         contexts = self.context_of[:, :, shots].ravel()
         return self._calibrated_by_cell(self.logprob_by_cell(shots), self.prior[contexts])
 
@@ -191,6 +205,8 @@ def digest_of(labels: Sequence[str], shots: Sequence[int], splits: Iterable[Item
     for items in splits:
         digest.update(f"{items.split} {items.context_of.shape} {len(items.gold)}".encode())
         digest.update(items.gold.astype("<i2").tobytes() + items.weights.astype("<i4").tobytes())
+        if items.alone is not None:
+            digest.update(_nan_alike(items.alone))
         if items.generated is not None:
             for contexts in items.context_of.reshape(-1, len(shots)):
                 items.generated.update(digest, contexts)
@@ -199,9 +215,13 @@ def digest_of(labels: Sequence[str], shots: Sequence[int], splits: Iterable[Item
         for contexts in items.context_of.reshape(-1, len(shots)):
             digest.update(items.context_state[contexts].tobytes())
             for logprob in islice(logprobs, len(shots)):
-                # NaN has many bit patterns; any of them means that there is no answer.
-                digest.update(np.where(np.isnan(logprob), np.float32(np.nan), logprob).astype("<f4").tobytes())
+                digest.update(_nan_alike(logprob))
     return digest.hexdigest()
+
+
+def _nan_alike(logprob: NDArray[np.float32]) -> bytes:
+    """The bytes of log-likelihoods; NaN has many bit patterns, and any of them means that there is no answer."""
+    return np.where(np.isnan(logprob), np.float32(np.nan), logprob).astype("<f4").tobytes()
 
 
 def write_tables(tables: Iterable[pa.Table], path: Path) -> Path:
@@ -294,6 +314,12 @@ def cell_table(
         f"logprob_{label}": pa.array(logprob[:, number], pa.float32(), mask=np.isnan(logprob[:, number]))
         for number, label in enumerate(scored)
     }
+    if items.alone is not None:
+        alone = np.tile(np.broadcast_to(items.alone, (num_queries, len(labels))), (len(cells), 1))
+        columns |= {
+            f"logprob_alone_{label}": pa.array(alone[:, number], pa.float32(), mask=np.isnan(alone[:, number]))
+            for number, label in enumerate(labels)
+        }
     if written is not None:
         columns |= {name: written[name] for name in KEPT if name != "answer"}
     return pa.table(columns)

@@ -104,7 +104,7 @@ class _Logs:
 
     def _compared(self, cell: _Cell, logprob: NDArray[np.float32]) -> Iterator[Row]:
         """Rows of labels compared by their log-likelihoods [Q, L]."""
-        items, is_right, compared = self.items, self._is_right(cell), logprob / self.items.scale
+        items, is_right, compared = self.items, self._is_right(cell), self.items.normalized(logprob)
         if items.prior is not None:
             compared = calibrated_scores(compared, items.prior[cell.context])
         for query, asked in self._asked(cell):

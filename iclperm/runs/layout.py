@@ -18,12 +18,14 @@ from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, CONTENT_FREE_INPUTS
 from iclperm.prompts.encode import Ids
 from iclperm.prompts.tokenise import Prompts, tokenise
+from iclperm.runs.alone import Alone
 from iclperm.runs.checks import fitting_queries, refuse_foreign_tokenizer, refuse_small_budget, refuse_ways
 from iclperm.runs.dealing import dealt_asks
 from iclperm.runs.reading import right_answers
 from iclperm.runs.setting import ResolvedStudy, scoring_of, tokenizer_of
 from iclperm.runs.waves import Decision
 from iclperm.runs.work import Growth, Product, TokenCounts, Work
+from iclperm.study.study import PMI
 
 _BYTES_PER_TOKEN = 4  # of English, about
 _FEWEST_OF_A_PRODUCT, _FEWEST_CELLS = 4, 256  # contexts, and cells: smaller ones are answered with others in one tree
@@ -48,6 +50,9 @@ def lay_out(setting: ResolvedStudy, grown_from: Sequence[Mapping[str, int]] = ()
     work = Work(setting, prompts, right_answers(setting), kept, growths, opening)
     if setting.study.cells != "crossed":
         work = _with_dealt_cells(work)
+    if setting.study.normalize == PMI:
+        alone = Alone.of(setting, prompts, tokenizer)
+        work = replace(_with_alone(work, alone), nothing=tuple(tokenizer.convert_ids_to_tokens(alone.nothing.tolist())))
     refuse_small_budget(setting, lambda: plans_of(work))
     return work
 
@@ -66,6 +71,31 @@ def _with_dealt_cells(work: Work) -> Work:
         "crossed": {"naive": whole.naive, "unique": whole.unique},
     }
     return replace(work, growths=(replace(dealt, whole=dealt.tokens, decision=Decision((), known, is_last=True)),))
+
+
+def _with_alone(work: Work, alone: Alone) -> Work:
+    """The work of a study that compares labels by pointwise mutual information: with the labels, or the choices of each
+    query that fits, once without a context."""
+    setting, step, growths = work.setting, work.setting.limits.general_cells, []
+    there = np.zeros(len(alone.rows), dtype=bool)
+    for growth in work.growths:
+        _, queries = _extent_masks(setting, work.prompts, work.kept, growth.extent)
+        whole, added = alone.cells(wanted := alone.wanted(queries)), alone.cells(wanted & ~there)
+        costs = [
+            sum((_general_tokens(setting, cells[at : at + step]) for at in range(0, len(cells), step)), TokenCounts())
+            for cells in (added, whole)
+        ]
+        growths.append(
+            replace(
+                growth,
+                alone=added,
+                num_cells=growth.num_cells + len(added),
+                tokens=growth.tokens + costs[0],
+                whole=growth.whole + costs[1],
+            )
+        )
+        there |= wanted
+    return replace(work, growths=tuple(growths))
 
 
 def with_wave(work: Work, decision: Decision) -> Work:

@@ -50,6 +50,8 @@ class StudyPlan(ShownFields):
     ``crossed_tokens`` are the distinct ones of a study that asks each ordering queries of its own, had it asked all.
     With a ``budget`` other than exhaustive the counts are those of asking everything, of which it asks a part.
     ``notes`` are lines on data and model: that one file was split by content, how a GGUF file's weights are stored.
+    Where labels are compared by ``normalize: pmi``, ``num_alone`` of the prompts are the tokens ``nothing`` alone,
+    before the labels, or before a query's choices.
     """
 
     task: str
@@ -85,6 +87,8 @@ class StudyPlan(ShownFields):
     crossed_tokens: int | None = None
     budget: str = "exhaustive"
     notes: tuple[str, ...] = ()
+    num_alone: int = 0
+    nothing: tuple[str, ...] = ()
 
     @property
     def saving(self) -> float:
@@ -210,6 +214,8 @@ def _summary(work: Work) -> StudyPlan:
         crossed_tokens=None if setting.study.cells == "crossed" else _crossed_tokens(work),
         budget=setting.study.budget,
         notes=tuple(setting.notes),
+        num_alone=sum(len(growth.alone) for growth in work.growths),
+        nothing=work.nothing,
     )
 
 

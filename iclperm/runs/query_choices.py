@@ -1,7 +1,9 @@
-"""Choices that each query of a run has of its own: how many, which are right, and how long they are."""
+"""Choices that each query of a run has of its own: how many, which are right, and how long they are; and labels or
+choices without a context."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iclperm.study.states import OK, STATES
+from iclperm.study.study import PMI
+
 LENGTHS = {"mean": "choice_tokens", "characters": "choice_characters", "bytes": "choice_bytes"}
 """The columns of what log-likelihoods are divided by, by the values of ``normalize``."""
+ALONE = "choice_logprob_alone"
+"""The column of log-likelihoods of labels or choices without a context, in files of their own among a run's answers."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class QueryChoices:
 
     def scale(self, normalize: str) -> NDArray[np.float64]:
         """What log-likelihoods are divided by before choices are compared, float64 [Q, L]."""
-        return np.ones(self.right.shape) if normalize == "sum" else self.lengths[normalize]
+        return np.ones(self.right.shape) if normalize in ("sum", PMI) else self.lengths[normalize]
 
     def of_queries(self, queries: slice) -> QueryChoices:
         """Those of some queries."""
@@ -69,3 +76,42 @@ class QueryChoices:
     def chance(self, weights: NDArray[np.int64]) -> float:
         """Accuracy of guessing, over queries of these weights [Q]."""
         return float(np.average(self.right.sum(axis=1) / self.number, weights=weights))
+
+
+PENDING = 255
+"""In the place of a state where there is no answer yet."""
+
+
+@dataclass(frozen=True)
+class AloneScores:
+    """Labels without a context: ``logprob`` float32 [R, L], in nats, and ``state`` uint8 [R]; R is 1, or as many as
+    there are queries that have choices of their own, of which some are ``asked`` bool [R]."""
+
+    logprob: NDArray[np.float32]
+    state: NDArray[np.uint8]
+    asked: NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, num_labels: int, query_states: NDArray[np.uint8], *, is_by_query: bool) -> AloneScores:
+        """Yet to be filled in; queries [Q] that are not asked at all have no choices to ask."""
+        asked = query_states == OK if is_by_query else np.ones(1, bool)
+        state = np.full(len(asked), PENDING, np.uint8)
+        return cls(np.full((len(asked), num_labels), np.nan, np.float32), state, asked)
+
+    def fill(self, table: pa.Table, begins: Mapping[str, int]) -> None:
+        """Adds the rows of a part; raises what a lookup does where it is no such table."""
+        splits, queries = table["split"].to_pylist(), table["query"].to_pylist()
+        rows = [0 if split is None else begins[split] + query for split, query in zip(splits, queries, strict=True)]
+        self.state[rows] = states = [STATES.index(state) for state in table["state"].to_pylist()]
+        for row, state, found in zip(rows, states, table[ALONE].to_pylist(), strict=True):
+            if state == OK:
+                self.logprob[row] = found
+
+    @property
+    def num_missing(self) -> int:
+        """How many are in no part."""
+        return int(np.count_nonzero(self.asked & (self.state == PENDING)))
+
+    def of(self, queries: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+        """What is taken off the log-likelihoods of some queries [N], float32 [N, L], or [1, L] off those of all."""
+        return self.logprob if len(self.logprob) == 1 else self.logprob[queries]

@@ -20,14 +20,13 @@ from iclperm.runs.folder import RunFolder
 from iclperm.runs.generated import KEPT, READ_BACK, GeneratedAnswers, codes, verdict_names, wrong_where_unparsed
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.runs.parts import PartFiles
-from iclperm.runs.query_choices import QueryChoices
+from iclperm.runs.query_choices import ALONE, PENDING, AloneScores, QueryChoices
 from iclperm.stats.calibration import content_free_prior
 from iclperm.stats.criteria import by_query_criterion
 from iclperm.study.metrics import Metric
 from iclperm.study.states import NOT_ASKED, OK, STATES
-from iclperm.study.study import Study
+from iclperm.study.study import PMI, Study
 
-_PENDING = 255
 _ANSWERS_OF_ANY, _ANSWERS_A_BYTE = 1 << 28, 100
 _READ_BACK = ["context", "split", "query", "state", "label_logprob"]
 _TEXTS = ("text", "logprob")  # of generated answers, beside `iclperm.runs.generated.READ_BACK`
@@ -53,6 +52,8 @@ class Layout:
     num_odd_labels: int
     choices: QueryChoices | None = None
     """Those that each query has of its own."""
+    has_alone: bool = False
+    """Whether labels were asked without a context, too."""
 
     @classmethod
     def of_folder(cls, folder: RunFolder) -> Layout:
@@ -95,6 +96,7 @@ class Layout:
             counts,
             sum(plan["work"]["odd_labels"] for plan in plans),
             QueryChoices.of_table(queries, len(plans[0]["labels"])) if plans[0].get("row_choices") else None,
+            bool(plans[0].get(PMI)),
         )
 
     @property
@@ -114,7 +116,16 @@ class Layout:
 
         Raises `ConfigError` where that is not known, or not the same in all cells.
         """
-        lengths = {**plan["label_lengths"], "characters": list(map(len, plan["labels"]))}
+        if study.normalize == PMI and not self.has_alone:
+            raise ConfigError(
+                "normalize is 'pmi', but this run has not asked for labels without a context; run the study with "
+                "normalize: pmi into another folder"
+            )
+        lengths = {
+            **plan["label_lengths"],
+            PMI: [1] * len(plan["label_lengths"]["sum"]),
+            "characters": list(map(len, plan["labels"])),
+        }
         if self.choices is None and len(lengths[study.normalize]) < len(lengths["sum"]):
             raise ConfigError(
                 f"normalize is {study.normalize!r}, but how many tokens an API makes of a label is not known; give "
@@ -139,6 +150,7 @@ def reading_of(plan: Mapping[str, Any], study: Study | None = None) -> dict[str,
         "num_draws": plan["generation"]["draws"] if is_generated else 1,
         "metric": Metric.of_plan(plan),
         "unparsed": "drop" if study is None else study.unparsed,
+        "is_pmi": study is not None and study.normalize == PMI,
     }
 
 
@@ -166,7 +178,8 @@ class ContextAnswers:
 
     Answers that were generated have no log-likelihoods; ``num_generated_labels`` is then the number of labels, 0 where
     any answer may be given, and ``num_draws`` that of the texts for each prompt, graded by a ``metric`` if by
-    any. ``unparsed`` answers are missing (drop) or wrong.
+    any. ``unparsed`` answers are missing (drop) or wrong. With ``is_pmi`` what labels have without a context is
+    taken off.
     """
 
     def __init__(
@@ -180,14 +193,18 @@ class ContextAnswers:
         num_draws: int = 1,
         metric: Metric | None = None,
         unparsed: str = "drop",
+        is_pmi: bool = False,
     ) -> None:
         states = np.array([STATES.index(state) for state in layout.queries["state"].to_pylist()], dtype=np.uint8)
         shape = (len(layout.context_ids), len(states))
-        pending = np.where(states == OK, _PENDING, states).astype(np.uint8)
+        pending = np.where(states == OK, PENDING, states).astype(np.uint8)
         self.scale = scale
         self.state: NDArray[np.uint8] = large_array(shape, np.uint8, most_held=limits.bytes_in_memory)
         self.state[:] = pending
         num_labels = scale.shape[-1]
+        by_query = layout.choices is not None
+        alone = AloneScores.empty(num_labels, states, is_by_query=by_query) if layout.has_alone else None
+        self._alone, self._is_pmi = alone, is_pmi
         kind = np.min_scalar_type(-num_labels) if num_generated_labels is None else np.int32
         self.prediction: NDArray[np.signedinteger[Any]] = large_array(shape, kind, most_held=limits.bytes_in_memory)
         self.prediction[:] = -1
@@ -200,7 +217,8 @@ class ContextAnswers:
         self._num_draws = num_draws
         self._metric = metric
         verdicts = verdict_names(metric, num_draws)
-        self._read_back = _READ_BACK if num_generated_labels is None else [*READ_BACK, *_TEXTS, *verdicts]
+        scored = _READ_BACK if alone is None else [*_READ_BACK, ALONE]
+        self._read_back = scored if num_generated_labels is None else [*READ_BACK, *_TEXTS, *verdicts]
         self._unparsed = unparsed
         self._layout = layout
         self._ids = layout.context_ids  # ascending
@@ -228,7 +246,11 @@ class ContextAnswers:
         """Adds the answers in the table of a part; raises `RunError` where the plan has no such cells, `DamagedItem`
         where it is no such table."""
         with _strangers_damage(f"part {part}"):
-            self._fill(part, table)
+            if self._alone is None or ALONE not in table.column_names:
+                self._fill(part, table)
+            else:
+                self._alone.fill(table, self._begins)
+                self._keep(part, table, np.empty(0, np.int64))
 
     def _fill(self, part: int, table: pa.Table) -> None:
         rows = self._rows(part, table)
@@ -245,7 +267,11 @@ class ContextAnswers:
             contexts, places = rows.contexts[is_ok], rows.queries[is_ok] - self._num_asked
             is_free = places >= 0
             self._content_free[contexts[is_free], places[is_free]] = rows.logprob[is_free]
-        self._contexts[part] = rows.distinct
+        self._keep(part, table, rows.distinct)
+
+    def _keep(self, part: int, table: pa.Table, contexts: NDArray[np.int64]) -> None:
+        """Notes that a part is filled in, and which ``contexts`` have answers in it."""
+        self._contexts[part] = contexts
         if self._files is None:
             self._tables[part] = table.select([name for name in self._read_back if name in table.column_names])
 
@@ -326,12 +352,16 @@ class ContextAnswers:
     def items(self, *, predicted: bool = True) -> dict[str, Items]:
         """The answers by split, once all parts are filled in.
 
-        A calibrated study reads all files once more for its predictions; without ``predicted`` it has none.
+        A study that is calibrated, or takes off what labels have without a context, reads all files once more for its
+        predictions; without ``predicted`` it has none.
         """
         queries = self._layout.queries
         columns = {name: _integers(queries[name]) for name in ("example", "weight", "gold")}
         prior = self._prior() if self._is_calibrated else None
-        prediction = self.prediction if prior is None else self._calibrated_predictions(prior, predicted)
+        if self._is_pmi:
+            self._give_up_without_alone()
+        is_plain = prior is None and not self._is_pmi
+        prediction = self.prediction if is_plain else self._later_predictions(prior, predicted)
         ends = [*self._begins.values(), len(queries)][1:]
         state = self.state
         if self._generated is not None and self._unparsed == "wrong":
@@ -339,7 +369,7 @@ class ContextAnswers:
         found = {}
         for (name, begin), end in zip(self._begins.items(), ends, strict=True):
             here = slice(begin, end)  # a view: the answers of a large run are in memory once
-            is_plain = prior is None or name == CONTENT_FREE
+            is_free = prior is None or name == CONTENT_FREE
             texts = partial(self.texts, queries=here)
             found[name] = Items(
                 split=name,
@@ -352,8 +382,10 @@ class ContextAnswers:
                 context_logprob=_Stored(self, here),
                 scale=self.scale if self.scale.ndim == 1 else self.scale[here],
                 choices=None if self._layout.choices is None else self._layout.choices.of_queries(here),
-                prior=None if is_plain else prior,
-                uncalibrated_prediction=None if is_plain else self.prediction[:, here],
+                prior=None if is_free else prior,
+                uncalibrated_prediction=None if is_free else self.prediction[:, here],
+                alone=None if self._alone is None else self._alone.of(here),
+                is_pmi=self._is_pmi,
                 generated=None if self._generated is None else self._generated.of_queries(here, texts),
                 right_answers=tuple(queries["label"].slice(begin, end - begin).to_pylist()),
                 limits=self._limits,
@@ -372,14 +404,29 @@ class ContextAnswers:
             self.prediction[context, : self._num_asked] = -1
         return content_free_prior(self._content_free, self.scale)
 
-    def _calibrated_predictions(self, prior: NDArray[np.float64], predicted: bool) -> NDArray[np.signedinteger[Any]]:
+    def _give_up_without_alone(self) -> None:
+        """Queries whose labels have no log-likelihoods without a context have no answers: nothing compares them."""
+        assert self._alone is not None
+        state = self._alone.state
+        for row in np.flatnonzero((state != OK) & (state != PENDING)):
+            there = slice(None) if len(state) == 1 else slice(row, row + 1)
+            np.maximum(self.state[:, there], state[row], out=self.state[:, there])
+
+    def _later_predictions(self, prior: NDArray[np.float64] | None, predicted: bool) -> NDArray[np.signedinteger[Any]]:
+        """Those that need more than a part at hand: what each context prefers by itself, or labels without one."""
         prediction = large_array(self.prediction.shape, self.prediction.dtype, most_held=self._limits.bytes_in_memory)
         prediction[:] = -1
-        is_known = np.asarray(~np.isnan(prior).any(axis=1))
-        for rows in self._read_again([*self._contexts] if predicted else []):
+        for rows in self._read_again([part for part, inside in self._contexts.items() if predicted and len(inside)]):
             contexts, queries = (numbers[rows.state == OK] for numbers in (rows.contexts, rows.queries))
-            chosen = np.argmax(rows.logprob / self.scale - prior[contexts], axis=-1)
-            prediction[contexts, queries] = np.where(is_known[contexts], chosen, -1)
+            scores = rows.logprob / (self.scale if self.scale.ndim == 1 else self.scale[queries])
+            if prior is not None:
+                scores -= prior[contexts]
+            if self._alone is not None and self._is_pmi:
+                scores -= self._alone.of(queries)
+            if (choices := self._layout.choices) is not None:
+                scores = choices.comparable(scores, queries)
+            is_known = self.state[contexts, queries] == OK
+            prediction[contexts, queries] = np.where(is_known, np.argmax(scores, axis=-1), -1)
         return prediction
 
     def criterion(self, name: str, queries: NDArray[np.int64], gold: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -407,7 +454,7 @@ class ContextAnswers:
 
     def give_up_unasked(self) -> None:
         """What no part holds was not asked, and never will be: see `iclperm.study.states.NOT_ASKED`."""
-        self.state[self.state == _PENDING] = NOT_ASKED
+        self.state[self.state == PENDING] = NOT_ASKED
 
     def keep_in(self, files: PartFiles) -> None:
         """Where log-likelihoods are read again from now on: the files of the same run, grown."""
@@ -427,6 +474,7 @@ class ContextAnswers:
             num_draws=self._num_draws,
             metric=self._metric,
             unparsed=self._unparsed,
+            is_pmi=self._is_pmi,
         )
         for part, table in zip(self._contexts, self._stored([*self._contexts]), strict=True):
             grown.fill(part, table)
@@ -444,7 +492,8 @@ class ContextAnswers:
 
     def refuse_gaps(self) -> None:
         """Raises `RunError` where an answer is in none of the parts."""
-        if missing := int(np.count_nonzero(self.state == _PENDING)):
+        missing = int(np.count_nonzero(self.state == PENDING))
+        if missing := missing + (0 if self._alone is None else self._alone.num_missing):
             raise RunError(f"{missing} answers are in none of the run's files; run the study into another folder")
 
 

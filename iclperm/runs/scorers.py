@@ -27,7 +27,7 @@ from iclperm.runs.formats import beside
 from iclperm.runs.generated import Text
 from iclperm.runs.layout import api_prompt, plans_of
 from iclperm.runs.run import as_counts
-from iclperm.runs.tables import generated_rows, item_rows
+from iclperm.runs.tables import alone_rows, generated_rows, item_rows
 from iclperm.runs.work import Part, Work
 from iclperm.study.states import API_MISSING, INVALID, OK, OVERLONG, UNPARSED
 from iclperm.tasks.answers import Checker
@@ -307,15 +307,22 @@ def rows_of(work: Work, number: int, said: pa.Table, checker: Checker | None) ->
     """The rows of a part from what the model said (`Answering.answers`); generated texts are read by the checker."""
     part = work.parts[number]
     contexts, queries = _cells(part)
+    if part.is_alone:
+        return alone_rows(work, queries, _logprobs(said), said["state"].to_numpy())
     if part.product is not None:  # cells outside the products are computed with them, too, and not used there
         inside = ~np.isin(contexts * len(work.prompts.queries) + queries, work.general_cells)
         contexts, queries, said = contexts[inside], queries[inside], said.filter(pa.array(inside))
     if checker is not None:
         columns = [said[name].to_pylist() for name in Text._fields]
         return _read_rows(work, part, contexts, queries, [Text(*each) for each in zip(*columns, strict=True)], checker)
+    return item_rows(work, part, contexts, queries, _logprobs(said), said["state"].to_numpy())
+
+
+def _logprobs(said: pa.Table) -> NDArray[np.float32]:
+    """Log-likelihoods [N, L]."""
     lists = said["logprob"].combine_chunks()
-    logprob = lists.flatten().to_numpy(zero_copy_only=False).reshape(len(said), lists.type.list_size)
-    return item_rows(work, part, contexts, queries, logprob, said["state"].to_numpy())
+    values: NDArray[np.float32] = lists.flatten().to_numpy(zero_copy_only=False)
+    return values.reshape(len(said), lists.type.list_size)
 
 
 def _cells(part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

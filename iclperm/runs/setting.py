@@ -31,7 +31,7 @@ from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.stats.criteria import COUNT_LABELS
 from iclperm.stats.texts import near_duplicates
 from iclperm.study.metrics import Metric
-from iclperm.study.study import STATISTICS, Scoring, Study
+from iclperm.study.study import PMI, STATISTICS, Scoring, Study
 from iclperm.tasks.examples import most_choices
 from iclperm.tasks.published import Split
 from iclperm.tasks.task import Examples, Task, builtin_tasks
@@ -175,6 +175,7 @@ class ResolvedStudy:
             "task": self.task.name,
             "labels": list(self.labels),
             **({"row_choices": True} if self.task.has_row_choices else {}),
+            **({"pmi": True} if self.study.normalize == PMI else {}),  # which asks for more
             "study": {**identifying_choices(self.study, self.task), "dtype": self.dtype},
             **({} if self.study.precision is None else {"most": self.study.extent}),
             **({"generation": self._generation} if self.is_generated else {}),
@@ -276,6 +277,8 @@ def resolved(study: Study, task: Task) -> Study:
         raise ConfigError(f"normalize is {study.normalize!r}, but first tokens are compared as they are; set it to sum")
     if study.endpoint is not None and study.normalize == "mean":
         raise ConfigError("normalize is 'mean', but an API's tokens are not known; set it to sum or bytes")
+    if study.normalize == PMI and scoring != "generate":
+        _refuse_for_pmi(study)
     if scoring != "generate":
         given = {"max_new_tokens": study.max_new_tokens is not None, "think": study.think != "keep"}
         if named := [key for key, is_given in given.items() if is_given]:
@@ -303,6 +306,19 @@ def _refuse_for_row_choices(study: Study, task: Task, scoring: str) -> None:
         raise ConfigError(f"criterion is {study.criterion!r}, but {why}; choose dev_accuracy, or majority_agreement")
     if study.endpoint is not None:
         raise ConfigError(f"{why}, which an endpoint is not asked yet; use a model on this machine")
+
+
+def _refuse_for_pmi(study: Study) -> None:
+    """Raises `ConfigError` for what does not go with labels by themselves."""
+    if study.endpoint is not None:
+        raise ConfigError("normalize is 'pmi', but an API is not asked for labels without a prompt; set it to sum")
+    if study.chat not in (None, "none"):
+        raise ConfigError(f"normalize is 'pmi', but chat is {study.chat!r}, which has no empty prompt; set one to none")
+    if study.calibration != "none":
+        raise ConfigError(f"normalize is 'pmi' and calibration {study.calibration!r}: two priors; leave one out")
+    if study.is_in_waves:
+        key = "budget" if study.is_adaptive else "precision"
+        raise ConfigError(f"normalize is 'pmi', but {key} decides from sums as it goes; leave one out")
 
 
 def _resolved_chat(study: Study) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from iclperm.prompts.design import CONTENT_FREE, SplitQueries
 from iclperm.runs.generated import Text, item_columns
+from iclperm.runs.query_choices import ALONE
 from iclperm.runs.work import Part, Work
 from iclperm.study.states import OK, STATES
 from iclperm.tasks.answers import Judgement
@@ -111,21 +112,30 @@ def item_rows(
     """Scored answers as a table, a row each: contexts and queries int64 [N], log-likelihoods of labels float32 [N, L]
     in nats, and states uint8 [N]. Where queries have choices of their own, those that one lacks are NaN."""
     is_missing = state != OK
-    num_labels = logprob.shape[1]
     if (num_choices := work.prompts.num_choices) is not None:
-        is_lacking = np.arange(num_labels) >= num_choices[queries][:, None]
-        logprob = np.where(is_lacking, np.float32(np.nan), logprob)
+        logprob = _lacking_nan(logprob, num_choices[queries])
     predictions = np.where(is_missing, 0, np.argmax(np.nan_to_num(logprob, nan=-np.inf), axis=1))
-    lists = pa.ListArray.from_arrays(
-        pa.array(np.arange(len(contexts) + 1) * num_labels, pa.int32()),
-        pa.array(logprob.ravel(), pa.float32()),
-        mask=pa.array(is_missing),
-    )
     return pa.table(
         {
             **_cell_columns(work, part, contexts, queries),
             "prediction": pa.array(predictions, pa.int16(), mask=is_missing),
-            "label_logprob": lists,
+            "label_logprob": _logprob_lists(logprob, is_missing),
+            "state": _states(state),
+        }
+    )
+
+
+def alone_rows(work: Work, rows: NDArray[np.int64], logprob: NDArray[np.float32], state: NDArray[np.uint8]) -> pa.Table:
+    """Labels, or the choices of queries by their numbers, int64 [N], without a context, as a table: log-likelihoods
+    [N, L] in nats in a column of their own. Of labels, which are those of all queries, split and query are null."""
+    is_by_query = (number := work.prompts.num_choices) is not None
+    begins = np.array([*work.begins.values()] if is_by_query else [0])
+    split, nowhere = np.searchsorted(begins, rows, side="right") - 1, np.full(len(rows), not is_by_query)
+    return pa.table(
+        {
+            "split": pa.DictionaryArray.from_arrays(pa.array(split, pa.int32(), mask=nowhere), list(work.begins)),
+            "query": pa.array(rows - begins[split], pa.int32(), mask=nowhere),
+            ALONE: _logprob_lists(logprob if number is None else _lacking_nan(logprob, number[rows]), state != OK),
             "state": _states(state),
         }
     )
@@ -161,6 +171,17 @@ def _cell_columns(
         "query": pa.array(queries - begins[split], pa.int32()),
         "gold": _gold(work.prompts.gold[queries] if work.setting.labels else np.full(len(queries), -1)),
     }
+
+
+def _lacking_nan(logprob: NDArray[np.float32], num_choices: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Log-likelihoods [N, L], NaN beyond the choices that each query has, int64 [N]."""
+    return np.where(np.arange(logprob.shape[1]) >= num_choices[:, None], np.float32(np.nan), logprob)
+
+
+def _logprob_lists(logprob: NDArray[np.float32], is_missing: NDArray[np.bool_]) -> pa.Array:
+    """Log-likelihoods [N, L], null where they are missing, bool [N]."""
+    offsets = pa.array(np.arange(len(logprob) + 1) * logprob.shape[1], pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(logprob.ravel(), pa.float32()), mask=pa.array(is_missing))
 
 
 def _states(state: NDArray[np.uint8]) -> pa.Array:

@@ -59,6 +59,8 @@ class Part:
     product: Product | None
     units: range
     cells: Sequence[Cell]
+    is_alone: bool = False
+    """Whether its cells are labels after no text at all (`iclperm.runs.alone`), which are rows of another table."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Growth:
     """What it asks, of a run that asks in waves."""
     cuts: tuple[int, ...] | None = None
     """Where the files of its ``general`` cells end, if not after every so many."""
+    alone: Sequence[Cell] = ()
+    """Labels after no text at all that it adds; they count as its cells."""
 
     @property
     def num_units(self) -> int:
@@ -95,7 +99,7 @@ class Growth:
         needed.
         """
         per_part = -(-self.num_units // most_parts) or 1
-        general_cells = max(general_cells, -(-len(self.general) // most_parts))
+        general_cells = max(general_cells, -(-max(len(self.general), len(self.alone)) // most_parts))
         cuts = self.cuts or (*range(general_cells, len(self.general), general_cells), len(self.general))
         for product in self.products:
             for begin in range(0, product.plan.num_units, per_part):
@@ -103,6 +107,8 @@ class Growth:
         for begin, end in pairwise((0, *cuts)):
             if begin < end:
                 yield Part(number, None, range(0), self.general[begin:end])
+        for begin in range(0, len(self.alone), general_cells):
+            yield Part(number, None, range(0), self.alone[begin : begin + general_cells], is_alone=True)
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,8 @@ class Work:
     """How the run has grown: the first is the run itself, the last goes as far as the study asks."""
     opening: tuple[str, ...]
     """The tokens that every prompt begins with."""
+    nothing: tuple[str, ...] = ()
+    """Those that stand for no text, before labels that are asked without a context."""
 
     @property
     def tokens(self) -> TokenCounts:
@@ -129,7 +137,7 @@ class Work:
     def plain_tokens(self) -> int:
         """Tokens that a model forwards prompt by prompt: every prompt, and before each label's later tokens once more;
         of generated answers those of the prompts alone."""
-        cells = [cell for growth in self.growths for cell in growth.general]
+        cells = [cell for growth in self.growths for cell in (*growth.general, *growth.alone)]
         if self.setting.is_generated:
             in_products = sum(product.plan.prompt_tokens for product in self.products)
             return in_products + sum(len(cell.prompt) for cell in cells)
@@ -263,6 +271,6 @@ def _cut_hash(prompts: Prompts, growth: Growth) -> str:
             digest.update(prompts.queries[query].astype("<i4").tobytes() + b"/")
             for ids in prompts.choices[query] if prompts.choices else ():
                 digest.update(ids.astype("<i4").tobytes() + b"/")
-    for cell in growth.general:
+    for cell in (*growth.general, *growth.alone):
         digest.update(b"".join(ids.astype("<i4").tobytes() + b"/" for ids in (cell.prompt, *cell.continuations)))
     return digest.hexdigest()

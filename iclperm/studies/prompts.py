@@ -244,9 +244,15 @@ def verdict_codes(correct: NDArray[Any]) -> NDArray[np.int64]:
 
 def _unit(run: Run) -> str:
     """What labels are compared by, where that is not the log-likelihood itself."""
-    parts = {"mean": "over tokens", "bytes": "over bytes", "characters": "over characters"}
-    words = [f"mean {parts[run.study.normalize]}"] if run.study.normalize != "sum" else []
-    return ", ".join([*words, *(["calibrated"] if run.study.calibration != "none" else [])])
+    parts = {
+        "sum": "",
+        "mean": "mean over tokens",
+        "bytes": "mean over bytes",
+        "characters": "mean over characters",
+        "pmi": "less that without a context",
+    }
+    words = [parts[run.study.normalize], "calibrated" if run.study.calibration != "none" else ""]
+    return ", ".join(filter(None, words))
 
 
 def _scores(
@@ -271,4 +277,13 @@ def _scores(
         "codes": base64.b64encode(raw).decode(),
         "scale": (items.scale if items.scale.ndim == 1 else items.scale[numbers]).tolist(),
         "prior": None if prior is None else np.where(np.isfinite(prior), prior, 0.0).tolist(),
+        **_alone(items, numbers),
     }
+
+
+def _alone(items: Items, numbers: NDArray[np.int64]) -> dict[str, Any]:
+    """What is taken off log-likelihoods, where something is: of each query, or of all; 0 for choices that one lacks."""
+    if (taken := items.taken_off) is None:
+        return {}
+    values = taken[0] if items.choices is None else taken[numbers]
+    return {"alone": np.where(np.isfinite(values), values, 0.0).astype(np.float64).round(5).tolist()}

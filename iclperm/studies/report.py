@@ -45,6 +45,7 @@ COMPARED = {
     "mean": ", labels compared by the mean over tokens",
     "bytes": ", labels compared by the mean over bytes",
     "characters": ", labels compared by the mean over characters",
+    "pmi": ", labels compared by pointwise mutual information",
 }
 SCORED = {"loglikelihood": "", "first_token": ", labels compared by their first token", "generate": ", generated"}
 

@@ -39,6 +39,8 @@ Cells = Literal["crossed", "blocks", "random"]
 PerQuery = Literal["per query"]
 Order = Literal["similar_last", "similar_first", "permuted"]
 GivenSets = Annotated[list[Annotated[list[Row], Field(min_length=1)]], Field(min_length=1)]
+PMI = "pmi"
+"""The one value of ``normalize`` that asks the model for more."""
 STATISTICS = ("normalize", "criterion", "unparsed")
 """Keys that change no answer, only what is made of them."""
 EXTENT_KEYS = ("sets", "permutations", "queries", "dev_queries")
@@ -63,8 +65,9 @@ class Study(Choices):
     or ``queries_per_ordering`` of its own (`iclperm.prompts.design.deal_queries`); ``balance`` tells what queries stand
     for: all classes alike, a short one oversampled, or ``natural``, the split as it is, every query once. ``normalize``
     tells what log-likelihoods of labels are compared by: their sum, the mean over tokens, over bytes, or over the
-    characters of the label or choice itself; ``calibration: contextual`` takes out what each context makes of them by
-    itself, seen by three content-free queries. ``scoring`` is how an answer is found: by the log-likelihood of every
+    characters of the label or choice itself, or ``pmi``, the sum less that of the label or choice after no text at all,
+    which is asked once more; ``calibration: contextual`` takes out what each context makes of them by itself, seen by
+    three content-free queries. ``scoring`` is how an answer is found: by the log-likelihood of every
     label, of its ``first_token`` alone, or ``generate``, greedily, up to ``max_new_tokens``, and then read; None is
     what the task asks for. ``think: strip`` takes blocks of reasoning out of generated text first, and ``unparsed``
     tells whether text that no answer could be read from counts as wrong or as missing. ``chat`` puts the prompt into
@@ -107,7 +110,7 @@ class Study(Choices):
     cells: Annotated[Cells, Field(exclude_if=lambda given: given == "crossed")] = "crossed"
     queries_per_ordering: Annotated[Count | None, Field(exclude_if=lambda given: given is None)] = None
     scoring: Scoring | None = None
-    normalize: Literal["sum", "mean", "bytes", "characters"] = "sum"
+    normalize: Literal["sum", "mean", "bytes", "characters", "pmi"] = "sum"
     calibration: Literal["none", "contextual"] = "none"
     criterion: Criterion = "dev_accuracy"
     budget: Annotated[str, Field(exclude_if=lambda given: given == "exhaustive")] = "exhaustive"

@@ -28,7 +28,7 @@ _SHOTS = 4  # where a file names no num_fewshot, which the harness reads as 0: a
 _MAX_NAME = 64  # characters of a task's name
 _FILES = frozenset({"json", "csv", "parquet"})  # data sets that are files of the user's own
 _OF_ROWS = ("doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix", "target_delimiter")
-_OF_CHOICES = frozenset({"acc", "acc_norm", "acc_bytes"})
+_OF_CHOICES = frozenset({"acc", "acc_norm", "acc_bytes", "acc_mutual_info"})
 HALF = 0.5
 """The share of the queries, where a file takes demonstrations from the same split."""
 
