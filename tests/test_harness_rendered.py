@@ -1,5 +1,6 @@
 """Tasks of functions, rendered by lm-evaluation-harness: the folder has the harness' own prompts, here and there."""
 
+import hashlib
 import json
 import re
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import iclperm
 from iclperm import Task
 from iclperm.cli import main as cli
 from iclperm.errors import ConfigError
@@ -195,6 +197,81 @@ def test_hellaswag_s_own_file_on_made_up_rows(own, tmp_path, capsys):
     assert task.render_query(asked.fields[0]).startswith("Washing: A man ")
     (row, *_) = map(json.loads, (tmp_path / "out" / "test.jsonl").read_text().splitlines())
     assert row == {"context": "Washing: A man 9 stands. He", "choices": ["runs.", " sings.", "eats."], "gold": 0}
+
+
+HELLASWAG = {"activity_label": "Washing", "ctx_b": "he", "endings": ["runs.", "[title] sings.", "eats.", "naps."]}
+
+
+def hellaswag_rows(folder, **splits):
+    """Made-up rows in HellaSwag's columns, a file a split."""
+    folder.mkdir()
+    for split, numbers in splits.items():
+        rows = [{**HELLASWAG, "ctx_a": f"{n} men [step] stand by {n * n}.", "label": str(n % 4)} for n in numbers]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def test_hellaswag_on_rows_of_ones_own_in_two_commands(tmp_path, capsys):
+    """As the documentation has it: no hub, and no task file to write."""
+    rows, out = hellaswag_rows(tmp_path / "rows", train=range(12), validation=range(12, 20)), tmp_path / "hellaswag"
+    assert (
+        called(capsys, "tasks", "from-harness", "hellaswag", "--data", rows, "--out", out).count("8 rows of test") == 1
+    )
+    sizes = ["--sets", "2", "--permutations", "2", "--shots", "2", "--queries", "8"]
+    assert "accuracy" in called(capsys, "run", "--task", out / "hellaswag.yaml", *sizes, "--out", tmp_path / "run")
+    found = iclperm.open_run(tmp_path / "run")
+    assert (found.correct.shape, found.chance) == ((2, 2, 1, 8), 0.25)
+    prompt = found.prompt(index_set=0, permutation=0, shots=2, query=0)
+    assert re.fullmatch(r"(Washing: \d+ men stand by \d+\. He \w+\.\n\n){2}Washing: .* He", prompt.text)
+    made_by = yaml.safe_load((out / "hellaswag.yaml").read_text())["metadata"]
+    assert made_by["dataset_path"] == "Rowan/hellaswag"
+    assert made_by["instead_of_it"] == {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(rows.iterdir())
+    }
+    again = tmp_path / "again"
+    called(capsys, "tasks", "from-harness", "hellaswag", "--data", rows, "--out", again)
+    assert [(again / file.name).read_bytes() for file in out.iterdir()] == [file.read_bytes() for file in out.iterdir()]
+
+
+def called(capsys, *words):
+    """What a command prints."""
+    with pytest.raises(SystemExit) as left:
+        cli.main([*map(str, words)])
+    said = capsys.readouterr()
+    assert not left.value.code, said.err
+    return said.out
+
+
+def test_rows_of_ones_own_may_lack_a_split(own, tmp_path, capsys, monkeypatch):
+    """Without train rows the harness takes demonstrations from those that are asked; here half of them are."""
+    folder = made(own, {**CHOSEN, "training_split": "train", "fewshot_split": None, "dataset_path": "far/away"})
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "test.jsonl").write_bytes((own / "test.jsonl").read_bytes())
+    said = render("own_choice", folder, tmp_path / "out", capsys, "--data", str(rows))
+    assert "8 rows of test; " in said
+    task = Task.load(tmp_path / "out" / "own_choice.yaml")
+    assert len(task.examples("train")) + len(task.examples("test")) == 8
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([], "rows has no rows; put a file a split there, train.jsonl or test.jsonl (or .json, .csv, .parquet)"),
+        (["train.jsonl"], "rows has no rows that own_choice asks; put a file there, test.jsonl (or"),
+        (["train.jsonl", "test.csv"], "has files of several kinds"),
+    ],
+)
+def test_what_rows_of_ones_own_lack_is_named(files, said, own, tmp_path):
+    from iclperm.integrations.rendered import rendered
+
+    (tmp_path / "rows").mkdir()
+    for name in files:
+        (tmp_path / "rows" / name).write_bytes(b"{}\n")
+    with pytest.raises(ConfigError) as raised:
+        rendered("own_choice", made(own, CHOSEN), data=tmp_path / "rows")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,8 @@ def test_the_plan_counts_and_shows_it(ran, capsys):
     assert (plain.num_alone, planned.num_alone) == (0, asked)
     assert planned.num_prompts == plain.num_prompts + asked
     assert planned.tokens_unique - plain.tokens_unique == ran.run.report.tokens_forwarded - plain.tokens_unique > 0
+    sizes = ["--permutations", "2", "--shots", "2", "--queries", "8"]
     with pytest.raises(SystemExit) as left:
-        sizes = ["--permutations", "2", "--shots", "2", "--queries", "8"]
         cli.main(["plan", "--task", ran.study.task, "--normalize", "pmi", *sizes])
     said = capsys.readouterr().out
     assert not left.value.code

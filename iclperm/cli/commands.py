@@ -494,14 +494,15 @@ def propose_task(
     terminal.print_proposal(terminal.stdout(), found, lengths, model, path)
 
 
-def render_task(name: str, out: Path | None, include_path: Path | None, limit: int | None) -> None:
+def render_task(name: str, out: Path | None, include_path: Path | None, limit: int | None, data: Path | None) -> None:
     """Writes a task of lm-evaluation-harness as the harness renders it; raises `ConfigError` where that cannot be."""
     folder = Path(out or name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already; name another folder with --out")
-    if include_path is not None and not include_path.is_dir():
-        raise ConfigError(f"--include-path {include_path} is no folder; name one that holds task files")
-    found = render_harness_task(name, include_path, limit)
+    for option, given, held in (("--include-path", include_path, "task files"), ("--data", data, "rows")):
+        if given is not None and not given.is_dir():
+            raise ConfigError(f"{option} {given} is no folder; name one that holds {held}")
+    found = render_harness_task(name, include_path, limit, data)
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in found.files.items():
         _write_new(output(folder / file), content)

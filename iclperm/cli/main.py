@@ -457,10 +457,11 @@ def new(
 @click.option("--out", type=click.Path(path_type=Path), help="The folder to write; NAME by default.")
 @click.option("--include-path", type=click.Path(path_type=Path), help="A folder with task files of your own.")
 @click.option("--limit", type=click.IntRange(1), help="Rows of each split at most.")
+@click.option("--data", type=click.Path(path_type=Path), help="A folder of rows to take instead, a file a split.")
 @with_debug
-def from_harness(name: str, out: Path | None, include_path: Path | None, limit: int | None) -> None:
+def from_harness(name: str, out: Path | None, **given: Any) -> None:
     """Have lm-evaluation-harness render a task's rows into a folder, running the functions that its file names."""
-    rooms.commands.render_task(name, out, include_path, limit)
+    rooms.commands.render_task(name, out, **given)
 
 
 @cli.command()

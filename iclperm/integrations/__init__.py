@@ -37,12 +37,12 @@ def harness_main(arguments: Sequence[str]) -> None:
         ) from error
 
 
-def render_harness_task(name: str, include_path: Path | None, limit: int | None) -> RenderedTask:
+def render_harness_task(name: str, include_path: Path | None, limit: int | None, data: Path | None) -> RenderedTask:
     """As `iclperm.integrations.rendered.rendered`; raises `ConfigError` where the harness is not installed."""
     _need_harness()
     from iclperm.integrations.rendered import rendered
 
-    return rendered(name, include_path, limit)
+    return rendered(name, include_path, limit, data)
 
 
 def _need_harness() -> None:

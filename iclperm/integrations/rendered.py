@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -22,8 +23,13 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from iclperm.errors import ConfigError
+from iclperm.tasks.harness import read_harness
 
 _KINDS = ("multiple_choice", "generate_until")
+_KINDS_OF_ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+"""What the harness' data library calls the files that it reads, by their ending."""
+_ASKED = ("validation_split", "test_split")
+_SPLITS = ("training_split", "fewshot_split", *_ASKED)
 _KEPT = ("num_fewshot", "target_delimiter", "fewshot_delimiter", "generation_kwargs")
 
 
@@ -40,18 +46,30 @@ class RenderedTask:
     """Metrics and pipelines of functions, in words."""
 
 
-def rendered(name: str, include_path: Path | None = None, limit: int | None = None) -> RenderedTask:
+def rendered(
+    name: str, include_path: Path | None = None, limit: int | None = None, data: Path | None = None
+) -> RenderedTask:
     """A task of the harness, rendered row by row; runs the functions that its file names.
 
     Args:
         name: of a task as `lm_eval --tasks` takes it, no group and no tag.
         include_path: a folder with task files of the user's, beside those of the harness.
         limit: rows of each split at most, the first ones; None for all.
+        data: a folder with rows in the task's columns, to be taken instead of its data set: a file a split, called like
+            it (``validation.jsonl``, or .json, .csv, .parquet). The harness needs no hub then.
 
     Raises `ConfigError` for what is no single task, and for a task that has no way here: contexts that differ by
     choice, log-likelihoods of whole texts, answers judged by a function.
     """
-    task = _loaded(name, include_path)
+    if data is None:
+        return _rendered(name, _loaded(name, _manager(name, include_path)), limit)
+    with TemporaryDirectory() as place:  # of a file that names the rows, and of what the harness makes of them
+        manager, given = _on_rows(name, _manager(name, include_path), data, Path(place))
+        return _rendered(name, _loaded(name, manager), limit, given)
+
+
+def _rendered(name: str, task: ConfigurableTask, limit: int | None, given: OwnRows | None = None) -> RenderedTask:
+    """What is written of a task; ``given`` are the rows that were taken in the place of its data set."""
     config, shots = task.config, task.fewshot_cfg
     if task.OUTPUT_TYPE not in _KINDS:
         raise ConfigError(f"{name} has the output type {task.OUTPUT_TYPE}; tasks of {' and '.join(_KINDS)} are studied")
@@ -63,9 +81,10 @@ def rendered(name: str, include_path: Path | None = None, limit: int | None = No
     own = config.test_split if task.has_test_docs() else config.validation_split
     of_shots = (shots.doc_to_text, shots.doc_to_choice, shots.doc_to_target)
     splits: dict[str, Iterator[dict[str, Any]]] = {"test": _rows(task, queries, limit)}
-    if task.has_test_docs() and task.has_validation_docs() and config.validation_split != shots.split:
+    of_demonstrations = _split_of_demonstrations(task)
+    if task.has_test_docs() and task.has_validation_docs() and config.validation_split != of_demonstrations:
         splits["validation"] = _rows(task, task.validation_docs(), limit)
-    has_own_shots = shots.split is None or shots.split != own
+    has_own_shots = of_demonstrations != own
     if has_own_shots:
         splits["train"] = _rows(task, task.fewshot_docs() or (), limit, *of_shots)
     rows = {split: list(made) for split, made in splits.items()}
@@ -86,14 +105,69 @@ def rendered(name: str, include_path: Path | None = None, limit: int | None = No
         **({"description": config.description} if config.description else {}),
         **_delimiters(shots, config),
         **keys,
-        "metadata": _origin(task, files),
+        "metadata": _origin(task, files, given),
     }
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
     files[f"{name}.yaml"] = text.encode()
     return RenderedTask(name, files, {split: len(made) for split, made in rows.items()}, tuple(left_out))
 
 
-def _loaded(name: str, include_path: Path | None) -> ConfigurableTask:
+@dataclass(frozen=True)
+class OwnRows:
+    """Rows that are taken instead of a data set: its name, and the SHA-256 of each file."""
+
+    dataset: str
+    sha256: Mapping[str, str]
+
+
+def _on_rows(name: str, manager: TaskManager, data: Path, place: Path) -> tuple[TaskManager, OwnRows]:
+    """The task on the rows of a folder: a task file in ``place`` includes its own; it has the splits that are there."""
+    path = manager.task_index[name].yaml_path
+    if path is None:
+        raise ConfigError(f"{name} is a class of Python, not a file; it cannot be rendered")
+    keys = read_harness(path)
+    named = {key: keys[key] for key in _SPLITS if keys.get(key)}
+    kinds = {kind for kind in _KINDS_OF_ROWS.values() if _files_of(data, kind)}
+    if len(kinds) != 1:
+        said = "files of several kinds" if kinds else "no rows"
+        raise ConfigError(f"{data} has {said}; put a file a split there, {_wanted(named)}, all of one kind")
+    (kind,) = kinds
+    files = _files_of(data, kind)
+    used = {split: files[split] for split in dict.fromkeys(map(str, named.values())) if split in files}
+    if not {str(named.get(key)) for key in _ASKED} & used.keys():
+        asked = {key: split for key, split in named.items() if key in _ASKED}
+        raise ConfigError(f"{data} has no rows that {name} asks; put a file there, {_wanted(asked)}")
+    content = {
+        "include": str(path),
+        "task": name,
+        "dataset_path": kind,
+        "dataset_name": None,
+        "dataset_kwargs": {
+            "data_files": {split: str(file.resolve()) for split, file in used.items()},
+            "cache_dir": str(place / "cache"),
+        },
+        "custom_dataset": None,
+        **{key: None for key, split in named.items() if str(split) not in used},
+    }
+    (place / "task").mkdir()
+    (place / "task" / "rows.yaml").write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in used.values()}
+    own = OwnRows(str(keys.get("dataset_path") or ""), digests)
+    return TaskManager(include_path=str(place / "task"), include_defaults=False), own
+
+
+def _files_of(data: Path, kind: str) -> dict[str, Path]:
+    """The files of a folder that the harness' data library reads as this kind, by split."""
+    return {path.stem: path for path in sorted(data.iterdir()) if _KINDS_OF_ROWS.get(path.suffix) == kind}
+
+
+def _wanted(named: Mapping[str, Any]) -> str:
+    splits = [f"{split}.jsonl" for split in dict.fromkeys(named.values())]
+    return f"{' or '.join(splits) or 'test.jsonl'} (or .json, .csv, .parquet)"
+
+
+def _manager(name: str, include_path: Path | None) -> TaskManager:
+    """What knows the harness' tasks; raises `ConfigError` where this is none of them."""
     manager = TaskManager(include_path=None if include_path is None else str(include_path))
     if name not in manager.all_subtasks:
         kind = "a group" if name in manager.all_groups else "a tag" if name in manager.all_tags else ""
@@ -105,6 +179,10 @@ def _loaded(name: str, include_path: Path | None) -> ConfigurableTask:
         raise ConfigError(
             f"lm-evaluation-harness knows no task {name!r}{f', which is {kind}' if kind else ''}; {remedy}"
         )
+    return manager
+
+
+def _loaded(name: str, manager: TaskManager) -> ConfigurableTask:
     try:
         (task,) = manager.load([name])["tasks"].values()
     except Exception as error:  # a download's, a function's, the harness' own: whatever it is, the task is not there
@@ -112,6 +190,14 @@ def _loaded(name: str, include_path: Path | None) -> ConfigurableTask:
     if not isinstance(task, ConfigurableTask):
         raise ConfigError(f"{name} is a class of Python, not a file; it cannot be rendered")
     return task
+
+
+def _split_of_demonstrations(task: ConfigurableTask) -> str | None:
+    """The split that the harness takes demonstrations from; None where the file has samples of its own."""
+    config, shots = task.config, task.fewshot_cfg
+    if shots.split is not None or shots.samples is not None:
+        return shots.split
+    return config.training_split or config.validation_split or config.test_split
 
 
 def _rows(
@@ -197,14 +283,17 @@ def _named(entry: Mapping[str, Any], part: str) -> str:
     return str(getattr(name, "__name__", name))
 
 
-def _origin(task: ConfigurableTask, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """What made the rows: versions, the task's configuration with its functions' source, and the rows themselves."""
-    config = json.dumps(vars(task.config), sort_keys=True, default=_source).encode()
+def _origin(task: ConfigurableTask, files: Mapping[str, bytes], given: OwnRows | None) -> dict[str, Any]:
+    """What made the rows: versions, the task's configuration with its functions' source, the rows that it was given,
+    and those made of them."""
+    made = {} if given is None else {"dataset_kwargs": None}  # where they lay for the moment
+    config = json.dumps({**vars(task.config), **made}, sort_keys=True, default=_source).encode()
     return {
         "rendered_by": f"iclperm {version('iclperm')}",
         "lm_eval": version("lm_eval"),
         "version": (task.config.metadata or {}).get("version"),
-        "dataset_path": str(task.config.dataset_path or ""),
+        "dataset_path": str(task.config.dataset_path or "") if given is None else given.dataset,
+        **({} if given is None else {"instead_of_it": dict(given.sha256)}),
         "config_sha256": hashlib.sha256(config).hexdigest(),
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
