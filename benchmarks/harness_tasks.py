@@ -77,8 +77,9 @@ def compare(root: Path, paths: list[Path]) -> int:
 
 
 def families(root: Path, every: Mapping[Path, Mapping[str, Any]], said: Mapping[Path, str]) -> list[dict[str, Any]]:
-    """A row a family, the folder under the harness's own tasks: its leaf tasks, those that load, those of the others
-    that name a `!function`, and what most of the rest ask for."""
+    """A row a family, the folder under the harness's own tasks: its leaf tasks, those that load, those that name no
+    `!function` and how many of these load, of those that do not load how many name one, and what most of the rest ask
+    for."""
     parts: dict[str, list[Path]] = defaultdict(list)
     for path in every:
         parts[path.relative_to(root).parts[0]].append(path)
@@ -91,6 +92,8 @@ def families(root: Path, every: Mapping[Path, Mapping[str, Any]], said: Mapping[
             "family": name.removesuffix(".yaml"),
             "tasks": len(paths),
             "load": len(paths) - len(failed),
+            "without a function": sum(not has_function(every[path]) for path in paths),
+            "of these load": sum(not has_function(every[path]) and not said[path] for path in paths),
             "name a function": len(failed) - len(rest),
             "others": most[0][0] if most else "",
         })  # fmt: skip

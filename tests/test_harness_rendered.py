@@ -211,25 +211,25 @@ def hellaswag_rows(folder, **splits):
     return folder
 
 
-def test_hellaswag_on_rows_of_ones_own_in_two_commands(tmp_path, capsys):
-    """As the documentation has it: no hub, and no task file to write."""
+def test_hellaswag_on_rows_of_ones_own_in_two_commands(own, tmp_path, capsys):
+    """As the documentation has it: no hub, and no task file to write; the harness looks in one folder, to save time."""
     rows, out = hellaswag_rows(tmp_path / "rows", train=range(12), validation=range(12, 20)), tmp_path / "hellaswag"
-    assert (
-        called(capsys, "tasks", "from-harness", "hellaswag", "--data", rows, "--out", out).count("8 rows of test") == 1
-    )
+    command = ["tasks", "from-harness", "hellaswag", "--data", rows, "--include-path", THEIRS / "hellaswag", "--out"]
+    said = called(capsys, *command, out)
+    assert "8 rows of test, 12 rows of train; " in said
     sizes = ["--sets", "2", "--permutations", "2", "--shots", "2", "--queries", "8"]
     assert "accuracy" in called(capsys, "run", "--task", out / "hellaswag.yaml", *sizes, "--out", tmp_path / "run")
     found = iclperm.open_run(tmp_path / "run")
     assert (found.correct.shape, found.chance) == ((2, 2, 1, 8), 0.25)
     prompt = found.prompt(index_set=0, permutation=0, shots=2, query=0)
-    assert re.fullmatch(r"(Washing: \d+ men stand by \d+\. He \w+\.\n\n){2}Washing: .* He", prompt.text)
+    assert re.fullmatch(r"(Washing: \d+ men stand by \d+\. He +\w+\.\n\n){2}Washing: .* He", prompt.text)
     made_by = yaml.safe_load((out / "hellaswag.yaml").read_text())["metadata"]
     assert made_by["dataset_path"] == "Rowan/hellaswag"
     assert made_by["instead_of_it"] == {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(rows.iterdir())
     }
     again = tmp_path / "again"
-    called(capsys, "tasks", "from-harness", "hellaswag", "--data", rows, "--out", again)
+    called(capsys, *command, again)
     assert [(again / file.name).read_bytes() for file in out.iterdir()] == [file.read_bytes() for file in out.iterdir()]
 
 
