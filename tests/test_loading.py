@@ -119,7 +119,10 @@ BROKEN = [
     (no_heads, "cannot load|cannot read"),
     (null_config, "is no configuration: a JSON object is needed"),
     (empty_tokenizer, "cannot load the tokenizer"),
-    (only_an_adapter, r"holds an adapter \(adapter_model.safetensors\), which is not applied by itself; .* this one as the adapter"),
+    (
+        only_an_adapter,
+        r"holds an adapter \(adapter_model.safetensors\), which is not applied by itself; .* this one as the adapter",
+    ),
 ]
 
 

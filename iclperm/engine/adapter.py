@@ -96,7 +96,8 @@ def merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
             "does that changes an embedding and a head that are one; load both yourself: "
             "Engine(PeftModel.from_pretrained(...))"
         )
-    return whole.eval()
+    whole.eval()  # type: ignore[no-untyped-call]
+    return whole
 
 
 def _next_tokens(model: Any) -> torch.Tensor:
@@ -105,7 +106,8 @@ def _next_tokens(model: Any) -> torch.Tensor:
 
     with torch.inference_mode():
         ids = torch.tensor([_PROBE], device=model.device) % model.config.get_text_config(decoder=True).vocab_size
-        return model.eval()(ids, use_cache=False).logits[0].float().log_softmax(-1)
+        logits: torch.Tensor = model.eval()(ids, use_cache=False).logits[0]
+        return logits.float().log_softmax(-1)
 
 
 def _refuse_other_tokens(own: Path, of_model: Path) -> None:

@@ -195,9 +195,10 @@ def _loaded(name: str, manager: TaskManager) -> ConfigurableTask:
 def _split_of_demonstrations(task: ConfigurableTask) -> str | None:
     """The split that the harness takes demonstrations from; None where the file has samples of its own."""
     config, shots = task.config, task.fewshot_cfg
-    if shots.split is not None or shots.samples is not None:
-        return shots.split
-    return config.training_split or config.validation_split or config.test_split
+    is_named = shots.split is not None or shots.samples is not None
+    drawn = config.training_split or config.validation_split or config.test_split
+    split: str | None = shots.split if is_named else drawn
+    return split
 
 
 def _rows(
