@@ -242,8 +242,7 @@ def all_figures(
         return {stem: _styled(plot, style) for stem, plot in source.plots().items()}
     plots = {**source.findings(kind).plots()}
     if isinstance(source, Run):
-        asides = map(source.in_words, source.asides.values())
-        plots |= {stem: plot for about in asides for stem, plot in about.plots().items()}
+        plots |= {stem: plot for about in source.asides.values() for stem, plot in about.plots().items()}
     return {stem: _styled(plot, style) for stem, plot in plots.items()}
 
 

@@ -278,9 +278,6 @@ def test_every_kind_speaks_of_the_mean_grade(large, kind, tmp_path):
     assert [each for each in words if re.search(r"\baccura", each, re.IGNORECASE)] == []
     content = run.report_content()
     assert content["metric"] == {"name": "f1"}
-    assert (
-        "mean F1" in " ".join(content["conclusion"] if "conclusion" in content else content[kind]["conclusion"]) or kind
-    )
     run.write_report(tmp_path / "report")
     page = write_page(run, tmp_path / "report").read_text()
     shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
@@ -296,7 +293,7 @@ def test_a_search_that_asks_as_it_goes_and_a_run_that_grows_take_grades(large, t
         large.of_kind("sensitivity", shots=3, precision="accuracy +- 0.2", queries=24), tmp_path / "grown"
     )
     assert grown.looks
-    assert not any(re.search(r"\baccura", each) for each in words_of(told(grown)))
+    assert [each for each in words_of(told(grown)) if re.search(r"\baccura", each, re.IGNORECASE)] == []
 
 
 def test_what_is_exported_is_read_back_with_its_grades(study, tmp_path):

@@ -57,6 +57,11 @@ class Reworded:
         return {key: _values(value, self.said) for key, value in self.findings.to_dict().items()}
 
 
+def sort_of(findings: Findings) -> type[Any]:
+    """The class of findings, in whatever words they are."""
+    return type(findings.findings if isinstance(findings, Reworded) else findings)
+
+
 def reworded_plot(plot: Plot, said: Said) -> Plot:
     """The same figure in other words."""
 

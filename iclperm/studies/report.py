@@ -155,7 +155,7 @@ class Run(FinishedRun):
         """A text about accuracy, in words that fit what answers are graded by."""
         return text if self.metric is None else self.metric.said(text)
 
-    def in_words(self, findings: Findings) -> Findings:
+    def _in_words(self, findings: Findings) -> Findings:
         """Findings whose texts say accuracy in words that fit what answers are graded by."""
         return findings if self.metric is None else Reworded(findings, self.metric.said)
 
@@ -168,7 +168,7 @@ class Run(FinishedRun):
         if kind not in self._findings:
             refuse_other_kinds(self, kind)
             self._findings[kind] = findings_of(self, kind)
-        return self.in_words(self._findings[kind])
+        return self._in_words(self._findings[kind])
 
     @cached_property
     def _findings(self) -> dict[str, Findings]:
@@ -231,7 +231,7 @@ class Run(FinishedRun):
             content["metric"] = self.metric.to_dict()
         content["calibration"] = self.study.calibration
         content["missing"] = plain(self.missing) | {"first_line": self.missing.first_line()}
-        content |= {key: self.in_words(about).to_dict() for key, about in self.asides.items()}
+        content |= {key: about.to_dict() for key, about in self.asides.items()}
         return {**content, "warnings": [*found.warnings, *self.warnings]}
 
     @cached_property
@@ -278,7 +278,7 @@ class Run(FinishedRun):
             precision.ASIDE: precision.findings(self) if self.looks else None,
             rereading.ASIDE: vars(self).get(rereading.ASIDE),
         }
-        return {key: about for key, about in found.items() if about is not None}
+        return {key: self._in_words(about) for key, about in found.items() if about is not None}
 
     def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
         """Writes figures and report.json into ``folder``, by default the run's own; returns their paths."""
@@ -286,8 +286,7 @@ class Run(FinishedRun):
         if target is None:
             raise RunError("this run is in memory only; name a folder for its report")
         with writable(Path(target)):
-            asides = map(self.in_words, self.asides.values())
-            beside = {stem: plot for about in asides for stem, plot in about.plots().items()}
+            beside = {stem: plot for about in self.asides.values() for stem, plot in about.plots().items()}
             return write_report(target, self.findings(kind), self.report_content(kind), beside, self.folder)
 
 

@@ -83,10 +83,6 @@ class StudyRuns:
         """What answers are graded by in all runs; None where they are right or wrong."""
         return common_metric([run.metric for run in self.runs.values()])
 
-    def in_words(self, findings: Findings) -> Findings:
-        """As `Run.in_words`."""
-        return findings if self.metric is None else Reworded(findings, self.metric.said)
-
     @property
     def report(self) -> RunReport:
         """What all runs cost and met together."""
@@ -130,7 +126,8 @@ class StudyRuns:
         """What the runs say together; raises `ConfigError` for another ``kind`` than the study's."""
         if kind not in (None, self.study.kind):
             raise ConfigError(f"this is a study of the kind {self.study.kind}; ask one of its runs for {kind!r}")
-        return self.in_words(self._findings)
+        found = self._findings
+        return found if self.metric is None else Reworded(found, self.metric.said)
 
     @cached_property
     def _findings(self) -> Findings:
@@ -163,8 +160,7 @@ class StudyRuns:
         content["calibration"] = self.study.calibration
         if self.asides:
             content["runs"] = {
-                name: {key: self.in_words(about).to_dict() for key, about in asides.items()}
-                for name, asides in self.asides.items()
+                name: {key: about.to_dict() for key, about in asides.items()} for name, asides in self.asides.items()
             }
         return {**content, "warnings": [*found.warnings, *self.warnings]}
 
@@ -178,7 +174,7 @@ class StudyRuns:
                 f"{stem}-{name}": plot
                 for name, asides in self.asides.items()
                 for about in asides.values()
-                for stem, plot in self.in_words(about).plots().items()
+                for stem, plot in about.plots().items()
             }
             return write_report(target, self.findings(kind), self.report_content(kind), beside, self.folder)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from iclperm.report.parts import Findings, Plot, Table
+from iclperm.report.wording import sort_of
 from iclperm.runs.run import RunReport, near_notes
 from iclperm.studies.report import Run
 from iclperm.studies.several import StudyRuns
@@ -33,10 +34,7 @@ class Told:
 def told(run: Run | StudyRuns, kind: str | None = None, *, full: bool = True) -> Told:
     """What a run or a study of several says; ``kind`` as `Run.findings` takes it, ``full`` as `Findings.tables`."""
     findings = run.findings(kind)
-    asides = [
-        (whose, stem, run.in_words(about)) for whose, stem, about in _asides(run) if type(about) is not type(findings)
-    ]
-    findings = run.in_words(findings)
+    asides = [(whose, stem, about) for whose, stem, about in _asides(run) if sort_of(about) is not sort_of(findings)]
     beside = [table._replace(title=whose + table.title) for whose, _, about in asides for table in about.tables(full)]
     others = [whose + line for whose, _, about in asides for line in about.conclusion()]
     endpoint = run.study.endpoint
