@@ -161,9 +161,14 @@ def test_strict_and_flexible_match_of_the_harness_stand_side_by_side():
         table=lambda contexts: pa.table({"text": texts * len(contexts)}),
     )
     items = SimpleNamespace(
-        generated=written, context_of=np.zeros((1, 1, 1), np.int64), right_answers=("5",) * 4, weights=np.ones(4)
+        generated=written,
+        context_of=np.zeros((1, 1, 1), np.int64),
+        right_answers=("5",) * 4,
+        weights=np.ones(4),
+        metric=None,
     )
-    run = SimpleNamespace(splits={"test": items}, study=SimpleNamespace(think="keep"), task="gsm8k", shots=(8,))
+    study = SimpleNamespace(think="keep")
+    run = SimpleNamespace(splits={"test": items}, study=study, task="gsm8k", shots=(8,), metric=None)
     file = Path(str(find_spec("lm_eval").origin)).parent / "tasks/gsm8k/gsm8k.yaml"
     named = [Task.load(f"{file}:{name}") for name in ("strict-match", "flexible-extract")]
     own, strict, flexible = findings(run, named).readings
