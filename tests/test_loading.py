@@ -13,10 +13,12 @@ import torch
 from tiny import byte_level_tokenizer, dummy_prefix_tokenizer, greedy_tokenizer, make_model
 from tolerances import TOLERANCES
 
+from iclperm.demo import model_path
 from iclperm.engine import Engine
 from iclperm.engine import engine as engine_module
+from iclperm.engine.folder import model_folder
 from iclperm.engine.footprint import Sizes
-from iclperm.errors import IclpermError, ModelError, RequestError
+from iclperm.errors import ConfigError, IclpermError, ModelError, RequestError
 from iclperm.reference import scoring
 
 PER_TOKEN = TOLERANCES["loglikelihood per token"]["float32"]
@@ -124,6 +126,17 @@ BROKEN = [
         r"holds an adapter \(adapter_model.safetensors\), which is not applied by itself; .* this one as the adapter",
     ),
 ]
+
+
+def test_the_bundled_model_has_a_name_whatever_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert model_folder("demo") == model_path()
+    found = Engine.from_pretrained("demo").loglikelihood([("Article: Rovers win the cup\nAnswer:", " Sports")])
+    again = Engine.from_pretrained(model_path()).loglikelihood([("Article: Rovers win the cup\nAnswer:", " Sports")])
+    assert found.logprob.tolist() == again.logprob.tolist()
+    with pytest.raises(ConfigError, match="revision is 'v2', but the model 'demo' is a folder"):
+        model_folder("demo", "v2")
 
 
 @pytest.mark.parametrize(("damage", "message"), BROKEN, ids=[damage.__name__ for damage, _ in BROKEN])

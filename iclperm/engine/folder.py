@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from iclperm import demo
 from iclperm.base.files import what_fetches
 from iclperm.engine.facts import ADAPTER_FILES, TOKENIZER_FILE, TOKENIZER_FILES, WEIGHT_FILES
 from iclperm.engine.gguf_file import gguf_folder, is_gguf
@@ -45,14 +46,16 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def model_folder(name: str | Path, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The folder of a model: itself, that of a GGUF file, or that of a hub id, fetched where it is not there yet.
+    """The folder of a model: itself, the bundled one's (``demo``), that of a GGUF file, or that of a hub id, fetched
+    where it is not there yet.
 
     A name that begins like a path, has two slashes or ends in .gguf is a path and nothing else; any other is a path if
     it is there, else a hub id, asked for once. Of a hub id without ``weights`` only the small files are fetched. Raises
     `ModelError` in one line for another file, and for what is not there; `ConfigError` for the revision of a folder or
     file.
     """
-    folder, text = Path(name), str(name)
+    text = str(name)
+    folder = demo.model_path() if text == "demo" else Path(name)
     try:
         is_there, is_folder = folder.exists(), folder.is_dir()
     except OSError as error:

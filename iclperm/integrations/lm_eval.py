@@ -23,7 +23,6 @@ from lm_eval.models import huggingface
 from lm_eval.utils import setup_logging
 from tqdm import tqdm
 
-from iclperm import demo
 from iclperm.engine import Engine
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.tree import TokenArray
@@ -82,7 +81,7 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
         if not pretrained:
             raise ConfigError("no model is named; give --model_args pretrained=demo, a folder or a hub id")
         self.engine = Engine.from_pretrained(
-            str(demo.model_path()) if pretrained == "demo" else pretrained,
+            pretrained,
             revision=revision,
             adapter=peft,
             dtype=dtype,

@@ -21,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from iclperm import demo
 from iclperm.engine import Engine
 from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, EOS, STOP
 from iclperm.errors import ConfigError, IclpermError, RequestError
@@ -379,9 +378,8 @@ def serve(
         raise ConfigError(f"{host}:{port} cannot be served: {error.strerror or error}; give another --port") from None
     with listening:
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        place = str(demo.model_path()) if model == "demo" else model
         name = Path(model).name if Path(model).exists() else model
-        with Engine.from_pretrained(place, **given) as engine:
+        with Engine.from_pretrained(model, **given) as engine:
             server = uvicorn.Server(
                 uvicorn.Config(application(engine, name, key, memory_budget), log_level="warning", lifespan="off")
             )

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from iclperm import demo
 from iclperm.base.imports import import_whole
 from iclperm.engine.adapter import check_adapter
 from iclperm.engine.facts import (
@@ -368,7 +367,7 @@ def study_model_folder(study: Study, *, weights: bool = True) -> Path:
     Of a hub id's model without ``weights`` only the small files are fetched. Raises `ModelError` naming the model and
     the remedy, `ConfigError` for the revision of a local folder.
     """
-    return model_folder(demo.model_path() if study.model == "demo" else study.model, study.revision, weights=weights)
+    return model_folder(study.model, study.revision, weights=weights)
 
 
 def scoring_of(study: Study) -> Scoring:

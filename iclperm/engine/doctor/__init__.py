@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from iclperm import demo
 from iclperm.engine.device import fixed_precision, refuse_unknown_isa
 from iclperm.engine.doctor import checks, choosing, kernels, machine, packs
 from iclperm.engine.doctor.checks import WITHOUT_TREE, CheckFinding
@@ -135,7 +134,7 @@ class _Examination:
     def _load(self, say: Say) -> None:
         say("loading the model")
         is_bundled, place = self._name == "demo", Path(self._name)
-        self._folder = model_folder(demo.model_path() if is_bundled else self._name, self._revision)
+        self._folder = model_folder(self._name, self._revision)
         loaded, _ = load(self._folder, device=self._device, dtype=self._dtype)
         try:
             self._model = TreeModel(loaded)
