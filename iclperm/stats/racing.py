@@ -37,6 +37,8 @@ RULE_VERSION = 2
 """Of the calibrated rule: whoever continues a race has to decide by the one that it began with."""
 _GRID, _SWEEPS, _POINTS, _PARTS = 64, 60, 256, 8
 _UNSEEN = 1.0  # answers that differ from what orderings and queries have by themselves, but were not yet seen to
+_LUCKY, _FAR = 1.0, 8.0
+_REMAIN, _UNTIL, _EVER = 0.25, 0.0, 1
 _PRICE = 6.0  # of asking everything, in tolerances
 _STOP, _SPEND = 0.7, 0.18  # of the error: with how much to stop, and of what is left of it what one wave may take
 
@@ -95,6 +97,7 @@ def next_step(
     weights: npt.ArrayLike | None = None,
     most: int | None = None,
     past: dict[int, FloatArray] | None = None,
+    classes=None,
 ) -> RaceStep:
     """What to ask next, or what is chosen, from the answers so far.
 
@@ -127,7 +130,7 @@ def next_step(
     filled = _filled(table, asked)
     if rule.name == "certified":
         return _certified(filled, asked, rule)
-    return _calibrated(filled, asked, counts, rule, most, {} if past is None else past)
+    return _calibrated(filled, asked, counts, rule, most, {} if past is None else past, classes)
 
 
 def _filled(table: FloatArray, asked: IntArray) -> FloatArray:
@@ -185,20 +188,22 @@ def _calibrated(
     rule: RaceRule,
     most: int | None,
     past: dict[int, FloatArray],
+    classes,
 ) -> RaceStep:
     number, total = int(asked.max()), table.shape[1]
-    lost = _lost_before(table, asked, counts, rule.tolerance, past)
+    lost = _lost_before(table, asked, counts, rule.tolerance, past, classes)
     alive = np.flatnonzero(asked == number)
     if number == total or len(alive) == 1:
         means = table[alive, :number] @ counts[:number] / counts[:number].sum()
         leader = int(alive[means.round(TIE_DECIMALS).argmax()])
         return RaceStep(np.empty(0, np.int64), 0, leader, _chance(lost), len(alive))
-    known = _posterior(table, asked, counts, rule.tolerance)
+    known = _posterior(table, asked, counts, rule.tolerance, classes)
     leader = int(known.ranked[0])
     failure = _chance(_added(lost, known.lost(1)))
     following = _next_size(number, total, rule)
     worth = _PRICE * rule.tolerance * math.sqrt((following - number) * (total - number)) / (total * len(table))
     kept = max(_num_worth(known, worth), _num_promised(known, lost, rule.error))
+    kept = max(kept, math.ceil(len(alive) * _REMAIN)) if number < _UNTIL * total and kept > 1 - _EVER else kept
     kept = min(kept, len(alive) if most is None else max(most, 1))
     if kept == 1:
         return RaceStep(np.empty(0, np.int64), 0, leader, failure, len(alive) if most is None else 1)
@@ -234,13 +239,13 @@ def _num_promised(known: _Posterior, lost: FloatArray, error: float) -> int:
 
 
 def _lost_before(
-    table: FloatArray, asked: IntArray, counts: FloatArray, tolerance: float, past: dict[int, FloatArray]
+    table: FloatArray, asked: IntArray, counts: FloatArray, tolerance: float, past: dict[int, FloatArray], classes
 ) -> FloatArray:
     """What the waves before lost by leaving orderings out (`_Posterior.lost`), each by what was known when it did."""
     lost: FloatArray = np.eye(1, _PARTS + 2)[0]
     for size in np.unique(asked)[:-1].tolist():
         if size not in past:
-            known = _posterior(table, np.minimum(asked, size), counts, tolerance)
+            known = _posterior(table, np.minimum(asked, size), counts, tolerance, classes)
             order = np.argsort(asked[known.ranked] <= size, kind="stable")  # whoever went on, whatever their rank
             known = _Posterior.of(known.ranked[order], known.width, known.below[order], tolerance)
             past[size] = known.lost(int((asked > size).sum()))
@@ -259,32 +264,31 @@ def _chance(lost: FloatArray) -> float:
     return float(np.clip(lost[-1], 0.0, 1.0))
 
 
-def _posterior(table: FloatArray, asked: IntArray, counts: FloatArray, tolerance: float) -> _Posterior:
-    """What is known of the means over all queries of those still in the race, less what they have in common.
-
-    Each ordering's lead (`leads`) is its true lead plus noise. How true leads are distributed over the orderings is
-    estimated from all of them, those left out among them, on a grid (Kiefer & Wolfowitz 1956, by `_SWEEPS` steps of EM
-    from a uniform start, which keeps it smooth). What was asked is known; the queries that are left add noise of their
-    own. Noise is that of the better half, who compete; that these were lucky makes them look steadier than they are, by
-    a share that falls with the root of the queries.
-    """
+def _posterior(
+    table: FloatArray, asked: IntArray, counts: FloatArray, tolerance: float, classes: IntArray | None = None
+) -> _Posterior:
+    """TODO"""
     number = int(asked.max())
     alive = np.flatnonzero(asked == number)
     different, place = np.unique(asked, return_inverse=True)
     sizes = np.array([_effective(counts[:size]) for size in different.tolist()])[place]
     lead = leads(table, asked, counts)
     ranked = alive[np.argsort(-lead[alive].round(TIE_DECIMALS), kind="stable")]
-    noise = _noise(table[ranked[: max(math.ceil(len(ranked) / 2), 2)], :number]) * (1 + 1 / math.sqrt(number))
-    grid = np.linspace(lead.min(), lead.max(), _GRID)
+    noise = _noise(table[ranked[: max(math.ceil(len(ranked) / 2), 2)], :number], None if classes is None else classes[:number])
+    noise *= 1 + _LUCKY / math.sqrt(number)
+    floor = lead.max() - _FAR * (math.sqrt(noise / sizes.max()) + tolerance)
+    grid = np.linspace(max(lead.min(), floor), lead.max(), _GRID)
     width = max(float(grid[1] - grid[0]), 1e-12)
-    likely = np.exp(-((lead[:, None] - grid) ** 2) / (2 * noise / sizes[:, None] + width**2 / 6)) + 1e-300
+    gaps = (np.maximum(lead, grid[0])[:, None] - grid) ** 2
+    likely = np.exp(-gaps / (2 * noise / sizes[:, None] + width**2 / 6)) + 1e-300
     shares = np.full(_GRID, 1 / _GRID)
     for _ in range(_SWEEPS):
         shares = shares * ((1 / (likely @ shares)) @ likely) / len(likely)
     found = likely[ranked] * shares
+    found /= found.sum(axis=1, keepdims=True)
     spread = math.sqrt(noise / max(_effective(counts[number:]), 1.0) + width**2 / 12)
     reached = np.linspace(grid[0] - 4 * spread, grid[-1] + 4 * spread, _POINTS)
-    unseen = (found / found.sum(axis=1, keepdims=True)) @ special.ndtr((reached - grid[:, None]) / spread)
+    unseen = found @ special.ndtr((reached - grid[:, None]) / spread)
     share = float(counts[:number].sum() / counts.sum())
     behind = share * (lead[ranked[0]] - lead[ranked]) / (1 - share)
     points = np.arange(_POINTS) + (behind / (reached[1] - reached[0]))[:, None]
@@ -310,10 +314,19 @@ def _effective(counts: FloatArray) -> float:
     return float(counts.sum() ** 2 / (counts @ counts)) if len(counts) else 0.0
 
 
-def _noise(answers: FloatArray) -> float:
-    """Variance of a single answer [P, n] beyond what its ordering and its query have by themselves."""
-    rest = answers - answers.mean(axis=0) - answers.mean(axis=1, keepdims=True) + answers.mean()
-    return float(((rest**2).sum() + _UNSEEN) / ((len(answers) - 1) * (answers.shape[1] - 1) + _UNSEEN))
+def _noise(answers: FloatArray, classes: IntArray | None) -> float:
+    """Variance of a single answer [P, n] beyond what its ordering and its query have by themselves, and beyond what its
+    ordering has for the query's class, where every class has two queries or more."""
+    kinds, place = np.unique(np.zeros(answers.shape[1]) if classes is None else classes, return_inverse=True)
+    count = np.bincount(place)
+    if count.min() < 2:
+        place, count = np.zeros(answers.shape[1], np.int64), np.array([answers.shape[1]])
+    rest = answers - answers.mean(axis=0)
+    squares = 0.0
+    for kind in range(len(count)):
+        those = rest[:, place == kind]
+        squares += float(((those - those.mean(axis=1, keepdims=True)) ** 2).sum())
+    return (squares + _UNSEEN) / ((len(answers) - 1) * (answers.shape[1] - len(count)) + _UNSEEN)
 
 
 def _certified(table: FloatArray, asked: IntArray, rule: RaceRule) -> RaceStep:
@@ -397,6 +410,7 @@ def replay(
     *,
     weights: npt.ArrayLike | None = None,
     halved: bool = False,
+    classes=None,
 ) -> Race:
     """Races on a whole table of answers [P, N], in its order of queries; args as `next_step`.
 
@@ -406,7 +420,7 @@ def replay(
     asked, waves, past = np.zeros(len(table), np.int64), list[Wave](), dict[int, FloatArray]()
     while True:
         most = -(-len(table) // 2 ** len(waves)) if halved else None
-        step = next_step(table, asked, rule, weights=weights, most=most, past=past)
+        step = next_step(table, asked, rule, weights=weights, most=most, past=past, classes=classes)
         if step.is_decided:
             return Race(step.leader, step.failure, asked, tuple(waves))
         asked[step.candidates] = step.num_queries
