@@ -122,7 +122,7 @@ def searches(
         order = orders(of.gold, rng)
         regrets, losses, stated, tokens = [], [], [], 0.0
         for index, answers in enumerate(of.dev):
-            found = race(answers[:, order], of.context[index].mean(), of.query.mean(), per_set[index])
+            found = race(answers[:, order], of.gold[order], of.context[index].mean(), of.query.mean(), per_set[index])
             best = int(on_dev[index].round(12).argmax())
             regrets.append(on_dev[index, best] - on_dev[index, found.chosen])
             losses.append(on_test[index, best] - on_test[index, found.chosen])
@@ -154,22 +154,22 @@ def summary(name: str, way: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 def ways(name: str, of: Callable[[int], Searched], count: int, certified: bool, seed: int) -> Iterator[dict[str, Any]]:
     rule = RaceRule(tolerance=TOLERANCE)
 
-    def calibrated(values: Any, context: float, query: float, whole: float) -> Race:
-        return replay(values, rule)
+    def calibrated(values: Any, classes: Any, *_: float) -> Race:
+        return replay(values, rule, classes=classes)
 
     rows = list(searches(of, count, calibrated, seed))
     yield summary(name, "race, calibrated", rows)
     share = float(np.mean([row["tokens"] for row in rows]))
     for rival, way in (("uniform", uniform), ("halving", halved)):
 
-        def equal(values: Any, context: float, query: float, whole: float, way: Any = way) -> Race:
+        def equal(values: Any, _: Any, context: float, query: float, whole: float, way: Any = way) -> Race:
             return way(values, context, query, share * whole)
 
         yield summary(name, f"{rival}, as many tokens", list(searches(of, count, equal, seed)))
     for tolerance in (0.005, 0.01, 0.02, 0.05) if certified else ():
         bound = RaceRule("certified", tolerance)
 
-        def sure(values: Any, context: float, query: float, whole: float, bound: Any = bound) -> Race:
+        def sure(values: Any, *_: Any, bound: Any = bound) -> Race:
             return replay(values, bound)
 
         yield summary(

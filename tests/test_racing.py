@@ -97,11 +97,14 @@ def test_leads_are_the_oracles() -> None:
 
 
 @pytest.mark.parametrize(("seed", "spread", "size"), [(0, 0.5, 28), (1, 0.05, 40), (2, 1.0, 12)])
-def test_what_is_known_of_the_orderings_is_the_oracles(seed: int, spread: float, size: int) -> None:
-    table = population(seed, spread, orderings=8, queries=80)
+@pytest.mark.parametrize("num_classes", [1, 4, 9])
+def test_what_is_known_of_the_orderings_is_the_oracles(seed: int, spread: float, size: int, num_classes: int) -> None:
+    """Nine classes have one query each among the first twelve: then they say nothing of the noise."""
+    table, classes = population(seed, spread, orderings=8, queries=80), np.arange(80) % num_classes
     asked = np.array([size, size, size // 2, size, size, size, size // 2, size])
-    known = racing._posterior(racing._filled(table, asked), asked, np.ones(80), 0.01)
-    expected = oracle.mixtures(table, asked.tolist())
+    queries = racing._Queries(np.ones(80), classes)
+    known = racing._posterior(racing._filled(table, asked), asked, queries, 0.01)
+    expected = oracle.mixtures(table, asked.tolist(), classes.tolist())
     assert known.ranked.tolist() == list(expected)
     of = list(expected.values())
     for kept in (1, 2, 4):
@@ -110,6 +113,27 @@ def test_what_is_known_of_the_orderings_is_the_oracles(seed: int, spread: float,
         assert lost[-1] == pytest.approx(oracle.chance_of_loss(of[:kept], of[kept:], 0.01), abs=2e-3)
         adds = ((1 - known.below[kept]) * known.first[kept - 1]).sum() * known.width
         assert adds == pytest.approx(oracle.added(of[:kept], of[kept]), abs=1e-4)
+
+
+def test_what_an_ordering_has_for_a_class_is_no_noise_where_classes_take_turns() -> None:
+    """Of two orderings that each know one class, all is known after a few queries, and nothing without classes."""
+    classes = np.arange(200) % 2
+    table = np.stack([classes == 0, classes == 1, classes == 0, classes == 1]).astype(float)
+    table[0, 150] = 1 - table[0, 150]
+    asked = np.full(4, 24)
+    sure, unsure = (next_step(table, asked, RULE, classes=given) for given in (classes, None))
+    assert sure.failure < 0.02
+    assert unsure.failure > 0.3
+
+
+def test_a_quarter_goes_on_however_sure_the_first_answers_look() -> None:
+    """One that is right on two queries that all others miss, and wrong on many to come."""
+    table = np.ones((40, 400))
+    table[1:, [3, 11]] = 0
+    table[0, 60::2] = 0
+    step = next_step(table, np.full(40, 24), RULE)
+    assert (step.leader, step.num_left, len(step.candidates)) == (0, 10, 10)
+    assert replay(table, RULE).chosen != 0
 
 
 def test_what_two_waves_lose_adds_up() -> None:
@@ -261,7 +285,7 @@ def test_of_one_ordering_there_is_a_gain_of_nothing() -> None:
         ({"tolerance": math.nan}, "tolerance must be 0 or more, got nan"),
         ({"error": 0}, "error must lie between 0 and 1, got 0"),
         ({"first": 1}, "first must be at least 2"),
-        ({"growth": 1.0}, "growth above 1, got 28 and 1.0"),
+        ({"growth": 1.0}, "growth above 1, got 24 and 1.0"),
     ],
 )
 def test_bad_rules_are_refused(change: dict, said: str) -> None:
@@ -282,6 +306,11 @@ def test_bad_rules_are_refused(change: dict, said: str) -> None:
 def test_bad_tables_are_refused(values: np.ndarray, asked: list[int], weights: list | None, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         next_step(values, asked, RULE, weights=weights)
+
+
+def test_classes_are_one_for_each_query() -> None:
+    with pytest.raises(RequestError, match="classes must be 4, one for each query"):
+        next_step(np.zeros((2, 4)), [1, 1], RULE, classes=[0, 1])
 
 
 def test_a_step_that_is_decided_asks_nobody() -> None:

@@ -94,22 +94,42 @@ class Mixture(NamedTuple):
         return sum(share * (1 + math.erf(gap)) / 2 for share, gap in zip(self.shares, gaps, strict=True))
 
 
-def mixtures(table: np.ndarray, asked: Sequence[int], sweeps: int = 60, points: int = 64) -> dict[int, Mixture]:
+def noise_of(rows: Sequence[Sequence[float]], classes: Sequence[int]) -> float:
+    """Variance of an answer beyond what its query and its ordering in the query's class have, one class at a time."""
+    if min(classes.count(one) for one in classes) < 2:
+        classes = [0] * len(classes)
+    squares = 0.0
+    for one in set(classes):
+        those = [q for q, own in enumerate(classes) if own == one]
+        by_query = {q: sum(row[q] for row in rows) / len(rows) for q in those}
+        for row in rows:
+            rest = [row[q] - by_query[q] for q in those]
+            squares += sum((x - sum(rest) / len(rest)) ** 2 for x in rest)
+    return (squares + 1) / ((len(rows) - 1) * (len(classes) - len(set(classes))) + 1)
+
+
+def mixtures(
+    table: np.ndarray,
+    asked: Sequence[int],
+    classes: Sequence[int] | None = None,
+    tolerance: float = 0.01,
+    sweeps: int = 60,
+    points: int = 64,
+) -> dict[int, Mixture]:
     """The posterior of each ordering that answered most, by empirical Bayes on a grid, one ordering at a time."""
     number, total = max(asked), table.shape[1]
     lead = leads(table, asked)
     alive = sorted((p for p, size in enumerate(asked) if size == number), key=lambda p: -round(lead[p], 12))
     half = [[float(table[p, q]) for q in range(number)] for p in alive[: max(2, math.ceil(len(alive) / 2))]]
-    by_query = [sum(row[q] for row in half) / len(half) for q in range(number)]
-    rest = [[x - mean for x, mean in zip(row, by_query, strict=True)] for row in half]
-    squares = sum((x - sum(row) / number) ** 2 for row in rest for x in row)
-    noise = (squares + 1) / ((len(half) - 1) * (number - 1) + 1) * (1 + 1 / math.sqrt(number))
-    width = (max(lead) - min(lead)) / (points - 1)
-    grid = [min(lead) + width * place for place in range(points)]
+    noise = noise_of(half, [0] * number if classes is None else list(classes[:number]))
+    noise *= 1 + 1.5 / math.sqrt(number)
+    lowest = max(min(lead), max(lead) - 8 * (math.sqrt(noise / number) + tolerance))
+    width = (max(lead) - lowest) / (points - 1)
+    grid = [lowest + width * place for place in range(points)]
 
     def likelihoods(p: int) -> list[float]:
         variance = noise / asked[p] + width**2 / 12
-        return [math.exp(-((lead[p] - true) ** 2) / 2 / variance) for true in grid]
+        return [math.exp(-((max(lead[p], lowest) - true) ** 2) / 2 / variance) for true in grid]
 
     def weighed(p: int, shares: list[float]) -> list[float]:
         found = [likely * share for likely, share in zip(likelihoods(p), shares, strict=True)]

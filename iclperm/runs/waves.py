@@ -170,7 +170,7 @@ class Racing:
         """See `Waves`."""
         asked = self._asked(before)
         values = self._values(answers, answers.context_of[:, :, -1])
-        steps = [self._step(values[index], asked[index], len(before)) for index in range(len(asked))]
+        steps = [self._step(values[index], asked[index], self._most(before)) for index in range(len(asked))]
         known: dict[str, Any] = {"basis": basis, "sets": _told_once(before, [told_step(step) for step in steps])}
         wanted = [
             (step.num_queries, (index, int(permutation)))
@@ -184,16 +184,19 @@ class Racing:
             behind = np.flatnonzero(asked[places] < most)
             wanted = [(most, (int(index), int(winners[index]))) for index in behind]
             if not wanted:
-                final = next_step(values[places], asked[places], self.rule, weights=self.weights)
+                final = self._step(values[places], asked[places])
                 known["final"] = told_step(final)
                 wanted = [(final.num_queries, (int(index), int(winners[index]))) for index in final.candidates]
         test = self._test_of_winners(before, steps)
         asks = [*self._dev(wanted, asked), *test]
         return Decision(tuple(asks), known, is_last=not asks)
 
-    def _step(self, values: NDArray[np.float64], asked: NDArray[np.int64], num_waves: int) -> RaceStep:
-        most = -(-len(asked) // 2**num_waves) if self.is_halved else None
-        return next_step(values, asked, self.rule, weights=self.weights, most=most)
+    def _most(self, before: Sequence[Decision]) -> int | None:
+        """How many orderings a budget lets go on."""
+        return -(-self.shape[1] // 2 ** len(before)) if self.is_halved else None
+
+    def _step(self, values: NDArray[np.float64], asked: NDArray[np.int64], most: int | None = None) -> RaceStep:
+        return next_step(values, asked, self.rule, weights=self.weights, most=most, classes=self._classes)
 
     def _dev(self, wanted: Sequence[tuple[int, tuple[int, int]]], asked: NDArray[np.int64]) -> list[Ask]:
         """Orderings that are asked the same queries, together."""
@@ -236,8 +239,19 @@ class Racing:
 
     @property
     def _golds(self) -> NDArray[np.int64]:
+        return np.asarray(self.setting.examples["dev"].gold[self._rows])
+
+    @property
+    def _classes(self) -> NDArray[np.int64] | None:
+        """[N] the class of each dev query, in the order of the race; None where they do not take turns to the end."""
+        is_in_turn = self.setting.study.balance == "classes" and np.ptp(self.weights) == 0
+        return np.asarray(self.setting.examples["dev"].labels[self._rows]) if is_in_turn else None
+
+    @property
+    def _rows(self) -> NDArray[np.int64]:
+        """[N] rows of the dev split, in the order of the race."""
         dev = next(queries for queries in self.setting.design.queries if queries.split == "dev")
-        return np.asarray(self.setting.examples["dev"].gold[dev.rows][self.order])
+        return np.asarray(dev.rows[self.order])
 
 
 def basis_of(files: Mapping[int, Path]) -> str:

@@ -7,7 +7,8 @@ interrupted goes on as if it had not been. Two rules say when enough is known:
 *calibrated* goes by the posterior of the orderings' means over all N dev queries: an ordering's lead over the others is
 its true lead plus noise; how true leads are distributed is estimated from all orderings (empirical Bayes), what was
 asked of the finite split is known, and what was not adds noise. An ordering goes on where what it adds to the expected
-mean of the best is worth the asking, and as many go on as the promise takes. Its errors are those measured on whole
+mean of the best is worth the asking; as many go on as the promise takes, and a quarter in any case: the few answers of
+a first wave may show no noise where there is some. Its errors are those measured on whole
 searches (benchmarks/racing.py).
 
 *certified* bets against every statement "this ordering is more than the tolerance above the leader", as sampling
@@ -20,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +34,13 @@ from iclperm.stats.sensitivity import FloatArray
 
 IntArray = npt.NDArray[np.int64]
 RuleName = Literal["calibrated", "certified"]
-RULE_VERSION = 2
+RULE_VERSION = 3
 """Of the calibrated rule: whoever continues a race has to decide by the one that it began with."""
 _GRID, _SWEEPS, _POINTS, _PARTS = 64, 60, 256, 8
 _UNSEEN = 1.0  # answers that differ from what orderings and queries have by themselves, but were not yet seen to
-_LUCKY, _FAR = 1.0, 8.0
-_REMAIN, _UNTIL, _EVER = 0.25, 0.0, 1
+_LUCKY = 1.5  # how much steadier the better half looks than it is, over the root of the queries
+_FAR = 8.0  # standard errors, and tolerances, below the best: whoever is further is as far as that
+_STAY = 0.25  # of the orderings in a wave go on at least
 _PRICE = 6.0  # of asking everything, in tolerances
 _STOP, _SPEND = 0.7, 0.18  # of the error: with how much to stop, and of what is left of it what one wave may take
 
@@ -55,7 +57,7 @@ class RaceRule:
     name: RuleName = "calibrated"
     tolerance: float = 0.01
     error: float = 0.05
-    first: int = 28
+    first: int = 24
     growth: float = 2.0
 
     def __post_init__(self) -> None:
@@ -97,7 +99,7 @@ def next_step(
     weights: npt.ArrayLike | None = None,
     most: int | None = None,
     past: dict[int, FloatArray] | None = None,
-    classes=None,
+    classes: npt.ArrayLike | None = None,
 ) -> RaceStep:
     """What to ask next, or what is chosen, from the answers so far.
 
@@ -111,6 +113,8 @@ def next_step(
         most: at most so many orderings go on, the likeliest to be the best (a budget's halving); None for as many as
             the rule keeps.
         past: keeps what earlier waves of this very race lost, which is otherwise worked out anew in every step.
+        classes: [N] the class of each query, where classes take turns in the order of queries: every block then has
+            them as the whole has, so that what an ordering has for a class is no noise. None where they do not.
 
     Ties go to the lowest ordering. Raises `RequestError` on shapes that do not fit. Cost: O(waves·P·(N + grid)).
     """
@@ -124,13 +128,16 @@ def next_step(
         raise RequestError(f"weights must be {table.shape[1]} numbers above 0")
     if rule.name == "certified" and np.ptp(counts) > 0:
         raise RequestError("a certified race needs dev queries that count alike; use the rule 'calibrated'")
+    of_class = np.zeros(table.shape[1], np.int64) if classes is None else np.asarray(classes)
+    if of_class.shape != table.shape[1:]:
+        raise RequestError(f"classes must be {table.shape[1]}, one for each query")
     number = int(asked.max())
     if number == 0:
         return RaceStep(np.arange(len(table)), min(rule.first, table.shape[1]), -1, math.nan, len(table))
     filled = _filled(table, asked)
     if rule.name == "certified":
         return _certified(filled, asked, rule)
-    return _calibrated(filled, asked, counts, rule, most, {} if past is None else past, classes)
+    return _calibrated(filled, asked, _Queries(counts, of_class), rule, most, {} if past is None else past)
 
 
 def _filled(table: FloatArray, asked: IntArray) -> FloatArray:
@@ -146,6 +153,13 @@ def _filled(table: FloatArray, asked: IntArray) -> FloatArray:
 
 def _next_size(number: int, total: int, rule: RaceRule) -> int:
     return min(total, max(number + 1, math.ceil(number * rule.growth)))
+
+
+class _Queries(NamedTuple):
+    """How often each of N queries counts, and its class."""
+
+    counts: FloatArray
+    classes: npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -184,26 +198,25 @@ class _Posterior:
 def _calibrated(
     table: FloatArray,
     asked: IntArray,
-    counts: FloatArray,
+    queries: _Queries,
     rule: RaceRule,
     most: int | None,
     past: dict[int, FloatArray],
-    classes,
 ) -> RaceStep:
     number, total = int(asked.max()), table.shape[1]
-    lost = _lost_before(table, asked, counts, rule.tolerance, past, classes)
+    lost = _lost_before(table, asked, queries, rule.tolerance, past)
     alive = np.flatnonzero(asked == number)
     if number == total or len(alive) == 1:
-        means = table[alive, :number] @ counts[:number] / counts[:number].sum()
+        counts = queries.counts[:number]
+        means = table[alive, :number] @ counts / counts.sum()
         leader = int(alive[means.round(TIE_DECIMALS).argmax()])
         return RaceStep(np.empty(0, np.int64), 0, leader, _chance(lost), len(alive))
-    known = _posterior(table, asked, counts, rule.tolerance, classes)
+    known = _posterior(table, asked, queries, rule.tolerance)
     leader = int(known.ranked[0])
     failure = _chance(_added(lost, known.lost(1)))
     following = _next_size(number, total, rule)
     worth = _PRICE * rule.tolerance * math.sqrt((following - number) * (total - number)) / (total * len(table))
-    kept = max(_num_worth(known, worth), _num_promised(known, lost, rule.error))
-    kept = max(kept, math.ceil(len(alive) * _REMAIN)) if number < _UNTIL * total and kept > 1 - _EVER else kept
+    kept = max(_num_worth(known, worth), _num_promised(known, lost, rule.error), math.ceil(_STAY * len(alive)))
     kept = min(kept, len(alive) if most is None else max(most, 1))
     if kept == 1:
         return RaceStep(np.empty(0, np.int64), 0, leader, failure, len(alive) if most is None else 1)
@@ -239,13 +252,13 @@ def _num_promised(known: _Posterior, lost: FloatArray, error: float) -> int:
 
 
 def _lost_before(
-    table: FloatArray, asked: IntArray, counts: FloatArray, tolerance: float, past: dict[int, FloatArray], classes
+    table: FloatArray, asked: IntArray, queries: _Queries, tolerance: float, past: dict[int, FloatArray]
 ) -> FloatArray:
     """What the waves before lost by leaving orderings out (`_Posterior.lost`), each by what was known when it did."""
     lost: FloatArray = np.eye(1, _PARTS + 2)[0]
     for size in np.unique(asked)[:-1].tolist():
         if size not in past:
-            known = _posterior(table, np.minimum(asked, size), counts, tolerance, classes)
+            known = _posterior(table, np.minimum(asked, size), queries, tolerance)
             order = np.argsort(asked[known.ranked] <= size, kind="stable")  # whoever went on, whatever their rank
             known = _Posterior.of(known.ranked[order], known.width, known.below[order], tolerance)
             past[size] = known.lost(int((asked > size).sum()))
@@ -264,31 +277,37 @@ def _chance(lost: FloatArray) -> float:
     return float(np.clip(lost[-1], 0.0, 1.0))
 
 
-def _posterior(
-    table: FloatArray, asked: IntArray, counts: FloatArray, tolerance: float, classes: IntArray | None = None
-) -> _Posterior:
-    """TODO"""
+def _posterior(table: FloatArray, asked: IntArray, queries: _Queries, tolerance: float) -> _Posterior:
+    """What is known of the means over all queries of those still in the race, less what they have in common.
+
+    Each ordering's lead (`leads`) is its true lead plus noise. How true leads are distributed over the orderings is
+    estimated from all of them, those left out among them, on a grid (Kiefer & Wolfowitz 1956, by `_SWEEPS` steps of EM
+    from a uniform start, which keeps it smooth); it reaches no further down than those that can matter, or it would be
+    too coarse for these. What was asked is known; the queries that are left add noise of their own. Noise is that of
+    the better half, who compete; that these were lucky makes them look steadier than they are, by a share that falls
+    with the root of the queries.
+    """
+    counts = queries.counts
     number = int(asked.max())
     alive = np.flatnonzero(asked == number)
     different, place = np.unique(asked, return_inverse=True)
     sizes = np.array([_effective(counts[:size]) for size in different.tolist()])[place]
     lead = leads(table, asked, counts)
     ranked = alive[np.argsort(-lead[alive].round(TIE_DECIMALS), kind="stable")]
-    noise = _noise(table[ranked[: max(math.ceil(len(ranked) / 2), 2)], :number], None if classes is None else classes[:number])
-    noise *= 1 + _LUCKY / math.sqrt(number)
+    better = table[ranked[: max(math.ceil(len(ranked) / 2), 2)], :number]
+    noise = _noise(better, queries.classes[:number]) * (1 + _LUCKY / math.sqrt(number))
     floor = lead.max() - _FAR * (math.sqrt(noise / sizes.max()) + tolerance)
     grid = np.linspace(max(lead.min(), floor), lead.max(), _GRID)
     width = max(float(grid[1] - grid[0]), 1e-12)
-    gaps = (np.maximum(lead, grid[0])[:, None] - grid) ** 2
-    likely = np.exp(-gaps / (2 * noise / sizes[:, None] + width**2 / 6)) + 1e-300
+    gaps = np.maximum(lead, grid[0])[:, None] - grid
+    likely = np.exp(-(gaps**2) / (2 * noise / sizes[:, None] + width**2 / 6)) + 1e-300
     shares = np.full(_GRID, 1 / _GRID)
     for _ in range(_SWEEPS):
         shares = shares * ((1 / (likely @ shares)) @ likely) / len(likely)
     found = likely[ranked] * shares
-    found /= found.sum(axis=1, keepdims=True)
     spread = math.sqrt(noise / max(_effective(counts[number:]), 1.0) + width**2 / 12)
     reached = np.linspace(grid[0] - 4 * spread, grid[-1] + 4 * spread, _POINTS)
-    unseen = found @ special.ndtr((reached - grid[:, None]) / spread)
+    unseen = (found / found.sum(axis=1, keepdims=True)) @ special.ndtr((reached - grid[:, None]) / spread)
     share = float(counts[:number].sum() / counts.sum())
     behind = share * (lead[ranked[0]] - lead[ranked]) / (1 - share)
     points = np.arange(_POINTS) + (behind / (reached[1] - reached[0]))[:, None]
@@ -314,19 +333,16 @@ def _effective(counts: FloatArray) -> float:
     return float(counts.sum() ** 2 / (counts @ counts)) if len(counts) else 0.0
 
 
-def _noise(answers: FloatArray, classes: IntArray | None) -> float:
-    """Variance of a single answer [P, n] beyond what its ordering and its query have by themselves, and beyond what its
-    ordering has for the query's class, where every class has two queries or more."""
-    kinds, place = np.unique(np.zeros(answers.shape[1]) if classes is None else classes, return_inverse=True)
-    count = np.bincount(place)
-    if count.min() < 2:
-        place, count = np.zeros(answers.shape[1], np.int64), np.array([answers.shape[1]])
+def _noise(answers: FloatArray, classes: npt.NDArray[Any]) -> float:
+    """Variance of a single answer [P, n] beyond what its query has by itself and its ordering for the query's class
+    [n]; or for all queries, where a class has but one."""
+    _, place, sizes = np.unique(classes, return_inverse=True, return_counts=True)
+    if sizes.min() < 2:
+        place, sizes = np.zeros(len(place), np.int64), np.array([len(place)])
     rest = answers - answers.mean(axis=0)
-    squares = 0.0
-    for kind in range(len(count)):
-        those = rest[:, place == kind]
-        squares += float(((those - those.mean(axis=1, keepdims=True)) ** 2).sum())
-    return (squares + _UNSEEN) / ((len(answers) - 1) * (answers.shape[1] - len(count)) + _UNSEEN)
+    blocks = [rest[:, place == number] for number in range(len(sizes))]
+    squares = sum(float(((block - block.mean(axis=1, keepdims=True)) ** 2).sum()) for block in blocks)
+    return (squares + _UNSEEN) / ((len(answers) - 1) * (answers.shape[1] - len(sizes)) + _UNSEEN)
 
 
 def _certified(table: FloatArray, asked: IntArray, rule: RaceRule) -> RaceStep:
@@ -410,7 +426,7 @@ def replay(
     *,
     weights: npt.ArrayLike | None = None,
     halved: bool = False,
-    classes=None,
+    classes: npt.ArrayLike | None = None,
 ) -> Race:
     """Races on a whole table of answers [P, N], in its order of queries; args as `next_step`.
 
