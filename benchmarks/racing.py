@@ -11,12 +11,16 @@ race itself, which should be neither below *broken* nor far above; *tokens* thos
 everything, contexts asked anew in every wave. Bars: kept in 95 % of the races, at no more than the tokens named with
 each population; never above 1.05; less regret than uniform subsampling and than successive halving of as many tokens.
 
+With ``--json`` the figures of populations that are not run stay in the file, so that each can have as many searches as
+it has time for.
+
 The rule's constants were chosen on ``--seed 1``; figures that are told are of ``--seed 0``, whose orders of queries and
 whose hard populations are others. The stored populations are the same.
 """
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -191,7 +195,9 @@ def main() -> None:
         for line in ways(name, of, asked.searches, asked.certified, asked.seed):
             figures.append(line | {"bar": BARS.get(name)})
             print(line, flush=True)
-    publish("racing", figures, asked.json)
+    earlier = json.loads(asked.json.read_text())["figures"] if asked.json and asked.json.is_file() else []
+    again = {line["population"] for line in figures}
+    publish("racing", [*(line for line in earlier if line["population"] not in again), *figures], asked.json)
 
 
 if __name__ == "__main__":
