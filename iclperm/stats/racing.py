@@ -8,8 +8,8 @@ interrupted goes on as if it had not been. Two rules say when enough is known:
 its true lead plus noise; how true leads are distributed is estimated from all orderings (empirical Bayes), what was
 asked of the finite split is known, and what was not adds noise. An ordering goes on where what it adds to the expected
 mean of the best is worth the asking; as many go on as the promise takes, and a quarter in any case: the few answers of
-a first wave may show no noise where there is some. Its errors are those measured on whole
-searches (benchmarks/racing.py).
+a first wave may show no noise where there is some. Its errors are those measured on whole searches
+(benchmarks/racing.py).
 
 *certified* bets against every statement "this ordering is more than the tolerance above the leader", as sampling
 without replacement from the finite split lets it (Waudby-Smith & Ramdas 2024, section 5): a capital that reaches
@@ -114,7 +114,8 @@ def next_step(
             the rule keeps.
         past: keeps what earlier waves of this very race lost, which is otherwise worked out anew in every step.
         classes: [N] the class of each query, where classes take turns in the order of queries: every block then has
-            them as the whole has, so that what an ordering has for a class is no noise. None where they do not.
+            them as the whole has, but for one query, so that what an ordering has for a class is no noise. None where
+            they do not.
 
     Ties go to the lowest ordering. Raises `RequestError` on shapes that do not fit. Cost: O(waves·P·(N + grid)).
     """
