@@ -343,7 +343,7 @@ def _noise(answers: FloatArray, classes: npt.NDArray[Any]) -> float:
     rest = answers - answers.mean(axis=0)
     blocks = [rest[:, place == number] for number in range(len(sizes))]
     squares = sum(float(((block - block.mean(axis=1, keepdims=True)) ** 2).sum()) for block in blocks)
-    return (squares + _UNSEEN) / ((len(answers) - 1) * (answers.shape[1] - len(sizes)) + _UNSEEN)
+    return float((squares + _UNSEEN) / ((len(answers) - 1) * (answers.shape[1] - len(sizes)) + _UNSEEN))
 
 
 def _certified(table: FloatArray, asked: IntArray, rule: RaceRule) -> RaceStep:
