@@ -24,7 +24,7 @@ from zoo import ZOO
 
 import iclperm
 from iclperm.cli import main as cli
-from iclperm.engine import Engine, decodecases, engine, kernelcases, kernelcheck, selfcheck
+from iclperm.engine import Engine, decodecases, engine, headcases, kernelcases, kernelcheck, selfcheck
 from iclperm.engine.kernels import launching, rowwise, triton_attention, triton_decode, triton_head, triton_rowwise
 from iclperm.engine.model import TreeModel
 from iclperm.errors import IclpermError, KernelError, ModelError
@@ -58,7 +58,7 @@ class Launches:
         monkeypatch.setattr(rowwise, "runs_triton", lambda x: True)
         # The interpreter is slow, and what is compiled depends on no length.
         monkeypatch.setattr(kernelcases, "_LONGEST", {"cpu": 40})
-        monkeypatch.setattr(kernelcases, "_HEAD_ROWS", 8)
+        monkeypatch.setattr(headcases, "_HEAD_ROWS", 8)
         monkeypatch.setattr(kernelcases, "_MANY_ROWS", (20, 10))
         monkeypatch.setattr(kernelcases, "_MOST_ROWS", 1)
         monkeypatch.setattr(decodecases, "_LONGEST", {"cpu": 100})

@@ -16,7 +16,8 @@ import pytest
 import torch
 import triton_interpreter
 from devices import DEVICE
-from kernel_mutants import MUTANTS, OPTIONS, PLAIN, SHAPES, SHIPPED, WIDTHS, everywhere, in_turn
+from kernel_mutants import MUTANTS, OPTIONS, PLAIN, SHAPES, SHIPPED, everywhere, in_turn
+from rowwise_mutants import WIDTHS
 from triton.runtime.errors import OutOfResources
 from zoo import ZOO
 

@@ -7,26 +7,15 @@ kernel has as many rows to do at once as in a study's packs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.attention import prepare
-from iclperm.engine.kernels.head import (
-    LikeliestIds,
-    Reading,
-    choose_hidden,
-    choose_logits,
-    read_hidden,
-    read_logits,
-)
 from iclperm.engine.kernels.rowwise import RmsNorm
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.model import TreeModel
@@ -37,7 +26,6 @@ from iclperm.reference.attention import tree_attention
 
 Span = tuple[int, int, int]
 Visit = tuple[int, int, list[Span]]
-Int32s = npt.NDArray[np.int32]
 
 _PATHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 193, 256)
 _LONG = (1023, 1025, 4095, 4096)
@@ -51,14 +39,8 @@ _PADDING, _ROW_MULTIPLE = 5, 16
 """Rows that no visit owns, at least; what the number of rows is a multiple of, as in every pack."""
 _NUMBERS = 4096  # of a row-wise case at least: narrow rows share a program
 _FEW_ROWS = 5
-_HEAD_ROWS = 131  # more than a block of them
-_ID_STEP = 32  # an id of every tile of the vocabulary is asked for
-_SPREAD = 25.0  # of logits
-_CHUNK_NUMBERS = 8 << 20  # of the vocabulary's weights that are float64 at once
-_MOST_LOGITS = 4096  # and the rest of the last chunk: what a row of logits has on a CPU, where it is read in chunks
 _MOST_ROWS = 32768
 """Of a case and its copies, however large packs are: those of a GPU."""
-_LOGIT_ROWS_BYTES = 64 << 20  # read at once on a CPU, at most
 
 
 def attention_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
@@ -202,7 +184,12 @@ class AttentionCase:
 
 def _copies(num_rows: int, wanted: int) -> int:
     """How many times so many rows come, for them to be at most as many as wanted; once if they are more."""
-    return max(1, min(wanted, _MOST_ROWS) // num_rows)
+    return max(1, most_rows(wanted) // num_rows)
+
+
+def most_rows(wanted: int) -> int:
+    """As many as wanted, or as a case may have."""
+    return min(wanted, _MOST_ROWS)
 
 
 def _error_of_copies(ours: torch.Tensor, theirs: list[torch.Tensor]) -> float:
@@ -366,154 +353,6 @@ def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: b
     x, factor = (x, factor) if is_packed else (x.contiguous(), factor.contiguous())
     smallest = torch.finfo(x.dtype).smallest_normal  # below it there are fewer bits
     return error_of_equals(gated(x, factor), activation(wide) * factors, (wide * factors).abs() + smallest)
-
-
-def head_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
-    """Log-probabilities and likeliest ids off the model's own head, or on a CPU off logits in chunks as it has them."""
-    facts = model.facts
-    if model.fuses_head:
-        head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        rows = max(_HEAD_ROWS, min(pack_tokens, _MOST_ROWS))
-        yield from fused_head_errors(head, model.logit_scale, facts.logit_softcap, rows)
-    elif model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16):
-        draw = Drawing(model.dtype, model.device, pack_tokens)
-        yield logits_error(min(facts.vocab_size, _MOST_LOGITS + facts.vocab_size % 2048), facts.logit_softcap, draw)
-
-
-def fused_head_errors(head: nn.Linear, scale: float, softcap: float, num_rows: int) -> Iterator[float]:
-    """One row, and rows of more than one block: some likely to have their maximum at either end of the vocabulary, one
-    with equal logits, four that are not finite, of which two are so for a single id."""
-    kinds = _hidden_rows(head.weight.detach(), scale)
-    logits = _Logits.of(*_exact_logits(kinds, head, scale, softcap))
-    generator = np.random.default_rng(0)
-    each, one = np.arange(len(kinds)), np.array([3])
-    for which in (one, np.append(each, generator.integers(0, len(kinds), num_rows))):
-        hidden = kinds[torch.from_numpy(which).to(kinds.device)]
-        yield logits.reading_error(which, partial(read_hidden, hidden, head, scale, softcap))
-    yield logits.choice_error(each, choose_hidden(kinds, head, scale, softcap))
-
-
-def logits_error(num_ids: int, softcap: float, draw: Drawing) -> float:
-    """Of rows of logits as they are: equal, spread, and not finite."""
-    kinds = _SPREAD / 4 * draw(6, num_ids)
-    kinds[0] = 0.0
-    kinds[1, -1], kinds[2, 0] = _SPREAD, _SPREAD
-    kinds[4, num_ids // 2], kinds[5, -1] = torch.nan, torch.inf
-    wide = kinds.double()
-    logits = _Logits.of(wide, softcap * torch.tanh(wide / softcap) if softcap else wide)
-    given = draw.copied(kinds, most_bytes=_LOGIT_ROWS_BYTES)
-    which = np.arange(given.shape[0]) % 6
-    return max(
-        logits.reading_error(which, partial(read_logits, given, softcap)),
-        logits.choice_error(which, choose_logits(given, softcap)),
-    )
-
-
-def _hidden_rows(weight: torch.Tensor, scale: float) -> torch.Tensor:
-    """Rows [11, H]: zero, four towards ids at the ends of the vocabulary and of its last tile, two drawn, four that are
-    not finite: by one number in the row itself; by the logit of the first or last id, no maximum, where the dtype can
-    hold such a row."""
-    num_ids, width = weight.shape
-    ids = torch.tensor([0, num_ids - 1, num_ids // 2, max(0, num_ids - 70)], device=weight.device)
-    towards = weight[ids].float()
-    squares = towards.square().sum(dim=1, keepdim=True).clamp(min=1e-6)
-    drawn = torch.randn(4, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu").to(weight.device)
-    rows = torch.cat([torch.zeros_like(drawn[:1]), towards / squares, drawn / (4 * squares.mean().sqrt())])
-    rows = torch.cat([_SPREAD * rows, 2e38 * (-2 * towards[:2] / squares[:2])]) / abs(scale)
-    most = torch.finfo(weight.dtype).max
-    rows = rows.clamp(-most, most).to(weight.dtype)
-    rows[7, -1], rows[8, width // 2] = torch.nan, torch.inf
-    return rows
-
-
-def _exact_logits(
-    hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `exact.head_logits`, some ids at a time."""
-    weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
-    step = max(1, _CHUNK_NUMBERS // weight.shape[1])
-    parts = [
-        exact.head_logits(
-            hidden, weight[begin : begin + step], None if bias is None else bias[begin : begin + step],
-            scale=scale, softcap=softcap,
-        )
-        for begin in range(0, weight.shape[0], step)
-    ]  # fmt: skip
-    logits, capped = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
-    return logits, capped
-
-
-@dataclass(frozen=True)
-class _Logits:
-    """What rows of logits [R, V] say: log-probabilities in nats; by row whether all are finite in float32, the first of
-    the likeliest ids, how far the next one is behind it, and the largest logit (at least 1)."""
-
-    nats: torch.Tensor
-    is_finite: npt.NDArray[np.bool_]
-    first: IntArray
-    margin: npt.NDArray[np.float64]
-    scale: npt.NDArray[np.float64]
-
-    @classmethod
-    def of(cls, logits: torch.Tensor, capped: torch.Tensor) -> _Logits:
-        """Of float64 logits before and after the soft-cap; the first row is of equal ones but for a bias."""
-        best = capped.topk(2, dim=1).values
-        return cls(
-            capped - capped.logsumexp(dim=1, keepdim=True),
-            (logits.abs() <= torch.finfo(torch.float32).max).all(dim=1).cpu().numpy(),
-            capped.argmax(dim=1).cpu().numpy(),
-            (best[:, 0] - best[:, 1]).cpu().numpy(),
-            capped.abs().amax(dim=1).clamp(min=1.0).cpu().numpy(),
-        )
-
-    def reading_error(self, which: IntArray, read: Callable[[Int32s, Int32s], Reading]) -> float:
-        """How far what is read of rows ``which`` is off, in nats as a share of the row's largest logit."""
-        # One row is asked for an id of every tile, and every row for ids at both ends, in no order, some of them twice.
-        num_ids = self.nats.shape[1]
-        everywhere = np.arange(num_ids - 1, -1, -_ID_STEP)
-        ends = np.array([0, num_ids - 1, num_ids // 3, max(0, num_ids - 70), 0])
-        asked = which.size - 1 - int(self.is_finite[which][::-1].argmax())
-        rows = np.concatenate([np.full(everywhere.size, asked), np.repeat(np.arange(which.size), ends.size)])
-        ids = np.concatenate([everywhere, np.tile(ends, which.size)])
-        reading = read(rows.astype(np.int32), ids.astype(np.int32))
-        rows = which[rows]
-        return self._error(
-            rows, ids, reading.logprob, reading.is_finite,
-            np.where(reading.is_greedy, ids, np.where(self.first[rows] == ids, -1, self.first[rows])),
-        )  # fmt: skip
-
-    def choice_error(self, which: IntArray, choice: LikeliestIds) -> float:
-        """As ``reading_error``, of the likeliest ids of rows ``which``."""
-        return self._error(which, choice.token, choice.logprob, choice.is_finite, choice.token)
-
-    def _error(
-        self,
-        rows: IntArray,
-        ids: npt.NDArray[Any],
-        logprob: npt.NDArray[np.float32],
-        is_finite: npt.NDArray[np.bool_],
-        likeliest: npt.NDArray[Any],
-    ) -> float:
-        """Of ids with what is said of them and of the rows' likeliest ids, -1 for another than the first.
-
-        Infinite where a row is wrongly finite, or where of equal logits not the first was taken.
-        """
-        are_equal = self.is_finite[rows] & (self.margin[rows] == 0)
-        if not np.array_equal(is_finite, self.is_finite[rows]) or (likeliest != self.first[rows])[are_equal].any():
-            return float("inf")
-        rows, ids, logprob, likeliest = rows[is_finite], ids[is_finite], logprob[is_finite], likeliest[is_finite]
-        if (ids < 0).any() or (ids >= self.nats.shape[1]).any():
-            return float("inf")
-        nats, best = self._nats(rows, ids), self._nats(rows, self.first[rows])
-        behind = np.where(likeliest < 0, self.margin[rows], best - self._nats(rows, np.maximum(likeliest, 0)))
-        errors = np.maximum(np.abs(logprob - nats), behind) / self.scale[rows]
-        return float(np.nan_to_num(errors, nan=np.inf).max(initial=0.0))
-
-    def _nats(self, rows: IntArray, ids: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        of: npt.NDArray[np.float64] = (
-            self.nats[torch.from_numpy(rows), torch.from_numpy(ids.astype(np.int64))].cpu().numpy()
-        )
-        return of
 
 
 class Drawing:

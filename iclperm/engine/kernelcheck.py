@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from iclperm.engine.decodecases import decode_errors
-from iclperm.engine.kernelcases import attention_errors, gate_errors, head_errors, norm_errors, rotation_errors
+from iclperm.engine.headcases import head_errors
+from iclperm.engine.kernelcases import attention_errors, gate_errors, norm_errors, rotation_errors
 from iclperm.engine.kernels.launching import (
     DECODE_ATTENTION,
     GATE,
