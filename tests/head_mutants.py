@@ -45,7 +45,7 @@ def head_error(
         for name in ("read_rows", "choose_rows"):
             patch.setattr(triton_head, name, counted(name))
         patch.setattr(torch, "empty", poisoned_empty)
-        rows = 1 + triton_head._LAUNCHES[dtype].rows - 8  # with those of each kind, a little more than a block
+        rows = triton_head._LAUNCHES[dtype].rows - 24  # with those of each kind, a little more than a block
         error = max(headcases.fused_head_errors(head, 0.5, softcap, rows))
     assert set(ran) == {"read_rows", "choose_rows"}
     return error
@@ -67,6 +67,13 @@ def head_sites(
 
 MANY = triton_head.LEAST_SPLITS
 _TIES = "tl.min(tl.where(logits == top[:, None], ids[None, :], NUM_IDS), axis=1)"
+_TOP = "top = tl.max(logits, axis=1)"
+_HIGHER, _HIGHER_AND = "is_higher = top > maximum", "is_higher = (top > maximum) & "
+    "top = tl.max(logits, axis=1)",
+    "is_higher = top > maximum",
+    "is_higher = (top > maximum) & ",
+)
+_AMONG = 'tl.where(({})[None, :], logits, float("-inf")),'
 _COLUMN = "column = tl.load(entry_ids + entry) - begin"
 HEAD: list[tuple[str, str, str, list[Site]]] = [
     ("the first tile of a split is left out", "range(split * TILES_A_SPLIT,", "range(split * TILES_A_SPLIT + 1,",
@@ -105,6 +112,14 @@ HEAD: list[tuple[str, str, str, list[Site]]] = [
     ("ties within a tile go to the last", _TIES,
      _TIES.replace("tl.min", "tl.max").replace("NUM_IDS", "-1"), head_sites()),
     ("ties of tiles go to the last", "is_higher = top > maximum", "is_higher = top >= maximum", head_sites()),
+    ("no likeliest id is in the first tile", _HIGHER, _HIGHER_AND + "(tile > 0)", head_sites()),
+    ("no likeliest id is in a tile amid", _HIGHER, _HIGHER_AND + "(tile != 2)", head_sites()),
+    ("no likeliest id is in the last tile", _HIGHER, _HIGHER_AND + "(tile < NUM_TILES - 1)", head_sites()),
+    ("no likeliest id is a tile's first", _TOP, _TOP.replace("logits,", _AMONG.format("columns > 0")), head_sites()),
+    ("no likeliest id is a tile's last", _TOP, _TOP.replace("logits,", _AMONG.format("columns < IDS - 1")),
+     head_sites()),
+    ("a scale of two thousandths more", "logits *= scale", "logits *= scale * 1.002", head_sites()),
+    ("no maximum is taken off", "raised = tl.where(is_higher, top, maximum)", "raised = 0.0 * top", head_sites()),
     ("the last tile's best id", "first_id = tl.where(is_higher, met, first_id)", "first_id = met", head_sites()),
     ("a maximum that falls", "raised = tl.where(is_higher, top, maximum)", "raised = top", head_sites()),
     ("sums are not rescaled", "total = total * tl.exp(maximum - raised)", "total = total", head_sites()),

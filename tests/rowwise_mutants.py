@@ -53,7 +53,7 @@ HALVES = (8, 20, 64, 96, 128)
 def norm_sites(dtypes: tuple[torch.dtype, ...] = DTYPES, *, of_sum: bool, is_wide: bool) -> list[Site]:
     def error(width: int, dtype: torch.dtype) -> float:
         draw = _drawing(dtype)
-        norm = RmsNorm(draw(width), 1e-2, 1.0)
+        norm = RmsNorm(draw(width), 1e-6, 1.0)
         if of_sum:
             return kernelcases.norm_of_sum_error(norm, draw)
         return kernelcases.norm_error(norm, 3 if width < 256 else 1, draw)
@@ -117,6 +117,28 @@ NORM: list[tuple[str, str, str, list[Site]]] = [
     (
         "a wide norm has no epsilon", _IN_WIDE + "tl.math.sqrt_rn(mean + eps)",
         _IN_WIDE + "tl.math.sqrt_rn(mean)", norm_sites(of_sum=False, is_wide=True),
+    ),
+    (
+        "a narrow norm has ten times its epsilon", _IN_NARROW + "tl.math.sqrt_rn(mean + eps)",
+        _IN_NARROW + "tl.math.sqrt_rn(mean + 10 * eps)", norm_sites(of_sum=False, is_wide=False),
+    ),
+    (
+        "a wide norm has ten times its epsilon", _IN_WIDE + "tl.math.sqrt_rn(mean + eps)",
+        _IN_WIDE + "tl.math.sqrt_rn(mean + 10 * eps)", norm_sites(of_sum=False, is_wide=True),
+    ),
+    (
+        "epsilon is added to the root", _IN_NARROW + "tl.math.sqrt_rn(mean + eps)",
+        _IN_NARROW + "(tl.math.sqrt_rn(mean) + eps)", norm_sites(of_sum=True, is_wide=False),
+    ),
+    (
+        "squares as float16 has them", "tl.sum(z * z, axis=1)",
+        "tl.sum((z * z).to(out.dtype.element_ty).to(tl.float32), axis=1)",
+        norm_sites((torch.float16,), of_sum=False, is_wide=False),
+    ),
+    (
+        "every seventh weight is one percent more", "return z * scale[:, None] * factor[None, :]",
+        "return z * scale[:, None] * (factor * tl.where(columns % 7 == 3, 1.01, 1.0))[None, :]",
+        norm_sites(of_sum=False, is_wide=False),
     ),
     (
         "the weight's offset is lost", "factor = offset + tl.load", "factor = tl.load",
@@ -196,6 +218,11 @@ ROTATE = [
     ("one half's cosines for both", "cosines + cosine_places + HALF", "cosines + cosine_places"),
     ("one half's sines for both", "sines + sine_places + HALF", "sines + sine_places"),
     ("turned the other way", "low * low_cosines - high * low_sines", "low * low_cosines + high * low_sines"),
+    ("one percent more of a sine", "low_cosines - high * low_sines", "low_cosines - 1.01 * high * low_sines"),
+    (
+        "half of a program's rows stay", "is_inside = (rows < num_rows)[:, None] & (columns",
+        "is_inside = (rows < num_rows)[:, None] & (tl.arange(0, ROWS) < ROWS // 2)[:, None] & (columns",
+    ),
     ("the high half is not turned", "high * high_cosines + low * high_sines", "high * high_cosines"),
 ]  # fmt: skip
 GATE: list[tuple[str, str, str, list[Site]]] = [
@@ -213,6 +240,17 @@ GATE: list[tuple[str, str, str, list[Site]]] = [
     ("no factor", "value *= tl.load(factor", "value += 0.0 * tl.load(factor", gate_sites()),
     ("silu of one", "return x * _sigmoid(x)", "return _sigmoid(x)", gate_sites()),
     ("below zero as above", "tl.where(x < 0, t, 1.0)", "1.0", gate_sites()),
+    (
+        "an exponential that grows",
+        "t = tl.exp(-tl.abs(x))\n    return tl.math.div_rn(tl.where(x < 0, t, 1.0), 1.0 + t)",
+        "t = tl.exp(x)\n    return tl.math.div_rn(t, 1.0 + t)",
+        [site for activation in (nn.SiLU(), GELUTanh()) for site in gate_sites(activation)],
+    ),
+    (
+        "a tangent's exponential that grows", "return x * _sigmoid(1.5957691216057308 * (x + 0.044715 * (x * x * x)))",
+        "u = tl.exp(1.5957691216057308 * (x + 0.044715 * (x * x * x)))\n        return x * tl.math.div_rn(u, u + 1.0)",
+        gate_sites(GELUTanh()),
+    ),
     ("a gelu without its cube", "(x + 0.044715 * (x * x * x))", "x", gate_sites(GELUTanh())),
     ("a gelu of another width", "x * 0.7071067811865476", "x * 0.70", gate_sites(nn.GELU())),
 ]  # fmt: skip

@@ -29,9 +29,12 @@ Int32s = npt.NDArray[np.int32]
 
 _HEAD_ROWS = 131  # more than a block of them
 _ID_STEP = 32  # an id of every tile of the vocabulary is asked for
-_SPREAD = 25.0  # of logits
+_SPREAD, _AT_LARGE = 25.0, 40.0  # of logits; of some so many times as large, where any soft-cap is flat
+_LEAST_TILE, _MOST_TILES = 64, 16
+"""Ids of the smallest tile that is shipped; of how many of these each end is the likeliest id of a row."""
 _CHUNK_NUMBERS = 8 << 20  # of the vocabulary's weights that are float64 at once
-_MOST_LOGITS = 4096  # and the rest of the last chunk: what a row of logits has on a CPU, where it is read in chunks
+_CHUNK, _MOST_LOGITS = 2048, 4096
+"""Logits that a CPU reads at once; what a row has there at most, and the rest of the last chunk."""
 _LOGIT_ROWS_BYTES = 64 << 20  # read at once on a CPU, at most
 
 
@@ -44,16 +47,17 @@ def head_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
         yield from fused_head_errors(head, model.logit_scale, facts.logit_softcap, rows)
     elif model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16):
         draw = Drawing(model.dtype, model.device, pack_tokens)
-        yield logits_error(min(facts.vocab_size, _MOST_LOGITS + facts.vocab_size % 2048), facts.logit_softcap, draw)
+        yield logits_error(min(facts.vocab_size, _MOST_LOGITS + facts.vocab_size % _CHUNK), facts.logit_softcap, draw)
 
 
 def fused_head_errors(head: nn.Linear, scale: float, softcap: float, num_rows: int) -> Iterator[float]:
-    """One row, and rows of more than one block: some likely to have their maximum at either end of the vocabulary, one
-    with equal logits, four that are not finite, of which two are so for a single id."""
+    """One row, and rows of more than one block: some likely to have their maximum at either end of a tile, of the
+    vocabulary's first and last among them, one with equal logits, four that are not finite, of which two are so for a
+    single id."""
     kinds = _hidden_rows(head.weight.detach(), scale)
     logits = _Logits.of(*_exact_logits(kinds, head, scale, softcap))
     generator = np.random.default_rng(0)
-    each, one = np.arange(len(kinds)), np.array([3])
+    each, one = np.arange(len(kinds)), np.array([5])
     for which in (one, np.append(each, generator.integers(0, len(kinds), num_rows))):
         hidden = kinds[torch.from_numpy(which).to(kinds.device)]
         yield logits.reading_error(which, partial(read_hidden, hidden, head, scale, softcap))
@@ -61,15 +65,17 @@ def fused_head_errors(head: nn.Linear, scale: float, softcap: float, num_rows: i
 
 
 def logits_error(num_ids: int, softcap: float, draw: Drawing) -> float:
-    """Of rows of logits as they are: equal, spread, and not finite."""
-    kinds = _SPREAD / 4 * draw(6, num_ids)
+    """Of rows of logits as they are: equal, not finite, at large, and with their maximum at either end of a chunk."""
+    ends = np.unique([0, *(end - one for end in range(_CHUNK, num_ids, _CHUNK) for one in (0, 1)), num_ids - 1])
+    kinds = _SPREAD / 4 * draw(4 + ends.size, num_ids)
     kinds[0] = 0.0
-    kinds[1, -1], kinds[2, 0] = _SPREAD, _SPREAD
-    kinds[4, num_ids // 2], kinds[5, -1] = torch.nan, torch.inf
+    kinds[1, num_ids // 2], kinds[2, -1] = torch.nan, torch.inf
+    kinds[3] *= _AT_LARGE
+    kinds[np.arange(4, len(kinds)), ends] = 2 * _SPREAD
     wide = kinds.double()
     logits = _Logits.of(wide, softcap * torch.tanh(wide / softcap) if softcap else wide)
     given = draw.copied(kinds, most_bytes=_LOGIT_ROWS_BYTES)
-    which = np.arange(given.shape[0]) % 6
+    which = np.arange(given.shape[0]) % len(kinds)
     return max(
         logits.reading_error(which, partial(read_logits, given, softcap)),
         logits.choice_error(which, choose_logits(given, softcap)),
@@ -77,20 +83,28 @@ def logits_error(num_ids: int, softcap: float, draw: Drawing) -> float:
 
 
 def _hidden_rows(weight: torch.Tensor, scale: float) -> torch.Tensor:
-    """Rows [11, H]: zero, four towards ids at the ends of the vocabulary and of its last tile, two drawn, four that are
-    not finite: by one number in the row itself; by the logit of the first or last id, no maximum, where the dtype can
-    hold such a row."""
+    """Rows [M, H]: zero, two drawn, some towards ids at the ends of the vocabulary and of tiles, one of them at large,
+    four that are not finite: by one number in the row itself; by the logit of the first or last id, no maximum, where
+    the dtype can hold such a row."""
     num_ids, width = weight.shape
-    ids = torch.tensor([0, num_ids - 1, num_ids // 2, max(0, num_ids - 70)], device=weight.device)
-    towards = weight[ids].float()
+    towards = weight[torch.from_numpy(_ids_at_tiles(num_ids)).to(weight.device)].float()
     squares = towards.square().sum(dim=1, keepdim=True).clamp(min=1e-6)
+    ends = towards[[0, -1]], squares[[0, -1]]
     drawn = torch.randn(4, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu").to(weight.device)
-    rows = torch.cat([torch.zeros_like(drawn[:1]), towards / squares, drawn / (4 * squares.mean().sqrt())])
-    rows = torch.cat([_SPREAD * rows, 2e38 * (-2 * towards[:2] / squares[:2])]) / abs(scale)
+    drawn /= 4 * squares.mean().sqrt()
+    rows = torch.cat([torch.zeros_like(drawn[:1]), drawn, towards / squares, _AT_LARGE * ends[0][:1] / ends[1][:1]])
+    rows = torch.cat([_SPREAD * rows, 2e38 * (-2 * ends[0] / ends[1])]) / abs(scale)
     most = torch.finfo(weight.dtype).max
     rows = rows.clamp(-most, most).to(weight.dtype)
-    rows[7, -1], rows[8, width // 2] = torch.nan, torch.inf
+    rows[3, -1], rows[4, width // 2] = torch.nan, torch.inf
     return rows
+
+
+def _ids_at_tiles(num_ids: int) -> IntArray:
+    """The first and the last id of tiles from one end of a vocabulary to the other, in order: of all, or of some."""
+    first = np.arange(0, num_ids, _LEAST_TILE)
+    some = first[np.linspace(0, first.size - 1, min(first.size, _MOST_TILES)).astype(np.int64)]
+    return np.unique([*some, *np.minimum(some + _LEAST_TILE - 1, num_ids - 1), num_ids // 2])
 
 
 def _exact_logits(
@@ -112,11 +126,13 @@ def _exact_logits(
 
 @dataclass(frozen=True)
 class _Logits:
-    """What rows of logits [R, V] say: log-probabilities in nats; by row whether all are finite in float32, the first of
-    the likeliest ids, how far the next one is behind it, and the largest logit (at least 1)."""
+    """What rows of logits [R, V] say: log-probabilities in nats; by row whether all are finite in float32 and the
+    largest two equal before the soft-cap, the first of the likeliest ids, how far the next one is behind it, and the
+    largest logit (at least 1)."""
 
     nats: torch.Tensor
     is_finite: npt.NDArray[np.bool_]
+    is_tied: npt.NDArray[np.bool_]
     first: IntArray
     margin: npt.NDArray[np.float64]
     scale: npt.NDArray[np.float64]
@@ -124,10 +140,11 @@ class _Logits:
     @classmethod
     def of(cls, logits: torch.Tensor, capped: torch.Tensor) -> _Logits:
         """Of float64 logits before and after the soft-cap; the first row is of equal ones but for a bias."""
-        best = capped.topk(2, dim=1).values
+        best, uncapped = (each.topk(2, dim=1).values for each in (capped, logits))
         return cls(
             capped - capped.logsumexp(dim=1, keepdim=True),
             (logits.abs() <= torch.finfo(torch.float32).max).all(dim=1).cpu().numpy(),
+            (uncapped[:, 0] == uncapped[:, 1]).cpu().numpy(),
             capped.argmax(dim=1).cpu().numpy(),
             (best[:, 0] - best[:, 1]).cpu().numpy(),
             capped.abs().amax(dim=1).clamp(min=1.0).cpu().numpy(),
@@ -165,7 +182,7 @@ class _Logits:
 
         Infinite where a row is wrongly finite, or where of equal logits not the first was taken.
         """
-        are_equal = self.is_finite[rows] & (self.margin[rows] == 0)
+        are_equal = self.is_finite[rows] & self.is_tied[rows]
         if not np.array_equal(is_finite, self.is_finite[rows]) or (likeliest != self.first[rows])[are_equal].any():
             return float("inf")
         rows, ids, logprob, likeliest = rows[is_finite], ids[is_finite], logprob[is_finite], likeliest[is_finite]

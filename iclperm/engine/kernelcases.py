@@ -38,7 +38,10 @@ _DENSE_ROWS = 256
 _PADDING, _ROW_MULTIPLE = 5, 16
 """Rows that no visit owns, at least; what the number of rows is a multiple of, as in every pack."""
 _NUMBERS = 4096  # of a row-wise case at least: narrow rows share a program
-_FEW_ROWS = 5
+_FEW_ROWS, _NORM_ROWS = 5, 7
+_LARGE = 1000.0  # float16 can hold ten times as much, not the square
+_GATES = (0.0, 30.0, -30.0, 100.0, -100.0, 1e4, -1e4, 1e30, -1e30)
+"""Some of a case, or what is left of them in a dtype: those whose exponentials float32 cannot hold."""
 _MOST_ROWS = 32768
 """Of a case and its copies, however large packs are: those of a GPU."""
 
@@ -275,9 +278,10 @@ def norm_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
 
 
 def norm_error(norm: RmsNorm, num_heads: int, draw: Drawing) -> float:
-    """Rows of more than one block, one of them not finite; of several heads in place, as the layers take them."""
+    """Rows of more than one block, one of them not finite and `_extreme` ones; of several heads in place, as the layers
+    take them."""
     width = norm.weight.numel()
-    given = draw(_NUMBERS // width + _FEW_ROWS, num_heads, width)
+    given = _extreme(draw(_NUMBERS // width + _NORM_ROWS, num_heads, width), norm.eps)
     given[1, 0, 0] = torch.nan
     x = draw.copied(given)
     out = norm.in_place(x) if num_heads > 1 else norm(x.view(-1, width)).view(x.shape)
@@ -287,17 +291,29 @@ def norm_error(norm: RmsNorm, num_heads: int, draw: Drawing) -> float:
 def norm_of_sum_error(norm: RmsNorm, draw: Drawing) -> float:
     """The norm and the sum that it leaves, which is rounded first."""
     width = norm.weight.numel()
-    x, total = draw(_NUMBERS // width + _FEW_ROWS, width), draw(_NUMBERS // width + _FEW_ROWS, width)
+    x, total = (_extreme(draw(_NUMBERS // width + _NORM_ROWS, width), norm.eps / 2) for _ in range(2))
     expected = x.double() + total.double()
     sums = draw.copied(total)
     out = norm.of_sum(draw.copied(x), sums)
     return max(error_of_equals(sums, expected, expected.abs()), _norm_error(norm, out, sums[: x.shape[0]]))
 
 
+def _extreme(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows [M, ..., H], the first ones changed: zero; as they were; of mean squares about a norm's epsilon, where that
+    matters, and far below it; large; of one large number, as residual streams have them."""
+    x[0] = 0.0
+    x[2] *= eps**0.5
+    x[3] *= eps**0.5 / 16
+    x[4] *= _LARGE
+    x[5, ..., -1] = -_LARGE
+    return x
+
+
 def _norm_error(norm: RmsNorm, out: torch.Tensor, x: torch.Tensor) -> float:
     expected = exact.rms_norm(x, norm.weight, eps=norm.eps, offset=norm.offset)
     plain = exact.rms_norm(x, torch.ones_like(norm.weight), eps=norm.eps)
-    return error_of_equals(out, expected, plain.abs() * (abs(norm.offset) + norm.weight.double().abs()))
+    bound = plain.abs() * (abs(norm.offset) + norm.weight.double().abs())
+    return error_of_equals(out, expected, bound + torch.finfo(x.dtype).smallest_normal)
 
 
 def rotation_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
@@ -314,10 +330,14 @@ def rotation_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
 
 
 def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing) -> float:
-    """Rows of more than one block, one of them not finite; columns from ``turned`` on stay as they were."""
+    """Rows of more than one block, one of them not finite, one zero, one large, one that is not turned at all; columns
+    from ``turned`` on stay as they were."""
     x = draw(_NUMBERS // head_size + _FEW_ROWS, num_heads, head_size)
     x[1, 0, 0] = torch.nan
+    x[0] *= _LARGE
+    x[3] = 0.0
     cosines, sines = (draw(x.shape[0], turned) for _ in range(2))
+    cosines[2], sines[2] = 1.0, 0.0
     if x.device.type == "cpu":  # as the layers hand them over
         cosines, sines = cosines.float(), sines.float()
     expected = exact.rotate(x, cosines, sines)
@@ -342,12 +362,15 @@ def gate_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
 
 
 def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: bool) -> float:
-    """Some rows, one number of them not finite."""
+    """Some rows, one number of them not finite, others as large as a dtype holds."""
     gated = rowwise.gate(activation)
     assert gated is not None
     both = draw(_FEW_ROWS, 2 * width)
     both[1, 0] = torch.nan
     both[:, :width] *= 4.0
+    most = torch.finfo(both.dtype).max / 16  # times a factor it is a number still
+    large = torch.tensor(_GATES).clamp(-most, most)[:width]
+    both[2, : len(large)], both[-1, width - len(large) : width] = large.to(both), large.to(both)
     wide, factors = both.double().chunk(2, dim=1)
     x, factor = draw.copied(both).chunk(2, dim=1)
     x, factor = (x, factor) if is_packed else (x.contiguous(), factor.contiguous())
@@ -382,10 +405,12 @@ def error_of_equals(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tenso
 
 
 def largest_error(ours: torch.Tensor, theirs: torch.Tensor, bound: torch.Tensor) -> float:
-    """The largest difference as a share of ``bound``."""
+    """The largest difference as a share of ``bound``; infinite where that is no number."""
     ours, theirs, bound = ours.double().cpu(), theirs.cpu(), bound.cpu()
     assert ours.shape == theirs.shape, f"{tuple(ours.shape)} is held against {tuple(theirs.shape)}"
     if not torch.equal(ours.isnan(), theirs.isnan()):
         return float("inf")
     difference = (ours - theirs).abs()
-    return float((difference / bound).where(difference > 0, 0.0).max())
+    # Of two infinities the difference is none; that of equal ones counts for nothing.
+    errors = (difference / bound).where((ours != theirs) & ~ours.isnan(), 0.0)
+    return float(errors.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
