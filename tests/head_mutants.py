@@ -69,10 +69,6 @@ MANY = triton_head.LEAST_SPLITS
 _TIES = "tl.min(tl.where(logits == top[:, None], ids[None, :], NUM_IDS), axis=1)"
 _TOP = "top = tl.max(logits, axis=1)"
 _HIGHER, _HIGHER_AND = "is_higher = top > maximum", "is_higher = (top > maximum) & "
-    "top = tl.max(logits, axis=1)",
-    "is_higher = top > maximum",
-    "is_higher = (top > maximum) & ",
-)
 _AMONG = 'tl.where(({})[None, :], logits, float("-inf")),'
 _COLUMN = "column = tl.load(entry_ids + entry) - begin"
 HEAD: list[tuple[str, str, str, list[Site]]] = [
