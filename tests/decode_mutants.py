@@ -78,6 +78,11 @@ def decode_error(shape: Shape, rule: AttentionRule, device: torch.device, module
 
 _LOOP = "acc, top, total, b_q, limit, slots, {}, seen_end,"
 _STORED = "tl.load(marks + 2 * state{}, mask={}, other={})"
+_WEIGHT = "(score - origin[:, None]) * to_log2"
+_ORIGIN = """origin = tl.where(new_top == float("-inf"), 0.0, new_top)
+        # Sub"""
+_MERGED = """origin = tl.where(new_top == float("-inf"), 0.0, new_top)
+        scale"""
 # What is changed, into what, and the rule under which it must be seen.
 MUTANTS: dict[str, tuple[str, str, AttentionRule]] = {
     "whole tiles left out": (_LOOP.format("first, whole_end"), _LOOP.format("first, first"), PLAIN),
@@ -148,6 +153,21 @@ MUTANTS: dict[str, tuple[str, str, AttentionRule]] = {
     "chunks' top stays behind": ("top = new_top\n    acc = acc /", "top = b_top\n    acc = acc /", PLAIN),
     "merged heads are the first ones": ("head = tl.program_id(1) * HEADS +", "head = 0 * tl.program_id(1) +", PLAIN),
     "the last head is not merged": ("is_line = head < num_heads\n", "is_line = head < num_heads - 1\n", PLAIN),
+    "scores of one percent more": (_WEIGHT, _WEIGHT.replace("to_log2", "to_log2 * 1.01"), PLAIN),
+    "scores of one percent more within a window": (_WEIGHT, _WEIGHT.replace("to_log2", "to_log2 * 1.01"), OPTIONS),
+    "a soft-cap of two percent less": ("tangent(score * to_unit)", "tangent(score * to_unit * 1.02)", OPTIONS),
+    "the softmax's top begins at zero": (
+        _STORED.format("", "goes_on", 'float("-inf")'), _STORED.format("", "goes_on", "0.0"), PLAIN,
+    ),
+    "chunks' top begins at zero": (
+        'tl.full([HEADS], float("-inf"), dtype=tl.float32)', "tl.full([HEADS], 0.0, dtype=tl.float32)", PLAIN,
+    ),
+    "no top is taken off": (_ORIGIN, _ORIGIN.replace("0.0, new_top", "0.0, 0.0 * new_top"), PLAIN),
+    "chunks are merged without their top": (
+        _MERGED, _MERGED.replace("0.0, new_top", "0.0, 0.0 * new_top"), PLAIN,
+    ),
+    "a row's newest key is left out": ("pos[None, :] <= limit[:, None]", "pos[None, :] < limit[:, None]", PLAIN),
+    "what rows share ends with the lowest": ("tl.minimum(end, highest + 1)", "tl.minimum(end, lowest)", PLAIN),
     "sums that are no means": ("acc / tl.where(total == 0.0, 1.0, total)[:, None]", "acc", PLAIN),
 }  # fmt: skip
 # Where an item holds several rows; alone a row shares nothing, and is the lowest and the highest.
@@ -166,3 +186,9 @@ BY_HEAD: dict[str, tuple[str, str, AttentionRule]] = {
     "values of the first head": ("v_pool += i_kv * stride_vh", "v_pool += 0 * i_kv * stride_vh", PLAIN),
     "heads of the first group": ("line_head = i_kv * GROUP + head", "line_head = 0 * i_kv + head", PLAIN),
 }
+# Where there are heads between the first and the last.
+AMONG_HEADS: dict[str, tuple[str, str, AttentionRule]] = {
+    "a head amid others is zero": (
+        "    tl.store(p_sums, acc, mask=m_q)", "    tl.store(p_sums, tl.where(i_kv == 1, 0.0, acc), mask=m_q)", PLAIN,
+    ),
+}  # fmt: skip

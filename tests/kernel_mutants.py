@@ -43,6 +43,7 @@ SHAPES = [
     (80, torch.float32, 192, 1),
     (75, torch.float32, 192, 2),
 ]
+HALF_SHAPES = [shape for shape in SHAPES if shape[1] != torch.float32]
 WIDE_GROUP = (80, torch.float32, 192, 17)
 MANY_ROWS = (86, 20)  # more than a block of any shape, and fewer than the check has: the interpreter is slow
 PLAIN, SHORT, OPTIONS = (AttentionRule(0.1, *rest) for rest in ((0.0, 0), (30.0, 70), (30.0, 200)))
@@ -95,6 +96,10 @@ def decode_sites(rule: AttentionRule, least_kv: int = 1, least_rows: int = 1) ->
 
 
 _LOOP = "acc, top, total, b_q, limit, row, entries, {}, {}, keys, k, v, k_pool, v_pool,"
+_WEIGHT = "(score - origin[:, None]) * to_log2"
+_NO_TOP = 'top = tl.full([LINES], float("-inf"), dtype=tl.float32)'
+_ORIGIN = 'origin = tl.where(new_top == float("-inf"), 0.0, new_top)'
+_SCORE = 'score = tl.dot(q, tl.trans(b_k), input_precision="ieee")'
 _ATTENTION = [
     ("whole tiles left out", _LOOP.format("full_begin", "full_end"), _LOOP.format("full_end", "full_end"), PLAIN),
     (
@@ -141,9 +146,28 @@ _ATTENTION = [
         "what is not finite is forgotten", 'score = tl.where(is_broken[None, :], float("nan"), score)',
         "score = score", PLAIN,
     ),
+    ("a row sees the visit before it", "(row < row_end), limit", "(row <= row_end), limit", PLAIN),
+    ("scores of one percent more", _WEIGHT, _WEIGHT.replace("to_log2", "to_log2 * 1.01"), PLAIN),
+    ("scores of one percent more within a window", _WEIGHT, _WEIGHT.replace("to_log2", "to_log2 * 1.01"), SHORT),
+    ("a soft-cap of two percent less", "tangent(score * to_unit)", "tangent(score * to_unit * 1.02)", OPTIONS),
+    ("the softmax's top begins at zero", _NO_TOP, _NO_TOP.replace('float("-inf")', "0.0"), PLAIN),
+    ("no top is taken off", _ORIGIN, "origin = 0.0 * tl.maximum(new_top, 0.0)", PLAIN),
     ("rows of no visit keep what they had", "tl.where(total == 0.0, 1.0, total)", "total", PLAIN),
 ]  # fmt: skip
-# What takes two key-value heads to be seen.
+# What half precision must not round.
+_ROUNDED = [
+    ("scores are rounded", _SCORE, _SCORE + ".to(q.dtype).to(tl.float32)"),
+    ("sums are rounded after each tile", "acc * scale[:, None]", "(acc * scale[:, None]).to(b_v.dtype).to(tl.float32)"),
+]
+# What takes three key-value heads, and two, to be seen.
+_AMONG_HEADS = [
+    (
+        "a head amid others is zero",
+        "acc = acc / tl.where(total",
+        "acc = tl.where(i_kv == 1, 0.0, acc) / tl.where(total",
+    ),
+    ("a head amid others has the first one's values", "v += i_kv * stride_vh", "v += (i_kv // 2) * 2 * stride_vh"),
+]
 _HEADS = [
     ("every head has the first one's keys", "k += i_kv * stride_kh", "k += 0 * i_kv * stride_kh"),
     ("every head has the first one's values", "v += i_kv * stride_vh", "v += 0 * i_kv * stride_vh"),
@@ -161,11 +185,23 @@ MUTANTS = {
     "tree attention": [
         *(Mutant(name, triton_attention, old, new, attention_sites(rule)) for name, old, new, rule in _ATTENTION),
         *(Mutant(name, triton_attention, old, new, attention_sites(PLAIN, num_kv=2)) for name, old, new in _HEADS),
+        *(
+            Mutant(name, triton_attention, old, new, attention_sites(PLAIN, num_kv=3, shapes=SHAPES[::4]))
+            for name, old, new in _AMONG_HEADS
+        ),
+        *(
+            Mutant(name, triton_attention, old, new, attention_sites(PLAIN, shapes=HALF_SHAPES))
+            for name, old, new in _ROUNDED
+        ),
         *(Mutant(name, triton_attention, old, new, [wide_group_site()]) for name, old, new in _PARTS),
     ],
     "decode attention": [
         Mutant(name, triton_decode, old, new, decode_sites(rule, least_kv, 1 + (name in decode_mutants.AMONG_ROWS)))
-        for table, least_kv in ((decode_mutants.MUTANTS, 1), (decode_mutants.BY_HEAD, 2))
+        for table, least_kv in (
+            (decode_mutants.MUTANTS, 1),
+            (decode_mutants.BY_HEAD, 2),
+            (decode_mutants.AMONG_HEADS, 3),
+        )
         for name, (old, new, rule) in table.items()
     ],
     "RMS norm": [Mutant(name, triton_rowwise, old, new, sites) for name, old, new, sites in NORM],

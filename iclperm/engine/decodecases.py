@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from iclperm.engine.kernelcases import heads_of, largest_error, row_scale
+from iclperm.engine.kernelcases import (
+    and_magnitudes,
+    compared_heads,
+    heads_of,
+    largest_error,
+    scored_low,
+    with_bound,
+)
 from iclperm.engine.kernels.attention import prepare
 from iclperm.engine.kernels.chunks import CHUNK, PIECE
 from iclperm.engine.kernels.live import LiveSlots
@@ -130,19 +137,18 @@ class DecodeCase:
         return launch
 
     def error(self, rule: AttentionRule, device: torch.device, *, is_by_head: bool = False) -> float:
-        """How far the rows of ``attended`` are from the reference, those of the first and last heads."""
-        num_kv = self.steps[0].k.shape[1]
-        compared = [0, num_kv - 1] if num_kv > 1 else [0]
+        """How far the rows of ``attended`` are from the reference, in ``compared_heads`` of each."""
+        num_kv, num_rows, rows = self.steps[0].k.shape[1], len(self.paths), self._compared_rows()
+        heads = torch.stack([compared_heads(number, num_kv, len(rows)) for number in range(len(rows))])
         k_pool, v_pool = self._pools(rule)
         errors = []
         for number, ours in enumerate(self.attended(rule, device, is_by_head=is_by_head)):
             step = replace(self.steps[number], k_pool=k_pool, v_pool=v_pool)
-            theirs = self._expected(step, rule, number, compared)
-            rows = [*self._compared_rows(), *range(len(self.paths), len(ours))]
-            theirs, ours = theirs[rows], heads_of(ours, compared, num_kv)[rows]
-            errors.append(largest_error(ours, theirs, row_scale(theirs)))
+            theirs, bound = with_bound(self._expected(step, rule, number, rows, heads), k_pool[: 1 + max(self.lengths)])
+            errors.append(float("inf") if ours[num_rows:].count_nonzero() else 0.0)
+            errors.append(largest_error(heads_of(ours[rows], heads, num_kv), theirs, bound))
             newest = [int(path[length - 1 + number]) for path, length in zip(self.paths, self.lengths, strict=True)]
-            k_pool[newest], v_pool[newest] = step.k[: len(newest)], step.v[: len(newest)]
+            k_pool[newest], v_pool[newest] = step.k[:num_rows], step.v[:num_rows]
         return max(errors)
 
     def _compared_rows(self) -> list[int]:
@@ -159,22 +165,22 @@ class DecodeCase:
             v_pool[behind + 2] = torch.nan
         return k_pool, v_pool
 
-    def _expected(self, states: LayerStates, rule: AttentionRule, step: int, compared: list[int]) -> torch.Tensor:
-        """Row after row from its own keys alone; zero for padding, and for rows that are not compared."""
-        q = heads_of(states.q, compared, states.k.shape[1])
-        out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
-        for row in self._compared_rows():
+    def _expected(
+        self, states: LayerStates, rule: AttentionRule, step: int, rows: list[int], heads: torch.Tensor
+    ) -> torch.Tensor:
+        """Row after row from its own keys alone, values ``and_magnitudes`` of some heads."""
+        num_kv, found = states.k.shape[1], []
+        for row, some in zip(rows, heads, strict=True):
             path, position = self.paths[row], self.lengths[row] - 1 + step
             # What a window has left behind is cut off: a weight of zero times NaN is NaN.
             seen = path[max(0, position + 1 - rule.window) if rule.window else 0 : position]
             keys, values = (
-                torch.cat([pool[seen], new[row : row + 1]])[:, compared]
+                torch.cat([pool[seen], new[row : row + 1]])[:, some]
                 for pool, new in ((states.k_pool, states.k), (states.v_pool, states.v))
             )
-            out[row : row + 1] = path_attention(
-                q[row : row + 1], keys, values, scaling=rule.scaling, softcap=rule.softcap
-            )
-        return out
+            q = heads_of(states.q[row : row + 1], some[None], num_kv)
+            found.append(path_attention(q, keys, and_magnitudes(values), scaling=rule.scaling, softcap=rule.softcap))
+        return torch.cat(found)
 
     def _pack(self) -> Pack:
         num_rows = len(self.paths)
@@ -216,6 +222,7 @@ def _steps(
         q, k, v = (drawn(num_rows + _PADDING, heads) for heads in (num_heads, num_kv_heads, num_kv_heads))
         q *= 2
         q[::3] *= 8
+        q[0] = scored_low(k[0], num_heads)  # the key that the first row sees alone
         return LayerStates(q, k, v, k_pool, v_pool)
 
     return step(), step()

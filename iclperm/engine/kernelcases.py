@@ -34,6 +34,7 @@ _LONGEST = {"cpu": 300}
 _MANY_ROWS = (150, 70)
 _SMALL_WINDOWS = (70, 200)
 """One that ends within a tile, and one within which every shipped size has whole tiles for all rows of a block."""
+_LOW = -200.0
 _DENSE_ROWS = 256
 _PADDING, _ROW_MULTIPLE = 5, 16
 """Rows that no visit owns, at least; what the number of rows is a multiple of, as in every pack."""
@@ -107,8 +108,11 @@ class AttentionCase:
         # rows come to where a soft-cap is flat.
         q = 2 * drawn(num_rows, num_heads)
         q[visits[len(visits) // 2][0] :: 3] *= 8
+        k = drawn(num_rows, num_kv_heads)
+        alone = next(begin for begin, _, spans in visits if not spans)
+        q[alone] = scored_low(k[alone], num_heads)
         states = LayerStates(
-            q, drawn(num_rows, num_kv_heads), drawn(num_rows, num_kv_heads),
+            q, k, drawn(num_rows, num_kv_heads),
             drawn(num_slots + 64, num_kv_heads), drawn(num_slots + 64, num_kv_heads),
         )  # fmt: skip
         for pool in (states.k_pool, states.v_pool):
@@ -145,25 +149,37 @@ class AttentionCase:
         return [whole, attend(LayerStates(narrow, k, v, k_pool, v_pool, some), rule)]
 
     def error(self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False) -> float:
-        """How far the rows of ``attended`` are from the reference, those of the first and last heads."""
-        own, num_kv = self.states, self.states.k.shape[1]
-        compared = [0, num_kv - 1] if num_kv > 1 else [0]
-        ours = [
-            heads_of(each, compared, num_kv) for each in self.attended(rule, backend, device, is_by_head=is_by_head)
-        ]
-        theirs = tree_attention(
-            heads_of(own.q, compared, num_kv),
-            *(own.k[:, compared], own.v[:, compared], own.k_pool[:, compared], own.v_pool[:, compared]),
-            self.visits,
+        """How far the rows of ``attended`` are from the reference, in ``compared_heads`` of each visit."""
+        num_kv = self.states.k.shape[1]
+        # The last two visits have no numbers.
+        of_visits = [compared_heads(number, num_kv, len(self.visits) - 2) for number in range(len(self.visits))]
+        sizes = torch.tensor([end - begin for begin, end, _ in self.visits])
+        heads = torch.stack(of_visits).repeat_interleave(sizes, dim=0)
+        parts = [self._expected(visit, rule, of_visit) for visit, of_visit in zip(self.visits, of_visits, strict=True)]
+        theirs, bound = (torch.cat(each) for each in zip(*parts, strict=True))
+        of_copies = [[np.arange(self._num_rows)] * self.copies, [each % self._num_rows for each in self._some_rows()]]
+        errors = []
+        # By head nothing is narrowed.
+        for ours, of_copy in zip(self.attended(rule, backend, device, is_by_head=is_by_head), of_copies, strict=False):
+            *copies, padding = torch.split(ours, [*map(len, of_copy), len(ours) - sum(map(len, of_copy))])
+            errors.append(float("inf") if padding.count_nonzero() else 0.0)
+            for copy, rows in zip(copies, map(torch.from_numpy, of_copy), strict=True):
+                errors.append(largest_error(heads_of(copy, heads[rows], num_kv), theirs[rows], bound[rows]))
+        return max(errors)
+
+    def _expected(self, visit: Visit, rule: AttentionRule, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What some heads of keys and values are to give for a visit's rows, and of what numbers that is the sum."""
+        own, (begin, end, _) = self.states, visit
+        found = tree_attention(
+            own.q.unflatten(1, (own.k.shape[1], -1))[:, heads].flatten(1, 2),
+            *(own.k[:, heads], and_magnitudes(own.v[:, heads])),
+            *(own.k_pool[:, heads], and_magnitudes(own.v_pool[:, heads])),
+            [visit],
             scaling=rule.scaling,
             softcap=rule.softcap,
             window=rule.window,
-        )[: self._num_rows]
-        of_copies = [[np.arange(self._num_rows)] * self.copies, [each % self._num_rows for each in self._some_rows()]]
-        return max(
-            _error_of_copies(given, [theirs[torch.from_numpy(rows)] for rows in of_copy])
-            for given, of_copy in zip(ours, of_copies, strict=False)  # by head nothing is narrowed
-        )
+        )[begin:end]
+        return with_bound(found, own.k_pool)
 
     def _copied(self, x: torch.Tensor) -> torch.Tensor:
         """Rows [M + padding, ...] with what the visits own copied."""
@@ -185,6 +201,13 @@ class AttentionCase:
         return [first, *(copy * self._num_rows + np.arange(self._num_rows) for copy in range(1, self.copies))]
 
 
+def scored_low(key: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Queries [Hq, d] whose scores with a key [Hkv, d] are so low that exponentials of them are zero."""
+    wide = key.float().repeat_interleave(num_heads // len(key), dim=0)
+    size = key.shape[1] ** 0.5 / wide.square().sum(dim=1, keepdim=True).clamp(min=1e-3)
+    return (_LOW * size * wide).to(key.dtype)
+
+
 def _copies(num_rows: int, wanted: int) -> int:
     """How many times so many rows come, for them to be at most as many as wanted; once if they are more."""
     return max(1, most_rows(wanted) // num_rows)
@@ -195,28 +218,39 @@ def most_rows(wanted: int) -> int:
     return min(wanted, _MOST_ROWS)
 
 
-def _error_of_copies(ours: torch.Tensor, theirs: list[torch.Tensor]) -> float:
-    """Of rows that come one copy after another, and of padding, which is zero."""
-    sizes = [each.shape[0] for each in theirs]
-    *parts, padding = torch.split(ours, [*sizes, ours.shape[0] - sum(sizes)])
-    if padding.count_nonzero():
-        return float("inf")
-    return max(largest_error(part, exact, row_scale(exact)) for part, exact in zip(parts, theirs, strict=True))
-
-
 def _padded(rows: IntArray) -> IntArray:
     """Some rows, and padding."""
     return np.append(rows, np.zeros(_PADDING, np.int64))
 
 
-def row_scale(x: torch.Tensor) -> torch.Tensor:
-    """The largest number of each row of x [M, Hq, d], [M, 1, 1]."""
-    return x.abs().amax(dim=(1, 2), keepdim=True)
+def compared_heads(number: int, num_kv: int, num_cases: int) -> torch.Tensor:
+    """Of ``num_kv`` heads of keys the first, the last and in turn some between: all of them in so many cases."""
+    between = num_kv - 2
+    if between <= 0:
+        return torch.arange(num_kv)
+    some = -(-between // num_cases)
+    return torch.cat([torch.tensor([0, num_kv - 1]), 1 + (number * some + torch.arange(some)) % between])
 
 
-def heads_of(x: torch.Tensor, kv_heads: list[int], num_kv: int) -> torch.Tensor:
-    """Those of the heads of x [M, Hq, d] that share the keys and values of some of ``num_kv``."""
-    return x.reshape(x.shape[0], num_kv, -1, x.shape[2])[:, kv_heads].flatten(1, 2)
+def heads_of(x: torch.Tensor, kv_heads: torch.Tensor, num_kv: int) -> torch.Tensor:
+    """Of each row of x [M, Hq, d] the heads that share the keys and values of ``kv_heads`` [M, C] of ``num_kv``."""
+    rows = torch.arange(len(x), device=x.device)[:, None]
+    return x.unflatten(1, (num_kv, -1))[rows, kv_heads.to(x.device)].flatten(1, 2)
+
+
+def and_magnitudes(values: torch.Tensor) -> torch.Tensor:
+    """Values [M, Hkv, d] and how large they are, [M, Hkv, 2 d]: of both attention gives the sums."""
+    return torch.cat([values, values.abs()], dim=2)
+
+
+def with_bound(found: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What attention gives of values ``and_magnitudes``, apart: sums, and how large the numbers in each are.
+
+    A weight that is rounded is off by a share of itself, or of the smallest normal number, and there are not more than
+    ``keys`` of them.
+    """
+    sums, sizes = found.chunk(2, dim=2)
+    return sums, sizes + len(keys) * torch.finfo(keys.dtype).smallest_normal
 
 
 def _visits(longest: int, many: int, some: int) -> list[Visit]:

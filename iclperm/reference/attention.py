@@ -9,9 +9,9 @@ from torch import Tensor
 def path_attention(q: Tensor, k: Tensor, v: Tensor, *, scaling: float, softcap: float = 0.0, window: int = 0) -> Tensor:
     """Causal attention of a path's last rows over the whole path.
 
-    q: [R, Hq, d], the queries at positions T - R .. T - 1; k, v: [T, Hkv, d], Hq a multiple of Hkv. ``softcap`` and
-    ``window`` are off at 0; a row sees the keys less than ``window`` positions before it. Computes in float64 and
-    returns float64 [R, Hq, d]. Cost O(R T Hq d), with the scores of all pairs in memory.
+    q: [R, Hq, d], the queries at positions T - R .. T - 1; k: [T, Hkv, d], v: [T, Hkv, e], Hq a multiple of
+    Hkv. ``softcap`` and ``window`` are off at 0; a row sees the keys less than ``window`` positions before it. Computes
+    in float64 and returns float64 [R, Hq, e]. Cost O(R T Hq (d + e)), with the scores of all pairs in memory.
     """
     num_rows, num_keys = q.shape[0], k.shape[0]
     group_size = q.shape[1] // k.shape[1]
@@ -25,7 +25,7 @@ def path_attention(q: Tensor, k: Tensor, v: Tensor, *, scaling: float, softcap: 
     if window > 0:
         visible &= distance < window
     weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
-    return torch.einsum("hrt,thd->rhd", weights, values)
+    return torch.einsum("hrt,the->rhe", weights, values)
 
 
 def tree_attention(
@@ -42,11 +42,11 @@ def tree_attention(
 ) -> Tensor:
     """Attention of a packed tree, each visit's path put together and attended to by itself.
 
-    q: [M, Hq, d]; k_new, v_new: [M, Hkv, d]; k_pool, v_pool: [slots, Hkv, d]. A visit is (first row, one past its last
-    row, spans of its ancestors' keys in the order of positions); a span is (0 for the pool or 1 for the pack, begin,
-    end). Returns float64 [M, Hq, d], zero in rows without a visit.
+    q: [M, Hq, d]; k_new: [M, Hkv, d], v_new: [M, Hkv, e]; k_pool: [slots, Hkv, d], v_pool: [slots, Hkv, e]. A visit is
+    (first row, one past its last row, spans of its ancestors' keys in the order of positions); a span is (0 for the
+    pool or 1 for the pack, begin, end). Returns float64 [M, Hq, e], zero in rows without a visit.
     """
-    out = torch.zeros(q.shape, dtype=torch.float64)
+    out = torch.zeros((*q.shape[:2], v_new.shape[2]), dtype=torch.float64)
     for begin, end, spans in visits:
         path = [*spans, (1, begin, end)]
         keys = torch.cat([(k_pool, k_new)[source][first:last] for source, first, last in path])
