@@ -64,9 +64,9 @@ def _by_dtype(float32: float, bfloat16: float, float16: float) -> dict[torch.dty
     return {torch.float32: float32, torch.bfloat16: bfloat16, torch.float16: float16}
 
 
-# In half precision half a unit in the last place of a result, and for attention that of its weights, too: rounding gives
-# no more than 2 ** -7 in bfloat16 and 2 ** -10 in float16. The head stays in float32, whose sums tensor cores cut off
-# rather than round.
+# In half precision half a unit in the last place of a result, and for attention that of its weights, too: rounding
+# gives no more than 2 ** -7 in bfloat16 and 2 ** -10 in float16. The head stays in float32, whose sums tensor cores cut
+# off rather than round.
 KERNELS = [
     Kernel(TREE_ATTENTION, _by_dtype(1e-4, 8e-3, 1.2e-3), attention_errors),
     Kernel(DECODE_ATTENTION, _by_dtype(1e-4, 8e-3, 1.2e-3), decode_errors),
