@@ -139,7 +139,9 @@ class DecodeCase:
     def error(self, rule: AttentionRule, device: torch.device, *, is_by_head: bool = False) -> float:
         """How far the rows of ``attended`` are from the reference, in ``compared_heads`` of each."""
         num_kv, num_rows, rows = self.steps[0].k.shape[1], len(self.paths), self._compared_rows()
-        heads = torch.stack([compared_heads(number, num_kv, len(rows)) for number in range(len(rows))])
+        # Rows with as many tokens of their own come after one another at even distances: among them too all in turn.
+        some = -(-num_kv // len(rows))
+        heads = torch.stack([compared_heads(each + each // len(_OWN), num_kv, some) for each in range(len(rows))])
         k_pool, v_pool = self._pools(rule)
         errors = []
         for number, ours in enumerate(self.attended(rule, device, is_by_head=is_by_head)):

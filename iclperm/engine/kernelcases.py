@@ -151,8 +151,8 @@ class AttentionCase:
     def error(self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False) -> float:
         """How far the rows of ``attended`` are from the reference, in ``compared_heads`` of each visit."""
         num_kv = self.states.k.shape[1]
-        # The last two visits have no numbers.
-        of_visits = [compared_heads(number, num_kv, len(self.visits) - 2) for number in range(len(self.visits))]
+        some = max(2, -(-num_kv // (len(self.visits) - 2)))  # so that all come up; the last two visits have no numbers
+        of_visits = [compared_heads(number, num_kv, some) for number in range(len(self.visits))]
         sizes = torch.tensor([end - begin for begin, end, _ in self.visits])
         heads = torch.stack(of_visits).repeat_interleave(sizes, dim=0)
         parts = [self._expected(visit, rule, of_visit) for visit, of_visit in zip(self.visits, of_visits, strict=True)]
@@ -171,7 +171,7 @@ class AttentionCase:
         """What some heads of keys and values are to give for a visit's rows, and of what numbers that is the sum."""
         own, (begin, end, _) = self.states, visit
         found = tree_attention(
-            own.q.unflatten(1, (own.k.shape[1], -1))[:, heads].flatten(1, 2),
+            own.q[:end].unflatten(1, (own.k.shape[1], -1))[:, heads].flatten(1, 2),
             *(own.k[:, heads], and_magnitudes(own.v[:, heads])),
             *(own.k_pool[:, heads], and_magnitudes(own.v_pool[:, heads])),
             [visit],
@@ -223,13 +223,9 @@ def _padded(rows: IntArray) -> IntArray:
     return np.append(rows, np.zeros(_PADDING, np.int64))
 
 
-def compared_heads(number: int, num_kv: int, num_cases: int) -> torch.Tensor:
-    """Of ``num_kv`` heads of keys the first, the last and in turn some between: all of them in so many cases."""
-    between = num_kv - 2
-    if between <= 0:
-        return torch.arange(num_kv)
-    some = -(-between // num_cases)
-    return torch.cat([torch.tensor([0, num_kv - 1]), 1 + (number * some + torch.arange(some)) % between])
+def compared_heads(number: int, num_kv: int, some: int) -> torch.Tensor:
+    """Of ``num_kv`` heads of keys and values those that case ``number`` is held against: so many of them, in turn."""
+    return (number * some + torch.arange(min(some, num_kv))) % num_kv
 
 
 def heads_of(x: torch.Tensor, kv_heads: torch.Tensor, num_kv: int) -> torch.Tensor:
