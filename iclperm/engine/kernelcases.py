@@ -171,7 +171,7 @@ class AttentionCase:
         """What some heads of keys and values are to give for a visit's rows, and of what numbers that is the sum."""
         own, (begin, end, _) = self.states, visit
         found = tree_attention(
-            own.q[:end].unflatten(1, (own.k.shape[1], -1))[:, heads].flatten(1, 2),
+            by_kv_head(own.q[:end], own.k.shape[1])[:, heads].flatten(1, 2),
             *(own.k[:, heads], and_magnitudes(own.v[:, heads])),
             *(own.k_pool[:, heads], and_magnitudes(own.v_pool[:, heads])),
             [visit],
@@ -205,7 +205,8 @@ def scored_low(key: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Queries [Hq, d] whose scores with a key [Hkv, d] are so low that exponentials of them are zero."""
     wide = key.float().repeat_interleave(num_heads // len(key), dim=0)
     size = key.shape[1] ** 0.5 / wide.square().sum(dim=1, keepdim=True).clamp(min=1e-3)
-    return (_LOW * size * wide).to(key.dtype)
+    low: torch.Tensor = _LOW * size * wide
+    return low.to(key.dtype)
 
 
 def _copies(num_rows: int, wanted: int) -> int:
@@ -231,7 +232,12 @@ def compared_heads(number: int, num_kv: int, some: int) -> torch.Tensor:
 def heads_of(x: torch.Tensor, kv_heads: torch.Tensor, num_kv: int) -> torch.Tensor:
     """Of each row of x [M, Hq, d] the heads that share the keys and values of ``kv_heads`` [M, C] of ``num_kv``."""
     rows = torch.arange(len(x), device=x.device)[:, None]
-    return x.unflatten(1, (num_kv, -1))[rows, kv_heads.to(x.device)].flatten(1, 2)
+    return by_kv_head(x, num_kv)[rows, kv_heads.to(x.device)].flatten(1, 2)
+
+
+def by_kv_head(x: torch.Tensor, num_kv: int) -> torch.Tensor:
+    """Heads [M, Hq, d] by whose keys and values they read, [M, Hkv, Hq / Hkv, d]."""
+    return x.reshape(len(x), num_kv, x.shape[1] // num_kv, x.shape[2])
 
 
 def and_magnitudes(values: torch.Tensor) -> torch.Tensor:
