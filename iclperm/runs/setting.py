@@ -29,6 +29,7 @@ from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, 
 from iclperm.runs.limits import DEFAULT, WorkLimits
 from iclperm.stats.criteria import COUNT_LABELS
 from iclperm.stats.texts import near_duplicates
+from iclperm.study import kinds
 from iclperm.study.metrics import Metric
 from iclperm.study.study import PMI, STATISTICS, Scoring, Study
 from iclperm.tasks.examples import most_choices
@@ -315,6 +316,8 @@ def _refuse_for_pmi(study: Study) -> None:
         raise ConfigError(f"normalize is 'pmi', but chat is {study.chat!r}, which has no empty prompt; set one to none")
     if study.calibration != "none":
         raise ConfigError(f"normalize is 'pmi' and calibration {study.calibration!r}: two priors; leave one out")
+    if study.kind in (kinds.RACE.name, kinds.RECOMMEND.name):
+        raise ConfigError(f"normalize is 'pmi', but a {study.kind} decides from sums as it goes; set it to sum")
     if study.is_in_waves:
         key = "budget" if study.is_adaptive else "precision"
         raise ConfigError(f"normalize is 'pmi', but {key} decides from sums as it goes; leave one out")
