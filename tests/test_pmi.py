@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,8 +148,32 @@ def test_runs_that_do_not_ask_it_stay_as_they_are(ran, tmp_path):
     assert asked["work"]["cells"] - plan["work"]["cells"] == (8 if ran.name == "choices" else 1)
     with pytest.raises(ConfigError, match="has not asked for labels without a context; run the study with normalize"):
         iclperm.open_run(tmp_path / "plain", normalize="pmi").correct  # noqa: B018
-    with pytest.raises(RunError, match="pmi is null there and true here; give another folder"):
+    with pytest.raises(RunError, match="another run: normalize is pmi here alone; give another folder"):
         iclperm.run(ran.study, tmp_path / "plain")
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_folder_that_has_it_is_left_as_it_is_without(ran, is_finished, tmp_path):
+    shutil.copytree(ran.path, run := tmp_path / "run")
+    if not is_finished:
+        next((run / "items").rglob("*.parquet")).unlink()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    more = {"queries": 12} if ran.name == "labels" else {}
+    for changes, extend in (({}, False), (more, True)):
+        said = r"normalize is pmi there alone \(iclperm report --normalize reads it otherwise\); give another folder"
+        with pytest.raises(RunError, match=said):
+            iclperm.run(ran.study.model_copy(update={"normalize": "sum", **changes}), run, extend=extend)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    if is_finished:
+        assert iclperm.open_run(run, normalize="sum").digest == ran.run.digest
+
+
+def test_a_folder_of_several_runs_that_have_it_is_of_no_other_study(folder, tmp_path):
+    study = study_of("labels", folder, kind="selection", dev_queries=8, shots=2, select=2)
+    iclperm.run(study, tmp_path / "run")
+    with pytest.raises(RunError, match="another study: normalize is pmi there and not pmi here"):
+        iclperm.run(study.model_copy(update={"normalize": "sum"}), tmp_path / "run")
+    assert iclperm.open_run(tmp_path / "run").study.normalize == "pmi"
 
 
 def test_the_plan_counts_and_shows_it(ran, capsys):
@@ -175,12 +200,14 @@ def test_the_plan_counts_and_shows_it(ran, capsys):
         ({"scoring": "generate"}, "generated answers have no label scores"),
         ({"endpoint": {"base_url": "http://localhost:1/v1", "model": "m"}}, "an API is not asked for labels without"),
         ({"kind": "search", "budget": "adaptive", "dev_queries": 8}, "budget decides from sums as it goes"),
+        ({"kind": "race", "dev_queries": 30}, "a race decides from sums as it goes; set it to sum"),
+        ({"kind": "recommend", "dev_queries": 30, "queries": 30}, "a race decides from sums as it goes; set it to sum"),
         ({"kind": "curve", "precision": "accuracy +- 0.1"}, "precision decides from sums as it goes"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(choices, message):
     with pytest.raises(ConfigError, match=message):
-        iclperm.plan(Study(normalize="pmi", queries=8, **choices))
+        iclperm.plan(Study(**{"normalize": "pmi", "queries": 8, **choices}))
 
 
 def test_a_model_without_a_token_to_begin_with_is_refused():

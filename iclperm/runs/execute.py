@@ -38,7 +38,7 @@ from iclperm.runs.setting import ResolvedStudy, identifying_choices, resolved, w
 from iclperm.runs.tables import tables
 from iclperm.runs.waves import Decision, Waves, basis_of
 from iclperm.runs.work import Work
-from iclperm.study.study import Study
+from iclperm.study.study import PMI, Study
 from iclperm.tasks.task import Task
 
 Local = Callable[[Work], Scorer]
@@ -279,7 +279,8 @@ def refuse_other_folder(path: Path, study: Study, extend: bool) -> None:
     a model is loaded."""
     task = Task.load(study.task, study.data)
     study = resolved(study, task)
-    refuse_other_choices(path, {"task": task.name, "study": identifying_choices(study, task)})
+    is_pmi = True if study.normalize == PMI else None  # as plans have it
+    refuse_other_choices(path, {"task": task.name, PMI: is_pmi, "study": identifying_choices(study, task)})
     if study.precision is None:
         _growths(path, recorded_extents(path, {}), study.extent, extend)
 

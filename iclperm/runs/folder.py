@@ -48,7 +48,7 @@ from iclperm.runs.stored import (
 )
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
-from iclperm.study.study import STATISTICS, Study
+from iclperm.study.study import PMI, STATISTICS, Study
 
 _CONSEQUENCES = ("tokens.", "work.", "tables.", "run ")
 _SPLIT_KEYS = {"train": "hashes.train", "test": "hashes.test", "dev": "dev"}
@@ -56,6 +56,14 @@ _DIGESTS = {
     "hashes.wording": "the wording of the task",
     "hashes.model": "the model",
     "hashes.tokenizer": "the tokenizer",
+    "hashes.adapter": "the adapter",
+}
+_SIDED = {  # in words, where one plan alone has it: here, there
+    PMI: (
+        "normalize is pmi here alone",
+        "normalize is pmi there alone (iclperm report --normalize reads it otherwise)",
+    ),
+    "hashes.adapter": ("an adapter is given here alone", "an adapter was given there alone"),
 }
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
 _MOST_CONTENT_FREE = 1_000  # queries that a calibrated study has beside those that it asks for
@@ -293,11 +301,11 @@ class RunFolder:
                 self._refuse_foreign_parts(path)
                 self.set_aside(path)
             else:
-                self._refuse_another(there, plan)
+                _refuse_another(self.path, there, plan)
         elif number == 0:
             self._refuse_foreign_parts(path)
         self._commit(canonical(plan), path.name)
-        self._refuse_another(_read_plan(self.files, path), plan)  # another process may have been faster
+        _refuse_another(self.path, _read_plan(self.files, path), plan)  # another process may have been faster
 
     def _refuse_foreign_parts(self, path: Path) -> None:
         """Raises `RunError` where a plan is damaged or gone and the parts beside it do not say that it was this one."""
@@ -376,9 +384,6 @@ class RunFolder:
         check_format(self.path)
         for name in ("items", "environment", "tmp", "quarantine"):
             self.files.make(self.path / name)
-
-    def _refuse_another(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-        _refuse_another(self.path, there, here)
 
     def _commit(self, raw: bytes, name: str) -> None:
         """Writes a file that is never replaced, as `write_once`."""
@@ -572,9 +577,12 @@ def _differences(there: Any, here: Any, key: str = "") -> Iterator[str]:
 
 def _in_words(differences: Sequence[str]) -> list[str]:
     """The differences, but what is known by a digest alone named by what it is that changed, and first."""
+    sided = {line: _SIDED[key] for line in differences if (key := line.split(" ")[0]) in _SIDED and " null " in line}
+    told = [words[" is null there " not in line] for line, words in sided.items()]
+    differences = [line for line in differences if line not in sided]
     changed = {line.split(" ")[0]: line for line in differences if " is null there " not in line}
     splits = [split for split, key in _SPLIT_KEYS.items() if key in changed and "null here" not in changed[key]]
-    told = [f"the data has changed since (its {', '.join(splits)} rows)"] if splits else []
+    told += [f"the data has changed since (its {', '.join(splits)} rows)"] if splits else []
     named = {key: words for key, words in _DIGESTS.items() if key in changed}
     told += [f"{words} has changed since" for words in named.values()]
     done = {*named, *(_SPLIT_KEYS[split] for split in splits)}

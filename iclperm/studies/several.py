@@ -44,7 +44,7 @@ from iclperm.studies.taking import WantedPrompt, recommended_by, take
 from iclperm.study import kinds
 from iclperm.study.choices import MAX_YAML_BYTES
 from iclperm.study.metrics import Metric, common_metric
-from iclperm.study.study import STATISTICS, WAYS, Study, is_cut_off
+from iclperm.study.study import PMI, STATISTICS, WAYS, Study, is_cut_off
 from iclperm.tasks.task import Task
 
 _NAMED = re.compile(r".+-[0-9a-f]{8}")  # as `_mark` names the folders of what was chosen
@@ -523,5 +523,6 @@ def _identity(study: Study) -> dict[str, Any]:
     return {
         **study.model_dump(exclude={*_FREE, *kinds.named(study.kind).free, "endpoint"}),
         "balance": study.balance,  # which a dump leaves out where it is the default
+        "normalize": PMI if study.normalize == PMI else f"not {PMI}",  # which asks for more
         **{f"the endpoint's {key}": value for key, value in endpoint.items()},
     }
