@@ -276,9 +276,10 @@ class Run(FinishedRun):
             calibration.ASIDE: self.calibration,
             generation.ASIDE: self.generation,
             precision.ASIDE: precision.findings(self) if self.looks else None,
-            rereading.ASIDE: vars(self).get(rereading.ASIDE),
         }
-        return {key: self._in_words(about) for key, about in found.items() if about is not None}
+        said = {key: self._in_words(about) for key, about in found.items() if about is not None}
+        again: Rereading | None = vars(self).get(rereading.ASIDE)  # in the words of each reading
+        return said if again is None else said | {rereading.ASIDE: again}
 
     def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
         """Writes figures and report.json into ``folder``, by default the run's own; returns their paths."""

@@ -49,9 +49,10 @@ class TextsRead(NamedTuple):
     metric: Metric | None = None
     """What this reading grades answers by; what is gained and lost are then differences of grades, mean over texts."""
 
-    def said(self, share: str) -> str:
-        """An accuracy, and what it is where answers are graded."""
-        return share if self.metric is None else f"{share} ({self.metric.mean})"
+    @property
+    def measure(self) -> str:
+        """What its ``accuracy`` is."""
+        return "accuracy" if self.metric is None else self.metric.mean
 
 
 @dataclass(frozen=True)
@@ -68,28 +69,46 @@ class Rereading:
         """None of its own."""
         return ()
 
+    @property
+    def is_graded(self) -> bool:
+        """Whether one reading grades answers, so that none is spoken of as right or wrong alone."""
+        return any(reading.metric is not None for reading in self.readings)
+
     def conclusion(self) -> list[str]:
         """What each reading gives at the largest number of shots."""
         own, *others = self.readings
-        said = ", ".join(f"{other.said(percent(other.accuracy[-1]))} by those of {other.task}" for other in others)
-        here = own.said(percent(own.accuracy[-1]))
-        return [
-            f"Of the same texts at k = {self.shots[-1]} {here} are right by the run's own rules ({own.task}), {said}."
-        ]
+        begin = f"Of the same texts at k = {self.shots[-1]}"
+        if self.is_graded:
+            here, *there = (f"{one.measure} {number(one.accuracy[-1])}" for one in self.readings)
+            said = [f"{words} by those of {other.task}" for words, other in zip(there, others, strict=True)]
+            return [f"{begin}: {here} by the run's own rules ({own.task}), {', '.join(said)}."]
+        said = [f"{percent(other.accuracy[-1])} by those of {other.task}" for other in others]
+        here = percent(own.accuracy[-1])
+        return [f"{begin} {here} are right by the run's own rules ({own.task}), {', '.join(said)}."]
 
     def tables(self, full: bool) -> list[Table]:
         """Accuracy by number of shots, without ``full`` at the largest alone; and where the readings differ."""
         places = range(len(self.shots)) if full else [len(self.shots) - 1]
-        names = [reading.said(reading.task) for reading in self.readings]
+        names = [f"{one.task} ({one.measure})" if self.is_graded else one.task for one in self.readings]
         rows = [(str(self.shots[at]), *(number(one.accuracy[at]) for one in self.readings)) for at in places]
         caption = "Each reads the same texts, the first as the run did; what cannot be read is wrong."
-        differ = [
-            (one.task, percent(one.unparsed[-1]), percent(one.gained), percent(one.lost)) for one in self.readings
-        ]
-        header = ("reading", f"no answer at k = {self.shots[-1]}", "right here alone", "right by the run's alone")
+        share = number if self.is_graded else percent
+        differ = [(one.task, percent(one.unparsed[-1]), share(one.gained), share(one.lost)) for one in self.readings]
+        header, told = (
+            ("right here alone", "right by the run's alone"),
+            "Shares of all texts, beside the run's reading.",
+        )
+        if self.is_graded:
+            header = ("grade gained", "grade lost")
+            told = "Means over all texts, beside the run's reading; right is a grade of 1, wrong of 0."
         return [
             Table("The same texts by other rules", ("k", *names), rows, caption=caption),
-            Table("Where readings differ", header, differ, caption="Shares of all texts, beside the run's reading."),
+            Table(
+                "Where readings differ",
+                ("reading", f"no answer at k = {self.shots[-1]}", *header),
+                differ,
+                caption=told,
+            ),
         ]
 
     def plots(self) -> dict[str, Plot]:
