@@ -1,5 +1,6 @@
 """Tasks of functions, rendered by lm-evaluation-harness: the folder has the harness' own prompts, here and there."""
 
+import csv
 import hashlib
 import json
 import re
@@ -260,6 +261,7 @@ def test_rows_of_ones_own_may_lack_a_split(own, tmp_path, capsys, monkeypatch):
         ([], "rows has no rows; put a file a split there, train.jsonl or test.jsonl (or .json, .csv, .parquet)"),
         (["train.jsonl"], "rows has no rows that own_choice asks; put a file there, test.jsonl (or"),
         (["train.jsonl", "test.csv"], "has files of several kinds"),
+        (["test.json", "test.jsonl"], "has test.json and test.jsonl for one split; leave one of them"),
     ],
 )
 def test_what_rows_of_ones_own_lack_is_named(files, said, own, tmp_path):
@@ -272,6 +274,45 @@ def test_what_rows_of_ones_own_lack_is_named(files, said, own, tmp_path):
         rendered("own_choice", made(own, CHOSEN), data=tmp_path / "rows")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("written", [json.dumps, str, lambda listed: str(listed).replace(",", "\n")])
+def test_lists_in_csv_are_no_choices(written, own, tmp_path):
+    """The harness would take each letter of such a text for a choice."""
+    from iclperm.integrations.rendered import rendered
+
+    (rows := tmp_path / "rows").mkdir()
+    for split in ("train", "test"):
+        with (rows / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+            lines = csv.DictWriter(file, ["q", "right", "wrong"])
+            lines.writeheader()
+            lines.writerows({"q": f"[{n}] a", "right": "x", "wrong": written(["no", "yes"])} for n in range(3))
+    with pytest.raises(ConfigError, match=r"\.csv: 'wrong' holds lists, which \.csv has as text; give \.jsonl or \.p"):
+        rendered("own_choice", made(own, CHOSEN), data=rows)
+
+
+def test_a_row_that_lacks_a_column_is_named(own, tmp_path, capsys):
+    from iclperm.integrations.rendered import rendered
+
+    folder = made(own, CHOSEN)
+    lines = [{"q": f"w {n}", "right": "x", "wrong": ["y", "z"], "hint": "a"} for n in range(5)]
+    for lacking, is_asked in (("hint", False), ("q", True)):
+        (rows := tmp_path / lacking).mkdir()
+        for split in ("train", "test"):
+            kept = [{key: each[key] for key in each if n != 2 or key != lacking} for n, each in enumerate(lines)]
+            (rows / f"{split}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in kept), encoding="utf-8")
+        gap = f"row 3 of 5 has nothing in the column '{lacking}'"
+        if is_asked:
+            with pytest.raises(ConfigError, match=f"cannot load own_choice: .*'upper'; t.*jsonl: {gap}$"):
+                rendered("own_choice", folder, data=rows)
+        else:
+            assert sorted(rendered("own_choice", folder, data=rows).gaps) == [
+                f"test.jsonl: {gap}", f"train.jsonl: {gap}"
+            ]  # fmt: skip
+            command = ["from-harness", "own_choice", "--data", rows, "--include-path", folder]
+            with pytest.raises(SystemExit):
+                cli.main([*map(str, ("tasks", *command, "--out", tmp_path / "out"))])
+            assert f"note: test.jsonl: {gap}, so a template may write None" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -508,6 +508,8 @@ def render_task(name: str, out: Path | None, include_path: Path | None, limit: i
         _write_new(output(folder / file), content)
     for words in found.left_out:
         click.echo(f"left out: {words}", err=True)
+    for words in found.gaps:
+        click.echo(f"note: {words}, so a template may write None there", err=True)
     rows = ", ".join(f"{number:,} rows of {split}" for split, number in found.num_rows.items())
     click.echo(f"{folder / f'{name}.yaml'}: {rows}; see a prompt: iclperm tasks show {folder / f'{name}.yaml'}")
 

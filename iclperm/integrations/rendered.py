@@ -44,6 +44,8 @@ class RenderedTask:
     """By split: `train` holds the demonstrations, `test` the queries, `validation` the queries to choose by."""
     left_out: tuple[str, ...]
     """Metrics and pipelines of functions, in words."""
+    gaps: tuple[str, ...] = ()
+    """Where rows of the user's own lack what others have, in words."""
 
 
 def rendered(
@@ -65,7 +67,10 @@ def rendered(
         return _rendered(name, _loaded(name, _manager(name, include_path)), limit)
     with TemporaryDirectory() as place:  # of a file that names the rows, and of what the harness makes of them
         manager, given = _on_rows(name, _manager(name, include_path), data, Path(place))
-        return _rendered(name, _loaded(name, manager), limit, given)
+        try:
+            return _rendered(name, _loaded(name, manager), limit, given)
+        except ConfigError as error:
+            raise ConfigError("; ".join((str(error), *given.gaps[:1]))) from error
 
 
 def _rendered(name: str, task: ConfigurableTask, limit: int | None, given: OwnRows | None = None) -> RenderedTask:
@@ -109,15 +114,18 @@ def _rendered(name: str, task: ConfigurableTask, limit: int | None, given: OwnRo
     }
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
     files[f"{name}.yaml"] = text.encode()
-    return RenderedTask(name, files, {split: len(made) for split, made in rows.items()}, tuple(left_out))
+    num_rows = {split: len(made) for split, made in rows.items()}
+    return RenderedTask(name, files, num_rows, tuple(left_out), () if given is None else given.gaps)
 
 
 @dataclass(frozen=True)
 class OwnRows:
-    """Rows that are taken instead of a data set: its name, and the SHA-256 of each file."""
+    """Rows that are taken instead of a data set: its name, the SHA-256 of each file, and where rows lack a value, in
+    words."""
 
     dataset: str
     sha256: Mapping[str, str]
+    gaps: tuple[str, ...]
 
 
 def _on_rows(name: str, manager: TaskManager, data: Path, place: Path) -> tuple[TaskManager, OwnRows]:
@@ -152,13 +160,43 @@ def _on_rows(name: str, manager: TaskManager, data: Path, place: Path) -> tuple[
     (place / "task").mkdir()
     (place / "task" / "rows.yaml").write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
     digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in used.values()}
-    own = OwnRows(str(keys.get("dataset_path") or ""), digests)
+    gaps = [gap for file in used.values() for gap in _gaps(file, kind, place / "cache")]
+    own = OwnRows(str(keys.get("dataset_path") or ""), digests, tuple(gaps))
     return TaskManager(include_path=str(place / "task"), include_defaults=False), own
 
 
 def _files_of(data: Path, kind: str) -> dict[str, Path]:
     """The files of a folder that the harness' data library reads as this kind, by split."""
-    return {path.stem: path for path in sorted(data.iterdir()) if _KINDS_OF_ROWS.get(path.suffix) == kind}
+    found: dict[str, Path] = {}
+    for path in sorted(data.iterdir()):
+        if _KINDS_OF_ROWS.get(path.suffix) == kind and found.setdefault(path.stem, path) != path:
+            raise ConfigError(f"{data} has {found[path.stem].name} and {path.name} for one split; leave one of them")
+    return found
+
+
+def _gaps(file: Path, kind: str, cache: Path) -> list[str]:
+    """Where a row lacks what others of its file have, one line a column, as the harness' data library reads it.
+
+    Templates make the text None of it, unless they ask. Raises `ConfigError` for a file that cannot be read, and for a
+    .csv file that writes lists: they are read as text there, of which every letter would be a choice.
+    """
+    from datasets import load_dataset
+
+    try:
+        table = load_dataset(kind, data_files=str(file.resolve()), cache_dir=str(cache), split="train").data
+    except Exception as error:  # whatever the library finds wrong
+        raise ConfigError(f"{file} cannot be read: {_said(error.__cause__ or error)}") from error
+    said = []
+    for column in table.column_names:
+        values = table[column]
+        if 0 < values.null_count < len(values):
+            first = values.is_null().to_pylist().index(True) + 1
+            more = f" and {values.null_count - 1} more" if values.null_count > 1 else ""
+            said.append(f"{file.name}: row {first}{more} of {len(values)} has nothing in the column {column!r}")
+        texts = [value.strip() for value in values.to_pylist() if isinstance(value, str)] if kind == "csv" else []
+        if 2 * sum(text[:1] + text[-1:] in ("[]", "{}") for text in texts) > len(texts):
+            raise ConfigError(f"{file.name}: {column!r} holds lists, which .csv has as text; give .jsonl or .parquet")
+    return said
 
 
 def _wanted(named: Mapping[str, Any]) -> str:
@@ -288,11 +326,13 @@ def _origin(task: ConfigurableTask, files: Mapping[str, bytes], given: OwnRows |
     """What made the rows: versions, the task's configuration with its functions' source, the rows that it was given,
     and those made of them."""
     made = {} if given is None else {"dataset_kwargs": None}  # where they lay for the moment
-    config = json.dumps({**vars(task.config), **made}, sort_keys=True, default=_source).encode()
+    metadata = {key: value for key, value in (task.config.metadata or {}).items() if key != "config_source"}  # a path
+    settings = {**vars(task.config), "metadata": metadata, **made}
+    config = json.dumps(settings, sort_keys=True, default=_source).encode()
     return {
         "rendered_by": f"iclperm {version('iclperm')}",
         "lm_eval": version("lm_eval"),
-        "version": (task.config.metadata or {}).get("version"),
+        "version": metadata.get("version"),
         "dataset_path": str(task.config.dataset_path or "") if given is None else given.dataset,
         **({} if given is None else {"instead_of_it": dict(given.sha256)}),
         "config_sha256": hashlib.sha256(config).hexdigest(),
