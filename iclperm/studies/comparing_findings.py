@@ -320,7 +320,7 @@ class Comparing(ShownFindings):
             f"Effects free of item noise. Accuracy: for other {listed(found.covers) if found.covers else 'nothing'}"
             + (
                 "; these orderings: for other queries only, McNemar over orderings, Holm over those of all pairs."
-                if found.mcnemar
+                if any(test is not None for test in found.mcnemar)
                 else "."
             )
         )

@@ -133,9 +133,15 @@ def _of_tests(studies: Sequence[Studied], pairs: Sequence[Pair]) -> Sheet:
     )
     caption = (
         "r: the ratio of one to the other; else one less the other. In brackets 95 % intervals (jackknife over "
-        "sets and permutations, of accuracy over queries too). Effects are free of item noise. These orderings: for "
-        "other queries only, McNemar over orderings. Holm: over all tests of all pairs, McNemar's apart."
+        "sets and permutations, of accuracy over queries too). Effects are free of item noise. "
     )
+    if any(test is not None for pair in pairs for test in pair.comparison.mcnemar):
+        caption += (
+            "These orderings: for other queries only, McNemar over orderings. Holm: over all tests of all pairs, "
+            "McNemar's apart."
+        )
+    else:
+        caption += "Holm: over all tests of all pairs."
     rows = tuple(row for pair in pairs for row in _tests(studies, pair))
     return Sheet("tests", "Differences between the studies", caption, columns, rows, num_names=3)
 
