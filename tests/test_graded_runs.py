@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import iclperm
 from iclperm import Study
 from iclperm.errors import ConfigError, DataError
-from iclperm.external import load
+from iclperm.external import describe, load
 from iclperm.reference.graded_answers import closeness, squad_f1, squad_words
 from iclperm.runs.generated import GeneratedAnswers
 from iclperm.runs.limits import WorkLimits
@@ -308,6 +308,9 @@ def test_what_is_exported_is_read_back_with_its_grades(study, tmp_path):
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["f1"] for row in rows] == pytest.approx(run.correct[1, 2, 2].tolist())
     assert not any({"acc", "exact_match"} & row.keys() for row in rows)
+    described = describe(load([*logs.glob("samples_*_k3_*.jsonl")]))
+    (line,) = [line for line in described.warnings if "no report by class" in line]
+    assert line.startswith("6 files: no report by class: the metric f1")
     log = load([file])
     assert np.allclose(log.values, run.correct[1, 2, 2])
     frame = run.to_pandas()
@@ -328,10 +331,17 @@ def test_texts_are_read_again_by_grades_and_into_grades(study, tmp_path):
         (np.maximum(lead, 0).mean(), np.maximum(-lead, 0).mean()), abs=1e-6
     )
     (line,) = run.asides["rereading"].conclusion()
-    assert line.count("(mean F1)") == 2
+    assert re.search(r": mean F1 \S+ by the run's own rules \(letters\), mean F1 \S+ by those of all\.$", line)
     other.write_text(re.sub("\nanswer: .*", "\nanswer: {field: letters, check: exact_match}", TASK))
     with pytest.raises(DataError, match=r"in the form that F1 compares, .* name a task of the check f1"):
         run.read_by(other)
+    exact = iclperm.run(study.model_copy(update={"task": str(other)}), tmp_path / "exact")
+    exact.read_by(study.task)
+    (line,) = exact.asides["rereading"].conclusion()
+    assert re.search(r": accuracy \S+ by the run's own rules \(letters\), mean F1 \S+ by those of letters\.$", line)
+    shares, differ = exact.asides["rereading"].tables(full=True)
+    assert [*shares.header] == ["k", "letters (accuracy)", "letters (mean F1)"]
+    assert [*differ.header[2:]] == ["grade gained", "grade lost"]
 
 
 def test_runs_with_grades_are_compared_as_such(study, tmp_path):
@@ -342,6 +352,7 @@ def test_runs_with_grades_are_compared_as_such(study, tmp_path):
     said = [*alike.conclusion(), *alike.warnings, *sheets, *words_of_tables(alike.tables(True))]
     assert any("mean F1" in each for each in said)
     assert not any(re.search(r"\baccura", each, re.IGNORECASE) for each in said)
+    assert not any("McNemar" in each for each in said)
     task = tmp_path / "exact.yaml"
     task.write_text(re.sub("\nanswer: .*", "\nanswer: {field: letters, check: exact_match}", TASK))
     mixed = iclperm.compare([one, iclperm.run(study.model_copy(update={"task": str(task)}))])

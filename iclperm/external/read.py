@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -135,13 +136,22 @@ def _read_jsonl(path: Path, axes: str | None, most_bytes: int) -> list[Tensor]:
     return [read_rows(path, axes, most_bytes)]
 
 
+def _each_once(parts: Sequence[Tensor]) -> tuple[str, ...]:
+    """The notes of several files; what is noted of several sample logs, each by its name, in one line."""
+    named = [(note, part.names[0] if isinstance(part, SampleLog) else "") for part in parts for note in part.notes]
+    words = {note: note.removeprefix(f"{name}: ") for note, name in named if name and "its metric" not in note}
+    files = Counter(words[note] for note in dict.fromkeys(note for note, _ in named) if note in words)
+    told = {note: f"{files[text]:,} files: {text}" for note, text in words.items() if files[text] > 1}
+    return tuple(dict.fromkeys(told.get(note, note) for note, _ in named))
+
+
 def _together(parts: Sequence[Tensor]) -> Tensor:
     """Contexts [C, Q] of several files that answered the same queries; sample logs are matched by document.
 
     Raises DataError where the files differ in their number of queries, or logs lie among other files.
     """
     logs = [part for part in parts if isinstance(part, SampleLog)]
-    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    notes = _each_once(parts)
     if 0 < len(logs) < len(parts):
         raise DataError("sample logs cannot be put together with other files; describe them apart")
     by_label = weights = None
