@@ -180,6 +180,14 @@ class TestSummary:
         for case in (narrow, dataclasses.replace(narrow, effects=unknown)):
             assert "excludes 1, but without item noise r cannot be told from 1" in conclusion(case)[1]
 
+    def test_an_r_without_a_value_is_not_said(self) -> None:
+        summary = full_summary()
+        assert summary.effects is not None
+        unknown = summary.effects._replace(ratio=stats.Interval(math.nan, 0.59, math.inf, 0.95))
+        said = conclusion(dataclasses.replace(summary, effects=unknown))
+        assert not any("nan" in line for line in said)
+        assert said[-1].endswith("jackknife interval).")
+
     def test_without_a_jackknife_the_rms_is_quoted(self) -> None:
         summary = sensitivity_summary(answers((2, 2, 60)))
         assert summary.intervals is not None

@@ -100,7 +100,7 @@ def _verdict(summary: SensitivitySummary) -> list[str]:
         larger, smaller = ("order", "choice") if side < 0 else ("choice", "order")
         verdict += f" can be told from 1: the {larger} matters more than the {smaller}."
     quote = f"This is the r to quote ({name} interval)"
-    if free is None or math.isnan(free.low):
+    if free is None or math.isnan(free.low) or math.isnan(free.estimate):
         return [verdict, f"{quote}."]
     return [verdict, f"{quote}; beside it, free of the noise of {summary.num_queries:,} queries: {with_bounds(free)}."]
 
