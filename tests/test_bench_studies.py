@@ -282,5 +282,17 @@ def test_a_run_s_folder_is_measured_by_the_command(world, tmp_path, monkeypatch,
     assert {(row["case"], row["prompts"]) for row in rows if not row["failure"]} == {("run", 2 * 3 * 2 * 6 - 5 * 6)}
 
 
+def test_another_model_without_the_study_s_adapter_is_said(world, tmp_path, monkeypatch, capsys):
+    (file := tmp_path / "own.yaml").write_text(study_in(world, adapter="trained").to_yaml())
+    monkeypatch.setattr(bench, "run", lambda *_: [])
+    for more, said in (
+        (["--model", str(world / "model")], "without the study's adapter (trained)"),
+        ([], "has an adap"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", str(file), "--peer", "prefix_reuse", "--json", *more])
+        assert said in capsys.readouterr().err
+
+
 def test_the_yardstick_is_the_fastest_product_known():
     assert [row.times_linear for row in rows_of_a_case(1.0, 4.0, 0.5)] == [2.0, 8.0, 1.0]

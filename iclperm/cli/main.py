@@ -523,6 +523,8 @@ def _measured(study: Path | None, out: Path | None, given: dict[str, Any], say: 
     from iclperm import bench as benchmark
 
     read: dict[str, Any] = {} if study is None else rooms.commands.named_study(study)
+    if given["models"] and read and read["study"].adapter is not None:
+        say(f"note: {given['models']} is measured without the study's adapter ({read['study'].adapter})")
     rows = benchmark.run(benchmark.options(**read, **given), say, out)
     if out is not None:
         say(f"wrote {', '.join(map(str, [out, *benchmark.write_beside(rows, out)]))}")
