@@ -383,9 +383,11 @@ def draw_queries(seed: int, count: int, task: Task, examples: Examples, known: S
         pool = np.flatnonzero(fresh & (examples.labels == label))
         draws = np.arange(len(rows[turn::num_labels]))
         if not len(pool) and len(draws):
+            num = int(np.sum(examples.labels == label))
+            why = f" (all {num:,} repeat rows of another split, in the columns that are used)" if num else ""
             raise DataError(
-                f"{_of_class(task, int(label))} has no usable {split} examples, but {count} queries need {len(draws)}"
-                f"{_of_it(task)}; add examples (or enlarge the split's share)"
+                f"{_of_class(task, int(label))} has no usable {split} examples{why}, but {count} queries need "
+                f"{len(draws)}{_of_it(task)}; add examples (or enlarge the split's share)"
                 f"{', or remove the label and its rows' if task.words else ''}"
             )
         if len(draws):
