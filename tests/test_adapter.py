@@ -199,16 +199,22 @@ def test_a_study_has_one_and_its_run_is_of_that_adapter_alone(model, adapter, tm
     assert np.abs(ours - bare_ones).max() > 100 * PER_TOKEN
     assert run.study.model_name == f"{model} + {adapter().name}"
     assert any("is merged into the model" in note for note in iclperm.plan(study).notes)
+    assert not any("was trained on" in note for note in iclperm.plan(study).notes)
+    edit(renamed := adapter(copy=tmp_path), base_model_name_or_path="someone/Other-7B")
+    notes = iclperm.plan(Study(**sizes, adapter=str(renamed))).notes
+    assert f"the adapter was trained on someone/Other-7B, and the model is {model}" in notes
     plan, other = (json.loads((tmp_path / name / "plan.json").read_text()) for name in ("run", "bare"))
     assert plan["hashes"].keys() - other["hashes"].keys() == {"adapter"}
     assert iclperm.run(study, tmp_path / "run").digest == run.digest
     moved = tmp_path / "elsewhere"
     shutil.copytree(adapter(), moved)
     assert iclperm.run(Study(**sizes, adapter=str(moved)), tmp_path / "again").digest == run.digest
-    with pytest.raises(IclpermError):
+    with pytest.raises(IclpermError, match="another run: the adapter has changed since"):
         iclperm.run(Study(**sizes, adapter=str(adapter("rslora"))), tmp_path / "run")
-    with pytest.raises(IclpermError):
+    with pytest.raises(IclpermError, match="another run: an adapter was given there alone"):
         iclperm.run(Study(**sizes), tmp_path / "run")
+    with pytest.raises(IclpermError, match="another run: an adapter is given here alone"):
+        iclperm.run(study, tmp_path / "bare")
 
 
 def test_workers_merge_it_too(model, adapter, tmp_path):

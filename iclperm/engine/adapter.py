@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ _ADDED_TOKENS = {"PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT
 """Kinds that put something before a prompt instead of changing weights."""
 _OF_TEXT = ("normalizer", "pre_tokenizer", "post_processor", "model", "added_tokens")
 """Parts of a tokenizer.json that decide which tokens a text has; not those on padding and cutting."""
+_DIGEST = re.compile(r"[0-9a-f]{40}")
 _PROBE = range(3, 35)
 _MOST_NATS = {4: 1e-3, 2: 0.5}
 """By bytes of a number: how far the mean log-probability may move when an adapter is merged that lay beside."""
@@ -60,6 +62,16 @@ def check_adapter(adapter: Path, model: Path) -> None:
     except (SafetensorError, OSError) as error:
         raise ModelError(f"'{weights}' cannot be read: {first_line(error)}; save or fetch it again") from error
     _refuse_other_tokens(adapter / TOKENIZER_FILE, model / TOKENIZER_FILE)
+
+
+def other_base(adapter: Path, *names: str) -> str:
+    """The model that an adapter's settings say it was trained on, where its name is none of ``names``, else nothing.
+
+    Names are told apart by their last part: hub ids and folders are moved, and a hub's cache has digests for names.
+    """
+    base = str(json_object(adapter / _SETTINGS).get("base_model_name_or_path") or "")
+    ours, *theirs = (re.split(r"[/\\]", name.rstrip("/\\"))[-1].casefold() for name in (base, *names))
+    return "" if ours in ("", *theirs) or _DIGEST.fullmatch(ours) else base
 
 
 def merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:

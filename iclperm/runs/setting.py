@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from iclperm.base.imports import import_whole
-from iclperm.engine.adapter import check_adapter
+from iclperm.engine.adapter import check_adapter, other_base
 from iclperm.engine.facts import (
     ADAPTER_FILES,
     TOKENIZER_FILE,
@@ -194,8 +194,10 @@ class ResolvedStudy:
         notes = self.task.notes
         if self.model is not None and file_of(self.model) is not None:
             notes.append(f"the model is a file of {in_words(self.model, self.dtype)}")
-        if self.study.adapter is not None:
+        if self.study.adapter is not None and self.model is not None:
             notes.append(f"the adapter {self.study.adapter} is merged into the model; the tokenizer is the model's own")
+            if base := other_base(Path(self.study.adapter), self.study.model, str(self.model)):
+                notes.append(f"the adapter was trained on {base}, and the model is {self.study.model}")
         return notes
 
     @property
