@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 import iclperm
 from iclperm.engine import Engine
-from iclperm.engine.adapter import check_adapter
+from iclperm.engine.adapter import _next_tokens, check_adapter
 from iclperm.errors import ConfigError, IclpermError, ModelError
 from iclperm.reference import scoring
 from iclperm.study.study import Study
@@ -187,6 +187,22 @@ def test_a_tokenizer_that_pads_otherwise_is_no_other(model, adapter, tmp_path):
 def test_embedding_and_head_that_are_one_are_not_merged_into(model, adapter):
     with pytest.raises(ModelError, match="answers otherwise when it is merged"):
         Engine.from_pretrained(model, adapter=adapter("embedding"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of PEFT, on the embedding
+def test_a_fault_of_one_token_alone_is_seen(model, adapter, tmp_path):
+    """The mean over the vocabulary hides it: the embedding of one token that the probe does not hold, and its head."""
+    path = adapter("embedding", copy=tmp_path) / "adapter_model.safetensors"
+    weights = load_file(path)
+    (key,) = (key for key in weights if "lora_embedding_A" in key)
+    weights[key] = torch.where(torch.arange(weights[key].shape[1]) == 60, 1e-3 * weights[key], 0)
+    save_file(weights, path)
+    whole, on_top = (beside(model, path.parent) for _ in range(2))
+    moved = (_next_tokens(whole.merge_and_unload()) - _next_tokens(on_top)).abs()
+    assert moved.mean() < 1e-3
+    assert moved.max() > 1e-2
+    with pytest.raises(ModelError, match="answers otherwise when it is merged"):
+        Engine.from_pretrained(model, adapter=path.parent)
 
 
 def test_a_study_has_one_and_its_run_is_of_that_adapter_alone(model, adapter, tmp_path):

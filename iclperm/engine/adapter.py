@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import warnings
 from pathlib import Path
@@ -31,8 +32,9 @@ _OF_TEXT = ("normalizer", "pre_tokenizer", "post_processor", "model", "added_tok
 """Parts of a tokenizer.json that decide which tokens a text has; not those on padding and cutting."""
 _DIGEST = re.compile(r"[0-9a-f]{40}")
 _PROBE = range(3, 35)
-_MOST_NATS = {4: 1e-3, 2: 0.5}
-"""By bytes of a number: how far the mean log-probability may move when an adapter is merged that lay beside."""
+_MOST_NATS = {4: (1e-3, 1e-2), 2: (0.5, math.inf)}
+"""By bytes of a number: how far log-probabilities may move when an adapter is merged that lay beside, on average and at
+most, which a fault of one token's row alone exceeds. On Gemma 3 270M in float32 they move 4e-4 at most."""
 
 
 def check_adapter(adapter: Path, model: Path) -> None:
@@ -101,10 +103,11 @@ def merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
             f"the adapter {str(adapter)!r} does not merge into a {model.config.model_type!r} model: "
             f"{first_line(error)}; give the model that it was trained on"
         ) from error
-    moved = float((_next_tokens(whole) - beside).abs().mean())
-    if not moved <= _MOST_NATS[whole.dtype.itemsize]:
+    moved = (_next_tokens(whole) - beside).abs()
+    found = float(moved.mean()), float(moved.max())
+    if not all(nats <= most for nats, most in zip(found, _MOST_NATS[whole.dtype.itemsize], strict=True)):
         raise ModelError(
-            f"the adapter {str(adapter)!r} answers otherwise when it is merged ({moved:.2g} nats a token), as one "
+            f"the adapter {str(adapter)!r} answers otherwise when it is merged (by {found[1]:.2g} nats), as one "
             "does that changes an embedding and a head that are one; load both yourself: "
             "Engine(PeftModel.from_pretrained(...))"
         )
