@@ -160,7 +160,7 @@ def test_a_folder_that_has_it_is_left_as_it_is_without(ran, is_finished, tmp_pat
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     more = {"queries": 12} if ran.name == "labels" else {}
     for changes, extend in (({}, False), (more, True)):
-        said = r"normalize is pmi there alone \(iclperm report --normalize reads it otherwise\); give another folder"
+        said = r"normalize is pmi there alone \(report --normalize sum reads it as sums\); give another folder"
         with pytest.raises(RunError, match=said):
             iclperm.run(ran.study.model_copy(update={"normalize": "sum", **changes}), run, extend=extend)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

@@ -59,10 +59,7 @@ _DIGESTS = {
     "hashes.adapter": "the adapter",
 }
 _SIDED = {  # in words, where one plan alone has it: here, there
-    PMI: (
-        "normalize is pmi here alone",
-        "normalize is pmi there alone (iclperm report --normalize reads it otherwise)",
-    ),
+    PMI: ("normalize is pmi here alone", "normalize is pmi there alone (report --normalize sum reads it as sums)"),
     "hashes.adapter": ("an adapter is given here alone", "an adapter was given there alone"),
 }
 _STALE_SECONDS = 3_600  # a commit takes seconds; a file of tmp this old was left by a killed process
