@@ -279,7 +279,9 @@ class Run(FinishedRun):
         }
         said = {key: self._in_words(about) for key, about in found.items() if about is not None}
         again: Rereading | None = vars(self).get(rereading.ASIDE)  # in the words of each reading
-        return said if again is None else said | {rereading.ASIDE: again}
+        if again is not None:
+            said[rereading.ASIDE] = again
+        return said
 
     def write_report(self, folder: str | Path | None = None, kind: str | None = None) -> list[Path]:
         """Writes figures and report.json into ``folder``, by default the run's own; returns their paths."""
