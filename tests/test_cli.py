@@ -311,6 +311,28 @@ def test_a_termination_is_an_interrupt():
     assert "the same command continues" in done.stderr
 
 
+def test_a_termination_of_forked_workers_is_theirs_alone():
+    """lm-evaluation-harness bootstraps in a pool of forked processes, and ends it by SIGTERM."""
+    script = (
+        "import multiprocessing, os, signal, sys, time\n"
+        "from iclperm import api\n"
+        "from iclperm.cli import main as cli\n"
+        "def run(*_, **__):\n"
+        "    with multiprocessing.get_context('fork').Pool(2) as pool:\n"
+        "        assert pool.map(abs, [-1, -2]) == [1, 2]\n"
+        "        workers = list(pool._pool)\n"
+        "        pool.apply_async(time.sleep, [60])\n"
+        "        time.sleep(0.2)\n"
+        "    print(min(worker.exitcode for worker in workers), file=sys.stderr)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "api.run = run\n"
+        "cli.main(['run', '--out', 'nowhere'])\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
+    said = ["-15", "stopped; what is finished is kept, the same command continues"]
+    assert (done.returncode, [line for line in done.stderr.splitlines() if line]) == (3, said)
+
+
 def numpys_error() -> MemoryError:
     with pytest.raises(MemoryError) as raised:
         np.empty(1 << 59)

@@ -65,10 +65,15 @@ def main(args: Sequence[str] | None = None, *, limits: WorkLimits | None = None)
 
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished is kept and recorded."""
+    """A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished is kept and recorded. A process that is forked
+    within has nothing to keep, and dies of it."""
+    owner = os.getpid()
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _: object) -> None:
+        if os.getpid() == owner:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
