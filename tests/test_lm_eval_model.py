@@ -133,6 +133,23 @@ def test_what_the_harness_ends_with_is_one_line_and_a_remedy(arguments: list[str
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize("given", ["device=cpu", "batch_size=4"])
+def test_what_the_harness_gives_itself_is_no_model_argument(folder: Path, given: str) -> None:
+    name = given.partition("=")[0]
+    arguments = ["--tasks", "local_zero_shot", "--include_path", str(folder), "--model_args", f"pretrained=demo,{given}"]
+    with pytest.raises(ConfigError, match=rf"^{name} is in --model_args; give it as --{name}$"):
+        harness_main(arguments)
+
+
+def test_model_arguments_of_python_are_a_text_or_a_dictionary() -> None:
+    from iclperm.integrations.lm_eval import TreeLM
+
+    with pytest.raises(ConfigError, match="^device is in --model_args; give it as --device$"):
+        TreeLM.create_from_arg_string("pretrained=demo,device=cpu", {"device": "cuda:0"})
+    beside = {"device": None, "batch_size": 1}
+    assert TreeLM.create_from_arg_string("pretrained=demo,device=cpu", beside).pretrained == "demo"
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
     from iclperm.integrations.lm_eval import TreeLM

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from lm_eval._cli import HarnessCLI
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models import huggingface
-from lm_eval.utils import setup_logging
+from lm_eval.utils import setup_logging, simple_parse_args_string
 from tqdm import tqdm
 
 from iclperm.engine import Engine
@@ -108,6 +108,19 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
         self._encoder = Encoder(self.engine.tokenizer, self.engine.model.config)
         self._seed, self._drawn = seed, Counter[bytes]()
         self._warn_of_the_models_own_penalties()
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
+        """As `create_from_arg_obj`, of ``a=1,b=2``."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
+        """Of ``--model_args`` and what the harness gives beside them; raises `ConfigError` for what both name."""
+        beside = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if both := sorted(beside.keys() & arg_dict):
+            raise ConfigError(f"{both[0]} is in --model_args; give it as --{both[0]}")
+        return cls(**arg_dict, **beside)
 
     @property
     def max_length(self) -> int:
