@@ -150,6 +150,16 @@ def test_model_arguments_of_python_are_a_text_or_a_dictionary() -> None:
     assert TreeLM.create_from_arg_string("pretrained=demo,device=cpu", beside).pretrained == "demo"
 
 
+@pytest.mark.parametrize(("given", "said"), [([], 0), (["--device", "cuda:0"], 1), (["--device", "cpu"], 0)])
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: list[str], said: int
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    arguments = ["--tasks", "local_zero_shot", "--include_path", str(folder), "--model_args", "pretrained=demo"]
+    harness_main([*arguments, "--limit", "1", *given])
+    assert caplog.text.count("the device is cuda:0, but torch finds no GPU here; the model runs on the CPU") == said
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
     from iclperm.integrations.lm_eval import TreeLM

@@ -259,15 +259,20 @@ def main(arguments: Sequence[str]) -> None:
     try:
         setup_logging()
         harness = HarnessCLI()
-        harness.execute(harness.parse_args())
+        chosen = harness.parse_args()
+        if getattr(chosen, "model", None) == "iclperm" and not (chosen.device or chosen.config):
+            chosen.device = "auto"  # the harness's own is cuda:0, which would look as if one had asked for it
+        harness.execute(chosen)
     finally:
         sys.argv = before
 
 
 def _device(given: str | None) -> str:
-    """The harness asks for a GPU unless it is told otherwise, and does without where there is none."""
-    is_missing = given is not None and given.startswith("cuda") and not torch.cuda.is_available()
-    return "auto" if given is None or is_missing else given
+    """As `hf`, does without a GPU where there is none, and says so."""
+    if given is not None and given.startswith("cuda") and not torch.cuda.is_available():
+        _LOG.warning("the device is %s, but torch finds no GPU here; the model runs on the CPU", given)
+        return "cpu"
+    return given or "auto"
 
 
 def _refuse(what: str, value: object, where: str) -> NoReturn:
