@@ -136,7 +136,14 @@ def test_what_the_harness_ends_with_is_one_line_and_a_remedy(arguments: list[str
 @pytest.mark.parametrize("given", ["device=cpu", "batch_size=4"])
 def test_what_the_harness_gives_itself_is_no_model_argument(folder: Path, given: str) -> None:
     name = given.partition("=")[0]
-    arguments = ["--tasks", "local_zero_shot", "--include_path", str(folder), "--model_args", f"pretrained=demo,{given}"]
+    arguments = [
+        "--tasks",
+        "local_zero_shot",
+        "--include_path",
+        str(folder),
+        "--model_args",
+        f"pretrained=demo,{given}",
+    ]
     with pytest.raises(ConfigError, match=rf"^{name} is in --model_args; give it as --{name}$"):
         harness_main(arguments)
 

@@ -9,6 +9,7 @@ import platform
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -197,6 +198,8 @@ def run(options: BenchOptions, say: Say, out: Path | None = None) -> list[Row]:
         raise PeerError(f"{absent}; choose another --device")
     out = None if out is None else output(out, is_folder=True)  # it is appended to: no link either
     finished = [] if out is None or not out.exists() else read_rows(out)
+    if out is not None and (torn := _torn(out)):
+        os.truncate(out, out.stat().st_size - torn)
 
     def keep(row: Row) -> None:
         finished.append(row)
@@ -217,13 +220,26 @@ def run(options: BenchOptions, say: Say, out: Path | None = None) -> list[Row]:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """The rows of a file, the latest of each contender alone; raises DataError naming the file."""
+    """The rows of a file, the latest of each contender alone; raises DataError naming the file.
+
+    A last one that was not written to its end is left out, with a warning.
+    """
+    if torn := _torn(file):
+        warnings.warn(f"{file}: its last row was not written to the end, and is left out", stacklevel=1)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        content = file.read_bytes()
+        lines = content[: len(content) - torn].decode().splitlines()
         rows = [Row.from_json(line) for line in lines if line.strip()]
     except (DataError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {error}") from None
     return _latest(rows)
+
+
+def _torn(file: Path) -> int:
+    """Bytes at the end of a file that are the beginning of a row."""
+    last = file.read_bytes().rpartition(b"\n")[2] if file.exists() else b""
+    begin = b'{"case": "'
+    return len(last) if begin.startswith(last[: len(begin)]) else 0
 
 
 def _latest(rows: Sequence[Row]) -> list[Row]:
