@@ -210,9 +210,10 @@ def test_a_sentence_is_made_of_rounds_that_agree_alone():
     )
     wide = replace(plain, seconds=[120.0, 120.0, 169.0])
     assert why_not_quoted([ours, wide]).startswith(
-        "rounds of the same work differ (plain by 1.4 x; 1.3 x may); measure"
+        "rounds of the same work differ (plain by 1.41 x; 1.3 x may); measure"
     )
     assert "To quote" not in render([ours, wide])
+    assert "(plain by 1.31 x; 1.3 x may)" in why_not_quoted([ours, replace(plain, seconds=[100.0, 130.1])])
     slow = replace(plain, ours_seconds=[1.0, 1.5, 1.0])  # of the group that this peer ran in
     busy = replace(slow, others_busy=[0.1, 1.94, 0.0])
     assert "(iclperm by 1.5 x; 1.3 x may), and other programs kept 1.9 processors busy; measure" in why_not_quoted(
@@ -224,6 +225,16 @@ def test_a_sentence_is_made_of_rounds_that_agree_alone():
     assert why_not_quoted([ours, replace(plain, seconds=[120.0])]).startswith("one round does not tell")
     one = [replace(row, threads=1) for row in (ours, plain)]
     assert "on 1 core of Fast CPU" in sentence(one)
+
+
+def test_a_sentence_says_no_more_than_was_measured():
+    rows = rows_of_a_case(1.0, 4.0, 2.0)
+    crowded = [replace(row, threads=99, difference=3.01e-6, prompts=10, all_prompts=1_200) for row in rows]
+    told = sentence(crowded)
+    assert told.startswith("On 10 of the 1,200 prompts of c (")
+    assert "iclperm took 1 s with 99 threads on 2 cores of Fast CPU: " in told
+    assert told.endswith("; all log-likelihoods agree to 4e-06 nats.")
+    assert sentence([replace(row, all_prompts=10) for row in rows]) == sentence(rows)
 
 
 def test_what_is_given_is_not_what_quick_chooses():

@@ -43,6 +43,10 @@ class Measurable(Protocol):
     def new_tokens(self) -> int:
         """Tokens that are written after each prompt; 0 where labels are scored."""
 
+    @property
+    def num_cells(self) -> int:
+        """Prompts of all of it; asked before it is scaled."""
+
     def scaled(self, scale: float) -> Self:
         """About that share of the work."""
 
@@ -72,6 +76,11 @@ class Case:
     lengths: tuple[int, int] = (32, 48)
     new_tokens: int = 0
     digest: str = ""
+
+    @property
+    def num_cells(self) -> int:
+        """Prompts of it."""
+        return self.permutations * len(self.shots) * self.queries
 
     def scaled(self, scale: float) -> Case:
         """About that share of the work: fewer orderings, then fewer queries."""

@@ -99,7 +99,8 @@ class BenchOptions:
 class Row:
     """A contender on one case, model and dtype: all that the table is made of, as one line of JSON.
 
-    ``share`` is the part of the case's tokens that a pass scored. Of the same rounds are ``ours_seconds`` and, on all
+    ``prompts`` of ``all_prompts`` that the whole case or study has (0: not known) were taken; ``share`` is the part of
+    their tokens that a pass scored. Of the same rounds are ``ours_seconds`` and, on all
     distinct tokens, the linear layers alone: ``torch_linear_seconds`` by the model's own modules, for which
     ``linear_library`` multiplied, ``linear_seconds`` by the fastest product known there, ``fastest_product``.
     ``new_tokens`` were written after each prompt; 0: labels were scored. ``memory_bytes`` is the most that the process
@@ -146,6 +147,7 @@ class Row:
     new_tokens: int = 0
     fastest_product: str = ""
     others_busy: list[float] = field(default_factory=list)
+    all_prompts: int = 0
 
     @property
     def block(self) -> tuple[str, str, str, str, int, float, str]:
@@ -224,14 +226,15 @@ def read_rows(file: Path) -> list[Row]:
 
     A last one that was not written to its end is left out, with a warning.
     """
-    if torn := _torn(file):
-        warnings.warn(f"{file}: its last row was not written to the end, and is left out", stacklevel=1)
+    torn = _torn(file)
     try:
         content = file.read_bytes()
         lines = content[: len(content) - torn].decode().splitlines()
         rows = [Row.from_json(line) for line in lines if line.strip()]
     except (DataError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {error}") from None
+    if torn:
+        warnings.warn(f"{file}: its last row was not written to the end, and is left out", stacklevel=1)
     return _latest(rows)
 
 
@@ -265,7 +268,7 @@ class _Block:
         self.folder = model.folder()
         self.about = facts(self.folder)
         self.scale = self._scale(case)
-        self.case = case.scaled(self.scale)
+        self.case, self.all_prompts = case.scaled(self.scale), case.num_cells
         self.key = (model.name, case.name, dtype, options.device, options.threads, self.scale, case.digest)
 
     def _scale(self, case: Measurable) -> float:
@@ -525,6 +528,7 @@ class _Rounds:
         return self.block.row(
             entrant.contender,
             prompts=len(self.block.work.cells),
+            all_prompts=self.block.all_prompts,
             tokens_naive=self.block.work.num_fed,
             tokens_unique=self.block.distinct,
             tokens_forwarded=round(answer["tokens"] / entrant.share),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from itertools import groupby
 from typing import Any
 
@@ -159,7 +160,7 @@ def why_not_quoted(block: Sequence[Row]) -> str:
     spreads = {name: max(seconds) / min(seconds) for name, seconds in rounds.items()}
     if not (wide := {name: spread for name, spread in spreads.items() if spread > _MOST_SPREAD}):
         return ""
-    named = ", ".join(f"{name} by {spread:.2g} x" for name, spread in wide.items())
+    named = ", ".join(f"{name} by {_up(spread, 3):.3g} x" for name, spread in wide.items())
     others = _others(max(_most_busy(row) for row in compared(block)))
     return (
         f"rounds of the same work differ ({named}; {_MOST_SPREAD:g} x may){others}; measure again, with more "
@@ -184,19 +185,34 @@ def sentence(block: Sequence[Row]) -> str:
               f"{_version(row)}{_scaled(row)}" for row in others]  # fmt: skip
     told = f"{', '.join(pieces[:-1])} and {pieces[-1]}" if len(pieces) > 1 else pieces[0]
     worst = max(row.difference or 0.0 for row in told_of)
-    where = ours.machine.get("gpu") or f"{cores(ours.threads)} of {ours.machine.get('processor')}"
+    where = (
+        f"on {ours.machine['gpu']}" if "gpu" in ours.machine else f"{_workers(ours)} of {ours.machine.get('processor')}"
+    )
     agreed = "every token written is the likeliest" if ours.new_tokens else "all log-likelihoods agree"
     tokens = f"{ours.tokens_naive:,} tokens one by one, {ours.tokens_forwarded:,} forwarded"
-    took = f"iclperm took {statistics.median(ours.seconds):.3g} s on {where}"
+    took = f"iclperm took {statistics.median(ours.seconds):.3g} s {where}"
+    part = f"{ours.prompts:,} of the {ours.all_prompts:,}" if ours.prompts < ours.all_prompts else f"{ours.prompts:,}"
     return (
-        f"On {ours.prompts:,} prompts of {ours.case} ({tokens}) with {ours.model} in {ours.dtype}, {took}: {told}; "
-        f"{agreed}{f' to {worst:.0e} nats' if worst else ''}{_others(max(map(_most_busy, told_of)))}."
+        f"On {part} prompts of {ours.case} ({tokens}) with {ours.model} in {ours.dtype}, {took}: {told}; "
+        f"{agreed}{f' to {_up(worst):.0e} nats' if worst else ''}{_others(max(map(_most_busy, told_of)))}."
     )
 
 
 def cores(count: int) -> str:
     """So many cores, in words."""
     return f"{count} core{'' if count == 1 else 's'}"
+
+
+def _workers(row: Row) -> str:
+    """The cores that can have worked at once."""
+    there = row.machine.get("cores", row.threads)
+    crowd = "" if row.threads <= there else f"with {row.threads} threads "
+    return f"{crowd}on {cores(min(row.threads, there))}"
+
+
+def _up(value: float, digits: int = 1) -> float:
+    """To so many digits, and no less than it was."""
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(str(value)))
 
 
 def _factor(ratio: float) -> str:
