@@ -232,7 +232,7 @@ def test_a_sentence_says_no_more_than_was_measured():
     crowded = [replace(row, threads=99, difference=3.01e-6, prompts=10, all_prompts=1_200) for row in rows]
     told = sentence(crowded)
     assert told.startswith("On 10 of the 1,200 prompts of c (")
-    assert "iclperm took 1 s with 99 threads on 2 cores of Fast CPU: " in told
+    assert "iclperm took 1 s on 2 cores of Fast CPU with 99 threads: " in told
     assert told.endswith("; all log-likelihoods agree to 4e-06 nats.")
     assert sentence([replace(row, all_prompts=10) for row in rows]) == sentence(rows)
 

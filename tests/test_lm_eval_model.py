@@ -151,7 +151,7 @@ def test_what_the_harness_gives_itself_is_no_model_argument(folder: Path, given:
 def test_model_arguments_of_python_are_a_text_or_a_dictionary() -> None:
     from iclperm.integrations.lm_eval import TreeLM
 
-    with pytest.raises(ConfigError, match="^device is in --model_args; give it as --device$"):
+    with pytest.raises(ConfigError, match=r"^device is in --model_args; give it as --device$"):
         TreeLM.create_from_arg_string("pretrained=demo,device=cpu", {"device": "cuda:0"})
     beside = {"device": None, "batch_size": 1}
     assert TreeLM.create_from_arg_string("pretrained=demo,device=cpu", beside).pretrained == "demo"

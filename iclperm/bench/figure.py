@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from iclperm.bench.measure import Row
-from iclperm.bench.table import compared, cores, why_not_quoted
+from iclperm.bench.table import compared, where, why_not_quoted
 from iclperm.report import figures
 from iclperm.report.parts import Plot
 
@@ -52,7 +52,6 @@ def _draw(rows: Sequence[Row], figure: Figure) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
     first = rows[0]
-    machine = first.machine.get("gpu") or f"{cores(first.threads)} of {first.machine.get('processor')}"
-    line = f"{first.prompts:,} prompts, {first.model}, {first.dtype}, {machine}; medians of {len(first.seconds)}"
+    line = f"{first.prompts:,} prompts, {first.model}, {first.dtype}, {where(first)}; medians of {len(first.seconds)}"
     doubt = ", which are not to be quoted: see the table" if compared(rows) and why_not_quoted(rows) else ""
     figures.head(figure, f"{first.case}: the same answers by each", line + doubt)

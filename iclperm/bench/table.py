@@ -185,12 +185,9 @@ def sentence(block: Sequence[Row]) -> str:
               f"{_version(row)}{_scaled(row)}" for row in others]  # fmt: skip
     told = f"{', '.join(pieces[:-1])} and {pieces[-1]}" if len(pieces) > 1 else pieces[0]
     worst = max(row.difference or 0.0 for row in told_of)
-    where = (
-        f"on {ours.machine['gpu']}" if "gpu" in ours.machine else f"{_workers(ours)} of {ours.machine.get('processor')}"
-    )
     agreed = "every token written is the likeliest" if ours.new_tokens else "all log-likelihoods agree"
     tokens = f"{ours.tokens_naive:,} tokens one by one, {ours.tokens_forwarded:,} forwarded"
-    took = f"iclperm took {statistics.median(ours.seconds):.3g} s {where}"
+    took = f"iclperm took {statistics.median(ours.seconds):.3g} s on {where(ours)}"
     part = f"{ours.prompts:,} of the {ours.all_prompts:,}" if ours.prompts < ours.all_prompts else f"{ours.prompts:,}"
     return (
         f"On {part} prompts of {ours.case} ({tokens}) with {ours.model} in {ours.dtype}, {took}: {told}; "
@@ -203,11 +200,13 @@ def cores(count: int) -> str:
     return f"{count} core{'' if count == 1 else 's'}"
 
 
-def _workers(row: Row) -> str:
-    """The cores that can have worked at once."""
+def where(row: Row) -> str:
+    """What it ran on: a GPU, or the cores that can have worked at once."""
+    if "gpu" in row.machine:
+        return str(row.machine["gpu"])
     there = row.machine.get("cores", row.threads)
-    crowd = "" if row.threads <= there else f"with {row.threads} threads "
-    return f"{crowd}on {cores(min(row.threads, there))}"
+    crowd = f" with {row.threads} threads" if row.threads > there else ""
+    return f"{cores(min(row.threads, there))} of {row.machine.get('processor')}{crowd}"
 
 
 def _up(value: float, digits: int = 1) -> float:
