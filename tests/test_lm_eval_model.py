@@ -110,9 +110,14 @@ def test_the_command_runs_a_task(folder: Path, tmp_path: Path, capsys: pytest.Ca
     [
         ({}, "give --model_args pretrained=demo"),
         ({"pretrained": "demo", "load_in_4bit": True}, "takes no 'load_in_4bit'"),
+        ({"pretrained": "demo", "max_length": "abc"}, "max_length is 'abc'; give a whole number from 1 on"),
+        ({"pretrained": "demo", "max_length": -5}, "max_length is -5; give"),
+        ({"pretrained": "demo", "seed": "x"}, "seed is 'x'; give a whole number from 0 on"),
+        ({"pretrained": "demo", "add_bos_token": "maybe"}, "add_bos_token is 'maybe'; give True or False"),
+        ({"pretrained": "demo", "prefix_token_id": 999_999}, "prefix_token_id is 999999; give .* from 0 to 2047 in"),
     ],
 )
-def test_what_cannot_be_had_is_refused_in_a_line(arguments: dict[str, str], said: str) -> None:
+def test_what_cannot_be_had_is_refused_in_a_line(arguments: dict[str, Any], said: str) -> None:
     from iclperm.integrations.lm_eval import TreeLM
 
     with pytest.raises(ConfigError, match=said):

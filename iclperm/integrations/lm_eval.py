@@ -80,6 +80,10 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
             )
         if not pretrained:
             raise ConfigError("no model is named; give --model_args pretrained=demo, a folder or a hub id")
+        _check("max_length", max_length, 1)
+        _check("seed", seed, 0)
+        if add_bos_token not in (None, True, False):
+            raise ConfigError(f"add_bos_token is {add_bos_token!r}; give True or False in --model_args")
         self.engine = Engine.from_pretrained(
             pretrained,
             revision=revision,
@@ -90,6 +94,7 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
         )
         if self.engine.tokenizer is None:
             raise ModelError(f"{pretrained!r} has no tokenizer, and the harness gives texts; save it beside the model")
+        _check("prefix_token_id", prefix_token_id, 0, self.engine.model.get_input_embeddings().num_embeddings - 1)
         with _without_advice():
             super().__init__(
                 self.engine.model,
@@ -273,6 +278,15 @@ def _device(given: str | None) -> str:
         _LOG.warning("the device is %s, but torch finds no GPU here; the model runs on the CPU", given)
         return "cpu"
     return given or "auto"
+
+
+def _check(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Refuses what is no whole number within bounds; none is given where it is None."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        upto = "on" if most is None else f"to {most}"
+        raise ConfigError(f"{name} is {value!r}; give a whole number from {least} {upto} in --model_args")
 
 
 def _refuse(what: str, value: object, where: str) -> NoReturn:
