@@ -32,7 +32,6 @@ PARTS = {
     "test_extending": 2,
     "test_graded_runs": 4,
     "test_kinds": 3,
-    "test_lm_eval_model": 4,
     "test_page": 3,
     "test_pmi": 3,
     "test_recommend": 4,
