@@ -330,32 +330,6 @@ def test_a_file_that_holds_no_rows_is_named(tmp_path):
         read_rows(file)
 
 
-@pytest.mark.parametrize("length", [1, 14, -2])
-def test_a_row_that_was_not_written_to_its_end_is_measured_again(tmp_path, monkeypatch, length):
-    monkeypatch.setattr(measure, "OURS", fake(tmp_path, "iclperm"))
-    monkeypatch.setattr(measure, "ORACLE", fake(tmp_path, "oracle"))
-    options = BenchOptions(models=("demo",), dtypes=("float32",), peers=(), repeats=1, threads=1, scale=0.01)
-    file = tmp_path / "rows.jsonl"
-    first = Row("other", "demo", "float32", "cpu", 1, 1.0, "iclperm").to_json() + "\n"
-    file.write_text(first + first[:length])
-    with pytest.warns(UserWarning, match=r"rows\.jsonl: its last row was not written to the end, and is left out"):
-        rows = measure.run(options, lambda _: None, file)
-    assert [row.case for row in rows] == ["other", "monte_carlo"]
-    assert file.read_text().startswith(first)
-    assert read_rows(file) == rows
-
-
-def test_a_file_of_something_else_is_refused_before_a_study_is_read_and_keeps_its_bytes(tmp_path, capsys):
-    file = tmp_path / "notes.jsonl"
-    for content in ("a line without an end", '{"case": 1}\n', '{"case": 1}\n{"case": "m'):
-        file.write_text(content)
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["bench", str(tmp_path / "no-study.yaml"), "--out", str(file)])
-        assert ended.value.code == 1
-        assert "notes.jsonl: not a row of the benchmark" in capsys.readouterr().err
-        assert file.read_text() == content
-
-
 def test_peers_import_nothing_of_iclperm():
     ours = {"ours.py", "oracle.py"}
     for script in PEERS.glob("*.py"):
