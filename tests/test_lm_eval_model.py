@@ -138,7 +138,7 @@ def test_what_the_harness_ends_with_is_one_line_and_a_remedy(arguments: list[str
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.parametrize("given", ["device=cpu", "batch_size=4"])
+@pytest.mark.parametrize("given", ["batch_size=4"])
 def test_what_the_harness_gives_itself_is_no_model_argument(folder: Path, given: str) -> None:
     name = given.partition("=")[0]
     arguments = [
@@ -162,14 +162,29 @@ def test_model_arguments_of_python_are_a_text_or_a_dictionary() -> None:
     assert TreeLM.create_from_arg_string("pretrained=demo,device=cpu", beside).pretrained == "demo"
 
 
-@pytest.mark.parametrize(("given", "said"), [([], 0), (["--device", "cuda:0"], 1), (["--device", "cpu"], 0)])
-def test_a_gpu_that_was_asked_for_and_is_not_there_is_said(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: list[str], said: int
+@pytest.mark.parametrize(("given", "device"), [([], "auto"), (["--device", "cuda:0"], "cuda:0")])
+def test_the_harness_asks_for_a_gpu_only_where_one_did(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], device: str
 ) -> None:
+    from iclperm.integrations import lm_eval as ours
+
+    chosen: list[Any] = []
+    monkeypatch.setattr(ours.HarnessCLI, "execute", lambda self, arguments: chosen.append(arguments))
+    ours.main(["--tasks", "any", *given])
+    assert [each.device for each in chosen] == [device]
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from iclperm.integrations.lm_eval import _device
+
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    arguments = ["--tasks", "local_zero_shot", "--include_path", str(folder), "--model_args", "pretrained=demo"]
-    harness_main([*arguments, "--limit", "1", *given])
-    assert caplog.text.count("the device is cuda:0, but torch finds no GPU here; the model runs on the CPU") == said
+    with caplog.at_level(logging.WARNING, "lm_eval"):
+        assert [_device(given) for given in (None, "auto", "cpu", "cuda:0")] == ["auto", "auto", "cpu", "cpu"]
+    assert [each.getMessage() for each in caplog.records] == [
+        "the device is cuda:0, but torch finds no GPU here; the model runs on the CPU"
+    ]
 
 
 @pytest.fixture(scope="module")
