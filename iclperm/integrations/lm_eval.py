@@ -94,7 +94,7 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
         )
         if self.engine.tokenizer is None:
             raise ModelError(f"{pretrained!r} has no tokenizer, and the harness gives texts; save it beside the model")
-        _check("prefix_token_id", prefix_token_id, 0, self.engine.model.get_input_embeddings().num_embeddings - 1)
+        _check("prefix_token_id", prefix_token_id, 0, int(self.engine.model.get_input_embeddings().weight.shape[0]) - 1)
         with _without_advice():
             super().__init__(
                 self.engine.model,
