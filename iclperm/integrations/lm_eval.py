@@ -94,7 +94,8 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
         )
         if self.engine.tokenizer is None:
             raise ModelError(f"{pretrained!r} has no tokenizer, and the harness gives texts; save it beside the model")
-        _check("prefix_token_id", prefix_token_id, 0, int(self.engine.model.get_input_embeddings().weight.shape[0]) - 1)
+        embeddings: Any = self.engine.model.get_input_embeddings()
+        _check("prefix_token_id", prefix_token_id, 0, int(embeddings.num_embeddings) - 1)
         with _without_advice():
             super().__init__(
                 self.engine.model,
