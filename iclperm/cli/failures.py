@@ -1,6 +1,12 @@
-"""What a command says and exits with when it fails."""
+"""What a command says and exits with when it fails, is ended, or warns."""
 
 from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -8,6 +14,39 @@ from iclperm.errors import ConfigError, IclpermError, RunStopped, is_out_of_memo
 
 FAILED, USAGE, STOPPED = 1, 2, 3
 """Exit codes beside 0; what stopped continues with the same command."""
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished is kept and recorded. A process that is forked
+    within has nothing to keep, and dies of it."""
+    owner = os.getpid()
+
+    def interrupt(number: int, _: object) -> None:
+        if os.getpid() == owner:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Without the place in the code, which says nothing to who typed a command."""
+
+    def line(message: Warning | str, *_: object, **__: object) -> str:
+        return f"warning: {' '.join(str(message).split())}\n"
+
+    before, warnings.formatwarning = warnings.formatwarning, line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def exit_code(error: Exception) -> int:

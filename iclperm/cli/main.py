@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import sys
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +16,15 @@ import click
 
 from iclperm import cli as rooms
 from iclperm.base.environment import settle
-from iclperm.cli.failures import FAILED, STOPPED, exit_code, one_line, usage
+from iclperm.cli.failures import (
+    FAILED,
+    STOPPED,
+    exit_code,
+    one_line,
+    termination_as_interrupt,
+    usage,
+    warnings_in_a_line,
+)
 from iclperm.cli.options import (
     CHOICES,
     RECOMMEND_KEYS,
@@ -58,42 +63,9 @@ def main(args: Sequence[str] | None = None, *, limits: WorkLimits | None = None)
     outputs = [Output.instead_of("stdout"), Output.instead_of("stderr")]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what a terminal's encoding lacks
-    with _termination_as_interrupt(), _warnings_in_a_line():
+    with termination_as_interrupt(), warnings_in_a_line():
         code = _run_command(arguments, limits)
     sys.exit(after_output(code, outputs[0]))
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """A scheduler's SIGTERM ends a run as Ctrl-C does: what is finished is kept and recorded. A process that is forked
-    within has nothing to keep, and dies of it."""
-    owner = os.getpid()
-
-    def interrupt(number: int, _: object) -> None:
-        if os.getpid() == owner:
-            raise KeyboardInterrupt
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
-    """Without the place in the code, which says nothing to who typed a command."""
-
-    def line(message: Warning | str, *_: object, **__: object) -> str:
-        return f"warning: {' '.join(str(message).split())}\n"
-
-    before, warnings.formatwarning = warnings.formatwarning, line
-    try:
-        yield
-    finally:
-        warnings.formatwarning = before
 
 
 def _run_command(arguments: list[str], limits: WorkLimits | None) -> int:
