@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
+from transformers import Phi3Config, Phi3ForCausalLM
 from zoo import ZOO
 
 from iclperm.engine import Engine, device, plain_model, plan_product, selfcheck
@@ -266,7 +269,8 @@ def test_a_run_is_packed_as_its_engine_would(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("broken", [None, 128, 1152, 4096])
-def test_on_a_gpu_every_shape_is_probed(broken: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("outputs", [4, 64])
+def test_on_a_gpu_every_shape_is_probed(broken: int | None, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of a GPU that is not here: one number of rows gives other bits, as another kernel would."""
     sizes = selfcheck._probed_sizes(8192, GPU)
     assert sizes == pack_sizes(8192, GPU)[:-1]
@@ -277,7 +281,51 @@ def test_on_a_gpu_every_shape_is_probed(broken: int | None, monkeypatch: pytest.
         tried.add(len(x))
         return x + (1e-6 if len(x) == broken else 0.0)
 
-    model = SimpleNamespace(device=CPU, dtype=torch.float32, vocab_size=10)
-    found = selfcheck._is_invariant(product, (4, 4, "some"), model, 8192, torch.Generator())
+    model = SimpleNamespace(device=CPU, dtype=torch.float32, vocab_size=10)  # fewer than a layer may have outputs
+    found = selfcheck._is_invariant(product, (outputs, 4, "some"), model, 8192, torch.Generator())
     assert found == (broken is None)
     assert broken or tried == {*sizes, 8192}
+
+
+@pytest.mark.parametrize("at_place", [-1, 0, 63])
+def test_a_head_of_one_number_of_rows_is_probed_by_place(at_place: int) -> None:
+    """So few rows that all are padded to the same: another result in one place is seen."""
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        assert len(x) == 64
+        return x + torch.where(torch.arange(64) == at_place, 1e-3, 0.0)[:, None]
+
+    limits = SimpleNamespace(probed_rows=lambda *_: 64)
+    model = SimpleNamespace(device=CPU, dtype=torch.float32, vocab_size=10, limits=limits)
+    with mock.patch.object(selfcheck, "_probed_sizes", return_value=[]):
+        found = selfcheck._is_invariant(product, (10, 4, "head"), model, 8192, torch.Generator())
+    assert found == (at_place < 0)
+
+
+def test_only_the_head_is_tried_with_few_rows() -> None:
+    """Phi 3's gate and up beside each other have more outputs than its vocabulary has ids."""
+    config = Phi3Config(
+        vocab_size=200,
+        hidden_size=32,
+        intermediate_size=112,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    model = TreeModel(Phi3ForCausalLM(config).eval())
+    names = {outputs: how for outputs, _, how in selfcheck._products(model)}
+    assert names == {32: "ours", 8: "ours", 224: "ours", 200: "head"}
+    products = selfcheck._products
+
+    def other(run: Any, x: torch.Tensor) -> torch.Tensor:
+        return run(x) + (1e-3 if len(x) >= 128 else 0)
+
+    def broken(model: TreeModel) -> dict[Any, Any]:
+        return {shape: partial(other, run) if shape[0] == 224 else run for shape, run in products(model).items()}
+
+    assert selfcheck.rows_are_invariant(model, 512)
+    with mock.patch.object(selfcheck, "_products", broken):
+        assert not selfcheck.rows_are_invariant(model, 512)

@@ -539,7 +539,9 @@ def _checked_logits(model: PlainModel, place: torch.device) -> int:
     """Rows of logits that the first-use check holds: of two products of the probe, or of a prompt's every token where
     the model cannot be asked for the last alone."""
     of_prompt = 0 if may_keep_last(model.model) else checked_tokens(model.facts, place)
-    return max(2 * padded_rows(64, place), of_prompt * (3 if model.facts.logit_softcap else 1))
+    return max(
+        2 * model.limits.probed_rows(model.facts.vocab_size, place), of_prompt * (3 if model.facts.logit_softcap else 1)
+    )
 
 
 @dataclass(frozen=True)

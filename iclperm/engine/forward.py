@@ -40,6 +40,12 @@ class PassLimits:
         """Rows of logits that exist at a time."""
         return padded_rows(self.logit_bytes // (vocab_size * 4), device)
 
+    def probed_rows(self, vocab_size: int, device: torch.device) -> int:
+        """Rows of logits that the first-use check tries the head with: all that exist at a time, on a host, where they
+        take memory that a run may not need, an eighth of them, but 64."""
+        most = self.logit_rows(vocab_size, device)
+        return padded_rows(max(64, most // 8), device) if device.type == "cpu" else most
+
 
 class KvPool:
     """Keys and values of the open path: one pair of tensors [slots, Hkv, d] a layer, slots as the plan numbers them.
