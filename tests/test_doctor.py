@@ -308,7 +308,8 @@ class TestCommand:
             (["--arch", ""], "--arch is ''"),
             ([""], "the model is ''; give demo"),
             (["--arch", "80,,90"], "--arch is '80,,90'"),
-            (["--arch", "8"], "architecture 8 is none"),
+            (["--arch", "8"], "architecture 8 is none of a GPU"),
+            (["--arch", "80,85"], "architecture 85 is none of a GPU; give compute capabilities times ten: 70, 75, 80"),
             (["--sometimes"], "no such option '--sometimes'"),
         ],
     )

@@ -23,7 +23,8 @@ from iclperm.errors import ConfigError, ModelError
 __all__ = ["Diagnosis", "Onlooker", "doctor"]
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
-_ARCHITECTURES = range(70, 200)
+# Those that GPUs have: of another number the compiler ends the whole process.
+_ARCHITECTURES = (70, 75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
 _DEVICE = re.compile(rf"auto|{BALANCED}|(cpu|cuda|mps|xpu)(:\d+)?")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 Say = Callable[[str], None]
@@ -101,7 +102,8 @@ def _refuse(device: str, dtype: str, architectures: Sequence[int]) -> None:
         raise ConfigError(f"dtype {dtype!r} is unknown; give one of {', '.join(_DTYPES)}")
     for arch in architectures:
         if arch not in _ARCHITECTURES:
-            raise ConfigError(f"architecture {arch} is none; give compute capabilities times ten, such as 80 or 90")
+            known = ", ".join(map(str, _ARCHITECTURES))
+            raise ConfigError(f"architecture {arch} is none of a GPU; give compute capabilities times ten: {known}")
 
 
 class _Examination:
