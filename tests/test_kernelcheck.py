@@ -54,6 +54,20 @@ def test_every_kernel_that_is_launched_is_checked() -> None:
     assert launched == {kernel.name for kernel in KERNELS}
 
 
+def test_row_kernels_are_checked_on_every_card() -> None:
+    """What a head reads lies on one card; layers, and so norms, rotations and gates, on all."""
+    model = TreeModel(ZOO["llama"].build())
+    rowwise = {
+        kernel.name: kernel for kernel in KERNELS if kernel.name in (launching.NORM, launching.ROTATION, launching.GATE)
+    }
+    assert len(rowwise) == 3
+    of_one = {name: len([*kernel.errors(model, 16)]) for name, kernel in rowwise.items()}
+    model.devices = [*model.devices, *model.devices]
+    assert {name: len([*kernel.errors(model, 16)]) for name, kernel in rowwise.items()} == {
+        name: 2 * number for name, number in of_one.items()
+    }
+
+
 def test_the_shapes_are_all_that_is_shipped() -> None:
     def tiles(launch: triton_attention.Launch) -> tuple[int, int]:
         return launch.lines, launch.keys

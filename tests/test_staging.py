@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 from zoo import ZOO
 
-from iclperm.engine import Engine, plan_product
+from iclperm.engine import Engine, executor, plan_product
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.link import Array, DeviceLink
 from iclperm.engine.model import TreeModel
@@ -29,7 +29,15 @@ triton_interpreter.repair()
 
 CPU = torch.device("cpu")
 # Operations after which a host knows a number that a device has made.
-_WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal"}
+_WAITING = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::is_nonzero",
+    "aten::equal",
+    "aten::repeat_interleave.Tensor",
+    "aten::repeat_interleave.self_Tensor",
+}
 # Calls that move numbers between host and device, which the link alone may make.
 _MOVING = {
     "cpu",
@@ -96,11 +104,12 @@ class Waits(TorchDispatchMode):
         self.said = said
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().split(".")[0]
+        whole = func.name()
+        name = whole.split(".")[0]
         by_mask = name in ("aten::index", "aten::index_put_") and any(
             index is not None and index.dtype == torch.bool for index in args[1]
         )
-        if _watched[0] and (name in _WAITING or by_mask):
+        if _watched[0] and (not _WAITING.isdisjoint((name, whole)) or by_mask):
             self.said.append(name)
         return func(*args, **(kwargs or {}))
 
@@ -112,7 +121,9 @@ class Moves(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if _watched[0] and name in _MOVING:
+        places = [*args[1:], (kwargs or {}).get("device")]
+        is_to_host = name == "to" and "cpu" in places  # by name: where a tensor lies has no name
+        if _watched[0] and (name in _MOVING or is_to_host):
             self.said.append(name)
         return func(*args, **(kwargs or {}))
 
@@ -120,7 +131,9 @@ class Moves(TorchFunctionMode):
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What would wait for a device while packs are scored."""
-    return watch(monkeypatch, "stage", "run", "read")
+    said = watch(monkeypatch, "stage", "run", "read")
+    monkeypatch.setattr(executor, "_run_packs", watching(executor._run_packs, said))
+    return said
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, *steps: str) -> list[str]:
@@ -132,13 +145,6 @@ def watch(monkeypatch: pytest.MonkeyPatch, *steps: str) -> list[str]:
         with unwatched():
             return kernel(self, *args, **kwargs)
 
-    def watching(do: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any) -> Any:
-            with Waits(said), Moves(said):
-                return do(*args)
-
-        return watched
-
     from_numpy = torch.from_numpy
 
     def heard(array: Any) -> torch.Tensor:
@@ -149,9 +155,17 @@ def watch(monkeypatch: pytest.MonkeyPatch, *steps: str) -> list[str]:
     monkeypatch.setattr(torch, "from_numpy", heard)
     monkeypatch.setattr(GridExecutor, "__call__", unseen)
     for step in steps:
-        monkeypatch.setattr(TreeModel, step, watching(getattr(TreeModel, step)))
+        monkeypatch.setattr(TreeModel, step, watching(getattr(TreeModel, step), said))
     monkeypatch.setattr(rowwise, "runs_triton", lambda x: True)
     return said
+
+
+def watching(do: Callable[..., Any], said: list[str]) -> Callable[..., Any]:
+    def watched(*args: Any) -> Any:
+        with Waits(said), Moves(said):
+            return do(*args)
+
+    return watched
 
 
 def plan_of_packs() -> Any:
@@ -181,10 +195,30 @@ def test_a_pack_is_one_upload_and_is_read_when_the_next_one_runs(name: str, laye
         num_packs = engine.report.num_packs
         assert num_packs > 5
         assert link.log.count("read") == link.log.count("launch") > 3
+        assert link.log.count("upload") <= num_packs
         assert call == 0 or link.log.count("upload") == num_packs
     assert not waits
     assert read_late(link.log)
     assert engine.report.seconds["host"] > 0
+
+
+def _copied(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden.to("cpu", copy=True)
+
+
+def _by_counts(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden.repeat_interleave(torch.ones(len(hidden), dtype=torch.int64), dim=0)
+
+
+@pytest.mark.parametrize(("wait", "name"), [(_copied, "to"), (_by_counts, "aten::repeat_interleave")])
+def test_ways_of_waiting_are_seen(wait: Any, name: str, waits: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TreeModel.run
+    monkeypatch.setattr(TreeModel, "run", lambda model, tree: wait(run(model, tree)))  # outside what is watched of it
+    engine = Engine(ZOO["llama"].build(), attention="triton", self_check=False)
+    engine._model._row_wise_overrides = list  # type: ignore[method-assign]
+    engine._model.link = RecordedLink()
+    list(engine.execute(plan_of_packs()))
+    assert {*waits} == {name}
 
 
 def test_memory_that_runs_out_behind_an_unread_pack_costs_no_answer(

@@ -7,6 +7,7 @@ kernel has as many rows to do at once as in a study's packs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -305,8 +306,8 @@ def norm_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
         return
     facts = model.facts
     known = {(norm.weight.numel(), norm.eps, norm.offset) for norm in decoder.norms}
-    for width, eps, offset in sorted(known):
-        draw = Drawing(model.dtype, model.device, pack_tokens)
+    for device, (width, eps, offset) in itertools.product(model.devices, sorted(known)):
+        draw = Drawing(model.dtype, device, pack_tokens)
         norm = RmsNorm(draw(width) if offset else 1 + draw(width), eps, offset)
         yield norm_error(norm, facts.num_kv_heads if width == facts.head_size else 1, draw)
         if width == facts.hidden_size:
@@ -360,9 +361,9 @@ def rotation_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
     facts = model.facts
     tables = model.model.get_decoder().named_buffers()  # type: ignore[no-untyped-call]
     turned_columns = {2 * table.numel() for name, table in tables if name.endswith("inv_freq")}
-    for num_heads in sorted({facts.num_heads, facts.num_kv_heads}):
-        for turned in sorted(turned_columns):
-            yield rotation_error(num_heads, facts.head_size, turned, Drawing(model.dtype, model.device, pack_tokens))
+    heads = sorted({facts.num_heads, facts.num_kv_heads})
+    for device, num_heads, turned in itertools.product(model.devices, heads, sorted(turned_columns)):
+        yield rotation_error(num_heads, facts.head_size, turned, Drawing(model.dtype, device, pack_tokens))
 
 
 def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing) -> float:
@@ -393,8 +394,9 @@ def gate_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
     decoder = model.fused_decoder()
     if decoder is None:
         return
-    draw = Drawing(model.dtype, model.device, pack_tokens)
-    yield gate_error(decoder.activation, model.facts.inner_size, draw, is_packed=decoder.family.is_packed)
+    for device in model.devices:
+        draw = Drawing(model.dtype, device, pack_tokens)
+        yield gate_error(decoder.activation, model.facts.inner_size, draw, is_packed=decoder.family.is_packed)
 
 
 def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: bool) -> float:
