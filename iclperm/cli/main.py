@@ -542,7 +542,7 @@ def serve(model: str, host: str, port: int, api_key_env: str | None, **options: 
 
 @cli.command()
 @click.argument("model", default="demo", required=False)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:0, or balanced.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:0, mps, or balanced.")
 @click.option(
     "--dtype", default="auto", show_default=True, type=click.Choice(CHOICES["dtype"]), help=STUDY_KEYS["dtype"]
 )

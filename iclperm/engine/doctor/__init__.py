@@ -96,7 +96,7 @@ def doctor(
 
 def _refuse(device: str, dtype: str, architectures: Sequence[int]) -> None:
     if not _DEVICE.fullmatch(device):
-        raise ConfigError(f"device {device!r} is unknown; give auto, cpu, cuda or cuda:0, or balanced")
+        raise ConfigError(f"device {device!r} is unknown; give auto, cpu, cuda or cuda:0, mps, or balanced")
     refuse_unknown_isa()
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown; give one of {', '.join(_DTYPES)}")
