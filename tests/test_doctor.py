@@ -299,7 +299,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--device", "toaster"], "device 'toaster' is unknown; give auto, cpu, cuda or cuda:0, or balanced"),
+            (["--device", "toaster"], "device 'toaster' is unknown; give auto, cpu, cuda or cuda:0, mps, or balanced"),
             (["--device", "meta"], "device 'meta' is unknown"),
             (["--out", "."], ". cannot be written: it is a folder; name another file with --out"),
             (["--out", "/nosuch/x.md"], "/nosuch/x.md cannot be written: no such file or directory; name another"),

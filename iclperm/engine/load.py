@@ -373,7 +373,7 @@ def _device(name: str) -> torch.device:
     try:
         return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name in ("auto", BALANCED) else name)
     except RuntimeError as error:
-        raise ModelError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:0, or balanced") from error
+        raise ModelError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:0, mps, or balanced") from error
 
 
 def _cards(name: str) -> list[torch.device]:
