@@ -140,7 +140,10 @@ OTHER_MEANINGS = {
         ("cli/options", "runs/", "stats/", "studies/compared", "studies/report", "studies/several"),
     ),
     "curve": ("accuracy over the number of shots", ("external/", "stats/", "studies/sensitivity")),
-    "generation": ("what models do, a block of plan.json, a tag of chat templates", ("models/", "runs/", "tasks/")),
+    "generation": (
+        "what models do, a block of plan.json, a tag of chat templates",
+        ("models/", "runs/", "study/metrics", "tasks/"),
+    ),
     "race": ("the figure of an adaptive search", ("studies/adaptive",)),
     "recommend": ("a function of the package", ("__init__", "api")),
     "selection": (

@@ -498,9 +498,10 @@ def bench(
 
 def _measured(study: Path | None, out: Path | None, given: dict[str, Any], say: Callable[[str], None]) -> Any:
     from iclperm import bench as benchmark
+    from iclperm.base.outputs import output
 
     if out is not None and out.exists():
-        benchmark.read_rows(out)  # before anything is loaded
+        benchmark.read_rows(output(out, is_folder=True))  # before anything is loaded
     read: dict[str, Any] = {} if study is None else rooms.commands.named_study(study)
     if given["models"] and read and read["study"].adapter is not None:
         say(f"note: {given['models']} is measured without the study's adapter ({read['study'].adapter})")

@@ -169,18 +169,22 @@ class AttentionCase:
         return max(errors)
 
     def _expected(self, visit: Visit, rule: AttentionRule, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What some heads of keys and values are to give for a visit's rows, and of what numbers that is the sum."""
+        """What some heads of keys and values are to give for a visit's rows, and of what numbers that is the sum; one
+        head after the other, so that a host's check takes no memory that its study does not need."""
         own, (begin, end, _) = self.states, visit
-        found = tree_attention(
-            by_kv_head(own.q[:end], own.k.shape[1])[:, heads].flatten(1, 2),
-            *(own.k[:, heads], and_magnitudes(own.v[:, heads])),
-            *(own.k_pool[:, heads], and_magnitudes(own.v_pool[:, heads])),
-            [visit],
-            scaling=rule.scaling,
-            softcap=rule.softcap,
-            window=rule.window,
-        )[begin:end]
-        return with_bound(found, own.k_pool)
+        found = [
+            tree_attention(
+                by_kv_head(own.q[:end], own.k.shape[1])[:, head].flatten(1, 2),
+                *(own.k[:, head], and_magnitudes(own.v[:, head])),
+                *(own.k_pool[:, head], and_magnitudes(own.v_pool[:, head])),
+                [visit],
+                scaling=rule.scaling,
+                softcap=rule.softcap,
+                window=rule.window,
+            )[begin:end]
+            for head in heads.split(1)
+        ]
+        return with_bound(torch.cat(found, dim=1), own.k_pool)
 
     def _copied(self, x: torch.Tensor) -> torch.Tensor:
         """Rows [M + padding, ...] with what the visits own copied."""
