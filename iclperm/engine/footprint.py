@@ -152,7 +152,8 @@ class Sizes:
     inner: int  # gates, or their factors, where our layers make them
     dense: _DenseAttention | None  # where torch's operations attend
     logits: int
-    num_checked_logits: int  # rows of logits that the first-use check holds at once
+    num_checked_logits: int  # rows of logits that the first-use check holds at once, whatever a pack has
+    num_probed_logits: int  # and at most, where packs are large
     probed: int  # what that check's largest product holds
     live_chunk: int  # states of a live row's heads for a chunk of its path; 0 where they are none
     widened: int  # weights of half precision that are float32 at once in that check
@@ -197,6 +198,7 @@ class Sizes:
             dense=_DenseAttention.of(facts) if paths.attention == "torch" else None,
             logits=_logit_bytes(facts, paths),
             num_checked_logits=_checked_logits(model, place) if checks else 0,
+            num_probed_logits=2 * model.limits.probed_rows(facts.vocab_size, place) if checks else 0,
             probed=_probed_bytes(model) if checks and paths.attention == "native" else 0,
             live_chunk=_live_chunk_bytes(model),
             widened=_widened_bytes(model) if checks else 0,
@@ -263,7 +265,7 @@ class Sizes:
         activations = self._activations(rows, plan.core.pool_slots + rows)
         read = min(scored, self.most_logits) * self.logits
         probed = padded_rows(pack_tokens, self.device) * self.probed
-        checked = max(self.num_checked_logits * self.logits, probed, self.widened)
+        checked = max(self._checked_logits(pack_tokens) * self.logits, probed, self.widened)
         has_own_pages = self.is_host and read >= _own_pages()
         return Footprint(
             weights=self.weights,
@@ -284,6 +286,10 @@ class Sizes:
             return whole
         outside = 2 * rows * self.inner if rows * self.inner >= _own_pages() else 0
         return int((whole - outside) * self.heap) + outside + self.matrix
+
+    def _checked_logits(self, pack_tokens: int) -> int:
+        """Rows of logits that the first-use check holds: it tries the head with a pack's rows at most."""
+        return max(self.num_checked_logits, min(self.num_probed_logits, 2 * padded_rows(pack_tokens, self.device)))
 
     def peak(self, plan: Plan, pack_tokens: int) -> int:
         """Bytes at the peak in packs of at most ``pack_tokens``."""
@@ -351,7 +357,7 @@ class Sizes:
             kv=kv_tokens * self.kv,
             token_rows=self.limits.token_rows_bytes if self.first else 0,
             activations=activations,
-            logits=max(min(num_rows, self.most_logits), self.num_checked_logits) * self.logits,
+            logits=max(min(num_rows, self.most_logits), self._checked_logits(pack_tokens)) * self.logits,
             working=working,
         )
 
@@ -539,9 +545,7 @@ def _checked_logits(model: PlainModel, place: torch.device) -> int:
     """Rows of logits that the first-use check holds: of two products of the probe, or of a prompt's every token where
     the model cannot be asked for the last alone."""
     of_prompt = 0 if may_keep_last(model.model) else checked_tokens(model.facts, place)
-    return max(
-        2 * model.limits.probed_rows(model.facts.vocab_size, place), of_prompt * (3 if model.facts.logit_softcap else 1)
-    )
+    return max(2 * padded_rows(64, place), of_prompt * (3 if model.facts.logit_softcap else 1))
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class AttentionCase:
                 softcap=rule.softcap,
                 window=rule.window,
             )[begin:end]
-            for head in heads.split(1)
+            for head in heads[:, None]
         ]
         return with_bound(torch.cat(found, dim=1), own.k_pool)
 
