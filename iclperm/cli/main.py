@@ -16,6 +16,7 @@ import click
 
 from iclperm import cli as rooms
 from iclperm.base.environment import settle
+from iclperm.base.outputs import output
 from iclperm.cli.failures import (
     FAILED,
     STOPPED,
@@ -498,7 +499,6 @@ def bench(
 
 def _measured(study: Path | None, out: Path | None, given: dict[str, Any], say: Callable[[str], None]) -> Any:
     from iclperm import bench as benchmark
-    from iclperm.base.outputs import output
 
     if out is not None and out.exists():
         benchmark.read_rows(output(out, is_folder=True))  # before anything is loaded
