@@ -186,8 +186,9 @@ def halved_peaks(
     shapes, place = load_shapes(name, device=device, dtype=dtype)
     tokenizer = has_tokenizer(name)
     sizes = Sizes.of(PlainModel(shapes), place, has_tokenizer=tokenizer, attention=attention, layers=layers)
-    peaks = [[sizes.peak(plan, sizes.largest_pack(plan) // share) for plan in plans] for share in (1, 2)]
-    return max(peaks[0], default=0), max(peaks[1], default=0)
+    whole = [sizes.peak(plan, plan.pack_tokens) for plan in plans]  # the first-use check's rows are those of no plan
+    halved = [sizes.peak(plan, sizes.largest_pack(plan) // 2) for plan in plans]
+    return max(whole, default=0), max(halved, default=0)
 
 
 def _packed(sizes: Sizes, plan: Plan, pack_tokens: int | None) -> Plan:
