@@ -1,6 +1,6 @@
 """The peak of memory that ``Engine.footprint`` foretells against the peak that is measured.
 
-    python benchmarks/memory.py [--device cpu] [--model 25m ...] [--json benchmarks/results/memory.json]
+    python benchmarks/memory.py [--device cpu] [--model 25m | FOLDER ...] [--json benchmarks/results/memory.json]
 
 Every case is a process of its own that loads a checkpoint of random weights and scores a product in several packs, or
 generates texts after one (``new tokens``), the first-use check included. What is foretold comes from the configuration
@@ -104,6 +104,7 @@ CASES = [
     ("llama-65m", "float32", 4096), ("qwen3-30m", "bfloat16", 4096), ("opt-28m", "float32", 1024),
     ("gemma-45m", "bfloat16", 4096), ("mistral-35m", "float32", 4096),
 ]  # fmt: skip
+FOLDER_CASES = [("float32", 512), ("float32", 4096), ("bfloat16", 4096)]
 # No factor was chosen on these.
 GENERATED = [
     ("25m", "float32", 1024), ("25m", "bfloat16", 1024), ("mistral-35m", "float32", 1024),
@@ -113,9 +114,11 @@ NEW_TOKENS = 32
 
 
 def checkpoint(name: str, dtype: str, folder: Path) -> Path:
-    """A model's folder: the bundled one's own, else one written with random weights unless it is there."""
+    """A model's folder: a given one, the bundled one's own, else one of random weights, written unless it is there."""
     if name == "bundled":
         return model_path()
+    if name not in SHAPES:
+        return Path(name)
     path = folder / f"{name}-{dtype}"
     if not path.exists():
         torch.manual_seed(0)
@@ -217,7 +220,7 @@ def in_process(*case: object) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--model", action="append", help="these models alone: bundled, 25m, ...")
+    parser.add_argument("--model", action="append", help="these models alone: bundled, 25m, ..., or a model's folder")
     parser.add_argument("--case", nargs=6, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.case:
@@ -226,8 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     figures = []
     with tempfile.TemporaryDirectory() as place:
+        folders = [name for name in given.model or [] if name not in {*SHAPES, "bundled"}]
+        of_folders = [(name, dtype, size) for name in folders for dtype, size in FOLDER_CASES]
         for name, dtype, pack_tokens, new_tokens in [
-            *((*case, 0) for case in CASES),
+            *((*case, 0) for case in (*CASES, *of_folders)),
             *((*case, NEW_TOKENS) for case in GENERATED),
         ]:
             if given.model and name not in given.model:
@@ -238,7 +243,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ratios = [run["measured/foretold"] for run in runs]
             typical = min(runs, key=lambda run: abs(run["measured/foretold"] - statistics.median(ratios)))
             spread = {"least": min(ratios), "most": max(ratios)}
-            about = {"model": name, "fitted": str(name in FITTED and not new_tokens), "new tokens": new_tokens}
+            about = {
+                "model": folder.name if name in folders else name,
+                "fitted": str(name in FITTED and not new_tokens),
+                "new tokens": new_tokens,
+            }
             figures.append({**about, "dtype": dtype, "pack": pack_tokens, **typical, **spread})
     publish("memory", figures, given.json)
 

@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from iclperm.engine import quantized
 from iclperm.engine.adapter import check_adapter, merged
 from iclperm.engine.dtypes import dtype_of, fit_dtype
 from iclperm.engine.folder import (
@@ -61,9 +62,10 @@ def load(
     ``dtype="auto"``: the checkpoint's on a GPU, float32 on a CPU, so that results do not depend on the machine; for
     bfloat16 on a GPU without it float32 or float16, with a warning (`fit_dtype`).
     ``device="balanced"`` spreads the layers over all GPUs, and over the host what they cannot hold. Of a checkpoint of
-    text and images the text part is loaded. ``adapter`` is the folder of one of PEFT's, which is merged into the
-    weights. Raises ModelError in one line for a folder without weights, pickled weights, remote code, an unknown
-    architecture or weights that do not fill the model, ConfigError for ``balanced`` without accelerate.
+    text and images the text part is loaded. Weights in fp8, mxfp8 and mxfp4 are multiplied out. ``adapter`` is the
+    folder of one of PEFT's, which is merged into the weights. Raises ModelError in one line for a folder without
+    weights, pickled weights, remote code, an unknown architecture or weights that do not fill the model, ConfigError
+    for ``balanced`` and for such weights without accelerate.
     """
     place, wanted = _device(device), dtype_of(dtype)
     if device == BALANCED:
@@ -86,6 +88,9 @@ def load(
     wanted, said = fit_dtype(wanted, _dtype_kept(config, stored), _cards(device), lambda: _num_weights(folder, config))
     if said:
         warnings.warn(said, stacklevel=2)
+    method = quantized.method_of(settings)
+    if method is not None:
+        config = quantized.multiplied_out(config, name)
     text_keys = _TEXT_KEYS.get(config.model_type)
     source: dict[str, Any] = {"use_safetensors": True} if file is None else {"gguf_file": WEIGHTS}
     try:
@@ -110,6 +115,9 @@ def load(
     if file is not None:
         del model.config.quantization_config  # nothing is quantized any more
         model.stored_as = in_words(folder, str(model.dtype).removeprefix("torch."))
+    if method is not None:
+        model = model.to(_dtype_loaded(model, wanted))  # what was no block of few bits keeps its own dtype
+        model.stored_as = quantized.in_words(method, str(model.dtype).removeprefix("torch."))
     unused = [key for key in map(str, info["unexpected_keys"]) if not is_no_part(key, stored, settings)]
     _refuse_misfit(name, config, info, [key for key in unused if not (text_keys and _IMAGE_KEY.match(key))])
     if adapter is not None:
@@ -351,6 +359,10 @@ def _dtype_kept(config: Any, stored: Mapping[str, Stored]) -> str:
     if named := next((part.dtype for part in parts if part.dtype), None):
         return str(named).removeprefix("torch.")
     return "bfloat16" if any(weight.kind == "BF16" for weight in stored.values()) else "float32"
+
+
+def _dtype_loaded(model: PreTrainedModel, wanted: str | torch.dtype) -> torch.dtype:
+    return model.dtype if isinstance(wanted, str) else wanted
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from iclperm.base.imports import import_whole
+from iclperm.engine import quantized
 from iclperm.engine.adapter import check_adapter, other_base
 from iclperm.engine.facts import (
     ADAPTER_FILES,
@@ -21,7 +22,7 @@ from iclperm.engine.facts import (
     WEIGHT_FILES,
     ModelFacts,
 )
-from iclperm.engine.folder import model_folder
+from iclperm.engine.folder import model_folder, settings_of
 from iclperm.engine.gguf_file import file_digest, file_of, in_words
 from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
@@ -194,6 +195,8 @@ class ResolvedStudy:
         notes = self.task.notes
         if self.model is not None and file_of(self.model) is not None:
             notes.append(f"the model is a file of {in_words(self.model, self.dtype)}")
+        if self.model is not None and (method := quantized.method_of(settings_of(self.model))) is not None:
+            notes.append(f"the model has {quantized.in_words(method, self.dtype)}")
         if self.study.adapter is not None and self.model is not None:
             notes.append(f"the adapter {self.study.adapter} is merged into the model; the tokenizer is the model's own")
             if base := other_base(Path(self.study.adapter), self.study.model, str(self.model)):
