@@ -108,9 +108,9 @@ def load(
                 **({"device_map": BALANCED} if device == BALANCED else {}),
             )
     except Exception as error:
-        raise ModelError(
-            f"cannot load the weights of {str(name)!r}: {_reason(error)}; save or fetch the folder again"
-        ) from error
+        is_quantized = file is None and settings.get("quantization_config")
+        remedy = "use a checkpoint that is not quantized" if is_quantized else "save or fetch the folder again"
+        raise ModelError(f"cannot load the weights of {str(name)!r}: {_reason(error)}; {remedy}") from error
     model, info = loaded
     if file is not None:
         del model.config.quantization_config  # nothing is quantized any more
