@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 import iclperm
 from iclperm.engine import Engine
+from iclperm.engine import adapter as adapters
 from iclperm.engine.adapter import _next_tokens, check_adapter
 from iclperm.errors import ConfigError, IclpermError, ModelError
 from iclperm.reference import scoring
@@ -187,6 +189,27 @@ def test_a_tokenizer_that_pads_otherwise_is_no_other(model, adapter, tmp_path):
 def test_embedding_and_head_that_are_one_are_not_merged_into(model, adapter):
     with pytest.raises(ModelError, match="answers otherwise when it is merged"):
         Engine.from_pretrained(model, adapter=adapter("embedding"))
+
+
+def scaled(folder, by):
+    """The adapter with what it adds times ``by``."""
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file({k: by * v if "lora_B" in k or "embedding_B" in k else v for k, v in weights.items()},
+              folder / "adapter_model.safetensors")  # fmt: skip
+    return folder
+
+
+def test_a_strong_one_is_rounded_more_in_half_precision(model, adapter, tmp_path, monkeypatch):
+    """Which is judged by what it does: a fault is as large as that."""
+    monkeypatch.setitem(adapters._MOST_NATS, 2, (1e-4, math.inf))  # less than rounding moves so small a model's
+    strong = scaled(adapter(copy=tmp_path / "strong"), 300)
+    bare, whole = (Engine.from_pretrained(model, dtype="bfloat16", adapter=one).model for one in (None, strong))
+    on_top = _next_tokens(beside(model, strong).to(torch.bfloat16))
+    rounded, moved = ((_next_tokens(whole) - of).abs().mean() for of in (on_top, _next_tokens(bare)))
+    assert 1e-4 < rounded < moved / 16
+    faulty = scaled(adapter("embedding", copy=tmp_path / "embedding"), 300)
+    with pytest.raises(ModelError, match="answers otherwise when it is merged"):
+        Engine.from_pretrained(model, dtype="bfloat16", adapter=faulty)
 
 
 @pytest.mark.filterwarnings("ignore")  # of PEFT, on the embedding
