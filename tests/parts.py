@@ -28,20 +28,26 @@ PARTS = {
     "test_triton_rowwise": 2,
     # whole studies, and processes that are killed
     "test_adaptive": 6,
+    "test_agreement": 3,
+    "test_dense_memory": 4,
     "test_endpoint_keys": 3,
     "test_extending": 2,
+    "test_generated_runs": 3,
     "test_graded_runs": 4,
     "test_kinds": 3,
+    "test_lm_eval_model": 2,
     "test_page": 3,
     "test_pmi": 3,
     "test_recommend": 4,
     "test_run_folder": 3,
+    "test_terminal": 3,
     "test_texts": 3,
     "test_workers": 4,
 }
 """By file, one parameter set of how many runs."""
 
 WHOLE_ONLY = {
+    "test_adapter": ("test_workers_merge",),
     "test_adaptive": ("test_through_an_api", "test_workers_and_memory"),
     "test_bench": (  # two dtypes through five processes; test_bench_studies has three of them
         "test_real_peers",
@@ -51,7 +57,8 @@ WHOLE_ONLY = {
         "test_finished_rows",
         "test_a_packed_tree_through_flex",
     ),
-    "test_bench_studies": ("test_the_oracle_sees", "test_texts_are_judged"),
+    "test_bench_studies": ("test_a_run_s_folder_is_measured", "test_the_oracle_sees", "test_texts_are_judged"),
+    "test_cli": ("test_two_reports_at_once", "test_what_the_demo_proposes"),
     "test_comparison": ("TestPool::test_shrunken_estimates_agree",),
     "test_decode_steps": (
         "test_units_in_another_order",
@@ -71,12 +78,16 @@ WHOLE_ONLY = {
         "TestUnderTheInterpreter::test_choices_that_are_kept",
     ),
     "test_endpoint_keys": ("test_a_study_of_several_runs_needs",),
+    "test_endpoint_studies": ("test_a_text_whose_reading_is_given_up",),
     "test_faults": ("test_the_machine_sees",),
     "test_grids": (
         "TestCommands::test_run_status_report",
         "TestRuns::test_workers_give_the_same",
         "TestRuns::test_finished_cells_of_other_data",
         "TestRuns::test_a_grid_may_grow",
+        "TestRuns::test_another_normalisation",
+        "TestRuns::test_a_damaged_cell",
+        "TestRuns::test_a_model_is_loaded_once",
     ),
     "test_harness_rendered": ("test_what_is_no_task",),
     "test_kernel_failures": (
@@ -84,8 +95,9 @@ WHOLE_ONLY = {
         "test_a_run_ends_with_one_line",
         "test_the_first_use_launches",
     ),
-    "test_kinds": ("test_another_statistic",),
-    "test_numerics": ("test_a_probe_is_the_same",),
+    "test_kinds": ("test_another_statistic", "test_one_run_answers_for_several"),
+    "test_numerics": ("test_a_probe_is_the_same", "test_fewer_instructions_of_onednn"),
+    "test_pmi": ("test_a_run_grows_and_workers",),
     "test_plan_ways": ("test_packs_that_layers_do_not_take",),
     "test_ray_workers": (
         "TestTwoNodes::test_a_killed_driver",
@@ -97,10 +109,14 @@ WHOLE_ONLY = {
     "test_run_folder": ("test_two_processes_share", "test_a_run_killed_again_and_again"),  # test_faults kills more
     "test_stages": ("test_a_kept_choice_that_is_not_launched",),
     "test_staging": ("test_a_call_that_is_left_early",),
-    "test_triton_attention": ("test_agrees_with_the_kernel_of_the_cpu",),
-    "test_triton_decode": ("test_steps_that_go_on", "test_300_rows"),
+    "test_triton_attention": ("test_agrees_with_the_kernel_of_the_cpu", "test_cuts_and_company"),
+    "test_triton_decode": ("test_steps_that_go_on", "test_300_rows", "test_company_changes"),
     "test_triton_layers": ("test_a_head_that_differs",),
-    "test_workers": ("TestProcesses::test_prompts_outside", "TestProcesses::test_runs_that_follow"),
+    "test_workers": (
+        "TestProcesses::test_prompts_outside",
+        "TestProcesses::test_runs_that_follow",
+        "TestProcesses::test_a_killed_driver",
+    ),
 }
 """By file, what the names of tests begin with that a run of all tests leaves out."""
 
