@@ -125,11 +125,11 @@ def _inputs(model: TreeModel) -> Iterator[list[Launched]]:
     if model.attention == "triton":
         states = _states(tree, plan.core.pool_slots, model, drawn)
         for has_sinks, rule in product(facts.sink_choices, rules):
-            case, own = attention_case(model), states
+            tried, own = attention_case(model), states
             if has_sinks:
                 sinks = with_sinks(states).sinks
-                case, own = case.with_sinks(), replace(states, sinks=on_device(sinks, model.device))
-            check = partial(case.attended, rule, model.attention, model.device)
+                tried, own = tried.with_sinks(), replace(states, sinks=on_device(sinks, model.device))
+            check = partial(tried.attended, rule, model.attention, model.device)
             yield [check, lambda own=own, rule=rule: (tree.attend(own, rule),)]  # type: ignore[misc]
     if model.attends_live_rows:
         case = decode_case(model)
