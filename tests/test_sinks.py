@@ -5,7 +5,10 @@ The kernels' own property tests have sinks among their cases, and the zoo has su
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +17,10 @@ import pytest
 import torch
 import triton_interpreter
 from devices import DEVICE, quick_check
+from safetensors.torch import load_file, save_file
 from test_engine import SMALL_PACKS, Request, assert_agrees, assert_close, branching_requests
 from test_generate import EOS, branching_prompts, count_ties, plain_texts
+from tiny import byte_level_tokenizer
 from transformers import PreTrainedModel
 from zoo import _BOTH, _GROUPED, _LAYERS, _SLIDING, ZOO, Entry
 
@@ -246,3 +251,39 @@ def test_a_sink_of_minus_infinity_is_as_none(attention: str) -> None:
     out = Engine(model, attention=attention, **SMALL_PACKS).loglikelihood(requests)
     assert not out.state.any()
     assert_close(out, model, requests)
+
+
+_FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+
+
+def test_a_folder_of_mxfp4_has_the_numbers_of_the_same_weights(tmp_path: Path) -> None:
+    """As gpt-oss is published; without the `kernels` package transformers makes plain numbers of them."""
+    entry, tokenizer = ZOO["gpt-oss"], byte_level_tokenizer()
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": len(tokenizer)}
+    model = replace(entry, settings={**entry.settings, **sizes}).build()
+    plain, stored, generator = tmp_path / "plain", tmp_path / "mxfp4", torch.Generator().manual_seed(0)
+    for folder in (plain, stored):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    weights = load_file(plain / "model.safetensors")
+    packed = dict(weights)
+    for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = weights[name].shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(123, 126, (experts, outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+        del packed[name]
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        pairs = torch.stack([_FP4[(blocks & 15).long()], _FP4[(blocks >> 4).long()]], dim=-1).flatten(-2)
+        numbers = pairs * torch.exp2(scales.float() - 127.0)[..., None]
+        weights[name] = numbers.flatten(-2).transpose(1, 2).contiguous()
+    save_file(weights, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(packed, stored / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (stored / "config.json").write_text(json.dumps(config))
+    requests = [("The leaf by the road", " is green"), ("A", " brick")]
+    engines = [Engine.from_pretrained(folder) for folder in (plain, stored)]
+    ours, theirs = (engine.loglikelihood(requests).logprob for engine in engines)
+    assert [engine.numerics["attention"] for engine in engines] == ["native", "native"]
+    np.testing.assert_array_equal(ours, theirs)
+    assert np.ptp(ours) > 1
