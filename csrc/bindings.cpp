@@ -311,7 +311,8 @@ void tree_attention(const py::array& q, const py::array& k_new, const py::array&
                     const Vector<std::int64_t>& visit_pos, const Vector<std::int64_t>& span_offsets,
                     const Vector<std::int64_t>& span_source, const Vector<std::int64_t>& span_begin,
                     const Vector<std::int64_t>& span_end, const std::optional<Vector<std::int64_t>>& query_rows,
-                    float scaling, float softcap, std::int64_t window, int num_threads) {
+                    float scaling, float softcap, std::int64_t window, const std::optional<Vector<float>>& sinks,
+                    int num_threads) {
   const iclperm::Element element = element_of(q, "q");
   const std::int64_t head_dim = q.ndim() == 3 ? q.shape(2) : 0;
   const auto heads = [&](const py::array& array, const char* name) {
@@ -342,7 +343,8 @@ void tree_attention(const py::array& q, const py::array& k_new, const py::array&
       .num_query_rows = query_rows ? static_cast<std::int64_t>(view(*query_rows, "query_rows").size()) : 0,
       .scaling = scaling,
       .softcap = softcap,
-      .window = window};
+      .window = window,
+      .sinks = sinks ? sized(*sinks, q.shape(1), "sinks", "one per head of q") : nullptr};
   const iclperm::Isa isa = iclperm::selected_isa();
   const py::gil_scoped_release release;
   iclperm::tree_attention(call, isa, num_threads);
@@ -491,7 +493,7 @@ void bind_kernels(py::module_& module) {
              py::arg("v_pool"), py::arg("out"), py::arg("visit_row_offsets"), py::arg("visit_pos"),
              py::arg("span_offsets"), py::arg("span_source"), py::arg("span_begin"), py::arg("span_end"), py::kw_only(),
              py::arg("query_rows") = py::none(), py::arg("scaling"), py::arg("softcap") = 0.0f, py::arg("window") = 0,
-             py::arg("num_threads") = 1);
+             py::arg("sinks") = py::none(), py::arg("num_threads") = 1);
   module.def("activate", &activate, py::arg("kind"), py::arg("x"), py::arg("out"), py::arg("factor") = py::none(),
              py::kw_only(), py::arg("num_threads") = 1);
   module.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("out"), py::arg("sum") = py::none(),

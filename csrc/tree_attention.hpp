@@ -58,6 +58,7 @@ struct TreeAttention {
   float scaling;
   float softcap;        // 0: none
   std::int64_t window;  // 0: none; else a row sees the keys less than `window` positions before it
+  const float* sinks;   // [Hq] one score more a head, neither scaled nor capped, of no value; nullptr: none
 };
 
 // Throws std::invalid_argument naming the visit and the number that is wrong. Rows of out that no visit owns,

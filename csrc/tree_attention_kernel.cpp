@@ -267,7 +267,8 @@ class Lines {
     scratch_.line_pos[line] = pos;
   }
 
-  void finish(std::int64_t line, T* out) const {
+  void finish(std::int64_t line, std::int64_t head, T* out) {
+    if (call_.sinks != nullptr) add_sink(line, call_.sinks[head]);
     const vfloat sum = splat(sum_lanes(load(scratch_.sums + line * LANES)));
     for (std::int64_t i = 0; i < head_dim_; i += LANES) {
       store_some(out + i, head_dim_ - i, load(scratch_.accumulator + line * stride_ + i) / sum);
@@ -356,11 +357,22 @@ class Lines {
   void raise_maximum(std::int64_t line, float highest) {
     float& maximum = scratch_.maxima[line];
     if (!(highest > maximum)) return;
-    const vfloat factor = exp2_below(splat(to_exponent_ * (maximum - highest)));
+    rescale(line, exp2_below(splat(to_exponent_ * (maximum - highest))));
+    maximum = highest;
+  }
+
+  // After the last tile. In scores that are scaled, where no finite sink overflows; one of -inf leaves every bit.
+  void add_sink(std::int64_t line, float sink) {
+    const float highest = (is_scaled_later_ ? call_.scaling : 1.0f) * scratch_.maxima[line];
+    const float top = highest > sink ? highest : sink;
+    rescale(line, exp2_below(splat(LOG2_E * (highest - top))));
+    scratch_.sums[line * LANES] += exp2_below(splat(LOG2_E * (sink - top)))[0];
+  }
+
+  void rescale(std::int64_t line, vfloat factor) {
     float* accumulator = scratch_.accumulator + line * stride_;
     for (std::int64_t i = 0; i < stride_; i += LANES) store(accumulator + i, factor * load(accumulator + i));
     store(scratch_.sums + line * LANES, factor * load(scratch_.sums + line * LANES));
-    maximum = highest;
   }
 
   // One line's probabilities times values; of an operand that it sees half of, the other half's value is made zero.
@@ -458,7 +470,7 @@ void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch
   for (std::int64_t b = 0; b < item.num_blocks; ++b) {
     for_lines(item.blocks[b], item.kv_head, group_size, [&](std::int64_t line, std::int64_t row, std::int64_t head) {
       T* out = static_cast<T*>(call.out.data) + row * call.out.row_stride + head * call.out.head_stride;
-      lines.finish(line, out);
+      lines.finish(line, head, out);
     });
   }
 }

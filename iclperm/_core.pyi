@@ -47,6 +47,7 @@ def tree_attention(
     scaling: float,
     softcap: float = 0.0,
     window: int = 0,
+    sinks: npt.NDArray[np.float32] | None = None,
     num_threads: int = 1,
 ) -> None:
     """Causal attention of a packed tree: every row sees the keys on its own path.
@@ -56,7 +57,8 @@ def tree_attention(
     positions [0, visit_pos[v]) are its spans span_offsets[v] .. span_offsets[v + 1], in order: [span_begin, span_end)
     of the pool's slots (span_source 0) or of the pack's rows (1). Rows without a visit become zero. With ``query_rows``
     [Q], ascending, q and out hold those pack rows alone, [>= Q, Hq, d], at no cost for the others. ``softcap`` and
-    ``window`` are off at 0; a row sees the keys less than ``window`` positions before it. Sums are in float32.
+    ``window`` are off at 0; a row sees the keys less than ``window`` positions before it. ``sinks`` [Hq] are one score
+    more a head in the softmax, neither scaled nor capped, and of no value. Sums are in float32.
     Cost: 4 d Hq flops for every visible pair of row and key.
     """
 

@@ -58,7 +58,9 @@ SHAPES = [
 ]
 
 
-def decode_error(shape: Shape, rule: AttentionRule, device: torch.device, module: ModuleType) -> float:
+def decode_error(
+    shape: Shape, rule: AttentionRule, device: torch.device, module: ModuleType, *, has_sinks: bool = False
+) -> float:
     """Of the module's kernels, in memory that held NaN before; asserts that they ran."""
     ran: list[bool] = []
 
@@ -68,6 +70,7 @@ def decode_error(shape: Shape, rule: AttentionRule, device: torch.device, module
 
     num_sharing = max(8, 1 + shape.most_rows)
     case = DecodeCase.of(LONGEST, shape.num_kv * shape.group, shape.num_kv, shape.head_size, shape.dtype, num_sharing)
+    case = case.with_sinks() if has_sinks else case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decodecases, "prepare", prepare)
         patch.setattr(torch, "empty", poisoned_empty)
@@ -191,4 +194,22 @@ AMONG_HEADS: dict[str, tuple[str, str, AttentionRule]] = {
     "a head amid others is zero": (
         "    tl.store(p_sums, acc, mask=m_q)", "    tl.store(p_sums, tl.where(i_kv == 1, 0.0, acc), mask=m_q)", PLAIN,
     ),
+}  # fmt: skip
+# Where heads have sinks, and there are several.
+_SINK = "tl.load(sinks + head, mask=is_line, other=0.0)"
+SINKS: dict[str, tuple[str, str, AttentionRule]] = {
+    "sinks are left out": ("    if HAS_SINKS:\n", "    if False:\n", PLAIN),
+    "sinks are left out within a window": ("    if HAS_SINKS:\n", "    if HAS_SINKS and not HAS_WINDOW:\n", SHORT),
+    "every head has the first one's sink": (_SINK, _SINK.replace("sinks + head", "sinks + 0 * head"), PLAIN),
+    "sinks of merged heads are the first ones": (
+        _SINK, _SINK.replace("sinks + head", "sinks + head % HEADS"), PLAIN,
+    ),
+    "sinks are scaled as scores are": (_SINK, _SINK + " * (to_log2 * 0.6931471805599453)", PLAIN),
+    "sinks are taken for scores before their scale": (
+        "0.0), to_log2)", "0.0), 1.4426950408889634)", PLAIN,
+    ),
+    "sinks are weighed before chunks are merged": (
+        "acc, total = with_sink(acc, top, total,", "acc, total = with_sink(acc, top * 0.0, total,", PLAIN,
+    ),
+    "sinks of one percent more": (_SINK, "1.01 * " + _SINK, PLAIN),
 }  # fmt: skip

@@ -139,6 +139,7 @@ def tree_attention(case: Case) -> dict[str, Any]:
         "scaling": float(case.choose(1.0, 0.125, -1.0, 0.0)),
         "softcap": float(case.choose(0.0, 0.0, 5.0, 1e-45)),
         "window": case.choose(0, 0, 1, 7, 2**63 - 1),
+        "sinks": case.elements(heads * groups, kind=np.float32) if case.chance(0.3) else None,
         "num_threads": _threads(case),
     }
 

@@ -50,7 +50,14 @@ PLAIN, SHORT, OPTIONS = (AttentionRule(0.1, *rest) for rest in ((0.0, 0), (30.0,
 
 
 def attention_error(
-    shape: Shape, rule: AttentionRule, num_kv: int, longest: int, many_rows: tuple[int, int], module: ModuleType
+    shape: Shape,
+    rule: AttentionRule,
+    num_kv: int,
+    longest: int,
+    many_rows: tuple[int, int],
+    module: ModuleType,
+    *,
+    has_sinks: bool = False,
 ) -> float:
     """Of the module's kernel in the tiles of a shape; asserts that this kernel ran."""
     arch, dtype, head_size, group = shape
@@ -61,6 +68,7 @@ def attention_error(
         return module.TritonAttention(pack, arch)
 
     case = kernelcases.AttentionCase.of(longest, num_kv * group, num_kv, head_size, dtype, many_rows)
+    case = case.with_sinks() if has_sinks else case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernelcases, "prepare", prepare)
         error = case.error(rule, "triton", DEVICE)
@@ -68,14 +76,17 @@ def attention_error(
     return error
 
 
-def attention_sites(rule: AttentionRule, num_kv: int = 1, shapes: list[Shape] = SHAPES) -> list[Site]:
+def attention_sites(
+    rule: AttentionRule, num_kv: int = 1, shapes: list[Shape] = SHAPES, *, has_sinks: bool = False
+) -> list[Site]:
     return [
         Site(
-            f"{shape}", partial(attention_error, shape, rule, num_kv, 300, MANY_ROWS),
+            f"{shape}{', sinks' * has_sinks}",
+            partial(attention_error, shape, rule, num_kv, 300, MANY_ROWS, has_sinks=has_sinks),
             TOLERANCE["tree attention"][shape[1]],
         )
         for shape in shapes
-    ]  # fmt: skip
+    ]
 
 
 def wide_group_site() -> Site:
@@ -84,15 +95,17 @@ def wide_group_site() -> Site:
     return Site(f"{WIDE_GROUP}", partial(attention_error, WIDE_GROUP, PLAIN, 2, 20, (9, 3)), tolerance)
 
 
-def decode_sites(rule: AttentionRule, least_kv: int = 1, least_rows: int = 1) -> list[Site]:
+def decode_sites(rule: AttentionRule, least_kv: int = 1, least_rows: int = 1, *, has_sinks: bool = False) -> list[Site]:
     """Of models with at least so many heads of keys and values, where an item may hold at least so many rows."""
     return [
         Site(
-            f"{shape}", partial(decode_mutants.decode_error, shape, rule, DEVICE),
+            f"{shape}{', sinks' * has_sinks}",
+            partial(decode_mutants.decode_error, shape, rule, DEVICE, has_sinks=has_sinks),
             TOLERANCE["decode attention"][shape.dtype],
         )
-        for shape in decode_mutants.SHAPES if shape.num_kv >= least_kv and shape.most_rows >= least_rows
-    ]  # fmt: skip
+        for shape in decode_mutants.SHAPES
+        if shape.num_kv >= least_kv and shape.most_rows >= least_rows
+    ]
 
 
 _LOOP = "acc, top, total, b_q, limit, row, entries, {}, {}, keys, k, v, k_pool, v_pool,"
@@ -175,6 +188,22 @@ _HEADS = [
     ("every head has the first one's values of the pool", "v_pool += i_kv * stride_vph", "v_pool += 0 * stride_vph"),
     ("queries of the first group", "line_head = i_kv * GROUP + head", "line_head = 0 * i_kv * GROUP + head"),
 ]
+# Of heads with sinks, the first two or more of them.
+_SINK = "tl.load(sinks + line_head, mask=is_line, other=0.0)"
+_SINKS = [
+    ("sinks are left out", "    if HAS_SINKS:\n", "    if False:\n", PLAIN),
+    ("sinks are left out within a window", "    if HAS_SINKS:\n", "    if HAS_SINKS and not HAS_WINDOW:\n", SHORT),
+    ("every head has the first one's sink", _SINK, _SINK.replace("line_head", "0 * line_head"), PLAIN),
+    ("sinks are those of the group", _SINK, _SINK.replace("line_head", "head"), PLAIN),
+    ("sinks are scaled as scores are", _SINK, _SINK + " * (to_log2 * 0.6931471805599453)", PLAIN),
+    ("sinks are taken for scores before their scale", "highest = top * (to_log2 * 0.6931471805599453)", "highest = top",
+     PLAIN),
+    ("sinks are capped", _SINK, "to_unit * " + _SINK, OPTIONS),
+    ("what keys give is not rescaled by a sink", "return acc * scale[:, None], total", "return acc, total", PLAIN),
+    ("the total is not rescaled by a sink", "total = total * scale + tl.exp2((sink", "total = total + tl.exp2((sink",
+     PLAIN),
+    ("sinks of one percent more", _SINK, "1.01 * " + _SINK, PLAIN),
+]  # fmt: skip
 # What takes a group of more heads than a block has lines.
 _PARTS = [
     ("only the first heads of a wide group", "i_part = tl.program_id(1) % parts", "i_part = 0 * tl.program_id(1)"),
@@ -194,6 +223,10 @@ MUTANTS = {
             for name, old, new in _ROUNDED
         ),
         *(Mutant(name, triton_attention, old, new, [wide_group_site()]) for name, old, new in _PARTS),
+        *(
+            Mutant(name, triton_attention, old, new, attention_sites(rule, 2, SHAPES[:10:3], has_sinks=True))
+            for name, old, new, rule in _SINKS
+        ),
     ],
     "decode attention": [
         Mutant(name, triton_decode, old, new, decode_sites(rule, least_kv, 1 + (name in decode_mutants.AMONG_ROWS)))
@@ -203,6 +236,10 @@ MUTANTS = {
             (decode_mutants.AMONG_HEADS, 3),
         )
         for name, (old, new, rule) in table.items()
+    ]
+    + [
+        Mutant(name, triton_decode, old, new, decode_sites(rule, 2, has_sinks=True))
+        for name, (old, new, rule) in decode_mutants.SINKS.items()
     ],
     "RMS norm": [Mutant(name, triton_rowwise, old, new, sites) for name, old, new, sites in NORM],
     "rotation": [Mutant(name, triton_rowwise, old, new, rotation_sites()) for name, old, new in ROTATE],
@@ -218,13 +255,15 @@ SHIPPED: dict[str, list[tuple[ModuleType, Site]]] = {
         for sites in (
             *(attention_sites(rule) for rule in (PLAIN, SHORT, OPTIONS)),
             [wide_group_site()],
+            *(attention_sites(rule, 2, SHAPES[:10:3], has_sinks=True) for rule in (PLAIN, SHORT, OPTIONS)),
         )
         for site in sites
     ],
     "decode attention": [
         (triton_decode, site)
         for rule in (decode_mutants.PLAIN, decode_mutants.SHORT, decode_mutants.OPTIONS)
-        for site in decode_sites(rule)
+        for has_sinks in (False, True)
+        for site in decode_sites(rule, has_sinks=has_sinks)
     ],
     "RMS norm": [
         (triton_rowwise, site)

@@ -220,6 +220,7 @@ REFUSALS = {
                 ("span_offsets", lambda: attention(span_offsets=shifted(ints(0, 1, 3)))),
                 ("span_end", lambda: attention(span_end=shifted(ints(9, 9, 3)))),
                 ("query_rows", lambda: attention(query_rows=shifted(ints(0, 4)))),
+                ("sinks", lambda: attention(sinks=misaligned(4))),
                 ("pair_id", lambda: _core.head_rows(zeros(2, 3), ints(0, 1), shifted(ints(0, 1)))),
                 ("tokens", lambda: _core.build_requests(shifted(np.zeros(2, np.int32)), ints(0, 2), ints(1))),
                 ("offsets", lambda: _core.build_requests(np.zeros(2, np.int32), shifted(ints(0, 2)), ints(1))),
@@ -281,6 +282,7 @@ REFUSALS = {
             "span_source has shape (1, 3); 3 entries are needed (one per entry of span_begin)",
             lambda: attention(span_source=ints(0, 0, 1)[None]),
         ),
+        Refusal("sinks has shape (2,); 4 entries are needed (one per head of q)", lambda: attention(sinks=zeros(2))),
         Refusal("pair_id has shape (2,); 1 entries are needed (one per entry of pair_row)", lambda: head((0,), (0, 1))),
         Refusal(
             "out has shape (3, 2) and x (2, 3); they must be equal",

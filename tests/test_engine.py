@@ -181,7 +181,7 @@ def test_queries_may_be_empty_where_contexts_are_not(llama: PreTrainedModel) -> 
 
 
 COMPANIONS = ["llama", "qwen2-window", "qwen3", "gemma", "gemma2", "gemma3", "mistral-window", "gpt2", "gpt-neox",
-              "phi3", "olmo2", "opt"]  # fmt: skip
+              "phi3", "olmo2", "opt", "granite-swa"]  # fmt: skip
 
 
 @pytest.fixture
@@ -606,8 +606,8 @@ def test_architectures_that_cannot_be_exact_are_refused_by_name(unusual: PreTrai
 def test_unknown_attention_arguments_are_refused_by_name(unusual: PreTrainedModel) -> None:
     layer = unusual.model.layers[0].self_attn
     plain = layer.forward
-    layer.forward = lambda *args, **kwargs: plain(*args, s_aux=torch.zeros(4), **kwargs)
-    with pytest.raises(ModelError, match="LlamaAttention passes 's_aux' to its attention"):
+    layer.forward = lambda *args, **kwargs: plain(*args, key_scale=torch.zeros(4), **kwargs)
+    with pytest.raises(ModelError, match="LlamaAttention passes 'key_scale' to its attention"):
         Engine(unusual).loglikelihood([([1], [2])])
 
 

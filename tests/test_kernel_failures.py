@@ -114,7 +114,7 @@ def requests() -> list[tuple[list[int], list[int]]]:
     return [*long, (stem[:2], random_ids(rng, 1)), (stem[:1], random_ids(rng, 1))]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "phi3-window", "gpt-neox"])
+@pytest.mark.parametrize("name", ["qwen3", "phi3-window", "gpt-neox", "gpt-oss"])
 def test_the_first_use_launches_all_that_a_study_does(name: str, launches: Launches) -> None:
     engine = Engine(ZOO[name].build(), attention="triton", pack_tokens=24)
     engine.numerics  # noqa: B018  runs the check

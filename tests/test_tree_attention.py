@@ -46,6 +46,7 @@ class Case:
     softcap: float = 0.0
     window: int = 0
     temper: float = 1.0  # of the usual scaling
+    sinks: Tensor | None = None
 
     @property
     def scaling(self) -> float:
@@ -54,7 +55,7 @@ class Case:
     def expected(self) -> Tensor:
         return plain_attention(
             self.q, self.k_new, self.v_new, self.k_pool, self.v_pool, self.visits,
-            scaling=self.scaling, softcap=self.softcap, window=self.window,
+            scaling=self.scaling, softcap=self.softcap, window=self.window, sinks=self.sinks,
         )  # fmt: skip
 
 
@@ -86,6 +87,7 @@ def attend(case: Case, num_threads: int = 1, query_rows: npt.NDArray[np.int64] |
         scaling=case.scaling,
         softcap=case.softcap,
         window=case.window,
+        sinks=None if case.sinks is None else case.sinks.numpy(),
         num_threads=num_threads,
         query_rows=query_rows,
     )
@@ -103,8 +105,10 @@ def random_case(
     softcap: float = 0.0,
     window: int = 0,
     temper: float = 1.0,
+    sinks: list[float] | None = None,
     seed: int = 0,
 ) -> Case:
+    """``sinks`` are the heads' in turn."""
     rng = torch.Generator().manual_seed(seed)
     rows = (visits[-1][1] if visits else 0) if num_rows is None else num_rows
 
@@ -121,7 +125,16 @@ def random_case(
         softcap=softcap,
         window=window,
         temper=temper,
+        sinks=None if sinks is None else heads_in_turn(sinks, group_size * num_kv_heads),
     )
+
+
+def heads_in_turn(sinks: list[float], num_heads: int) -> Tensor:
+    return torch.tensor([sinks[head % len(sinks)] for head in range(num_heads)])
+
+
+SINKS = [-np.inf, -1e30, -20.0, -1.0, 0.0, 1.5, 4.0, 8.0, 80.0, 1e4, 1e30]
+sink_lists = st.none() | st.lists(st.sampled_from(SINKS), min_size=1, max_size=5)
 
 
 @st.composite
@@ -168,6 +181,7 @@ cases = st.builds(
     softcap=st.sampled_from([0.0, 0.0, 2.0, 50.0]),
     window=st.sampled_from([0, 0, 1, 5, 64, 70, 200]),
     temper=st.sampled_from([1.0, 1.0, 1.0, 0.0, -1.5]),
+    sinks=sink_lists,
     seed=st.integers(0, 1000),
 )
 
@@ -233,18 +247,48 @@ def test_takes_any_strides_on_rows_and_heads(isa: str) -> None:
     assert_same_bits(attend(strided), attend(plain))
 
 
-def test_rows_of_no_visit_become_zero(isa: str) -> None:
-    case = random_case([(2, 5, [(0, 0, 9)])], num_rows=8)
+@pytest.mark.parametrize("sinks", [None, [2.0]])
+def test_rows_of_no_visit_become_zero(isa: str, sinks: list[float] | None) -> None:
+    case = random_case([(2, 5, [(0, 0, 9)])], num_rows=8, sinks=sinks)
     out = attend(case)
     assert_same_bits(out[:2], torch.zeros_like(out[:2]))
     assert_same_bits(out[5:], torch.zeros_like(out[5:]))
     assert out[2:5].abs().min() > 0
 
 
-def test_large_scores_do_not_overflow(isa: str) -> None:
-    case = random_case([(0, 20, [(0, 0, 100)])], head_dim=8)
+@pytest.mark.parametrize("sinks", [None, [2.0]])
+def test_large_scores_do_not_overflow(isa: str, sinks: list[float] | None) -> None:
+    case = random_case([(0, 20, [(0, 0, 100)])], head_dim=8, sinks=sinks)
     case = replace(case, q=1e4 * case.q, k_new=1e4 * case.k_new, k_pool=1e4 * case.k_pool)
     assert_close(case, attend(case))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 5)])
+def test_sinks_of_minus_infinity_leave_every_bit(isa: str, dtype: str, softcap: float, window: int) -> None:
+    visits: list[Visit] = [(0, 20, [(0, 0, 100)]), (20, 23, [])]
+    case = random_case(visits, group_size=2, num_kv_heads=2, dtype=dtype, softcap=softcap, window=window)
+    assert_same_bits(attend(replace(case, sinks=torch.full((4,), -torch.inf))), attend(case))
+    assert_same_bits(attend(replace(case, sinks=torch.full((4,), -3e38))), attend(case))
+    assert not attend(replace(case, sinks=torch.full((4,), 3e38))).count_nonzero()
+
+
+def test_a_sink_is_its_own_heads_and_takes_no_scale(isa: str) -> None:
+    """A row that sees one key of score s gives sigmoid(s - sink) of its value."""
+    case = random_case([(0, 1, [])], group_size=3, num_kv_heads=2, head_dim=8, temper=0.5)
+    case = replace(case, sinks=torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0, 3.0]))
+    keys, values = (x[0].double().repeat_interleave(3, dim=0) for x in (case.k_new, case.v_new))
+    scores = case.scaling * (case.q[0].double() * keys).sum(dim=1)
+    expected = torch.sigmoid(scores - case.sinks)[:, None] * values
+    torch.testing.assert_close(attend(case)[0].double(), expected, rtol=0, atol=TOLERANCES["tree_attention"]["float32"])
+    torch.testing.assert_close(case.expected()[0], expected, rtol=0, atol=1e-12)
+
+
+def test_a_sink_that_is_no_number_stays_in_its_head(isa: str) -> None:
+    case = random_case([(0, 4, [(0, 0, 90)])], group_size=2, num_kv_heads=2, sinks=[1.0])
+    out = attend(replace(case, sinks=torch.tensor([1.0, torch.nan, 1.0, 1.0])))
+    assert out[:, 1].isnan().all()
+    assert_same_bits(out[:, [0, 2, 3]], attend(case)[:, [0, 2, 3]])
 
 
 def cut(visits: list[Visit], at: int) -> list[Visit]:
@@ -312,10 +356,11 @@ def test_chosen_rows_have_the_bits_they_have_among_all(
     assert_same_bits(out[len(rows) :], torch.zeros_like(out[len(rows) :]))
 
 
-def test_what_a_row_may_not_see_cannot_reach_it(isa: str) -> None:
+@pytest.mark.parametrize("sinks", [None, [2.0, -np.inf, 9.0]])
+def test_what_a_row_may_not_see_cannot_reach_it(isa: str, sinks: list[float] | None) -> None:
     """NaN keys and values after a row, behind its window and in other branches leave its bits alone."""
     visits: list[Visit] = [(0, 20, [(0, 0, 100)]), (20, 40, [(0, 0, 100), (1, 0, 10)]), (40, 41, [(0, 120, 130)])]
-    case = random_case(visits, group_size=2, num_kv_heads=2, head_dim=20, window=40)
+    case = random_case(visits, group_size=2, num_kv_heads=2, head_dim=20, window=40, sinks=sinks)
     clean = attend(case)
     # Row 25 stands at position 115 and sees positions 76 .. 115: slots 76 .. 99, rows 0 .. 9, rows 20 .. 25.
     seen_slots = torch.arange(NUM_SLOTS).clamp(76, 99) == torch.arange(NUM_SLOTS)
@@ -339,8 +384,9 @@ def test_what_a_row_may_not_see_cannot_reach_it(isa: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k_pool", "v_pool", "k_new", "v_new"])
-def test_nan_on_the_path_comes_out(isa: str, name: str) -> None:
-    case = random_case([(0, 4, [(0, 0, 90)])])
+@pytest.mark.parametrize("sinks", [None, [2.0]])
+def test_nan_on_the_path_comes_out(isa: str, name: str, sinks: list[float] | None) -> None:
+    case = random_case([(0, 4, [(0, 0, 90)])], sinks=sinks)
     poisoned = getattr(case, name).clone()
     poisoned[0] = torch.nan
     assert attend(replace(case, **{name: poisoned}))[0].isnan().all()

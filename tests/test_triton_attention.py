@@ -15,7 +15,18 @@ import triton_interpreter
 from devices import DEVICE, DTYPES, HAS_GPU, interpreted, moved, poisoned_empty
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tree_attention import NUM_SLOTS, Case, Visit, alone, assert_same_bits, cut, forests, random_case, visit_arrays
+from test_tree_attention import (
+    NUM_SLOTS,
+    Case,
+    Visit,
+    alone,
+    assert_same_bits,
+    cut,
+    forests,
+    random_case,
+    sink_lists,
+    visit_arrays,
+)
 from test_tree_attention import attend as attend_natively
 from tolerances import TOLERANCES
 from torch import Tensor
@@ -57,7 +68,8 @@ def attend(case: Case, query_rows: npt.NDArray[np.int64] | None = None, arch: in
     inputs = [moved(x) for x in (case.q, case.k_new, case.v_new, case.k_pool, case.v_pool)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", poisoned_empty)
-        return TritonAttention(pack_of(case.visits), arch or None)(LayerStates(*inputs, query_rows), rule).cpu()
+        states = LayerStates(*inputs, query_rows, None if case.sinks is None else moved(case.sinks))
+        return TritonAttention(pack_of(case.visits), arch or None)(states, rule).cpu()
 
 
 def in_dtype(case: Case, name: str) -> Case:
@@ -80,6 +92,7 @@ cases = st.builds(
     head_dim=st.sampled_from([1, 16, 40, 64, 80, 96, 128, 256]),
     softcap=st.sampled_from([0.0, 0.0, 2.0, 50.0]),
     window=st.sampled_from([0, 0, 1, 5, 64, 70, 200]),
+    sinks=sink_lists,
     seed=st.integers(0, 1000),
 )
 
@@ -121,9 +134,10 @@ def test_shapes_at_the_edges_of_blocks(visits: list[Visit], group_size: int, win
     assert_close(case, attend(case, arch=arch))
 
 
+@pytest.mark.parametrize("sinks", [None, [2.0], [-np.inf]])
 @pytest.mark.parametrize(("num_rows", "visits"), [(0, []), (5, []), (9, [(2, 5, [(0, 0, 9)])])])
-def test_rows_of_no_visit_become_zero(num_rows: int, visits: list[Visit]) -> None:
-    case = random_case(visits, num_rows=num_rows)
+def test_rows_of_no_visit_become_zero(num_rows: int, visits: list[Visit], sinks: list[float] | None) -> None:
+    case = random_case(visits, num_rows=num_rows, sinks=sinks)
     out = attend(case)
     owned = torch.zeros(num_rows, dtype=torch.bool)
     for begin, end, _ in visits:
@@ -132,10 +146,27 @@ def test_rows_of_no_visit_become_zero(num_rows: int, visits: list[Visit]) -> Non
     assert not owned.any() or out[owned].abs().min() > 0
 
 
-def test_large_scores_do_not_overflow() -> None:
-    case = random_case([(0, 20, [(0, 0, 100)])], head_dim=16)
+@pytest.mark.parametrize("sinks", [None, [2.0]])
+def test_large_scores_do_not_overflow(sinks: list[float] | None) -> None:
+    case = random_case([(0, 20, [(0, 0, 100)])], head_dim=16, sinks=sinks)
     case = replace(case, q=1e4 * case.q, k_new=1e4 * case.k_new, k_pool=1e4 * case.k_pool)
     assert_close(case, attend(case))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 5)])
+def test_sinks_of_minus_infinity_leave_every_bit(dtype: str, softcap: float, window: int) -> None:
+    visits: list[Visit] = [(0, 20, [(0, 0, 100)]), (20, 23, [])]
+    case = make_case(visits, 2, dtype, group_size=2, num_kv_heads=2, softcap=softcap, window=window)
+    assert_same_bits(attend(replace(case, sinks=torch.full((4,), -torch.inf))), attend(case))
+    assert_same_bits(attend(replace(case, sinks=torch.full((4,), -1e30))), attend(case))
+
+
+def test_a_sink_that_is_no_number_stays_in_its_head() -> None:
+    case = random_case([(0, 4, [(0, 0, 90)])], group_size=2, num_kv_heads=2, sinks=[1.0])
+    out = attend(replace(case, sinks=torch.tensor([1.0, torch.nan, 1.0, 1.0])))
+    assert out[:, 1].isnan().all()
+    assert_same_bits(out[:, [0, 2, 3]], attend(case)[:, [0, 2, 3]])
 
 
 def test_takes_any_strides_on_rows_and_heads() -> None:
@@ -182,11 +213,11 @@ def test_chosen_rows_have_the_bits_they_have_among_all(case: Case, choice: rando
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [0, 40])
-def test_what_a_row_may_not_see_cannot_reach_it(window: int, dtype: str) -> None:
+@pytest.mark.parametrize(("window", "sinks"), [(0, None), (40, None), (40, [2.0, -np.inf, 9.0])])
+def test_what_a_row_may_not_see_cannot_reach_it(window: int, sinks: list[float] | None, dtype: str) -> None:
     """NaN keys and values after a row, behind its window and in other branches leave its bits alone."""
     visits: list[Visit] = [(0, 20, [(0, 0, 100)]), (20, 40, [(0, 0, 100), (1, 0, 10)]), (40, 41, [(0, 120, 130)])]
-    case = in_dtype(random_case(visits, group_size=2, num_kv_heads=2, head_dim=20, window=window), dtype)
+    case = in_dtype(random_case(visits, group_size=2, num_kv_heads=2, head_dim=20, window=window, sinks=sinks), dtype)
     clean = attend(case)
     # Row 25 stands at position 115 and sees slots 0 .. 99, rows 0 .. 9 and 20 .. 25; in a window of 40 from slot 76 on.
     seen_slots = torch.arange(NUM_SLOTS).clamp(76 if window else 0, 99) == torch.arange(NUM_SLOTS)
@@ -212,7 +243,7 @@ def test_what_a_row_may_not_see_cannot_reach_it(window: int, dtype: str) -> None
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["q", "k_pool", "v_pool", "k_new", "v_new"])
 def test_what_is_not_finite_on_the_path_comes_out(name: str, broken: float) -> None:
-    case = random_case([(0, 4, [(0, 0, 90)])])
+    case = random_case([(0, 4, [(0, 0, 90)])], sinks=[2.0])
     poisoned = getattr(case, name).clone()
     poisoned[0] = broken
     assert not attend(replace(case, **{name: poisoned}))[0].isfinite().any()
@@ -290,9 +321,11 @@ def call_with(**changes: Any) -> Tensor:
     case = random_case([(0, 3, [(0, 0, 9)]), (3, 5, [(0, 0, 9), (1, 0, 3)])], group_size=2, num_kv_heads=2, head_dim=16)
     arguments = {"q": case.q, "k": case.k_new, "v": case.v_new, "k_pool": case.k_pool, "v_pool": case.v_pool}
     arguments = {name: moved(changes.pop(name, x)) for name, x in arguments.items()}
-    query_rows = changes.pop("query_rows", None)
+    query_rows, sinks = changes.pop("query_rows", None), changes.pop("sinks", torch.zeros(4))
     rule = AttentionRule(**({"scaling": 1.0, "softcap": 0.0, "window": 0} | changes))
-    return TritonAttention(pack_of(case.visits))(LayerStates(**arguments, query_rows=query_rows), rule)
+    return TritonAttention(pack_of(case.visits))(
+        LayerStates(**arguments, query_rows=query_rows, sinks=moved(sinks)), rule
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,6 +342,9 @@ def call_with(**changes: Any) -> Tensor:
         ({"q": torch.zeros(1, 4, 16), "query_rows": np.array([0, 2])},
          r"q is \[1, 4, 16\]; at least \[2, 4, 16\] is needed"),
         ({"k": torch.zeros(5, 2, 32)[..., ::2]}, r"k is not contiguous on its last axis \(stride of 2 elements\)"),
+        ({"sinks": torch.zeros(2)}, r"sinks are torch.float32 \[2\] on .*; torch.float32 \[4\] on .* is needed"),
+        ({"sinks": torch.zeros(4).half()}, r"sinks are torch.float16 \[4\] on .*; torch.float32 \[4\] on .* is needed"),
+        ({"sinks": torch.zeros(8)[::2]}, r"sinks are not contiguous \(stride of 2 elements\)"),
         ({"k_pool": torch.zeros(8, 2, 16)}, r"k_pool is \[8, 2, 16\]; at least \[9, 2, 16\] is needed"),
         ({"v_pool": torch.zeros(9, 2, 16)}, r"v_pool is \[9, 2, 16\]; at least \[150, 2, 16\] is needed"),
         ({"scaling": 0.0},

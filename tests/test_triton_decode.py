@@ -17,6 +17,7 @@ import triton_interpreter
 from devices import DEVICE, DTYPES, moved, poisoned_empty
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_tree_attention import heads_in_turn, sink_lists
 from tolerances import TOLERANCES
 from torch import Tensor
 
@@ -67,7 +68,7 @@ class Scene:
             )
             out[row : row + 1] = path_attention(
                 states.q[row : row + 1], keys, values,
-                scaling=rule.scaling, softcap=rule.softcap, window=rule.window,
+                scaling=rule.scaling, softcap=rule.softcap, window=rule.window, sinks=states.sinks,
             )  # fmt: skip
         return out
 
@@ -100,9 +101,11 @@ def scene_of(
     softcap: float = 0.0,
     window: int = 0,
     padding: int = 0,
+    sinks: list[float] | None = None,
     seed: int = 0,
 ) -> Scene:
-    """Rows that each go on from an earlier one: (which, how much of its path at most, own positions, unused slots)."""
+    """Rows that each go on from an earlier one: (which, how much of its path at most, own positions, unused slots);
+    ``sinks`` are the heads' in turn."""
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     paths, lengths = list[Slots](), list[int]()
     order = rng.permutation(sum(own + unused for _, _, own, unused in forks) + 8)
@@ -126,7 +129,8 @@ def scene_of(
         pool[~is_used] = torch.nan
     q, k, v = (normal(num_rows + padding, heads) for heads in (group_size * num_kv_heads, num_kv_heads, num_kv_heads))
     rule = AttentionRule(head_dim**-0.5, softcap, window)
-    return Scene(paths, lengths, common_with_the_one_before(paths, lengths), LayerStates(q, k, v, *pools), rule)
+    states = LayerStates(q, k, v, *pools, sinks=None if sinks is None else heads_in_turn(sinks, q.shape[1]))
+    return Scene(paths, lengths, common_with_the_one_before(paths, lengths), states, rule)
 
 
 def live_pack(scene: Scene, lanes: npt.NDArray[np.int32] | None = None, width: int = 0) -> Pack:
@@ -163,7 +167,8 @@ STATES = ("q", "k", "v", "k_pool", "v_pool")
 
 
 def on_device(states: LayerStates) -> LayerStates:
-    return LayerStates(**{name: moved(getattr(states, name)) for name in STATES})
+    sinks = None if states.sinks is None else moved(states.sinks)
+    return LayerStates(**{name: moved(getattr(states, name)) for name in STATES}, sinks=sinks)
 
 
 def assert_same_bits(a: Tensor, b: Tensor) -> None:
@@ -193,6 +198,7 @@ scenes = st.builds(
     softcap=st.sampled_from([0.0, 0.0, 2.0, 50.0]),
     window=st.sampled_from([0, 0, 1, 5, 64, 70, 256, 257, 600]),
     padding=st.integers(0, 3),
+    sinks=sink_lists,
     seed=st.integers(0, 1000),
 )
 
@@ -228,10 +234,21 @@ EDGES = {
 
 
 @pytest.mark.parametrize("name", EDGES)
-@pytest.mark.parametrize("window", [0, 33])
-def test_rows_at_the_edges_of_items(name: str, window: int) -> None:
-    scene = scene_of(EDGES[name], group_size=2, head_dim=24, window=window, padding=3)
-    assert_close(scene, attend(scene))
+@pytest.mark.parametrize(("window", "sinks"), [(0, None), (33, None), (33, [2.0, -np.inf])])
+def test_rows_at_the_edges_of_items(name: str, window: int, sinks: list[float] | None) -> None:
+    scene = scene_of(EDGES[name], group_size=2, head_dim=24, window=window, padding=3, sinks=sinks)
+    out = attend(scene)
+    assert_close(scene, out)
+    assert not out[len(scene.paths) :].count_nonzero()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 33)])
+def test_sinks_of_minus_infinity_leave_every_bit(dtype: str, softcap: float, window: int) -> None:
+    scene = scene_of([CONTEXT, *QUERIES], group_size=2, head_dim=16, dtype=dtype, softcap=softcap, window=window)
+    for low in (-torch.inf, -1e30):
+        same = replace(scene, states=replace(scene.states, sinks=torch.full((2,), low)))
+        assert_same_bits(attend(same), attend(scene))
 
 
 def test_300_rows() -> None:
@@ -322,7 +339,7 @@ def test_the_newest_keys_are_in_the_pool_afterwards() -> None:
 def test_steps_that_go_on_have_the_bits_of_steps_made_anew(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over borders of tiles and chunks, without a list made or an upload after the first step."""
     forks = [(0, 0, 500, 0), *[(0, 480, own, 40) for own in (3, 20, 30, 31, 60)]]
-    scene, steps = scene_of(forks, group_size=2, head_dim=16, window=window), 20
+    scene, steps = scene_of(forks, group_size=2, head_dim=16, window=window, sinks=[1.0, 3.0]), 20
     scene = scene.only(range(1, 6))
     rng = torch.Generator().manual_seed(1)
     made: list[str] = []
@@ -331,7 +348,9 @@ def test_steps_that_go_on_have_the_bits_of_steps_made_anew(window: int, monkeypa
     tables, slots = PackTables.alone(live_pack(scene), DEVICE, 5), LiveSlots()
     states = on_device(scene.states)
     for step in range(steps):
-        before = LayerStates(**{name: getattr(states, name).to("cpu", copy=True) for name in STATES})
+        before = LayerStates(
+            **{name: getattr(states, name).to("cpu", copy=True) for name in STATES}, sinks=scene.states.sinks
+        )
         made.clear()
         going_on = DecodeAttention(tables, slots)(states, scene.rule).cpu()
         assert made.count("list_items") == (step == 0)
@@ -340,7 +359,7 @@ def test_steps_that_go_on_have_the_bits_of_steps_made_anew(window: int, monkeypa
         tables.advance(torch.zeros(5, dtype=torch.int32, device=DEVICE))
         scene = replace(scene, lengths=[length + 1 for length in scene.lengths])
         q, k, v = (torch.randn(x.shape, generator=rng).to(DEVICE) for x in (states.q, states.k, states.v))
-        states = LayerStates(q, k, v, states.k_pool, states.v_pool)
+        states = LayerStates(q, k, v, states.k_pool, states.v_pool, sinks=states.sinks)
 
 
 def counted(patch: pytest.MonkeyPatch, owner: Any, name: str, made: list[str]) -> None:
@@ -409,6 +428,7 @@ def test_neighbours_of_two_contexts_are_not_read_together() -> None:
         ({"q": torch.zeros(4, 4, 16)}, r"q is \[4, 4, 16\]; at least \[5, 4, 16\] is needed"),
         ({"k": torch.zeros(5, 2, 32)[..., ::2]}, r"k is not contiguous on its last axis \(stride of 2 elements\)"),
         ({"v_pool": torch.zeros(9, 2, 16)}, r"v_pool is \[9, 2, 16\]; at least \[\d+, 2, 16\] is needed"),
+        ({"sinks": torch.zeros(2)}, r"sinks are torch.float32 \[2\] on .*; torch.float32 \[4\] on .* is needed"),
         ({"window": -2}, r"AttentionRule\(.*window=-2\) cannot be: .*"),
     ],
 )  # fmt: skip
@@ -418,4 +438,4 @@ def test_bad_input_is_refused_by_name(changes: dict[str, Any], message: str) -> 
     rule = replace(scene.rule, window=changes.get("window", 0))
     tables = PackTables.alone(live_pack(scene), DEVICE, 5)
     with pytest.raises(RequestError, match=f"^{message}$"):
-        DecodeAttention(tables, LiveSlots())(LayerStates(**given), rule)
+        DecodeAttention(tables, LiveSlots())(LayerStates(**given, sinks=changes.get("sinks")), rule)

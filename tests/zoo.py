@@ -155,5 +155,33 @@ ZOO: dict[str, Entry] = {
     "phi3": Entry("Phi3ForCausalLM", "Phi3Config", {**_GROUPED, **_LAYERS}),
     "phi3-window": Entry("Phi3ForCausalLM", "Phi3Config", {**_GROUPED, **_LAYERS, "sliding_window": WINDOW}),
     "olmo2": Entry("Olmo2ForCausalLM", "Olmo2Config", {**_GROUPED, **_LAYERS}),
+    "gpt-oss": Entry(
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {
+            **_GROUPED,
+            **_LAYERS,
+            **_SLIDING,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 32,
+            },
+        },
+        _BOTH,
+    ),
+    "granite-swa": Entry(
+        "GraniteSWAForCausalLM",
+        "GraniteSWAConfig",
+        {**_GROUPED, **_LAYERS, **_SLIDING, "attention_multiplier": 0.4},
+        _BOTH,
+    ),
     "qwen2-moe": Entry("Qwen2MoeForCausalLM", "Qwen2MoeConfig", {**_GROUPED, **_LAYERS, **_MOE}),
 }

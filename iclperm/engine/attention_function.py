@@ -20,6 +20,8 @@ _HARMLESS_ARGUMENTS = {
     "output_hidden_states", "output_router_logits", "past_key_values", "cache_position", "position_embeddings",
     "return_dict", "tree",
 }  # fmt: skip
+# One learned score a head in the softmax, of no value: gpt-oss and others; transformers' name for it.
+_SINKS = "s_aux"
 
 
 def _tree_attention(
@@ -37,7 +39,9 @@ def _tree_attention(
             f"{type(module).__name__} is not handed the arguments of its model, so the tree does not reach it; "
             f"{PLAINLY}"
         )
-    unknown = sorted(a for a, given in arguments.items() if given is not None and a not in _HARMLESS_ARGUMENTS)
+    sinks = _sinks(arguments, query)
+    known = _HARMLESS_ARGUMENTS if sinks is None else _HARMLESS_ARGUMENTS | {_SINKS}
+    unknown = sorted(a for a, given in arguments.items() if given is not None and a not in known)
     if unknown:
         raise ModelError(
             f"{type(module).__name__} passes {unknown[0]!r} to its attention, which the tree cannot serve; {PLAINLY}"
@@ -50,7 +54,16 @@ def _tree_attention(
         window=forward.window(module, arguments),
     )
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    return forward.attention(q, k, v, rule)[None], None
+    return forward.attention(q, k, v, rule, sinks=sinks)[None], None
+
+
+def _sinks(arguments: dict[str, Any], query: torch.Tensor) -> torch.Tensor | None:
+    """The sink of each head, float32 [Hq] where the queries [1, Hq, M, d] lie; None where there are none, or such that
+    say more than one number a head."""
+    given = arguments.get(_SINKS)
+    if not isinstance(given, torch.Tensor) or given.shape != query.shape[1:2]:
+        return None
+    return given.detach().to(query.device, torch.float32).contiguous()
 
 
 AttentionInterface.register(ATTENTION_NAME, _tree_attention)

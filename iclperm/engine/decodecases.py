@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -14,8 +15,10 @@ from iclperm.engine.kernelcases import (
     compared_heads,
     heads_of,
     largest_error,
+    on_device,
     scored_low,
     with_bound,
+    with_sinks,
 )
 from iclperm.engine.kernels.attention import prepare
 from iclperm.engine.kernels.chunks import CHUNK, PIECE
@@ -41,7 +44,8 @@ _DENSE_ROWS = 256
 
 
 def decode_errors(model: TreeModel, _pack_tokens: int) -> Iterator[float]:
-    """With the model's heads and dimensions, in each of its windows and with its soft-cap; none where it never runs.
+    """With the model's heads and dimensions, in each of its windows, with its soft-cap and with sinks where its heads
+    have some; none where it never runs.
 
     Rows alone on paths of 1 to 4,096 positions (300 on a CPU) and many rows beneath one context, each with slots of its
     own that it has not come to, beside keys and values that are NaN and may not be seen; then a second step that
@@ -52,10 +56,11 @@ def decode_errors(model: TreeModel, _pack_tokens: int) -> Iterator[float]:
     facts, case, windows = model.facts, decode_case(model), {0}
     if facts.num_window_layers:  # the model's own may be longer than any path
         windows.update(min(small, facts.window) for small in (facts.window, *_SMALL_WINDOWS))
-    for window in sorted(windows):
+    for has_sinks, window in itertools.product(facts.sink_choices, sorted(windows)):
         rule = AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window)
+        own = case.with_sinks() if has_sinks else case
         for device in model.devices:
-            yield case.error(rule, device, is_by_head=model.layers == "transformers")
+            yield own.error(rule, device, is_by_head=model.layers == "transformers")
 
 
 def decode_case(model: TreeModel) -> DecodeCase:
@@ -104,6 +109,11 @@ class DecodeCase:
             paths, lengths, len(alone), context, _steps(len(paths), num_heads, num_kv_heads, head_size, dtype, is_used)
         )
 
+    def with_sinks(self) -> DecodeCase:
+        """The same with a sink a head."""
+        first, second = self.steps
+        return replace(self, steps=(with_sinks(first), with_sinks(second)))
+
     def attended(self, rule: AttentionRule, device: torch.device, *, is_by_head: bool = False) -> list[torch.Tensor]:
         """What the kernels give on a device, for the rows of each step; queries may lie head by head, as transformers'
         layers hand them over."""
@@ -118,14 +128,15 @@ class DecodeCase:
             if is_by_head:
                 q = q.transpose(0, 1).contiguous().transpose(0, 1)
             attend = prepare(tables.pack, num_rows, "triton", _DENSE_ROWS, tables, slots)
-            outputs.append(attend(LayerStates(q, k, v, k_pool, v_pool), rule))
+            sinks = on_device(step.sinks, device)
+            outputs.append(attend(LayerStates(q, k, v, k_pool, v_pool, sinks=sinks), rule))
         return outputs
 
     def launched(self, rule: AttentionRule, device: torch.device) -> Callable[[], tuple[torch.Tensor]]:
         """The first step's attention alone, on what lies on the device; it may be run any number of times."""
         step, num_rows = self.steps[0], self.steps[0].q.shape[0]
         q, k, v, k_pool, v_pool = (each.to(device) for each in (step.q, step.k, step.v, *self._pools(rule)))
-        states = LayerStates(q, k, v, k_pool, v_pool)
+        states = LayerStates(q, k, v, k_pool, v_pool, sinks=on_device(step.sinks, device))
         attend = prepare(
             self._pack(), num_rows, "triton", _DENSE_ROWS, PackTables.alone(self._pack(), device, num_rows), LiveSlots()
         )
@@ -181,7 +192,10 @@ class DecodeCase:
                 for pool, new in ((states.k_pool, states.k), (states.v_pool, states.v))
             )
             q = heads_of(states.q[row : row + 1], some[None], num_kv)
-            found.append(path_attention(q, keys, and_magnitudes(values), scaling=rule.scaling, softcap=rule.softcap))
+            sinks = None if states.sinks is None else states.sinks.view(num_kv, -1)[some].flatten()
+            found.append(
+                path_attention(q, keys, and_magnitudes(values), scaling=rule.scaling, softcap=rule.softcap, sinks=sinks)
+            )
         return torch.cat(found)
 
     def _pack(self) -> Pack:

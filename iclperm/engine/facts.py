@@ -85,9 +85,10 @@ class ModelFacts:
     mixture of experts the widths of all those that a token goes to. ``max_positions`` is the configuration's context
     window, ``max_tokens`` the longest prompt that the tree serves: rotary angles that depend on the length of the
     prompt end it earlier; both are 2^31 - 1 where nothing bounds them. ``num_window_layers`` layers attend within
-    ``window`` positions (0 and 0: none does). Soft-caps, ``num_experts`` are 0 where there are none. ``bos_ids`` are
-    what config.json names as the beginning of a text, empty where it leaves them to the architecture, and of a model
-    that came without files.
+    ``window`` positions (0 and 0: none does). Soft-caps, ``num_experts`` are 0 where there are none. In
+    ``num_sink_layers`` layers a head has a learned score in the softmax that is no key's. ``bos_ids`` are what
+    config.json names as the beginning of a text, empty where it leaves them to the architecture, and of a model that
+    came without files.
 
     ``num_parameters`` counts tied ones once. A token is multiplied with ``body_parameters`` of them (of experts, those
     that it goes to), a scored row with ``head_parameters`` more. In our own layers the ``token_only_parameters`` of the
@@ -110,6 +111,7 @@ class ModelFacts:
     window: int
     num_window_layers: int
     attention_softcap: float
+    num_sink_layers: int
     logit_softcap: float
     num_experts: int
     is_tied: bool
@@ -125,6 +127,11 @@ class ModelFacts:
     def kv_token_bytes(self) -> int:
         """Bytes of the keys and values of one token, over all layers; sliding windows are not taken off."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.number_bytes
+
+    @property
+    def sink_choices(self) -> tuple[bool, ...]:
+        """Whether layers attend with sinks: none, all, or both kinds."""
+        return tuple(sorted({self.num_sink_layers > 0, self.num_sink_layers >= self.num_layers}))
 
     @property
     def session_token_bytes(self) -> int:

@@ -189,10 +189,11 @@ class TreeForward:
         v: torch.Tensor,
         rule: AttentionRule,
         query_rows: IntArray | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend q [M, Hq, d] over the tree, then keep what later packs need of k and v [M, Hkv, d].
 
-        With ``query_rows`` [R], q [>= R, Hq, d] holds those rows alone.
+        With ``query_rows`` [R], q [>= R, Hq, d] holds those rows alone; ``sinks`` as of `LayerStates`.
         """
         if self.num_layers == 0:
             self.num_tokens = k.shape[0] - (self.num_rows - len(self.pack))
@@ -203,7 +204,7 @@ class TreeForward:
             )
         self.rule = rule
         k_pool, v_pool = self.pool.layer(self.num_layers, k, v, rule.window)
-        out = self.attend(LayerStates(q, k, v, k_pool, v_pool, query_rows), rule)
+        out = self.attend(LayerStates(q, k, v, k_pool, v_pool, query_rows, sinks), rule)
         self._keep(k, k_pool)
         self._keep(v, v_pool)
         self.pool.leave(self.num_layers)

@@ -36,6 +36,7 @@ _MANY_ROWS = (150, 70)
 _SMALL_WINDOWS = (70, 200)
 """One that ends within a tile, and one within which every shipped size has whole tiles for all rows of a block."""
 _LOW = -200.0
+_GOLDEN = 0.618034  # multiples of it lie apart, whatever their number, but for whole ones
 _DENSE_ROWS = 256
 _PADDING, _ROW_MULTIPLE = 5, 16
 """Rows that no visit owns, at least; what the number of rows is a multiple of, as in every pack."""
@@ -49,7 +50,8 @@ _MOST_ROWS = 32768
 
 
 def attention_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
-    """With the model's heads and dimensions, in each of its windows and with its soft-cap; none where torch attends.
+    """With the model's heads and dimensions, in each of its windows, with its soft-cap and with sinks where its heads
+    have some; none where torch attends.
 
     Paths of 1 to 4,096 positions (300 on a CPU) in the pool, in the pack and in both, of one row and of many, all rows
     and some of them as in a narrowed last layer, beside slots and rows that hold NaN and may not be seen: as many as a
@@ -61,10 +63,11 @@ def attention_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
     windows = {0}
     if facts.num_window_layers:  # the model's own may be longer than any path
         windows.update(min(small, facts.window) for small in (facts.window, *_SMALL_WINDOWS))
-    for window in sorted(windows):
+    for has_sinks, window in itertools.product(facts.sink_choices, sorted(windows)):
         rule = AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window)
+        own = case.with_sinks() if has_sinks else case
         for device in model.devices:
-            yield case.error(rule, model.attention, device, is_by_head=model.layers == "transformers")
+            yield own.error(rule, model.attention, device, is_by_head=model.layers == "transformers")
 
 
 def attention_case(model: TreeModel) -> AttentionCase:
@@ -122,6 +125,10 @@ class AttentionCase:
         states.k[visits[-1][0] :], states.v[visits[-2][0] :] = torch.nan, torch.nan
         return cls(visits, states)
 
+    def with_sinks(self) -> AttentionCase:
+        """The same with a sink a head."""
+        return replace(self, states=with_sinks(self.states))
+
     def copied_to(self, num_rows: int) -> AttentionCase:
         """Copied to at most so many rows in all, or as it is if it has more."""
         return replace(self, copies=_copies(self._num_rows, num_rows))
@@ -139,15 +146,15 @@ class AttentionCase:
         """
         own, some = self.states, np.concatenate(self._some_rows())
         q, k, v = (self._copied(each.to(device)) for each in (own.q, own.k, own.v))
-        k_pool, v_pool = own.k_pool.to(device), own.v_pool.to(device)
+        k_pool, v_pool, sinks = own.k_pool.to(device), own.v_pool.to(device), on_device(own.sinks, device)
         if is_by_head:
             q, k = (each.transpose(0, 1).contiguous().transpose(0, 1) for each in (q, k))
         attend = prepare(_pack_of(self._copied_visits()), q.shape[0], backend, _DENSE_ROWS)
-        whole = attend(LayerStates(q, k, v, k_pool, v_pool), rule)
+        whole = attend(LayerStates(q, k, v, k_pool, v_pool, sinks=sinks), rule)
         if is_by_head:
             return [whole]
         narrow = q[torch.from_numpy(_padded(some)).to(device)]
-        return [whole, attend(LayerStates(narrow, k, v, k_pool, v_pool, some), rule)]
+        return [whole, attend(LayerStates(narrow, k, v, k_pool, v_pool, some, sinks), rule)]
 
     def error(self, rule: AttentionRule, backend: str, device: torch.device, *, is_by_head: bool = False) -> float:
         """How far the rows of ``attended`` are from the reference, in ``compared_heads`` of each visit."""
@@ -181,6 +188,7 @@ class AttentionCase:
                 scaling=rule.scaling,
                 softcap=rule.softcap,
                 window=rule.window,
+                sinks=None if own.sinks is None else own.sinks.view(own.k.shape[1], -1)[head].flatten(),
             )[begin:end]
             for head in heads[:, None]
         ]
@@ -204,6 +212,18 @@ class AttentionCase:
         inside = [row for begin, end, _ in self.visits for row in range(begin + 3, end, 41)]
         first = np.unique([*inside, *(end - 1 for _, end, _ in self.visits[::3])])
         return [first, *(copy * self._num_rows + np.arange(self._num_rows) for copy in range(1, self.copies))]
+
+
+def with_sinks(states: LayerStates) -> LayerStates:
+    """Beside a sink of each head of queries: as large as scores are, no two alike, those of neighbours least; of every
+    fifth -inf."""
+    sinks = 0.5 + 5.0 * (torch.arange(states.q.shape[1], device="cpu") * _GOLDEN % 1.0)
+    sinks[4::5] = -torch.inf
+    return replace(states, sinks=sinks)
+
+
+def on_device(sinks: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    return None if sinks is None else sinks.to(device)
 
 
 def scored_low(key: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -121,6 +121,7 @@ class PlainModel:
             window=window if num_window_layers else 0,
             num_window_layers=num_window_layers,
             attention_softcap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+            num_sink_layers=sum(name.endswith(".sinks") for name, _ in self.model.named_parameters()),
             logit_softcap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
             num_experts=_number(config, "num_experts", "num_local_experts"),
             is_tied=bool(getattr(config, "tie_word_embeddings", False)),

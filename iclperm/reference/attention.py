@@ -6,12 +6,22 @@ import torch
 from torch import Tensor
 
 
-def path_attention(q: Tensor, k: Tensor, v: Tensor, *, scaling: float, softcap: float = 0.0, window: int = 0) -> Tensor:
+def path_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scaling: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal attention of a path's last rows over the whole path.
 
     q: [R, Hq, d], the queries at positions T - R .. T - 1; k: [T, Hkv, d], v: [T, Hkv, e], Hq a multiple of
-    Hkv. ``softcap`` and ``window`` are off at 0; a row sees the keys less than ``window`` positions before it. Computes
-    in float64 and returns float64 [R, Hq, e]. Cost O(R T Hq (d + e)), with the scores of all pairs in memory.
+    Hkv. ``softcap`` and ``window`` are off at 0; a row sees the keys less than ``window`` positions before it.
+    ``sinks`` [Hq] are one score more a head, which is neither scaled nor capped and has no value. Computes in float64
+    and returns float64 [R, Hq, e]. Cost O(R T Hq (d + e)), with the scores of all pairs in memory.
     """
     num_rows, num_keys = q.shape[0], k.shape[0]
     group_size = q.shape[1] // k.shape[1]
@@ -24,7 +34,10 @@ def path_attention(q: Tensor, k: Tensor, v: Tensor, *, scaling: float, softcap: 
     visible = distance >= 0
     if window > 0:
         visible &= distance < window
-    weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, num_rows, 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :num_keys]
     return torch.einsum("hrt,the->rhe", weights, values)
 
 
@@ -39,6 +52,7 @@ def tree_attention(
     scaling: float,
     softcap: float = 0.0,
     window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of a packed tree, each visit's path put together and attended to by itself.
 
@@ -51,5 +65,7 @@ def tree_attention(
         path = [*spans, (1, begin, end)]
         keys = torch.cat([(k_pool, k_new)[source][first:last] for source, first, last in path])
         values = torch.cat([(v_pool, v_new)[source][first:last] for source, first, last in path])
-        out[begin:end] = path_attention(q[begin:end], keys, values, scaling=scaling, softcap=softcap, window=window)
+        out[begin:end] = path_attention(
+            q[begin:end], keys, values, scaling=scaling, softcap=softcap, window=window, sinks=sinks
+        )
     return out

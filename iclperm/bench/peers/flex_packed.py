@@ -111,6 +111,8 @@ class FlexPacked:
 def _attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, **arguments: Any
 ) -> tuple[torch.Tensor, None]:
+    if arguments.get("s_aux") is not None:
+        raise RuntimeError("heads with attention sinks are not served here")
     cap = float(arguments.get("softcap") or 0.0)
 
     def capped(score: torch.Tensor, *place: Any) -> torch.Tensor:

@@ -7,8 +7,9 @@ that could change a bit is a rule in the kernels' tables, never a measurement.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -16,7 +17,7 @@ from iclperm.engine.decodecases import decode_case
 from iclperm.engine.doctor.packs import product_of
 from iclperm.engine.doctor.privacy import first_line
 from iclperm.engine.forward import TreeForward
-from iclperm.engine.kernelcases import attention_case
+from iclperm.engine.kernelcases import attention_case, on_device, with_sinks
 from iclperm.engine.kernels.head import find_wanted
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.kernels.stages import keep, trying
@@ -123,9 +124,13 @@ def _inputs(model: TreeModel) -> Iterator[list[Launched]]:
     rules = [AttentionRule(facts.head_size**-0.5, facts.attention_softcap, window) for window in sorted(windows)]
     if model.attention == "triton":
         states = _states(tree, plan.core.pool_slots, model, drawn)
-        for rule in rules:
-            check = partial(attention_case(model).attended, rule, model.attention, model.device)
-            yield [check, lambda rule=rule: (tree.attend(states, rule),)]  # type: ignore[misc]
+        for has_sinks, rule in product(facts.sink_choices, rules):
+            tried, own = attention_case(model), states
+            if has_sinks:
+                sinks = with_sinks(states).sinks
+                tried, own = tried.with_sinks(), replace(states, sinks=on_device(sinks, model.device))
+            check = partial(tried.attended, rule, model.attention, model.device)
+            yield [check, lambda own=own, rule=rule: (tree.attend(own, rule),)]  # type: ignore[misc]
     if model.attends_live_rows:
         case = decode_case(model)
         for rule in rules:

@@ -106,6 +106,7 @@ def shapes_of(model: PlainModel) -> KernelShapes:
         width=width,
         has_bias=is_plain and head.bias is not None,
         has_logit_softcap=facts.logit_softcap > 0,
+        sinks=facts.sink_choices,
     )
     decoder = model.known_decoder
     if decoder is None:

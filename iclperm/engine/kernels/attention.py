@@ -73,6 +73,7 @@ class NativeAttention:
             scaling=rule.scaling,
             softcap=rule.softcap,
             window=rule.window,
+            sinks=None if states.sinks is None else as_numpy(states.sinks),
             num_threads=torch.get_num_threads(),
         )
         return out
@@ -125,7 +126,7 @@ class TorchAttention:
             seen = visible[some]
             if rule.window:
                 seen = seen & (row_pos[some, None] - key_pos[None, :] < rule.window)
-            part = _attended(q[some], keys, values, seen, rule)
+            part = _attended(q[some], keys, values, seen, rule, states.sinks)
             out[some] = part.masked_fill_((seen & broken).any(dim=-1)[:, None, None], torch.nan)
         out[num_owned:] = 0
         return out
@@ -137,7 +138,12 @@ class TorchAttention:
 
 
 def _attended(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, rule: AttentionRule
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    rule: AttentionRule,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of q [m, Hq, d] over keys and values [Hkv, k, d], all of it at once, where ``visible`` [m, k]."""
     num_kv, num_heads = keys.shape[0], q.shape[1]
@@ -146,10 +152,19 @@ def _attended(
     scores = torch.einsum("hgmd,hkd->hgmk", grouped, keys).mul_(rule.scaling)
     if rule.softcap:
         scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
-    weights = scores.masked_fill_(~visible, -torch.inf).softmax(dim=-1)
+    scores.masked_fill_(~visible, -torch.inf)
+    weights = scores.softmax(dim=-1) if sinks is None else _softmax_beside(scores, sinks)
     del scores
     out = torch.einsum("hgmk,hkd->hgmd", weights, values)
     return out.reshape(num_heads, *q.shape[::2]).transpose(0, 1).to(q.dtype)
+
+
+def _softmax_beside(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """The softmax of scores [Hkv, G, m, k] and of one more a head, in the place of the scores."""
+    sink = sinks.view(*scores.shape[:2], 1, 1)
+    top = torch.maximum(scores.amax(dim=-1, keepdim=True), sink)
+    scores.sub_(top).exp_()
+    return scores.div_(scores.sum(dim=-1, keepdim=True).add_((sink - top).exp_()))
 
 
 def _pool_slots(pack: Pack) -> np.ndarray:

@@ -24,7 +24,8 @@ class LayerStates:
     """What one layer attends with: q [M, Hq, d], k and v [M, Hkv, d] of a pack's rows, all of one dtype.
 
     ``k_pool`` and ``v_pool`` [slots, Hkv, d] hold those of the open path. With ``query_rows`` [R], ascending, q is
-    [>= R, Hq, d] and holds those rows of the pack alone.
+    [>= R, Hq, d] and holds those rows of the pack alone. ``sinks`` float32 [Hq] are one score more a head in the
+    softmax, neither scaled nor capped and of no value (gpt-oss); -inf is as none.
     """
 
     q: torch.Tensor
@@ -33,6 +34,7 @@ class LayerStates:
     k_pool: torch.Tensor
     v_pool: torch.Tensor
     query_rows: IntArray | None = None
+    sinks: torch.Tensor | None = None
 
 
 class PackAttention(Protocol):

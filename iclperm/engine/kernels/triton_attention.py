@@ -104,11 +104,12 @@ def _block_d(head_dim: int) -> int:
 
 
 def _constants(
-    launch: Launch, head_dim: int, group: int, has_window: bool, has_softcap: bool, is_aligned: bool
+    launch: Launch, head_dim: int, group: int, has_window: bool, has_softcap: bool, has_sinks: bool, is_aligned: bool
 ) -> dict[str, Any]:
     return {
         "HAS_WINDOW": has_window,
         "HAS_SOFTCAP": has_softcap,
+        "HAS_SINKS": has_sinks,
         "GROUP": group,
         "HEADS": min(group, launch.lines),
         "HEAD_DIM": head_dim,
@@ -161,23 +162,25 @@ class TritonAttention:
         num_queries = len(self._pack) if rows is None else rows.size
         refuse_unreadable(states, rule, num_queries, len(self._pack), self._num_slots)
         q, k, v, k_pool, v_pool = states.q, states.k, states.v, states.k_pool, states.v_pool
+        sinks, has_sinks = q if states.sinks is None else states.sinks, states.sinks is not None
         num_heads, head_dim = q.shape[1:]
         group = num_heads // k.shape[1]
         launch = _launch(head_dim, q.dtype, self._arch or architecture(q.device))
         window = rule.window if rule.window < self._num_positions else 0
-        constants = _constants(launch, head_dim, group, window > 0, rule.softcap > 0, _is_aligned(k, v, k_pool, v_pool))
+        options = window > 0, rule.softcap > 0, has_sinks
+        constants = _constants(launch, head_dim, group, *options, _is_aligned(k, v, k_pool, v_pool))
         heads = constants["HEADS"]
         tiles = Tiles(launch.lines // heads, launch.keys, rule.window, states.query_rows is not None)
         lists = self._tables_of(states).of(tiles, q.device)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         grid = (lists[0].shape[0], k.shape[1] * -(-group // heads))
-        variant = _variant(head_dim, group, q.dtype, window > 0, rule.softcap > 0)
+        variant = _variant(head_dim, group, q.dtype, *options)
         if grid[0] == 0:
             return out
 
         def launch_with(num_stages: int) -> None:
             _tree_attention_kernel[grid](
-                q, k, v, k_pool, v_pool, out, *lists,
+                q, k, v, k_pool, v_pool, out, *lists, sinks,
                 *(stride for x in (q, k, v, k_pool, v_pool, out) for stride in x.stride()[:2]),
                 rule.scaling / rule.softcap if rule.softcap else 1.0,
                 (rule.softcap or rule.scaling) * _LOG2_E,
@@ -235,6 +238,15 @@ def refuse_unreadable(
             raise RequestError(f"{name} is {list(x.shape)}; at least [{least_rows}, {heads}, {head_dim}] is needed")
         if head_dim > 1 and x.stride(2) != 1:
             raise RequestError(f"{name} is not contiguous on its last axis (stride of {x.stride(2)} elements)")
+    if (sinks := states.sinks) is None:
+        return
+    if sinks.dtype != torch.float32 or sinks.device != q.device or sinks.shape != (num_heads,):
+        raise RequestError(
+            f"sinks are {sinks.dtype} {list(sinks.shape)} on {sinks.device}; torch.float32 [{num_heads}] on {q.device} "
+            "is needed"
+        )
+    if num_heads > 1 and sinks.stride(0) != 1:
+        raise RequestError(f"sinks are not contiguous (stride of {sinks.stride(0)} elements)")
 
 
 def _num_positions(pack: Pack) -> int:
@@ -308,15 +320,31 @@ def _walk(
     return acc, top, total
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def with_sink(
+    acc: tl.tensor, top: tl.tensor, total: tl.tensor, sink: tl.tensor, to_log2: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """A running softmax with one more score a line, of no value: acc [lines, D] and its total [lines].
+
+    In nats, where no finite sink overflows; one of -inf leaves every bit.
+    """
+    highest = top * (to_log2 * 0.6931471805599453)
+    origin = tl.maximum(highest, sink)
+    origin = tl.where(origin == float("-inf"), 0.0, origin)
+    scale = tl.exp2((highest - origin) * 1.4426950408889634)
+    total = total * scale + tl.exp2((sink - origin) * 1.4426950408889634)
+    return acc * scale[:, None], total
+
+
 @triton.jit(do_not_specialize=["window"])  # type: ignore[untyped-decorator]
 def _tree_attention_kernel(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, k_pool: tl.tensor, v_pool: tl.tensor,
-    out: tl.tensor, blocks: tl.tensor, entries: tl.tensor, keys: tl.tensor, row_pos: tl.tensor,
+    out: tl.tensor, blocks: tl.tensor, entries: tl.tensor, keys: tl.tensor, row_pos: tl.tensor, sinks: tl.tensor,
     stride_qm: tl.tensor, stride_qh: tl.tensor, stride_km: tl.tensor, stride_kh: tl.tensor, stride_vm: tl.tensor,
     stride_vh: tl.tensor, stride_kps: tl.tensor, stride_kph: tl.tensor, stride_vps: tl.tensor, stride_vph: tl.tensor,
     stride_om: tl.tensor, stride_oh: tl.tensor, to_unit: tl.tensor, to_log2: tl.tensor, window: tl.tensor,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, GROUP: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr,
     IS_ALIGNED: tl.constexpr,
 ) -> None:  # fmt: skip
     """One block of rows with HEADS heads of one key-value head's GROUP; grid (blocks, key-value heads x parts)."""
@@ -365,6 +393,8 @@ def _tree_attention_kernel(
         stride_km, stride_vm, stride_kps, stride_vps, to_unit, to_log2, window, o_d,
         True, HAS_WINDOW, HAS_SOFTCAP, HEAD_DIM, BLOCK_D, TILE, IS_ALIGNED,
     )  # fmt: skip
+    if HAS_SINKS:
+        acc, total = with_sink(acc, top, total, tl.load(sinks + line_head, mask=is_line, other=0.0), to_log2)
     # A row that no visit owns has seen nothing: zero.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     p_out = out + row.to(tl.int64) * stride_om + line_head * stride_oh
@@ -374,7 +404,7 @@ def _tree_attention_kernel(
 def resource_cases() -> list[Compilation]:
     """The shipped launch configurations: sizes and kinds of head dimension and group, with and without the options."""
     return [
-        _compilation(head_dim, group, dtype, arch, has_options, has_options)
+        _compilation(head_dim, group, dtype, arch, has_options, has_options, has_sinks=False)
         for arch in ARCHITECTURES
         for head_dim in (40, 64, 80, 96, 128, 192, 256)
         for group in (1, 4, 7)
@@ -389,30 +419,34 @@ def model_cases(shapes: KernelShapes, arch: int) -> list[Compilation]:
         return []
     windows = (False, True) if shapes.has_window else (False,)
     return [
-        _compilation(shapes.head_dim, shapes.group, shapes.dtype, arch, has_window, shapes.has_softcap)
+        _compilation(shapes.head_dim, shapes.group, shapes.dtype, arch, has_window, shapes.has_softcap, has_sinks)
         for has_window in windows
+        for has_sinks in shapes.sinks
     ]
 
 
 @cache
-def _variant(head_dim: int, group: int, dtype: torch.dtype, has_window: bool, has_softcap: bool) -> str:
+def _variant(
+    head_dim: int, group: int, dtype: torch.dtype, has_window: bool, has_softcap: bool, has_sinks: bool
+) -> str:
     """What a variant of the kernel is called."""
-    options = f"{', window' * has_window}{', soft-cap' * has_softcap}"
+    options = f"{', window' * has_window}{', soft-cap' * has_softcap}{', sinks' * has_sinks}"
     return f"tree_attention {group} x {head_dim} {TYPE_NAMES[dtype]}{options}"
 
 
 def _compilation(
-    head_dim: int, group: int, dtype: torch.dtype, arch: int, has_window: bool, has_softcap: bool
+    head_dim: int, group: int, dtype: torch.dtype, arch: int, has_window: bool, has_softcap: bool, has_sinks: bool
 ) -> Compilation:
     launch = _launch(head_dim, dtype, arch)
     value = "*" + TYPE_NAMES[dtype]
     names = _tree_attention_kernel.arg_names
-    constants = _constants(launch, head_dim, group, has_window, has_softcap, is_aligned=True)
+    constants = _constants(launch, head_dim, group, has_window, has_softcap, has_sinks, is_aligned=True)
     kinds = {name: "constexpr" for name in constants} | {"to_unit": "fp32", "to_log2": "fp32", "window": "i32"}
     kinds |= dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out"), value)
     kinds |= dict.fromkeys(("blocks", "entries", "keys", "row_pos"), "*i32")
+    kinds["sinks"] = "*fp32" if has_sinks else value
     return Compilation(
-        name=_variant(head_dim, group, dtype, has_window, has_softcap),
+        name=_variant(head_dim, group, dtype, has_window, has_softcap, has_sinks),
         kernel=_tree_attention_kernel,
         signature={name: kinds.get(name, "i32") for name in names},
         constexprs=constants,

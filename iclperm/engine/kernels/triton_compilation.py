@@ -81,7 +81,7 @@ class KernelShapes:
     Heads of ``head_dim`` columns, ``group`` of queries to one of keys; the head's matrix [``num_ids``, ``width``].
     ``gates`` are activations by their columns, ``norms`` widths and whether a sum is normed, ``rotations`` heads by
     half the columns that are turned; all three are empty where transformers' layers run, ``num_ids`` is 0 where
-    transformers' head does.
+    transformers' head does. ``sinks`` says whether layers attend with them: none, all, or both kinds.
     """
 
     dtype: torch.dtype
@@ -96,3 +96,4 @@ class KernelShapes:
     gates: frozenset[tuple[str, int]] = frozenset()
     norms: frozenset[tuple[int, bool]] = frozenset()
     rotations: frozenset[tuple[int, int]] = frozenset()
+    sinks: tuple[bool, ...] = (False,)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from iclperm.engine.kernels.launching import DECODE_ATTENTION, launching
 from iclperm.engine.kernels.live import LiveItems, LivePlaces, LiveSlots, live_rows
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.kernels.stages import launched
-from iclperm.engine.kernels.triton_attention import Launch, _block_d, refuse_unreadable
+from iclperm.engine.kernels.triton_attention import Launch, _block_d, refuse_unreadable, with_sink
 from iclperm.engine.kernels.triton_compilation import (
     MAX_HEAD_DIM,
     TYPE_NAMES,
@@ -117,8 +118,9 @@ class DecodeAttention:
                 launched(variant, launch.num_stages, q.device, partial(launch_with, items))
         num_merged = q.shape[0] if self._rest is None else num_rows
         _merge_chunks_kernel[num_merged, -(-num_heads // _MERGED_HEADS)](
-            sums, marks, out, places[2], *out.stride()[:2], num_rows, num_heads, num_chunks, to_log2, window,
-            **_merge_constants(head_dim, window > 0), num_warps=_MERGE_WARPS, **_OPTIONS,
+            sums, marks, out, places[2], marks if states.sinks is None else states.sinks, *out.stride()[:2],
+            num_rows, num_heads, num_chunks, to_log2, window,
+            **_merge_constants(head_dim, window > 0, states.sinks is not None), num_warps=_MERGE_WARPS, **_OPTIONS,
         )  # fmt: skip
 
 
@@ -136,9 +138,10 @@ def _constants(launch: Launch, head_dim: int, group: int, has_window: bool, has_
     }
 
 
-def _merge_constants(head_dim: int, has_window: bool) -> dict[str, Any]:
+def _merge_constants(head_dim: int, has_window: bool, has_sinks: bool) -> dict[str, Any]:
     return {
         "HAS_WINDOW": has_window,
+        "HAS_SINKS": has_sinks,
         "HEADS": _MERGED_HEADS,
         "HEAD_DIM": head_dim,
         "BLOCK_D": _block_d(head_dim),
@@ -275,10 +278,10 @@ def _attend_items_kernel(
 
 @triton.jit(do_not_specialize=["num_rows", "num_heads", "num_chunks", "window"])  # type: ignore[untyped-decorator]
 def _merge_chunks_kernel(
-    sums: tl.tensor, marks: tl.tensor, out: tl.tensor, positions: tl.tensor, stride_om: tl.tensor,
+    sums: tl.tensor, marks: tl.tensor, out: tl.tensor, positions: tl.tensor, sinks: tl.tensor, stride_om: tl.tensor,
     stride_oh: tl.tensor, num_rows: tl.tensor, num_heads: tl.tensor, num_chunks: tl.tensor, to_log2: tl.tensor,
-    window: tl.tensor, HAS_WINDOW: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    CHUNK: tl.constexpr,
+    window: tl.tensor, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     """HEADS heads of a row from the states of the chunks it sees; grid (rows, heads / HEADS). Zero past the rows."""
     row = tl.program_id(0)
@@ -305,6 +308,8 @@ def _merge_chunks_kernel(
         total = total * scale + b_total * b_scale
         acc = acc * scale[:, None] + b_acc * b_scale[:, None]
         top = new_top
+    if HAS_SINKS:
+        acc, total = with_sink(acc, top, total, tl.load(sinks + head, mask=is_line, other=0.0), to_log2)
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     p_out = out + row.to(tl.int64) * stride_om + head * stride_oh
     tl.store(p_out[:, None] + o_d[None, :], acc.to(out.dtype.element_ty), mask=m_d)
@@ -320,7 +325,7 @@ def resource_cases() -> list[Compilation]:
         for dtype in dtypes
         for has_options in (False, True)
     ]
-    return [*items, *(_merge_case(head_dim, dtype, True) for head_dim in (64, 80, 128, 256) for dtype in dtypes)]
+    return [*items, *(_merge_case(head_dim, dtype, True, False) for head_dim in (64, 80, 128, 256) for dtype in dtypes)]
 
 
 def model_cases(shapes: KernelShapes) -> list[Compilation]:
@@ -330,7 +335,7 @@ def model_cases(shapes: KernelShapes) -> list[Compilation]:
     windows = (False, True) if shapes.has_window else (False,)
     return [
         *(_item_case(shapes.head_dim, shapes.group, shapes.dtype, each, shapes.has_softcap) for each in windows),
-        *(_merge_case(shapes.head_dim, shapes.dtype, each) for each in windows),
+        *(_merge_case(shapes.head_dim, shapes.dtype, *each) for each in product(windows, shapes.sinks)),
     ]
 
 
@@ -349,12 +354,12 @@ def _item_case(head_dim: int, group: int, dtype: torch.dtype, has_window: bool, 
     return _compilation(name, dtype, _attend_items_kernel, kinds, constants, launch.num_warps, launch.num_stages)
 
 
-def _merge_case(head_dim: int, dtype: torch.dtype, has_window: bool) -> Compilation:
+def _merge_case(head_dim: int, dtype: torch.dtype, has_window: bool, has_sinks: bool) -> Compilation:
     kinds = {"sums": "*fp32", "marks": "*fp32", "out": "*" + TYPE_NAMES[dtype], "positions": "*i32"}
-    name = f"decode merge {head_dim} {TYPE_NAMES[dtype]}{', window' * has_window}"
-    return _compilation(
-        name, dtype, _merge_chunks_kernel, kinds, _merge_constants(head_dim, has_window), _MERGE_WARPS, 3
-    )
+    kinds["sinks"] = "*fp32"
+    name = f"decode merge {head_dim} {TYPE_NAMES[dtype]}{', window' * has_window}{', sinks' * has_sinks}"
+    constants = _merge_constants(head_dim, has_window, has_sinks)
+    return _compilation(name, dtype, _merge_chunks_kernel, kinds, constants, _MERGE_WARPS, 3)
 
 
 def _compilation(
