@@ -41,6 +41,7 @@ _PADDING, _ROW_MULTIPLE = 5, 16
 """Rows that no visit owns, at least; what the number of rows is a multiple of, as in every pack."""
 _NUMBERS = 4096  # of a row-wise case at least: narrow rows share a program
 _FEW_ROWS, _NORM_ROWS = 5, 7
+_FAR = 4.0
 _LARGE = 1000.0  # float16 can hold ten times as much, not the square
 _GATES = (0.0, 30.0, -30.0, 100.0, -100.0, 1e4, -1e4, 1e30, -1e30)
 """Some of a case, or what is left of them in a dtype: those whose exponentials float32 cannot hold."""
@@ -356,12 +357,13 @@ def norm_of_sum_error(norm: RowNorm, draw: Drawing) -> float:
 
 def _extreme(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Rows [M, ..., H], the first ones changed: zero; as they were; of mean squares about a norm's epsilon, where that
-    matters, and far below it; large; of one large number, as residual streams have them."""
+    matters, and far below it; large; of one large number, as residual streams have them; far from zero as a whole."""
     x[0] = 0.0
     x[2] *= eps**0.5
     x[3] *= eps**0.5 / 16
     x[4] *= _LARGE
     x[5, ..., -1] = -_LARGE
+    x[6] += _FAR
     return x
 
 
@@ -369,9 +371,9 @@ def _norm_error(norm: RowNorm, out: torch.Tensor, x: torch.Tensor) -> float:
     if isinstance(norm, CentredNorm):
         expected = exact.layer_norm(x, norm.weight, norm.bias, eps=norm.eps)
         wide = x.double()
-        mean, variance = wide.mean(dim=-1, keepdim=True), wide.var(dim=-1, correction=0, keepdim=True)
-        # Of numbers near their mean the difference is small, and what rounds are these two.
-        bound = (wide.abs() + mean.abs()) * (variance + norm.eps).rsqrt() * norm.weight.double().abs()
+        summed, variance = wide.abs().mean(dim=-1, keepdim=True), wide.var(dim=-1, correction=0, keepdim=True)
+        # Of numbers near their mean the difference is small; what rounds are they, and the sum that the mean is of.
+        bound = (wide.abs() + summed) * (variance + norm.eps).rsqrt() * norm.weight.double().abs()
         bound = bound if norm.bias is None else bound + norm.bias.double().abs()
     else:
         assert isinstance(norm, RmsNorm)
@@ -411,6 +413,7 @@ def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing, *
     sizes = sines.abs()
     sizes[:, : turned // 2] *= -1  # so that all is added up
     bound = exact.rotate(x.abs(), cosines.abs(), sizes, neighbours=neighbours)
+    bound = bound + torch.finfo(x.dtype).smallest_normal  # below it there are fewer bits
     stays = x[..., turned:].clone()
     out = rowwise.rotate(*map(draw.copied, (x, cosines, sines)), neighbours=neighbours)
     if not torch.equal(out[..., turned:], draw.copied(stays)):
