@@ -4,9 +4,9 @@
 
 Each architecture has random weights, hidden states of 512, 8 layers of 8 heads (2 of keys and values), gates of 1,408
 (2,048 where nothing is gated) and 32,000 token ids: some 39 M parameters, 16 M of them embeddings. One call scores 32
-queries under 8 orderings of 8 demonstrations, 4 labels each. Both engines run in turns in this one process on one thread
-(``--repeats`` times each, medians of the processor's seconds, which others on the machine do not change much); their
-scores must agree.
+queries under 8 orderings of 8 demonstrations, 4 labels each. Both engines run in turns in this one process on one
+thread (``--repeats`` times each, medians of the processor's seconds, which others on the machine do not change much);
+their scores must agree.
 """
 
 from __future__ import annotations

@@ -153,15 +153,16 @@ class CentredNorm(RowNorm):
         return None if self.bias is None else as_numpy(self.bias)
 
     def _run(self, x: torch.Tensor, out: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
+        rows, normed = (each.view(-1, x.shape[-1]) for each in (x, out))
         if runs_triton(x):
             from iclperm.engine.kernels import triton_layer_norm
 
-            triton_layer_norm.layer_norm(x, self.weight, out, self.bias, total, eps=self.eps)
+            triton_layer_norm.layer_norm(rows, self.weight, normed, self.bias, total, eps=self.eps)
             return out
         _core.layer_norm(
-            as_numpy(x.view(-1, x.shape[-1])),
+            as_numpy(rows),
             self._weight_array,
-            as_numpy(out.view(-1, x.shape[-1])),
+            as_numpy(normed),
             self._bias_array,
             None if total is None else as_numpy(total),
             eps=self.eps,
