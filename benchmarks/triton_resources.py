@@ -23,7 +23,7 @@ from iclperm.engine.kernels.triton_compilation import Compilation
 from iclperm.engine.kernels.triton_launch import is_interpreted
 from iclperm.engine.kernels.triton_resources import resources
 
-MODULES = ("triton_attention", "triton_decode", "triton_head", "triton_rowwise")
+MODULES = ("triton_attention", "triton_decode", "triton_head", "triton_rowwise", "triton_layer_norm")
 # Bytes of shared memory that one block may have, by architecture.
 SHARED_LIMIT = {
     75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10,

@@ -394,15 +394,24 @@ void activate(const py::str& kind, const py::array& x, py::array& out, const std
   iclperm::elementwise(call, isa, num_threads);
 }
 
+// The numbers of one row that stands for all of x.
+const void* row_like(const py::array& row, const py::array& x, iclperm::Element element, const char* name) {
+  strides_of(row, 1, element, name);
+  ICLPERM_REQUIRE(row.shape(0) == x.shape(1), std::string(name) + " has shape " + shape_text(row) + "; x asks for " +
+                                                  std::to_string(x.shape(1)) + " entries");
+  return row.data();
+}
+
+void check_eps(float eps) {
+  ICLPERM_REQUIRE(std::isfinite(eps) && eps >= 0.0f,
+                  "eps is " + std::to_string(eps) + "; it must be finite, and not negative");
+}
+
 void rms_norm(const py::array& x, const py::array& weight, py::array& out, std::optional<py::array> sum, float eps,
               float offset, int num_threads) {
   const iclperm::Element element = element_of(x, "x");
   const auto x_strides = strides_of(x, 2, element, "x");
-  strides_of(weight, 1, element, "weight");
-  ICLPERM_REQUIRE(weight.shape(0) == x.shape(1),
-          "weight has shape " + shape_text(weight) + "; x asks for " + std::to_string(x.shape(1)) + " entries");
-  ICLPERM_REQUIRE(std::isfinite(eps) && eps >= 0.0f,
-                  "eps is " + std::to_string(eps) + "; it must be finite, and not negative");
+  check_eps(eps);
   ICLPERM_REQUIRE(std::isfinite(offset), "offset is " + std::to_string(offset) + "; it must be a finite number");
   const iclperm::RmsNorm call{.element = element,
                               .num_rows = x.shape(0),
@@ -411,7 +420,7 @@ void rms_norm(const py::array& x, const py::array& weight, py::array& out, std::
                               .x_stride = x_strides[0],
                               .sum = sum ? writable(*sum, "sum") : nullptr,
                               .sum_stride = sum ? stride_like(*sum, x, element, "sum") : 0,
-                              .weight = weight.data(),
+                              .weight = row_like(weight, x, element, "weight"),
                               .offset = offset,
                               .eps = eps,
                               .out = writable(out, "out"),
@@ -421,7 +430,29 @@ void rms_norm(const py::array& x, const py::array& weight, py::array& out, std::
   iclperm::rms_norm(call, isa, num_threads);
 }
 
-void rotate(py::array& x, const py::array& cosines, const py::array& sines, int num_threads) {
+void layer_norm(const py::array& x, const py::array& weight, py::array& out, const std::optional<py::array>& bias,
+                std::optional<py::array> sum, float eps, int num_threads) {
+  const iclperm::Element element = element_of(x, "x");
+  const auto x_strides = strides_of(x, 2, element, "x");
+  check_eps(eps);
+  const iclperm::LayerNorm call{.element = element,
+                                .num_rows = x.shape(0),
+                                .num_columns = x.shape(1),
+                                .x = x.data(),
+                                .x_stride = x_strides[0],
+                                .sum = sum ? writable(*sum, "sum") : nullptr,
+                                .sum_stride = sum ? stride_like(*sum, x, element, "sum") : 0,
+                                .weight = row_like(weight, x, element, "weight"),
+                                .bias = bias ? row_like(*bias, x, element, "bias") : nullptr,
+                                .eps = eps,
+                                .out = writable(out, "out"),
+                                .out_stride = stride_like(out, x, element, "out")};
+  const iclperm::Isa isa = iclperm::selected_isa();
+  const py::gil_scoped_release release;
+  iclperm::layer_norm(call, isa, num_threads);
+}
+
+void rotate(py::array& x, const py::array& cosines, const py::array& sines, bool neighbours, int num_threads) {
   const iclperm::Element element = element_of(x, "x");
   const auto x_strides = strides_of(x, 3, element, "x");
   const auto cosine_strides = strides_of(cosines, 2, iclperm::Element::float32, "cosines");
@@ -433,6 +464,7 @@ void rotate(py::array& x, const py::array& cosines, const py::array& sines, int 
                 " asks for a row each of an even number of columns, at most its last axis, as many in both");
   }
   const iclperm::Rotation call{.element = element,
+                               .turns_neighbours = neighbours,
                                .num_rows = x.shape(0),
                                .num_heads = x.shape(1),
                                .num_columns = cosines.shape(1),
@@ -498,8 +530,10 @@ void bind_kernels(py::module_& module) {
              py::kw_only(), py::arg("num_threads") = 1);
   module.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("out"), py::arg("sum") = py::none(),
              py::kw_only(), py::arg("eps"), py::arg("offset") = 0.0f, py::arg("num_threads") = 1);
+  module.def("layer_norm", &layer_norm, py::arg("x"), py::arg("weight"), py::arg("out"), py::arg("bias") = py::none(),
+             py::arg("sum") = py::none(), py::kw_only(), py::arg("eps"), py::arg("num_threads") = 1);
   module.def("rotate", &rotate, py::arg("x"), py::arg("cosines"), py::arg("sines"), py::kw_only(),
-             py::arg("num_threads") = 1);
+             py::arg("neighbours") = false, py::arg("num_threads") = 1);
   module.def("head_rows", &head_rows, py::arg("logits"), py::arg("pair_row"), py::arg("pair_id"), py::kw_only(),
              py::arg("softcap") = 0.0f, py::arg("num_threads") = 1);
 }

@@ -50,6 +50,12 @@ void rms_norm(const RmsNorm& call, Isa isa, int num_threads) {
           [&](std::int64_t begin, std::int64_t end) { rows(call, begin, end); });
 }
 
+void layer_norm(const LayerNorm& call, Isa isa, int num_threads) {
+  const auto rows = ICLPERM_SELECT(isa, centred_rows);
+  by_rows(call.num_rows, call.num_columns, num_threads,
+          [&](std::int64_t begin, std::int64_t end) { rows(call, begin, end); });
+}
+
 void rotate(const Rotation& call, Isa isa, int num_threads) {
   const auto rows = ICLPERM_SELECT(isa, rotate_rows);
   by_rows(call.num_rows, call.num_heads * call.num_columns, num_threads,

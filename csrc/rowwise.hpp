@@ -40,10 +40,27 @@ struct RmsNorm {
   std::int64_t out_stride;
 };
 
-// Rotary embedding in place: columns i and i + half, half = num_columns / 2, of every head of x [num_rows, num_heads,
-// >= num_columns] are turned by the row's cosines and sines [num_rows, num_columns].
+// out = (z - mean(z)) / sqrt(mean((z - mean(z))^2) + eps) * weight, plus bias unless that is nullptr; z as of RmsNorm.
+struct LayerNorm {
+  Element element;
+  std::int64_t num_rows, num_columns;
+  const void* x;
+  std::int64_t x_stride;
+  void* sum;
+  std::int64_t sum_stride;
+  const void* weight;  // [num_columns]
+  const void* bias;    // [num_columns]
+  float eps;
+  void* out;
+  std::int64_t out_stride;
+};
+
+// Rotary embedding in place: pairs of columns of every head of x [num_rows, num_heads, >= num_columns] are turned by
+// the row's cosines and sines [num_rows, num_columns]. Pair i is turned by columns i and i + half of the tables, half =
+// num_columns / 2; it is the same columns of x, or where neighbours are turned columns 2 i and 2 i + 1.
 struct Rotation {
   Element element;
+  bool turns_neighbours;
   std::int64_t num_rows, num_heads, num_columns;
   void* x;
   std::int64_t row_stride, head_stride;
@@ -76,6 +93,9 @@ void elementwise(const Elementwise& call, Isa isa, int num_threads);
 // Sums of squares are in float32, in the order of columns. x may be out.
 void rms_norm(const RmsNorm& call, Isa isa, int num_threads);
 
+// As rms_norm, in two passes over the sum.
+void layer_norm(const LayerNorm& call, Isa isa, int num_threads);
+
 void rotate(const Rotation& call, Isa isa, int num_threads);
 
 // Throws std::invalid_argument naming the first pair outside [R, V]. One pass over the logits.
@@ -87,6 +107,7 @@ void head_rows(const HeadRowsCall& call, Isa isa, int num_threads);
 #define ICLPERM_ROWWISE_KERNELS                                                         \
   void elementwise_rows(const Elementwise& call, std::int64_t begin, std::int64_t end); \
   void norm_rows(const RmsNorm& call, std::int64_t begin, std::int64_t end);            \
+  void centred_rows(const LayerNorm& call, std::int64_t begin, std::int64_t end);       \
   void rotate_rows(const Rotation& call, std::int64_t begin, std::int64_t end);         \
   void reduce_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end);   \
   void gather_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end);

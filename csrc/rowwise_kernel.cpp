@@ -43,11 +43,17 @@ void apply_as(const Elementwise& call, std::int64_t begin, std::int64_t end) {
   }
 }
 
-// z of a row, sum + x where there is a sum, and the sum of its squares: lane l of part p adds up the columns that are
-// p LANES + l modulo PARTS LANES. Several parts, since each fma of one waits for the one before.
+// Several parts of a sum over columns, since each addition to one waits for the one before: lane l of part p adds up
+// the columns that are p LANES + l modulo PARTS LANES.
+constexpr int PARTS = 4;
+
+inline float sum_parts(const vfloat (&parts)[PARTS]) {
+  return sum_lanes((parts[0] + parts[1]) + (parts[2] + parts[3]));
+}
+
+// z of a row, sum + x where there is a sum, and the sum of its squares.
 template <typename T>
 inline float add_and_square(const T* x, T* sum, std::int64_t num_columns) {
-  constexpr int PARTS = 4;
   vfloat squares[PARTS] = {};
   for (std::int64_t begin = 0; begin < num_columns; begin += PARTS * LANES) {
 #pragma GCC unroll 4
@@ -60,7 +66,42 @@ inline float add_and_square(const T* x, T* sum, std::int64_t num_columns) {
       squares[part] = fma(z, z, squares[part]);
     }
   }
-  return sum_lanes((squares[0] + squares[1]) + (squares[2] + squares[3]));
+  return sum_parts(squares);
+}
+
+// z as of add_and_square, and the sum of its columns.
+template <typename T>
+inline float add_and_total(const T* x, T* sum, std::int64_t num_columns) {
+  vfloat totals[PARTS] = {};
+  for (std::int64_t begin = 0; begin < num_columns; begin += PARTS * LANES) {
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; ++part) {
+      const std::int64_t i = begin + part * LANES;
+      const std::int64_t count = num_columns - i;
+      if (count <= 0) break;
+      if (sum) store_some(sum + i, count, load_some(sum + i, count) + load_some(x + i, count));
+      totals[part] += load_some(sum ? sum + i : x + i, count);
+    }
+  }
+  return sum_parts(totals);
+}
+
+// The sum of squares of what a row is off from its mean; missing lanes of the last vector are off by nothing.
+template <typename T>
+inline float squares_about(const T* z, float mean, std::int64_t num_columns) {
+  vfloat squares[PARTS] = {};
+  for (std::int64_t begin = 0; begin < num_columns; begin += PARTS * LANES) {
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; ++part) {
+      const std::int64_t i = begin + part * LANES;
+      const std::int64_t count = num_columns - i;
+      if (count <= 0) break;
+      const vint is_column = lane_index() < static_cast<std::int32_t>(count < LANES ? count : LANES);
+      const vfloat off = select(is_column, load_some(z + i, count) - mean, vfloat{});
+      squares[part] = fma(off, off, squares[part]);
+    }
+  }
+  return sum_parts(squares);
 }
 
 template <typename T>
@@ -81,6 +122,42 @@ void norm_as(const RmsNorm& call, std::int64_t begin, std::int64_t end) {
 }
 
 template <typename T>
+void centre_as(const LayerNorm& call, std::int64_t begin, std::int64_t end) {
+  const T* weight = static_cast<const T*>(call.weight);
+  const T* bias = static_cast<const T*>(call.bias);
+  const float width = static_cast<float>(call.num_columns);
+  for (std::int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(call.x) + row * call.x_stride;
+    T* sum = call.sum ? static_cast<T*>(call.sum) + row * call.sum_stride : nullptr;
+    T* out = static_cast<T*>(call.out) + row * call.out_stride;
+    const float mean = add_and_total(x, sum, call.num_columns) / width;
+    const T* z = sum ? sum : x;
+    const vfloat scale = splat(1.0f / sqrtf(squares_about(z, mean, call.num_columns) / width + call.eps));
+    for (std::int64_t i = 0; i < call.num_columns; i += LANES) {
+      const std::int64_t count = call.num_columns - i;
+      const vfloat normed = (load_some(z + i, count) - mean) * scale;
+      const vfloat factor = load_some(weight + i, count);
+      store_some(out + i, count, bias ? fma(normed, factor, load_some(bias + i, count)) : normed * factor);
+    }
+  }
+}
+
+// The first `count` pairs of neighbours, 0 < count, as load_some; firsts and seconds apart.
+template <typename T>
+inline void load_neighbours(const T* from, std::int64_t count, vfloat& firsts, vfloat& seconds) {
+  const vfloat low = load_some(from, 2 * count);
+  const vfloat high = 2 * count > LANES ? load_some(from + LANES, 2 * count - LANES) : vfloat{};
+  firsts = pick(low, high, lanes_by<EveryOther<0>>(Lanes{}));
+  seconds = pick(low, high, lanes_by<EveryOther<1>>(Lanes{}));
+}
+
+template <typename T>
+inline void store_neighbours(T* to, std::int64_t count, vfloat firsts, vfloat seconds) {
+  store_some(to, 2 * count, pick(firsts, seconds, lanes_by<Zipped<0>>(Lanes{})));
+  if (2 * count > LANES) store_some(to + LANES, 2 * count - LANES, pick(firsts, seconds, lanes_by<Zipped<1>>(Lanes{})));
+}
+
+template <bool NEIGHBOURS, typename T>
 void rotate_as(const Rotation& call, std::int64_t begin, std::int64_t end) {
   const std::int64_t half = call.num_columns / 2;
   for (std::int64_t row = begin; row < end; ++row) {
@@ -90,15 +167,29 @@ void rotate_as(const Rotation& call, std::int64_t begin, std::int64_t end) {
       T* x = static_cast<T*>(call.x) + row * call.row_stride + head * call.head_stride;
       for (std::int64_t i = 0; i < half; i += LANES) {
         const std::int64_t count = half - i;
-        const vfloat low = load_some(x + i, count);
-        const vfloat high = load_some(x + half + i, count);
+        vfloat low, high;
+        if constexpr (NEIGHBOURS) {
+          load_neighbours(x + 2 * i, count, low, high);
+        } else {
+          low = load_some(x + i, count), high = load_some(x + half + i, count);
+        }
         const vfloat low_turn = high * load_some(sines + i, count);
         const vfloat high_turn = low * load_some(sines + half + i, count);
-        store_some(x + i, count, fma(low, load_some(cosines + i, count), -low_turn));
-        store_some(x + half + i, count, fma(high, load_some(cosines + half + i, count), high_turn));
+        const vfloat new_low = fma(low, load_some(cosines + i, count), -low_turn);
+        const vfloat new_high = fma(high, load_some(cosines + half + i, count), high_turn);
+        if constexpr (NEIGHBOURS) {
+          store_neighbours(x + 2 * i, count, new_low, new_high);
+        } else {
+          store_some(x + i, count, new_low), store_some(x + half + i, count, new_high);
+        }
       }
     }
   }
+}
+
+template <typename T>
+void rotate_some(const Rotation& call, std::int64_t begin, std::int64_t end) {
+  call.turns_neighbours ? rotate_as<true, T>(call, begin, end) : rotate_as<false, T>(call, begin, end);
 }
 
 constexpr std::int64_t CHUNK = 2048;  // columns that are capped, compared and summed while they lie in the first cache
@@ -185,8 +276,12 @@ void norm_rows(const RmsNorm& call, std::int64_t begin, std::int64_t end) {
   call.element == Element::float32 ? norm_as<float>(call, begin, end) : norm_as<bfloat16>(call, begin, end);
 }
 
+void centred_rows(const LayerNorm& call, std::int64_t begin, std::int64_t end) {
+  call.element == Element::float32 ? centre_as<float>(call, begin, end) : centre_as<bfloat16>(call, begin, end);
+}
+
 void rotate_rows(const Rotation& call, std::int64_t begin, std::int64_t end) {
-  call.element == Element::float32 ? rotate_as<float>(call, begin, end) : rotate_as<bfloat16>(call, begin, end);
+  call.element == Element::float32 ? rotate_some<float>(call, begin, end) : rotate_some<bfloat16>(call, begin, end);
 }
 
 void reduce_logits(const HeadRowsCall& call, std::int64_t begin, std::int64_t end) {

@@ -217,6 +217,11 @@ struct Zipped {
   static constexpr int of(int lane) { return HALF * LANES / 2 + lane / 2 + (lane % 2) * LANES; }
 };
 
+template <int FIRST>
+struct EveryOther {
+  static constexpr int of(int lane) { return 2 * lane + FIRST; }
+};
+
 // log2(LANES) perfect shuffles: each rotates the bits of (vector, lane) by one.
 inline void transpose(vfloat (&x)[LANES]) {
 #pragma GCC unroll 4

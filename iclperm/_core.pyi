@@ -84,13 +84,31 @@ def rms_norm(
     With ``sum`` [M, N], z = sum + x instead, which is left there. In float32 inside, rounded once.
     """
 
+def layer_norm(
+    x: Elements,
+    weight: Elements,
+    out: Elements,
+    bias: Elements | None = None,
+    sum: Elements | None = None,
+    *,
+    eps: float,
+    num_threads: int = 1,
+) -> None:
+    """(z - mean(z)) / sqrt(mean((z - mean(z))^2) + eps) weight + bias of each row z = x of [M, N]; as ``rms_norm``."""
+
 def rotate(
-    x: Elements, cosines: npt.NDArray[np.float32], sines: npt.NDArray[np.float32], *, num_threads: int = 1
+    x: Elements,
+    cosines: npt.NDArray[np.float32],
+    sines: npt.NDArray[np.float32],
+    *,
+    neighbours: bool = False,
+    num_threads: int = 1,
 ) -> None:
     """Rotary embedding of x [M, H, d] in place, by float32 cosines and sines [M, r], r even, r <= d.
 
     Columns i and i + r / 2 of a head become x_i cos_i - x_(i + r/2) sin_i and x_(i + r/2) cos_(i + r/2) +
-    x_i sin_(i + r/2); columns from r on stay.
+    x_i sin_(i + r/2); columns from r on stay. Where ``neighbours`` are turned columns 2 i and 2 i + 1 do so instead, by
+    the same cosines and sines.
     """
 
 def head_rows(

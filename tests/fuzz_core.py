@@ -169,6 +169,13 @@ def rms_norm(case: Case) -> dict[str, Any]:
     }
 
 
+def layer_norm(case: Case) -> dict[str, Any]:
+    given = rms_norm(case)
+    del given["offset"]
+    bias = case.elements(*given["weight"].shape, kind=given["weight"].dtype.type) if case.chance(0.5) else None
+    return given | {"bias": bias}
+
+
 def rotate(case: Case) -> dict[str, Any]:
     rows, dim = case.count(0, 20), 2 * case.count(0, 20)
     tables = (rows, 2 * case.count(0, dim // 2))
@@ -176,6 +183,7 @@ def rotate(case: Case) -> dict[str, Any]:
         "x": case.elements(rows, case.count(0, 5), dim, kind=_kind(case)),
         "cosines": case.elements(*tables, kind=np.float32),
         "sines": case.elements(*tables, kind=np.float32),
+        "neighbours": case.chance(0.5),
         "num_threads": _threads(case),
     }
 
@@ -234,6 +242,7 @@ RECIPES: dict[str, Callable[[Case], dict[str, Any]]] = {
     "tree_attention": tree_attention,
     "activate": activate,
     "rms_norm": rms_norm,
+    "layer_norm": layer_norm,
     "rotate": rotate,
     "head_rows": head_rows,
     "build_tree": build_tree,
@@ -246,10 +255,15 @@ RECIPES: dict[str, Callable[[Case], dict[str, Any]]] = {
 }
 """Right arguments of every function and method; a property is read of what `OWNERS` makes."""
 OWNERS = {"PrefixTree": _of_a_tree, "Plan": _of_a_plan}
-WRITTEN = {"tree_attention": ["out"], "activate": ["out"], "rms_norm": ["out", "sum"], "rotate": ["x"]}
+WRITTEN = {
+    "tree_attention": ["out"], "activate": ["out"], "rms_norm": ["out", "sum"], "layer_norm": ["out", "sum"],
+    "rotate": ["x"],
+}  # fmt: skip
 """The arguments that a call writes to."""
 _WEIGHTS = {"tree_attention": 16, **dict.fromkeys(("build_tree", "build_requests", "Plan.__init__", "Plan.packs"), 8)}
-_WEIGHTS |= dict.fromkeys(("activate", "rms_norm", "rotate", "head_rows", "Plan.held_after", "Plan.predict"), 6)
+_WEIGHTS |= dict.fromkeys(
+    ("activate", "rms_norm", "layer_norm", "rotate", "head_rows", "Plan.held_after", "Plan.predict"), 6
+)
 
 
 def bindings(module: Any = _core) -> dict[str, Callable[..., Any]]:

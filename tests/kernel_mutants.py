@@ -6,6 +6,7 @@ ask for (heads of a norm that do not lie evenly), and those that leave an array'
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
@@ -17,12 +18,29 @@ import torch
 from devices import DEVICE
 from head_mutants import HEAD, MANY, MATH, head_sites
 from mutants import TOLERANCE, Mutant, Site
-from rowwise_mutants import GATE, NORM, ROTATE, gate_sites, norm_sites, rotation_sites
+from rowwise_mutants import (
+    GATE,
+    LAYER_NORM,
+    NORM,
+    ROTATE,
+    TURN_NEIGHBOURS,
+    gate_sites,
+    layer_norm_sites,
+    norm_sites,
+    rotation_sites,
+)
 from torch import nn
 from transformers.activations import GELUTanh
 
 from iclperm.engine import kernelcases
-from iclperm.engine.kernels import triton_attention, triton_decode, triton_head, triton_math, triton_rowwise
+from iclperm.engine.kernels import (
+    triton_attention,
+    triton_decode,
+    triton_head,
+    triton_layer_norm,
+    triton_math,
+    triton_rowwise,
+)
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.plan import Pack
 
@@ -242,7 +260,12 @@ MUTANTS = {
         for name, (old, new, rule) in decode_mutants.SINKS.items()
     ],
     "RMS norm": [Mutant(name, triton_rowwise, old, new, sites) for name, old, new, sites in NORM],
-    "rotation": [Mutant(name, triton_rowwise, old, new, rotation_sites()) for name, old, new in ROTATE],
+    "layer norm": [Mutant(name, triton_layer_norm, old, new, sites) for name, old, new, sites in LAYER_NORM],
+    "rotation": [
+        Mutant(name, triton_rowwise, old, new, rotation_sites(neighbours=neighbours))
+        for table, neighbours in ((ROTATE, False), (TURN_NEIGHBOURS, True))
+        for name, old, new in table
+    ],
     "gated activation": [Mutant(name, triton_rowwise, old, new, sites) for name, old, new, sites in GATE],
     "head": [
         *(Mutant(name, triton_head, old, new, sites) for name, old, new, sites in HEAD),
@@ -271,9 +294,21 @@ SHIPPED: dict[str, list[tuple[ModuleType, Site]]] = {
         for is_wide in (False, True)
         for site in norm_sites(of_sum=of_sum, is_wide=is_wide)
     ],
-    "rotation": [(triton_rowwise, site) for site in rotation_sites()],
+    "layer norm": [
+        (triton_layer_norm, site)
+        for of_sum, is_wide, has_bias in itertools.product((False, True), repeat=3)
+        for site in layer_norm_sites(of_sum=of_sum, is_wide=is_wide, has_bias=has_bias)
+    ],
+    "rotation": [
+        (triton_rowwise, site) for neighbours in (False, True) for site in rotation_sites(neighbours=neighbours)
+    ],
     "gated activation": [
-        (triton_rowwise, site) for activation in (nn.SiLU(), GELUTanh(), nn.GELU()) for site in gate_sites(activation)
+        *(
+            (triton_rowwise, site)
+            for activation in (nn.SiLU(), GELUTanh(), nn.GELU())
+            for site in gate_sites(activation)
+        ),
+        *((triton_rowwise, site) for site in gate_sites(GELUTanh(), is_packed=(False,), is_gated=False)),
     ],
     "head": [
         (triton_head, site)

@@ -15,8 +15,8 @@ from torch import nn
 from transformers.activations import GELUTanh
 
 from iclperm.engine import kernelcases
-from iclperm.engine.kernels import rowwise, triton_rowwise
-from iclperm.engine.kernels.rowwise import RmsNorm
+from iclperm.engine.kernels import rowwise, triton_layer_norm, triton_rowwise
+from iclperm.engine.kernels.rowwise import CentredNorm, RmsNorm
 
 
 def row_wise_error(error: Callable[[], float], module: ModuleType) -> float:
@@ -33,11 +33,12 @@ def row_wise_error(error: Callable[[], float], module: ModuleType) -> float:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rowwise, "runs_triton", lambda x: True)
         patch.setattr(torch, "empty", poisoned_empty)
-        for name in ("gate", "rms_norm", "rotate"):
-            if module is not triton_rowwise:
-                patch.setattr(triton_rowwise, name, counted(name))
+        shipped = triton_layer_norm if hasattr(module, "layer_norm") else triton_rowwise
+        names = ("layer_norm",) if shipped is triton_layer_norm else ("gate", "rms_norm", "rotate")
+        for name in names if module is not shipped else ():
+            patch.setattr(shipped, name, counted(name))
         found = error()
-    assert ran or module is triton_rowwise
+    assert ran or module is shipped
     return found
 
 
@@ -66,9 +67,25 @@ def norm_sites(dtypes: tuple[torch.dtype, ...] = DTYPES, *, of_sum: bool, is_wid
     ]
 
 
-def rotation_sites() -> list[Site]:
+def layer_norm_sites(
+    dtypes: tuple[torch.dtype, ...] = DTYPES, *, of_sum: bool = False, is_wide: bool, has_bias: bool = True
+) -> list[Site]:
+    def error(width: int, dtype: torch.dtype) -> float:
+        draw = _drawing(dtype)
+        norm = CentredNorm(draw(width), 1e-5, draw(width) if has_bias else None)
+        return kernelcases.norm_of_sum_error(norm, draw) if of_sum else kernelcases.norm_error(norm, 1, draw)
+
+    widths = [width for width in WIDTHS if (width > triton_rowwise._WIDEST_BLOCK) == is_wide]
+    return [
+        Site(f"{width} {dtype}", partial(row_wise_error, partial(error, width, dtype)), TOLERANCE["layer norm"][dtype])
+        for dtype in dtypes
+        for width in widths
+    ]
+
+
+def rotation_sites(*, neighbours: bool = False) -> list[Site]:
     def error(half: int, stay: int, dtype: torch.dtype) -> float:
-        return kernelcases.rotation_error(3, 2 * half + stay, 2 * half, _drawing(dtype))
+        return kernelcases.rotation_error(3, 2 * half + stay, 2 * half, _drawing(dtype), neighbours=neighbours)
 
     return [
         Site(
@@ -83,10 +100,15 @@ def rotation_sites() -> list[Site]:
 
 
 def gate_sites(
-    activation: nn.Module | None = None, *, is_packed: tuple[bool, ...] = (False, True), width: int = 2100
+    activation: nn.Module | None = None,
+    *,
+    is_packed: tuple[bool, ...] = (False, True),
+    width: int = 2100,
+    is_gated: bool = True,
 ) -> list[Site]:
     def error(packed: bool, dtype: torch.dtype) -> float:
-        return kernelcases.gate_error(activation or nn.SiLU(), width, _drawing(dtype), is_packed=packed)
+        given = activation or nn.SiLU(), width, _drawing(dtype)
+        return kernelcases.gate_error(*given, is_packed=packed, is_gated=is_gated)
 
     return [
         Site(
@@ -201,6 +223,68 @@ NORM: list[tuple[str, str, str, list[Site]]] = [
         norm_sites(of_sum=True, is_wide=True),
     ),
 ]  # fmt: skip
+_BEGINS = "for begin in range(0, WIDTH, BLOCK):\n            here = begin + columns[None, :]\n            {}"
+LAYER_NORM: list[tuple[str, str, str, list[Site]]] = [
+    (
+        "no mean is taken off", "z - tl.math.div_rn(tl.sum(z, axis=1), 1.0 * WIDTH)[:, None], 0.0", "z, 0.0",
+        layer_norm_sites(is_wide=False),
+    ),
+    (
+        "a mean over the block", "z - tl.math.div_rn(tl.sum(z, axis=1), 1.0 * WIDTH)",
+        "z - tl.math.div_rn(tl.sum(z, axis=1), 1.0 * BLOCK)", layer_norm_sites(is_wide=False)[:4:3],
+    ),
+    (
+        "columns beyond the last are off, too",
+        "off = tl.where(is_inside, z - tl.math.div_rn(tl.sum(z, axis=1), 1.0 * WIDTH)[:, None], 0.0)",
+        "off = z - tl.math.div_rn(tl.sum(z, axis=1), 1.0 * WIDTH)[:, None]", layer_norm_sites(is_wide=False)[:4:3],
+    ),
+    ("no bias", "    if BIAS:\n", "    if False:\n", layer_norm_sites(is_wide=False)),
+    ("the bias is the weight", "tl.load(bias + columns", "tl.load(weight + columns", layer_norm_sites(is_wide=False)),
+    (
+        "a bias that is not there", "    if BIAS:\n", "    if True:\n",
+        layer_norm_sites(is_wide=False, has_bias=False),
+    ),
+    (
+        "every block norms the first rows", "rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)",
+        "rows = tl.arange(0, ROWS)", layer_norm_sites(is_wide=False),
+    ),
+    (
+        "the last row is left out", "is_row = (rows < num_rows)", "is_row = (rows < num_rows - 1)",
+        layer_norm_sites(is_wide=False),
+    ),
+    (
+        "a narrow norm does not leave its sum", "        if ADD:\n" + _STORE.format("            ", "here"), "",
+        layer_norm_sites(of_sum=True, is_wide=False),
+    ),
+    (
+        "a wide norm does not leave its sum", _STORE.format("                ", "here"), "                pass\n",
+        layer_norm_sites(of_sum=True, is_wide=True),
+    ),
+    ("a wide norm forgets numbers", "sums += _sum_or_self", "sums = _sum_or_self", layer_norm_sites(is_wide=True)),
+    ("a wide norm forgets squares", "squares += off * off", "squares = off * off", layer_norm_sites(is_wide=True)),
+    (
+        "a wide norm's mean begins late", _BEGINS.format("sums +="),
+        _BEGINS.replace("(0,", "(BLOCK,").format("sums +="), layer_norm_sites(is_wide=True),
+    ),
+    (
+        "a wide norm's columns beyond the last are off, too", "off = tl.where(is_inside, z - centre, 0.0)",
+        "off = z - centre", layer_norm_sites(is_wide=True),
+    ),
+    ("a wide norm takes no mean off", "_biased(z - centre,", "_biased(z,", layer_norm_sites(is_wide=True)),
+    (
+        "a wide norm has the first block's weights", "weight, bias, begin + columns,", "weight, bias, columns,",
+        layer_norm_sites(is_wide=True),
+    ),
+]  # fmt: skip
+TURN_NEIGHBOURS = [
+    (
+        "halves are turned",
+        "between: tl.constexpr = 1 if NEIGHBOURS else HALF\n"
+        "    places = x + wide_rows * row_stride + columns * (2 if NEIGHBOURS else 1)",
+        "between: tl.constexpr = HALF\n    places = x + wide_rows * row_stride + columns",
+    ),
+    ("pairs that overlap", "columns * (2 if NEIGHBOURS else 1)", "columns"),
+]
 ROTATE = [
     ("the first head is left out", "for head in range(NUM_HEADS)", "for head in range(1, NUM_HEADS)"),
     ("the last head is left out", "for head in range(NUM_HEADS)", "for head in range(NUM_HEADS - 1)"),

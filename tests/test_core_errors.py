@@ -91,6 +91,17 @@ def norm(**changes: object) -> None:
     _core.rms_norm(**(arguments | changes))
 
 
+def layer_norm(**changes: object) -> None:
+    arguments: dict[str, Any] = {
+        "x": zeros(3, 4),
+        "weight": zeros(4),
+        "out": zeros(3, 4),
+        "bias": zeros(4),
+        "eps": 1e-5,
+    }
+    _core.layer_norm(**(arguments | changes))
+
+
 def rotate(cosines: Array, sines: Array) -> None:
     _core.rotate(zeros(3, 1, 4), cosines, sines)
 
@@ -258,6 +269,7 @@ REFUSALS = {
         Refusal("k_new has head dimension 8 and q 0; they must be equal", lambda: attention(q=zeros(5, 4, 0))),
         Refusal("out is read-only", lambda: attention(out=read_only(5, 4, 8))),
         Refusal("sum is read-only", lambda: norm(sum=read_only(3, 4))),
+        Refusal("out is read-only", lambda: layer_norm(out=read_only(3, 4))),
         Refusal("x is read-only", lambda: _core.rotate(read_only(3, 1, 4), zeros(3, 4), zeros(3, 4))),
         *(
             Refusal(
@@ -295,6 +307,7 @@ REFUSALS = {
         Refusal("out has shape (1, 4) and x (3, 4); they must be equal", lambda: norm(out=zeros(1, 4))),
         Refusal("sum has shape (3, 3) and x (3, 4); they must be equal", lambda: norm(sum=zeros(3, 3))),
         Refusal("weight has shape (2,); x asks for 4 entries", lambda: norm(weight=zeros(2))),
+        Refusal("bias has shape (2,); x asks for 4 entries", lambda: layer_norm(bias=zeros(2))),
         *(
             Refusal(
                 f"{name} has shape {shape}; x (3, 1, 4) asks for a row each of an even number of columns, at most its "
@@ -492,6 +505,7 @@ def test_what_the_rows_change_is_right_before_the_change() -> None:
     attention()
     attention(query_rows=ints(0, 4))
     norm(sum=zeros(3, 4))
+    layer_norm(sum=zeros(3, 4))
     rotate(zeros(3, 4), zeros(3, 4))
     head((0, 1), (0, 2))
     broken()

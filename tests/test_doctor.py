@@ -29,6 +29,7 @@ from iclperm.engine.doctor import checks, choosing, kernels, machine, packs
 from iclperm.engine.doctor.diagnosis import PARTS, Diagnosis
 from iclperm.engine.doctor.packs import PackSeconds
 from iclperm.engine.kernels import rowwise, stages, triton_attention, triton_decode, triton_head, triton_rowwise
+from iclperm.engine.kernels import triton_layer_norm as layer_norm
 from iclperm.engine.kernels.launching import TREE_ATTENTION, failure
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.kernels.triton_compilation import Compilation
@@ -439,7 +440,11 @@ class TestProgress:
 
 
 class TestKernels:
-    @pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3", "gemma2", "gemma3", "olmo2", "phi3"])
+    @pytest.mark.parametrize(
+        "name",
+        ["llama", "qwen2-window", "qwen3", "gemma2", "gemma3", "olmo2", "phi3", "glm4", "cohere2-window",
+         "starcoder2-window", "phi"],
+    )  # fmt: skip
     def test_what_is_compiled_is_what_is_launched(
         self, name: str, in_triton: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -529,7 +534,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
 
             return launch
 
-    for module in (triton_attention, triton_decode, triton_head, triton_rowwise):
+    for module in (triton_attention, triton_decode, triton_head, layer_norm, triton_rowwise):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             monkeypatch.setattr(module, name, Recording(getattr(module, name)))
     return launched

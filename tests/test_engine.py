@@ -181,7 +181,8 @@ def test_queries_may_be_empty_where_contexts_are_not(llama: PreTrainedModel) -> 
 
 
 COMPANIONS = ["llama", "qwen2-window", "qwen3", "gemma", "gemma2", "gemma3", "mistral-window", "gpt2", "gpt-neox",
-              "phi3", "olmo2", "opt", "granite-swa"]  # fmt: skip
+              "phi3", "olmo2", "opt", "olmo3-window", "granite", "smollm3-window", "glm", "glm4", "cohere",
+              "cohere2-window", "starcoder2-window", "phi", "granite-swa"]  # fmt: skip
 
 
 @pytest.fixture

@@ -47,7 +47,9 @@ def save_config(name: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "opt", "qwen2-moe", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "gpt2", "opt", "qwen2-moe", "qwen3", "cohere", "starcoder2-window"]
+)
 def test_the_work_foretold_is_the_work_done(name: str, tmp_path: Path) -> None:
     folder = save_config(name, tmp_path)
     plan = plan_product(CONTEXTS, QUERIES, LABELS, pack_tokens=16, unit_tokens=30)

@@ -51,6 +51,7 @@ LATE = {
     "iclperm.engine.kernels.triton_decode": "triton",
     "iclperm.engine.kernels.triton_head": "triton",
     "iclperm.engine.kernels.triton_resources": "triton",
+    "iclperm.engine.kernels.triton_layer_norm": "triton",
     "iclperm.engine.kernels.triton_rowwise": "triton",
     "iclperm.engine.load": "torch",
     "iclperm.engine.memory": "torch",

@@ -25,7 +25,15 @@ from zoo import ZOO
 import iclperm
 from iclperm.cli import main as cli
 from iclperm.engine import Engine, decodecases, engine, headcases, kernelcases, kernelcheck, selfcheck
-from iclperm.engine.kernels import launching, rowwise, triton_attention, triton_decode, triton_head, triton_rowwise
+from iclperm.engine.kernels import (
+    launching,
+    rowwise,
+    triton_attention,
+    triton_decode,
+    triton_head,
+    triton_layer_norm,
+    triton_rowwise,
+)
 from iclperm.engine.model import TreeModel
 from iclperm.errors import IclpermError, KernelError, ModelError
 from iclperm.runs.limits import WorkLimits
@@ -41,6 +49,7 @@ KERNELS = {
     "_merge_kernel": triton_head,
     "_gate_kernel": triton_rowwise,
     "_rms_norm_kernel": triton_rowwise,
+    "_layer_norm_kernel": triton_layer_norm,
     "_rotate_kernel": triton_rowwise,
 }
 NEVER_SPECIALISED = {"num_rows", "num_heads", "num_chunks", "window"}
@@ -114,7 +123,9 @@ def requests() -> list[tuple[list[int], list[int]]]:
     return [*long, (stem[:2], random_ids(rng, 1)), (stem[:1], random_ids(rng, 1))]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "phi3-window", "gpt-neox", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "phi3-window", "cohere2-window", "starcoder2-window", "phi", "gpt-neox", "gpt-oss"]
+)
 def test_the_first_use_launches_all_that_a_study_does(name: str, launches: Launches) -> None:
     engine = Engine(ZOO[name].build(), attention="triton", pack_tokens=24)
     engine.numerics  # noqa: B018  runs the check
@@ -126,7 +137,8 @@ def test_the_first_use_launches_all_that_a_study_does(name: str, launches: Launc
     studied = launches.forget()
     assert studied <= checked, studied - checked
     names = {str(variant[0]) for variant in studied}
-    rows = set() if engine.layers == "transformers" else {"_gate_kernel", "_rms_norm_kernel", "_rotate_kernel"}
+    norm = "_rms_norm_kernel" if name in ("qwen3", "phi3-window") else "_layer_norm_kernel"
+    rows = set() if engine.layers == "transformers" else {"_gate_kernel", norm, "_rotate_kernel"}
     attention = {"_tree_attention_kernel", "_attend_items_kernel", "_merge_chunks_kernel"}
     assert names == attention | {"_read_tiles_kernel", "_merge_kernel"} | rows
 

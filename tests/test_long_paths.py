@@ -85,6 +85,7 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[layerwise.Group]:
         ("llama", torch.float32, LIMITS[0]), ("gemma3", torch.float32, LIMITS[0]),
         ("gemma3", torch.bfloat16, LIMITS[1]), ("gemma2", torch.float32, LIMITS[1]),
         ("phi3-window", torch.float32, LIMITS[1]), ("olmo2", torch.float32, LIMITS[1]),
+        ("granite", torch.float32, LIMITS[1]), ("cohere2-window", torch.float32, LIMITS[1]),
     ],
 )  # fmt: skip
 def test_computing_a_path_again_changes_no_bit(

@@ -327,7 +327,9 @@ def test_a_share_is_one_of_what_system_and_group_leave(tmp_path: Path) -> None:
     assert free_bytes(host) > 1 << 20
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "phi3", "gpt2", "opt", "qwen2-moe"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma2", "gemma3", "phi3", "gpt2", "opt", "qwen2-moe", "glm4", "starcoder2-window", "phi"]
+)
 def test_the_shapes_alone_foretell_what_the_model_does(name: str, tmp_path: Path) -> None:
     model = ZOO[name].build()
     model.config.save_pretrained(tmp_path)

@@ -145,6 +145,84 @@ def test_norm_bits_do_not_depend_on_company_strides_threads_or_place(dtype: str)
     assert same_bits(out[5:], whole[5:])
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, total: Tensor | None = None) -> Tensor:
+    out = torch.full(x.shape, torch.nan, dtype=x.dtype)
+    optional = [None if each is None else as_numpy(each) for each in (bias, total)]
+    _core.layer_norm(as_numpy(x), as_numpy(weight), as_numpy(out), *optional, eps=1e-5)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 5, 16, 63, 64, 65, 128, 1000])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm_is_accurate_with_a_sum_and_without(width: int, has_bias: bool, dtype: str) -> None:
+    rng = torch.Generator().manual_seed(width)
+    x, total, weight, bias = (
+        torch.randn(size, generator=rng).to(DTYPES[dtype]) for size in [(13, width), (13, width), width, width]
+    )
+    x[3] += 100.0  # far from zero as a whole
+    given = bias if has_bias else None
+
+    def assert_close(out: Tensor, z: Tensor) -> None:
+        expected = reference.layer_norm(z, weight, given, eps=1e-5)
+        scale = (z.double().var(dim=1, correction=0, keepdim=True) + 1e-5).rsqrt()
+        size = (z.double().abs() + z.double().mean(dim=1, keepdim=True).abs()) * scale * weight.double().abs()
+        bound = 4 * TOLERANCES["activation"][dtype] * (size + (given.double().abs() if has_bias else 0.0))
+        if dtype == "bfloat16":  # of which the input's rounding is no part
+            bound = TOLERANCES["activation"][dtype] * expected.abs() + 1e-5 * size
+        assert ((out.double() - expected).abs() <= bound + 1e-7).all()
+
+    assert_close(layer_norm(x, weight, given), x)
+    added, expected = total.clone(), total + x
+    assert_close(layer_norm(x, weight, given, added), expected)
+    assert same_bits(added, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm_bits_do_not_depend_on_company_strides_threads_or_place(dtype: str) -> None:
+    rng = torch.Generator().manual_seed(6)
+    wide = torch.randn(300, 210, generator=rng).to(DTYPES[dtype])
+    x, (weight, bias) = wide[:, :200], torch.randn(2, 200, generator=rng).to(DTYPES[dtype])
+    whole = layer_norm(x, weight, bias)
+    assert not whole.isnan().any()
+    assert same_bits(layer_norm(x, weight, bias, torch.zeros_like(x)), whole)
+    for row in (0, 7, 299):
+        assert same_bits(layer_norm(x[row : row + 1].clone(), weight, bias), whole[row : row + 1])
+    in_place = x.contiguous()
+    arrays = map(as_numpy, (in_place, weight, in_place, bias))
+    _core.layer_norm(*arrays, eps=1e-5, num_threads=3)
+    assert same_bits(in_place, whole)
+    broken = x.clone()
+    broken[4, 3] = torch.nan
+    out = layer_norm(broken, weight, bias)
+    assert out[4].isnan().all()
+    assert same_bits(out[5:], whole[5:])
+
+
+def as_neighbours(x: Tensor, turned: int) -> Tensor:
+    """The first ``turned`` columns of each head, whose halves are pairs, with each pair side by side."""
+    pairs = torch.stack(x[..., :turned].chunk(2, dim=-1), dim=-1).flatten(-2)
+    return torch.cat([pairs, x[..., turned:]], dim=-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [2, 6, 12, 20, 34, 64, 96, 128])
+def test_neighbours_are_turned_with_the_bits_of_halves(head_dim: int, dtype: str) -> None:
+    rng = torch.Generator().manual_seed(head_dim)
+    for turned in {head_dim, head_dim - 2, head_dim // 4 * 2} - {0}:
+        x = torch.randn(37, 3, head_dim, generator=rng).to(DTYPES[dtype])
+        cosines, sines = (torch.randn(37, turned, generator=rng).numpy() for _ in range(2))
+        halves, neighbours = x.clone(), as_neighbours(x, turned)
+        _core.rotate(as_numpy(halves), cosines, sines)
+        _core.rotate(as_numpy(neighbours), cosines, sines, neighbours=True, num_threads=2)
+        assert not same_bits(halves, x)
+        assert same_bits(neighbours, as_neighbours(halves, turned))
+        tables = torch.from_numpy(cosines), torch.from_numpy(sines)
+        expected = reference.rotate(as_neighbours(x, turned), *tables, neighbours=True)
+        assert torch.allclose(expected, as_neighbours(reference.rotate(x, *tables), turned))
+        assert torch.allclose(neighbours.double(), expected, rtol=0.0, atol=1e-5 if dtype == "float32" else 0.1)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("head_dim", "turned"), [(2, 2), (12, 12), (20, 12), (64, 64), (128, 96), (80, 80)])
 def test_rotation_is_accurate_and_by_row(head_dim: int, turned: int, dtype: str) -> None:

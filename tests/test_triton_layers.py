@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from zoo import ZOO
 
 from iclperm.engine import Engine
-from iclperm.engine.kernels import triton_head, triton_launch, triton_rowwise
+from iclperm.engine.kernels import triton_head, triton_launch, triton_layer_norm, triton_rowwise
 from iclperm.engine.kernels.triton_attention import TritonAttention
 from iclperm.reference import scoring
 
@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::RuntimeWarnin
 KERNELS = [
     (triton_rowwise, "gate"),
     (triton_rowwise, "rms_norm"),
+    (triton_layer_norm, "layer_norm"),
     (triton_rowwise, "rotate"),
     (triton_head, "found_in"),
     (TritonAttention, "__call__"),
@@ -66,8 +67,18 @@ def few_requests() -> list[tuple[list[int], list[int]]]:
 # Architectures whose layers are ours, and their norms a layer.
 NORMS = {
     "llama": 2, "llama3-rope-tied": 2, "qwen2": 2, "qwen2-window": 2, "qwen3": 4, "gemma": 2, "gemma2": 4, "gemma3": 6,
-    "mistral-window": 2, "phi3": 2, "phi3-window": 2, "olmo2": 4,
+    "mistral-window": 2, "phi3": 2, "phi3-window": 2, "olmo2": 4, "olmo3-window": 4, "granite": 2, "smollm3-window": 2,
+    "glm": 2, "glm4": 4, "cohere": 2, "cohere2-window": 2, "starcoder2-window": 2, "phi": 2,
 }  # fmt: skip
+
+
+CENTRED = ["cohere", "cohere2-window", "starcoder2-window", "phi"]  # whose norms take the mean off
+
+
+def turning_layers(model: PreTrainedModel) -> int:
+    """Layers that turn queries and keys by their positions."""
+    turns_if = {"smollm3": "use_rope", "cohere2": "sliding_window"}.get(model.config.model_type, "is_causal")
+    return sum(bool(getattr(layer.self_attn, turns_if)) for layer in model.model.layers)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -79,7 +90,12 @@ def test_every_architecture_is_exact(name: str, launches: Counter[str]) -> None:
     assert engine.report.num_packs > 1, "keys never crossed a pack border"
     assert (engine.layers, engine.attention) == ("fused" if name in NORMS else "transformers", "triton")
     layers, packs = model.config.num_hidden_layers, engine.report.num_packs
-    ours = {"gate": packs * layers, "rms_norm": packs * (NORMS.get(name, 0) * layers + 1), "rotate": 2 * packs * layers}
+    norm = "layer_norm" if name in CENTRED else "rms_norm"
+    ours = {
+        "gate": packs * layers,
+        norm: packs * (NORMS.get(name, 0) * layers + 1),
+        "rotate": 2 * packs * turning_layers(model),
+    }
     expected = {**(ours if name in NORMS else {}), "__call__": packs * layers, "found_in": launches["found_in"]}
     assert launches == expected
     assert 0 < launches["found_in"] <= packs

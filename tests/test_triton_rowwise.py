@@ -16,7 +16,7 @@ from devices import DEVICE, DTYPES
 from tolerances import TOLERANCES
 from torch import Tensor
 
-from iclperm.engine.kernels import rowwise, triton_rowwise
+from iclperm.engine.kernels import rowwise, triton_layer_norm, triton_rowwise
 from iclperm.errors import RequestError
 from iclperm.reference import rowwise as reference
 
@@ -42,7 +42,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def gated(kind: str, x: Tensor, factor: Tensor) -> Tensor:
+def gated(kind: str, x: Tensor, factor: Tensor | None) -> Tensor:
     out = poisoned(x)
     triton_rowwise.gate(kind, x, factor, out)
     return out
@@ -56,6 +56,13 @@ def test_gate_is_accurate(kind: str, dtype: str) -> None:
     bound = 2 * TOLERANCES["activation"][dtype] * (x.double() * factor.double()).abs()
     smallest = torch.finfo(DTYPES[dtype]).smallest_normal  # below it there are fewer bits
     assert ((gated(kind, x, factor).double() - expected).abs() <= bound + smallest).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_an_activation_alone_is_one_times_a_factor_of_one(kind: str, dtype: str) -> None:
+    x = randn(3, 1031, dtype=dtype, seed=0, scale=4.0)
+    assert same_bits(gated(kind, x, None), gated(kind, x, torch.ones_like(x)))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
@@ -172,6 +179,77 @@ def test_norm_of_heads_that_lie_apart() -> None:
     assert same_bits(packed[:, 48:], untouched[:, 48:])
 
 
+def layer_normed(x: Tensor, weight: Tensor, bias: Tensor | None = None, total: Tensor | None = None) -> Tensor:
+    out = poisoned(x)
+    triton_layer_norm.layer_norm(x, weight, out, bias, total, eps=1e-5)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 5, 40, 64, 65, 1000, 8192, 8193, 20_000])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm_is_accurate_with_a_sum_and_without(width: int, has_bias: bool, dtype: str) -> None:
+    num_rows = 37 if width < 100 else 3
+    x, total = (randn(num_rows, width, dtype=dtype, seed=seed) for seed in (0, 1))
+    x[1] += 20.0  # far from zero as a whole
+    weight, bias = (randn(width, dtype=dtype, seed=seed) for seed in (2, 3))
+    given = bias if has_bias else None
+
+    def assert_close(out: Tensor, z: Tensor) -> None:
+        expected = reference.layer_norm(z, weight, given, eps=1e-5)
+        scale = (z.double().var(dim=1, correction=0, keepdim=True) + 1e-5).rsqrt()
+        size = (z.double().abs() + z.double().mean(dim=1, keepdim=True).abs()) * scale * weight.double().abs()
+        size = size + bias.double().abs() if has_bias else size
+        bound = TOLERANCES["activation"][dtype] * expected.abs() + 4 * TOLERANCES["activation"]["float32"] * size
+        assert ((out.double() - expected).abs() <= bound + 1e-7).all()
+
+    assert_close(layer_normed(x, weight, given), x)
+    added, expected = total.clone(), total + x
+    out = layer_normed(x, weight, given, added)
+    assert_close(out, expected)
+    assert same_bits(added, expected)
+    assert same_bits(out, layer_normed(expected, weight, given)), "the norm is not that of the rounded sum"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [48, 9000])
+def test_layer_norm_bits_do_not_depend_on_company_strides_or_place(width: int, dtype: str) -> None:
+    wide, weight = randn(70 if width < 100 else 4, width + 8, dtype=dtype, seed=3), randn(width, dtype=dtype, seed=4)
+    x = wide[:, :width]
+    whole = layer_normed(x, weight, weight)
+    assert not whole.isnan().any()
+    added = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    assert same_bits(layer_normed(x, weight, weight, added), whole)
+    for row in (0, x.shape[0] - 1):
+        assert same_bits(layer_normed(x[row : row + 1].clone(), weight, weight), whole[row : row + 1])
+    triton_layer_norm.layer_norm(x, weight, x, weight, eps=1e-5)
+    assert same_bits(x, whole)
+    assert same_bits(wide[:, width:], randn(*wide.shape, dtype=dtype, seed=3)[:, width:])
+    broken = randn(*wide.shape, dtype=dtype, seed=3)[:, :width].contiguous()
+    broken[1, 3] = torch.nan
+    out = layer_normed(broken, weight, weight)
+    assert out[1].isnan().all()
+    assert same_bits(out[2:], whole[2:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "turned"), [(2, 2), (12, 12), (20, 12), (128, 64)])
+def test_neighbours_are_turned_with_the_bits_of_halves(head_dim: int, turned: int, dtype: str) -> None:
+    x = randn(37, 3, head_dim, dtype=dtype, seed=head_dim)
+    cosines, sines = (randn(37, turned, dtype="float32", seed=seed) for seed in (1, 2))
+
+    def as_neighbours(x: Tensor) -> Tensor:
+        pairs = torch.stack(x[..., :turned].chunk(2, dim=-1), dim=-1).flatten(-2)
+        return torch.cat([pairs, x[..., turned:]], dim=-1)
+
+    halves, neighbours = x.clone(), as_neighbours(x)
+    triton_rowwise.rotate(halves, cosines, sines)
+    triton_rowwise.rotate(neighbours, cosines, sines, neighbours=True)
+    assert not same_bits(halves, x)
+    assert same_bits(neighbours, as_neighbours(halves))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("head_dim", "turned"), [(2, 2), (12, 12), (20, 12), (64, 64), (128, 96), (80, 80), (256, 256)]
@@ -215,6 +293,7 @@ def test_nothing_is_done_to_nothing() -> None:
         x = torch.empty(shape, device=DEVICE)
         triton_rowwise.gate("silu", x, x, x)
         triton_rowwise.rms_norm(x, torch.ones(shape[1], device=DEVICE), x, eps=1e-6)
+        triton_layer_norm.layer_norm(x, torch.ones(shape[1], device=DEVICE), x, eps=1e-5)
         triton_rowwise.rotate(x[:, None], x, x)
 
 
@@ -230,6 +309,8 @@ BAD: list[tuple[Callable[[], None], str]] = [
     (lambda: triton_rowwise.rms_norm(ROWS, ROWS[0], ROWS[:2], eps=0.1), r"out has shape \(2, 6\) and must have "),
     (lambda: triton_rowwise.rms_norm(ROWS, ROWS[0], ROWS, ROWS[:2], eps=0.1), r"total has shape \(2, 6\) and must "),
     (lambda: triton_rowwise.rms_norm(ROWS, ROWS[0].double(), ROWS, eps=0.1), "weight is torch.float64 on "),
+    (lambda: triton_layer_norm.layer_norm(ROWS, ROWS[0], ROWS, ROWS[0, :2], eps=0.1), r"bias has shape \(2,\) and "),
+    (lambda: triton_layer_norm.layer_norm(ROWS[None], ROWS[0], ROWS[None], eps=0.1), r"x has shape \(1, 4, 6\); 2 "),
     (lambda: triton_rowwise.rotate(ROWS[:, None], ROWS[:2], ROWS[:2]), r"cosines has shape \(2, 6\); x \(4, 1, 6\) "),
     (lambda: triton_rowwise.rotate(ROWS[:, None], ROWS[:, :3], ROWS[:, :3]), r"cosines has shape \(4, 3\); x "),
     (lambda: triton_rowwise.rotate(ROWS[:, None], ROWS, ROWS[:, :2]), r"sines has shape \(4, 2\) and must have \(4, 6"),

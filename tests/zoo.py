@@ -155,6 +155,59 @@ ZOO: dict[str, Entry] = {
     "phi3": Entry("Phi3ForCausalLM", "Phi3Config", {**_GROUPED, **_LAYERS}),
     "phi3-window": Entry("Phi3ForCausalLM", "Phi3Config", {**_GROUPED, **_LAYERS, "sliding_window": WINDOW}),
     "olmo2": Entry("Olmo2ForCausalLM", "Olmo2Config", {**_GROUPED, **_LAYERS}),
+    "olmo3-window": Entry(
+        "Olmo3ForCausalLM",
+        "Olmo3Config",
+        {
+            **_GROUPED,
+            **_LAYERS,
+            **_SLIDING,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "attention_factor": 1.2,
+                },
+            },
+        },
+        _BOTH,
+    ),
+    "granite": Entry(
+        "GraniteForCausalLM",
+        "GraniteConfig",
+        {
+            **_GROUPED,
+            **_LAYERS,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.5,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 0.6,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "smollm3-window": Entry(
+        "SmolLM3ForCausalLM",
+        "SmolLM3Config",
+        {**_GROUPED, **_LAYERS, **_SLIDING, "use_sliding_window": True, "no_rope_layers": [1, 0, 1]},
+        _BOTH,
+    ),
+    "glm": Entry("GlmForCausalLM", "GlmConfig", {**_GROUPED, **_LAYERS, "head_dim": 20, "attention_bias": True}),
+    "glm4": Entry("Glm4ForCausalLM", "Glm4Config", {**_GROUPED, **_LAYERS, "head_dim": 16}),
+    "cohere": Entry("CohereForCausalLM", "CohereConfig", {**_GROUPED, **_LAYERS, "logit_scale": 0.7}),
+    "cohere2-window": Entry(
+        "Cohere2ForCausalLM",
+        "Cohere2Config",
+        {**_GROUPED, **_LAYERS, **_SLIDING, "head_dim": 12, "logit_scale": 0.7, "attention_bias": True},
+        _BOTH,
+    ),
+    "starcoder2-window": Entry(
+        "Starcoder2ForCausalLM", "Starcoder2Config", {**_GROUPED, **_LAYERS, "sliding_window": WINDOW}
+    ),
+    "phi": Entry("PhiForCausalLM", "PhiConfig", {**_GROUPED, **_LAYERS, "hidden_size": 48}),
     "gpt-oss": Entry(
         "GptOssForCausalLM",
         "GptOssConfig",

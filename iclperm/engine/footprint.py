@@ -149,7 +149,8 @@ class Sizes:
     first: int  # what the first layer keeps of a token id
     heap: float  # what the heap takes of what is alive in it
     layer: int  # what the layer that needs most needs
-    inner: int  # gates, or their factors, where our layers make them
+    inner: int  # what an MLP's matrix gives, where our layers make it
+    num_inner: int  # of these at once: gates and their factors
     dense: _DenseAttention | None  # where torch's operations attend
     logits: int
     num_checked_logits: int  # rows of logits that the first-use check holds at once, whatever a pack has
@@ -195,6 +196,7 @@ class Sizes:
             heap=_HEAP_FACTOR if paths.is_fused else _HEAP_FACTOR_IN_TRANSFORMERS_LAYERS,
             layer=_layer_bytes(model, facts, paths),
             inner=facts.inner_size * model.dtype.itemsize if paths.is_fused else 0,
+            num_inner=min(2, paths.num_inner),
             dense=_DenseAttention.of(facts) if paths.attention == "torch" else None,
             logits=_logit_bytes(facts, paths),
             num_checked_logits=_checked_logits(model, place) if checks else 0,
@@ -284,7 +286,7 @@ class Sizes:
             whole += self.dense.taken(rows, min(rows, self.limits.dense_rows), keys)
         if not self.is_host:
             return whole
-        outside = 2 * rows * self.inner if rows * self.inner >= _own_pages() else 0
+        outside = self.num_inner * rows * self.inner if rows * self.inner >= _own_pages() else 0
         return int((whole - outside) * self.heap) + outside + self.matrix
 
     def _checked_logits(self, pack_tokens: int) -> int:
@@ -410,6 +412,7 @@ class _Ways:
 
     attention: str
     is_fused: bool
+    num_inner: int  # rows of an MLP's width at once in our layers
     fuses_head: bool
     has_onednn: bool
     has_onednn_head: bool
@@ -434,7 +437,8 @@ class _Ways:
         # Of float32, torch itself sends no product to oneDNN.
         has_onednn = uses_onednn(place, model.dtype) and (is_fused or model.dtype != torch.float32)
         has_onednn_head = calls_head or (has_onednn and model.dtype != torch.float32)
-        return cls(attention, is_fused, fuses_head, has_onednn, has_onednn_head)
+        num_inner = decoder.family.mlp.num_inner if is_fused and (decoder := model.known_decoder) else 0
+        return cls(attention, is_fused, num_inner, fuses_head, has_onednn, has_onednn_head)
 
 
 def runs_our_layers(model: PlainModel, place: torch.device, layers: str = "auto") -> bool:
@@ -521,8 +525,7 @@ def _layer_bytes(model: PlainModel, facts: ModelFacts, paths: _Ways) -> int:
     heads, kv = _head_columns(facts)
     tables = 2 * facts.head_size * (itemsize + _FLOAT32)
     if paths.is_fused:
-        is_packed = any("gate_up_proj" in name for name, _ in model.model.named_parameters())
-        return (5 * hidden + 2 * heads + kv + (3 if is_packed else 2) * inner) * itemsize + tables
+        return (5 * hidden + 2 * heads + kv + paths.num_inner * inner) * itemsize + tables
     # Norms and rotations of transformers' make copies, those of norms in float32.
     in_mlp = (4 * hidden + 3 * inner) * itemsize
     in_attention = (3 * hidden + 4 * heads + 2 * kv) * itemsize

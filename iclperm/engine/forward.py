@@ -151,12 +151,17 @@ class TreeForward:
         (index,) = self.tables.of(ScoredRows(is_padded=True), device)
         return self.pack.scored_rows.astype(np.int64), index
 
-    def rotations(self, tables: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+    def rotations(
+        self, tables: tuple[torch.Tensor, ...], device: torch.device, *, of_neighbours: bool = False
+    ) -> tuple[torch.Tensor, ...]:
         """A layer's cosines and sines [1, M, r] as [M, r] on its device, on a CPU in float32: once for all layers there
-        that share them."""
+        that share them. Of a pair's two numbers the second is r / 2 columns after the first, also where the layer's
+        tables have them as neighbours."""
         key = id(tables[0]), device
         if key not in self._rotations:
             rows = tuple(table[0].to(device) for table in tables)
+            if of_neighbours:
+                rows = tuple(torch.cat([row[:, 0::2], row[:, 1::2]], dim=1) for row in rows)
             rows = tuple(map(torch.Tensor.float, rows)) if device.type == "cpu" else rows
             self._rotations[key] = tables, rows  # those given too, so that nothing else gets their id
         return self._rotations[key][1]

@@ -17,7 +17,7 @@ from torch import nn
 
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.attention import prepare
-from iclperm.engine.kernels.rowwise import RmsNorm
+from iclperm.engine.kernels.rowwise import CentredNorm, RmsNorm, RowNorm
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plan import Pack
@@ -42,6 +42,7 @@ _PADDING, _ROW_MULTIPLE = 5, 16
 """Rows that no visit owns, at least; what the number of rows is a multiple of, as in every pack."""
 _NUMBERS = 4096  # of a row-wise case at least: narrow rows share a program
 _FEW_ROWS, _NORM_ROWS = 5, 7
+_FAR = 4.0
 _LARGE = 1000.0  # float16 can hold ten times as much, not the square
 _GATES = (0.0, 30.0, -30.0, 100.0, -100.0, 1e4, -1e4, 1e30, -1e30)
 """Some of a case, or what is left of them in a dtype: those whose exponentials float32 cannot hold."""
@@ -324,12 +325,12 @@ def _pack_of(visits: list[Visit]) -> Pack:
 
 
 def norm_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
-    """Every width, epsilon and offset of the norms in our layers: plain, in place by head, and of a sum."""
+    """Every width, epsilon and offset of the RMS norms in our layers: plain, in place by head, and of a sum."""
     decoder = model.fused_decoder()
     if decoder is None:
         return
     facts = model.facts
-    known = {(norm.weight.numel(), norm.eps, norm.offset) for norm in decoder.norms}
+    known = {(norm.weight.numel(), norm.eps, norm.offset) for norm in decoder.norms if isinstance(norm, RmsNorm)}
     for device, (width, eps, offset) in itertools.product(model.devices, sorted(known)):
         draw = Drawing(model.dtype, device, pack_tokens)
         norm = RmsNorm(draw(width) if offset else 1 + draw(width), eps, offset)
@@ -338,7 +339,22 @@ def norm_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
             yield norm_of_sum_error(norm, draw)
 
 
-def norm_error(norm: RmsNorm, num_heads: int, draw: Drawing) -> float:
+def layer_norm_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
+    """As ``norm_errors``, of those that take the mean off, with a bias or without."""
+    decoder = model.fused_decoder()
+    if decoder is None:
+        return
+    norms = (norm for norm in decoder.norms if isinstance(norm, CentredNorm))
+    known = {(norm.weight.numel(), norm.eps, norm.bias is not None) for norm in norms}
+    for device, (width, eps, has_bias) in itertools.product(model.devices, sorted(known)):
+        draw = Drawing(model.dtype, device, pack_tokens)
+        norm = CentredNorm(1 + draw(width), eps, draw(width) if has_bias else None)
+        yield norm_error(norm, 1, draw)
+        if decoder.family.norms.before_mlp:
+            yield norm_of_sum_error(norm, draw)
+
+
+def norm_error(norm: RowNorm, num_heads: int, draw: Drawing) -> float:
     """Rows of more than one block, one of them not finite and `_extreme` ones; of several heads in place, as the layers
     take them."""
     width = norm.weight.numel()
@@ -349,7 +365,7 @@ def norm_error(norm: RmsNorm, num_heads: int, draw: Drawing) -> float:
     return _norm_error(norm, out, given)
 
 
-def norm_of_sum_error(norm: RmsNorm, draw: Drawing) -> float:
+def norm_of_sum_error(norm: RowNorm, draw: Drawing) -> float:
     """The norm and the sum that it leaves, which is rounded first."""
     width = norm.weight.numel()
     x, total = (_extreme(draw(_NUMBERS // width + _NORM_ROWS, width), norm.eps / 2) for _ in range(2))
@@ -361,19 +377,29 @@ def norm_of_sum_error(norm: RmsNorm, draw: Drawing) -> float:
 
 def _extreme(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Rows [M, ..., H], the first ones changed: zero; as they were; of mean squares about a norm's epsilon, where that
-    matters, and far below it; large; of one large number, as residual streams have them."""
+    matters, and far below it; large; of one large number, as residual streams have them; far from zero as a whole."""
     x[0] = 0.0
     x[2] *= eps**0.5
     x[3] *= eps**0.5 / 16
     x[4] *= _LARGE
     x[5, ..., -1] = -_LARGE
+    x[6] += _FAR
     return x
 
 
-def _norm_error(norm: RmsNorm, out: torch.Tensor, x: torch.Tensor) -> float:
-    expected = exact.rms_norm(x, norm.weight, eps=norm.eps, offset=norm.offset)
-    plain = exact.rms_norm(x, torch.ones_like(norm.weight), eps=norm.eps)
-    bound = plain.abs() * (abs(norm.offset) + norm.weight.double().abs())
+def _norm_error(norm: RowNorm, out: torch.Tensor, x: torch.Tensor) -> float:
+    if isinstance(norm, CentredNorm):
+        expected = exact.layer_norm(x, norm.weight, norm.bias, eps=norm.eps)
+        wide = x.double()
+        summed, variance = wide.abs().mean(dim=-1, keepdim=True), wide.var(dim=-1, correction=0, keepdim=True)
+        # Of numbers near their mean the difference is small; what rounds are they, and the sum that the mean is of.
+        bound = (wide.abs() + summed) * (variance + norm.eps).rsqrt() * norm.weight.double().abs()
+        bound = bound if norm.bias is None else bound + norm.bias.double().abs()
+    else:
+        assert isinstance(norm, RmsNorm)
+        expected = exact.rms_norm(x, norm.weight, eps=norm.eps, offset=norm.offset)
+        plain = exact.rms_norm(x, torch.ones_like(norm.weight), eps=norm.eps)
+        bound = plain.abs() * (abs(norm.offset) + norm.weight.double().abs())
     return error_of_equals(out, expected, bound + torch.finfo(x.dtype).smallest_normal)
 
 
@@ -387,10 +413,12 @@ def rotation_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
     turned_columns = {2 * table.numel() for name, table in tables if name.endswith("inv_freq")}
     heads = sorted({facts.num_heads, facts.num_kv_heads})
     for device, num_heads, turned in itertools.product(model.devices, heads, sorted(turned_columns)):
-        yield rotation_error(num_heads, facts.head_size, turned, Drawing(model.dtype, device, pack_tokens))
+        draw = Drawing(model.dtype, device, pack_tokens)
+        neighbours = decoder.family.turns_neighbours
+        yield rotation_error(num_heads, facts.head_size, turned, draw, neighbours=neighbours)
 
 
-def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing) -> float:
+def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing, *, neighbours: bool = False) -> float:
     """Rows of more than one block, one of them not finite, one zero, one large, one that is not turned at all; columns
     from ``turned`` on stay as they were."""
     x = draw(_NUMBERS // head_size + _FEW_ROWS, num_heads, head_size)
@@ -401,29 +429,30 @@ def rotation_error(num_heads: int, head_size: int, turned: int, draw: Drawing) -
     cosines[2], sines[2] = 1.0, 0.0
     if x.device.type == "cpu":  # as the layers hand them over
         cosines, sines = cosines.float(), sines.float()
-    expected = exact.rotate(x, cosines, sines)
-    bound = x.double().abs()
-    low, high = bound[..., : turned // 2], bound[..., turned // 2 : turned]
-    crossed = torch.cat([high, low], dim=-1) * sines.double().abs()[:, None]
-    bound[..., :turned] = bound[..., :turned] * cosines.double().abs()[:, None] + crossed
+    expected = exact.rotate(x, cosines, sines, neighbours=neighbours)
+    sizes = sines.abs()
+    sizes[:, : turned // 2] *= -1  # so that all is added up
+    bound = exact.rotate(x.abs(), cosines.abs(), sizes, neighbours=neighbours)
+    bound = bound + torch.finfo(x.dtype).smallest_normal  # below it there are fewer bits
     stays = x[..., turned:].clone()
-    out = rowwise.rotate(*map(draw.copied, (x, cosines, sines)))
+    out = rowwise.rotate(*map(draw.copied, (x, cosines, sines)), neighbours=neighbours)
     if not torch.equal(out[..., turned:], draw.copied(stays)):
         return float("inf")
     return error_of_equals(out, expected, bound)
 
 
 def gate_errors(model: TreeModel, pack_tokens: int) -> Iterator[float]:
-    """The activation of our layers times its factor, in one matrix or two as the layers have them."""
+    """The activation of our layers times its factor, in one matrix or two as the layers have them, or alone."""
     decoder = model.fused_decoder()
     if decoder is None:
         return
     for device in model.devices:
-        draw = Drawing(model.dtype, device, pack_tokens)
-        yield gate_error(decoder.activation, model.facts.inner_size, draw, is_packed=decoder.family.is_packed)
+        draw, mlp = Drawing(model.dtype, device, pack_tokens), decoder.family.mlp
+        width = model.facts.inner_size
+        yield gate_error(decoder.activation, width, draw, is_packed=mlp.is_packed, is_gated=mlp.is_gated)
 
 
-def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: bool) -> float:
+def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: bool, is_gated: bool = True) -> float:
     """Some rows, one number of them not finite, others as large as a dtype holds."""
     gated = rowwise.gate(activation)
     assert gated is not None
@@ -437,6 +466,8 @@ def gate_error(activation: nn.Module, width: int, draw: Drawing, *, is_packed: b
     x, factor = draw.copied(both).chunk(2, dim=1)
     x, factor = (x, factor) if is_packed else (x.contiguous(), factor.contiguous())
     smallest = torch.finfo(x.dtype).smallest_normal  # below it there are fewer bits
+    if not is_gated:
+        return error_of_equals(gated(x, None), activation(wide), wide.abs() + smallest)
     return error_of_equals(gated(x, factor), activation(wide) * factors, (wide * factors).abs() + smallest)
 
 

@@ -15,11 +15,18 @@ import torch
 
 from iclperm.engine.decodecases import decode_errors
 from iclperm.engine.headcases import head_errors
-from iclperm.engine.kernelcases import attention_errors, gate_errors, norm_errors, rotation_errors
+from iclperm.engine.kernelcases import (
+    attention_errors,
+    gate_errors,
+    layer_norm_errors,
+    norm_errors,
+    rotation_errors,
+)
 from iclperm.engine.kernels.launching import (
     DECODE_ATTENTION,
     GATE,
     HEAD,
+    LAYER_NORM,
     NORM,
     PARTS,
     ROTATION,
@@ -71,6 +78,7 @@ KERNELS = [
     Kernel(TREE_ATTENTION, _by_dtype(1e-4, 8e-3, 1.2e-3), attention_errors),
     Kernel(DECODE_ATTENTION, _by_dtype(1e-4, 8e-3, 1.2e-3), decode_errors),
     Kernel(NORM, _by_dtype(2e-6, 5e-3, 6e-4), norm_errors),
+    Kernel(LAYER_NORM, _by_dtype(2e-6, 5e-3, 6e-4), layer_norm_errors),
     Kernel(ROTATION, _by_dtype(1e-6, 5e-3, 6e-4), rotation_errors),
     Kernel(GATE, _by_dtype(3e-6, 5e-3, 6e-4), gate_errors),
     Kernel(HEAD, _by_dtype(2e-5, 2e-4, 2e-4), head_errors),

@@ -10,65 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from iclperm.engine.families import Family, family_of, parts_of
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import rowwise
 from iclperm.engine.kernels.linear import MatrixProduct
-from iclperm.engine.kernels.rowwise import RmsNorm
+from iclperm.engine.kernels.rowwise import CentredNorm, RmsNorm, RowNorm
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.twin import all_modules
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
 _MET: dict[type[nn.Module], Callable[..., Any]] = {}  # what classes of modules ran when they were first met
-
-
-@dataclass(frozen=True)
-class _Norms:
-    """Names of a layer's norms by where they stand; empty where none does."""
-
-    before_attention: str = ""
-    after_attention: str = ""
-    before_mlp: str = ""
-    after_mlp: str = ""
-
-
-_BEFORE = _Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
-_AFTER = _Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
-_AROUND = _Norms(
-    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-)
-
-
-@dataclass(frozen=True)
-class _Family:
-    """What sets an architecture's layers apart; its classes are ``<prefix>DecoderLayer``, ``<prefix>MLP``, ..."""
-
-    prefix: str
-    norms: _Norms = _BEFORE
-    decoder: str = "Model"
-    qk_norm: str = ""  # of queries and keys: "", "head" (each head by itself), "whole" (all heads together)
-    norm_offset: float = 0.0  # added to the norms' weights
-    window: str = ""  # what has the sliding window as an attribute: "", "layer" (its attention), "config"
-    softcap: bool = False
-    is_packed: bool = False  # q, k, v are one matrix, gate and up another
-
-
-_FAMILIES = {
-    "llama": _Family("Llama"),
-    "mistral": _Family("Mistral", window="config"),
-    "qwen2": _Family("Qwen2", window="layer"),
-    "qwen3": _Family("Qwen3", qk_norm="head", window="layer"),
-    "gemma": _Family("Gemma", norm_offset=1.0),
-    "gemma2": _Family("Gemma2", _AROUND, norm_offset=1.0, window="layer", softcap=True),
-    "gemma3": _Family("Gemma3", _AROUND, "TextModel", qk_norm="head", norm_offset=1.0, window="layer"),
-    "olmo2": _Family("Olmo2", _AFTER, qk_norm="whole"),
-    "phi3": _Family("Phi3", window="config", is_packed=True),
-}
 
 
 @dataclass(frozen=True)
@@ -80,7 +38,7 @@ class FusedDecoder:
 
     layers: list[FusedLayer]
     norm: nn.Module
-    family: _Family
+    family: Family
     modules: list[nn.Module]
 
     @property
@@ -129,7 +87,7 @@ class FusedDecoder:
         )
 
     @property
-    def norms(self) -> Iterator[RmsNorm]:
+    def norms(self) -> Iterator[RowNorm]:
         """Every norm there is, those of the first layer standing for all layers'."""
         yield from self.layers[0].norms
         yield _norm(self.norm, self.family)
@@ -158,28 +116,18 @@ def may_fuse(device: torch.device, dtype: torch.dtype) -> bool:
 
 def known_decoder(decoder: nn.Module) -> FusedDecoder | None:
     """The decoder as our layers run it; None unless every part is the very class that we know, and nothing more."""
-    name = type(decoder).__module__.removeprefix("transformers.models.").partition(".")[0]
-    family = _FAMILIES.get(name)
-    if family is None or not _is(decoder, name, family.prefix + family.decoder):
+    family = family_of(decoder)
+    if family is None:
         return None
-    embedding, modules, norm = _parts(decoder)
-    if not isinstance(modules, nn.ModuleList) or not isinstance(norm, nn.Module) or not len(modules):
-        return None
-    if type(embedding) is not nn.Embedding and not _is(embedding, name, family.prefix + "TextScaledWordEmbedding"):
-        return None
-    if not (_is_norm(norm, name, family) and all(_is_known_layer(module, name, family) for module in modules)):
-        return None
+    _, modules, norm, *_ = parts = parts_of(decoder, family)
+    assert isinstance(modules, nn.ModuleList)
     layers = [
         FusedLayer(module, family, is_first=module is modules[0], is_last=module is modules[-1]) for module in modules
     ]
-    found = [decoder, *all_modules(_parts(decoder))]
+    found = [decoder, *all_modules(parts)]
     for module in found:
         _MET.setdefault(type(module), type(module).forward)
     return FusedDecoder(layers, norm, family, found)
-
-
-def _parts(decoder: Any) -> tuple[nn.Module, ...]:
-    return decoder.embed_tokens, decoder.layers, decoder.norm
 
 
 def is_unhooked(module: nn.Module) -> bool:
@@ -219,66 +167,16 @@ def put_forward(module: nn.Module, forward: Callable[..., Any], undo: ExitStack)
     module.forward = forward
 
 
-def _is(module: object, name: str, cls: str) -> bool:
-    """Whether an object is of a class of transformers' own, itself and not derived from it."""
-    kind = type(module)
-    return kind.__module__ == f"transformers.models.{name}.modeling_{name}" and kind.__qualname__ == cls
-
-
-def _is_norm(module: nn.Module, name: str, family: _Family) -> bool:
-    return _is(module, name, family.prefix + "RMSNorm") and _holds(module, ["weight"])
-
-
-def _is_known_layer(layer: nn.Module, name: str, family: _Family) -> bool:
-    norms = [norm for norm in vars(family.norms).values() if norm]
-    dropouts = ["resid_attn_dropout", "resid_mlp_dropout"] if family.is_packed else []
-    return (
-        _is(layer, name, family.prefix + "DecoderLayer")
-        and _holds(layer, [], ["self_attn", "mlp", *norms, *dropouts])
-        and all(_is_norm(getattr(layer, norm), name, family) for norm in norms)
-        and all(type(getattr(layer, dropout)) is nn.Dropout for dropout in dropouts)
-        and _is_known_attention(layer.self_attn, name, family)
-        and _is_known_mlp(layer.mlp, name, family)
-    )
-
-
-def _is_known_attention(attention: Any, name: str, family: _Family) -> bool:
-    linears = ["qkv_proj", "o_proj"] if family.is_packed else ["q_proj", "k_proj", "v_proj", "o_proj"]
-    norms = ["q_norm", "k_norm"] if family.qk_norm else []
-    return (
-        _is(attention, name, family.prefix + "Attention")
-        and _holds(attention, [], [*linears, *norms])
-        and all(type(getattr(attention, linear)) is nn.Linear for linear in linears)
-        and all(_is_norm(getattr(attention, norm), name, family) for norm in norms)
-    )
-
-
-def _is_known_mlp(mlp: Any, name: str, family: _Family) -> bool:
-    linears = ["gate_up_proj", "down_proj"] if family.is_packed else ["gate_proj", "up_proj", "down_proj"]
-    return (
-        _is(mlp, name, family.prefix + "MLP")
-        and _holds(mlp, [], [*linears, _activation_name(family)])
-        and all(type(getattr(mlp, linear)) is nn.Linear for linear in linears)
-        and rowwise.gate(getattr(mlp, _activation_name(family))) is not None
-    )
-
-
-def _activation_name(family: _Family) -> str:
-    return "activation_fn" if family.is_packed else "act_fn"
-
-
-def _holds(module: nn.Module, parameters: list[str], children: list[str] | None = None) -> bool:
-    """Whether a module has these parameters and children, and no others."""
-    return sorted(module._parameters) == parameters and sorted(module._modules) == sorted(children or [])
-
-
 def _unchanged(hidden_states: torch.Tensor, **_: object) -> torch.Tensor:
     return hidden_states
 
 
-def _norm(module: Any, family: _Family) -> RmsNorm:
-    eps = module.eps if family.norm_offset else module.variance_epsilon
-    return RmsNorm(module.weight.detach(), float(eps), family.norm_offset)
+def _norm(module: Any, family: Family) -> RowNorm:
+    weight, eps = module.weight.detach(), float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
+    if not family.is_centred:
+        return RmsNorm(weight, eps, family.norm_offset)
+    bias = getattr(module, "bias", None)
+    return CentredNorm(weight, eps, None if bias is None else bias.detach())
 
 
 @dataclass(frozen=True)
@@ -290,17 +188,19 @@ class _LayerParts:
     k: MatrixProduct
     v: MatrixProduct
     o: MatrixProduct
-    gate: MatrixProduct  # where ``up`` is None, of both
-    up: MatrixProduct | None
+    into: list[MatrixProduct]  # of gates and of their factors, or of both; where nothing is gated, of one
     down: MatrixProduct
-    activate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    before_attention: RmsNorm | None
-    after_attention: RmsNorm | None
-    before_mlp: RmsNorm | None
-    after_mlp: RmsNorm | None
-    q_norm: RmsNorm | None
-    k_norm: RmsNorm | None
+    activate: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    is_packed: bool  # gates and factors come out of one matrix
+    before_attention: RowNorm | None
+    after_attention: RowNorm | None
+    before_mlp: RowNorm | None
+    after_mlp: RowNorm | None
+    q_norm: RowNorm | None
+    k_norm: RowNorm | None
     norms_heads: bool  # each by itself
+    turns: bool  # queries and keys, by their positions
+    multiplier: float  # of what attention and MLP add
     head_dim: int
     rule: AttentionRule
 
@@ -310,17 +210,23 @@ class _LayerParts:
         q, k = self.q(x if index is None else x[index]), self.k(x)
         return self.by_head(q, self.q_norm), self.by_head(k, self.k_norm), self.by_head(self.v(x))
 
-    def by_head(self, x: torch.Tensor, norm: RmsNorm | None = None) -> torch.Tensor:
+    def by_head(self, x: torch.Tensor, norm: RowNorm | None = None) -> torch.Tensor:
         """x [M, heads * d] as [M, heads, d], normed as the family norms queries and keys."""
         heads = x.view(x.shape[0], x.shape[1] // self.head_dim, self.head_dim)
         if norm is not None:
             norm.in_place(heads if self.norms_heads else x)
         return heads
 
+    def added(self, x: torch.Tensor, norm: RowNorm | None) -> torch.Tensor:
+        """What attention or MLP gave, x [M, H], as it is added to the hidden states; in its own memory."""
+        if norm is not None:
+            norm.in_place(x)
+        return x if self.multiplier == 1.0 else x.mul_(self.multiplier)
+
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         """The MLP of x [M, H]."""
-        gates, factors = self.gate(x).chunk(2, dim=1) if self.up is None else (self.gate(x), self.up(x))
-        return self.down(self.activate(gates, factors))
+        inner, *factors = self.into[0](x).chunk(2, dim=1) if self.is_packed else (into(x) for into in self.into)
+        return self.down(self.activate(inner, factors[0] if factors else None))
 
 
 class FusedLayer:
@@ -329,7 +235,7 @@ class FusedLayer:
     R' are the pack's R scored rows and their padding. Called by the decoder in place of the module's own.
     """
 
-    def __init__(self, module: Any, family: _Family, *, is_first: bool, is_last: bool) -> None:
+    def __init__(self, module: Any, family: Family, *, is_first: bool, is_last: bool) -> None:
         self.module = module
         self._family = family
         self._is_first, self._is_last = is_first, is_last
@@ -340,19 +246,18 @@ class FusedLayer:
     def products(self) -> Iterator[tuple[nn.Linear, slice]]:
         """Every matrix that rows are multiplied with, and which of its outputs at a time."""
         whole = slice(None)
-        if self._family.is_packed:
+        if self._family.packs_qkv:
             yield from ((self._attention.qkv_proj, outputs) for outputs in self._packed_outputs)
         else:
             yield from ((getattr(self._attention, name), whole) for name in ("q_proj", "k_proj", "v_proj"))
         yield from ((module, whole) for module in self.scored_only)
 
     @property
-    def norms(self) -> Iterator[RmsNorm]:
+    def norms(self) -> Iterator[RowNorm]:
         """The norms of hidden states, queries and keys."""
-        names = [norm for norm in vars(self._family.norms).values() if norm]
         on_heads = ["q_norm", "k_norm"] if self._family.qk_norm else []
         for module in (
-            *(getattr(self.module, name) for name in names),
+            *(getattr(self.module, name) for name in self._family.norm_names),
             *(getattr(self._attention, name) for name in on_heads),
         ):
             yield _norm(module, self._family)
@@ -360,14 +265,20 @@ class FusedLayer:
     @property
     def activation(self) -> nn.Module:
         """What gates go through."""
-        module: nn.Module = getattr(self._mlp, _activation_name(self._family))
+        module: nn.Module = getattr(self._mlp, self._family.mlp.activation)
         return module
 
     @property
     def scored_only(self) -> list[nn.Linear]:
         """The matrices that, beside that of the queries, meet scored rows alone if this is the last layer."""
         linears = [child for child in self._mlp.children() if isinstance(child, nn.Linear)]
-        return [self._attention.o_proj, *linears]
+        return [self._output, *linears]
+
+    @property
+    def _output(self) -> nn.Linear:
+        """The matrix that what was attended goes through."""
+        module: nn.Linear = getattr(self._attention, self._family.output)
+        return module
 
     @property
     def num_query_weights(self) -> int:
@@ -382,7 +293,7 @@ class FusedLayer:
     @property
     def _device(self) -> torch.device:
         """Where the layer's weights lie."""
-        device: torch.device = self._attention.o_proj.weight.device
+        device: torch.device = self._output.weight.device
         return device
 
     @property
@@ -392,7 +303,7 @@ class FusedLayer:
 
     @property
     def _hidden_size(self) -> int:
-        return int(self._attention.o_proj.out_features)
+        return int(self._output.out_features)
 
     def __call__(
         self,
@@ -410,20 +321,25 @@ class FusedLayer:
         hidden = hidden_states[0].to(parts.device)  # from one device to the next, where layers lie on several
         rows, index = tree.narrowed(parts.device) if self._is_last else (None, None)
         q, k, v = self._first_heads(parts, hidden, tree, index) if self._is_first else parts.heads(hidden, index)
-        cosines, sines = tree.rotations(position_embeddings, parts.device)
-        k = rowwise.rotate(k, cosines, sines)
-        q = rowwise.rotate(q, cosines, sines) if index is None else rowwise.rotate(q, cosines[index], sines[index])
+        if parts.turns:
+            cosines, sines = tree.rotations(
+                position_embeddings, parts.device, of_neighbours=self._family.has_tables_of_neighbours
+            )
+            rotate = partial(rowwise.rotate, neighbours=self._family.turns_neighbours)
+            k = rotate(k, cosines, sines)
+            q = rotate(q, cosines, sines) if index is None else rotate(q, cosines[index], sines[index])
         attended = tree.attention(q, k, v, parts.rule, rows)
         residual = hidden if index is None else hidden[index]
         # The residual is added into what comes out of a product, which is ours, never into what came in.
-        total = parts.o(attended.flatten(1))
-        if parts.after_attention is not None:
-            total = parts.after_attention.in_place(total)
-        norm = parts.before_mlp
-        out = parts.mlp(total.add_(residual) if norm is None else norm.of_sum(residual, total))
-        if parts.after_mlp is not None:
-            out = parts.after_mlp.in_place(out)
-        return out.add_(total)[None]
+        total = parts.added(parts.o(attended.flatten(1)), parts.after_attention)
+        if self._family.is_parallel:
+            total.add_(residual)
+            normed = residual if parts.before_attention is None else parts.before_attention(residual)
+        else:
+            norm = parts.before_mlp
+            normed = total.add_(residual) if norm is None else norm.of_sum(residual, total)
+        out = parts.mlp(normed)
+        return parts.added(out, parts.after_mlp).add_(total)[None]
 
     def on_hidden(self, hidden_states: torch.Tensor, *, tree: TreeForward, **given: Any) -> torch.Tensor:
         """The layer on ``tree.hidden`` [M, H], whatever the layers before it would have given."""
@@ -436,14 +352,12 @@ class FusedLayer:
 
     def _bind(self, tree: TreeForward) -> _LayerParts:
         attention, mlp, family = self._attention, self._mlp, self._family
-        if family.is_packed:
+        if family.packs_qkv:
             of_q, of_k, of_v = (MatrixProduct.of(attention.qkv_proj, outputs) for outputs in self._packed_outputs)
-            gate, up = MatrixProduct.of(mlp.gate_up_proj), None
         else:
             of_q, of_k, of_v = (
                 MatrixProduct.of(each) for each in (attention.q_proj, attention.k_proj, attention.v_proj)
             )
-            gate, up = MatrixProduct.of(mlp.gate_proj), MatrixProduct.of(mlp.up_proj)
         activate = rowwise.gate(self.activation)
         assert activate is not None
         names = vars(family.norms)
@@ -452,14 +366,16 @@ class FusedLayer:
             q=of_q,
             k=of_k,
             v=of_v,
-            o=MatrixProduct.of(attention.o_proj),
-            gate=gate,
-            up=up,
-            down=MatrixProduct.of(mlp.down_proj),
+            o=MatrixProduct.of(self._output),
+            into=[MatrixProduct.of(getattr(mlp, name)) for name in family.mlp.into],
+            down=MatrixProduct.of(getattr(mlp, family.mlp.down)),
             activate=activate,
+            is_packed=family.mlp.is_packed,
             q_norm=_norm(attention.q_norm, family) if family.qk_norm else None,
             k_norm=_norm(attention.k_norm, family) if family.qk_norm else None,
             norms_heads=family.qk_norm == "head",
+            turns=not family.turns_if or bool(getattr(attention, family.turns_if)),
+            multiplier=float(self.module.residual_multiplier) if family.has_multiplier else 1.0,
             head_dim=attention.head_dim,
             rule=self._rule(tree),
             **{place: _norm(getattr(self.module, name), family) if name else None for place, name in names.items()},
@@ -483,7 +399,7 @@ class FusedLayer:
     def _sizes(self) -> tuple[int, int]:
         """Columns of q, and of k or v."""
         attention = self._attention
-        return attention.o_proj.in_features, attention.config.num_key_value_heads * attention.head_dim
+        return self._output.in_features, attention.config.num_key_value_heads * attention.head_dim
 
     @property
     def _packed_outputs(self) -> tuple[slice, slice, slice]:
@@ -494,7 +410,7 @@ class FusedLayer:
     def _rule(self, tree: TreeForward) -> AttentionRule:
         attention = self._attention
         owner = {"layer": attention, "config": attention.config}.get(self._family.window)
-        softcap = attention.attn_logit_softcapping if self._family.softcap else None
+        softcap = attention.attn_logit_softcapping if self._family.has_softcap else None
         return AttentionRule(
             scaling=float(attention.scaling),
             softcap=float(softcap or 0.0),

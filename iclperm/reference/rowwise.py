@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 
-def gate(activation: Callable[[Tensor], Tensor], x: Tensor, factor: Tensor) -> Tensor:
-    """activation(x) * factor of x and factor [M, N], the activation torch's own. Float64 [M, N]."""
-    return activation(x.double()) * factor.double()
+def gate(activation: Callable[[Tensor], Tensor], x: Tensor, factor: Tensor | None) -> Tensor:
+    """activation(x) of x [M, N], torch's own, times factor [M, N] if there is one. Float64 [M, N]."""
+    activated = activation(x.double())
+    return activated if factor is None else activated * factor.double()
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
@@ -18,12 +19,26 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> T
     return wide * scale * (offset + weight.double())
 
 
-def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis of x [..., H]. Float64 [..., H]."""
+    wide = x.double()
+    off = wide - wide.mean(dim=-1, keepdim=True)
+    normed = off * (off.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight.double()
+    return normed if bias is None else normed + bias.double()
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor, *, neighbours: bool = False) -> Tensor:
     """Columns i and i + r / 2 of each head of x [M, heads, d] turned by tables [M, r], the others as they are.
 
-    Float64 [M, heads, d]. Rotary embedding (Su et al., 2021, eq. 34) with the halves of a head as the pairs.
+    Float64 [M, heads, d]. Rotary embedding (Su et al., 2021, eq. 34) with the halves of a head as the pairs; or its
+    columns 2 i and 2 i + 1, turned by columns i and i + r / 2 of the tables, too.
     """
     turned = cosines.shape[1]
+    if neighbours:
+        halves = torch.cat([x[..., 0:turned:2], x[..., 1:turned:2], x[..., turned:]], dim=-1)
+        out = rotate(halves, cosines, sines)
+        pairs = torch.stack(out[..., :turned].chunk(2, dim=-1), dim=-1)
+        return torch.cat([pairs.flatten(-2), out[..., turned:]], dim=-1)
     wide, cos, sin = x.double(), cosines.double()[:, None], sines.double()[:, None]
     low, high = wide[..., : turned // 2], wide[..., turned // 2 : turned]
     return torch.cat([wide[..., :turned] * cos + torch.cat([-high, low], dim=-1) * sin, wide[..., turned:]], dim=-1)

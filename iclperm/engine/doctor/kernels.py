@@ -11,6 +11,7 @@ from torch import nn
 
 from iclperm.engine.doctor.privacy import first_line
 from iclperm.engine.kernels import rowwise
+from iclperm.engine.kernels.rowwise import CentredNorm, RmsNorm
 from iclperm.engine.kernels.triton_compilation import (
     MAX_HEAD_DIM,
     TYPE_NAMES,
@@ -113,15 +114,28 @@ def shapes_of(model: PlainModel) -> KernelShapes:
         return shapes
     kind = rowwise.kind_of(decoder.activation)
     assert kind is not None  # or the layers were not known
-    widths = {norm.weight.numel() for norm in decoder.norms}
-    sums = {(facts.hidden_size, True)} if decoder.family.norms.before_mlp else set()
+    family, norms = decoder.family, list(decoder.norms)
+    adds = {False, bool(family.norms.before_mlp)}
     tables = model.model.get_decoder().named_buffers()  # type: ignore[no-untyped-call]
     halves = {table.numel() for name, table in tables if name.endswith("inv_freq")}
     return replace(
         shapes,
-        gates=frozenset({(kind, facts.inner_size)}),
-        norms=frozenset({(size, False) for size in widths} | sums),
-        rotations=frozenset((heads, half) for heads in (facts.num_heads, facts.num_kv_heads) for half in halves),
+        gates=frozenset({(kind, facts.inner_size, family.mlp.is_gated)}),
+        norms=frozenset(
+            (norm.weight.numel(), of_sum)
+            for norm in norms
+            if isinstance(norm, RmsNorm)
+            for of_sum in (adds if norm.weight.numel() == facts.hidden_size else {False})
+        ),
+        layer_norms=frozenset(
+            (norm.weight.numel(), of_sum, norm.bias is not None)
+            for norm in norms
+            if isinstance(norm, CentredNorm)
+            for of_sum in adds
+        ),
+        rotations=frozenset(
+            (heads, half, family.turns_neighbours) for heads in (facts.num_heads, facts.num_kv_heads) for half in halves
+        ),
     )
 
 
@@ -149,7 +163,7 @@ def architecture(device: torch.device) -> int:
 
 def variants(shapes: KernelShapes, architectures: Sequence[int]) -> Iterator[tuple[Compilation, int]]:
     """Every variant of a model's kernels for each of some compute capabilities times ten."""
-    from iclperm.engine.kernels import triton_attention, triton_decode, triton_head, triton_rowwise
+    from iclperm.engine.kernels import triton_attention, triton_decode, triton_head, triton_layer_norm, triton_rowwise
 
     for arch in architectures:
         if arch < least_architecture(shapes.dtype):
@@ -159,6 +173,7 @@ def variants(shapes: KernelShapes, architectures: Sequence[int]) -> Iterator[tup
             *(case for case in triton_decode.model_cases(shapes) if arch >= min(case.architectures)),
             *triton_head.model_cases(shapes, arch),
             *triton_rowwise.model_cases(shapes),
+            *triton_layer_norm.model_cases(shapes),
         ):
             yield case, arch
 

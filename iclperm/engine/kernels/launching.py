@@ -10,11 +10,12 @@ import torch
 from iclperm.errors import KernelError, is_out_of_memory, said_by
 
 TREE_ATTENTION, DECODE_ATTENTION = "tree attention", "decode attention"
-NORM, ROTATION, GATE, HEAD = "RMS norm", "rotation", "gated activation", "head"
+NORM, LAYER_NORM, ROTATION, GATE, HEAD = "RMS norm", "layer norm", "rotation", "gated activation", "head"
 PARTS = {
     TREE_ATTENTION: "attention",
     DECODE_ATTENTION: "decoding",
     NORM: "layers",
+    LAYER_NORM: "layers",
     ROTATION: "layers",
     GATE: "layers",
     HEAD: "head",

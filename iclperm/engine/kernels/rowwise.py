@@ -7,6 +7,7 @@ here do not.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,31 +69,34 @@ def activation(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | No
     return forward
 
 
-def gate(module: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """activation(x) * factor for rows x and factor [M, N], in the memory of x if it can; None as ``activation``."""
+def gate(module: nn.Module) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
+    """activation(x) * factor for rows x and factor [M, N], in the memory of x if it can; None as ``activation``.
+
+    Without a factor activation(x).
+    """
     if (kind := kind_of(module)) is None:
         return None
 
-    def forward(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    def forward(x: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
         out = x if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if runs_triton(x):
             from iclperm.engine.kernels import triton_rowwise
 
             triton_rowwise.gate(kind, x, factor, out)
             return out
-        _core.activate(kind, as_numpy(x), as_numpy(out), as_numpy(factor), num_threads=torch.get_num_threads())
+        factors = None if factor is None else as_numpy(factor)
+        _core.activate(kind, as_numpy(x), as_numpy(out), factors, num_threads=torch.get_num_threads())
         return out
 
     return forward
 
 
 @dataclass(frozen=True)
-class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * (offset + weight) over the last axis, rounded once."""
+class RowNorm(ABC):
+    """A norm over the last axis, computed in float32 and rounded once."""
 
     weight: torch.Tensor
     eps: float
-    offset: float
 
     @cached_property
     def _weight_array(self) -> np.ndarray:
@@ -109,6 +113,16 @@ class RmsNorm:
     def of_sum(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         """Add x [M, H] to ``total`` [M, H] in place; the norm of that, in new memory."""
         return self._run(x, torch.empty(x.shape, dtype=x.dtype, device=x.device), total)
+
+    @abstractmethod
+    def _run(self, x: torch.Tensor, out: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class RmsNorm(RowNorm):
+    """x / sqrt(mean(x^2) + eps) * (offset + weight)."""
+
+    offset: float = 0.0
 
     def _run(self, x: torch.Tensor, out: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
         if runs_triton(x):
@@ -128,14 +142,52 @@ class RmsNorm:
         return out
 
 
-def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn the halves of each head of x [M, heads, d] in place, by tables [M, r]; columns from r on stay."""
+@dataclass(frozen=True)
+class CentredNorm(RowNorm):
+    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, as torch's LayerNorm."""
+
+    bias: torch.Tensor | None = None
+
+    @cached_property
+    def _bias_array(self) -> np.ndarray | None:
+        return None if self.bias is None else as_numpy(self.bias)
+
+    def _run(self, x: torch.Tensor, out: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
+        rows, normed = (each.view(-1, x.shape[-1]) for each in (x, out))
+        if runs_triton(x):
+            from iclperm.engine.kernels import triton_layer_norm
+
+            triton_layer_norm.layer_norm(rows, self.weight, normed, self.bias, total, eps=self.eps)
+            return out
+        _core.layer_norm(
+            as_numpy(rows),
+            self._weight_array,
+            as_numpy(normed),
+            self._bias_array,
+            None if total is None else as_numpy(total),
+            eps=self.eps,
+            num_threads=torch.get_num_threads(),
+        )
+        return out
+
+
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, *, neighbours: bool = False) -> torch.Tensor:
+    """Turn the halves of each head of x [M, heads, d] in place, by tables [M, r]; columns from r on stay.
+
+    Or columns 2 i and 2 i + 1 where ``neighbours`` are turned, by columns i and i + r / 2 of the tables all the same.
+    """
     if runs_triton(x):
         from iclperm.engine.kernels import triton_rowwise
 
-        triton_rowwise.rotate(x, cosines, sines)
+        triton_rowwise.rotate(x, cosines, sines, neighbours=neighbours)
         return x
-    _core.rotate(as_numpy(x), cosines.float().numpy(), sines.float().numpy(), num_threads=torch.get_num_threads())
+    _core.rotate(
+        as_numpy(x),
+        cosines.float().numpy(),
+        sines.float().numpy(),
+        neighbours=neighbours,
+        num_threads=torch.get_num_threads(),
+    )
     return x
 
 

@@ -79,9 +79,10 @@ class KernelShapes:
     """What of a model decides which variants of the kernels are compiled.
 
     Heads of ``head_dim`` columns, ``group`` of queries to one of keys; the head's matrix [``num_ids``, ``width``].
-    ``gates`` are activations by their columns, ``norms`` widths and whether a sum is normed, ``rotations`` heads by
-    half the columns that are turned; all three are empty where transformers' layers run, ``num_ids`` is 0 where
-    transformers' head does. ``sinks`` says whether layers attend with them: none, all, or both kinds.
+    ``gates`` are activations by their columns and whether they have factors, ``norms`` widths and whether a sum is
+    normed, ``layer_norms`` the same of those that are centred and whether they have a bias, ``rotations`` heads by half
+    the columns that are turned and whether these are neighbours; all four are empty where transformers' layers run,
+    ``num_ids`` is 0 where transformers' head does.
     """
 
     dtype: torch.dtype
@@ -93,7 +94,8 @@ class KernelShapes:
     width: int
     has_bias: bool
     has_logit_softcap: bool
-    gates: frozenset[tuple[str, int]] = frozenset()
+    gates: frozenset[tuple[str, int, bool]] = frozenset()
     norms: frozenset[tuple[int, bool]] = frozenset()
-    rotations: frozenset[tuple[int, int]] = frozenset()
+    layer_norms: frozenset[tuple[int, bool, bool]] = frozenset()
+    rotations: frozenset[tuple[int, int, bool]] = frozenset()
     sinks: tuple[bool, ...] = (False,)

@@ -7,6 +7,8 @@ writes it once; 16 bytes a thread and access, from 512 to 8192 elements a progra
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -53,13 +55,15 @@ def _gate_kernel(
     out_stride: tl.tensor,
     NUM_COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
+    IS_GATED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < NUM_COLUMNS
     value = _activated(tl.load(x + row * x_stride + columns, mask=is_inside, other=0.0).to(tl.float32), KIND)
-    value *= tl.load(factor + row * factor_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
+    if IS_GATED:
+        value *= tl.load(factor + row * factor_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + columns, value.to(out.dtype.element_ty), mask=is_inside)
 
 
@@ -150,6 +154,7 @@ def _rotate_kernel(
     sine_stride: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -162,23 +167,26 @@ def _rotate_kernel(
     high_cosines = tl.load(cosines + cosine_places + HALF, mask=is_inside, other=0.0).to(tl.float32)
     low_sines = tl.load(sines + sine_places, mask=is_inside, other=0.0).to(tl.float32)
     high_sines = tl.load(sines + sine_places + HALF, mask=is_inside, other=0.0).to(tl.float32)
-    places = x + wide_rows * row_stride + columns
+    between: tl.constexpr = 1 if NEIGHBOURS else HALF
+    places = x + wide_rows * row_stride + columns * (2 if NEIGHBOURS else 1)
     for head in range(NUM_HEADS):
         here = places + tl.cast(head, tl.int64) * head_stride
         low = tl.load(here, mask=is_inside, other=0.0).to(tl.float32)
-        high = tl.load(here + HALF, mask=is_inside, other=0.0).to(tl.float32)
+        high = tl.load(here + between, mask=is_inside, other=0.0).to(tl.float32)
         tl.store(here, (low * low_cosines - high * low_sines).to(x.dtype.element_ty), mask=is_inside)
-        tl.store(here + HALF, (high * high_cosines + low * high_sines).to(x.dtype.element_ty), mask=is_inside)
+        tl.store(here + between, (high * high_cosines + low * high_sines).to(x.dtype.element_ty), mask=is_inside)
 
 
-def gate(kind: str, x: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> None:
+def gate(kind: str, x: torch.Tensor, factor: torch.Tensor | None, out: torch.Tensor) -> None:
     """out = activation(x) * factor for x, factor and out [M, N]; ``kind`` is silu, gelu_tanh or gelu_erf.
 
-    Columns must be contiguous; ``out`` may be x or factor. Raises RequestError for what does not fit.
+    Without a factor activation(x). Columns must be contiguous; ``out`` may be x or factor. Raises RequestError for what
+    does not fit.
     """
-    _check({"x": x, "factor": factor, "out": out})
+    tensors = {"x": x, **({} if factor is None else {"factor": factor}), "out": out}
+    _check(tensors)
     _check_axes("x", x, 2)
-    for name, given in (("factor", factor), ("out", out)):
+    for name, given in tensors.items():
         _check_shape(name, given, x.shape)
     if not x.numel():
         return
@@ -186,13 +194,14 @@ def gate(kind: str, x: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) ->
     with launching(GATE, x):
         _gate_kernel[(num_rows, triton.cdiv(num_columns, _GATE_COLUMNS))](
             x,
-            factor,
+            x if factor is None else factor,
             out,
             x.stride(0),
-            factor.stride(0),
+            0 if factor is None else factor.stride(0),
             out.stride(0),
             NUM_COLUMNS=num_columns,
             KIND=kind,
+            IS_GATED=factor is not None,
             BLOCK=_GATE_COLUMNS,
             num_warps=4,
             **FUSION,
@@ -222,12 +231,7 @@ def rms_norm(
     if not x.numel():
         return
     if not (_adds_up_evenly(x) and _adds_up_evenly(out) and (total is None or _adds_up_evenly(total))):
-        # A single row is contiguous whatever its stride: only new memory surely has a row's own.
-        changed = [out] if total is None else [out, total]
-        given, *copies = (y.new_empty(y.shape).copy_(y) for y in (x, *changed))
-        rms_norm(given, weight, *copies, eps=eps, offset=offset)
-        for y, copy in zip(changed, copies, strict=True):
-            y.copy_(copy)
+        _on_copies(lambda x, *changed: rms_norm(x, weight, *changed, eps=eps, offset=offset), x, out, total)
         return
     # Rows that lie evenly are one head each, whatever their axes: a kernel is compiled for each number of heads.
     are_even = x.is_contiguous() and out.is_contiguous()
@@ -257,6 +261,16 @@ def rms_norm(
         )
 
 
+def _on_copies(norm: Callable[..., None], x: torch.Tensor, out: torch.Tensor, total: torch.Tensor | None) -> None:
+    """A norm of rows one after another: x, out and total in memory of their own, and copied back."""
+    # A single row is contiguous whatever its stride: only new memory surely has a row's own.
+    changed = [out] if total is None else [out, total]
+    given, *copies = (y.new_empty(y.shape).copy_(y) for y in (x, *changed))
+    norm(given, *copies)
+    for y, copy in zip(changed, copies, strict=True):
+        y.copy_(copy)
+
+
 def _adds_up_evenly(x: torch.Tensor) -> bool:
     """Whether rows are read as they would be if they lay one after another: a compiled kernel reads what begins at
     multiples of 16 in wider pieces, and adds up the squares of a row in another order."""
@@ -265,10 +279,11 @@ def _adds_up_evenly(x: torch.Tensor) -> bool:
     return is_wide == (x.shape[-1] % _PIECE == 0)
 
 
-def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, *, neighbours: bool = False) -> None:
     """Turn columns i and i + r / 2 of each head of x [M, heads, d] in place, by tables [M, r]; those from r on stay.
 
-    The tables may be of another dtype than x; columns must be contiguous. Raises RequestError for what does not fit.
+    Or columns 2 i and 2 i + 1 where ``neighbours`` are turned, by columns i and i + r / 2 of the tables. These may be
+    of another dtype than x; columns must be contiguous. Raises RequestError for what does not fit.
     """
     _check({"x": x})
     _check({"cosines": cosines, "sines": sines})
@@ -299,6 +314,7 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
             sines.stride(0),
             NUM_HEADS=num_heads,
             HALF=turned // 2,
+            NEIGHBOURS=neighbours,
             **blocks,
             num_warps=4,
             **FUSION,
@@ -348,12 +364,13 @@ def _check_shape(name: str, given: torch.Tensor, expected: torch.Size) -> None:
 def resource_cases() -> list[Compilation]:
     """Every launch configuration at widths of models in use, to be compiled without a device."""
     norms = [(1536, False), (1536, True), (4096, True), (8192, True), (12288, True)]
-    rotations = [(14, 32), (12, 64), (8, 128), (32, 40)]
+    rotations = [(14, 32, False), (12, 64, False), (8, 128, False), (32, 40, False), (32, 32, True)]
     return [
         case
         for dtype in DTYPES
         for case in (
-            *(_gate_case(dtype, kind, 8960) for kind in ("silu", "gelu_tanh", "gelu_erf")),
+            *(_gate_case(dtype, kind, 8960, True) for kind in ("silu", "gelu_tanh", "gelu_erf")),
+            _gate_case(dtype, "gelu_tanh", 12288, False),
             *(_norm_case(dtype, 1, *norm) for norm in norms),
             _norm_case(dtype, 16, 128, False),
             *(_rotate_case(dtype, *rotation) for rotation in rotations),
@@ -370,15 +387,15 @@ def model_cases(shapes: KernelShapes) -> list[Compilation]:
     ]
 
 
-def _gate_case(dtype: torch.dtype, kind: str, num_columns: int) -> Compilation:
+def _gate_case(dtype: torch.dtype, kind: str, num_columns: int, is_gated: bool) -> Compilation:
     strides = ("x_stride", "factor_stride", "out_stride")
     return Compilation(
-        name=f"{kind} {TYPE_NAMES[dtype]}",
+        name=f"{kind}{'' if is_gated else ' alone'} {TYPE_NAMES[dtype]}",
         kernel=_gate_kernel,
         signature=dict.fromkeys(("x", "factor", "out"), "*" + TYPE_NAMES[dtype])
         | dict.fromkeys(strides, "i32")
-        | dict.fromkeys(("NUM_COLUMNS", "KIND", "BLOCK"), "constexpr"),
-        constexprs={"NUM_COLUMNS": num_columns, "BLOCK": _GATE_COLUMNS, "KIND": kind},
+        | dict.fromkeys(("NUM_COLUMNS", "KIND", "IS_GATED", "BLOCK"), "constexpr"),
+        constexprs={"NUM_COLUMNS": num_columns, "BLOCK": _GATE_COLUMNS, "KIND": kind, "IS_GATED": is_gated},
         num_warps=4,
         num_stages=3,
         multiples_of_16=strides if num_columns % 16 == 0 else (),
@@ -406,11 +423,11 @@ def _norm_case(dtype: torch.dtype, num_heads: int, width: int, adds: bool) -> Co
     )
 
 
-def _rotate_case(dtype: torch.dtype, num_heads: int, half: int) -> Compilation:
+def _rotate_case(dtype: torch.dtype, num_heads: int, half: int, neighbours: bool) -> Compilation:
     strides = ("row_stride", "head_stride", "cosine_stride", "sine_stride")
-    constexprs = {"NUM_HEADS": num_heads, "HALF": half, **_rotate_blocks(half)}
+    constexprs = {"NUM_HEADS": num_heads, "HALF": half, "NEIGHBOURS": neighbours, **_rotate_blocks(half)}
     return Compilation(
-        name=f"rotate {num_heads} x {2 * half} {TYPE_NAMES[dtype]}",
+        name=f"rotate{' neighbours' * neighbours} {num_heads} x {2 * half} {TYPE_NAMES[dtype]}",
         kernel=_rotate_kernel,
         signature=dict.fromkeys(("x", "cosines", "sines"), "*" + TYPE_NAMES[dtype])
         | dict.fromkeys(("num_rows", *strides), "i32")
