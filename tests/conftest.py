@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     tier = FastTier(config)
     config.pluginmanager.register(tier, "fast tier")
-    config.pluginmanager.register(Parts(tier.has_all_tests, config.option.whole), "parts")
+    config.pluginmanager.register(Parts(tier.has_all_tests, config.option.whole, config.option.long), "parts")
 
 
 def pytest_report_header() -> str:
@@ -67,6 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the run, unless marked gpu")
     parser.addoption("--whole", action="store_true", help="all parameter sets of heavy suites, see tests/parts.py")
+    parser.addoption("--long", action="store_true", help="the tests of many seconds alone, see tests/parts.py")
     parser.addoption("--every-module", action="store_true", help="the fast tier must run a function of every module")
 
 

@@ -383,7 +383,7 @@ class FastTier:
             if hasattr(config, "workerinput")
             else config.args_source is config.ArgsSource.TESTPATHS and not option.keyword and not option.markexpr
         )
-        self.watches = (self.has_all_tests or option.every_module) and not option.collectonly
+        self.watches = ((self.has_all_tests and not option.long) or option.every_module) and not option.collectonly
         self.ran: set[str] = set()
         self.missing: set[str] = set()
         if option.markexpr == "fast":

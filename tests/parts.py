@@ -1,8 +1,9 @@
-"""The fixed part of heavy suites that a run of all tests has; ``pytest --whole`` has all, as a file by name has.
+"""The parts of all tests: ``pytest`` has the short ones, ``pytest --long`` the rest of a fixed part, ``--whole`` all.
 
-Of each test's parameter sets every n-th runs, at least one, and always those of the fast tier. Tests of many seconds of
-which others say nearly as much are left out: ``python tests/parts.py DURATIONS`` shows what a run's tests took by file
-(of ``pytest --durations=0``), to keep both tables true.
+A file by name has all of its tests. Of the parameter sets of heavy suites every n-th is in the fixed part, at least
+one, and always those of the fast tier; tests of many seconds of which others say nearly as much are not in it.
+``.ci/run`` runs the short and the long ones. ``python tests/parts.py DURATIONS`` shows what a run's tests took by file
+(of ``pytest --durations=0``), to keep the tables true.
 """
 
 from __future__ import annotations
@@ -118,14 +119,178 @@ WHOLE_ONLY = {
         "TestProcesses::test_a_killed_driver",
     ),
 }
-"""By file, what the names of tests begin with that a run of all tests leaves out."""
+"""By file, what the names of tests begin with that neither the short nor the long ones have."""
+
+
+LONG: dict[str, tuple[str, ...]] = {
+    "test_adaptive": (
+        "test_a_damaged_part_is_named_and_made_again_and_a_lost_decision_too",
+        "test_interrupted_anywhere_it_makes_the_same_decisions",
+        "test_seams_and_generated_answers",
+    ),
+    "test_answers": ("test_mathematics_that_does_not_end_is_unparsed_once",),
+    "test_bad_input": (
+        "test_a_full_disk",
+        "test_a_template_without_end",
+    ),
+    "test_behaviour": ("",),
+    "test_bench": ("",),
+    "test_bench_studies": ("",),
+    "test_cells": (
+        "test_a_curve_study_of_blocks_tells_the_average_alone",
+        "test_a_folder_continues_opens_and_is_verified",
+    ),
+    "test_cli": (
+        "test_a_report_compares_labels_in_another_way",
+        "test_a_run_grows_on_demand",
+        "test_every_answer_is_exported",
+        "test_output_survives_a_terminal_that_lacks_its_signs",
+    ),
+    "test_comparing": ("",),
+    "test_contextual": ("test_a_run_is_what_plain_prompts_give",),
+    "test_decode_steps": ("",),
+    "test_docs": (
+        "test_the_site_is_built_without_a_warning",
+        "test_a_page_can_be_followed[README.md]",
+        "test_a_page_can_be_followed[docs/embedding.md]",
+        "test_a_page_can_be_followed[docs/how/in-a-notebook.md]",
+        "test_a_page_can_be_followed[docs/how/least-sensitive.md]",
+        "test_a_page_can_be_followed[docs/how/order-or-choice.md]",
+        "test_a_page_can_be_followed[docs/python.md]",
+        "test_a_page_can_be_followed[docs/retrieved.md]",
+    ),
+    "test_doctor": ("",),
+    "test_endpoint": ("test_a_killed_run_continues_and_pays_for_nothing_twice",),
+    "test_endpoint_keys": ("",),
+    "test_endpoint_money": (
+        "test_a_bill_shows_what_a_kill_may_have_cost",
+        "test_who_interrupts_twice_is_told_nothing_of_what_was_on_its_way_and_it_counts",
+    ),
+    "test_endpoint_studies": (
+        "test_first_tokens_of_a_study_agree",
+        "test_first_tokens_that_an_api_lists_are_the_engines_and_bounds_are_no_values",
+    ),
+    "test_extending": ("",),
+    "test_facts": ("test_a_study_is_planned_on_a_configuration_of_few_keys",),
+    "test_faults": ("",),
+    "test_files": ("test_two_processes_that_write_one_file_lose_nothing",),
+    "test_fuzz_core": ("",),
+    "test_generated_runs": (
+        "test_every_built_in_task_runs_from_files_as_they_are_published",
+        "test_reports_of_every_kind_are_made_of_generated_answers",
+    ),
+    "test_given_folders": (
+        "test_a_full_standard_output_is_one_line_and_no_loss",
+        "test_a_pipe_in_the_place_of_a_file_is_refused_at_once",
+        "test_who_reads_one_line_gets_it_and_the_command_ends_well",
+    ),
+    "test_given_parquet": ("test_parquet_that_unpacks_to_gigabytes_is_refused_before_it_is_decoded",),
+    "test_graded_runs": ("test_every_kind_speaks_of_the_mean_grade",),
+    "test_grids": ("",),
+    "test_growing": (
+        "test_a_lost_decision_is_made_again_and_memory_decides_the_same",
+        "test_a_mean_at_some_k_and_a_difference_of_two",
+        "test_a_plan_sizes_a_study_from_a_pilot_and_from_components",
+        "test_interrupted_anywhere_it_makes_the_same_decisions",
+        "test_it_is_opened_checked_and_reported_as_any_run",
+        "test_what_cannot_be_sized_is_refused",
+    ),
+    "test_harness_logs": ("",),
+    "test_harness_metrics": ("",),
+    "test_host_memory": ("",),
+    "test_hostile_replies": ("",),
+    "test_in_python": ("test_xarray_has_the_canonical_tables_answers_by_name",),
+    "test_kept_choices": (
+        "test_damage_is_told_and_mended_by_the_next_run",
+        "test_one_that_is_gone_is_made_again",
+    ),
+    "test_kernel_failures": ("",),
+    "test_kernelcheck": ("",),
+    "test_kinds": (
+        "test_a_folder_that_says_what_is_now_left_to_the_task_is_continued",
+        "test_a_growth_that_is_refused_or_killed_hides_nothing",
+        "test_a_killed_study_of_several_runs_continues",
+        "test_a_plan_says_what_it_costs",
+        "test_a_selection_is_read_under_another_normalisation",
+        "test_the_command_line_shows_it",
+    ),
+    "test_lm_eval_model": ("",),
+    "test_memory": ("test_the_peak_foretold_is_the_peak_measured",),
+    "test_notebook": ("test_torch_is_loaded_late_and_whole_whatever_is_interrupted",),
+    "test_numerics": ("",),
+    "test_ordering_designs": ("test_a_run_of_all_orders_says_so_and_does_not_grow",),
+    "test_page": (
+        "test_a_kind_of_study_has_a_page",
+        "test_axe_finds_nothing",
+        "test_dark_is_dark_and_paper_is_white",
+        "test_pointing_picking_and_the_keyboard_work_in_a_browser",
+        "test_texts_are_left_out_on_request",
+        "test_wrong_answers_can_be_looked_at_alone",
+    ),
+    "test_page_points": ("",),
+    "test_page_recommended": ("test_it_opens_there_and_says_of_the_best_cell_what_it_is",),
+    "test_paper_models": ("test_costs_follow_from_contexts_queries_and_lengths",),
+    "test_plan_ways": ("test_a_slower_way_has_its_memory_and_no_time",),
+    "test_prompt": ("",),
+    "test_proposal": ("",),
+    "test_ray_workers": ("",),
+    "test_recommend": ("",),
+    "test_retrieved": (
+        "test_a_folder_continues_grows_and_is_verified",
+        "test_an_endpoint_is_asked_the_same",
+        "test_generated_chat_and_other_ways",
+        "test_what_is_forwarded_is_distinct_and_answered_as_by_transformers",
+    ),
+    "test_row_choices": (
+        "test_a_search_chooses_by_criteria_that_choices_have",
+        "test_every_answer_is_that_of_plain_transformers",
+    ),
+    "test_run_folder": (
+        "test_a_growing_run_still_has_the_results_before",
+        "test_a_run_grows_again_and_again_and_through_interruptions",
+        "test_a_strangers_record_is_damage_and_nothing_else",
+        "test_what_a_kill_left_unwritten_is_no_damage",
+        "test_what_is_wrong_with_format_and_plan_is_told_and_mended_by_the_same_command",
+    ),
+    "test_runner": (
+        "test_a_plan_counts_the_cells_outside_the_product",
+        "test_memory_that_runs_out_stops_the_run_with_the_size_to_use",
+    ),
+    "test_server": ("test_a_study_through_the_server_is_that_of_the_model",),
+    "test_shared_text": ("test_ids_are_those_of_each_whole_text",),
+    "test_side_by_side": (
+        "TestCommands::test_compare_writes_what_it_is_asked_for",
+        "TestFigures::test_no_words_run_into_each_other_or_out",
+        "test_the_page_works_in_a_browser",
+    ),
+    "test_sinks": ("",),
+    "test_stages": ("test_every_candidate_is_launched_and_gives_the_same_bits",),
+    "test_staging": ("",),
+    "test_status": ("test_status_opens_no_answers",),
+    "test_stratified": ("TestRuns::test_classes_count_where_the_study_gave_each_its_queries",),
+    "test_study_pages": ("test_the_python_of_the_pages_makes_findings",),
+    "test_tensor": ("test_memory_stays_within_a_twentieth_of_the_tensor",),
+    "test_terminal": ("test_everything_fits_the_width_and_nothing_is_cut_or_padded",),
+    "test_texts": ("test_texts_of_a_restricted_task_are_kept_nowhere_unless_asked_for",),
+    "test_triton_attention": ("",),
+    "test_triton_decode": ("test_takes_any_strides_on_rows_and_heads",),
+    "test_triton_head": ("test_agrees_with_float64",),
+    "test_triton_layers": (
+        "test_bfloat16_is_no_worse_than_plain_bfloat16",
+        "test_the_first_use_check_passes",
+    ),
+    "test_triton_resources": ("",),
+    "test_workers": ("TestProcesses::test_killed_workers_change_nothing",),
+}
+"""By file, what the names of the tests of many seconds begin with: ``pytest --long`` has these, ``pytest`` has not."""
 
 
 class Parts:
-    """Leaves out the rest in a run of all tests."""
+    """Leaves out the other parts in a run of all tests."""
 
-    def __init__(self, has_all_tests: bool, whole: bool) -> None:
+    def __init__(self, has_all_tests: bool, whole: bool, long: bool) -> None:
         self._cuts = has_all_tests and not whole
+        self._long = long
 
     @pytest.hookimpl(trylast=True)  # when the tests of the fast tier are marked
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -137,11 +302,14 @@ class Parts:
             test, name = item.nodeid.partition("[")[0], item.nodeid.partition("::")[2]
             is_whole_only = name.startswith(WHOLE_ONLY.get(item.path.stem, ()))
             is_one_of_some = seen[test] % PARTS.get(item.path.stem, 1) == 0 and not is_whole_only
-            is_kept = item.get_closest_marker("fast") is not None or is_one_of_some
+            is_fast = item.get_closest_marker("fast") is not None
+            is_long = name.startswith(LONG.get(item.path.stem, ())) and not is_fast
+            is_kept = (is_fast or is_one_of_some) and is_long == self._long
             seen[test] += 1
             (kept if is_kept else left_out).append(item)
         names = [(item.path.stem, item.nodeid.partition("::")[2]) for item in items]
-        for file, begins in ((file, begins) for file, many in WHOLE_ONLY.items() for begins in many):
+        tables = (*WHOLE_ONLY.items(), *LONG.items())
+        for file, begins in ((file, begins) for file, many in tables for begins in many):
             if not any(stem == file and name.startswith(begins) for stem, name in names):
                 raise pytest.UsageError(f"tests/parts.py: {file} has no test that begins with {begins!r}")
         items[:] = kept
