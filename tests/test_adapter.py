@@ -186,9 +186,10 @@ def test_a_tokenizer_that_pads_otherwise_is_no_other(model, adapter, tmp_path):
     check_adapter(folder, model)
 
 
-def test_embedding_and_head_that_are_one_are_not_merged_into(model, adapter):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_embedding_and_head_that_are_one_are_not_merged_into(model, adapter, dtype):
     with pytest.raises(ModelError, match="answers otherwise when it is merged"):
-        Engine.from_pretrained(model, adapter=adapter("embedding"))
+        Engine.from_pretrained(model, adapter=adapter("embedding"), dtype=dtype)
 
 
 def scaled(folder, by):

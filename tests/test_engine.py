@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -337,6 +337,21 @@ def test_windows_longer_than_the_self_check_are_exact() -> None:
     model = replace(entry, settings=settings).build()
     requests: list[Request] = [(random_ids(np.random.default_rng(0), n), [3, 4]) for n in (690, 900, 1200)]
     assert_close(Engine(model).loglikelihood(requests), model, requests)
+
+
+@pytest.mark.parametrize("layers", ["auto", "transformers"])
+def test_a_window_that_a_layer_and_its_type_contradict_is_refused(layers: Literal["auto", "transformers"]) -> None:
+    """Longer than the self-check, so that only the contradiction itself can be seen."""
+    entry = ZOO["smollm3-window"]
+    settings = {**entry.settings, "sliding_window": 700, "max_position_embeddings": 2048}
+    settings["layer_types"] = ["sliding_attention"] * settings["num_hidden_layers"]
+    requests: list[Request] = [(random_ids(np.random.default_rng(0), n), [3, 4]) for n in (690, 900)]
+    model = replace(entry, settings={**settings, "use_sliding_window": False}, kinds=frozenset()).build()
+    with pytest.raises(ModelError, match=r"SmolLM3Attention attends to all tokens in a layer .* 'sliding_attention'"):
+        Engine(model, layers=layers).loglikelihood(requests)
+    assert_close(Engine(model, plain=True).loglikelihood(requests), model, requests)
+    model = replace(entry, settings={**settings, "use_sliding_window": True}, kinds=frozenset()).build()
+    assert_close(Engine(model, layers=layers).loglikelihood(requests), model, requests)
 
 
 def test_ragged_products_are_named_or_served(llama: PreTrainedModel) -> None:

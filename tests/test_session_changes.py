@@ -46,6 +46,7 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "a scale of embeddings": ("gemma3", lambda m: m.model.embed_tokens.embed_scale.mul_(2.0)),
     "a soft-cap": ("gemma2", lambda m: setattr(first(m).self_attn, "attn_logit_softcapping", 1.0)),
     "the logits' soft-cap": ("gemma2", lambda m: setattr(m.config, "final_logit_softcapping", 1.0)),
+    "a scale of the logits": ("cohere", lambda m: setattr(m, "logit_scale", 3.0)),
     "a window": ("mistral-window", lambda m: setattr(m.config, "sliding_window", 3)),
     "weights by a fused optimizer": ("llama", step),
     "a weight's data": ("llama", lambda m: first(m).mlp.up_proj.weight.data.mul_(2.0)),

@@ -34,9 +34,12 @@ def refuse_architecture(model: PreTrainedModel, config: Any) -> None:
         refuse("bidirectional attention")
 
 
-def logit_scale(config: Any) -> float:
-    """Constant factor between the head's output and the logits (Cohere multiplies, Granite divides)."""
-    if (scale := getattr(config, "logit_scale", None)) is not None:
+def logit_scale(model: PreTrainedModel, config: Any) -> float:
+    """Constant factor between the head's output and the logits (Cohere multiplies, Granite divides).
+
+    Cohere's models keep it beside their configuration, whose own is then not read any more.
+    """
+    if (scale := getattr(model, "logit_scale", getattr(config, "logit_scale", None))) is not None:
         return float(scale)
     if (scaling := getattr(config, "logits_scaling", None)) is not None:
         return 1.0 / float(scaling)

@@ -243,10 +243,20 @@ class TreeForward:
             )
 
     def window(self, module: nn.Module, arguments: dict[str, Any]) -> int:
-        """The sliding window of a layer, 0 for none; some architectures give it to their mask alone."""
-        if "sliding_window" in arguments:
-            return int(arguments["sliding_window"] or 0)
+        """The sliding window of a layer, 0 for none; some architectures give it to their mask alone.
+
+        Raises ModelError if the layer's type, by which transformers makes masks, says another thing than the layer.
+        """
         kinds = getattr(self.config, "layer_types", None)
-        if kinds and kinds[getattr(module, "layer_idx", self.num_layers)] != "sliding_attention":
-            return 0
-        return int(getattr(self.config, "sliding_window", None) or 0)
+        kind = kinds[getattr(module, "layer_idx", self.num_layers)] if kinds else "sliding_attention"
+        by_kind = int(getattr(self.config, "sliding_window", None) or 0) if kind == "sliding_attention" else 0
+        if "sliding_window" not in arguments:
+            return by_kind
+        window = int(arguments["sliding_window"] or 0)
+        if kinds and kind in ("sliding_attention", "full_attention") and (window > 0) != (by_kind > 0):
+            raise ModelError(
+                f"{type(module).__name__} attends {f'within {window} tokens' if window else 'to all tokens'} in a "
+                f"layer that layer_types of its configuration calls {kind!r}, so that it depends on how transformers "
+                f"attends which holds; set use_sliding_window or layer_types as the model was trained, or {PLAINLY}"
+            )
+        return window

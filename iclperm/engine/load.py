@@ -90,6 +90,7 @@ def load(
         warnings.warn(said, stacklevel=2)
     method = quantized.method_of(settings)
     if method is not None:
+        quantized.refuse_other_scales(name, stored, settings["quantization_config"])
         config = quantized.multiplied_out(config, name)
     text_keys = _TEXT_KEYS.get(config.model_type)
     source: dict[str, Any] = {"use_safetensors": True} if file is None else {"gguf_file": WEIGHTS}
@@ -116,7 +117,7 @@ def load(
         del model.config.quantization_config  # nothing is quantized any more
         model.stored_as = in_words(folder, str(model.dtype).removeprefix("torch."))
     if method is not None:
-        model = model.to(_dtype_loaded(model, wanted))  # what was no block of few bits keeps its own dtype
+        model = quantized.in_one_dtype(model, _dtype_loaded(model, wanted))
         model.stored_as = quantized.in_words(method, str(model.dtype).removeprefix("torch."))
     unused = [key for key in map(str, info["unexpected_keys"]) if not is_no_part(key, stored, settings)]
     _refuse_misfit(name, config, info, [key for key in unused if not (text_keys and _IMAGE_KEY.match(key))])

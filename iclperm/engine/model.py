@@ -163,7 +163,7 @@ class TreeModel(PlainModel):
     @property
     def logit_scale(self) -> float:
         """What the head's outputs are multiplied by to be logits."""
-        return logit_scale(self.config)
+        return logit_scale(self.model, self.config)
 
     @property
     def logit_softcap(self) -> float:

@@ -1,0 +1,67 @@
+"""A language model on published data: the studies of docs/findings.md, and this engine beside others on their prompts.
+
+    python benchmarks/real_model.py write --model GEMMA --ag-news test.csv --gsm8k FOLDER --work WORK
+    iclperm run WORK/sensitivity.yaml --out WORK/sensitivity    # so, too, curve, selection, gsm8k; then iclperm report
+    python benchmarks/real_model.py bench --work WORK           # alone on the machine
+
+``write`` makes a task of AG News' titles (as `populations.py` does: the published ``test.csv``, split by a fixed
+shuffle), and a study file of each kind, one on GSM8K's published files. ``bench`` gives the curve's prompts, a share of
+them, to plain transformers, prefix caches reused by hand, vLLM and llama.cpp (those that are prepared: ``iclperm bench
+--prepare vllm,llama_cpp``), every answer held against unmodified transformers first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from populations import ag_news_task
+
+AG_NEWS = {
+    "sensitivity": {"kind": "sensitivity", "sets": 10, "permutations": 10, "shots": 8, "queries": 256},
+    "curve": {"kind": "curve", "sets": 5, "permutations": 8, "shots": [0, 1, 2, 4, 8, 16], "queries": 256},
+    "selection": {"kind": "selection", "sets": 3, "permutations": 8, "max_shots": 8, "queries": 64, "dev_queries": 64},
+}
+GSM8K = {"kind": "sensitivity", "sets": 2, "permutations": 4, "shots": 4, "queries": 24, "max_new_tokens": 128}
+PEERS = "plain,prefix_reuse,vllm,llama_cpp"
+
+
+def write(model: Path, ag_news: Path, gsm8k: Path, work: Path) -> None:
+    """Tasks and studies of both data sets."""
+    task = ag_news_task(ag_news.resolve(), work.resolve() / "ag_news")
+    common = {"model": str(model.resolve()), "dtype": "float32"}
+    for name, sizes in AG_NEWS.items():
+        _write(work / f"{name}.yaml", {**common, "task": str(task), **sizes})
+    _write(work / "gsm8k.yaml", {**common, "task": "gsm8k", "data": str(gsm8k.resolve()), **GSM8K})
+
+
+def _write(path: Path, study: dict[str, object]) -> None:
+    path.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
+    print(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A language model on published data.")
+    parser.add_argument("do", choices=("write", "bench"))
+    parser.add_argument("--model", type=Path, help="a model's folder or GGUF file")
+    parser.add_argument("--ag-news", type=Path, help="the published test.csv")
+    parser.add_argument("--gsm8k", type=Path, help="the folder of the published train.jsonl and test.jsonl")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--peer", default=PEERS)
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    if asked.do == "write":
+        if missing := [name for name in ("model", "ag_news", "gsm8k") if getattr(asked, name) is None]:
+            parser.error(f"give --{missing[0].replace('_', '-')}")
+        write(asked.model, asked.ag_news, asked.gsm8k, asked.work)
+        return
+    command = [sys.executable, "-m", "iclperm", "bench", str(asked.work / "curve.yaml"), "--peer", asked.peer]
+    command += ["--repeats", str(asked.repeats), "--out", str(asked.work / "bench.jsonl")]
+    raise SystemExit(subprocess.run(command, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()
