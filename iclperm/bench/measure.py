@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 Logprobs = npt.NDArray[np.float32]
 
 _ORACLE_STRIDE = 3  # of a slow peer's sample of prompts, those that the oracle scores as well
-_HALF_PRECISION_SLACK = 2.0  # a contender's error may be this many times that of unpadded transformers
+_SLACK = 2.0  # a contender's error may be so many times that of unpadded transformers
 _TIE = 1e-3  # nats by which a written token may fall short of the likeliest
 _WORKER_BYTES = 1.5e9  # beside the weights
 _CARD_WORKER_BYTES = 4e9  # likewise on a GPU: vLLM's 2 GiB of keys and values, CUDA's own, a batch's logits; a guess
@@ -333,10 +333,10 @@ class _Block:
             self.references[key] = self._score_once(OURS, "float32", self.file(self.work, "reference"))
         reference = self.references[key]
         error = self.difference(reference, self.work.cells)
-        if not error <= OURS.tolerance:
+        if not error <= (most := self._most(OURS, error)):
             raise PeerError(
                 f"iclperm in float32 is {error:.2g} nats a token from the oracle on {self.case.name}, over "
-                f"{OURS.tolerance:.0e}; nothing can be held against it"
+                f"{most:.2g}; nothing can be held against it"
             )
         return reference
 
@@ -369,12 +369,19 @@ class _Block:
         largest = float((np.abs(chosen.astype(np.float64) - self.oracle) / lengths).max())
         return largest if np.isfinite(largest) else float("inf")
 
-    def bound(self, contender: Contender) -> float:
+    def bound(self, contender: Contender, difference: float) -> float:
         if self.work.new_tokens:
             return _TIE
-        if self.dtype == "float32":
-            return contender.tolerance
-        return _HALF_PRECISION_SLACK * self.oracle_error
+        return self._most(contender, difference) if self.dtype == "float32" else _SLACK * self.oracle_error
+
+    def _most(self, contender: Contender, difference: float) -> float:
+        """In float32: its tolerance, but for one beyond it what the oracle's own rounding lets it be."""
+        return max(contender.tolerance, _SLACK * self._rounding if difference > contender.tolerance else 0.0)
+
+    @cached_property
+    def _rounding(self) -> float:
+        """What the oracle in float32 is from itself in float64, which is much where logits are many and large."""
+        return self.difference(self._score_once(ORACLE, "float64", self.scratch / "oracle.npz"), self.oracle_cells)
 
     def flips(self, logprobs: Logprobs, cells: npt.NDArray[np.int64]) -> float | None:
         """Share of prompts whose best label is not the one in float32."""
@@ -499,15 +506,13 @@ class _Rounds:
         what = "texts" if work.new_tokens else "log-likelihoods"
         if found.shape != shape:
             raise PeerError(f"{entrant.contender.name} gave {what} {found.shape} where {shape} are asked")
-        bound = block.bound(entrant.contender)
         if work.new_tokens:
             difference = block.shortfall(np.asarray(found, np.int32), work.cells)
-            entrant.about |= {"difference": difference, "bound": bound}
         else:
             logprobs = np.asarray(found, np.float32)
             difference = block.difference(logprobs, work.cells)
-            entrant.about |= {"difference": difference, "bound": bound, "flips": block.flips(logprobs, work.cells),
-                              "near_ties": block.near_ties()}  # fmt: skip
+            entrant.about |= {"flips": block.flips(logprobs, work.cells), "near_ties": block.near_ties()}
+        entrant.about |= {"difference": difference, "bound": (bound := block.bound(entrant.contender, difference))}
         if not difference <= bound:
             raise PeerError(
                 f"{entrant.contender.name} disagrees: largest difference {difference:.2g} nats a token, over "

@@ -16,7 +16,9 @@ from iclperm.reference.scoring import next_token_logprobs, score_one
 class Oracle:
     def load(self, model: str, dtype: str, threads: int, device: str) -> dict[str, Any]:
         torch.set_num_threads(threads)
-        self.model, _ = load(model, dtype=dtype, device=device)
+        self.model, _ = load(model, dtype="float32" if dtype == "float64" else dtype, device=device)
+        if dtype == "float64":
+            self.model.double()
         return {"versions": versions("torch", "transformers")}
 
     def warm(self, work: BenchWorkload) -> dict[str, Any]:
