@@ -2,12 +2,14 @@
 
     python benchmarks/real_model.py write --model GEMMA --ag-news test.csv --gsm8k FOLDER --work WORK
     iclperm run WORK/sensitivity.yaml --out WORK/sensitivity    # so, too, curve, selection, gsm8k; then iclperm report
+    python benchmarks/real_model.py exact --work WORK           # of the curve's run, held against float64
     python benchmarks/real_model.py bench --work WORK           # alone on the machine
 
 ``write`` makes a task of AG News' titles (as `populations.py` does: the published ``test.csv``, split by a fixed
-shuffle), and a study file of each kind, one on GSM8K's published files. ``bench`` gives the curve's prompts, a share of
-them, to plain transformers, prefix caches reused by hand, vLLM and llama.cpp (those that are prepared: ``iclperm bench
---prepare vllm,llama_cpp``), every answer held against unmodified transformers first.
+shuffle), and a study file of each kind, one on GSM8K's published files. ``exact`` holds a few prompts of the curve's
+run against unmodified transformers, one prompt at a time, in float32 and in float64. ``bench`` gives a share of the
+curve's prompts to plain transformers, prefix caches reused by hand, vLLM and llama.cpp (those that are prepared:
+``iclperm bench --prepare vllm,llama_cpp``), every answer held against unmodified transformers first.
 """
 
 from __future__ import annotations
@@ -17,8 +19,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import torch
 import yaml
 from populations import ag_news_task
+
+import iclperm
+from iclperm.engine.load import load
+from iclperm.reference.scoring import score_one
 
 AG_NEWS = {
     "sensitivity": {"kind": "sensitivity", "sets": 10, "permutations": 10, "shots": 8, "queries": 256},
@@ -43,20 +51,45 @@ def _write(path: Path, study: dict[str, object]) -> None:
     print(path)
 
 
+def exact(work: Path, number: int) -> None:
+    """The largest and the mean square differences of three ways to the same log-likelihoods, in nats a token."""
+    run = iclperm.open_run(work / "curve")
+    model, tokenizer = load(run.study.model, device="cpu", dtype="float32")
+    labels = [tokenizer(f" {label}", add_special_tokens=False)["input_ids"] for label in run.labels]
+    rng = np.random.default_rng(0)
+    cells = [tuple(int(rng.integers(size)) for size in run.correct.shape) for _ in range(number)]
+    prompts = [
+        run.prompt(index_set=s, permutation=p, shots=run.shots[k], query=q).token_ids or () for s, p, k, q in cells
+    ]
+    found = {"iclperm": np.array([run.label_logprob[cell] for cell in cells])}
+    for dtype in ("float32", "float64"):
+        model = model.to(getattr(torch, dtype))
+        found[dtype] = np.array([[score_one(model, ids, label).logprob for label in labels] for ids in prompts])
+    lengths = np.array([len(label) for label in labels])
+    for one, other in (("float32", "float64"), ("iclperm", "float64"), ("iclperm", "float32")):
+        moved = np.abs(found[one] - found[other]) / lengths
+        print(f"{one} from {other}: {moved.max():.2g} at most, {np.sqrt((moved**2).mean()):.2g} root mean square")
+    print(f"{number} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens, {len(labels)} labels")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A language model on published data.")
-    parser.add_argument("do", choices=("write", "bench"))
+    parser.add_argument("do", choices=("write", "exact", "bench"))
     parser.add_argument("--model", type=Path, help="a model's folder or GGUF file")
     parser.add_argument("--ag-news", type=Path, help="the published test.csv")
     parser.add_argument("--gsm8k", type=Path, help="the folder of the published train.jsonl and test.jsonl")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--peer", default=PEERS)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=64, help="that are held against float64")
     asked = parser.parse_args()
     if asked.do == "write":
         if missing := [name for name in ("model", "ag_news", "gsm8k") if getattr(asked, name) is None]:
             parser.error(f"give --{missing[0].replace('_', '-')}")
         write(asked.model, asked.ag_news, asked.gsm8k, asked.work)
+        return
+    if asked.do == "exact":
+        exact(asked.work, asked.prompts)
         return
     command = [sys.executable, "-m", "iclperm", "bench", str(asked.work / "curve.yaml"), "--peer", asked.peer]
     command += ["--repeats", str(asked.repeats), "--out", str(asked.work / "bench.jsonl")]
