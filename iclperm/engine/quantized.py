@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import PreTrainedModel
-
-from iclperm.engine.folder import Stored
 from iclperm.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from iclperm.engine.folder import Stored
 
 # Elsewhere transformers would compute in these on some cards, by kernels that it fetches, and not on others.
 _METHODS = ("fp8", "mxfp8", "mxfp4")
@@ -89,6 +91,8 @@ def in_one_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     Tables that no checkpoint holds, as angles of rotary embeddings, and weights that their architecture wants in
     float32 stay as they are, as in a checkpoint that was never quantized.
     """
+    import torch
+
     wide = {*(model._keep_in_fp32_modules_strict or ())}
     if dtype == torch.float16:
         wide |= {*(model._keep_in_fp32_modules or ())}
