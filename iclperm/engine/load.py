@@ -117,7 +117,7 @@ def load(
         del model.config.quantization_config  # nothing is quantized any more
         model.stored_as = in_words(folder, str(model.dtype).removeprefix("torch."))
     if method is not None:
-        model = quantized.in_one_dtype(model, _dtype_loaded(model, wanted))
+        quantized.to_one_dtype(model, _dtype_loaded(model, wanted))
         model.stored_as = quantized.in_words(method, str(model.dtype).removeprefix("torch."))
     unused = [key for key in map(str, info["unexpected_keys"]) if not is_no_part(key, stored, settings)]
     _refuse_misfit(name, config, info, [key for key in unused if not (text_keys and _IMAGE_KEY.match(key))])

@@ -85,8 +85,8 @@ def _is_weight(key: str) -> bool:
     return not key.endswith(("_scale_inv", ".scale", ".qscale_weight", "_scale"))
 
 
-def in_one_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with the weights in one dtype that were no blocks of few bits and kept their own.
+def to_one_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Brings the weights of a model to one dtype that were no blocks of few bits and kept their own.
 
     Tables that no checkpoint holds, as angles of rotary embeddings, and weights that their architecture wants in
     float32 stay as they are, as in a checkpoint that was never quantized.
@@ -100,7 +100,6 @@ def in_one_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
         if weight.is_floating_point():
             stays = any(f".{part}." in f".{name}." for part in wide)
             weight.data = weight.data.to(torch.float32 if stays else dtype)
-    return model
 
 
 def in_words(method: str, dtype: str) -> str:
