@@ -200,11 +200,12 @@ inline const T* logits_of(const HeadRowsCall& call, std::int64_t row) {
   return static_cast<const T*>(call.logits) + row * call.row_stride;
 }
 
-// The running state of one row. Lane l sums the columns that are l modulo LANES.
+// The running state of one row. A chunk is summed in float32, lane l its columns that are l modulo LANES; chunks are
+// summed in double, since most of a large vocabulary weighs less than the last bit of a sum that holds its likely ids.
 struct RowSum {
   float maximum = -INF;
   std::int64_t argmax = -1;
-  vfloat sum = {};
+  double sum = 0.0;
   vint finite = vint{} - 1;
 };
 
@@ -229,11 +230,13 @@ inline void add_chunk(const T* logits, std::int64_t begin, std::int64_t count, f
   }
   const float top = max_lanes(highest);
   if (top > row.maximum) {
-    row.sum *= exp(splat(row.maximum - top));
+    row.sum *= static_cast<double>(exp(splat(row.maximum - top))[0]);
     row.maximum = top;
     row.argmax = begin + first_equal(capped_logits, count, top);
   }
-  for (std::int64_t i = 0; i < count; i += LANES) row.sum += exp(load(capped_logits + i) - row.maximum);
+  vfloat sum = {};
+  for (std::int64_t i = 0; i < count; i += LANES) sum += exp(load(capped_logits + i) - row.maximum);
+  row.sum += static_cast<double>(sum_lanes(sum));
 }
 
 inline bool all_lanes(vint condition) {
@@ -250,7 +253,7 @@ void reduce_as(const HeadRowsCall& call, std::int64_t begin, std::int64_t end) {
       add_chunk(logits_of<T>(call, r), c, min(CHUNK, call.num_columns - c), call.softcap, row);
     }
     const bool finite = all_lanes(row.finite);
-    const double logsumexp = static_cast<double>(row.maximum) + log(static_cast<double>(sum_lanes(row.sum)));
+    const double logsumexp = static_cast<double>(row.maximum) + log(row.sum);
     call.finite[r] = finite;
     call.logsumexp[r] = finite ? static_cast<float>(logsumexp) : NOT_A_NUMBER;
     call.argmax[r] = finite ? static_cast<std::int32_t>(row.argmax) : -1;

@@ -186,18 +186,27 @@ def test_a_tokenizer_that_pads_otherwise_is_no_other(model, adapter, tmp_path):
     check_adapter(folder, model)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_embedding_and_head_that_are_one_are_not_merged_into(model, adapter, dtype):
-    with pytest.raises(ModelError, match="answers otherwise when it is merged"):
-        Engine.from_pretrained(model, adapter=adapter("embedding"), dtype=dtype)
-
-
 def scaled(folder, by):
     """The adapter with what it adds times ``by``."""
     weights = load_file(folder / "adapter_model.safetensors")
     save_file({k: by * v if "lora_B" in k or "embedding_B" in k else v for k, v in weights.items()},
               folder / "adapter_model.safetensors")  # fmt: skip
     return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_embedding_and_head_that_are_one_are_not_merged_into(model, adapter, dtype):
+    with pytest.raises(ModelError, match="answers otherwise when it is merged"):
+        Engine.from_pretrained(model, adapter=adapter("embedding"), dtype=dtype)
+
+
+def test_in_half_precision_not_even_a_weak_one(model, adapter, tmp_path, monkeypatch):
+    """Its answers are within what rounding moves, so where it lies decides."""
+    weak = scaled(adapter("embedding", copy=tmp_path), 0.01)
+    with pytest.raises(ModelError, match="an embedding and a head that are one"):
+        Engine.from_pretrained(model, adapter=weak, dtype="bfloat16")
+    monkeypatch.setattr(adapters, "_changes_one_of_two", lambda model: False)
+    Engine.from_pretrained(model, adapter=weak, dtype="bfloat16")
 
 
 def test_a_strong_one_is_rounded_more_in_half_precision(model, adapter, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Activations and the reduction of logits: accurate, and each row by itself."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -302,6 +303,18 @@ def test_agrees_with_float64(
     else:
         best = capped[torch.arange(num_rows), out.argmax.long()]
         assert (best - capped.amax(dim=1)).abs().le(TOLERANCES["logsumexp"][dtype]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_unlikely_ids_are_not_lost(dtype: str) -> None:
+    """Each of a large vocabulary weighs less than the last bit of a float32 sum that holds the likely ones."""
+    logits = torch.full((1, 1 << 18), -17.75).to(DTYPES[dtype])
+    logits[0, :64] = 0.0
+    expected = torch.logsumexp(logits.double(), dim=1)
+    assert expected.item() - math.log(64) > 10 * TOLERANCES["logsumexp"][dtype]
+    found = Reduced(logits, [(0, 0)])
+    assert (found.logsumexp.double() - expected).abs() <= TOLERANCES["logsumexp"][dtype]
+    assert (found.logprob.double() + expected).abs() <= TOLERANCES["logsumexp"][dtype]
 
 
 def test_ties_go_to_the_lowest_index() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from iclperm import _core
 from iclperm.engine.device import fixed_precision, gpu_versions
+from iclperm.engine.kernels import head
 from iclperm.engine.kernels.linear import linear
 from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.model import TreeModel
@@ -23,6 +24,7 @@ from iclperm.engine.plain_model import PlainModel
 # their order shows in the last bits.
 _ROWS, _INNER, _OUTPUTS = (1, 32), 640, 96
 _HEADS = 4
+_IDS = 1 << 16
 
 
 def numerics_of(model: PlainModel, pack_tokens: int | None, memory_budget: int | None) -> dict[str, Any]:
@@ -70,22 +72,29 @@ def probe(model: PlainModel) -> str:
     """
     is_fused, has_onednn_head = model.layers == "fused", isinstance(model, TreeModel) and model.head_is_onednn
     attends_by_torch = model.attention in ("torch", "plain")
-    way = is_fused, has_onednn_head, attends_by_torch, torch.get_num_threads()
+    reads_natively = isinstance(model, TreeModel) and model.device.type == "cpu" and model.dtype in head.NATIVE
+    way = is_fused, has_onednn_head, attends_by_torch, reads_natively, torch.get_num_threads()
     if way not in model.probes:
         lying = dict.fromkeys(weight.device for weight in model.model.parameters() if weight.device.type != "meta")
         digest = hashlib.sha256()
         with fixed_precision(), torch.inference_mode():
             for place in lying or model.devices:
-                for result in _results(model.dtype, place, *way[:3]):
+                for result in _results(model.dtype, place, *way[:4]):
                     digest.update(result.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
         model.probes[way] = digest.hexdigest()[:16]
     return model.probes[way]
 
 
 def _results(
-    dtype: torch.dtype, place: torch.device, is_fused: bool, has_onednn_head: bool, attends_by_torch: bool
+    dtype: torch.dtype,
+    place: torch.device,
+    is_fused: bool,
+    has_onednn_head: bool,
+    attends_by_torch: bool,
+    reads_natively: bool,
 ) -> Iterator[torch.Tensor]:
-    """What products, attention and functions of one number make of fixed numbers, in the ways that are asked for."""
+    """What products, attention, functions of one number and the core's sum over a vocabulary make of fixed numbers, in
+    the ways that are asked for."""
     generator = np.random.default_rng(0)  # whole numbers of numpy's are the same everywhere
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -105,4 +114,6 @@ def _results(
         yield (q @ k.mT).float().softmax(-1).to(dtype) @ v
     wide = x.float()
     yield from (wide.exp(), wide.cos(), wide.sin(), wide.tanh(), nn.functional.silu(x), wide.log_softmax(-1))
+    if reads_natively:
+        yield torch.from_numpy(head.choose_logits(16 * drawn(1, _IDS), 0.0).logprob)
     yield wide.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()
