@@ -50,6 +50,24 @@ def test_both_readings_agree_with_a_plain_log_softmax(dtype: torch.dtype, softca
         assert reading.is_greedy[30:32].tolist() == [True, False]
 
 
+@pytest.mark.parametrize("softcap", [0.0, 7.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_whole_distributions_agree_with_a_plain_log_softmax(dtype: torch.dtype, softcap: float) -> None:
+    given = logits(dtype)
+    capped = softcap * torch.tanh(given.double() / softcap) if softcap else given.double()
+    found, is_finite = head.distributions(given, softcap), torch.isfinite(given).all(dim=-1)
+    assert found.dtype == torch.float32
+    assert found[~is_finite].isnan().all()
+    error = (found.double() - torch.log_softmax(capped, dim=-1))[is_finite].abs()
+    assert error.max() <= TOLERANCES["logprob"]["float32"]
+
+
+def test_a_distribution_over_many_unlikely_ids_sums_to_one() -> None:
+    given = torch.full((2, 1 << 18), -17.75)
+    given[:, :64] = 0.0
+    assert (head.distributions(given, 0.0).double().exp().sum(dim=-1) - 1).abs().max() <= 4e-6
+
+
 def torch_reading(given: torch.Tensor, softcap: float, pair_row: np.ndarray, pair_id: np.ndarray) -> head.Reading:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head, "NATIVE", ())

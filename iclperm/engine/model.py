@@ -512,10 +512,7 @@ class TreeModel(PlainModel):
 
     def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of each row of ``hidden`` [R, H] the log-probability of every token id, float32 [R, V] in nats."""
-        logits = self._logits(hidden).float()
-        if self.logit_softcap:
-            logits = self.logit_softcap * torch.tanh(logits / self.logit_softcap)
-        return logits.log_softmax(dim=-1)
+        return head.distributions(self._logits(hidden), self.logit_softcap)
 
     def choose(self, hidden: torch.Tensor, tree: TreeForward) -> tuple[torch.Tensor, Callable[[], LikeliestIds]]:
         """The likeliest next token of each scored row [R, H] of a pack, on the device, and what waits for it.

@@ -149,6 +149,23 @@ def choose_torch(logits: torch.Tensor, softcap: float) -> tuple[torch.Tensor, to
     return ids, top - torch.logsumexp(capped, dim=-1)
 
 
+def distributions(logits: torch.Tensor, softcap: float) -> torch.Tensor:
+    """Log-probabilities float32 [R, V] in nats of ``logits`` [R, V], soft-capped first if ``softcap`` > 0; all NaN in a
+    row whose logits are not all finite.
+
+    Not by ``log_softmax``, whose float32 sum over a large vocabulary loses its unlikely ids.
+    """
+    wide = logits.float()
+    capped = softcap * torch.tanh(wide / softcap) if softcap else wide
+    if wide.device.type == "cpu":
+        none = np.empty(0, np.int32)
+        found = _core.head_rows(as_numpy(wide), none, none, softcap=softcap, num_threads=torch.get_num_threads())
+        total = torch.from_numpy(found[0])
+    else:
+        total = torch.logsumexp(capped, dim=-1).masked_fill_(~torch.isfinite(wide).all(dim=-1), torch.nan)
+    return capped - total[:, None]
+
+
 def choose_hidden(hidden: torch.Tensor, head: nn.Linear, scale: float, softcap: float) -> LikeliestIds:
     """As ``choose_logits`` of the logits scale * head(hidden) of rows ``hidden`` [R, H], left in float32."""
     from iclperm.engine.kernels import triton_head
