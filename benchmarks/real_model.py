@@ -2,14 +2,15 @@
 
     python benchmarks/real_model.py write --model GEMMA --ag-news test.csv --gsm8k FOLDER --work WORK
     iclperm run WORK/sensitivity.yaml --out WORK/sensitivity    # so, too, curve, selection, gsm8k; then iclperm report
-    python benchmarks/real_model.py exact --work WORK           # of the curve's run, held against float64
+    python benchmarks/real_model.py exact --work WORK           # of a small curve, held against float64
     python benchmarks/real_model.py bench --work WORK           # alone on the machine
 
 ``write`` makes a task of AG News' titles (as `populations.py` does: the published ``test.csv``, split by a fixed
-shuffle), and a study file of each kind, one on GSM8K's published files. ``exact`` holds a few prompts of the curve's
-run against unmodified transformers, one prompt at a time, in float32 and in float64. ``bench`` gives a share of the
-curve's prompts to plain transformers, prefix caches reused by hand, vLLM and llama.cpp (those that are prepared:
-``iclperm bench --prepare vllm,llama_cpp``), every answer held against unmodified transformers first.
+shuffle), and a study file of each kind, one on GSM8K's published files. ``exact`` runs a small part of the curve (2
+sets, 4 orders, 32 queries; minutes) and holds some of its prompts against unmodified transformers, one prompt at a
+time, in float32 and in float64. ``bench`` gives a share of the curve's prompts to plain transformers, prefix caches
+reused by hand, vLLM and llama.cpp (those that are prepared: ``iclperm bench --prepare vllm,llama_cpp``), every answer
+held against unmodified transformers first.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def _write(path: Path, study: dict[str, object]) -> None:
 
 def exact(work: Path, number: int) -> None:
     """The largest and the mean square differences of three ways to the same log-likelihoods, in nats a token."""
-    run = iclperm.open_run(work / "curve")
+    asked = yaml.safe_load((work / "curve.yaml").read_text(encoding="utf-8"))
+    run = iclperm.run(iclperm.Study(**{**asked, "sets": 2, "permutations": 4, "queries": 32}), out=work / "exact")
     model, tokenizer = load(run.study.model, device="cpu", dtype="float32")
     labels = [tokenizer(f" {label}", add_special_tokens=False)["input_ids"] for label in run.labels]
     rng = np.random.default_rng(0)
