@@ -19,10 +19,11 @@ from iclperm.bench import cards, contenders, environments, measure
 from iclperm.bench.cases import CASES, distinct_tokens, even_sample, first_paths, warm_up
 from iclperm.bench.contenders import OURS, PEERS, Contender, ContenderProcess, sampled
 from iclperm.bench.environments import Environment, PeerError
-from iclperm.bench.measure import BenchOptions, Row, read_rows
+from iclperm.bench.measure import BenchOptions
 from iclperm.bench.models import MODELS, facts
 from iclperm.bench.peers import protocol
 from iclperm.bench.peers.protocol import BenchWorkload, distinct_prefixes
+from iclperm.bench.rows import Row, read_rows
 from iclperm.bench.table import render
 from iclperm.cli import main as cli
 from iclperm.demo import model_path

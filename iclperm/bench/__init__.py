@@ -13,8 +13,10 @@ from iclperm.bench.cases import CASES
 from iclperm.bench.contenders import PEER_CONTENDERS
 from iclperm.bench.environments import PeerError, environment, peers_apart
 from iclperm.bench.figure import block_plot
-from iclperm.bench.measure import BenchOptions, Row, available_cores, read_rows, run
+from iclperm.bench.machine import available_cores
+from iclperm.bench.measure import BenchOptions, run
 from iclperm.bench.models import MODELS
+from iclperm.bench.rows import Row, read_rows
 from iclperm.bench.studies import StudyCase
 from iclperm.bench.table import render
 from iclperm.errors import ConfigError

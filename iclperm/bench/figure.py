@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from iclperm.bench.measure import Row
+from iclperm.bench.rows import Row
 from iclperm.bench.table import compared, where, why_not_quoted
 from iclperm.report import figures
 from iclperm.report.parts import Plot

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import platform
-import statistics
 import tempfile
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,25 +29,23 @@ from iclperm.bench.cases import (
 )
 from iclperm.bench.contenders import ORACLE, OURS, PEER_CONTENDERS, Contender, ContenderProcess, sampled
 from iclperm.bench.environments import PeerError
+from iclperm.bench.machine import available_cores, busy_processors, machine
 from iclperm.bench.models import MODELS, BenchModel, facts, find_model
 from iclperm.bench.peers.protocol import Answers, BenchWorkload
+from iclperm.bench.rows import Row, latest, read_rows, torn_bytes
 from iclperm.bench.studies import StudyCase
-from iclperm.errors import ConfigError, DataError
+from iclperm.errors import ConfigError
 
 Say = Callable[[str], None]
 Logprobs = npt.NDArray[np.float32]
 
 _ORACLE_STRIDE = 3  # of a slow peer's sample of prompts, those that the oracle scores as well
 _SLACK = 2.0  # a contender's error may be so many times that of unpadded transformers
+_ROUNDING = 100.0  # times its tolerance that a difference is no rounding of float32's
 _TIE = 1e-3  # nats by which a written token may fall short of the likeliest
 _WORKER_BYTES = 1.5e9  # beside the weights
 _CARD_WORKER_BYTES = 4e9  # likewise on a GPU: vLLM's 2 GiB of keys and values, CUDA's own, a batch's logits; a guess
 _MEMORY_SHARE = 0.8
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -95,101 +88,6 @@ class BenchOptions:
         return [(find_model(name), case) for name in self.models for case in cases]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A contender on one case, model and dtype: all that the table is made of, as one line of JSON.
-
-    ``prompts`` of ``all_prompts`` that the whole case or study has (0: not known) were taken; ``share`` is the part of
-    their tokens that a pass scored. Of the same rounds are ``ours_seconds`` and, on all
-    distinct tokens, the linear layers alone: ``torch_linear_seconds`` by the model's own modules, for which
-    ``linear_library`` multiplied, ``linear_seconds`` by the fastest product known there, ``fastest_product``.
-    ``new_tokens`` were written after each prompt; 0: labels were scored. ``memory_bytes`` is the most that the process
-    held of the host's memory, ``gpu_memory_bytes`` the most that torch had allocated of the GPU's in a pass (None: on a
-    CPU, or by a contender without torch). ``difference`` is the largest from the float32 oracle, in nats a label's
-    token, of texts the most by which a token fell short of the oracle's likeliest; ``flips`` the share of prompts whose
-    best label is not float32's, ``near_ties`` that of prompts whose two best labels lie within unpadded transformers'
-    own error in this dtype. ``others_busy``: processors that other programs kept busy, before each round (Linux).
-    """
-
-    case: str
-    model: str
-    dtype: str
-    device: str
-    threads: int
-    scale: float
-    contender: str
-    what: str = ""
-    machine: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    prompts: int = 0
-    tokens_naive: int = 0
-    tokens_unique: int = 0
-    tokens_forwarded: int = 0
-    share: float = 1.0
-    seconds: list[float] = field(default_factory=list)
-    ours_seconds: list[float] = field(default_factory=list)
-    linear_seconds: list[float] = field(default_factory=list)
-    torch_linear_seconds: list[float] = field(default_factory=list)
-    linear_library: str = ""
-    memory_bytes: int | None = None
-    gpu_memory_bytes: int | None = None
-    load_seconds: float = 0.0
-    warm_seconds: float = 0.0
-    phases: dict[str, float] = field(default_factory=dict)
-    difference: float | None = None
-    bound: float | None = None
-    flips: float | None = None
-    near_ties: float | None = None
-    failure: str | None = None
-    case_what: str = ""
-    case_digest: str = ""
-    new_tokens: int = 0
-    fastest_product: str = ""
-    others_busy: list[float] = field(default_factory=list)
-    all_prompts: int = 0
-
-    @property
-    def block(self) -> tuple[str, str, str, str, int, float, str]:
-        """What the rows that are compared with each other have in common."""
-        return self.model, self.case, self.dtype, self.device, self.threads, self.scale, self.case_digest
-
-    @property
-    def agrees(self) -> bool:
-        return self.difference is not None and self.bound is not None and self.difference <= self.bound
-
-    @property
-    def whole_seconds(self) -> list[float]:
-        """Seconds of each pass, scaled to all tokens of the case."""
-        return [seconds / self.share for seconds in self.seconds]
-
-    @property
-    def speed_up(self) -> float | None:
-        """How many times faster iclperm was; None for a contender that failed or disagreed."""
-        if self.failure is not None or not self.agrees or not self.seconds or not self.ours_seconds:
-            return None
-        return statistics.median(self.whole_seconds) / statistics.median(self.ours_seconds)
-
-    @property
-    def times_linear(self) -> float | None:
-        """Its seconds as a multiple of those of the linear layers alone, by the fastest product known."""
-        if self.failure is not None or not self.agrees or not self.seconds or not self.linear_seconds:
-            return None
-        return statistics.median(self.whole_seconds) / statistics.median(self.linear_seconds)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, line: str) -> Self:
-        """Raises DataError for a line that is no row."""
-        names = {each.name for each in fields(cls)}
-        try:
-            return cls(**{key: value for key, value in json.loads(line).items() if key in names})
-        except (ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"not a row of the benchmark: {line[:60]!r} ({error}); give a file that it wrote") from None
-
-
 def run(options: BenchOptions, say: Say, out: Path | None = None) -> list[Row]:
     """Measure what the options name; rows that ``out`` already holds are not measured again.
 
@@ -200,7 +98,7 @@ def run(options: BenchOptions, say: Say, out: Path | None = None) -> list[Row]:
         raise PeerError(f"{absent}; choose another --device")
     out = None if out is None else output(out, is_folder=True)  # it is appended to: no link either
     finished = [] if out is None or not out.exists() else read_rows(out)
-    if out is not None and (torn := _torn(out)):
+    if out is not None and (torn := torn_bytes(out)):
         os.truncate(out, out.stat().st_size - torn)
 
     def keep(row: Row) -> None:
@@ -218,36 +116,7 @@ def run(options: BenchOptions, say: Say, out: Path | None = None) -> list[Row]:
             block = _Block(options, model, case, dtype, Path(scratch), say, references)
             for row in block.rows([row for row in finished if row.block == block.key and row.failure is None]):
                 keep(row)
-    return _latest(finished)
-
-
-def read_rows(file: Path) -> list[Row]:
-    """The rows of a file, the latest of each contender alone; raises DataError naming the file.
-
-    A last one that was not written to its end is left out, with a warning.
-    """
-    torn = _torn(file)
-    try:
-        content = file.read_bytes()
-        lines = content[: len(content) - torn].decode().splitlines()
-        rows = [Row.from_json(line) for line in lines if line.strip()]
-    except (DataError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: {error}") from None
-    if torn:
-        warnings.warn(f"{file}: its last row was not written to the end, and is left out", stacklevel=1)
-    return _latest(rows)
-
-
-def _torn(file: Path) -> int:
-    """Bytes at the end of a file that are the beginning of a row."""
-    last = file.read_bytes().rpartition(b"\n")[2] if file.exists() else b""
-    begin = b'{"case": "'
-    return len(last) if begin.startswith(last[: len(begin)]) else 0
-
-
-def _latest(rows: Sequence[Row]) -> list[Row]:
-    """A row for each contender of each block: the last one."""
-    return list({(row.block, row.contender): row for row in rows}.values())
+    return latest(finished)
 
 
 class _Block:
@@ -375,8 +244,9 @@ class _Block:
         return self._most(contender, difference) if self.dtype == "float32" else _SLACK * self.oracle_error
 
     def _most(self, contender: Contender, difference: float) -> float:
-        """In float32: its tolerance, but for one beyond it what the oracle's own rounding lets it be."""
-        return max(contender.tolerance, _SLACK * self._rounding if difference > contender.tolerance else 0.0)
+        """In float32: its tolerance, but for one somewhat beyond it what the oracle's own rounding lets it be."""
+        may_be_rounding = contender.tolerance < difference < _ROUNDING * contender.tolerance
+        return max(contender.tolerance, _SLACK * self._rounding if may_be_rounding else 0.0)
 
     @cached_property
     def _rounding(self) -> float:
@@ -550,38 +420,6 @@ class _Rounds:
             phases=answer.get("phases", {}),
             **entrant.about,
         )
-
-
-def machine(device: str = "cpu") -> dict[str, Any]:
-    """Processor, the vector instructions that matter, cores, memory and system, and the card that runs it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    flags = {flag for line in lines[:40] if line.startswith("flags") for flag in line.split()}
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "simd": sorted(flags & {"avx2", "avx512f", "avx512_bf16", "amx_tile"}),
-        "cores": available_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        **cards.about(device),
-    }
-
-
-def busy_processors(seconds: float = 0.5) -> list[float]:
-    """How many processors all programs together keep busy meanwhile; nothing where the system does not tell (Linux)."""
-    file = Path("/proc/stat")
-    if not file.exists():
-        return []
-
-    def ticks() -> npt.NDArray[np.int64]:
-        return np.array(file.read_text(encoding="ascii").split("\n", 1)[0].split()[1:9], np.int64)
-
-    before = ticks()
-    time.sleep(seconds)
-    spent = ticks() - before  # user, nice, system, idle, waiting for a disk, interrupts, soft ones, stolen
-    return [round(float((spent.sum() - spent[3:5].sum()) / max(spent.sum(), 1) * (os.cpu_count() or 1)), 2)]
 
 
 def _groups(contenders: Sequence[Contender], weight_bytes: float, device: str) -> list[tuple[Contender, ...]]:

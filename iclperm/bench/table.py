@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from iclperm.bench.cases import CASES
-from iclperm.bench.measure import Row
+from iclperm.bench.rows import Row
 
 _OURS = "iclperm"
 _HEADER = ("contender", "seconds", "tokens forwarded", "x linear layers", "iclperm is faster", "largest difference")
