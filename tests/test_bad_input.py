@@ -378,7 +378,7 @@ def test_a_template_that_adds_up_without_bound(rerun, place, sign):
 
 def test_a_memory_budget_that_no_prompt_fits(call, place):
     place.study({"memory_budget": 1_000})
-    fragments = ["memory_budget is 1000 bytes, but ", "raise it, or use fewer shots, a smaller model"]
+    fragments = ["memory_budget is 1000 bytes (0.0 MiB), but ", "raise it, or use fewer shots, a smaller model"]
     for out in ((), ("--out", place.folder / "new")):
         command = "run" if out else "plan"
         assert_refused(call(command, place.folder / "study.yaml", *out, "--json"), 2, fragments)

@@ -455,8 +455,8 @@ def largest_within(budget: int, sizes: list[int], peak: Callable[[int], int]) ->
 def too_small(budget: int, pack_tokens: int, least: Footprint) -> RequestError:
     """What is said where the smallest packs, of ``pack_tokens``, are over the budget."""
     return RequestError(
-        f"memory_budget is {budget} bytes, but even in packs of {pack_tokens} tokens {least.peak} are needed "
-        f"({least}); raise it, or use fewer shots, a smaller model or dtype"
+        f"memory_budget is {budget} bytes ({bytes_in_words(budget)}), but even in packs of {pack_tokens} tokens "
+        f"{least.peak} are needed ({least}); raise it, or use fewer shots, a smaller model or dtype"
     )
 
 

@@ -58,7 +58,7 @@ def refuse_other_scales(name: object, stored: Mapping[str, Stored], told: Mappin
             (stored[each] for each in (f"{key}_scale_inv", *(module + of for of in _SCALES)) if each in stored), None
         )
         if scale is None:
-            other = next((f"; {each} is not read by transformers" for each in (f"{key}_scale",) if each in stored), "")
+            other = f"; {key}_scale is not read by transformers" if f"{key}_scale" in stored else ""
             raise ModelError(
                 f"the weights of {str(name)!r} are quantized, and {key} has no scale {key}_scale_inv{other}; "
                 "use a checkpoint of float32, bfloat16 or float16"
