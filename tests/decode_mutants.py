@@ -153,7 +153,9 @@ MUTANTS: dict[str, tuple[str, str, AttentionRule]] = {
     "a chunk's sums are not rescaled": ("+ b_acc * b_scale[:, None]", "+ b_acc", PLAIN),
     "earlier chunks' total is not rescaled": ("total = total * scale + b_total", "total = total + b_total", PLAIN),
     "earlier chunks' sums are not rescaled": ("acc = acc * scale[:, None] +", "acc = acc +", PLAIN),
-    "chunks' top stays behind": ("top = new_top\n    acc = acc /", "top = b_top\n    acc = acc /", PLAIN),
+    "chunks' top stays behind": (
+        "b_scale[:, None]\n        top = new_top", "b_scale[:, None]\n        top = b_top", PLAIN,
+    ),
     "merged heads are the first ones": ("head = tl.program_id(1) * HEADS +", "head = 0 * tl.program_id(1) +", PLAIN),
     "the last head is not merged": ("is_line = head < num_heads\n", "is_line = head < num_heads - 1\n", PLAIN),
     "scores of one percent more": (_WEIGHT, _WEIGHT.replace("to_log2", "to_log2 * 1.01"), PLAIN),

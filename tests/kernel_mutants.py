@@ -159,7 +159,7 @@ _ATTENTION = [
         "whole tiles are not rescaled", "b_v, acc * scale[:, None]",
         "b_v, acc * scale[:, None] if IS_MASKED else acc", PLAIN,
     ),
-    ("the total is not rescaled", "total = total * scale +", "total = total +", PLAIN),
+    ("the total is not rescaled", "total = total * scale + tl.sum", "total = total + tl.sum", PLAIN),
     (
         "the softmax's top stays behind", "        top = new_top\n",
         "        top = origin if IS_MASKED else top\n", PLAIN,
@@ -188,7 +188,11 @@ _ATTENTION = [
 # What half precision must not round.
 _ROUNDED = [
     ("scores are rounded", _SCORE, _SCORE + ".to(q.dtype).to(tl.float32)"),
-    ("sums are rounded after each tile", "acc * scale[:, None]", "(acc * scale[:, None]).to(b_v.dtype).to(tl.float32)"),
+    (
+        "sums are rounded after each tile",
+        "b_v, acc * scale[:, None]",
+        "b_v, (acc * scale[:, None]).to(b_v.dtype).to(tl.float32)",
+    ),
 ]
 # What takes three key-value heads, and two, to be seen.
 _AMONG_HEADS = [

@@ -16,7 +16,7 @@ from tolerances import TOLERANCES
 
 from iclperm import demo
 from iclperm.cli import main as cli
-from iclperm.errors import ConfigError
+from iclperm.errors import ConfigError, ModelError, RunStopped
 from iclperm.integrations import harness_main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness's own, and those of what it imports
@@ -110,6 +110,7 @@ def test_the_command_runs_a_task(folder: Path, tmp_path: Path, capsys: pytest.Ca
     [
         ({}, "give --model_args pretrained=demo"),
         ({"pretrained": "demo", "load_in_4bit": True}, "takes no 'load_in_4bit'"),
+        ({"pretrained": "demo", "dtpye": "float32"}, "takes no 'dtpye'; did you mean dtype"),
         ({"pretrained": "demo", "max_length": "abc"}, "max_length is 'abc'; give a whole number from 1 on"),
         ({"pretrained": "demo", "max_length": -5}, "max_length is -5; give"),
         ({"pretrained": "demo", "seed": "x"}, "seed is 'x'; give a whole number from 0 on"),
@@ -136,6 +137,60 @@ def test_what_the_harness_ends_with_is_one_line_and_a_remedy(arguments: list[str
     with pytest.raises(ConfigError, match=told) as found:
         harness_main(arguments)
     assert "\n" not in str(found.value)
+
+
+def test_data_that_cannot_be_read_is_told_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("text,label\none,World\n", encoding="utf-8")
+    (tmp_path / "odd.yaml").write_text(
+        f"task: odd\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path / 'test.csv'}}}}}\n"
+        'test_split: test\noutput_type: multiple_choice\ndoc_to_text: "{{text}}"\n'
+        'doc_to_choice: [World, Sports]\ndoc_to_target: "{{label}}"\n',
+        encoding="utf-8",
+    )
+    arguments = ["--tasks", "odd", "--include_path", str(tmp_path), "--model_args", "pretrained=demo"]
+    with pytest.raises(ConfigError, match=r"DatasetGenerationError: .* because of .*JSON parse error: Invalid value"):
+        harness_main(arguments)
+
+
+@pytest.mark.parametrize("place", ["taken", "taken/below", "taken/results.json"])
+def test_a_place_that_is_no_folder_is_refused_before_anything_is_computed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    from iclperm.integrations import lm_eval as ours
+
+    (tmp_path / "taken").touch()
+    monkeypatch.setattr(ours.HarnessCLI, "execute", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(ConfigError, match=r"^--output_path is .*taken.*, and .*taken is a file; name a folder$"):
+        harness_main(["--tasks", "any", "--include_path", str(folder), "--output_path", str(tmp_path / place)])
+
+
+def test_results_that_could_not_be_saved_are_an_error(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from iclperm.integrations import lm_eval as ours
+
+    def fill_the_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ours.evaluation_tracker, "asdict", fill_the_disk)
+    arguments = ["--tasks", "local_zero_shot", "--include_path", str(folder), "--limit", "2"]
+    with pytest.raises(ModelError, match=r"could not save its results to --output_path \(Could not save results agg"):
+        harness_main([*arguments, "--model_args", "pretrained=demo", "--output_path", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [([], "nothing is kept; with --use_cache"), (["--use_cache", "answers"], "in the harness's cache, and the same")],
+)
+def test_what_an_interrupt_keeps_is_told(monkeypatch: pytest.MonkeyPatch, cached: list[str], said: str) -> None:
+    from iclperm.integrations import lm_eval as ours
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ours.HarnessCLI, "execute", interrupted)
+    with pytest.raises(RunStopped, match=said):
+        harness_main(["--tasks", "any", *cached])
 
 
 @pytest.mark.parametrize("given", ["batch_size=4"])

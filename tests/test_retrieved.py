@@ -266,7 +266,7 @@ def test_generated_chat_and_other_ways(run, folder, tmp_path):
     assert plain.report.tokens_forwarded == iclperm.plan(plain.study).plain_tokens
     tight = iclperm.run(study_of(folder, memory_budget="60MiB"))
     np.testing.assert_array_equal(tight.correct, run.correct)
-    with pytest.raises(ConfigError, match="memory_budget is 4194304 bytes .4.0 MiB., but even in packs of 8 tokens"):
+    with pytest.raises(ConfigError, match=r"memory_budget is 4194304 bytes .* but even in packs of 8 tokens"):
         iclperm.plan(study_of(folder, memory_budget="4MiB"))
     shutil.copytree(model_path(), tmp_path / "chat")
     (tmp_path / "chat" / "chat_template.jinja").write_text(CHAT)

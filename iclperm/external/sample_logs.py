@@ -65,7 +65,10 @@ def read_log(path: Path) -> list[SampleLog]:
         name = str(row.get("filter", "none"))
         metric = metrics.setdefault(name, next((key for key in _METRICS if key in row), ""))
         if not metric:
-            raise DataError(f"{path}, line {number} has none of the metrics {', '.join(_METRICS)}; add one")
+            raise DataError(
+                f"{path}, line {number} has none of the metrics {', '.join(_METRICS)}; add one, or leave out a log "
+                "without right answers, as of perplexities"
+            )
         tasks.update(str(row[key]) for key in _TASK if key in row)
         value, document = row.get(metric), row.get("doc_id")
         is_share = isinstance(value, bool | int | float) and 0 <= value <= 1

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iclperm.errors import ConfigError, IclpermError
+from iclperm.errors import ConfigError, IclpermError, RunStopped
 
 if TYPE_CHECKING:
     from iclperm.integrations.rendered import RenderedTask
@@ -18,23 +18,39 @@ if TYPE_CHECKING:
 def harness_main(arguments: Sequence[str]) -> None:
     """lm-evaluation-harness's own command line, with the model `iclperm`.
 
-    Raises `ConfigError` where it is not installed, and for what the harness itself ends with.
+    Raises `ConfigError` where it is not installed, for what the harness itself ends with and for a place that its
+    results cannot be written to, `ModelError` where they could not be, and `RunStopped` for Ctrl-C.
     """
     _need_harness()
     from iclperm.integrations.lm_eval import main
 
     try:
         main(arguments)
+    except KeyboardInterrupt:
+        keeps = any(each.partition("=")[0] in ("--use_cache", "-c") for each in arguments)
+        raise RunStopped(
+            "stopped; what was answered is in the harness's cache, and the same command continues"
+            if keeps
+            else "stopped, and nothing is kept; with --use_cache PATH answers are, and the same command continues"
+        ) from None
     except IclpermError:
         raise
     except Exception as error:
         if _is_ours(error):
             raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
-            f"lm-evaluation-harness ended with {said[:300]}; look over the task and its data (iclperm lm-eval validate "
-            "--tasks NAME --include_path FOLDER), or --debug shows where"
+            f"lm-evaluation-harness ended with {_causes(error)}; look over the task's file and its data (iclperm "
+            "lm-eval ls tasks --include_path FOLDER lists tasks), or --debug shows where"
         ) from error
+
+
+def _causes(error: BaseException) -> str:
+    """What an error says, and what the first of its causes does, in a line."""
+    first = error
+    while (cause := first.__cause__) is not None:
+        first = cause
+    said = [" ".join(f"{type(each).__name__}: {each}".split())[:300] for each in dict.fromkeys((error, first))]
+    return ", because of ".join(said)
 
 
 def render_harness_task(name: str, include_path: Path | None, limit: int | None, data: Path | None) -> RenderedTask:

@@ -7,11 +7,15 @@ command line.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -19,6 +23,7 @@ import torch
 from lm_eval._cli import HarnessCLI
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
+from lm_eval.loggers import evaluation_tracker
 from lm_eval.models import huggingface
 from lm_eval.utils import setup_logging, simple_parse_args_string
 from tqdm import tqdm
@@ -74,16 +79,17 @@ class TreeLM(huggingface.HFLM):  # type: ignore[misc]
     ) -> None:
         options = {name: others.pop(name) for name in _OF_OURS if name in others}
         if unknown := sorted(set(others) - set(_RUN_ELSEWHERE)):
-            raise ConfigError(
-                f"iclperm as the harness's model takes no {unknown[0]!r}; leave it out of --model_args, or run it "
-                "with --model hf"
-            )
+            close = difflib.get_close_matches(unknown[0], [*_OF_OURS, *inspect.signature(TreeLM).parameters], n=1)
+            remedy = f"did you mean {close[0]}?" if close else "leave it out of --model_args, or run it with --model hf"
+            raise ConfigError(f"iclperm as the harness's model takes no {unknown[0]!r}; {remedy}")
         if not pretrained:
             raise ConfigError("no model is named; give --model_args pretrained=demo, a folder or a hub id")
         _check("max_length", max_length, 1)
         _check("seed", seed, 0)
         if add_bos_token not in (None, True, False):
             raise ConfigError(f"add_bos_token is {add_bos_token!r}; give True or False in --model_args")
+        if str(pretrained).lower().endswith(".gguf"):
+            _LOG.info("reading %s, which takes a minute or two where the vocabulary is large", pretrained)
         self.engine = Engine.from_pretrained(
             pretrained,
             revision=revision,
@@ -268,9 +274,41 @@ def main(arguments: Sequence[str]) -> None:
         chosen = harness.parse_args()
         if getattr(chosen, "model", None) == "iclperm" and not (chosen.device or chosen.config):
             chosen.device = "auto"  # the harness's own is cuda:0, which would look as if one had asked for it
-        harness.execute(chosen)
+        if place := getattr(chosen, "output_path", None):
+            _check_place(Path(place))
+        with _results_written():
+            harness.execute(chosen)
     finally:
         sys.argv = before
+
+
+def _check_place(given: Path) -> None:
+    """Refuses, before anything is computed, what the harness could not write its results to."""
+    place = given.parent if given.suffix == ".json" else given
+    there = next(each for each in (place, *place.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise ConfigError(f"--output_path is {str(given)!r}, and {there} is a file; name a folder")
+    if not os.access(there, os.W_OK):
+        raise ConfigError(f"--output_path is {str(given)!r}, and {there} cannot be written to; name another folder")
+
+
+@contextmanager
+def _results_written() -> Iterator[None]:
+    """Raises ModelError at the end where the harness could not save its results, which it only warns of."""
+    failed: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if (said := record.getMessage()).startswith("Could not save"):
+            failed.append(said)
+        return True
+
+    evaluation_tracker.eval_logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        evaluation_tracker.eval_logger.removeFilter(keep)
+    if failed:
+        raise ModelError(f"the harness could not save its results to --output_path ({failed[0]}); name another folder")
 
 
 def _device(given: str | None) -> str:
