@@ -21,6 +21,7 @@ from iclperm.runs.folder import RunFolder
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.waves import Ask, Decision, _told_once, refuse_other_rule
 from iclperm.stats.racing import RULE_VERSION
+from iclperm.studies.bearing import Bearing, Reason
 from iclperm.study.sizes import parse_search_budget
 from iclperm.study.states import NOT_ASKED, OK
 
@@ -63,6 +64,20 @@ def test_it_asks_a_part_and_what_it_asks_has_the_answers_of_asking_everything(fo
             np.testing.assert_array_equal(values[there], expected[there])
     assert run.report.tokens_unique == whole.report.tokens_unique
     assert run.report.tokens_forwarded < whole.report.tokens_forwarded
+
+
+def test_what_a_race_promises_and_cost_is_told_whatever_the_test_bears(found):
+    told = found[1].findings()
+    whole = told.conclusion()
+    assert told.bearing.can_conclude
+    for about in ("sets", "queries"):
+        unsure = replace(told, bearing=Bearing((Reason(about, "too few", "more"),))).conclusion()
+        assert unsure[:2] == ["Nothing can be concluded from these answers: too few.", "What would suffice: more."]
+        assert unsure[2:-1] == (whole[1:-1] if about == "sets" else whole[1:-2])
+        assert unsure[-1] == whole[-1]
+        assert "tokens" in unsure[-1]
+    one = replace(told, sets=told.sets[:1], best_set=0).conclusion()
+    assert one[1].startswith("The chosen ordering is within 1 point of the best of its set")
 
 
 def test_every_race_keeps_what_it_promises_here(found):
@@ -349,12 +364,15 @@ def test_no_race_goes_on_under_another_rule_than_it_began_with(version, tmp_path
     del plan["digest"]
     file.write_bytes(canonical(sealed(plan)))
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*.parquet")}
-    refused = rf"began under version {version or 1} .* decides by version 3; finish it with the iclperm that"
+    refused = (
+        rf"began under version {version or 1} .* decides by version {RULE_VERSION}; finish it with the iclperm that"
+    )
     with pytest.raises(RunError, match=refused):
         iclperm.run(study, tmp_path / "run", limits=LIMITS)
     assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*.parquet")} == before
     refuse_other_rule("calibrated", [Decision((), {"first": 28}), Decision((), {}, is_last=True)])
-    refuse_other_rule("certified", [Decision((), {"first": 28})])
+    with pytest.raises(RunError, match="version 1 of the certified rule"):
+        refuse_other_rule("certified", [Decision((), {"first": 28})])
 
 
 def test_a_decision_stands_on_the_answers_that_are_there(found):

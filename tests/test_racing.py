@@ -37,6 +37,26 @@ def test_the_capital_is_the_gamblers(differences: list[float], more: int, tolera
         assert math.exp(found) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.29])
+def test_a_tie_that_everything_was_asked_about_is_proved(tolerance: float) -> None:
+    rng = np.random.default_rng(0)
+    table = np.array([rng.permutation(np.r_[np.ones(71), np.zeros(29)]) for _ in range(6)])  # alike, on other queries
+    assert replay(table, RaceRule("certified", tolerance)).failure <= 0.05
+    assert log_capital(table[1] - table[0], 100, tolerance) == math.inf
+    one_ahead = [1.0] + 98 * [0.0]
+    assert log_capital(one_ahead, 100, 0.0) < math.inf  # one query more decides
+    assert log_capital([*one_ahead, -1.0], 100, 0.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("queries", "sizes"), [(200, [24, 48, 96, 200]), (240, [24, 48, 96, 192, 240]), (50, [24, 50])]
+)
+def test_a_rest_of_a_tenth_has_no_wave_of_its_own(queries: int, sizes: list[int]) -> None:
+    alike = np.tile(np.arange(queries) % 2.0, (4, 1))
+    alike[::2] = 1 - alike[::2]
+    assert [wave.num_queries for wave in replay(alike, RaceRule("certified", 0.0)).waves] == sizes
+
+
 @pytest.mark.parametrize(
     ("answers", "tolerance"),
     [((1, 0, 0, 0, 0, 0, 0), 0.0), ((1, 1, 0, 0, -1, 0, 0), 0.0), ((1, 1, 1, -1, 0, 0, 0), 0.1)],

@@ -286,11 +286,13 @@ SMALL = ("--sets", 2, "--permutations", 2, "--shots", 2, "--queries", 16, "--dev
 def test_from_a_data_file_in_one_command(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "things.csv", make_rows(5, 200))
-    assert command("recommend", "things.csv", "--out", "runs/rec", *SMALL, "--plan") == 0
-    planned = capfd.readouterr().out
-    assert "Together" in planned
-    assert planned.count("with budget 'adaptive' it asks a part of this") == 1  # of the race alone
-    assert not (tmp_path / "runs/rec").exists()
+    for out in ((), ("--out", "runs/rec")):
+        assert command("recommend", "things.csv", *out, *SMALL, "--plan") == 0
+        planned = " ".join(capfd.readouterr().out.split())
+        assert "Together" in planned
+        assert planned.count("with budget 'adaptive' it asks a part of this") == 1  # of the race alone
+        assert not (tmp_path / "runs/rec").exists()
+        assert (tmp_path / "runs").exists() == bool(out)  # of a plan alone nothing is left
     assert command("recommend", "things.csv", "--out", "runs/rec", *SMALL) == 0
     printed, told = capfd.readouterr()
     assert told.startswith("the race asks a part of ")

@@ -17,6 +17,7 @@ from iclperm.errors import printable
 from iclperm.progress import duration
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.plan import StudyPlan
+from iclperm.stats.racing import RaceRule
 from iclperm.studies.told import data_notes, foreign_task
 from iclperm.study.endpoint import Spent
 from iclperm.study.sizes import bytes_in_words
@@ -82,7 +83,14 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
     uneven = uneven_labels(planned.label_tokens, study.normalize)
     notes = [*planned.notes, *foreign_task(study, planned.task), *uneven, *data_notes(*counts, oversampled, *near)]
     if planned.budget != "exhaustive":
-        notes.insert(0, f"with budget {planned.budget!r} it asks a part of this; how much follows from the answers")
+        part = f"with budget {planned.budget!r} it asks a part of this; how much follows from the answers"
+        if planned.budget == "adaptive":
+            error = 100 * RaceRule().error
+            part += (
+                f". By the {study.rule} rule it ends within {study.tolerance:g} of the best, but for {error:g} % of "
+                "the races; where it can leave nothing out it asks all, and has the demonstrations anew in every wave"
+            )
+        notes.insert(0, part)
     if study.precision is not None:
         notes.insert(
             0,

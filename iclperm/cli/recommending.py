@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,12 @@ from iclperm.cli.arguments import value_of
 from iclperm.cli.failures import STOPPED, one_line
 from iclperm.cli.options import is_quiet
 from iclperm.errors import ConfigError
+from iclperm.runs.plan import StudyPlan
 from iclperm.runs.prompt import Format, RunPrompt
 from iclperm.studies.prompts import restricted_tasks
 from iclperm.studies.recommended_study import recommended_study
 from iclperm.studies.several import StudyRuns
+from iclperm.study.study import Study
 
 
 def recommend(
@@ -40,17 +43,16 @@ def recommend(
     """
     given = {key: value_of(key, text) for key, text in flags.items() if text is not None}
     out = given.pop("out", None)
+    if only_plan:
+        with tempfile.TemporaryDirectory() as scratch:  # for the task that is proposed
+            study = recommended_study(data, out or Path(scratch) / "plan", given, label=label, texts=texts)
+            plans.show_plans(_planned(study), study, as_json=as_json)
+        return 0
     if out is None:
         raise ConfigError("there is no folder for the recommendation; name one with --out")
-    if only_plan or not Path(out).exists():
+    if not Path(out).exists() and not is_quiet():
         study = recommended_study(data, out, given, label=label, texts=texts)
-        planned = api.plan(study)
-        assert isinstance(planned, dict)
-        if only_plan:
-            plans.show_plans(planned, study, as_json=as_json)
-            return 0
-        if not is_quiet():
-            click.echo(plans.recommendation_cost(planned), err=True)
+        click.echo(plans.recommendation_cost(_planned(study)), err=True)
     about: dict[str, Any] = {"label": label, "texts": texts, "with_text": with_text, **given}
     with commands.progress_of(as_json) as progress:
         found = api.recommend(data, out, extend=extend, workers=workers, progress=progress, **about)
@@ -64,6 +66,12 @@ def recommend(
         for path in written_prompt(found, Path(out)):
             click.echo(path, err=as_json or is_quiet())
     return 0
+
+
+def _planned(study: Study) -> dict[str, StudyPlan]:
+    planned = api.plan(study)
+    assert isinstance(planned, dict)
+    return planned
 
 
 def written_prompt(found: StudyRuns, folder: Path) -> list[Path]:

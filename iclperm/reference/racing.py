@@ -28,7 +28,7 @@ def capital(differences: Sequence[float], total: int, tolerance: float) -> float
         owned *= 1 - stake * (value - mean_left)
         most = max(most, owned)
         seen.append(value)
-    return math.inf if needed - sum(seen) > total - len(seen) else most
+    return math.inf if needed - sum(seen) >= total - len(seen) - 1e-9 else most
 
 
 def chance_of_refuting(answers: Sequence[int], total_rivals: int, tolerance: float, error: float) -> Fraction:
@@ -44,7 +44,7 @@ def halving_cost(num: int, queries: int, context: float, query: float, first: in
     total, asked, size = 0.0, 0, first
     while num > 1 and asked < queries:
         total += num * context + num * (size - asked) * query
-        asked, size, num = size, min(2 * size, queries), math.ceil(num / 2)
+        asked, size, num = size, (2 * size if queries - 2 * size > queries / 10 else queries), math.ceil(num / 2)
     return total
 
 

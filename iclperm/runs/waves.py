@@ -77,7 +77,7 @@ class Decision:
     asks: tuple[Ask, ...]
     known: dict[str, Any]
     """By ``sets`` a list of each set's ``leader``, ``failure`` and ``left``, under ``final`` those of the race between
-    the sets' winners (the leader's set), and the ``first`` block, ``halved`` and the version of the calibrated
+    the sets' winners (the leader's set), and the ``first`` block, ``halved`` and the version of the
     ``rule`` of the whole race (`RULE_VERSION`; none is 1). JSON-safe."""
     is_last: bool = False
     extent: dict[str, int] | None = None
@@ -261,16 +261,15 @@ def basis_of(files: Mapping[int, Path]) -> str:
 
 def begun(rule: RaceRule, is_halved: bool) -> dict[str, Any]:
     """What the first decision keeps of a race, JSON-safe."""
-    version = {"rule": RULE_VERSION} if rule.name == "calibrated" else {}
-    return {"first": rule.first, "halved": is_halved, **version}
+    return {"first": rule.first, "halved": is_halved, "rule": RULE_VERSION}
 
 
 def refuse_other_rule(rule: str, before: Sequence[Decision]) -> None:
-    """Raises `RunError` for a race under way that began under another version of the calibrated rule."""
+    """Raises `RunError` for a race under way that began under another version of its rule."""
     version = before[0].known.get("rule", 1)
-    if rule == "calibrated" and version != RULE_VERSION and not before[-1].is_last:
+    if version != RULE_VERSION and not before[-1].is_last:
         raise RunError(
-            f"this race began under version {version} of the calibrated rule, and this iclperm decides by version "
+            f"this race began under version {version} of the {rule} rule, and this iclperm decides by version "
             f"{RULE_VERSION}; finish it with the iclperm that began it, or run the study into another folder"
         )
 

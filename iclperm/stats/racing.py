@@ -34,11 +34,13 @@ from iclperm.stats.sensitivity import FloatArray
 
 IntArray = npt.NDArray[np.int64]
 RuleName = Literal["calibrated", "certified"]
-RULE_VERSION = 3
-"""Of the calibrated rule: whoever continues a race has to decide by the one that it began with."""
+RULE_VERSION = 4
+"""Of both rules: whoever continues a race has to decide by the one that it began with."""
 _GRID, _SWEEPS, _POINTS, _PARTS = 64, 60, 256, 8
 _UNSEEN = 1.0  # answers that differ from what orderings and queries have by themselves, but were not yet seen to
 _LUCKY = 1.5  # how much steadier the better half looks than it is, over the root of the queries
+_ROUNDING = 1e-9
+_REST = 0.1  # of the queries is too little for a wave of its own, which takes the demonstrations anew
 _FAR = 8.0  # standard errors, and tolerances, below the best: whoever is further is as far as that
 _STAY = 0.25  # of the orderings in a wave go on at least
 _PRICE = 6.0  # of asking everything, in tolerances
@@ -152,8 +154,9 @@ def _filled(table: FloatArray, asked: IntArray) -> FloatArray:
     return np.where(is_there, table, np.where(is_asked, level, np.nan))
 
 
-def _next_size(number: int, total: int, rule: RaceRule) -> int:
-    return min(total, max(number + 1, math.ceil(number * rule.growth)))
+def _next_size(number: int, total: int, growth: float) -> int:
+    size = max(number + 1, math.ceil(number * growth))
+    return size if total - size > _REST * total else total
 
 
 class _Queries(NamedTuple):
@@ -215,7 +218,7 @@ def _calibrated(
     known = _posterior(table, asked, queries, rule.tolerance)
     leader = int(known.ranked[0])
     failure = _chance(_added(lost, known.lost(1)))
-    following = _next_size(number, total, rule)
+    following = _next_size(number, total, rule.growth)
     worth = _PRICE * rule.tolerance * math.sqrt((following - number) * (total - number)) / (total * len(table))
     kept = max(_num_worth(known, worth), _num_promised(known, lost, rule.error), math.ceil(_STAY * len(alive)))
     kept = min(kept, len(alive) if most is None else max(most, 1))
@@ -365,7 +368,7 @@ def _certified(table: FloatArray, asked: IntArray, rule: RaceRule) -> RaceStep:
     candidates = np.flatnonzero(is_open)
     if number == total:  # others catch up
         return RaceStep(candidates[asked[candidates] < total], total, leader, failure, len(candidates))
-    return RaceStep(candidates, _next_size(number, total, rule), leader, failure, len(candidates))
+    return RaceStep(candidates, _next_size(number, total, rule.growth), leader, failure, len(candidates))
 
 
 def log_capital(differences: npt.ArrayLike, total: int, tolerance: float) -> float:
@@ -388,7 +391,7 @@ def log_capital(differences: npt.ArrayLike, total: int, tolerance: float) -> flo
     squares = np.concatenate([[0.0], np.cumsum(seen**2)[:-1]])
     drawn = np.arange(len(seen))
     mean_left = (least - before) / (total - drawn)  # of the queries not yet asked, at the edge of the statement
-    if (mean_left >= 1).any() or least - seen.sum() > total - len(seen):
+    if least - seen.sum() >= total - len(seen) - _ROUNDING:  # it is no more than that, whatever is left
         return math.inf
     guess = before / (drawn + 2)
     variance = (squares + 2) / (drawn + 2) - guess**2
@@ -474,7 +477,7 @@ def halving_cost(num_orderings: int, num_queries: int, context: float, query: fl
     left, before, size, total = num_orderings, 0, first, 0.0
     while left > 1 and before < num_queries:
         total += left * (context + query * (size - before))
-        before, size, left = size, min(2 * size, num_queries), -(-left // 2)
+        before, size, left = size, _next_size(size, num_queries, 2.0), -(-left // 2)
     return total
 
 

@@ -128,8 +128,13 @@ class AdaptiveFindings(ShownFindings):
         return RecommendedCell(None, self.best_set, best.permutation, is_held_out=True, notes=(note,))
 
     def conclusion(self) -> list[str]:
-        """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
-        return self.bearing.told([self._gain(), *self._promise(), self._best(), self._cost()])
+        """The result in plain sentences; where the answers bear none, why, and what would suffice, beside what is known
+        of the race itself, whatever other sets and test queries would say."""
+        if self.bearing.can_conclude:
+            return self.bearing.told([self._gain(), *self._promise(), self._best(), self._cost()])
+        is_of_others = all(reason.about == "sets" for reason in self.bearing.reasons)
+        best = [self._best()] if is_of_others else []
+        return [*self.bearing.told([]), *self._promise(), *best, self._cost()]
 
     def tables(self, full: bool) -> list[Table]:
         """What was chosen and gained, and what was asked."""
@@ -169,15 +174,17 @@ class AdaptiveFindings(ShownFindings):
         how = "bounds whose error is proved" if self.rule == "certified" else "a rule whose errors were measured"
         told = []
         if kept:
-            which = "Each" if kept == len(self.sets) else f"In {kept} of {len(self.sets)} sets it"
+            which = "Each chosen ordering" if kept == len(self.sets) else f"In {kept} of {len(self.sets)} sets it"
+            which = which if len(self.sets) > 1 else "The chosen ordering"
             told.append(
                 f"{which} is within {within} of the best of its set on all {self.num_dev_queries:,} dev queries, but "
                 f"for {100 * self.error:g} % of such races ({how})."
             )
         if kept < len(self.sets):
             worst = max(one.failure for one in self.sets)
+            where = f"In {len(self.sets) - kept} of {len(self.sets)} sets the" if len(self.sets) > 1 else "The"
             told.append(
-                f"In {len(self.sets) - kept} of {len(self.sets)} sets the budget {self.budget!r} ended the race before "
+                f"{where} budget {self.budget!r} ended the race before "
                 f"its rule did: the chance that another ordering is better by more than {within} is up to "
                 f"{percent(worst)}."
             )
