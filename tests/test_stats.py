@@ -224,7 +224,7 @@ class TestVarianceComponents:
         order, selection = (max(found.sigma2.SP + main, 0) for main in (found.sigma2.P, found.sigma2.S))
         assert found.order_effect**2 == pytest.approx(order, abs=1e-15)
         assert found.selection_effect**2 == pytest.approx(selection, abs=1e-15)
-        if order > 0:
+        if order > 1e-9:
             assert found.ratio == pytest.approx(math.sqrt(selection / order))
 
     @given(tensors)
@@ -665,3 +665,14 @@ def test_importing_statistics_loads_nothing_heavy() -> None:
     )
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def test_an_order_effect_of_rounding_alone_is_none() -> None:
+    """Sets differ, orders by nothing: whatever float64 leaves of that, r has no value."""
+    by_set = np.linspace(0.3, 0.9, 8)[:, None] * np.ones(6)
+    answers = (by_set[..., None] > (np.arange(60) + 0.5) / 60) * 0.1
+    found = stats.variance_components(answers)
+    assert found.order_effect == 0
+    assert found.selection_effect > 0.01
+    assert math.isnan(found.ratio)
+    assert stats.variance_components(1e-9 * answers).selection_effect == pytest.approx(1e-9 * found.selection_effect)

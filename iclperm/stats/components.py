@@ -17,6 +17,9 @@ from iclperm.stats.limits import LIMITS, ComputeLimits
 from iclperm.stats.sensitivity import binary_items, plain_array, query_weights
 
 
+_ROUNDING = 1e-12  # of all variance
+
+
 class Effects(NamedTuple):
     """One number per effect of the crossed design: sets S, permutations P, items (queries) I and their interactions."""
 
@@ -60,17 +63,23 @@ class VarianceComponents:
     @property
     def order_effect(self) -> float:
         """√(σ²_P + σ²_SP): the order sensitivity free of item noise, 0 where the estimate is negative."""
-        return math.sqrt(max(self.sigma2.P + self.sigma2.SP, 0.0))
+        return _effect(self.sigma2.P + self.sigma2.SP, self.sigma2)
 
     @property
     def selection_effect(self) -> float:
         """√(σ²_S + σ²_SP): the selection sensitivity free of item noise, 0 where the estimate is negative."""
-        return math.sqrt(max(self.sigma2.S + self.sigma2.SP, 0.0))
+        return _effect(self.sigma2.S + self.sigma2.SP, self.sigma2)
 
     @property
     def ratio(self) -> float:
         """De-noised r = selection effect / order effect; NaN where the order effect is 0."""
         return self.selection_effect / self.order_effect if self.order_effect > 0 else math.nan
+
+
+def _effect(variance: float, among: Effects) -> float:
+    """Its root; 0 for a variance that is negative, or nothing but rounding among the others: a ratio to that would be
+    anything."""
+    return math.sqrt(variance) if variance > _ROUNDING * np.nansum(np.abs(among)) else 0.0
 
 
 def variance_components(
