@@ -16,7 +16,6 @@ from iclperm.stats.incomplete import Stratum
 from iclperm.stats.limits import LIMITS, ComputeLimits
 from iclperm.stats.sensitivity import binary_items, plain_array, query_weights
 
-
 _ROUNDING = 1e-12  # of all variance
 
 
