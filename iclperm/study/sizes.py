@@ -64,4 +64,7 @@ def parse_search_budget(given: str) -> SearchBudget | None:
             amount = float(found[1]) * factors[found[2] if len(found.groups()) > 1 else ""]
             if amount > 0 and (unit != "share" or amount < 1):
                 return SearchBudget(unit, amount)  # type: ignore[arg-type]  # one of the four
+            if unit == "share":
+                raise ValueError("give a share above 0 % and below 100 %, or exhaustive")
+            raise ValueError("give more than 0")
     raise ValueError('give exhaustive, adaptive, or a budget such as "5 %", "2M tokens", "10 min" or "$5"')
