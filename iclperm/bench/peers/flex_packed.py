@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain import head
+from plain import head, log_softmax
 from protocol import BenchWorkload, Ids, Logprobs, serve, versions
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -95,7 +95,7 @@ class FlexPacked:
         out = self.model.model(input_ids=ids, position_ids=positions, use_cache=False, blocks=mask, attend=self.attend)
         rows, numbers, wanted = (torch.tensor(part, device=device) for part in zip(*pack.reads, strict=True))
         places, order = torch.unique(rows, return_inverse=True)
-        logprobs = torch.log_softmax(head(self.model, out.last_hidden_state[0, places]), dim=-1)[order, wanted]
+        logprobs = log_softmax(head(self.model, out.last_hidden_state[0, places]))[order, wanted]
         cells = torch.arange(len(rows), device=device) // sum(label.size for label in work.labels)
         sums = torch.zeros(int(cells[-1]) + 1, len(work.labels), device=device)
         sums.index_put_((cells, numbers), logprobs, accumulate=True)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
 WRITING_SIZES = (8, 32, 64)  # of batches, where texts are written
+_PART = 8192
 
 
 class Plain:
@@ -75,7 +76,7 @@ class Plain:
         ids = torch.tensor([row + [0] * (width - len(row)) for row in batch], device=self.model.device)
         hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
         scored = torch.cat([states[places] for states, places in zip(hidden, keep, strict=True)])
-        logprobs = torch.log_softmax(head(self.model, scored), dim=-1).cpu()
+        logprobs = log_softmax(head(self.model, scored)).cpu()
         return list(torch.split(logprobs, [len(places) for places in keep]))
 
 
@@ -89,6 +90,13 @@ def head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = model.lm_head(hidden).float()
     cap = getattr(model.config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    """As torch's, in the place of the logits [.., V]. Theirs, one sum in float32, loses 1e-4 of 262,144 logits; this
+    one is of parts, and takes no longer."""
+    parts = torch.stack([part.logsumexp(dim=-1) for part in logits.split(_PART, dim=-1)])
+    return logits.sub_(parts.logsumexp(dim=0).unsqueeze(-1))
 
 
 def _sums(logprobs: torch.Tensor, labels: tuple[Ids, ...]) -> list[float]:

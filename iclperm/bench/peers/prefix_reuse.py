@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain import head
+from plain import head, log_softmax
 from protocol import BenchWorkload, Ids, Logprobs, fastest, serve, versions
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -90,7 +90,7 @@ class PrefixReuse:
         return states
 
     def _logprobs(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(head(self.model, hidden), dim=-1)
+        return log_softmax(head(self.model, hidden))
 
 
 def _expanded(cache: DynamicCache, rows: int) -> DynamicCache:
