@@ -90,7 +90,8 @@ class PrefixReuse:
         return states
 
     def _logprobs(self, hidden: torch.Tensor) -> torch.Tensor:
-        return log_softmax(head(self.model, hidden))
+        logprobs: torch.Tensor = log_softmax(head(self.model, hidden))
+        return logprobs
 
 
 def _expanded(cache: DynamicCache, rows: int) -> DynamicCache:
