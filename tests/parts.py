@@ -97,6 +97,7 @@ WHOLE_ONLY = {
         "test_the_first_use_launches",
     ),
     "test_kinds": ("test_another_statistic", "test_one_run_answers_for_several"),
+    "test_lm_eval_model": ("test_every_task_has_them_on_a_model",),
     "test_numerics": ("test_a_probe_is_the_same", "test_fewer_instructions_of_onednn"),
     "test_pmi": ("test_a_run_grows_and_workers",),
     "test_plan_ways": ("test_packs_that_layers_do_not_take",),

@@ -10,9 +10,11 @@ from typing import Any
 import harness_tasks
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import TOLERANCES
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from iclperm import demo
 from iclperm.cli import main as cli
@@ -35,8 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, Any]:
-    """All tasks by `hf` and by us. With its cache of logits `hf` reads the wrong rows where texts of different lengths
-    end alike (0.4.13)."""
+    """All tasks by `hf` and by us, on the bundled model."""
+    return evaluated(folder, demo.model_path(), "demo")
+
+
+def evaluated(folder: Path, model: Path, pretrained: str) -> dict[str, Any]:
+    """All tasks by `hf` on a model's folder, and by us on ``pretrained``, its name. With its cache of logits `hf` reads
+    the wrong rows where texts of different lengths end alike (0.4.13)."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -44,8 +51,8 @@ def results(folder: Path) -> dict[str, Any]:
 
     names = [f"local_{name}" for name in harness_tasks.TASKS]
     models = {
-        "hf": {"pretrained": str(demo.model_path()), "device": "cpu", "dtype": "float32", "logits_cache": False},
-        "iclperm": {"pretrained": "demo"},
+        "hf": {"pretrained": str(model), "device": "cpu", "dtype": "float32", "logits_cache": False},
+        "iclperm": {"pretrained": pretrained},
     }
     return {
         model: simple_evaluate(
@@ -62,6 +69,24 @@ def results(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", harness_tasks.TASKS)
 def test_a_task_has_the_answers_and_metrics_of_hf(results: dict[str, Any], name: str) -> None:
+    assert_equal(results, name)
+
+
+def test_every_task_has_them_on_a_model_of_25_million_parameters(folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = Qwen2Config(
+        vocab_size=16_384, hidden_size=512, intermediate_size=1_408, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=2, max_position_embeddings=2_048, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen2ForCausalLM(shape).eval().save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(demo.model_path()).save_pretrained(tmp_path)
+    results = evaluated(folder, tmp_path, str(tmp_path))
+    for name in harness_tasks.TASKS:
+        assert_equal(results, name)
+
+
+def assert_equal(results: dict[str, Any], name: str) -> None:
+    """Prompts, log-likelihoods to 1e-4 nats a token, texts and metrics."""
     theirs, ours = (results[model]["samples"][f"local_{name}"] for model in ("hf", "iclperm"))
     assert len(ours) == len(theirs) == ROWS
     for one, other in zip(theirs, ours, strict=True):
@@ -180,7 +205,10 @@ def test_results_that_could_not_be_saved_are_an_error(
 
 @pytest.mark.parametrize(
     ("cached", "said"),
-    [([], "nothing is kept; with --use_cache"), (["--use_cache", "answers"], "in the harness's cache, and the same")],
+    [
+        ([], "nothing is kept; with --use_cache"),
+        (["--use_cache", "answers"], "what reached the harness's cache is kept there, and the same"),
+    ],
 )
 def test_what_an_interrupt_keeps_is_told(monkeypatch: pytest.MonkeyPatch, cached: list[str], said: str) -> None:
     from iclperm.integrations import lm_eval as ours

@@ -29,7 +29,7 @@ def harness_main(arguments: Sequence[str]) -> None:
     except KeyboardInterrupt:
         keeps = any(each.partition("=")[0] in ("--use_cache", "-c") for each in arguments)
         raise RunStopped(
-            "stopped; what was answered is in the harness's cache, and the same command continues"
+            "stopped; what reached the harness's cache is kept there, and the same command continues"
             if keeps
             else "stopped, and nothing is kept; with --use_cache PATH answers are, and the same command continues"
         ) from None

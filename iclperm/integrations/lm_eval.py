@@ -28,6 +28,7 @@ from lm_eval.models import huggingface
 from lm_eval.utils import setup_logging, simple_parse_args_string
 from tqdm import tqdm
 
+from iclperm.base.outputs import output
 from iclperm.engine import Engine
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.tree import TokenArray
@@ -284,7 +285,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _check_place(given: Path) -> None:
     """Refuses, before anything is computed, what the harness could not write its results to."""
-    place = given.parent if given.suffix == ".json" else given
+    place = output(given.parent if given.suffix == ".json" else given, is_folder=True)
     there = next(each for each in (place, *place.absolute().parents) if each.exists())
     if not there.is_dir():
         raise ConfigError(f"--output_path is {str(given)!r}, and {there} is a file; name a folder")

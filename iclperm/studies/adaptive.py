@@ -174,8 +174,8 @@ class AdaptiveFindings(ShownFindings):
         how = "bounds whose error is proved" if self.rule == "certified" else "a rule whose errors were measured"
         told = []
         if kept:
-            which = "Each chosen ordering" if kept == len(self.sets) else f"In {kept} of {len(self.sets)} sets it"
-            which = which if len(self.sets) > 1 else "The chosen ordering"
+            every = "Each chosen ordering" if len(self.sets) > 1 else "The chosen ordering"
+            which = every if kept == len(self.sets) else f"In {kept} of {len(self.sets)} sets it"
             told.append(
                 f"{which} is within {within} of the best of its set on all {self.num_dev_queries:,} dev queries, but "
                 f"for {100 * self.error:g} % of such races ({how})."

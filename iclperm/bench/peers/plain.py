@@ -93,8 +93,8 @@ def head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """As torch's, in the place of the logits [.., V]. Theirs, one sum in float32, loses 1e-4 of 262,144 logits; this
-    one is of parts, and takes no longer."""
+    """As torch's, in the place of the logits [.., V], but of parts: one sum in float32 loses 1e-4 nats of 262,144
+    logits. A row of so many takes .35 ms longer on two cores, some thousandths of its prompt."""
     parts = torch.stack([part.logsumexp(dim=-1) for part in torch.split(logits, _PART, dim=-1)])
     return logits.sub_(parts.logsumexp(dim=0).unsqueeze(-1))
 
